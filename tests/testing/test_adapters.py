@@ -54,9 +54,9 @@ class Stale(Seeding):
 
 
 FAULTS = {
-    "weights": (Miscounts, None, "it counts its examples", "a client of 9 examples says it has 1"),
+    "weights": (Miscounts, None, "it counts its examples", "a client of 9 examples reports 1 examples"),
     "sign": (WrongSign, None, "its training lowers its loss", "with the wrong sign"),
-    "stale": (Stale, None, "it begins at the weights that it is given", "stale ones"),
+    "stale": (Stale, None, "it begins at the weights that it is given", "does not begin at the weights"),
 }
 
 

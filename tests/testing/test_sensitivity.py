@@ -125,7 +125,7 @@ def noise_taken_back(total: NoisySum, draws: Draws) -> Tensor:
 
 
 FALSE: dict[str, tuple[Act, str]] = {
-    "a mean": (lambda c: also(c, "mean", c.mean), "mean moves by .* multiplier 1 .* no noise of its own"),
+    "a mean": (lambda c: also(c, "mean", c.mean), "mean moves by .* multiplier 1 .* no separate noise"),
     "no release": (lambda c: replace(c.train(), each={"mean": c.mean}), "mean moves by .*: no release names it"),
     "weight": (lambda c: replace(c.train(), weight=1.0 + float(c.mean.sum().abs())), "its weight is"),
     "memory": (memory_of_the_data, "round 3, .*: delta moves by"),
@@ -134,7 +134,7 @@ FALSE: dict[str, tuple[Act, str]] = {
     "an error": (raises_by_the_data, "it raises ValueError"),
     "one step": (declares(steps=1), "moves by 1.73 standard .* move by 1 "),
     "a rare sample": (declares(q=0.05), "client 0 is in 9 noisy sums of 12 steps, .*declared is 0.05"),
-    "less noise of its own": (by_hand(1.9), "what left moves by"),
+    "less noise of its own": (by_hand(1.9), "all that was sent moves by"),
     "one number of noise": (by_hand(numbers=1), "mean: 64 numbers move .* only 1 of noise"),
     "noise drawn again": (by_sum(noise_taken_back), "stream of mean, call 1 is opened twice"),
     "a sum with another stream": (
@@ -171,8 +171,8 @@ class SharesMeans(FedAvg):
 
 
 PLANTS = {name: (Planted(act), words) for name, (act, words) in FALSE.items()} | {
-    "start": (StartsWithTheCounts(), "the server's counts before round 1 follows"),
-    "share": (SharesMeans(clip=3.0), "before round 1: what left moves by"),
+    "start": (StartsWithTheCounts(), "the server's counts before round 1 depends"),
+    "share": (SharesMeans(clip=3.0), "before round 1: all that was sent moves by"),
 }
 
 

@@ -132,7 +132,7 @@ def test_true_receipts_and_releases_are_not_accused() -> None:
 
 
 STAGES: dict[str, tuple[Means, str]] = {
-    "less noise": (Means(noise=0.1), "what left moves by .* standard deviations .* lets it move by 5"),
+    "less noise": (Means(noise=0.1), "all that was sent moves by .* standard deviations .* lets it move by 5"),
     "real examples": (AlsoRealOnes(), "1 real examples of client 0 leave it"),
 }
 

@@ -1,5 +1,5 @@
-"""Tests for user-defined methods: the contract of every algorithm, tiny federations, a pretended GPU,
-and the sensitivity test of private methods, generators and sharing strategies."""
+"""Tests of user-defined methods: checks that every algorithm must pass, tiny federations, a simulated GPU,
+and the sensitivity test of differentially private methods, generators and sharing strategies."""
 
 from fedcommons.testing.contract import CHECKS, check_algorithm
 from fedcommons.testing.federations import Federation, LeastSquares, Regression, digits, least_squares

@@ -1,4 +1,4 @@
-"""Checks of rounds with absent clients and stragglers: memory, replies and rejections."""
+"""Checks of rounds in which clients do not take part or are stragglers: memory, replies and rejected replies."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from fedcommons.testing.spy import Spy
 
 @dataclass(frozen=True)
 class InTurn:
-    """A straggler rule that applies ``rules`` in turn, one per round, and begins again after the last rule."""
+    """A straggler rule that applies one of ``rules`` per round, in turn; after the last rule the first one follows."""
 
     rules: tuple[Rule, ...]
 
@@ -25,7 +25,7 @@ class InTurn:
         return self.rules[(round - 1) % len(self.rules)](joined, facts, round, seed)
 
     def arrival(self, n_clients: int, joining: int, seed: int) -> list[float]:
-        """Return each client's mean over the rules."""
+        """Return per client the probability that its whole reply arrives in a round, as the mean over the rules."""
         each = [rule.arrival(n_clients, joining, seed) for rule in self.rules]  # pyright: ignore
         return [sum(of_one) / len(each) for of_one in zip(*each, strict=True)]
 
@@ -33,7 +33,7 @@ class InTurn:
 LATE = InTurn((
     PerClient((0.0, 0.2, 0.4, 0.6, 0.8)), Groups(0.4, 2), Deadline(1.0), Fastest(2, client_spread=0.0), Slow(0.5),
 ))  # fmt: skip
-"""Straggler rules for five clients; in five rounds each rule applies once."""
+"""Straggler rules for five clients; each rule applies in one of five rounds."""
 
 
 def rounds_of(
@@ -43,13 +43,13 @@ def rounds_of(
     played: Sequence[tuple[Standing, dict[str, float]]],
     start: Standing | None = None,
 ) -> list[tuple[list[int], list[int]]]:
-    """Return for each round the sampled clients, and the sampled clients that should reply."""
+    """Return for each round the clients that take part, and those of them whose reply must arrive at the server."""
     before = [start or federation.start(algorithm, plan), *(now for now, _ in played)]
     return [answering(algorithm, plan, now.state, now.round + 1) for now in before[:-1]]
 
 
 def play_with_absent_clients(algorithm: Algorithm, federation: Federation, plan: rounds.Plan) -> None:
-    """Check that an absent client's memory stays unchanged and is passed to the client in its next round."""
+    """Check that a client's memory stays unchanged while it is absent, and that its next round gets this memory."""
     spy, expected = Spy(algorithm), {}
     played = federation.run(spy, plan)
     answers = rounds_of(federation, algorithm, plan, played)
@@ -57,13 +57,16 @@ def play_with_absent_clients(algorithm: Algorithm, federation: Federation, plan:
         calls = dict(zip(present, (call for call in spy.calls if call.round == now.round), strict=True))
         for client, call in calls.items():
             wrong = differing(call.handed, expected.get(client, {}))
-            require(not wrong, f"in round {now.round} client {client} did not get its memory back: {listed(wrong)}")
+            require(not wrong, f"in round {now.round} client {client} did not get its previous memory: {listed(wrong)}")
         expected |= {client: call.memory_copy for client, call in calls.items() if call.memory_copy is not None}
         of_all = {
             i: {n: x for n, x in client_memory.items() if n != BUFFERS} for i, client_memory in now.memory.items()
         }
         wrong = differing({client: raw(client_memory) for client, client_memory in of_all.items()}, expected)
-        require(not wrong, f"round {now.round} of clients {present} left other memory than returned in {listed(wrong)}")
+        require(
+            not wrong,
+            f"after round {now.round} of clients {present} the memory is not the returned memory in {listed(wrong)}",
+        )
         is_finite = all(model.buffer.isfinite().all() for model in models(algorithm, plan, now))
         require(is_finite, f"after round {now.round} the model has values that are not finite")
     require_all_trained(federation, algorithm, plan, played, "")
@@ -76,11 +79,11 @@ def require_all_trained(
     played: Sequence[tuple[Standing, dict[str, float]]],
     when: str,
 ) -> None:
-    """Check that every client that should reply in a round replied, and that the server rejected no reply."""
+    """Check that the planned clients took part in each round, and that the server rejected none of their replies."""
     answers = rounds_of(federation, algorithm, plan, played)
     for (now, facts), (joined, present) in zip(played, answers, strict=True):
         where, n_sampled = f"{when}in round {now.round}", facts["clients"]
-        require(n_sampled == len(joined), f"{where} {n_sampled} clients were drawn instead of {len(joined)}")
+        require(n_sampled == len(joined), f"{where} {n_sampled} clients were sampled instead of {len(joined)}")
         require(not now.rejected, f"{where} {rejection_summary(records(now.rejected))}")
         is_finite = math.isfinite(facts.get("train/loss", math.nan))
         require(is_finite or not present, f"{where} the clients report no finite metric 'loss'")

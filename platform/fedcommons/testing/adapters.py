@@ -1,26 +1,28 @@
 """Adapters that run clients of other frameworks as fedcommons methods, without an import of these frameworks.
 
-The user passes a class, or a function that builds a client object. The adapter calls it with the following arguments,
-as far as its signature names them:
+The user passes a client class, or a function that builds a client object. The adapter calls the class or function with
+those of the following arguments that its signature names:
 
-module      a torch module with the untrained weights, a separate copy: ``module(x)`` returns logits or predictions
+module      a copy of the torch module with the untrained weights; ``module(x)`` returns logits or predictions
 loss        ``loss(module(x), y)``: mean cross entropy, or half the mean squared error if y are floats
-x, y        tensors, the client's examples, (n, ...) and (n,)
-rate, epochs, batch_size, seed      of the local training; ``rate`` is the learning rate
+x, y        tensors with the client's n examples, shapes (n, ...) and (n,)
+rate, epochs, batch_size, seed      settings of the local training; ``rate`` is the learning rate
 
-Flower's NumPyClient    ``fit(parameters, config) -> (parameters, n_examples, metrics)``, lists of arrays in the order
-                        of ``module.parameters()``; config: ``{"server_round": round}``
+The client object must have one of these interfaces:
+
+Flower's NumPyClient    ``fit(parameters, config) -> (parameters, n_examples, metrics)``; parameters: list of arrays in
+                        the order of ``module.parameters()``; config: ``{"server_round": round}``
 PFLlib's client         ``set_parameters(model)``, ``train()``, ``.model``, and ``.train_samples`` or ``len(.data)``
 
 The adapter builds a new object for each client and round. It seeds the generators of torch, numpy and Python before it
-builds the object, and again before training: PFLlib's clients seed torch with 0 when they are built, and would draw
-the same batches in every round and for every seed. Generators of the object or of its data loaders are seeded too,
-unless the object takes ``seed``.
+builds the object, and again before training. PFLlib's clients seed torch with 0 when they are built, so they would draw
+the same batches in every round and for every seed. Random generators of the object and of its data loaders are seeded
+too, unless the object takes ``seed``.
 
-The server averages models weighted by examples, or calls a strategy, whose object lasts for a run: its method
-``aggregate_fit(server_round, results, failures) -> (parameters, metrics)``. A result is a pair of a client's name and
-an object with ``.parameters``, ``.num_examples`` and ``.metrics``. Unlike in Flower, parameters are always lists of
-arrays.
+The server averages the clients' models weighted by their numbers of examples, unless the user passes a strategy with
+``aggregate_fit(server_round, results, failures) -> (parameters, metrics)``. The strategy's object lasts for a run. Each
+result is a pair of a client's name and an object with ``.parameters``, ``.num_examples`` and ``.metrics``. Unlike in
+Flower, parameters are always lists of arrays.
 """
 
 import random
@@ -57,7 +59,7 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a client, as a strategy receives it."""
+    """A client's trained parameters, number of examples and metrics, as a strategy receives them."""
 
     parameters: list[np.ndarray]
     num_examples: int
@@ -66,7 +68,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Adapted:
-    """A client of another framework as a method; see ``adapted``. server: the strategy's object of this run."""
+    """A method that runs clients of another framework; see ``adapted``. server: the strategy's object during a run."""
 
     build: Callable[..., Any]
     strategy: Callable[[], Any] | None = None
@@ -77,7 +79,7 @@ class Adapted:
 
     @property
     def takes_loss(self) -> bool:
-        """Check whether the client trains by the ``loss`` argument, so that it can solve least squares in a test."""
+        """Whether the client takes the argument ``loss``, so that it can train on least squares in a test."""
         return "loss" in _accepted_names(self.build, HANDED)
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
@@ -92,7 +94,7 @@ class Adapted:
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         if data.weight is not None:
-            raise ValueError("a client of another framework knows no weights of examples")
+            raise ValueError("a client of another framework cannot use weights of examples")
         x = flat(message.common, "model")
         with keyed_globals(seed, "built"):
             theirs = self.build_object(work, data, seed)
@@ -107,7 +109,7 @@ class Adapted:
                 arrays = [p.detach().numpy(force=True) for p in trainable_parameters(theirs.model).values()]
                 n = theirs.train_samples if hasattr(theirs, "train_samples") else len(theirs.data)
         if not isinstance(n, Integral) or n < 1:
-            raise ValueError(f"a client must say how many examples it has, from 1, got {quote(n)}")
+            raise ValueError(f"a client must return its number of examples, a whole number from 1, got {quote(n)}")
         y = flat_of(arrays, x)
         work.load(y)
         with torch.no_grad():
@@ -120,7 +122,7 @@ class Adapted:
         x = flat(state, "model")
         if not self.strategy:
             return {"model": weighted_mean(x, total, replies)}
-        if not self.server:  # the run continues from a checkpoint
+        if not self.server:  # a run that continues from a checkpoint has no strategy object yet
             self.server.append(self._server(int(scalar(state, "seed"))))
         results = [
             (str(i), Result(arrays_of(flat(reply.each, "model")), int(reply.weight))) for i, reply in replies.items()
@@ -130,14 +132,14 @@ class Adapted:
         return {"model": x if arrays is None else flat_of(arrays, x), "seed": state["seed"]}
 
     def _server(self, seed: int) -> Any:
-        """Build the strategy's object with generators that are seeded by the run's seed."""
+        """Build the strategy's object, with the generators of torch, numpy and Python seeded by the run's seed."""
         if self.strategy is None:
             raise ValueError("the client has no strategy to build")
         with keyed_globals(seed, "strategy built"):
             return self.strategy()
 
     def build_object(self, work: Work, data: ClientData, seed: int) -> Any:
-        """Build the object of a client."""
+        """Build a client's object from the arguments that its class or function takes; see the module."""
         epochs = work.loop.epochs_for(len(data), data.n_own, work.share)
         values = dict(module=_module(work, work.initial), loss=_loss_of(data.y), x=data.x, y=data.y)
         values |= dict(rate=float(work.rates[0]), epochs=epochs, batch_size=work.loop.batch_size, seed=seed)
@@ -148,22 +150,23 @@ class Adapted:
 def adapted(
     build: Callable[..., Any], strategy: Callable[[], Any] | None = None, constants: Mapping[str, Any] = NOTHING
 ) -> Adapted:
-    """Return a client with Flower's or PFLlib's interface as a method.
+    """Return a method whose clients have Flower's or PFLlib's interface.
 
-    build: the client's class, or a function that builds its object. strategy: builds a strategy with Flower's
-    interface; None: the server averages, weighted by examples. constants: further arguments of ``build``.
+    build: the client's class, or a function that builds the client object. strategy: a function that builds a strategy
+    with Flower's interface; None: the server averages models weighted by numbers of examples. constants: further
+    arguments of ``build``.
 
     Raises:
-        UserError: the client has no known interface, or cannot be built for a client of the digits federation.
+        UserError: the client has no known interface, or cannot be built in a test on handwritten digits.
     """
     interfaces = f"ours ({', '.join(OURS)}), Flower's NumPyClient ({', '.join(FLOWER)}), PFLlib's ({', '.join(PFLLIB)})"
-    unknown = UserError(f"{name_of(build)} has none of the interfaces that are known: {interfaces}.")
+    unknown = UserError(f"{name_of(build)} has none of the interfaces that a client can have: {interfaces}.")
     if isclass(build) and not (_has(build, FLOWER) or _has(build, PFLLIB)):
         raise unknown
     for name, parameter in _parameters(build).items():
         is_free = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         if not (is_free or parameter.default is not parameter.empty or name in (*HANDED, *constants)):
-            raise UserError(f"{name_of(build)} asks for {name}; what it can get is {', '.join(HANDED)} and constants.")
+            raise UserError(f"{name_of(build)} asks for {name}; it can take {', '.join(HANDED)} and constants.")
     if odd := [name for name in constants if name in HANDED or not _accepted_names(build, [name])]:
         raise UserError(f"{name_of(build)} takes no constant {quote(odd[0])}.")
     result, federation = Adapted(build, strategy, constants), digits(linear=True)
@@ -173,24 +176,26 @@ def adapted(
     if not (_has(theirs, FLOWER) or _has(theirs, PFLLIB)):
         raise unknown
     if strategy and not hasattr(server, "aggregate_fit"):
-        raise UserError(f"{name_of(strategy)} has no aggregate_fit, which a strategy of Flower's form has.")
+        raise UserError(f"{name_of(strategy)} has no aggregate_fit, which a strategy for Flower must have.")
     return result
 
 
 def arrays_of(x: Flat) -> list[np.ndarray]:
-    """Return copies of the parts of ``x`` as arrays, in order."""
+    """Return a copy of each weight tensor of ``x`` as a numpy array, in the order of ``x``."""
     return [part.detach().cpu().clone().numpy() for part in x.values()]
 
 
 def flat_of(arrays: Sequence[Any], like: Flat) -> Flat:
-    """Return a copy of the arrays as a ``Flat`` with the layout and type of ``like``.
+    """Return a copy of the arrays as a flat vector with the names, shapes and type of ``like``.
 
     Raises:
         ValueError: the number or the shapes of the arrays differ from ``like``.
     """
     shapes = [tuple(np.shape(array)) for array in arrays]
     if shapes != [*like.layout.shapes]:
-        raise ValueError(f"it gives arrays of shapes {quote(shapes)}, the model's are {quote([*like.layout.shapes])}")
+        raise ValueError(
+            f"the arrays have shapes {quote(shapes)}, but the model has shapes {quote([*like.layout.shapes])}"
+        )
     result = copy(like)
     for array, part in zip(arrays, result.values(), strict=True):
         part.copy_(torch.as_tensor(np.asarray(array)))
@@ -198,7 +203,7 @@ def flat_of(arrays: Sequence[Any], like: Flat) -> Flat:
 
 
 def _module(work: Work, weights: Flat) -> nn.Module:
-    """Return a copy of the worker's module with these weights; no memory is shared."""
+    """Return a copy of the worker's module with these weights, in training mode; it shares no memory."""
     module = deepcopy(work.module)
     with torch.no_grad():
         for name, parameter in trainable_parameters(module).items():
@@ -240,11 +245,11 @@ def _parameters(build: Callable[..., Any]) -> Mapping[str, Parameter]:
     try:
         return signature(build).parameters
     except (ValueError, TypeError):
-        raise UserError(f"{name_of(build)}: Python does not tell what parameters it has.") from None
+        raise UserError(f"{name_of(build)}: Python cannot list its parameters.") from None
 
 
 def _accepted_names(build: Callable[..., Any], names: Sequence[str]) -> list[str]:
-    """Return the names that ``build`` takes as parameters."""
+    """Return those of ``names`` that ``build`` accepts as keyword arguments; all of them if it has ``**kwargs``."""
     parameters = _parameters(build)
     has_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     return [name for name in names if has_any or name in parameters]

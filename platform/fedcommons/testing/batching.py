@@ -1,4 +1,4 @@
-"""Compare clients that are trained in one batch (``client.batched``) with the same clients trained one by one."""
+"""Check that clients trained together by vmap (``client.batched``) send the tensors of clients trained one by one."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,15 +14,15 @@ from fedcommons.testing.federations import Federation, digits
 from fedcommons.testing.spy import Spy
 
 MOST = 1e-5
-"""Maximum relative difference between the sent tensors of a client."""
+"""Maximum relative difference between a client's tensors in both runs, in the Euclidean norm."""
 
 
 def clients_at_once_train_as_one_after_another(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Check that clients send equal tensors with and without ``client.batched`` in four rounds, from equal states.
+    """Check that clients send equal tensors, up to rounding, with and without ``client.batched`` in four rounds.
 
-    Tensors are equal up to rounding. Training on the server may amplify rounding, so states are not compared. A ReLU
-    or a pooling layer may amplify rounding too, at its kinks; so the module is softmax regression. A method or module
-    that cannot be batched is not checked, because the engine refuses such a run.
+    Each round starts from the same server state in both runs. The states after a round are not compared, because
+    training on the server may amplify rounding errors. Kinks of ReLU and pooling layers amplify them too, so the module
+    is softmax regression. The check is skipped for a method or module that the engine cannot train with vmap.
     """
     federation = digits(sizes=(13, 20, 20, 7, 16), linear=True, method=algorithm).training(local)
     if vmap_clients.flaw(federation.work(), tuple(column[:2] for column in federation.data.clients[0].columns)):
@@ -30,16 +30,16 @@ def clients_at_once_train_as_one_after_another(algorithm: Algorithm, local: Loca
     for name, off in differences(algorithm, federation, federation.training(replace(local, batched=True))):
         require(
             off <= MOST,
-            f"{name} of a client trained at once with others is {off:.2g} away from that of one trained alone: its "
-            "client function is played twice and must do the same both times, and a Correction must be a function of "
-            "its tensors alone",
+            f"{name} of a client trained together with other clients differs by {off:.2g} from the same client trained "
+            "alone: the function client is called twice and must do the same both times, and a Correction must depend "
+            "on its tensors only",
         )
 
 
 def differences(
     algorithm: Algorithm, first: Federation, second: Federation, rounds: int = 4
 ) -> Iterator[tuple[str, float]]:
-    """Yield name and ||x - y|| / ||x|| of each tensor that clients send in ``rounds`` rounds from equal states."""
+    """Yield name and ||x - y|| / ||x|| of each tensor that clients send as x in ``first`` and as y in ``second``."""
     spies, plan = (Spy(algorithm), Spy(algorithm)), first.plan(rounds, blocks=1)
     standing = first.start(algorithm, plan)
     for now, _ in first.run(spies[0], plan):

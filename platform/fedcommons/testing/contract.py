@@ -1,9 +1,9 @@
-"""The contract of every algorithm, as checks on a tiny federation of handwritten digits.
+"""Checks of the rules that every federated algorithm must follow, run on a tiny federation of handwritten digits.
 
     check_algorithm(MyAlgorithm(my_constant=0.1))
 
-No check depends on the name of an algorithm. No check is a bare ``assert``: the error must describe the violation
-outside of pytest too, and ``python -O`` removes assertions.
+The checks are equal for all algorithms. They raise errors by ``comparing.require`` and not by ``assert`` statements,
+because the message must describe the violation outside of pytest too, and ``python -O`` removes ``assert`` statements.
 """
 
 import pickle
@@ -38,7 +38,7 @@ from fedcommons.testing.spy import Spy, received, sent
 Check = Callable[[Algorithm, LocalSGD], None]
 
 LOCAL = LocalSGD(epochs=2, batch_size=5)
-"""Local training that is long enough for the loss to fall in every check."""
+"""Settings of local training that is long enough for the training loss to fall in ``the_loss_falls``."""
 
 
 @fresh_torch()
@@ -51,18 +51,20 @@ def check_algorithm(
     private: bool = False,
     only: Collection[str] = (),
 ) -> None:
-    """Run ``algorithm`` on a tiny federation for some seconds and check every promise in ``CHECKS``.
+    """Run ``algorithm`` on a tiny federation for some seconds and check every rule in ``CHECKS``.
 
     ``only``: names of the checks to run, for example while fixing a violation; empty: all checks.
-    ``actors``: number of real Ray actors whose results are also compared, bit for bit; takes more seconds.
-    ``local``: local training of the clients.
-    ``device``: also train on this device: "pretend", a simulated GPU (see ``on_device``), or torch's name of a device.
-    ``private``: also run the method with DP-SGD on neighbouring data. With the same noise, noisy sums may move by
-    their sensitivities and all other values must be equal, so false releases are detected (see ``sensitivity``).
+    ``actors``: number of Ray actors that train the clients again; their results must have equal bits. None: no actors.
+    ``local``: settings of the clients' local training.
+    ``device``: a device on which the clients train in one more check: "pretend" (a simulated GPU, see ``on_device``) or
+    torch's name of a device, such as "cuda".
+    ``private``: also run the method with DP-SGD on two neighbouring data sets with the same noise. Each noisy sum may
+    differ by its sensitivity and all other values must be equal, so false privacy claims are detected
+    (see ``sensitivity``).
 
     Raises:
-        UserError: there is no such check or device, or the machine has no room for the actors.
-        AssertionError: the message has the name of each failed check and a sentence on the violation.
+        UserError: there is no such check or device, or the machine has too few resources for the actors.
+        AssertionError: the message has the name of each failed check and a sentence on each violation.
     """
     names = [only] if isinstance(only, str) else list(only)
     for name in names:
@@ -86,7 +88,7 @@ def check_algorithm(
         try:
             check(algorithm, local)
         except UserError:
-            raise  # the machine, not the method, is the cause: it has no room for the actors
+            raise  # the cause is the machine, which has too few resources for the actors, and not the method
         except Exception as error:
             violation = str(error) if isinstance(error, AssertionError) else f"it failed: {sentence(error)}"
             violations.append(f"- {name}: {violation}")
@@ -100,19 +102,22 @@ def two_rounds_keep_names_shapes_and_types(algorithm: Algorithm, local: LocalSGD
     federation = digits(method=algorithm).training(local)
     untrained, plan = federation.model, federation.plan(2)
     played = federation.run(algorithm, plan)
-    require([now.round for now, _ in played] == [1, 2], "two rounds were planned, and others were played")
+    require([now.round for now, _ in played] == [1, 2], "the run must have rounds 1 and 2, but it has other rounds")
     for after, model in [(f"after round {now.round}", m) for now, _ in played for m in models(algorithm, plan, now)]:
-        require(model.layout == untrained.layout, f"{after} names or shapes of the model are not the untrained one's")
+        require(
+            model.layout == untrained.layout,
+            f"{after} the model has other names or shapes of weights than the untrained model",
+        )
         require(
             model.buffer.dtype == untrained.buffer.dtype,
-            f"{after} the model is {model.buffer.dtype}, and the untrained one is {untrained.buffer.dtype}",
+            f"{after} the model has type {model.buffer.dtype}, but the untrained model has {untrained.buffer.dtype}",
         )
         require(model.buffer.isfinite().all(), f"{after} the model has values that are not finite")
     require_all_trained(federation, algorithm, plan, played, "")
 
 
 def the_loss_falls(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Check the loss on softmax regression, which is convex; on a deep network a sound method may fail."""
+    """Check that five rounds lower the training loss by 20 % on softmax regression, whose loss is convex."""
     federation = digits(sizes=(30, 40, 30, 40, 30), lr=0.2, linear=True, method=algorithm).training(local)
     plan, executor = federation.plan(5), federation.serial(algorithm)
     ends = federation.start(algorithm, plan), federation.run(algorithm, plan, executor)[-1][0]
@@ -125,7 +130,7 @@ def the_loss_falls(algorithm: Algorithm, local: LocalSGD) -> None:
 
 
 def same_seed_same_bits_other_seed_other_bits(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Check seeds; the worker that repeats the run with seed 0 has trained in a run with seed 1 before."""
+    """Check that a seed fixes all bits; the worker that repeats seed 0 has run seed 1 before."""
     federation, spy = digits(dropout=0.3, method=algorithm).training(replace(local, augment=True)), Spy(algorithm)
     used = federation.serial(spy)
     first, other, again = (
@@ -134,8 +139,8 @@ def same_seed_same_bits_other_seed_other_bits(algorithm: Algorithm, local: Local
     )
     require(
         first == again,
-        f"the same seed gave other bits of {listed(differing(first, again))}: something is drawn from a generator "
-        "that is not keyed by the seed, or kept outside of state and memory",
+        f"the same seed gave other bits of {listed(differing(first, again))}: a random number comes from a generator "
+        "that the seed does not determine, or a value is stored outside of state and memory",
     )
     same = first["state/model"] == other["state/model"] if "state/model" in first else first == other
     require(not same, "another seed gave the same model: the seed is not used")
@@ -145,12 +150,12 @@ def nothing_that_is_handed_in_is_changed(algorithm: Algorithm, local: LocalSGD) 
     federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
     plan = federation.plan(3)
     expected = sum(len(present) for _, present in rounds_of(federation, algorithm, plan, federation.run(spy, plan)))
-    require(len(spy.calls) == expected, f"{len(spy.calls)} clients' rounds were played instead of {expected}")
-    require(not spy.changed, f"it changed in place what it was given: {listed(sorted(spy.changed))}")
+    require(len(spy.calls) == expected, f"the clients trained {len(spy.calls)} times instead of {expected} times")
+    require(not spy.changed, f"the method changed its arguments in place: {listed(sorted(spy.changed))}")
 
 
 def what_a_client_returned_is_not_the_workers_buffer(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Check for aliases: the next client trains in the worker's buffer, so a returned view of it would change."""
+    """Check that replies share no memory with the buffer in which the worker trains all of its clients in turn."""
     federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
     federation.run(spy, federation.plan(2))
     for call in spy.calls:
@@ -159,13 +164,13 @@ def what_a_client_returned_is_not_the_workers_buffer(algorithm: Algorithm, local
         )
         require(
             not later,
-            f"what a client returned in round {call.round} as {listed(later)} changed afterwards: is it the worker's "
-            "own buffer, which work.local returns and in which the next client trains? return a copy",
+            f"the value that a client returned in round {call.round} as {listed(later)} changed afterwards: is it the "
+            "worker's buffer, which work.local returns and in which the next client trains? Return a copy",
         )
 
 
 def memory_is_never_sent(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Check that no message contains a tensor of the client's memory, except scalars and zeros, which may coincide."""
+    """Check that no message or reply contains a tensor of the client's memory; scalars and zeros are not compared."""
     federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
     federation.run(spy, federation.plan(3))
     for call in spy.calls:
@@ -173,7 +178,8 @@ def memory_is_never_sent(algorithm: Algorithm, local: LocalSGD) -> None:
         travelled = (call.message.common, call.message.individual, call.reply.sums, call.reply.each)
         leaked = [name for payload in travelled for name, value in raw(payload).items() if value in memory_bytes]
         require(
-            not leaked, f"{listed(leaked)}, which travelled in round {call.round}, is what the client had in memory"
+            not leaked,
+            f"{listed(leaked)}, which was sent in round {call.round}, equals a tensor of the client's memory",
         )
 
 
@@ -194,13 +200,13 @@ def messages_replies_and_state_survive_pickling(algorithm: Algorithm, local: Loc
 
 
 def all_clients_of_a_round_get_the_same_common(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Check that ``common`` is equal for all clients: it is sent once. Values for one client belong in ``own``."""
+    """Check that ``Message.common`` is equal for all clients of a round; ``individual`` is for values of one client."""
     federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
     federation.run(spy, federation.plan(2))
-    first = dict(reversed(spy.common))  # reversed, so that the first message of each round wins
+    first = dict(reversed(spy.common))  # reversed, so that the first message of each round is stored
     for round, common in spy.common:
         unequal = differing(first[round], common)
-        clients_differ = f"message.common differs from client to client in {listed(unequal)}"
+        clients_differ = f"message.common differs between clients in {listed(unequal)}"
         require(not unequal, f"{clients_differ}: use message.individual")
 
 
@@ -209,20 +215,22 @@ def bytes_are_those_of_the_tensors(algorithm: Algorithm, local: LocalSGD) -> Non
     plan = federation.plan(2, participation=0.4)
     played = federation.run(spy, plan)
     answers = [len(present) for _, present in rounds_of(federation, algorithm, plan, played)]
-    require(len(spy.calls) == sum(answers), f"{len(spy.calls)} clients' rounds were played instead of {sum(answers)}")
+    require(
+        len(spy.calls) == sum(answers), f"the clients trained {len(spy.calls)} times instead of {sum(answers)} times"
+    )
     down, up = [received(c) for c in spy.calls], [sent(c) for c in spy.calls]
-    require(min(down, default=1) > 0, "a message to a client is empty: what the client knows has not travelled in it")
-    require(min(up, default=1) > 0, "a client's reply is empty, so what the server learns has not travelled as a reply")
+    require(min(down, default=1) > 0, "a message to a client has no tensors, so the client's input was not sent")
+    require(min(up, default=1) > 0, "a client's reply has no tensors, so the server's input was not sent")
     for number, (_, facts) in enumerate(played):
         for way, sizes in (("down", down), ("up", up)):
             first = sum(answers[:number])
             counted, expected = facts[f"comm/{way}_bytes"], sum(sizes[first : first + answers[number]])
-            require(counted == expected, f"{counted} bytes {way} were counted, and the tensors have {expected}")
+            require(counted == expected, f"{counted} bytes {way} were counted, but the tensors have {expected} bytes")
     traffic = played[-1][0].traffic
     once = plan.facts.counts_nbytes  # every client sends its class counts if the method reads them
     require(
         (traffic.down, traffic.up, traffic.once) == (sum(down), sum(up), once),
-        f"the totals of bytes are wrong: {traffic}",
+        f"the total bytes of the run differ from the bytes of the tensors: {traffic}",
     )
 
 
@@ -236,24 +244,24 @@ def clients_with_one_sample_take_part(algorithm: Algorithm, local: LocalSGD) -> 
         (first, _), (last, _) = played
         before, after = (torch.stack([m.buffer for m in models(algorithm, plan, now)]) for now in (first, last))
         require(after.isfinite().all(), f"{with_this} the model has values that are not finite")
-        require(not before.equal(after), f"{with_this} the model stands still")
+        require(not before.equal(after), f"{with_this} round 2 does not change the model")
 
 
 def a_client_that_sits_out_keeps_its_memory(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Check memory when two of five clients take part in a round."""
+    """Check that a client that does not take part keeps its memory; two of five clients take part in each round."""
     federation = digits(method=algorithm).training(local)
     play_with_absent_clients(algorithm, federation, federation.plan(5, participation=0.4, seed=3))
 
 
 def stragglers_change_nothing(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Check rounds in which three of five clients are sampled and half do not reply; in one round none replies."""
+    """Check clients' memory if three of five clients are sampled and about half of them do not reply, once none."""
     federation = digits(method=algorithm).training(local)
     plan = federation.plan(5, participation=0.6, seed=52, late=Independent(0.5))
     play_with_absent_clients(algorithm, federation, plan)
 
 
 def late_clients_by_any_rule_break_no_promise(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Check memory, restarts and other workers under each straggler rule of ``LATE``, with partial work accepted."""
+    """Check memory, checkpoints and other workers under the straggler rules ``LATE``; partial work is accepted."""
     federation = digits(dropout=0.3, method=algorithm).training(replace(local, augment=True))
     plan = replace(federation.plan(5, participation=0.8, blocks=4, seed=8, late=LATE), take_partial=True)
     play_with_absent_clients(algorithm, federation, plan)
@@ -261,7 +269,7 @@ def late_clients_by_any_rule_break_no_promise(algorithm: Algorithm, local: Local
 
 
 def continuing_from_a_checkpoint_is_never_having_stopped(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Check that a fresh worker and an unused copy of the algorithm continue from a checkpoint with equal bits."""
+    """Check that a new worker and an unused copy of the algorithm continue from a checkpoint with equal bits."""
     federation = digits(dropout=0.3, method=algorithm).training(replace(local, augment=True))
     _require_the_same_after_a_stop(algorithm, federation, federation.plan(4, participation=0.6))
 
@@ -269,7 +277,10 @@ def continuing_from_a_checkpoint_is_never_having_stopped(algorithm: Algorithm, l
 def _require_the_same_after_a_stop(
     algorithm: Algorithm, federation: Federation, plan: rounds.Plan, executor: Executor | None = None
 ) -> None:
-    """Check equal results after a stop at round 2. executor: runs the later rounds; None: the serial executor."""
+    """Check that a run that continues from a checkpoint of round 2 ends with the bits of an uninterrupted run.
+
+    executor: executor of the rounds after the stop; None: the serial executor.
+    """
     later, played, last = deepcopy(algorithm), [], plan.facts.rounds
     with tempdirs.folder() as folder:
         start, before = federation.start(algorithm, plan), federation.serial(algorithm)
@@ -278,15 +289,15 @@ def _require_the_same_after_a_stop(
             if now.round == 2:
                 checkpoint.save(folder, now)
         whole = bits(played[-1][0])
-        federation.run(algorithm, federation.plan(1, seed=1))  # now global variables come from another run
+        federation.run(algorithm, federation.plan(1, seed=1))  # global variables now come from another run
         rest = federation.run(later, plan, executor, checkpoint.load_latest(folder))
     unequal = differing(bits(rest[-1][0]), whole)
     require(
         not unequal,
-        f"after a stop at round 2 of {last} there are other bits of {listed(unequal)}: it depends on something that is "
-        "neither state nor memory, so no checkpoint holds it",
+        f"after a stop at round 2 of {last} there are other bits of {listed(unequal)}: the method depends on a value "
+        "outside of state and memory, which no checkpoint stores",
     )
-    require(rest[-1][0].traffic == played[-1][0].traffic, f"after a stop at round 2 of {last} other bytes are counted")
+    require(rest[-1][0].traffic == played[-1][0].traffic, f"after a stop at round 2 of {last} the byte counts differ")
     require(
         [facts for _, facts in rest] == [facts for _, facts in played[2:]],
         f"after a stop at round 2 of {last} clients report other metrics",
@@ -299,7 +310,7 @@ def neither_the_worker_nor_the_order_decides_a_bit(algorithm: Algorithm, local: 
 
 
 def what_a_module_draws_is_keyed_in_every_mode(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Check training, evaluation and measurement of a module with a noise layer, on workers with different pasts."""
+    """Check that seeds fix the noise layer of a module in training, evaluation and measurement, on any worker."""
     federation = digits(noise=0.5, method=algorithm).training(local)
     require_the_bits_of_one_process(algorithm, federation, Apart(federation, algorithm))
     at = ModelTask(federation.model, seed=1)
@@ -311,15 +322,17 @@ def what_a_module_draws_is_keyed_in_every_mode(algorithm: Algorithm, local: Loca
     ):
         in_process, elsewhere, again = (look(executor) for executor in (*executors, executors[0]))
         unequal = sorted({*differing(in_process, elsewhere), *differing(in_process, again)})
-        require(not unequal, f"the {what} of a module that draws gives other {listed(unequal)} in another process")
+        require(
+            not unequal, f"the {what} of a module with random layers gives other {listed(unequal)} in another process"
+        )
 
 
 def batch_norms_statistics_follow_the_policy(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Check BatchNorm: averaged buffers travel with the model, local buffers stay local; methods see neither."""
+    """Check BatchNorm statistics: averaged ones are sent with the model, local ones are not; methods never see them."""
     federation = digits(batch_norm=True, method=algorithm).training(local)
     initial = federation.work().initial_buffers
     if not len(initial):
-        return  # the method refuses BatchNorm
+        return  # the method raises an error for modules with BatchNorm
     sent = {}
     for keep in (False, True):
         spy, plan = Spy(algorithm), replace(federation.plan(2), keep_buffers=keep)
@@ -331,17 +344,17 @@ def batch_norms_statistics_follow_the_policy(algorithm: Algorithm, local: LocalS
         statistics = [flat(now.memory[i], BUFFERS) for i in seen] if keep else [now.buffers]
         require(
             all(x.buffer.isfinite().all() and not x.buffer.equal(initial.buffer) for x in statistics),
-            "after two rounds BatchNorm's statistics are those of the untrained module, or not finite",
+            "after two rounds BatchNorm's statistics equal those of the untrained module, or are not finite",
         )
         require(
             not any(
                 BUFFERS in {*c.memory, *c.message.common, *c.message.individual, *c.reply.sums, *c.reply.each}
                 for c in spy.calls
             ),
-            f"it uses the name {BUFFERS!r}, which is the engine's",
+            f"the method uses the name {BUFFERS!r}, which is reserved for the engine",
         )
         again = federation.run(spy, plan, executor, start)[-1][0]
-        require(bits(again) == bits(now), "a worker's past shows in BatchNorm's statistics")
+        require(bits(again) == bits(now), "BatchNorm's statistics depend on the clients that the worker trained before")
         sent[keep] = played[0][1]
         clients = len(answers[0][0])
     for way in ("down", "up"):
@@ -351,7 +364,7 @@ def batch_norms_statistics_follow_the_policy(algorithm: Algorithm, local: LocalS
 
 
 def all_that_is_sent_is_named_by_a_release(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Check that releases name each sent tensor, protected or not; a tensor without a release may be forgotten."""
+    """Check that a privacy ledger entry (release) names each sent tensor, whether noise protects the tensor or not."""
     federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
     federation.run(spy, federation.plan(2))
     for call in spy.calls:
@@ -360,11 +373,11 @@ def all_that_is_sent_is_named_by_a_release(algorithm: Algorithm, local: LocalSGD
         bare, absent = sorted(sent - named), sorted(named - sent - {"weight"})
         require(
             not bare,
-            f"no release names {listed(bare)}, which travelled in round {call.round}: give "
-            "Reply(releases=[spent.with_names(...)]) for what is made from the result of work.local alone, and "
-            "Release(what=(...)) for the rest",
+            f"no release names {listed(bare)}, which was sent in round {call.round}: return "
+            "Reply(releases=[spent.with_names(...)]) for tensors computed only from the result of work.local, and "
+            "Release(what=(...)) for all other tensors",
         )
-        require(not absent, f"a release names {listed(absent)}, which did not travel in round {call.round}")
+        require(not absent, f"a release names {listed(absent)}, which was not sent in round {call.round}")
 
 
 CHECKS: dict[str, Check] = {
@@ -393,4 +406,4 @@ CHECKS: dict[str, Check] = {
         clients_at_once_train_as_one_after_another,
     )
 }
-"""The checks of ``check_algorithm``, by name."""
+"""The functions that ``check_algorithm`` runs, by name."""

@@ -1,4 +1,4 @@
-"""Check that other workers, another order, or real Ray actors give the same bits."""
+"""Check that results have the same bits on other workers, in another order of clients, and on Ray actors."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -18,47 +18,47 @@ from fedcommons.testing.federations import Federation
 def require_the_bits_of_one_process(
     algorithm: Algorithm, federation: Federation, executor: Executor, plan: Plan | None = None
 ) -> None:
-    """Check that the rounds of ``plan`` (default: three) give the same bits on ``executor`` and the serial executor.
+    """Check that rounds have the same bits on ``executor`` and on the serial executor. plan: None: three rounds.
 
     Raises:
-        AssertionError: bits or metrics differ.
+        AssertionError: state, memory or metrics differ.
     """
     plan = plan or federation.plan(3, participation=0.8, blocks=4)
     elsewhere, in_process = federation.run(algorithm, plan, executor), federation.run(algorithm, plan)
     unequal = differing(bits(elsewhere[-1][0]), bits(in_process[-1][0]))
     require(
         not unequal,
-        f"clients trained elsewhere, or in another order, give other bits of {listed(unequal)}: a client's round "
-        "depends on more than message, memory, data and seed",
+        f"clients trained by other workers, or in another order, give other bits of {listed(unequal)}: a client's "
+        "round depends on more than message, memory, data and seed",
     )
     require(
         [facts for _, facts in elsewhere] == [facts for _, facts in in_process],
-        "clients trained elsewhere, or in another order, report other metrics",
+        "clients trained by other workers, or in another order, report other metrics",
     )
     if isinstance(algorithm, Personal):
         at, now = ModelTask(federation.model, seed=1), in_process[-1][0]
         played = ((federation.serial(algorithm), plan), (executor, replace(plan, blocks=2)))
         serial_metrics, other_metrics = (evaluate_personal(algorithm, e, at, now, p, on_tests=False) for e, p in played)
-        require(serial_metrics == other_metrics, "clients' own models, evaluated elsewhere, have other metrics")
+        require(serial_metrics == other_metrics, "personal models, evaluated by other workers, have other metrics")
 
 
 class Apart:
-    """An executor with two workers that share nothing, like two processes; they alternate, the last job first."""
+    """An executor with two separate workers, which run alternate jobs in this process; the last job runs first."""
 
     def __init__(self, federation: Federation, algorithm: Algorithm) -> None:
         self.workers = [federation.build(deepcopy(algorithm))(federation.data) for _ in range(2)]
 
     def map(self, function: Callable[[Any, Any, Any], Any], shared: Any, jobs: Sequence[Any]) -> list[Any]:
-        """See ``Executor``."""
+        """Run the jobs in reverse order on two workers; return their results in the order of the jobs."""
         done = {j: self.workers[j % 2].run(function, shared, jobs[j]) for j in reversed(range(len(jobs)))}
         return [done[j] for j in range(len(jobs))]
 
     def close(self) -> None:
-        """See ``Executor``."""
+        """Do nothing, because the workers hold no resources."""
 
 
 def require_the_same_of_ray(algorithm: Algorithm, federation: Federation, actors: int) -> None:
-    """Check that real Ray actors give the bits of the serial executor; starts Ray if it is not running."""
+    """Check that results of Ray actors have the bits of the serial executor. Ray is started if it is not running."""
     import ray
     from ray import cloudpickle
 

@@ -36,34 +36,34 @@ from lightning_modules.networks import CNN, Linear
 @accepts_old_names(play="run")
 @dataclass(frozen=True)
 class Federation:
-    """A federation: its data, a function that builds the module, and shortcuts to run rounds."""
+    """A federation for tests: client data, a function that builds the module, and methods that run rounds."""
 
     data: RunData
-    module: Callable[[], LightningModule]  # the same initial weights at every call
+    module: Callable[[], LightningModule]  # each call returns a new module with the same initial weights
     loop: LocalSGD = field(default=LocalSGD(epochs=2, batch_size=5))
     weighting: str = "uniform"
     device: torch.device = field(default=torch.device("cpu"))  # the device on which clients train
-    keep_buffers: bool = False  # see ``Plan``
+    keep_buffers: bool = False  # whether BatchNorm statistics stay with the clients; see ``Plan``
 
     def training(self, loop: LocalSGD, weighting: str = "uniform") -> Self:
-        """Return a federation of the same clients with this local training and weighting."""
+        """Return a copy with these settings of local training; ``weighting`` of clients: ``uniform`` or ``samples``."""
         return replace(self, loop=loop, weighting=weighting)
 
     def on(self, device: torch.device) -> Self:
-        """Return a federation of the same clients, which train on ``device``."""
+        """Return a copy whose clients train on ``device``."""
         return replace(self, device=device)
 
     @property
     def model(self) -> Flat:
-        """Return the weights of the untrained model."""
+        """Return the weights of the untrained module as one flat vector."""
         return flatten(trainable_parameters(self.module()))
 
     def work(self) -> Work:
-        """Return the module and training settings of one worker process."""
+        """Return a new module with the settings of local training, as one worker process has them."""
         return Work(self.module(), self.device, self.loop, self.weighting)
 
     def build(self, algorithm: Algorithm) -> Callable[[RunData], Worker]:
-        """Return a function that builds an executor's workers, without the data, which executors get separately."""
+        """Return a function that builds a worker of an executor from the clients' data."""
         module, device, loop, weighting = self.module, self.device, self.loop, self.weighting
 
         def build(data: RunData) -> Worker:
@@ -72,13 +72,17 @@ class Federation:
         return build
 
     def serial(self, algorithm: Algorithm) -> Serial:
-        """Return a serial executor: a fresh worker in this process."""
+        """Return a serial executor with a new worker in this process."""
         return Serial(self.build(algorithm), self.data)
 
     def plan(
         self, rounds: int, participation: float = 1.0, blocks: int = 2, seed: int = 0, late: Rule | None = None
     ) -> Plan:
-        """Return the plan of ``rounds`` rounds. late: the straggler rule; None: all clients reply."""
+        """Return the settings of a run (``Plan``).
+
+        rounds: number of rounds. participation: share of the clients that take part in a round, in (0, 1]. blocks:
+        number of groups of clients, each trained as one job. late: the straggler rule; None: all clients reply.
+        """
         sizes = self.data.clients.rows.totals.tolist()
         n, counts = len(sizes), partial(self.data.clients.counts, 10)
         replied, module = arrival(late, n, joining(n, participation), seed), self.module()
@@ -91,19 +95,22 @@ class Federation:
         return Plan(facts, participation, blocks, seed, late, self.keep_buffers)
 
     def start(self, algorithm: Algorithm, plan: Plan) -> Standing:
-        """Return the state of the federation before round 1."""
+        """Return the state of the federation before round 1, as ``algorithm.start`` creates it."""
         return Standing(0, algorithm.start(self.model, plan.facts, plan.seed))
 
     def run(
         self, algorithm: Algorithm, plan: Plan, executor: Executor | None = None, start: Standing | None = None
     ) -> list[tuple[Standing, dict[str, float]]]:
-        """Run all rounds of ``plan`` after ``start`` and return state and metrics of each. executor: None: serial."""
+        """Run the rounds of ``plan`` and return the federation's state and the metrics after each round.
+
+        executor: None: a new serial executor. start: the state before the first round to run; None: before round 1.
+        """
         executor = executor or self.serial(algorithm)
         return list(rounds.run(algorithm, executor, plan, start or self.start(algorithm, plan)))
 
 
 class Regression(LightningModule):
-    """f(w) = (weighted) mean of (<a, w> - b)^2 / 2 in float64, so that closed forms hold to 1e-12."""
+    """Linear regression with loss f(w) = (weighted) mean of (<a, w> - b)^2 / 2, in float64 for exact comparisons."""
 
     def __init__(self, dim: int, lr: float, momentum: float = 0.0) -> None:
         super().__init__()
@@ -124,13 +131,13 @@ class Regression(LightningModule):
 
 @dataclass(frozen=True)
 class LeastSquares:
-    """A federated least-squares problem: client i holds a[i] (n_i, d) and b[i] (n_i,)."""
+    """Federated least squares: client i has n_i examples with features a[i] (n_i, d) and targets b[i] (n_i,)."""
 
     a: Sequence[np.ndarray]
     b: Sequence[np.ndarray]
 
     def federation(self, lr: float, momentum: float = 0.0) -> Federation:
-        """Return a federation of the problem's clients, which train by SGD. lr: learning rate."""
+        """Return a federation whose clients hold the problem's data and train by SGD. lr: learning rate."""
         ends = np.cumsum([0, *map(len, self.b)])
         store = Examples(torch.from_numpy(np.concatenate(self.a)), torch.from_numpy(np.concatenate(self.b)))
         clients = Clients(store, [np.arange(*ab) for ab in pairwise(ends)])
@@ -138,18 +145,18 @@ class LeastSquares:
         return Federation(RunData(clients, clients, {}), lambda: Regression(dim, lr, momentum))
 
     def gradients(self, w: np.ndarray) -> np.ndarray:
-        """Return the gradient of each client's mean loss at ``w``, shape (N, d)."""
+        """Return the gradient of each client's mean loss at the weights ``w`` (d,), with shape (clients, d)."""
         return np.stack([a.T @ (a @ w - b) / len(b) for a, b in zip(self.a, self.b, strict=True)])
 
     @property
     def optimum(self) -> np.ndarray:
-        """Return the minimiser of the mean over clients of their mean losses."""
+        """Return the weights (d,) that minimise the mean of the clients' mean losses."""
         hessian = np.sum([a.T @ a / len(b) for a, b in zip(self.a, self.b, strict=True)], axis=0)
         return np.linalg.solve(hessian, -self.gradients(np.zeros(len(hessian))).sum(0))
 
 
 def least_squares(sizes: Sequence[int] = (8, 8, 8, 8), dim: int = 3) -> LeastSquares:
-    """Return a heterogeneous problem, in which clients have different Hessians and different solutions."""
+    """Return a problem whose clients differ in Hessian and minimiser. sizes: number of examples of each client."""
     draw = np.random.default_rng(0)
     a = [draw.normal(size=(n, dim)) * draw.uniform(0.5, 1.5, dim) for n in sizes]
     return LeastSquares(a, [x @ draw.normal(size=dim) + 0.1 * draw.normal(size=len(x)) for x in a])
@@ -172,12 +179,14 @@ def digits(
 ) -> Federation:
     """Return a federation of handwritten digits and a tiny CNN; client i holds only digits 2i and 2i + 1 (modulo ten).
 
-    All clients share each client's mean image and label frequencies. ``sizes``: numbers of examples of the clients.
-    ``linear``: softmax regression without dropout in place of the CNN, so that the loss is convex.
-    ``batch_norm``: use BatchNorm in the CNN. BatchNorm is also used if ``method`` keeps BatchNorm with the clients,
-    and never if ``method`` refuses BatchNorm. ``method``: if the method needs more of a module than the CNN has, an
-    autoencoder takes the CNN's place (with ``linear``: two linear layers). If the method's server needs a pool, the
-    pool is the clients' data. ``noise``: standard deviation of noise on the features in every mode, also in evaluation.
+    Every client also gets the mean image and the label frequencies of each client, as shared data.
+    ``sizes``: number of examples of each client. ``lr``, ``momentum``: learning rate and momentum of SGD.
+    ``linear``: train softmax regression without dropout instead of the CNN, so that the loss is convex.
+    ``batch_norm``: use BatchNorm in the CNN. The CNN also has BatchNorm if ``method`` keeps BatchNorm with the clients,
+    and it never has BatchNorm if ``method`` refuses BatchNorm.
+    ``method``: the method to test. If the method needs a decoder or other extras, the module is an autoencoder (with
+    ``linear``: of two linear layers). If the method's server needs a pool of images, the pool is the clients' data.
+    ``noise``: standard deviation of noise that the module adds to features in training and in evaluation.
     """
     everything = _dataset()
     labels = everything.train.y.numpy()
@@ -191,8 +200,8 @@ def digits(
     ends = np.cumsum([0, *sizes])
     clients = Clients(store, [np.arange(*ab) for ab in pairwise(ends)])
     means = Examples(
-        torch.stack([part.x.float().mean(0) for part in clients]),  # (N, 1, 8, 8) in [0, 255]
-        torch.stack([F.one_hot(part.y, 10).float().mean(0) for part in clients]),  # (N, 10)
+        torch.stack([part.x.float().mean(0) for part in clients]),  # shape (clients, 1, 8, 8), pixels in [0, 255]
+        torch.stack([F.one_hot(part.y, 10).float().mean(0) for part in clients]),  # shape (clients, 10), in [0, 1]
     )
     clients = clients.with_commons(means)
     mean, std, autoencoder = everything.mean, everything.std, method is not None and bool(needed(method))
@@ -218,7 +227,7 @@ def digits(
 
 
 class Noise(nn.Module):
-    """A layer that adds N(0, sd^2) in every mode, as a VAE that samples its codes in evaluation too."""
+    """A layer that adds noise of N(0, sd^2) in training and in evaluation."""
 
     def __init__(self, sd: float) -> None:
         super().__init__()
@@ -231,13 +240,13 @@ class Noise(nn.Module):
 def _autoencoder(
     dropout: float, lr: float, momentum: float, linear: bool, batch_norm: bool, noise: float
 ) -> VAEClassifier:
-    """Return a tiny autoencoder for images of 8x8; see ``digits``."""
+    """Return a tiny autoencoder for images of 8x8 pixels; the arguments are those of ``digits``."""
     if linear:
         decoder = nn.Sequential(nn.Linear(8, 64), nn.Sigmoid(), nn.Unflatten(1, (1, 8, 8)))
         model = VAEClassifier(nn.Flatten(), decoder, 64, 8, 10, trade_off=0.05, lr=lr, optimizer="sgd")
         nn.init.constant_(
             model.log_variance.bias, -4.0
-        )  # codes with little noise, so that a few rounds are enough to learn
+        )  # codes with little noise, so that a few rounds suffice to lower the loss
         return model
     model = vae((1, 8, 8), 10, lr, momentum, 0.0, "sgd", latent=8, channels=(3, 4))
     first, *rest = model.encoder.children()

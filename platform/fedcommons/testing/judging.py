@@ -1,10 +1,11 @@
-"""Compare the values that a client sent in two runs on neighbouring data with the declared releases.
+"""Compare the values that a client sent in two runs on neighbouring data with their declared privacy (releases).
 
     sqrt( sum over noisy sums and tensors of (moved / sd)^2 )  <=  times sqrt( sum over releases of steps / sigma^2 )
 
-moved: ||difference|| between the two runs, of a sum before its noise;  sd: standard deviation of the noise that was
-drawn;  times: see ``neighbours.Kind``. At q = 1 each side of the inequality is the total change that Gaussian noise
-hides. With q < 1 an example is in fewer sums, and the left side is smaller.
+moved: Euclidean distance of the value in both runs, for a noisy sum before noise;  sd: standard deviation of the drawn
+noise;  times: 1 for a removed example, 2 for a replaced one (``neighbours.Kind``);  steps, sigma: declared number of
+noisy sums and noise multiplier. The right side is the total change that the declared Gaussian noise hides if every
+example is in every sum (sampling rate q = 1). With q < 1 an example is in fewer sums, so the left side is smaller.
 """
 
 from collections.abc import Sequence
@@ -24,13 +25,13 @@ from fedcommons.testing.spreads import Spread, difference, in_units
 
 
 def first_and_count(names: Sequence[str]) -> str:
-    """Return the first sentence and the number of further sentences, or an empty text."""
+    """Return the first sentence and the number of further sentences, or an empty text without sentences."""
     return names[0] + (f" ({len(names) - 1} more)" if names[1:] else "") if names else ""
 
 
 @dataclass(frozen=True)
 class Output:
-    """Everything that left a client: tensors by name, the weight, and the releases that declare them."""
+    """All values that left a client: tensors by name, the weight, and their declared privacy (releases)."""
 
     tensors: Payload
     releases: Sequence[Release]
@@ -38,7 +39,7 @@ class Output:
 
     @property
     def free(self) -> set[str]:
-        """Return the names that are declared as unprotected."""
+        """Return the names of tensors that a release declares as unprotected (uncovered)."""
         return {name for event in self.releases if not event.covered for name in event.what}
 
     @property
@@ -46,20 +47,21 @@ class Output:
         return [event for event in self.releases if event.covered]
 
     def describe_uncovered(self, name: str) -> str:
-        """Describe the releases of a tensor that no noise hides."""
+        """Return the end of a message about a tensor without noise: its declared noise, or that no release names it."""
         releases_of_name = [event for event in self.covered if name in event.what]
         declared = " and ".join(
             f"noise multiplier {e.sigma:g} with sensitivity {e.sensitivity:g}" for e in releases_of_name
         )
-        return (
-            f"declared is {declared}, and no noise of its own hides it" if releases_of_name else "no release names it"
-        )
+        return f"declared is {declared}, but no separate noise hides it" if releases_of_name else "no release names it"
 
 
 def faults(
     first: Output, second: Output, sides: tuple[Side, Side], kind: Kind, spread: Spread, slack: float = ROUNDING
 ) -> list[str]:
-    """Return a sentence for each value that moved further than declared, or an empty list."""
+    """Return a sentence for each value that differs more between both runs than declared, or an empty list.
+
+    spread: function that estimates the noise in the tensors. slack: relative tolerance of the bound for all values.
+    """
     if wrong := _of_noise(*sides, kind):
         return [wrong]
     sentences, differing = _of_forms(first, second, kind), _differing(first, second)
@@ -83,26 +85,26 @@ def faults(
 
 
 def too_few(first: Output, second: Output, side: Side, kind: Kind) -> list[str]:
-    """Return a sentence if fewer normal numbers were drawn outside noisy sums than numbers moved, or an empty list."""
+    """Return a sentence if more numbers differ between both runs than noise was drawn for, or an empty list."""
     differing = _differing(first, second)
     if (n := sum(moved.numel() for _, moved in differing)) <= side.loose:
         return []
     names = listed([name for name, _ in differing])
-    return [f"{names}: {n} numbers move {kind.words}, and only {side.loose} of noise were drawn for them"]
+    return [f"{names}: {n} numbers move {kind.words}, but only {side.loose} of noise were drawn for them"]
 
 
 def renamed(events: Sequence[Release], tensors: Payload) -> list[Release]:
-    """Return the releases with ``what`` set to the tensors' names; a release of class counts covers ``labels`` only."""
+    """Return the releases with the names of all tensors; a release of class counts gets the name ``labels`` only."""
     return [replace(event, what=("labels",) if event.what == ("class counts",) else tuple(tensors)) for event in events]
 
 
 def _of_noise(first: Side, second: Side, kind: Kind) -> str:
-    """Return a fault of the noise itself (order of draws, reused streams, number of sums), or an empty text."""
+    """Return a sentence on a fault of the noise (order of draws, reused streams, number of sums), or an empty text."""
     for number, (a, b) in enumerate(zip_longest(first.draws, second.draws), 1):
         if a != b:
             return f"draw {number} is {a or 'none'}, and {b or 'none'} {kind.words}"
     if first.again:
-        return f"the stream of {first.again[0]} is opened twice, and gives the same noise again"
+        return f"the stream of {first.again[0]} is opened twice, so the same noise is used twice"
     if any(not each.what for each in first.sums):
         return "the noise of a sum does not come from a stream of noise.call(...)"
     if len(first.sums) != len(second.sums):
@@ -111,19 +113,19 @@ def _of_noise(first: Side, second: Side, kind: Kind) -> str:
 
 
 def _of_sums(pairs: Sequence[tuple[Sum, Sum]], kind: Kind) -> str:
-    """Return a sentence on the first covered sum that moves too far, or an empty text; later sums depend on it."""
+    """Return a sentence on the first protected sum that differs too much, or an empty text; later sums depend on it."""
     for first, second in pairs:
         if first.release.covered and not first.keeps(second, kind.times):
             if not first.is_like(second):
                 return f"the noisy sum of {first.what} has other clipping or noise {kind.words}"
             most = kind.times * first.release.sensitivity
             moved = f"the noisy sum of {first.what} moves by {first.moved(second):.3g} {kind.words}"
-            return f"{moved}, and declared is {most:.3g} (it moves too where data are in start=, lr= or a hook)"
+            return f"{moved}, but declared is {most:.3g} (data in start=, lr= or a hook also move it)"
     return ""
 
 
 def _of_forms(first: Output, second: Output, kind: Kind) -> list[str]:
-    """Return a sentence for each difference in releases, weight, and names, shapes or types of tensors."""
+    """Return a sentence for each difference of both runs in releases, weight, or names, shapes, types of tensors."""
     free, sentences = first.free | second.free, []
     for release, other_release in zip_longest(first.covered, second.covered):
         if release != other_release:
@@ -152,7 +154,7 @@ def _form(x: Flat | Tensor | None) -> str:
 
 
 def _differing(first: Output, second: Output) -> list[tuple[str, Tensor]]:
-    """Return name and difference of each tensor whose bits differ, except tensors declared as unprotected."""
+    """Return name and difference of each tensor with other bits in the second run, except unprotected tensors."""
     same = [name for name, x in first.tensors.items() if _form(x) == _form(second.tensors.get(name))]
     pairs = [(name, data(first.tensors[name]), data(second.tensors[name])) for name in same]
     free = first.free | second.free
@@ -160,7 +162,7 @@ def _differing(first: Output, second: Output) -> list[tuple[str, Tensor]]:
 
 
 def _gives_away(sent: Output) -> bool:
-    """Check whether floating tensors are declared as unprotected; noisy sums may be part of such tensors."""
+    """Return whether a floating-point tensor is unprotected; it may contain noisy sums, so ``_of_all`` is skipped."""
     return any(name in sent.free and data(x).is_floating_point() for name, x in sent.tensors.items())
 
 
@@ -170,6 +172,6 @@ def _of_all(spent: float, sent: Output, kind: Kind, slack: float) -> list[str]:
         return []
     names = listed([name for event in sent.covered for name in event.what]) or "nothing"
     return [
-        f"what left moves by {spent:.3g} standard deviations of its noise {kind.words}, and what is declared of "
-        f"{names} lets it move by {most:.3g}"
+        f"all that was sent moves by {spent:.3g} standard deviations of its noise {kind.words}, but the release "
+        f"declared for {names} lets it move by {most:.3g}"
     ]

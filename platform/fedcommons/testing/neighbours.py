@@ -1,13 +1,15 @@
-"""Neighbouring data sets, which differ in one example of each client: the example is blanked out or replaced.
+"""Pairs of neighbouring data sets: one example per client is blanked out or replaced in the second data set.
 
-blanked: the example is nan. Clipping treats non-finite gradients as zero (``dp_sgd.clipped``), so the example keeps
-its place and adds nothing, as in ``privacy/ledger.py``. All other code that reads the example gives nan, which the test
-detects. A release moves by at most its sensitivity. Floating examples only.
-zeroed: the image is black, which has the effect of nan if pixels are summed. uint8 images only.
-replaced: another example takes the place, with another label if ``labels`` is True. A replacement is a removal and an
-addition, so a release moves by at most twice its sensitivity.
+blanked: all features of the example are nan. Clipping turns non-finite gradients into zero (``dp_sgd.clipped``). So the
+example adds nothing to a clipped sum, while the number of examples stays equal, as ``privacy/ledger.py`` assumes. All
+other code that reads the example returns nan, which the test detects. A noisy sum moves by at most its sensitivity.
+Only examples with floating-point features can be blanked out.
+zeroed: all pixels of the image are 0, so the image adds nothing to a sum of pixels. Only uint8 images can be zeroed.
+replaced: another example takes the place of the example; if ``labels`` is True, the label changes too. A replacement is
+a removal and an addition, so a noisy sum moves by at most twice its sensitivity.
 
-On the first side the example has a large norm, so that clipping has an effect. The replacement is its negative.
+In the first data set the example has a large norm (images: all pixels 255), so that clipping has an effect. A
+floating-point replacement is the negative of this example, and an image is replaced by a black image.
 """
 
 from collections.abc import Sequence
@@ -20,12 +22,16 @@ from fedcommons.data.examples import Examples
 from fedcommons.seeding import numpy_generator
 
 LOUD = 20.0
-"""Factor by which the example is scaled, for floating examples."""
+"""Factor by which the features of the example are multiplied, if they are floating-point numbers."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of neighbours. said: in words; times: maximum move of a release, in sensitivities; see the module."""
+    """A way to change an example; see the docstring of the module.
+
+    words: text for messages. times: maximum change of a noisy sum, in multiples of its sensitivity. labels: whether the
+    example's label changes too.
+    """
 
     words: str
     times: float
@@ -41,7 +47,7 @@ ZEROED = Kind("with an image blanked out (all pixels zero)", 1.0)
 def neighbouring(
     examples: Examples, rows: Sequence[int], others: Sequence[int], kind: Kind
 ) -> tuple[Examples, Examples]:
-    """Return the examples of both sides, which differ in ``rows``. others: new labels of these rows, if replaced."""
+    """Return both data sets, which differ in ``rows``. others: new labels of ``rows``, used if ``kind.labels``."""
     at = torch.tensor(rows)
     first, second, y = examples.x.clone(), examples.x.clone(), examples.y.clone()
     if first.is_floating_point():
@@ -57,7 +63,10 @@ def neighbouring(
 
 
 def apart(clients: Clients, whose: Sequence[int], kind: Kind, seed: int) -> tuple[Clients, Clients]:
-    """Return the clients of both sides; one example per client of ``whose`` differs. New labels occur at the client."""
+    """Return the clients with the first data set and with the second one; one random example of each client differs.
+
+    whose: the clients whose examples change. A new label is another label that the same client has, if there is one.
+    """
     rows, others = [], []
     for client in whose:
         client_rows = clients.rows[client]

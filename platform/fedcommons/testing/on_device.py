@@ -1,4 +1,4 @@
-"""Checks of an algorithm whose clients train on a GPU: a simulated GPU (``pretend_gpu``) or a real GPU."""
+"""Check that an algorithm gives the CPU's results if its clients train on a real or simulated GPU (``pretend_gpu``)."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -21,16 +21,16 @@ from fedcommons.testing.pretend_gpu import CPU, GPU, PretendGPU, Seen, place
 PRETEND = "pretend"
 
 BY_DESIGN = ("core/local_training.py", "privacy/dp_sgd.py", "algorithms/ball.py", "data/transforms.py")
-"""Files that draw orders, noise, weights and flips on the CPU and copy them, so that all devices use equal draws."""
+"""Files that draw random numbers on the CPU and copy them to the device, so that all devices use equal numbers."""
 
 ROUNDING = 1e-3
-"""Maximum relative difference in norm after two rounds on a device that rounds differently."""
+"""Maximum relative difference (Euclidean norm) from the CPU's results after two rounds on a real device."""
 
 Check = Callable[[Algorithm, Federation], None]
 
 
 def check_on(device: str) -> Check:
-    """Return the check of an algorithm on a device: "pretend" or torch's name of a real device, such as "cuda".
+    """Return the check for a device: "pretend" (the simulated GPU) or torch's name of a device, such as "cuda".
 
     Raises:
         UserError: there is no such device.
@@ -46,7 +46,7 @@ def check_on(device: str) -> Check:
         raise UserError(f'device: torch finds no {real.type} on this machine; device="{PRETEND}" needs none.')
 
     def the_device_gives_what_the_cpu_gives(algorithm: Algorithm, federation: Federation) -> None:
-        """Check that state and clients' memory after two rounds are equal to the CPU's, up to rounding."""
+        """Check that server state and clients' memory after two rounds are equal to the CPU's, up to rounding."""
         on_device, differences = two_rounds(algorithm, federation.on(real)), {}
         for what, x in _vectors(two_rounds(algorithm, federation)).items():
             off = norm(_vectors(on_device)[what].double() - x.double())
@@ -60,15 +60,15 @@ def check_on(device: str) -> Check:
 
 
 def a_gpu_that_is_not_there_gives_the_bits_of_the_cpu(algorithm: Algorithm, federation: Federation) -> None:
-    """Check a simulated GPU: no refused call, no tensor left on the GPU, no local step that waits or copies.
+    """Check training on the simulated GPU: results with the CPU's bits, and no local step that waits or copies.
 
     Raises:
-        AssertionError: the first violation.
+        AssertionError: the message describes the first violation.
     """
     with PretendGPU() as gpu:
         on_gpu = two_rounds(algorithm, federation.on(GPU), gpu)
     resting = [what for what, x in _vectors(on_gpu).items() if place(x) != CPU]
-    require(not resting, f"{listed(resting)} rests on the GPU between rounds")
+    require(not resting, f"{listed(resting)} stays on the GPU between rounds")
     require(gpu.events.launches, "nothing ran on the GPU")
     unequal = differing(bits(on_gpu), bits(two_rounds(algorithm, federation)))
     require(not unequal, f"on a GPU that rounds as the CPU does there are other bits of {listed(unequal)}")
@@ -78,13 +78,16 @@ def a_gpu_that_is_not_there_gives_the_bits_of_the_cpu(algorithm: Algorithm, fede
 
 
 def _lines_with(steps: Sequence[Seen], event: str) -> list[str]:
-    """Return the lines with such events between two optimizer steps, except lines that do so by design."""
+    """Return the program lines with events of this name in optimizer steps, except in the files ``BY_DESIGN``."""
     lines = sum((getattr(step, event) for step in steps), Counter[str]())
     return [line for line in sorted(lines) if not line.startswith(BY_DESIGN)]
 
 
 def two_rounds(algorithm: Algorithm, federation: Federation, gpu: PretendGPU | None = None) -> Standing:
-    """Run two rounds with averaged buffers, one job per client, and return the state of the federation."""
+    """Run two rounds with averaged BatchNorm statistics and one job per client; return the federation's state.
+
+    gpu: the simulated GPU whose events are counted; None: the clients train on the federation's device.
+    """
     plan = federation.plan(2, blocks=len(federation.data.clients))
     start = replace(federation.start(algorithm, plan), buffers=floating_buffers(federation.module()))
     executor = federation.serial(algorithm) if gpu is None else _Watched(federation, algorithm, gpu)
@@ -92,7 +95,7 @@ def two_rounds(algorithm: Algorithm, federation: Federation, gpu: PretendGPU | N
 
 
 class _Watched:
-    """A serial executor that calls ``gpu.begin`` at the start of each job and of each local training."""
+    """A serial executor that calls ``gpu.begin`` at the start of each job and each local training, to count events."""
 
     def __init__(self, federation: Federation, algorithm: Algorithm, gpu: PretendGPU) -> None:
         self.executor, self.gpu = federation.serial(algorithm), gpu
@@ -106,7 +109,7 @@ class _Watched:
         work.local = local  # pyright: ignore[reportAttributeAccessIssue]
 
     def map(self, function: Callable[[Any, Any, Any], Any], shared: Any, jobs: Sequence[Any]) -> list[Any]:
-        """See ``Executor``."""
+        """Run each job as the serial executor does, after a call of ``gpu.begin``."""
 
         def alone(worker: Any, shared: Any, job: Any) -> Any:
             self.gpu.begin()
@@ -115,11 +118,11 @@ class _Watched:
         return self.executor.map(alone, shared, jobs)
 
     def close(self) -> None:
-        """See ``Executor``."""
+        """Do nothing, because the serial executor holds no resources."""
 
 
 def _vectors(standing: Standing) -> dict[str, torch.Tensor]:
-    """Return server state and clients' memory by name."""
+    """Return the tensors of the server state and of the clients' memory by name."""
     vectors = {f"state/{name}": data(x) for name, x in standing.state.items()}
     for client, memory in standing.memory.items():
         vectors |= {f"memory/{client}/{name}": data(x) for name, x in memory.items()}

@@ -1,4 +1,4 @@
-"""Checks of personal models (``Personal``), which take the place of a server model if a method has none."""
+"""Checks of the clients' personal models (``Personal``), which replace the server model if a method has none."""
 
 from fedcommons.core.algorithm import Algorithm, Personal
 from fedcommons.core.evaluation import ModelTask, evaluate
@@ -22,7 +22,7 @@ def models(algorithm: Algorithm, plan: Plan, now: Standing) -> list[Flat]:
 def losses(
     federation: Federation, algorithm: Algorithm, executor: Executor, plan: Plan, now: Standing
 ) -> dict[str, float]:
-    """Return training losses: of the server model, and the mean of personal models on their clients' examples."""
+    """Return training losses by name: of the server model, and the mean of personal models on their clients' data."""
     results = dict[str, float]()
     if now.has_model:
         sizes = {"train": len(federation.data.sets["train"])}
@@ -35,7 +35,7 @@ def losses(
 
 
 def personal_models_are_whole_and_asking_changes_nothing(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Check all personal models, and that no input changes, before round 1 and after each of three rounds."""
+    """Check that personal models are complete and finite and change no input, before round 1 and after three rounds."""
     if not isinstance(algorithm, Personal):
         return
     federation = digits(dropout=0.3, method=algorithm).training(local)
@@ -56,11 +56,9 @@ def _require_whole(algorithm: Algorithm, federation: Federation, plan: Plan, now
     before, where = inputs(), f"of client {client} after round {now.round}"
     first, again = (personal_model(algorithm, now, client, keep_buffers=plan.keep_buffers) for _ in range(2))
     changed = differing(before, inputs())
-    require(not changed, f"personal changed in place what it was given: {listed(changed)}")
+    require(not changed, f"personal changed its arguments in place: {listed(changed)}")
     same = all(value.buffer.equal(repeated.buffer) for value, repeated in zip(first, again, strict=True))
-    require(
-        same or not first[0].buffer.isfinite().all(), f"personal gives another model {where} when it is asked again"
-    )
+    require(same or not first[0].buffer.isfinite().all(), f"a second call of personal returns another model {where}")
     model, _ = first
     has_layout = model.layout == federation.model.layout
     require(has_layout, f"the personal model {where} has other names or shapes than the module's weights")

@@ -1,21 +1,21 @@
-"""A simulated GPU: CPU tensors that are marked as GPU tensors.
+"""A simulated GPU: CPU tensors with a mark that says on which device they would be.
 
     with PretendGPU() as gpu:
         model.to(GPU)
         ...
-    gpu.seen.waits  # {"lab/my_method.py:31": 12}
+    gpu.events.waits  # {"lab/my_method.py:31": 12}
 
-Values, gradients and bits are the CPU's. Operations that a GPU refuses raise an error here too: operations on
-tensors of two devices, ``numpy()`` on a GPU tensor, a generator of the wrong device. The simulation counts slow events
-by line of the program (launches, waits, copies; ``Seen``), and records the peak of memory.
+Values and gradients have the same bits as on the CPU. Operations that fail on a GPU raise an error here too: operations
+on tensors of two devices, ``numpy()`` on a GPU tensor, a generator of the wrong device. The simulation counts slow
+events (kernel launches, waits, copies; ``Seen``) by line of the program, and records the maximum memory.
 
-Two modes of torch are used. ``_Calls`` intercepts the calls of the program: it removes the device from the arguments,
-because there is only the CPU, and marks the result. ``_Kernels`` intercepts the computed operations, including the
-backward pass, and compares marks.
+The simulation uses two modes of torch. ``_Calls`` intercepts the program's calls of torch functions: it replaces the
+device in the arguments by the CPU and marks the result. ``_Kernels`` intercepts the computed operations, including
+those of the backward pass, and compares the marks of their inputs.
 
-Not modelled: speed, precision, streams, pinned memory (every copy waits), pickling, sparse tensors, a second GPU.
-torch's C++ code sees only CPU tensors and decides accordingly. In torch's own Python functions and in the backward
-pass, a tensor created without inputs, as by ``torch.zeros``, belongs to the device that needs it.
+Not simulated: speed, precision, streams, pinned memory (every copy waits), pickling, sparse tensors, a second GPU.
+torch's C++ code works on CPU tensors and chooses CPU algorithms. If torch's Python functions or the backward pass
+create a tensor without inputs, as by ``torch.zeros``, the tensor's device stays undecided until an operation uses it.
 """
 
 import sys
@@ -44,10 +44,10 @@ LIBRARIES = {"torch", "pytorch_lightning", "lightning_fabric", "diffusers", "con
 
 WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal",
          "allclose", "bincount", "repeat_interleave"}  # fmt: skip
-"""Operations that return a value, or a shape that depends on values, to the program, which must wait for it."""
+"""Operations for which the program must wait: they return a value, or a shape that depends on values."""
 
 WITH_A_NUMBER = {"masked_fill", "masked_fill_", "fill_", "index_put_", "_foreach_mul", "_foreach_mul_", "where"}
-"""Operations that accept a CPU scalar together with GPU tensors, as elementwise operations do."""
+"""Further operations that accept a CPU scalar together with GPU tensors, as all elementwise operations do."""
 
 FROM_PYTHON = {"tensor", "as_tensor", "asarray", "new_tensor"}
 """Functions that copy Python numbers to the GPU."""
@@ -65,22 +65,22 @@ GROUPS = "_group_tensors_by_device_and_dtype"
 
 @dataclass
 class Seen:
-    """Numbers of events by line of the program ("folder/file.py:63")."""
+    """Numbers of slow GPU events by line of the program, such as "folder/file.py:63"."""
 
-    launches: Counter[str] = field(default_factory=Counter)  # operations on the GPU that are not views
+    launches: Counter[str] = field(default_factory=Counter)  # operations that run on the GPU (views do not)
     waits: Counter[str] = field(default_factory=Counter)  # the program waits for the GPU: item(), a mask, a copy, ...
-    copies: Counter[str] = field(default_factory=Counter)  # between the devices, in either direction
+    copies: Counter[str] = field(default_factory=Counter)  # copies between CPU and GPU, in either direction
 
     def since(self, before: "Seen") -> "Seen":
-        """Return the events after ``before``."""
+        """Return the events that were counted after the earlier counts ``before``."""
         return Seen(self.launches - before.launches, self.waits - before.waits, self.copies - before.copies)
 
 
 class PretendGPU:
-    """A context in which tensors can be on ``GPU``. ``seen``: the counted events.
+    """A context in which tensors can be on the simulated ``GPU``.
 
-    ``steps``: events between the ends of consecutive optimizer steps of a training; the caller calls ``begin`` before
-    each training.  ``live``, ``peak``: current and maximum bytes on the GPU.
+    ``events``: numbers of all events. ``steps``: events of each optimizer step except the first step of a training; the
+    caller calls ``begin`` before each training. ``live``, ``peak``: current and maximum bytes on the GPU.
     """
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class PretendGPU:
         self._stack.close()
 
     def begin(self) -> None:
-        """Start a training. Events until the end of its first step are preparation and are not in ``steps``."""
+        """Start a training. Events until the end of its first optimizer step are not in ``steps``."""
         self._before = None
 
     def _end_of_step(self) -> None:
@@ -110,7 +110,7 @@ class PretendGPU:
         self._before = self.events.since(Seen())
 
     def put(self, t: Tensor, device: torch.device | None) -> None:
-        """Mark ``t`` and all tensors that share its memory. device: None: undecided."""
+        """Mark ``t`` and all tensors that share its memory as being on ``device``; None: not decided yet."""
         storage = _storage(t)
         if device == GPU and place(t) != GPU:
             self.live += storage.nbytes()
@@ -122,12 +122,12 @@ class PretendGPU:
         self.live -= n
 
     def copied(self) -> None:
-        """Count a copy between the devices, which is also a wait."""
+        """Count a copy between CPU and GPU, which is also a wait."""
         self.events.copies[_line()] += 1
         self.events.waits[_line()] += 1
 
     def moved(self, t: Tensor, device: torch.device) -> Tensor:
-        """Return ``t`` on ``device``: ``t`` itself if it is on ``device`` or undecided, otherwise a counted copy."""
+        """Return ``t`` if it is on ``device`` or its device is undecided, otherwise a counted copy on ``device``."""
         if place(t) == device:
             return t
         if place(t) is not None:
@@ -139,12 +139,12 @@ class PretendGPU:
 
 
 def place(t: Tensor) -> torch.device | None:
-    """Return the device in the mark of ``t``: the CPU without a mark, None if undecided."""
+    """Return the device with which ``t`` is marked: the CPU without a mark, None if undecided."""
     return _storage(t).__dict__.get("place", CPU)
 
 
 def _storage(t: Tensor) -> torch.UntypedStorage:
-    while _C._functorch.is_functorch_wrapped_tensor(t):  # inside vmap
+    while _C._functorch.is_functorch_wrapped_tensor(t):  # vmap has wrapped the tensor
         t = _C._functorch.get_unwrapped(t)
     return t.untyped_storage()
 
@@ -176,7 +176,7 @@ def _short(path: str) -> str:
 
 
 class _Kernels(TorchDispatchMode):
-    """A mode that intercepts the computed operations."""
+    """A torch dispatch mode that intercepts the computed operations, compares devices and counts events."""
 
     def __init__(self, gpu: PretendGPU) -> None:
         super().__init__()
@@ -191,12 +191,12 @@ class _Kernels(TorchDispatchMode):
             self._compare(func, name, args, kwargs)
         if on:
             masked = name in ("index", "index_put_") and any(t.dtype == torch.bool for t in tensors[1:])
-            fills = name == "index_put_" and place(args[2]) != GPU and args[2].numel() == 1  # fills with a scalar
+            fills = name == "index_put_" and place(args[2]) != GPU and args[2].numel() == 1  # a scalar needs no wait
             if (masked and not fills) or name in WAITS:
                 self.gpu.events.waits[_line()] += 1
         out = func(*args, **kwargs)
         old = {_storage(t)._cdata for t in tensors}
-        new = [t for t in _tensors(out) if _storage(t)._cdata not in old]  # neither views nor changed in place
+        new = [t for t in _tensors(out) if _storage(t)._cdata not in old]  # no views, no in-place results
         if on and (new or name.endswith("_")) and not name.startswith(("empty", "new_empty")):
             self.gpu.events.launches[_line()] += 1
         decided = any(p == CPU and (t.dim() or None not in places) for t, p in zip(tensors, places, strict=True))
@@ -205,7 +205,7 @@ class _Kernels(TorchDispatchMode):
         return out
 
     def _compare(self, func: Any, name: str, args: Any, kwargs: Any) -> None:
-        """Handle an operation on tensors of both devices: raise an error as a GPU does, or count torch's copies."""
+        """Handle an operation on tensors of both devices: raise torch's error, or count the copies that torch makes."""
         if name in ("copy_", "_foreach_copy_"):
             for pair in [args[:2]] if name == "copy_" else zip(*args[:2], strict=True):
                 if {place(t) for t in pair} == {CPU, GPU}:
@@ -219,7 +219,7 @@ class _Kernels(TorchDispatchMode):
             args = (args[0], *args[2:])
         with_a_number = torch.Tag.pointwise in func.tags or name in WITH_A_NUMBER
         strict = [t for x in args if isinstance(x, (list, tuple)) for t in _tensors(x)]
-        strict += _tensors(kwargs.get("out")) + (_tensors(args[0]) if name.endswith("_") else [])  # outputs
+        strict += _tensors(kwargs.get("out")) + (_tensors(args[0]) if name.endswith("_") else [])  # written tensors
         strict += [t for t in _tensors((args, kwargs)) if t.dim() or not with_a_number]
         if wrong := [t for t in strict if place(t) == CPU]:
             shapes = ", ".join(str(tuple(t.shape)) for t in wrong)
@@ -230,7 +230,7 @@ class _Kernels(TorchDispatchMode):
 
 
 class _Calls(TorchFunctionMode):
-    """A mode that intercepts the functions that the program calls."""
+    """A torch function mode that intercepts the program's calls of torch functions and marks their results."""
 
     def __init__(self, gpu: PretendGPU) -> None:
         super().__init__()
@@ -268,7 +268,7 @@ class _Calls(TorchFunctionMode):
         return out
 
     def _mark_result(self, name: str, out: Tensor, device: torch.device, tensors: list[Tensor]) -> Tensor:
-        """Return the result of a call with a ``device`` argument, marked and counted."""
+        """Mark the result of a call that has a ``device`` argument, count its event, and return the result."""
         if any(_storage(out)._cdata == _storage(t)._cdata for t in tensors):
             return self.gpu.moved(out, device)
         if device == GPU and name in FROM_PYTHON:
@@ -290,7 +290,7 @@ class _Calls(TorchFunctionMode):
 
 
 class _Generator(torch.Generator):
-    """A CPU generator that reports the requested device as its device."""
+    """A CPU generator that reports the requested device, which can be the simulated GPU, as its device."""
 
     def __new__(cls, device: Any = "cpu") -> Self:
         return super().__new__(cls, "cpu")  # pyright: ignore[reportCallIssue]
@@ -304,7 +304,7 @@ class _Generator(torch.Generator):
 
 
 def _grouped(real: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap torch's C++ function that groups tensors by device, for optimizers and clipping, so that it uses marks."""
+    """Wrap torch's C++ function that groups tensors by device in optimizers and clipping, so that it uses the marks."""
 
     def grouped(lists: list[list[Tensor]], with_indices: bool = False) -> dict[Any, Any]:
         groups = real(lists, with_indices)

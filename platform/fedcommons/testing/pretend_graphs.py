@@ -1,11 +1,12 @@
-"""Simulated CUDA graphs without a GPU: a list of torch's operations with the tensors that they read and write.
+"""Simulated CUDA graphs without a GPU: recorded lists of torch operations with their input and output tensors.
 
     with pretend_graphs():
         ...
 
-As in a CUDA graph, decisions of Python code are fixed by the recording. A launch computes every recorded operation
-again from the current values of its tensors, and runs no other code. A step that waits for the GPU is refused. Unlike
-in a CUDA graph, recording also computes, so changes by the recording are undone. Use it together with ``PretendGPU``.
+As in a CUDA graph, the recording fixes the branches of the Python code. A launch computes all recorded operations again
+from the current values of the tensors, without the Python code of the step. A step that waits for the GPU raises an
+error. Unlike in a CUDA graph, the recording also computes the operations, so its changes of tensors are undone. Use the
+simulation together with ``PretendGPU``.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,12 +22,12 @@ from fedcommons.core import cuda_graphs
 from fedcommons.testing.pretend_gpu import WAITS
 
 CHANGES = {"native_batch_norm"}
-"""Operations that change tensors although torch's schema does not declare it."""
+"""Operations that change input tensors in place although torch's schema does not declare this."""
 
 
 @contextmanager
 def pretend_graphs() -> Iterator[list[int]]:
-    """Let ``client.graphs`` work without a GPU in this context; yields a list of each recording's operation count."""
+    """Let ``client.graphs`` work without a GPU in this context; yield a list of the operation counts of recordings."""
     sizes: list[int] = []
 
     def record(play: Callable[[], None]) -> Callable[[], None]:
@@ -45,14 +46,14 @@ def pretend_graphs() -> Iterator[list[int]]:
 
 
 class _Stream:
-    """A stream that does nothing, because launched operations are computed immediately."""
+    """A CUDA stream that does nothing, because launched operations are computed immediately."""
 
     def wait_stream(self, other: "_Stream") -> None:
-        """See ``torch.cuda.Stream``."""
+        """Do nothing; torch's method waits for another stream."""
 
 
 class _Tape(TorchDispatchMode):
-    """A mode that records the operations computed in its context."""
+    """A torch dispatch mode that records all operations computed in its context."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,17 +73,17 @@ class _Tape(TorchDispatchMode):
         return out
 
     def put_back(self) -> None:
-        """Undo the in-place changes of the recording."""
+        """Restore the values that tensors had before in-place changes by the recording."""
         with torch.no_grad():
             for t, value in self.before.values():
                 t.copy_(value)
 
     def launch(self) -> None:
-        """Compute all recorded operations again."""
-        with torch.no_grad(), torch._C.DisableTorchFunction():  # below Python's function modes, as when recorded
+        """Compute all recorded operations again and copy their results into the recorded output tensors."""
+        with torch.no_grad(), torch._C.DisableTorchFunction():  # function modes do not see these calls
             for func, args, kwargs, outs in self.calls:
                 for place, value in zip(outs, _tensors([func(*args, **kwargs)]), strict=True):
-                    if place.data_ptr() != value.data_ptr():  # equal pointers: computed in place, or a view
+                    if place.data_ptr() != value.data_ptr():  # equal: an in-place operation or a view
                         place.copy_(value)
 
 

@@ -1,4 +1,4 @@
-"""Compare the work that an algorithm declares for ``--dry-run`` with the work that it does."""
+"""Check the amount of work that an algorithm declares (``TellsWork``), from which ``--dry-run`` estimates seconds."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,10 +18,10 @@ from fedcommons.testing.federations import Federation, digits
 
 
 def its_work_can_be_priced(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Check that an algorithm's work units are numbers, and that its variants run and determine all prices."""
+    """Check that declared work units are numbers, and that the variants to time run and determine seconds per unit."""
     federation = digits(method=algorithm).training(local)
     if not trains_locally(algorithm):
-        require(not _local_trainings(algorithm, federation), "trains_locally is False, and clients call work.local")
+        require(not _local_trainings(algorithm, federation), "trains_locally is False, but clients call work.local")
     if not isinstance(algorithm, TellsWork):
         return
     try:
@@ -33,12 +33,12 @@ def its_work_can_be_priced(algorithm: Algorithm, local: LocalSGD) -> None:
             small.run(variant, small.plan(1))
             timed.append(Timed(n if trains_locally(algorithm) else 0, _pieces(variant, small), 1.0))
         in_seconds(kinds, prices(type(algorithm).__name__, timed))
-    except UserError as error:  # a UserError would be taken for a fault of the machine
+    except UserError as error:  # because ``check_algorithm`` takes a UserError for a fault of the machine
         raise AssertionError(str(error)) from error
 
 
 def _pieces(algorithm: Algorithm, federation: Federation) -> Mapping[str, float]:
-    """Return the work units of a round to which all clients reply."""
+    """Return the number of work units by kind, in a round in which all clients reply."""
     return pieces_of(algorithm, federation.plan(1).facts, federation.loop, 1, range(len(federation.data.clients)))
 
 

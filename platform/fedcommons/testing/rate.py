@@ -1,9 +1,10 @@
-"""The convergence rate of a method on quadratics: Corollary I's bound, and linear convergence of exact methods.
+"""Checks of a method's convergence on quadratics: FedAvg's upper bound (Corollary I), and linear convergence.
 
-The problem has four clients. One client has almost all the curvature, and gradients at the minimiser are in proportion
-to the curvature. There FedAvg's drift is half of ``rates.on_quadratics``, so a learning rate that is 1.5 times as large
-exceeds the bound. zeta^2 is the client dissimilarity. There is no noise; all clients take part in every round and take
-full-batch steps at the module's learning rate.
+Corollary I is the bound in ``rates.on_quadratics``. The problem has four clients. One client has most of the curvature,
+and the clients' gradients at the minimiser x* are in proportion to their curvatures. For this problem FedAvg's drift is
+half of the drift in the bound, so FedAvg at 1.5 times the learning rate exceeds the bound. zeta^2 is the client
+dissimilarity, (1/N) sum_i ||grad f_i(x*)||^2 over N clients with losses f_i. There is no noise. All clients take part
+in every round and make full-batch steps at the learning rate ``LR``.
 """
 
 from collections.abc import Iterator
@@ -20,33 +21,39 @@ from fedcommons.testing.comparing import require
 from fedcommons.testing.federations import LeastSquares
 
 ROUNDS, LR, STEPS = 200, 0.05, LocalSGD(epochs=5, batch_size=100)
-"""Rounds, learning rate, and local training: full-batch steps of a client in each round."""
+"""Number of rounds, learning rate, and settings of local training: five full-batch steps per client and round."""
 
 ZETAS = (0.0, 1.0, 10.0)
-"""Values of zeta. At 0 all clients have the same minimiser, so only the descent is tested."""
+"""Tested values of zeta. At zeta = 0 all clients have the same minimiser, so clients do not drift apart."""
 
 SMOOTH, CURVATURES, AXES = 1.0, np.array([1 / 16, 1 / 16, 1 / 16, 1.0]), np.array([1.0, 0.8, 0.5])
-"""L, clients' curvatures relative to L, and axes' curvatures relative to the client; Hessians are rotated diagonals."""
+"""Curvatures of the clients' losses; the Hessian of client i has the eigenvalues SMOOTH * CURVATURES[i] * AXES.
+
+SMOOTH is the smoothness constant L, the largest eigenvalue. All Hessians have the same eigenvectors.
+"""
 
 ROUNDING = 1e-12
-"""Share of the initial error that may remain because of float64."""
+"""Share of the initial error that float64 rounding may leave."""
 
 
 def quadratics(zeta: float) -> LeastSquares:
-    """Return the problem f_i(w) = (w - x_i)^T A_i (w - x_i) / 2, with the same minimiser x* of f at every zeta."""
-    turned = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))[0]  # rows: the axes
-    hessians = SMOOTH * CURVATURES[:, None] * AXES  # (N, d)
+    """Return clients' losses f_i(w) = (w - x_i)^T A_i (w - x_i) / 2 with client dissimilarity ``zeta``.
+
+    A_i: Hessian of client i. x_i: minimiser of client i. The clients' mean loss has the same minimiser at every zeta.
+    """
+    turned = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))[0]  # rows: common eigenvectors of the Hessians
+    hessians = SMOOTH * CURVATURES[:, None] * AXES  # eigenvalues, shape (clients, axes)
     gradients = (
         zeta * (CURVATURES - CURVATURES.mean()) / CURVATURES.std()
-    )  # gradient of each client at x*, along the first axis
-    minimisers = np.array([[2.0, -1.0, 3.0]] * len(hessians))  # the clients' minimisers, along the axes
+    )  # gradient of each client at the minimiser x*, along the first axis
+    minimisers = np.array([[2.0, -1.0, 3.0]] * len(hessians))  # clients' minimisers in the basis of the axes
     minimisers[:, 0] -= gradients / hessians[:, 0]
     roots = np.sqrt(len(AXES) * hessians)
     return LeastSquares([*(roots[..., None] * turned)], [*(roots * minimisers)])
 
 
 def courses(algorithm: Algorithm, problem: LeastSquares, rounds: int) -> Iterator[np.ndarray]:
-    """Yield the server's weights at the start and after each round. They start at 1, because 0 would hide faults."""
+    """Yield the server's weights before round 1 and after each round. All weights start at 1; 0 would hide faults."""
     federation = problem.federation(LR).training(STEPS)
     plan, model = federation.plan(rounds), federation.model
     model.buffer.fill_(1)
@@ -57,7 +64,7 @@ def courses(algorithm: Algorithm, problem: LeastSquares, rounds: int) -> Iterato
 
 
 def errors(algorithm: Algorithm, zeta: float) -> list[float]:
-    """Return the errors f(x_r) - f* for r = 0 ... ROUNDS."""
+    """Return f(x_r) - f* for r = 0 ... ROUNDS; f: clients' mean loss; f*: minimum of f; x_r: weights after round r."""
     problem = quadratics(zeta)
     hessian = np.mean([a.T @ a / len(b) for a, b in zip(problem.a, problem.b, strict=True)], axis=0)
     off = np.stack([*courses(algorithm, problem, ROUNDS)]) - problem.optimum
@@ -65,43 +72,45 @@ def errors(algorithm: Algorithm, zeta: float) -> list[float]:
 
 
 def bounds(zeta: float) -> list[float]:
-    """Return Corollary I's upper bound of each error, for FedAvg at the learning rate ``LR``."""
+    """Return Corollary I's upper bound of each of the ``errors``, for FedAvg at the learning rate ``LR``."""
     problem, mu = quadratics(zeta), SMOOTH * CURVATURES.mean() * AXES.min()
     distance = float(np.linalg.norm(1 - problem.optimum))
     return [on_quadratics(r, LR, STEPS.epochs, zeta**2, SMOOTH, mu, distance) for r in range(ROUNDS + 1)]
 
 
 def not_judged(algorithm: Algorithm) -> str | None:
-    """Return why Corollary I does not cover the method, or None if it does."""
+    """Return why Corollary I does not apply to the method, or None if it applies."""
     reasons = {
-        "its clients have models of their own": isinstance(algorithm, Personal),
+        "its clients have personal models": isinstance(algorithm, Personal),
         "it chooses the clients of a round": isinstance(algorithm, ChoosesClients),
         "its clients make no local steps": not trains_locally(algorithm),
-        "its server trains on a pool": needs_pool(algorithm),
-        "it works by class": getattr(algorithm, "needs_classes", False),
+        "its server trains on a pool of images": needs_pool(algorithm),
+        "it works per class": getattr(algorithm, "needs_classes", False),
         "it needs more of a module than weights": bool(needed(algorithm)),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def within_the_bound(algorithm: Algorithm) -> str:
-    """Check the bound in every round, at every zeta, and return a sentence on the largest ratio of error to bound."""
+    """Check that errors are within Corollary I's bound in all rounds at each zeta; return a sentence on the worst."""
     worst = (0.0, 0, 0.0)
     for zeta in ZETAS:
         gaps = errors(algorithm, zeta)
         shares = np.nan_to_num(np.divide(gaps, np.add(bounds(zeta), ROUNDING * gaps[0])), nan=np.inf)
         worst = max(worst, (float(shares.max()), int(shares.argmax()), zeta))
     share, round, zeta = worst
-    message = f"at zeta {zeta:g} after round {round} its error is {share:.2g} times Corollary I's bound at rate {LR:g}"
+    message = f"at zeta {zeta:g} after round {round} the error is {share:.2g} times Corollary I's bound at rate {LR:g}"
     require(share <= 1, message)
     return message
 
 
 def is_linear(algorithm: Algorithm) -> str:
-    """Check at every zeta that the second half of the rounds gains at least half the digits of the first half.
+    """Check linear convergence at every zeta, by the decline of the error in the first and second half of the rounds.
 
-    The check also passes if the error is at the level of rounding. At a rate q^r both halves gain equally many digits
-    after the fastest modes have vanished. At a rate 1/r the second half gains a factor of 2, with a bias a factor of 1.
+    The error must decline by at least half as many decimal digits in the second half as in the first half, or end at
+    the level of rounding. An error that declines as q^r in round r loses the same number of digits in both halves,
+    except for fast-converging directions at the start. An error that declines as 1/r is only halved in the second
+    half, and the error of a biased method stays equal.
     """
     ratios = []
     for zeta in ZETAS:
@@ -110,7 +119,7 @@ def is_linear(algorithm: Algorithm) -> str:
         ratios.append(f"{last / first:.1g} at zeta {zeta:g}")
         nears = last <= ROUNDING * first or (half < first and last / half <= (half / first) ** 0.5)
         digits = (
-            f"its error goes to {half / first:.2g} and {last / first:.2g} of the first in {ROUNDS // 2} and {ROUNDS}"
+            f"its error falls to {half / first:.2g} and {last / first:.2g} of the first in {ROUNDS // 2} and {ROUNDS}"
         )
         require(nears, f"at zeta {zeta:g} {digits} rounds, which is not linear")
-    return f"linear to the exact minimiser: after {ROUNDS} rounds its error is {', '.join(ratios)} of the first"
+    return f"linear to the exact minimiser: after {ROUNDS} rounds its error is {', '.join(ratios)} of the initial error"

@@ -1,21 +1,20 @@
-"""A referee for user-defined methods: one verdict for each check of the contract and for each claim of the author.
+"""Tests of user-defined methods: one verdict for each check of ``contract`` and for each claim of the method's author.
 
 Each claim is tested on a problem with a known answer:
 
-special case   with these constants the method equals another method: softmax regression on digits gives the same model
-               after four rounds, up to rounding, with full or partial participation and both client weightings
-alike          clients with the same data: distance between the server model and the solution of their least squares
-exact          clients with different data: with five full-batch steps per round the model converges to the minimiser
-               of the clients' mean loss, and comes ever nearer; FedAvg stays at 2 % of the way
-rate           on quadratics the error is never above Corollary I's bound at the learning rate
-               (``rates.on_quadratics``), and an exact method converges linearly; a verdict names methods that
-               the corollary does not cover
-models         maximum bytes that a client receives and sends in a round, in sizes of the model
-private        under DP-SGD releases cover all sent values, these values move as declared, and an audit by canaries
-               finds no larger epsilon
+special case   with certain constants the method equals another method: on softmax regression of digits both models are
+               equal after four rounds, up to rounding, with full or partial participation and both client weightings
+alike          if all clients have the same data: distance between the server model and the least-squares solution
+exact          if clients have different data: with five full-batch steps per round the model converges to the minimiser
+               of the clients' mean loss; for comparison, FedAvg stops at 2 % of the initial distance
+rate           on quadratics the error f(x) - f* is never above Corollary I's bound (``rates.on_quadratics``), and an
+               exact method converges linearly; if the corollary does not apply to a method, a verdict gives the reason
+models         maximum bytes that a client receives and sends in a round, as a multiple of the model's bytes
+private        with DP-SGD all sent values are declared as protected, the sensitivity test confirms the declarations,
+               and an audit with canaries does not find a larger epsilon
 
-A client of another framework (``adapters``) is tested on the checks that depend on the client itself (``theirs``),
-with full batches and weights by examples. A verdict names each property that cannot be judged.
+For a client of another framework (``adapters``) only the checks of ``theirs`` run, with full batches, and clients are
+weighted by their numbers of examples. For each property that cannot be tested, a verdict gives the reason.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -41,24 +40,25 @@ from fedcommons.testing.sensitivity import what_leaves_a_client_moves_as_declare
 from fedcommons.testing.spy import Spy, received, sent
 
 ROUNDING = 1e-4
-"""Maximum relative distance of two models that are equal up to rounding."""
+"""Maximum relative distance (Euclidean norm) of two models that count as equal up to rounding."""
 
 NEAR = 0.01
-"""Maximum distance from the solution after twice ``ROUNDS``, as a share of the initial distance."""
+"""Maximum distance of an exact method from the solution after 2 * ROUNDS rounds, over the initial distance."""
 
 ROUNDS = 400
-"""Rounds on least squares, with the learning rate and the local steps of ``rate``."""
+"""Number of rounds on least squares, with the learning rate and the local steps of the module ``rate``."""
 
 AUDITED = LocalSGD(1, 1000, dp=DPSGD(noise_multiplier=1.0, clip=1.5))
-"""One local step on all examples, so that canaries are easy to detect."""
+"""Local training in the audit: one step on all examples, so that the effect of single examples is large."""
 
 
 @dataclass(frozen=True)
 class Claims:
-    """Claims of an author about a method.
+    """Claims of an author about a method; None or False: the claim is not made.
 
-    special_case: the method with special constants, and the method that it then equals. exact, private: see the module.
-    down, up: bytes that a client receives and sends per round, in sizes of the model. rate: it converges as FedAvg.
+    special_case: the method with certain constants, and another method that it then equals. exact: the server model
+    converges to the minimiser of the clients' mean loss. down, up: bytes that a client receives and sends per round, as
+    a multiple of the model's bytes. private: with DP-SGD all values are protected. rate: Corollary I's bound holds.
     """
 
     special_case: tuple[Algorithm, Algorithm] | None = None
@@ -75,7 +75,7 @@ NOTHING = Claims()
 @accepts_old_names(said="text")
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict of a check. passed: None if the author did not claim it. said: the verdict in words."""
+    """The verdict of a check. passed: None if it is not claimed or cannot be judged. text: the verdict in words."""
 
     check: str
     passed: bool | None
@@ -87,14 +87,14 @@ class Verdict:
 
 
 def referee(algorithm: Algorithm, claims: Claims = NOTHING) -> Iterator[Verdict]:
-    """Yield the verdicts: first on the checks of the contract, then on the author's claims."""
+    """Run all tests and yield their verdicts: first on the checks of ``contract``, then on the author's claims."""
     is_theirs = isinstance(algorithm, Adapted)
     for name, check in (theirs.CHECKS if is_theirs else CHECKS).items():
         yield _tried(name.replace("_", " "), partial(check, algorithm, LOCAL), "holds")
     if claims.special_case:
         loop, weightings = (theirs.FULL, ("samples",)) if is_theirs else (LOCAL, ("uniform", "samples"))
         same = partial(_are_the_same, *claims.special_case, loop, weightings)
-        yield _tried("special case", same, "the same, up to rounding")
+        yield _tried("special case", same, "equal, up to rounding")
     if is_theirs and not algorithm.takes_loss:
         yield Verdict("least squares", None, f"not judged: {theirs.NO_LOSS}")
     else:
@@ -108,17 +108,18 @@ def referee(algorithm: Algorithm, claims: Claims = NOTHING) -> Iterator[Verdict]
         yield from (Verdict(what, None, f"not judged: {reason}") for what, reason in theirs.NOT_JUDGED.items())
     elif claims.private:
         yield _tried("sensitivity", partial(what_leaves_a_client_moves_as_declared, algorithm, LOCAL), "as declared")
-        yield _tried("covered", partial(_all_is_covered, algorithm), "all that it sends is covered by a release")
+        yield _tried("covered", partial(_all_is_covered, algorithm), "a release covers all sent values")
         yield _tried("audit", partial(_audit, algorithm), "", must_apply=False)
 
 
 def _tried(
     check: str, try_it: Callable[[], object], holds: str, *, claimed: bool = True, must_apply: bool = True
 ) -> Verdict:
-    """Run a check and return its verdict. holds: text of a passed check for which ``try_it`` returns no text.
+    """Run a check and return its verdict.
 
-    ``try_it`` raises an AssertionError if the check fails, and may return a text on the observed values. claimed: if
-    False, the verdict only reports the observed values. must_apply: a check that cannot run counts as failed.
+    try_it: raises an AssertionError if the check fails, and may return a text on the observed values. holds: text of
+    the verdict if the check passes without such a text. claimed: if False, the verdict only reports observed values.
+    must_apply: if True, a check that raises another error counts as failed.
     """
     try:
         with fresh_torch(), user_code_context("method"):
@@ -129,13 +130,13 @@ def _tried(
         cause = error.__cause__ if isinstance(error, ClientError) and error.__cause__ else error
         if isinstance(cause, AssertionError) and str(cause):
             return Verdict(check, False if claimed else None, plain(str(cause)))
-        message = f"it could not be played: {plain(sentence(error))}"
+        message = f"the check could not run: {plain(sentence(error))}"
         return Verdict(check, False if claimed and must_apply else None, message)
     return Verdict(check, True if claimed else None, message if isinstance(message, str) else holds)
 
 
 def plain(text: str) -> str:
-    """Return a text in one line, without control characters for a terminal."""
+    """Return a text in one line, without control characters, which could change a terminal."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
@@ -145,7 +146,7 @@ def _alike() -> LeastSquares:
 
 
 def _relative_distances(algorithm: Algorithm, problem: LeastSquares, rounds: int) -> Iterator[float]:
-    """Yield, after each round, the distance from the solution relative to the initial distance."""
+    """Yield after each round the server model's distance from the solution, divided by the initial distance."""
     start, *after = rate.courses(algorithm, problem, rounds)
     first = np.linalg.norm(start - problem.optimum)
     yield from (float(np.linalg.norm(weights - problem.optimum) / first) for weights in after)
@@ -153,7 +154,7 @@ def _relative_distances(algorithm: Algorithm, problem: LeastSquares, rounds: int
 
 def _rates(algorithm: Algorithm, claims: Claims) -> Iterator[Verdict]:
     if reason := rate.not_judged(algorithm):
-        yield Verdict("rate", None, f"not judged: {reason}, and of that Corollary I says nothing")
+        yield Verdict("rate", None, f"not judged: {reason}, so Corollary I does not apply")
         return
     yield _tried("rate", partial(rate.within_the_bound, algorithm), "", claimed=claims.rate)
     if claims.exact:
@@ -162,41 +163,39 @@ def _rates(algorithm: Algorithm, claims: Claims) -> Iterator[Verdict]:
 
 def _distance(algorithm: Algorithm, problem: LeastSquares) -> str:
     *_, last = _relative_distances(algorithm, problem, ROUNDS)
-    return f"{100 * last:.2g} % of the way to the solution are left after {ROUNDS} rounds of least squares"
+    return f"{100 * last:.2g} % of the way to the solution remain after {ROUNDS} rounds of least squares"
 
 
 def _nears_the_solution(algorithm: Algorithm) -> str:
-    """Check that the distance keeps shrinking; a biased method stops at some distance, which may be small."""
+    """Check that the model ends near the solution and keeps approaching it; a biased method stops at some distance."""
     distances = [*_relative_distances(algorithm, least_squares(), 2 * ROUNDS)]
     half, last = distances[ROUNDS - 1], distances[-1]
-    message = (
-        f"{100 * half:.2g} % of the way to all clients' solution are left after {ROUNDS} rounds, {100 * last:.2g} %"
-    )
-    require(last <= NEAR and (last <= half / 2 or last <= ROUNDING**2), f"{message} after twice as many")
-    return f"{message} after twice as many"
+    message = f"{100 * half:.2g} % of the way to all clients' solution remain after {ROUNDS} rounds, {100 * last:.2g} %"
+    require(last <= NEAR and (last <= half / 2 or last <= ROUNDING**2), f"{message} after twice these rounds")
+    return f"{message} after twice these rounds"
 
 
 def _are_the_same(algorithm: Algorithm, other: Algorithm, loop: LocalSGD, weightings: Sequence[str]) -> None:
-    """Compare two methods over four rounds, for each weighting, with full and partial participation."""
+    """Check that two methods have equal models after four rounds, at each weighting and two participation rates."""
     for weighting in weightings:
         for participation in (1.0, 0.6):
             federation = digits(linear=True, method=algorithm).training(loop, weighting)
             plan = federation.plan(4, participation)
             a, b = (federation.run(method, plan)[-1][0].model for method in (algorithm, other))
             off = norm(sub(a, b)) / norm(sub(b, federation.model))
-            weigh = "alike" if weighting == "uniform" else "by their examples"
+            weigh = "equal weights" if weighting == "uniform" else "weights by examples"
             who = "all take part" if participation == 1 else "some take part"
-            message = f"where clients weigh {weigh} and {who} its model is another: {100 * off:.2g} % of four rounds"
+            message = f"if clients have {weigh} and {who}, the models differ by {100 * off:.2g} % of four rounds"
             require(off <= ROUNDING, message)
 
 
 def _models(algorithm: Algorithm, claims: Claims) -> str:
-    """Check the maximum bytes that a client receives and sends in two rounds against the claims."""
+    """Compare the maximum bytes that a client receives and sends in two rounds with the author's claims."""
     federation, spy = digits(method=algorithm).training(LOCAL), Spy(algorithm)
     federation.run(spy, federation.plan(2))
     size = federation.model.buffer.nbytes
     down, up = (max(map(count_bytes, spy.calls), default=0) / size for count_bytes in (received, sent))
-    message = f"a client receives {down:.3g} and sends {up:.3g} models a round"
+    message = f"a client receives {down:.3g} and sends {up:.3g} models per round"
     for what, value, wanted in (("receives", down, claims.down), ("sends", up, claims.up)):
         if wanted is not None:
             require(abs(value - wanted) <= 0.01 * max(wanted, 1), f"{message}; claimed: it {what} {wanted:g}")
@@ -206,7 +205,7 @@ def _models(algorithm: Algorithm, claims: Claims) -> str:
 def _all_is_covered(algorithm: Algorithm) -> None:
     federation = digits(method=algorithm).training(replace(LOCAL, dp=DPSGD(noise_multiplier=1.0, clip=1.0)))
     ledger = federation.run(algorithm, federation.plan(2))[-1][0].ledger
-    require(not ledger.uncovered, f"without protection it sends {listed([*ledger.uncovered])}")
+    require(not ledger.uncovered, f"it sends {listed([*ledger.uncovered])} without protection")
 
 
 def _audit(algorithm: Algorithm) -> str:
@@ -216,7 +215,7 @@ def _audit(algorithm: Algorithm) -> str:
         require(
             verdict != "above the reported one", f"{name} shows at least {bound.bound:.2f}, the ledger says {epsilon}"
         )
-    require(epsilon is not None, "nothing that it sends is covered")
+    require(epsilon is not None, "no release covers a sent value")
     return (
         f"the ledger says epsilon {epsilon:.2f}, canaries show {max((b.bound for b in bounds.values()), default=0):.2f}"
     )

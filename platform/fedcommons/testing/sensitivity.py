@@ -1,14 +1,15 @@
-"""The sensitivity test: check that a client's sent values depend on its data no more than its releases declare.
+"""The sensitivity test: check that a client's sent values depend on its data no more than the declared privacy allows.
 
-The test runs a client's round twice, on neighbouring data (``neighbours``), with the same noise. The second side gets
-every server message of the first side, and uses the first side's noisy sums in place of its own sums (``sides``). Then
-each noisy sum may move by its sensitivity, and all other values must be equal, unless they contain separate noise
-(``judging``). Most checks compare bits, so the result is not a matter of chance. Each side has its own module and
+The declared privacy is the list of the reply's releases (entries of the privacy ledger). The test runs a client's round
+twice, on neighbouring data (``neighbours``), with the same noise. Both runs are called sides. The second side gets
+every server message of the first side, and continues with the first side's noisy sums (``sides``). So each noisy
+sum may differ by its sensitivity between both sides. All other values must be equal, unless they contain separate noise
+(``judging``). Most checks compare bits, so the result does not depend on chance. Each side has a separate module and
 memory for all rounds.
 
-The test cannot detect faults that these neighbours do not trigger: a threshold that they do not cross, a later round,
-another client. It does not check other channels: metrics (the experimenter's record), files, and training time. The
-module is a built-in module, so the test does not detect data that a user-defined module stores.
+The test cannot detect faults that this neighbouring data does not trigger, such as a threshold that is not crossed, or
+faults in later rounds. It does not check other channels: metrics (the experimenter's record), files, and training time.
+The test uses a built-in module, so it does not detect data that a user-defined module stores.
 """
 
 from copy import deepcopy
@@ -37,18 +38,18 @@ from fedcommons.testing.sides import Side, playing
 from fedcommons.testing.spreads import difference
 
 SIZES = (6, 10, 4)
-"""Numbers of examples of the clients. Batches have 5 examples, so each batch of the last client has all examples."""
+"""Number of examples of each client. Batches have 5 examples, so a batch of the last client has all examples."""
 
 ROUNDS = 3
 
 PRIVATE = DPSGD(noise_multiplier=1.0, clip=1.0)
 
 UNLIKELY = 1e-6
-"""Probability with which the test rejects a method that samples examples correctly."""
+"""Probability that the test rejects a method that samples examples at the declared rate."""
 
 
 def what_leaves_a_client_moves_as_declared(algorithm: Algorithm, local: LocalSGD, seed: int = 0) -> None:
-    """Check on neighbouring data, with equal noise: sums move by their sensitivity at most, other values not at all."""
+    """Check on neighbouring data that with equal noise only noisy sums move, and by at most their sensitivity."""
     federation = digits(SIZES, linear=True, method=algorithm).training(replace(local, dp=local.dp or PRIVATE))
     blanked = Play(algorithm, federation, BLANKED, seed)
     sentences = blanked.faults()
@@ -59,13 +60,13 @@ def what_leaves_a_client_moves_as_declared(algorithm: Algorithm, local: LocalSGD
 
 @dataclass
 class Players:
-    """The clients of one side: their worker and their memory."""
+    """The clients of one run (side) of the test: their worker, and their memory by client."""
 
     worker: Worker
     memory: dict[int, Payload] = field(default_factory=dict)
 
     def reply(self, task: RoundTask, individual: Payload, client: int, side: Side) -> Reply:
-        """Run a client's round as the engine does, and return the reply."""
+        """Run a client's round with the noise of ``side``, and return a copy of the reply."""
         work, rows = self.worker.work, self.worker.data.clients[client]
         seed = seed_for(task.seed, "client", task.round, client)
         work.begin(task.round, rows)
@@ -78,7 +79,11 @@ class Players:
 
 
 class Play:
-    """A few rounds of both sides. is_bare: after ``faults``, whether a release declared a value as unprotected."""
+    """Rounds of a method on both neighbouring data sets.
+
+    is_bare: after ``faults``, whether a client declared a value as unprotected. sampled: by client, for each round the
+    number of noisy sums that moved with the example, the declared number of steps, and the declared sampling rate q.
+    """
 
     def __init__(self, algorithm: Algorithm, federation: Federation, kind: Kind, seed: int) -> None:
         clients = federation.data.clients
@@ -86,14 +91,14 @@ class Play:
         both = apart(scaled, range(len(clients)), kind, seed)
         self.sides = [replace(federation, data=replace(federation.data, clients=each, real=each)) for each in both]
         self.algorithm, self.kind, self.seed, self.is_bare = algorithm, kind, seed, False
-        self.sampled: dict[int, list[tuple[int, int, float]]] = {}  # by client: (sums with the example, steps, q)
+        self.sampled: dict[int, list[tuple[int, int, float]]] = {}
 
     def faults(self) -> list[str]:
-        """Run the rounds and return a sentence for each fault in the first round with faults."""
+        """Run the rounds up to the first one with faults; return a sentence for each value that moves too far."""
         algorithm, plans = self.algorithm, [side.plan(ROUNDS, seed=self.seed) for side in self.sides]
         now, other_start = (side.start(algorithm, plan) for side, plan in zip(self.sides, plans, strict=True))
         if unequal := differing(raw(now.state), raw(other_start.state)):
-            return [f"the server's {listed(unequal)} before round 1 follows the clients' class counts"]
+            return [f"the server's {listed(unequal)} before round 1 depends on the clients' class counts"]
         players = [Players(side.build(deepcopy(algorithm))(side.data)) for side in self.sides]
         executor = self.sides[0].serial(algorithm)
         if isinstance(algorithm, Shares) and (sentences := shared_faults(algorithm, self.kind, self.seed)):
@@ -115,7 +120,7 @@ class Play:
     def _compared(
         self, players: list[Players], task: RoundTask, own_payload: Payload, client: int
     ) -> tuple[Reply, list[str]]:
-        """Run a client on both sides and return the first side's reply and the faults."""
+        """Run a client on both neighbouring data sets; return the first reply, and a sentence for each fault."""
         first, before = Side(self.seed), dict(players[0].memory)
         second = Side(self.seed, follows=first, times=self.kind.times)
         reply = players[0].reply(task, own_payload, client, first)
@@ -149,7 +154,7 @@ class Play:
         return reply, sentences
 
     def _of_sampling(self, client: int) -> str:
-        """Return a sentence if an example is in more sums than the declared sampling rate allows, or an empty text."""
+        """Return a sentence if more noisy sums have the example than the declared rate allows, or an empty text."""
         from scipy.stats import binom  # this import takes half a second
 
         of_round = self.sampled[client]
@@ -157,7 +162,7 @@ class Play:
         if moved == 0 or binom.sf(moved - 1, max(moved, steps), q) >= UNLIKELY:
             return ""
         return (
-            f"an example of client {client} is in {moved} noisy sums of {steps} steps, and the rate declared is {q:g}"
+            f"an example of client {client} is in {moved} noisy sums of {steps} steps, but the rate declared is {q:g}"
         )
 
 

@@ -1,4 +1,4 @@
-"""The sensitivity test of generators, and of the data that methods share before round 1."""
+"""The sensitivity test of private generators, and of the data that clients share before round 1 (``Shares``)."""
 
 import inspect
 from collections.abc import Mapping
@@ -23,29 +23,30 @@ from fedcommons.testing.sides import Side, playing
 from fedcommons.testing.spreads import SLACK, difference, spread_of
 
 SIZES = (12, 9)
-"""Numbers of examples of the clients, in the test of a method that shares data."""
+"""Number of examples of each client, in the test of a method that shares data."""
 
 N_CLASSES = 10
 
 
 @fresh_torch()
 def check_generator(generator: Generator, examples: Examples | None = None, *, seed: int = 0) -> None:
-    """Train ``generator`` on neighbouring examples with the same noise, and check its weights against its receipt.
+    """Train ``generator`` on neighbouring data sets with the same noise, and compare the weights of both trainings.
 
-    examples: default: 24 handwritten digits. If the receipt covers nothing, the weights are not checked.
+    The weights may differ by as much as the declared privacy of the generator (its receipt) allows. If the receipt
+    declares no protection, the weights are not checked. examples: training examples; None: 24 handwritten digits.
 
     Raises:
-        AssertionError: the message names the values that moved, the distance, and the declared release.
+        AssertionError: the message names the weights that moved too far, the distance, and the declared privacy.
     """
     store = examples or digits((24,)).data.clients.store
-    floating = Examples(store.x.float(), store.y)  # nan is a floating number
+    floating = Examples(store.x.float(), store.y)  # only floating-point features can be nan
     for kind, those in ((BLANKED, floating), (RELABELLED, store)):
         try:
             sentences = _faults(generator, those, kind, seed)
         except (TypeError, ValueError, RuntimeError):
             if kind is RELABELLED or store.x.is_floating_point():
                 raise
-            continue  # the generator takes no floating images
+            continue  # the generator does not accept floating-point images
         require(not sentences, f"{type(generator).__name__}: {first_and_count(sentences)}")
 
 
@@ -72,7 +73,7 @@ def _faults(generator: Generator, examples: Examples, kind: Kind, seed: int) -> 
 
 
 def _fitted(generator: Generator, examples: Examples, seed: int, side: Side) -> Output:
-    """Train the generator and return its weights and the release of its receipt."""
+    """Train the generator; return its weights and their declared privacy, the receipt as a release."""
     fit, epochs = generator.fit, generator.epochs
     noise = {"noise": Noise(SEED_ALONE)} if "noise" in inspect.signature(fit).parameters else {}
     with keyed_globals(seed, "generator"), playing(side):
@@ -82,7 +83,7 @@ def _fitted(generator: Generator, examples: Examples, seed: int, side: Side) -> 
 
 
 def shared_faults(algorithm: Shares, kind: Kind, seed: int) -> list[str]:
-    """Return the faults of data that clients share before round 1; one example of client 0 differs between sides."""
+    """Return a sentence for each fault in data shared before round 1; one example of client 0 differs in both runs."""
     clients, first = digits(SIZES).data.clients, Side(seed)
     second = Side(seed, follows=first, times=kind.times)
     both = apart(Clients(Examples(clients.store.x / 255, clients.store.y), clients.rows), [0], kind, seed)

@@ -1,4 +1,4 @@
-"""The sensitivity test of sharing strategies: one example of one of five clients differs between two runs."""
+"""The sensitivity test of sharing strategies (stages): one example of one of five clients differs between two runs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,29 +24,30 @@ from fedcommons.testing.sides import Side, playing
 from fedcommons.testing.spreads import SLACK, spread_of
 
 SIZES = (30, 40, 35, 45, 50)
-"""Numbers of examples of the clients."""
+"""Number of examples of each client."""
 
 N_CLASSES = 10
 
 COVERED = Receipt(SAMPLED_GAUSSIAN, q=0.5, sigma=2.0, sensitivity=1.0, steps=10)
-"""The receipt of the images that the test passes to a sharing strategy."""
+"""The declared privacy (receipt) of the synthetic images that the test passes to a sharing strategy."""
 
 
 @fresh_torch()
 def check_stage(stage: Stage, *, seed: int = 0) -> None:
-    """Run a sharing strategy twice on five clients that differ in one example, and check the output of that client.
+    """Run a sharing strategy on two data sets that differ in one example of client 0, and compare client 0's output.
 
-    The output may move by 1/sigma standard deviations of its noise. The test estimates the standard deviations to 25 %
-    from runs with other seeds. If a strategy declares no release, or an unprotected release, its output is not checked.
+    With a declared noise multiplier sigma, the output may change by 1/sigma standard deviations of its noise. The test
+    estimates the standard deviations from runs with other seeds and tolerates an error of 25 %. If the strategy
+    declares no privacy for an output, this output is not checked.
 
     Raises:
-        AssertionError: the message names the values that moved, the distance, and the declared release.
+        AssertionError: the message names the changed values, the distance, and the declared privacy (release).
     """
     for label_noise in (0.0, 2.0) if isinstance(stage, Generating) else (0.0,):
         zeroed = StagePlay(stage, ZEROED, label_noise, seed)
         sentences = zeroed.faults()
         if sentences and not _raises_or_finds(StagePlay(stage, BLANKED, label_noise, seed)):
-            sentences = []  # the strategy treats nan as a blank image, but not a black image
+            sentences = []  # the strategy takes nan, but not a black image, for a missing image
         sentences = (
             sentences or StagePlay(stage, REPLACED if zeroed.is_bare else RELABELLED, label_noise, seed).faults()
         )
@@ -57,19 +58,22 @@ def _raises_or_finds(play: "StagePlay") -> bool:
     try:
         return bool(play.faults())
     except (TypeError, ValueError, RuntimeError):
-        return True  # the strategy takes no floating images
+        return True  # the strategy does not accept floating-point images
 
 
 @dataclass(frozen=True)
 class _Nobody:
-    """A generator that is never trained, because the test draws random images in its place."""
+    """A generator that is never trained, because the test uses random images instead of synthetic images."""
 
     sampling: ClassVar[tuple[str, ...]] = ()
     epochs: int = 1
 
 
 class StagePlay:
-    """A sharing strategy on both sides. is_bare: after ``faults``, whether a release declared a value unprotected."""
+    """Runs of a sharing strategy on both neighbouring data sets.
+
+    is_bare: after ``faults``, whether the strategy declared a value as unprotected in one of the runs.
+    """
 
     def __init__(self, stage: Stage, kind: Kind, label_noise: float, seed: int) -> None:
         self.stage, self.kind, self.seed, self.is_bare = stage, kind, seed, False
@@ -79,7 +83,7 @@ class StagePlay:
         self.both = apart(Clients(Examples(x, clients.store.y), clients.rows), [0], kind, seed)
 
     def faults(self) -> list[str]:
-        """Run both sides and return a sentence for each fault."""
+        """Run the strategy on both data sets and return a sentence for each value that changes more than declared."""
         needs = [self._needs(side) for side in (0, 1)]
         contributions = [self._contribution(need) for need in needs[0](self.seed)]
         sentences = self._compared(lambda side, seed: _labels(needs[side](seed)))
@@ -95,7 +99,7 @@ class StagePlay:
         return lambda seed: stage.requests(self._client_data(side, seed), self.recipe)
 
     def _contribution(self, need: GenerationRequest) -> Contribution:
-        """Return random images, which depend on no data, with the labels that the strategy requests."""
+        """Return random images, which depend on no data, with the labels of a generation request."""
         like, labels = need.examples.x, need.labels[torch.arange(need.n) % len(need.labels)]
         x = torch.randint(256, (need.n, *like.shape[1:]), generator=generator("made up", need.client)).to(like.dtype)
         return Contribution(Examples(x, labels), COVERED, len(need.examples), self.recipe.of_counts)
@@ -114,7 +118,7 @@ class StagePlay:
         return faults(first_sent, second_sent, (first, second), self.kind, spread, SLACK)
 
     def _sent(self, client_data: ClientDatasets, contributions: Sequence[Contribution]) -> Output:
-        """Return the tensors that leave client 0, and their releases."""
+        """Return the tensors that leave client 0, and their declared privacy (releases)."""
         released, events = self.stage.release(client_data, self.stage.make(client_data, contributions))
         assigned, n_real = self.stage.assign(client_data, released), len(client_data.clients.store)
         parts = [released.rows, released.owners, *assigned.own_rows, *assigned.received, *assigned.pool]
@@ -130,14 +134,14 @@ class StagePlay:
         releases = renamed(client_events or [Release(0)], tensors)
         if leave.any() and all(event.covered for event in releases):
             raise AssertionError(
-                f"{type(self.stage).__name__}: {leave.sum()} real examples of client 0 leave it, and all that is "
-                "declared of it is covered, as if they were made with noise"
+                f"{type(self.stage).__name__}: {leave.sum()} real examples of client 0 leave it, but all its releases "
+                "declare noise, which real examples do not have"
             )
         return Output(tensors, releases)
 
 
 def _labels(needs: Sequence[GenerationRequest]) -> Output:
-    """Return the numbers of images of client 0 per class, as requested from generators, and their release."""
+    """Return the numbers of synthetic images that client 0 requests per class, and their declared privacy (release)."""
     if not needs:
         return Output({}, [])
     counts, numbers = torch.bincount(needs[0].labels, minlength=N_CLASSES), torch.tensor([need.n for need in needs])

@@ -1,8 +1,8 @@
-"""The two sides of a sensitivity test: runs with equal noise, on data that differ in one example.
+"""The two runs (sides) of a sensitivity test, with equal noise, on data that differ in one example per client.
 
-Here the order of calls determines the noise, not the data. A side that follows another side gets that side's noisy
-sums. So the test compares each sum separately, and values that depend only on noisy sums are equal on both sides, bit
-for bit.
+In this test the noise depends on the order of the calls and not on the data. The second run continues with the noisy
+sums of the first run, if its sums before noise differ by at most the sensitivity. So the test compares each sum
+separately, and values that are computed only from noisy sums have equal bits in both runs.
 """
 
 from collections.abc import Iterator
@@ -22,33 +22,36 @@ from fedcommons.privacy.release import Release
 from fedcommons.seeding import wide_generator
 
 ROUNDING = 1e-3
-"""Relative tolerance for sums of floating point numbers."""
+"""Relative tolerance for rounding errors in sums of floating-point numbers."""
 
 
 @dataclass(frozen=True)
 class Sum:
-    """A recorded ``NoisySum``: values before and after its noise, and its release. what: name of the noise."""
+    """A recorded ``NoisySum``: values before and after noise, and its declared privacy. what: name of the noise."""
 
     what: str
     before: Tensor
     after: Tensor
     release: Release
-    sd: float  # standard deviation of its noise
+    sd: float  # standard deviation of the noise
 
     def moved(self, other: "Sum") -> float:
-        """Return ||before - other.before||, or inf if values are not finite or shapes differ."""
+        """Return the Euclidean distance of both sums before noise, or inf if values are not finite or shapes differ."""
         if self.before.shape != other.before.shape:
             return inf
         distance = float(torch.linalg.vector_norm(self.before.double() - other.before.double()))
         return distance if distance < inf else inf
 
     def keeps(self, other: "Sum", times: float) -> bool:
-        """Check that the sum is covered, and ``other`` is like it and at most ``times`` sensitivities away."""
+        """Return whether the sum is declared as protected, and ``other`` is near enough with equal clipping and noise.
+
+        times: maximum distance of both sums before noise, in multiples of the sensitivity.
+        """
         most = times * self.release.sensitivity * (1 + ROUNDING)
         return self.release.covered and self.is_like(other) and self.moved(other) <= most
 
     def is_like(self, other: "Sum") -> bool:
-        """Check that both sums have equal clipping and noise, up to rounding of norms."""
+        """Return whether both sums have equal sensitivity and noise multiplier, up to rounding."""
         first, second = self.release, other.release
         bounds = isclose(first.sensitivity, second.sensitivity, rel_tol=ROUNDING)
         return bounds and isclose(first.sigma, second.sigma, rel_tol=ROUNDING)
@@ -56,11 +59,11 @@ class Sum:
 
 @dataclass
 class Side:
-    """The draws and noisy sums of one side, in order.
+    """The random draws and noisy sums of one run (side) of the test, in order.
 
-    seed: of the noise. follows: a side whose noisy sums replace this side's sums that are at most ``times``
-    sensitivities away. raised: number of standard deviations added to every normal number outside of sums; the
-    resulting differences measure the noise in the sent tensors.
+    seed: the seed of the noise. follows: the first run; None: this is the first run. A noisy sum of the first run
+    replaces the sum of this run if both are at most ``times`` sensitivities apart before noise. raised: a number added
+    to every standard normal number outside of noisy sums, so that the effect of this noise can be measured.
     """
 
     seed: int
@@ -69,21 +72,21 @@ class Side:
     raised: float = 0.0
     draws: list[str] = field(default_factory=list)
     sums: list[Sum] = field(default_factory=list)
-    loose: int = 0  # normal numbers outside of sums
+    loose: int = 0  # number of normal numbers drawn outside of noisy sums
     calls: int = 0
-    opened: set[str] = field(default_factory=set)  # names of opened streams
-    again: list[str] = field(default_factory=list)  # streams that were opened twice, and so repeat their noise
+    opened: set[str] = field(default_factory=set)  # names of the noise streams
+    again: list[str] = field(default_factory=list)  # streams that were opened twice, so that their noise repeats
     in_sum: bool = False
 
 
 class PlayedStream:
-    """The noise stream of a side for one key; see ``Stream``."""
+    """A ``Stream`` of random numbers in the test, which records each draw in its ``Side``."""
 
     def __init__(self, side: Side, what: str) -> None:
         self.side, self.what, self._draws = side, what, wide_generator(side.seed, what)
 
     def standard_normal(self, size: Size, dtype: type = np.float64) -> np.ndarray:
-        """See ``Stream``."""
+        """Draw seeded numbers from N(0, 1), plus ``raised`` outside of noisy sums; see ``Stream``."""
         self.side.draws.append(f"{self.what}: {size} normal numbers")
         normal = self._draws.standard_normal(size)
         if self.side.in_sum:
@@ -92,36 +95,36 @@ class PlayedStream:
         return (normal + self.side.raised).astype(dtype)
 
     def random(self, size: Size) -> np.ndarray:
-        """See ``Stream``."""
+        """Draw seeded numbers from U[0, 1) in float64; see ``Stream``."""
         self.side.draws.append(f"{self.what}: {size} uniform numbers")
         return self._draws.random(size)
 
 
 @dataclass(frozen=True)
 class PlayedDraws:
-    """The noise streams of one call; see ``Draws``."""
+    """The noise streams of one call of ``Noise.call`` in the test; see ``Draws``."""
 
     side: Side
     what: str
 
     def seeds(self, n: int, step: int) -> list[int]:
-        """See ``Draws``. The test uses seeded noise, so there are no secret seeds."""
+        """Return no secret seeds, because the test uses seeded noise; see ``Draws``."""
         return []
 
     def stream(self, *key: int | str) -> Stream:
-        """See ``Draws``."""
+        """Open the stream of this key; a stream that is opened twice is recorded as a fault. See ``Draws``."""
         what = f"{self.what}, {' '.join(map(str, key))}" if key else self.what
         (self.side.again.append if what in self.side.opened else self.side.opened.add)(what)
         return PlayedStream(self.side, what)
 
     def stream_for(self, value: Tensor, *key: int | str) -> Stream:
-        """See ``Draws``."""
+        """Open the stream of this key, which in the test does not depend on ``value``. See ``Draws``."""
         return self.stream(*key)
 
 
 @contextmanager
 def playing(side: Side) -> Iterator[None]:
-    """Patch ``Noise`` and ``NoisySum`` so that within the context this side provides and records all noise."""
+    """Patch ``Noise.call`` and ``NoisySum.blur`` so that ``side`` provides and records all noise in this context."""
     blur = NoisySum.blur
 
     def played_call(noise: Noise, purpose: str, *data: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Estimate the noise in the tensors that left a client, and express differences in units of this noise."""
+"""Estimate the noise in the tensors that a client sent, and express differences in units of this noise."""
 
 from collections.abc import Callable, Mapping
 from math import inf
@@ -12,14 +12,17 @@ SEEDS = 12
 """Number of runs with other seeds, from which the standard deviation of the noise is estimated."""
 
 SLACK = 0.25
-"""Relative tolerance for a standard deviation that is estimated from ``SEEDS`` runs."""
+"""Relative tolerance for standard deviations that are estimated from ``SEEDS`` runs."""
 
 Spread = Callable[[], Mapping[str, Tensor]]
-"""A function that returns the standard deviation of the noise in each number of each tensor."""
+"""A function that returns, by tensor name, the standard deviation of the noise in each element of the tensor."""
 
 
 def spread_of(play: Callable[[int], Payload], like: Payload) -> Spread:
-    """Return a ``Spread`` from ``SEEDS`` runs; ``play`` takes the number of a run, from 1."""
+    """Return a function that estimates standard deviations from ``SEEDS`` runs.
+
+    play: takes the number of a run, from 1, and returns its tensors. like: tensors with the expected shapes.
+    """
 
     def spread() -> Mapping[str, Tensor]:
         plays = [play(number) for number in range(1, 1 + SEEDS)]
@@ -31,9 +34,10 @@ def spread_of(play: Callable[[int], Payload], like: Payload) -> Spread:
 
 
 def in_units(moved: Tensor, sd: Tensor, rounded: bool) -> float:
-    """Return ||moved|| divided by the standard deviation of the noise in the moved numbers; infinite without noise.
+    """Return the Euclidean norm of ``moved`` divided by the standard deviation of the noise; infinite without noise.
 
-    rounded: the numbers were rounded to whole numbers after the noise, so that each may be off by 1.
+    moved: difference of a tensor between two runs. sd: standard deviations of the noise by element; their root mean
+    square over changed elements counts. rounded: elements were rounded after the noise, so each may be off by 1.
     """
     is_moved = moved != 0
     of_noise = float(sd[is_moved].square().mean().sqrt())
@@ -43,5 +47,5 @@ def in_units(moved: Tensor, sd: Tensor, rounded: bool) -> float:
 
 
 def difference(a: Tensor, b: Tensor) -> Tensor:
-    """Return b - a in float64."""
+    """Return the difference b - a in float64, so that the subtraction adds no rounding."""
     return b.detach().double() - a.detach().double()

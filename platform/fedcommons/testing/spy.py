@@ -1,4 +1,4 @@
-"""A wrapper that records the calls of an algorithm."""
+"""A wrapper that records the calls of an algorithm's functions, for the checks in ``contract``."""
 
 import random
 from collections.abc import Sequence
@@ -34,27 +34,28 @@ _stirred = count()
 
 @dataclass(frozen=True)
 class Call:
-    """A client's round: its inputs and its reply, and copies as bytes from the time of the call."""
+    """A client's round: inputs, reply, and copies of tensors as bytes from the time of the call."""
 
     round: int
     message: Message
     memory: Payload
     reply: Reply
-    handed: dict[str, bytes]  # a copy of the client's memory
-    memory_copy: dict[str, bytes] | None  # a copy of the new memory; None: the client returned no memory
-    each: dict[str, bytes]
+    handed: dict[str, bytes]  # a copy of the memory that the client got
+    memory_copy: dict[str, bytes] | None  # a copy of the memory in the reply; None: the reply has no memory
+    each: dict[str, bytes]  # a copy of ``Reply.each``
 
 
 @dataclass
 class Spy:
-    """An algorithm that passes every call to ``inner``, and records changed inputs and the clients' rounds.
+    """An algorithm that passes every call to the algorithm ``inner``, and records the calls.
 
-    Before each call the spy reseeds the process-wide generators, so that draws from these generators cause differences.
+    changed: names of arguments that a call has changed in place. Before each call the spy gives the global generators
+    of torch, numpy and Python another seed, so that a method that draws from them has other results in each run.
     """
 
     inner: Algorithm
     changed: set[str] = field(default_factory=set)
-    calls: list[Call] = field(default_factory=list)  # in client order within a round, if the executor is serial
+    calls: list[Call] = field(default_factory=list)  # within a round in client order, if the executor is serial
     common: list[tuple[int, dict[str, bytes]]] = field(default_factory=list)  # round and ``common`` of each message
 
     def __post_init__(self) -> None:
@@ -125,16 +126,16 @@ def _stir() -> None:
 
 def _tensors(rows: ClientData) -> dict[str, Tensor]:
     tensors = {"x": rows.x, "y": rows.y, "weight": rows.weight, "ids": rows.ids}
-    if rows.commons is not None:  # unlike the other tensors no copy: a change would reach every client
+    if rows.commons is not None:  # all clients share these tensors, so a change would reach every client
         tensors |= {"commons.x": rows.commons.x, "commons.y": rows.commons.y}
     return {name: values for name, values in tensors.items() if values is not None}
 
 
 def received(call: Call) -> int:
-    """Return the number of bytes of the message's tensors."""
+    """Return the number of bytes that the client downloads: those of all tensors of the message."""
     return sum(map(len, chain(raw(call.message.common).values(), raw(call.message.individual).values())))
 
 
 def sent(call: Call) -> int:
-    """Return the bytes of the reply's tensors without memory. A tensor in both ``sums`` and ``each`` counts once."""
+    """Return the number of bytes that the client uploads; a tensor in both ``sums`` and ``each`` counts once."""
     return sum(map(len, {**raw(call.reply.sums), **raw(call.reply.each)}.values()))

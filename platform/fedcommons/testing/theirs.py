@@ -1,6 +1,6 @@
-"""Checks for a client of another framework (see ``adapters``): further checks, and the contract's applicable checks.
+"""Checks of clients of other frameworks (see ``adapters``): separate checks, and the checks of ``contract`` that apply.
 
-Clients train softmax regression with full batches, so the order of examples has no effect.
+Clients train softmax regression with full batches, so the order of the examples has no effect.
 """
 
 import random
@@ -25,32 +25,35 @@ from fedcommons.testing.comparing import require
 from fedcommons.testing.federations import Federation, digits
 
 FULL = LocalSGD(epochs=2, batch_size=1000)
-"""Local training with full-batch steps."""
+"""Settings of local training with two full-batch steps."""
 
 ALMOST_ZERO = 1e-6
-"""A learning rate at which weights stay unchanged; a rate of 0 could cause a division by 0."""
+"""A learning rate at which weights hardly change; a learning rate of 0 could cause a division by 0."""
 
 NOT_JUDGED = {
-    "keyed seeds": "the adapter seeds torch's, numpy's and Python's own generators before each training, so equal bits "
-    "would say nothing of it",
-    "privacy": "what it sends declares no noise, so all of it counts as uncovered",
-    "state": "a client's object is built anew in each round, so what it would keep in itself is lost (and --exact may "
-    "accuse it unjustly), and no checkpoint holds what a strategy keeps",
+    "keyed seeds": "the adapter seeds the generators of torch, numpy and Python before each training, so equal bits "
+    "would not show how the client handles seeds",
+    "privacy": "the client declares no noise, so all values that it sends count as unprotected (uncovered)",
+    "state": "a client's object is built anew in each round, so its attributes are lost (and --exact may fail for this "
+    "reason), and no checkpoint stores the attributes of a strategy",
 }
-"""Properties that cannot be judged, and the reasons."""
+"""Properties of such a client that no check can judge, and the reasons."""
 
-NO_LOSS = "it takes no loss=, and its own is hardly that of least squares, on which exactness and rates are known"
+NO_LOSS = "it takes no loss=, so it cannot train on least squares, where exact solutions and rates are known"
 
 
 def it_counts_its_examples(algorithm: Adapted, local: LocalSGD) -> None:
     federation = _federation()
     for i, data in enumerate(federation.data.clients):
         n = int(_trained(algorithm, federation.work(), federation.model, federation, i)[1])
-        require(n == len(data), f"a client of {len(data)} examples says it has {n}, by which the server weighs it")
+        require(
+            n == len(data),
+            f"a client of {len(data)} examples reports {n} examples, which the server uses as its weight",
+        )
 
 
 def it_begins_at_the_weights_that_it_is_given(algorithm: Adapted, local: LocalSGD) -> None:
-    """Check that a client returns the server's weights at a learning rate of almost zero."""
+    """Check that a client returns the server model unchanged at a learning rate of almost zero."""
     federation = _federation(ALMOST_ZERO)
     for round in (1, 2):
         x = _another(federation.model, round)
@@ -58,8 +61,8 @@ def it_begins_at_the_weights_that_it_is_given(algorithm: Adapted, local: LocalSG
         off = norm(sub(y, x)) / norm(x)
         require(
             off <= 1e-3,
-            f"at rate {ALMOST_ZERO:g} it returns other weights than it was given, {100 * off:.2g} % away: it begins at "
-            "stale ones, or at its own",
+            f"at learning rate {ALMOST_ZERO:g} the client returns other weights, {100 * off:.2g} % away: it does not "
+            "begin at the weights of the server's message",
         )
 
 
@@ -70,24 +73,24 @@ def its_training_lowers_its_loss(algorithm: Adapted, local: LocalSGD) -> None:
     before, after = (_loss(work, weights, data) for weights in (federation.model, y))
     require(
         after < before,
-        f"by its training a client's loss goes from {before:.3f} to {after:.3f}: does it return its update with the "
-        "wrong sign?",
+        f"local training changes a client's loss from {before:.3f} to {after:.3f}: does the client return its update "
+        "with the wrong sign?",
     )
 
 
 def no_client_shows_in_the_next(algorithm: Adapted, local: LocalSGD) -> None:
-    """Check that a client returns the same model before and after another client with other weights."""
+    """Check that training another client in between does not change the model that a client returns."""
     federation, work = _federation(), _federation().work()
     x = federation.model
     first, _ = _trained(algorithm, work, x, federation, 0)
     _trained(algorithm, work, _another(x, 1), federation, 1)
     again, _ = _trained(algorithm, work, x, federation, 0)
     off = norm(sub(again, first)) / norm(sub(first, x))
-    require(off <= 1e-3, f"after another client it returns another model, {100 * off:.2g} % off: something is kept")
+    require(off <= 1e-3, f"after another client has trained, its model differs by {100 * off:.2g} %: a value is shared")
 
 
 def it_draws_anew_in_each_round(algorithm: Adapted, local: LocalSGD) -> None:
-    """Check that the generators' final states differ between seeds; if not, the client seeds the generators itself."""
+    """Check that two seeds lead to different states of the generators of torch, numpy and Python after training."""
     federation, ends = _federation(), list[tuple[object, ...]]()
 
     @wraps(algorithm.build)
@@ -112,7 +115,7 @@ def it_draws_anew_in_each_round(algorithm: Adapted, local: LocalSGD) -> None:
     for name, first, second in zip(("torch", "numpy", "Python"), *ends, strict=True) if ends else ():
         require(
             first != second,
-            f"it seeds {name}'s generator while it trains, and so draws the same in every round and for every seed",
+            f"it seeds {name}'s generator while it trains, so it draws equal numbers in every round and for every seed",
         )
 
 
@@ -131,7 +134,7 @@ CHECKS = {
         contract.stragglers_change_nothing,
     )
 }
-"""The checks by name; the contract's further checks test code of the adapter, not of the client."""
+"""The checks by name. Further checks of ``contract`` are left out, because they test code of the adapter."""
 
 
 def _federation(lr: float = 0.1) -> Federation:
@@ -145,14 +148,14 @@ def _loss(work: Work, weights: Flat, data: ClientData) -> float:
 
 
 def _another(x: Flat, number: int) -> Flat:
-    """Return random weights with the layout of ``x``."""
+    """Return random weights from N(0, 1) with the names and shapes of ``x``. number: the seed."""
     result = copy(x)
     result.buffer.normal_(generator=generator("another", number))
     return result
 
 
 def _trained(algorithm: Adapted, work: Work, x: Flat, federation: Federation, client: int) -> tuple[Flat, float]:
-    """Train a client and return its model and its weight."""
+    """Train a client from the weights ``x``; return its model and its weight in the server's average."""
     reply = algorithm.client(work, Message({"model": x}), {}, federation.data.clients[client], 1, 0)
     if "model" in reply.each:
         return flat(reply.each, "model"), reply.weight
