@@ -1,1 +1,1 @@
-"""Create tables, pictures and HTML reports from run folders only."""
+"""Tables, pictures and HTML reports on runs, created from the files in run folders."""

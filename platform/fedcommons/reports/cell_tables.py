@@ -1,4 +1,4 @@
-"""Tables of a report with one line per cell: accuracy and rounds, bytes, convergence parameters."""
+"""Tables of a report on accuracy, bytes and convergence parameters, with one line per configuration (``Cell``)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ from fedcommons.reports.groups import Group
 from fedcommons.reports.intervals import Column, Line, Table
 from fedcommons.reports.series import value
 
-if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
+if TYPE_CHECKING:  # pandas takes a second to import, which would slow --help
     import pandas as pd
 
 RESULTS = (
@@ -18,15 +18,15 @@ RESULTS = (
     Column("last_accuracy", "last accuracy, %", 100, 1),
     Column("best_accuracy", "best accuracy, %", 100, 1),
     Column("MB", "MB exchanged"),
-    Column("bytes_once", "of these MB once", 1e-6),
-    Column("disclosed", "given away, % of examples", 100, 1),
+    Column("bytes_once", "MB exchanged once (shared data)", 1e-6),
+    Column("disclosed", "disclosed, % of examples", 100, 1),
     Column("test/loss", "last test loss"),
 )
 BYTES = (
     Column("bytes_down", "MB to clients", 1e-6),
     Column("bytes_up", "MB from clients", 1e-6),
     Column("bytes_once", "MB of shared data, once", 1e-6),
-    Column("bytes_lost", "MB to late clients, for nothing", 1e-6),
+    Column("bytes_lost", "MB to stragglers without a reply", 1e-6),
 )
 CONVERGENCE = (
     Column("zeta_sq", "ζ², own data"),
@@ -47,28 +47,28 @@ NUMBERS = {column.name for column in (*RESULTS, *BYTES, *CONVERGENCE)}
 _LATEX = {"ζ̂²": r"$\hat\zeta^2$", "ζ²": r"$\zeta^2$", "σ̂²": r"$\hat\sigma^2$", "σ²": r"$\sigma^2$", "δ²": r"$\delta^2$"}
 
 SHOWN, LATEX = 1000, 500
-"""Maximum number of lines of a table on the page (SHOWN) and in its LaTeX code (LATEX)."""
+"""Maximum number of lines of a table on the page (``SHOWN``); longer ones than ``LATEX`` have no LaTeX code."""
 
 INTERVALS = (
-    "Numbers are means over the seeds of finished runs, in brackets the 95 % Student t interval of the mean, cut off "
-    "at 0 and 100 %. A seed that missed the target has no round: what is told then is the mean of the others, without "
-    "an interval. A number without brackets is of one seed, or the same in all."
+    "Numbers are means over the seeds of finished runs, with the 95 % Student t interval of the mean in brackets, cut "
+    "off at 0 and 100 %. If seeds missed the target, the mean is over the seeds that reached the target, without an "
+    "interval. A number without brackets comes from one seed, or is equal for all seeds."
 )
 
 
 def build_tables(groups: Sequence[Group], numbers: Sequence[Sequence[int]]) -> list[Table]:
-    """Return the tables for which these groups have values. numbers: by cell, the indices of its runs."""
+    """Return the tables that have values in these groups. numbers: for each configuration, the indices of its runs."""
     all_cells = [cell for group in groups for cell in group.cells]
     finished = [cell.runs.loc[cell.runs["status"] == "finished", :] for cell in all_cells]
     more = tuple(Column(name, head, 100, 1) for name, head in columns.of_clients(all_cells))
     texts = {
         "results": ("Results", INTERVALS, (*RESULTS, *more)),
-        "bytes": ("Bytes", "Of all messages of all clients and rounds; an MB has 10⁶ bytes.", BYTES),
+        "bytes": ("Bytes", "Bytes of all messages of all clients and rounds; an MB has 10⁶ bytes.", BYTES),
         "convergence": (
-            "Convergence parameters beside their bounds",
-            "At the server model of the last round that was measured. Lemma 1 of Fedssyn says what ζ² and σ² of exact "
-            "mixtures with the whole pool are (for L it is an upper bound); the data that clients really train on "
-            "follow it roughly.",
+            "Convergence parameters and their bounds",
+            "Measured at the server model, in the last round with a measurement. Lemma 1 of Fedssyn gives ζ² and σ² of "
+            "exact mixtures of own data and the whole pool, and an upper bound of L. The clients' real training data "
+            "has similar values.",
             CONVERGENCE,
         ),
     }
@@ -76,7 +76,7 @@ def build_tables(groups: Sequence[Group], numbers: Sequence[Sequence[int]]) -> l
     for name, (title, note, candidates) in texts.items():
         with_values = [column for column in candidates if any(cell.values(column.name) for cell in all_cells)]
         if name == "results" and intervals.ROUNDS not in [column.name for column in with_values]:
-            with_values = [RESULTS[0], *with_values]  # all runs missed the target
+            with_values = [RESULTS[0], *with_values]  # all runs missed the target, which the table must show
         if with_values:
             whole = _filled(Table(name, title, note, [], with_values, []), groups, numbers, finished)
             tables.append(_cut(_with_files(whole, finished)))
@@ -86,7 +86,7 @@ def build_tables(groups: Sequence[Group], numbers: Sequence[Sequence[int]]) -> l
 def _filled(
     empty: Table, groups: Sequence[Group], numbers: Sequence[Sequence[int]], finished: "Sequence[pd.DataFrame]"
 ) -> Table:
-    """Return the table with one line per cell; lines after the first ``SHOWN`` have no texts."""
+    """Return the table with one line per configuration; lines after the first ``SHOWN`` have no numbers."""
     heads, firsts = first_columns([cell for group in groups for cell in group.cells])
     place, filled = 0, []
     for number, group in enumerate(groups):
@@ -100,7 +100,7 @@ def _filled(
 
 
 def _cut(table: Table) -> Table:
-    """Return the table with only the lines that a page shows."""
+    """Return the table with only the first ``SHOWN`` lines, which the page shows."""
     shown_groups = [(n, title, [line for line in lines if line.cell < SHOWN]) for n, title, lines in table.groups]
     count = sum(len(lines) for _, _, lines in table.groups)
     cut = f"Shown: the first {SHOWN:,} of {count:,} lines. The CSV has all." if count > SHOWN else ""
@@ -108,10 +108,10 @@ def _cut(table: Table) -> Table:
 
 
 def first_columns(cells: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:
-    """Return heads and texts of the columns that distinguish the cells of a group.
+    """Return titles and texts of the first columns, which distinguish the configurations of a group.
 
-    The columns are the algorithm, the sharing strategy, p, and the varying fields. Fields of the environment are in
-    the group's title instead.
+    The columns are the algorithm, the sharing strategy, the varying fields, and p (share of received examples). Fields
+    of ``ENVIRONMENT`` are not among them, because the group's title has these fields.
     """
     varied = dict.fromkeys(name for cell in cells for name in columns.others(cell) if not name.startswith(ENVIRONMENT))
     names = ["algorithm", "sharing.setting", *varied, *([] if "sharing.p" in varied else ["p"])]
@@ -121,18 +121,18 @@ def first_columns(cells: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:
 
 def _first(cell: Cell, name: str) -> str:
     field_value = value(cell, name)
-    if name == "p":  # the share of shared data that the clients got
+    if name == "p":  # the share of received examples in the clients' training data
         return f"{field_value:.2f}" if field_value else "-"
     return columns.text(field_value)
 
 
 def _with_files(table: Table, finished: "Sequence[pd.DataFrame]") -> Table:
-    """Return the table with its CSV and LaTeX lines, by pandas: the head, then one line per table line, in order."""
+    """Return the table with CSV and LaTeX code, as lists of lines: first the head, then one line per table line."""
     csv = intervals.frame(table, finished).to_csv(index=False, lineterminator="\n").splitlines()
     every = [(title, line) for _, title, lines in table.groups for line in lines]
     if len(every) > LATEX:
         return replace(table, csv=csv)
-    many = len(table.groups) > 1  # then each line has its group in a first column
+    many = len(table.groups) > 1  # with several groups, the first column is the group's title
     first = [*(["group"] if many else []), *table.heads]
     heads = [*first, "seeds", *(column.head for column in table.columns)]
     rows = [

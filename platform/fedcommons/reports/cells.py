@@ -1,4 +1,4 @@
-"""Cells of a table: groups of runs that differ only in the seed, and their means over seeds."""
+"""Configurations of a table: sets of runs that differ only in the seed (``Cell``), and their means over seeds."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,35 +8,35 @@ from fedcommons.config.dotted import common_fields, is_ignored
 from fedcommons.core.communication import UntilTarget
 from fedcommons.errors import UserError, quote, unknown
 
-if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
+if TYPE_CHECKING:  # pandas takes a second to import, which would slow --help
     import pandas as pd
 
 ENVIRONMENT = ("data.", "partition.", "straggler.", "federation.participation", "target")
-"""Prefixes of the fields that describe the environment of a method; methods are not ranked across environments."""
+"""Prefixes of config fields that describe data and federation; results are only ranked if these fields are equal."""
 
 IDENTIFYING = {
     "data.name": "data set", "partition.n_clients": "N", "federation.participation": "C", "partition.alpha": "alpha",
     "algorithm": "algorithm", "sharing.setting": "setting",
 }  # fmt: skip
-"""Fields with a column in every table, and the column's head. Among varying fields these fields come first."""
+"""Config fields with a column in every table, and the column's title. They come before other varying fields."""
 
 _FIRST = tuple(IDENTIFYING)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell: its runs, one per seed, and the values of the fields in which it differs from the other cells."""
+    """A configuration in a table: its runs, one per seed, and its values of the fields that vary in the table."""
 
     fields: Mapping[str, Any]
     runs: "pd.DataFrame"
 
     def values(self, column: str) -> list[float]:
-        """Return the column's values in the order of the seeds, without missing values."""
+        """Return the runs' values in a column of ``load_runs``, in the order of the seeds, without missing values."""
         return [] if column not in self.runs else self.runs[column].dropna().tolist()
 
 
 def fields(runs: "pd.DataFrame") -> list[str]:
-    """Return the columns of a ``load_runs`` frame that are config fields and may distinguish cells."""
+    """Return the columns of a ``load_runs`` frame that are config fields, except the seed and fields without effect."""
     names = [n for n in runs.columns if n in common_fields() or ("." in n and "/" not in n)]
     return sorted((n for n in names if n != "seed" and not is_ignored(n)), key=_place)
 
@@ -46,7 +46,7 @@ def _place(name: str) -> int:
 
 
 def varied(runs: "pd.DataFrame") -> list[str]:
-    """Return the fields in which runs differ, without fields that earlier fields determine (a method's constants)."""
+    """Return the fields in which runs differ, without fields whose value follows from fields that come earlier."""
     varying: list[str] = []
     for name in fields(runs):
         if len(set(_column(runs, name))) > 1 and not _follows(runs, name, varying):
@@ -55,7 +55,7 @@ def varied(runs: "pd.DataFrame") -> list[str]:
 
 
 def _follows(runs: "pd.DataFrame", name: str, others: Sequence[str]) -> bool:
-    """Check whether runs that agree in the fields ``others`` also agree in the field ``name``."""
+    """Return whether all runs with equal values in the fields ``others`` have equal values in the field ``name``."""
     values_by_key: dict[tuple[Any, ...], set[Any]] = {}
     for value, *key in zip(*(_column(runs, n) for n in (name, *others)), strict=True):
         values_by_key.setdefault(tuple(key), set()).add(value)
@@ -63,12 +63,12 @@ def _follows(runs: "pd.DataFrame", name: str, others: Sequence[str]) -> bool:
 
 
 def _column(runs: "pd.DataFrame", name: str) -> list[Any]:
-    """Return the values of a column, with None for nan, because nan is not equal to itself."""
+    """Return the values of a column, with None in place of nan, because nan is not equal to itself."""
     return [None if value is None or value != value else value for value in runs[name].tolist()]
 
 
 def drop_duplicates(runs: "pd.DataFrame", say: Callable[[str], None] = print) -> "pd.DataFrame":
-    """Return the first run of each experiment and seed; ``say`` is called for each duplicate that is left out."""
+    """Return the frame with only the first run of each experiment and seed; ``say`` is called for each dropped run."""
     seen: dict[tuple[Any, ...], str] = {}
     is_first = []
     columns = (_column(runs, name) for name in ("run", "seed", *fields(runs)))
@@ -81,7 +81,7 @@ def drop_duplicates(runs: "pd.DataFrame", say: Callable[[str], None] = print) ->
 
 
 def cells(runs: "pd.DataFrame") -> list[Cell]:
-    """Return the cells of these runs, in the order of their first runs."""
+    """Return the configurations of these runs, in the order of their first runs; each frame is sorted by seed."""
     names = varied(runs)
     if not names:
         return [Cell({}, runs.sort_values("seed"))]
@@ -92,12 +92,17 @@ def cells(runs: "pd.DataFrame") -> list[Cell]:
 
 
 def means(runs: "pd.DataFrame", columns: str | Iterable[str], say: Callable[[str], None] = print) -> "pd.DataFrame":
-    """Return one row per cell: varying fields, ``seeds``, and each column's mean and sample sd (``NAME_sd``).
+    """Return a frame of means over seeds, with one row per configuration (runs that differ only in the seed).
 
-    As in the tables, only finished runs count, and duplicates are left out. In ``rounds_to_target`` a seed that missed
-    the target counts with all its rounds; ``rounds_to_target_missed`` is the number of such seeds, and
-    ``rounds_to_target_shown`` then prints the mean with ``>``. ``say`` is called for each run or value that is left
-    out. columns: one or several column names.
+    A row has the varying fields, ``seeds`` (number of seeds), and for each of the ``columns`` the mean (``NAME``) and
+    the sample standard deviation (``NAME_sd``). Only finished runs count, and duplicates are left out. In
+    ``rounds_to_target`` a seed that missed the target counts with all its rounds. ``rounds_to_target_missed`` is the
+    number of such seeds; if it is above 0, the text ``rounds_to_target_shown`` is ``>`` and the mean.
+
+    Args:
+        runs: a frame of ``load_runs``.
+        columns: one or several names of number columns.
+        say: called with a message on each run or value that is left out.
 
     Raises:
         UserError: ``runs`` is not a frame, or has no such column.
@@ -135,10 +140,10 @@ def _words(cell: Cell) -> str:
 
 
 def counted(runs: "pd.DataFrame", metric: str) -> tuple[list[float], int]:
-    """Return the runs' values of a metric, and how many runs missed the target.
+    """Return the runs' values of a metric (a column of ``load_runs``), and how many runs missed the target.
 
-    In ``rounds_to_target`` a run that missed the target counts with all its rounds. For other metrics, missing values
-    are left out and the count is 0.
+    If the metric is ``rounds_to_target``, a run that missed the target counts with all its rounds. For other metrics,
+    missing values are left out, and the number of runs that missed the target is 0.
     """
     values = [None if v is None or v != v else float(v) for v in runs[metric].tolist()] if metric in runs else []
     if metric == "rounds_to_target":
@@ -148,12 +153,12 @@ def counted(runs: "pd.DataFrame", metric: str) -> tuple[list[float], int]:
 
 
 def reached(runs: "pd.DataFrame") -> list[float | None]:
-    """Return the first round in which each run reached the target, or None if a run missed the target."""
+    """Return for each run the first round in which it reached the target, or None if it missed the target."""
     return [None if round is None or round != round else round for round in runs["rounds_to_target"].tolist()]
 
 
 def until_target(runs: "pd.DataFrame") -> list[UntilTarget]:
-    """Return the bytes that each run sent until it reached the target, assuming equal bytes per round."""
+    """Return for each run the bytes sent until it reached the target, assuming equal bytes in all rounds."""
     per_round = (runs["bytes_down"] + runs["bytes_up"]) / runs["rounds"]
     facts = zip(runs["bytes_once"], per_round, reached(runs), runs["rounds"], strict=True)
     return [

@@ -1,8 +1,8 @@
-"""Charts of a report, as Vega-Lite specifications by altair: one per kind, filled in the browser group by group.
+"""Charts of a report, as Vega-Lite specifications that altair creates: one specification per kind of chart.
 
-In the browser, page.js creates the chart data (the rows ``curve`` and ``reached``) from the selected runs. So the page
-stores all data only once, and Vega's scripts only once. Vega's own interpreter evaluates its expressions (``ast``),
-because the page's security policy forbids all scripts that the page was not written with.
+In the browser, page.js fills a specification with the data of the selected runs (the data sets ``curve`` and
+``reached``). So the page stores the data of each run once, and Vega's scripts once. Vega evaluates its expressions with
+an interpreter (``ast``), because the page's security policy forbids code that is created in the browser.
 """
 
 from functools import cache
@@ -10,27 +10,27 @@ from typing import TYPE_CHECKING, Any
 
 from fedcommons.reports.series import COLOURS
 
-if TYPE_CHECKING:  # altair takes a second to import
+if TYPE_CHECKING:  # altair takes a second to import, so functions import it
     import altair as alt
 
 LOOKS = [*COLOURS[:6], "#888888"]
-"""Colours of Okabe and Ito, with grey instead of black, because pages may have a dark background."""
+"""Colours of Okabe and Ito, with grey instead of black, because the page can have a dark background."""
 
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [1, 4])
 
 
 @cache
 def vega() -> str:
-    """Return Vega, Vega-Lite and vega-embed as one script that defines ``vegaEmbed``. The first call takes seconds."""
+    """Return a script with Vega, Vega-Lite and vega-embed that defines ``vegaEmbed``. The first call takes seconds."""
     import vl_convert
 
     return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
 
 
 def specifications() -> dict[str, Any]:
-    """Return the Vega-Lite specification of each kind of chart, without data."""
+    """Return the Vega-Lite specification of each kind of chart by name; page.js adds the data."""
     rounds = ("round:Q", "round")
-    sent = ("bytes:Q", "MB exchanged until then, both ways, all clients")
+    sent = ("bytes:Q", "MB exchanged so far, both directions, all clients")
     accuracy, loss = ("accuracy", "test accuracy, %"), ("loss", "test loss")
     return {
         "rounds": _course(*rounds, *accuracy).to_dict(),
@@ -41,7 +41,7 @@ def specifications() -> dict[str, Any]:
 
 
 def _looks() -> "dict[str, Any]":
-    """Return the encodings of colour and dash; page.js fills the columns ``colour`` and ``dash``."""
+    """Return the encodings of colour and line dashes, for the columns ``colour`` and ``dash`` of page.js's data."""
     import altair as alt
 
     legend = alt.Legend(
@@ -56,7 +56,10 @@ def _looks() -> "dict[str, Any]":
 
 
 def _course(x: str, x_title: str, y: str, y_title: str) -> "alt.LayerChart | alt.FacetChart":
-    """Return a chart with one line per cell: mean of finished runs, band from minimum to maximum; thin: unfinished."""
+    """Return a chart of curves. x, y: columns of the data; x_title, y_title: titles of the axes.
+
+    A thick line is the mean of a configuration's finished runs, with a band from minimum to maximum; thin: others.
+    """
     import altair as alt
 
     base = alt.Chart(alt.NamedData("curve"))
@@ -64,8 +67,9 @@ def _course(x: str, x_title: str, y: str, y_title: str) -> "alt.LayerChart | alt
     up = alt.Y(f"{y}:Q", title=y_title).scale(zero=False)
     tips = [
         alt.Tooltip("name:N", title="runs"), alt.Tooltip("round:Q"), alt.Tooltip(f"{y}:Q", format=".4g", title="mean"),
-        alt.Tooltip(f"{y}_low:Q", format=".4g", title="least"), alt.Tooltip(f"{y}_high:Q", format=".4g", title="most"),
-        alt.Tooltip("bytes:Q", format=".4g", title="MB until then"),
+        alt.Tooltip(f"{y}_low:Q", format=".4g", title="minimum"),
+        alt.Tooltip(f"{y}_high:Q", format=".4g", title="maximum"),
+        alt.Tooltip("bytes:Q", format=".4g", title="MB so far"),
     ]  # fmt: skip
     looks = _looks()
     band = base.mark_area(opacity=0.15).encode(
@@ -85,7 +89,7 @@ def _whole() -> "alt.Axis":
 
 
 def _reached() -> "alt.LayerChart | alt.FacetChart":
-    """Return a chart with one dot per seed (hollow at the last round: target missed) and a bar at the mean."""
+    """Return a chart of rounds to the target: a dot per seed (hollow: target missed), and a bar at their mean."""
     import altair as alt
 
     base = alt.Chart(alt.NamedData("reached"))

@@ -1,4 +1,4 @@
-"""Read the run folders of a report once: a frame of runs, and for each run the facts that the frame does not have."""
+"""Read the run folders of a report: a frame of runs, and for each run further facts such as its accuracy curve."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -9,24 +9,25 @@ from typing import TYPE_CHECKING, Any
 from fedcommons.reports.frames import Recorded, read, row
 from fedcommons.storage import safe_read
 
-if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
+if TYPE_CHECKING:  # pandas takes a second to import, which would slow --help
     import pandas as pd
 
 WHO = ("dataset", "algorithm", "setting", "alpha", "p", "seed")
-"""Columns that identify a run; None if a run has no such value, as p before the run's end."""
+"""Columns that identify a run; a value can be missing, as p (share of received examples) before the end of a run."""
 
 DIGEST = "data digest"
-"""A column: hash of the content of a run's data set; None in runs of earlier versions."""
+"""Name of a column: hash of the content of a run's data set; None in runs of earlier versions of fedcommons."""
 
 _CURVES = {"accuracy": "test/accuracy", "loss": "test/loss", "bytes": "comm/total_bytes"}
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Facts of a run that its row does not have. late: number of late or missing replies, over all rounds.
+    """Facts of a run that its row in the frame does not have.
 
-    curve: by name, one value per evaluated round: ``round``, ``accuracy``, ``loss``, and cumulative ``bytes`` in MB.
-    words: sentences of the privacy statement. facts: content of environment.json.
+    curve: lists ``round``, ``accuracy``, ``loss`` and ``bytes`` (MB exchanged so far), with one value per evaluated
+    round. words: sentences of the privacy statement. n_late: number of replies from stragglers, or missing because of
+    stragglers, over all rounds. facts: content of environment.json.
     """
 
     folder: Path
@@ -37,7 +38,7 @@ class RunFacts:
 
 
 def gather(folders: Sequence[Path], say: Callable[[str], None]) -> "tuple[pd.DataFrame, list[RunFacts]]":
-    """Return the frame of ``load_runs`` with a column ``DIGEST``, and for each row the run's further facts.
+    """Return the frame of ``load_runs`` with the further column ``DIGEST``, and for each row the run's further facts.
 
     ``say`` and errors are as in ``load_runs``.
     """
@@ -54,7 +55,7 @@ def gather(folders: Sequence[Path], say: Callable[[str], None]) -> "tuple[pd.Dat
 
 
 def _identity(folder: Path) -> tuple[str | None, str | None]:
-    """Return the hashes of the data and of the partition from the beginning of a run's partition.json, or None."""
+    """Return the hashes of a run's data set and partition from its partition.json; None for a missing hash."""
     try:
         with safe_read.open_file(folder / "partition.json", safe_read.LARGEST_JSON) as file:
             head = file.read(300).decode(errors="replace") if file else ""
@@ -73,7 +74,7 @@ def _facts_of_run(run: Recorded) -> RunFacts:
 
 
 def _curve(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
-    """Return the curve of the evaluated rounds."""
+    """Return ``RunFacts.curve`` from the lines of rounds.jsonl, for rounds with a test accuracy or test loss."""
     evaluated = [line for line in lines if line.get("test/accuracy") is not None or line.get("test/loss") is not None]
     curve: dict[str, list[float | None]] = {"round": [line["round"] for line in evaluated]}
     for name, metric in _CURVES.items():
@@ -83,7 +84,7 @@ def _curve(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
 
 
 def _facts(folder: Path) -> Mapping[str, Any]:
-    """Return environment.json with texts that a page can show, or an empty mapping if the file is damaged."""
+    """Return environment.json without control characters in its texts; empty if the file is missing or damaged."""
     try:
         environment = safe_read.cleaned(safe_read.json_of(folder / "environment.json"))
     except (safe_read.UnreadableError, ValueError):

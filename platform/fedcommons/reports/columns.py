@@ -1,4 +1,7 @@
-"""Columns that describe a cell in tables and pictures: the papers' columns, and every other field that varies."""
+"""Texts that describe a configuration (``Cell``) in tables and pictures.
+
+The papers' tables have the columns ``IDENTIFYING``; further columns are all other config fields that vary.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,36 +13,36 @@ from fedcommons.reports.series import value
 _OF_SETTING = ("sharing.", "generator.")
 
 _HEADS = {full: short for short, full in SHORT_NAMES.items() if short != "p"} | IDENTIFYING
-"""Short names of fields. ``p`` is the share that the clients got, not the requested share."""
+"""Column titles of config fields: short names. ``p`` is not one of them: it is the share that clients got."""
 
 
 def others(cell: Cell) -> list[str]:
-    """Return the varying fields of a cell that are not among the papers' columns (``IDENTIFYING``)."""
+    """Return the varying config fields that have no column in the papers' tables (``IDENTIFYING``)."""
     return [name for name in cell.fields if name not in IDENTIFYING]
 
 
 def identified(cells: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:
-    """Return the first columns of a table: their heads, and each cell's values as texts."""
+    """Return the titles of a table's first columns, and for each configuration its values in them as texts."""
     names = [*IDENTIFYING, *others(cells[0])]
     return [head(name) for name in names], [[text(value(cell, name)) for name in names] for cell in cells]
 
 
 def key(cell: Cell) -> tuple[Any, ...]:
-    """Return the values of the papers' columns (``IDENTIFYING``), which identify a cell in the papers."""
+    """Return the values in the columns ``IDENTIFYING``, which identify a configuration in the papers' tables."""
     return tuple(value(cell, name) for name in IDENTIFYING)
 
 
 def text(value: object) -> str:
-    """Format a value in short, ``-`` for None."""
+    """Format a config value for a table: short numbers, tuples with hyphens, ``-`` for None."""
     if isinstance(value, tuple):
         return "-".join(map(str, value))
     return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def of_clients(cells: Sequence[Cell]) -> list[tuple[str, str]]:
-    """Return names and heads of the accuracies over clients that these cells have from ``evaluate.clients``.
+    """Return (column name, title) of each accuracy over clients that these runs have (``evaluate.clients``).
 
-    A head names the model, and marks accuracies on training data.
+    A title says whether the server model or personal models are evaluated, and marks accuracies on training data.
     """
     whats = {"mean": "mean", "worst_decile": "worst tenth", "std": "std"}
     names = {
@@ -52,23 +55,23 @@ def of_clients(cells: Sequence[Cell]) -> list[tuple[str, str]]:
 
 
 def place(cell: Cell) -> str:
-    """Describe the environment: ``digits, N = 10, C = 1, alpha = 0.1``, and varying fields of ``ENVIRONMENT``."""
+    """Return data and federation as text, such as ``digits, N = 10, C = 1, alpha = 0.1``; see ``ENVIRONMENT``."""
     dataset, *names = [name for name in (*IDENTIFYING, *others(cell)) if name.startswith(ENVIRONMENT)]
     return ", ".join([value(cell, dataset), *(f"{head(name)} = {text(value(cell, name))}" for name in names)])
 
 
 def method(cell: Cell) -> str:
-    """Describe the algorithm and the varying fields, without fields of sharing: ``fedprox fedprox.mu 0.1``."""
+    """Return the algorithm and varying fields, except sharing, as text, such as ``fedprox fedprox.mu 0.1``."""
     return _named(cell, "algorithm", [name for name in others(cell) if not name.startswith(_OF_SETTING)])
 
 
 def setting(cell: Cell) -> str:
-    """Describe the sharing strategy and varying fields of sharing and generators: ``shuffled_synthetic rho 0.5``."""
+    """Return the sharing strategy and its varying fields as text, such as ``shuffled_synthetic rho 0.5``."""
     return _named(cell, "sharing.setting", [name for name in others(cell) if name.startswith(_OF_SETTING)])
 
 
 def variant(cell: Cell) -> str:
-    """Describe the sharing strategy and all varying fields that are not in the papers' columns."""
+    """Return the sharing strategy and all varying fields without a column in the papers' tables, as text."""
     return _named(cell, "sharing.setting", others(cell))
 
 
@@ -78,12 +81,12 @@ def _named(cell: Cell, first: str, more: Sequence[str]) -> str:
 
 
 def head(name: str) -> str:
-    """Return the short name of a field."""
+    """Return the column title of a config field: its short name, or its full name if it has no short name."""
     return _HEADS.get(name, name)
 
 
 def without_sharing(cells: Sequence[Cell]) -> list[Cell | None]:
-    """Return for each cell the cell without sharing (``real``) that differs in sharing only, or None."""
+    """Return for each configuration the one without sharing (``real``) with equal other fields, or None."""
     names = [name for name in cells[0].fields if not name.startswith(_OF_SETTING)] if cells else []
     keys = [tuple(value(cell, name) for name in names) for cell in cells]
     real = {k: cell for k, cell in zip(keys, cells, strict=True) if value(cell, "sharing.setting") == "real"}

@@ -1,4 +1,4 @@
-"""Sections of a report besides the number tables: sweeps, partitions, pools, privacy, stragglers, environments."""
+"""Sections of a report on sweeps, partitions, pools of images, privacy, stragglers, environments and commands."""
 
 import base64
 import io
@@ -20,29 +20,29 @@ from fedcommons.reports.tables import commons_epsilon
 from fedcommons.storage import safe_read
 from fedcommons.tracking.run_folder import read_class_counts
 
-if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
+if TYPE_CHECKING:  # pandas takes a second to import, which would slow --help
     import pandas as pd
 
 SHOWN = 12
-"""Maximum number of partitions, and of pools, that a report shows."""
+"""Maximum number of partitions, and of pictures of pools, that a report shows."""
 
 CLIENTS, CLASSES = 40, 20
-"""Maximum number of rows and columns of a partition's picture."""
+"""Maximum number of clients (rows) and classes (columns) in the picture of a partition."""
 
 LARGEST_PNG, SIDE = 400_000, 1200
-"""Maximum bytes, and maximum pixels per side, of a pool's picture that was logged to W&B."""
+"""Maximum number of bytes, and of pixels in width and height, of a pool's picture that was logged to W&B."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """A fact and the indices of the runs that share this fact."""
+    """A value, such as an environment or a privacy statement, and the indices of the runs that have this value."""
 
     text: Any
     runs: Sequence[int]
 
 
 def shared(values: Sequence[Any], numbers: Sequence[int] | None = None) -> list[Facts]:
-    """Return each distinct value with the indices of its runs. numbers: run index of each value; None: 0, 1, ..."""
+    """Return each distinct value, except None, with its runs. numbers: run index of each value; None: 0, 1, ..."""
     runs_by_value: dict[Any, list[int]] = {}
     for number, value in zip(numbers if numbers is not None else range(len(values)), values, strict=True):
         if value is not None:
@@ -51,7 +51,7 @@ def shared(values: Sequence[Any], numbers: Sequence[int] | None = None) -> list[
 
 
 def sweeps(runs: "pd.DataFrame") -> list[dict[str, Any]]:
-    """Return one line per parent folder of runs: the experiments, numbers of runs, seeds and dates."""
+    """Return one line per parent folder of runs: data, federations, methods, seeds, numbers of runs, and dates."""
     facts = {"data": "dataset", "methods": "algorithm", "settings": "setting", "seeds": "seed"}
     fields = ("partition.n_clients", "federation.participation", "partition.alpha")
     lines = []
@@ -82,7 +82,7 @@ def _listed(values: Sequence[Any]) -> str:
 
 
 def _when(folders: Sequence[str]) -> str:
-    """Return the dates on which rounds.jsonl of these runs last changed, because runs do not record their dates."""
+    """Return the first and last date on which these runs wrote a round (file dates, as runs do not record dates)."""
     times = []
     for folder in folders:
         try:
@@ -94,7 +94,7 @@ def _when(folders: Sequence[str]) -> str:
 
 
 def privacy(groups: Sequence[Group], run_facts: Sequence[RunFacts]) -> list[dict[str, Any]]:
-    """Return one line per cell: epsilon of the commons, and each distinct privacy statement with its runs."""
+    """Return one line per configuration: epsilon of the shared data, and each privacy statement with its runs."""
     lines: list[dict[str, Any]] = []
     for group in groups:
         for cell in group.cells:
@@ -107,7 +107,7 @@ def privacy(groups: Sequence[Group], run_facts: Sequence[RunFacts]) -> list[dict
 
 
 def join_statements(words: Sequence[Facts]) -> str:
-    """Join the privacy statements of a cell into one text."""
+    """Join the privacy statements of a configuration's runs into one text."""
     return " / ".join(" ".join(fact.text) for fact in words)
 
 
@@ -116,12 +116,12 @@ def _epsilon(cell: Cell) -> str:
 
 
 def name(cell: Cell) -> str:
-    """Describe a cell: algorithm, sharing strategy, and varying fields."""
+    """Return a configuration's name: algorithm, sharing strategy, and varying fields."""
     return f"{columns.method(cell)}, {columns.setting(cell)}"
 
 
 def trouble(runs: "pd.DataFrame", run_facts: Sequence[RunFacts]) -> list[dict[str, Any]]:
-    """Return one line for each run that had stragglers or rejected replies."""
+    """Return one line for each run with stragglers or rejected replies: their numbers, lost MB, and the reason."""
     lines = []
     rejected = runs["rejections"] if "rejections" in runs else [None] * len(runs)
     lost = runs["bytes_lost"] if "bytes_lost" in runs else [0.0] * len(runs)
@@ -134,7 +134,10 @@ def trouble(runs: "pd.DataFrame", run_facts: Sequence[RunFacts]) -> list[dict[st
 
 
 def partitions(runs: "pd.DataFrame", say: Callable[[str], None]) -> tuple[list[dict[str, Any]], int]:
-    """Return the first ``SHOWN`` partitions as counts by client and class, and the number of all partitions."""
+    """Return the first ``SHOWN`` partitions, and the number of all partitions.
+
+    ``rows``: number of training examples by client and class, each with its share of the largest number.
+    """
     every, pictures = shared(runs["partition"].where(runs["partition"].notna(), None).tolist()), []
     for fact in every[:SHOWN]:
         first = runs.iloc[fact.runs[0]]
@@ -158,7 +161,7 @@ def partitions(runs: "pd.DataFrame", say: Callable[[str], None]) -> tuple[list[d
 
 
 def pools(runs: "pd.DataFrame") -> tuple[list[dict[str, Any]], int]:
-    """Return the first ``SHOWN`` distinct pool pictures that runs stored for W&B, and the number of all pictures."""
+    """Return the first ``SHOWN`` distinct pictures of pools that runs logged to W&B, and the number of all pictures."""
     files = []
     for number, run in enumerate(runs["run"]):
         if runs["setting"].iloc[number] != "real":
@@ -166,7 +169,7 @@ def pools(runs: "pd.DataFrame") -> tuple[list[dict[str, Any]], int]:
             files += [(number, images[-1])] if images else []
     pictures, seen = [], dict[str, dict[str, Any]]()
     for number, file in files:
-        key = file.name.rpartition("_")[2]  # a hash of the picture
+        key = file.name.rpartition("_")[2]  # the end of the name is a hash of the picture
         if key in seen:
             seen[key]["runs"].append(number)
         elif len(pictures) < SHOWN and (picture := _png(file)):
@@ -180,14 +183,14 @@ def pools(runs: "pd.DataFrame") -> tuple[list[dict[str, Any]], int]:
 
 
 def _png(file: Path) -> str | None:
-    """Return the picture as a data URL, encoded again so that only pixels are copied; None if it is not such a PNG."""
+    """Return the pixels of a PNG file, without its metadata, as a data URL; None if it is no PNG or too large."""
     from PIL import Image
 
     try:
-        content = safe_read.content(file, LARGEST_PNG, inner=7) or b""  # no folder below the run's folder may be a link
+        content = safe_read.content(file, LARGEST_PNG, inner=7) or b""  # no folder inside the run folder may be a link
         if (
             max(int.from_bytes(content[16:20]), int.from_bytes(content[20:24])) > SIDE
-        ):  # checked before Pillow decodes the file
+        ):  # the size is checked before Pillow decodes the file
             return None
         picture = Image.open(io.BytesIO(content), formats=["PNG"])
         encoded = io.BytesIO()
@@ -202,7 +205,7 @@ def _png(file: Path) -> str | None:
 
 
 def environments(run_facts: Sequence[RunFacts]) -> list[Facts]:
-    """Return each distinct software and hardware environment as (name, value) pairs, with its runs."""
+    """Return each distinct environment (software and hardware) as pairs of name and value, with its runs."""
     return shared([_environment(run.facts) for run in run_facts])
 
 

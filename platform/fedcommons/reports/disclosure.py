@@ -1,4 +1,4 @@
-"""Accuracy against the disclosed share of examples, and against the epsilon of shared data: points, table, picture."""
+"""Tables and pictures of accuracy against the share of examples disclosed, and against the epsilon of shared data."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,17 +12,17 @@ from fedcommons.reports.cells import Cell, drop_duplicates
 from fedcommons.reports.frames import load_rounds, load_runs
 from fedcommons.reports.metrics import words
 
-if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
+if TYPE_CHECKING:  # pandas takes a second to import, which would slow --help
     import pandas as pd
 
 ACCURACY = "accuracy_then"
-"""Column of the test accuracy after the round that is compared."""
+"""Name of a column: test accuracy after the round at which the runs are compared."""
 
 
 def points(folders: Sequence[Path], round: int, say: Callable[[str], None]) -> "pd.DataFrame":
     """Return the finished runs of these folders, without duplicates, with their test accuracy after ``round``.
 
-    Runs with fewer rounds are left out; ``say`` is called with the name of each such run.
+    Runs with fewer rounds are left out; ``say`` is called with a message on each such run.
     """
     runs, rounds = (load(*folders, say=say) for load in (load_runs, load_rounds))
     runs = drop_duplicates(runs.loc[runs["status"] == "finished", :], say)
@@ -34,10 +34,10 @@ def points(folders: Sequence[Path], round: int, say: Callable[[str], None]) -> "
 
 
 def table(cells: Sequence[Cell], round: int) -> str:
-    """Return a markdown table with one line per cell, sorted by federation, method and disclosed share."""
-    head = ["federation", "algorithm", "setting", "given away", f"accuracy after round {round}", "MB exchanged once"]
+    """Return a markdown table with one line per configuration, sorted by federation, method and disclosed share."""
+    head = ["federation", "algorithm", "setting", "disclosed", f"accuracy after round {round}", "MB exchanged once"]
     with_epsilon = private(cells)
-    head += ["ε of the commons"] * with_epsilon
+    head += ["ε of shared data"] * with_epsilon
     lines = []
     for cell in sorted(cells, key=lambda c: (columns.place(c), columns.method(c), series.value(c, "disclosed"))):
         once = fmean(cell.values("bytes_once")) / 1e6
@@ -52,12 +52,16 @@ def table(cells: Sequence[Cell], round: int) -> str:
 
 
 def private(cells: Sequence[Cell]) -> bool:
-    """Check whether a cell has an epsilon of the shared data."""
+    """Return whether one of these configurations has an epsilon of the shared data."""
     return any(map(tables.has_epsilon, cells))
 
 
 def draw(cells: Sequence[Cell], path: Path, x: str, title: str, round: int, smoke: bool) -> None:
-    """Write a picture: one panel per federation, one series per algorithm and sharing. x: disclosed or pool_epsilon."""
+    """Write a picture of the accuracy after ``round``, with one panel per federation.
+
+    There is one series per algorithm and sharing strategy. x: ``disclosed`` (share of examples) or ``pool_epsilon``
+    (epsilon of the shared data). smoke: print across the picture that it comes from a smoke test.
+    """
     from fedcommons.reports import epsilon
 
     several = len({cell.runs["algorithm"].iloc[0] for cell in cells}) > 1
@@ -73,12 +77,12 @@ def draw(cells: Sequence[Cell], path: Path, x: str, title: str, round: int, smok
         panels.append(series.Panel(place, words(x), points_of_panel))
     title = f"{title}, after round {round}"
     if x == "disclosed":
-        series.draw(path, panels, "test accuracy", "way of sharing", title, smoke)
+        series.draw(path, panels, "test accuracy", "sharing strategy", title, smoke)
     else:
         epsilon.draw(path, panels, title, smoke)
 
 
 def epsilon_place(cell: Cell) -> float:
-    """Return the epsilon of a cell's shared data: 0 if the cell shared nothing, inf if no epsilon covers the data."""
+    """Return the epsilon of a configuration's shared data: 0 if nothing was shared, inf without a privacy guarantee."""
     words_of_epsilon = tables.commons_epsilon(cell)
     return {"-": 0.0, "none": inf}.get(words_of_epsilon, tables.largest_epsilon(cell) or 0.0)

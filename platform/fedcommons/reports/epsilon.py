@@ -1,7 +1,7 @@
-"""A picture of accuracy against epsilon: a logarithmic axis, with a separate shaded area on either side of it.
+"""A picture of accuracy against the epsilon of shared data, on a logarithmic axis with a shaded area on each side.
 
-The left area has the runs that shared nothing (x = 0). The right area has the runs whose shared data no epsilon covers
-(x = inf). Neither case is a small or a large epsilon; so both areas are shaded, outside the axis.
+The left area shows runs that shared nothing (x = 0). The right area shows runs whose shared data has no privacy
+guarantee (x = inf). These values have no place on a logarithmic axis, so the shaded areas are outside of the axis.
 """
 
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ NOTHING, NO_GUARANTEE = "nothing\nshared", "no\nguarantee"
 
 
 def draw(path: Path, panels: Sequence[Panel], title: str, smoke: bool = False) -> None:
-    """Write the picture to ``path``. The x of a point is its epsilon, 0 or inf."""
+    """Write the picture to a PNG file. The x of each point is an epsilon: 0: nothing shared; inf: no guarantee."""
     plots.save(figure(panels, title), path, 120, smoke)
 
 
 def figure(panels: Sequence[Panel], title: str) -> Figure:
-    """Return the picture: panels side by side, one colour per series."""
+    """Return the picture: panels side by side, one colour per series (sharing strategy)."""
     every = [p for panel in panels for p in panel.points]
     names = list(dict.fromkeys(p.series for p in every))
     finite = [x for p in every if 0 < (x := float(p.x)) < inf] or [1.0]
@@ -41,21 +41,23 @@ def figure(panels: Sequence[Panel], title: str) -> Figure:
         axes.set_xlabel(panel.x)
         axes.set_title(panel.title, fontsize=9)
     grid[0].set_ylabel("test accuracy")
-    picture.legend(*grid[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8, title="way of sharing")
+    picture.legend(
+        *grid[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8, title="sharing strategy"
+    )
     picture.suptitle(title, fontsize=10)
     picture.supxlabel(
-        f"{BARS}; without a bar: one seed. Points of one epsilon stand side by side.", fontsize=8, color="0.3"
+        f"{BARS}; without a bar: one seed. Points with equal epsilon are drawn side by side.", fontsize=8, color="0.3"
     )
     return picture
 
 
 def _slot(low: int, high: int) -> float:
-    """Return the width of the area on either side of the axis, in powers of ten."""
+    """Return the scale for the widths of the shaded areas, in powers of ten, the unit of the axis."""
     return 0.28 * (high - low)
 
 
 def _place(point: Point, low: int, high: int) -> float:
-    """Return the x position of a point: log10 of its epsilon, or the middle of an area next to the axis."""
+    """Return the x position of a point: log10 of its epsilon, or the middle of a shaded area for 0 and inf."""
     x, offset = float(point.x), 0.7 * _slot(low, high)
     return low - offset if x == 0 else high + offset if x == inf else log10(x)
 

@@ -27,11 +27,11 @@ from fedcommons.tracking.run_folder import (
     read_summary,
 )
 
-if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
+if TYPE_CHECKING:  # pandas takes a second to import, which would slow --help
     import pandas as pd
 
 _WHO = ("run", "dataset", "algorithm", "setting", "seed", "alpha", "p", "rho", "sigma", "lr")
-"""Columns that identify a run; every frame has these columns."""
+"""Columns that identify a run; the frames by round and by client have them too."""
 
 _CONVERGENCE = "convergence/"
 
@@ -46,34 +46,36 @@ _FIELDS = (
 )
 _SIGMA = ("dp.noise_multiplier",)
 _NUMBERS = ("p", "n_clients", "participation", "learning_rate", "bytes_down", "bytes_up", "bytes_once")
-"""``_FIELDS`` and ``_SIGMA``: fields that every config has. ``_NUMBERS``: numbers that every summary has."""
+"""``_FIELDS``, ``_SIGMA``: fields that a summary's config must have. ``_NUMBERS``: numbers that it must have."""
 
 _CENTRAL = {
     "data.name": "dataset", "partition.n_clients": "n_clients", "federation.participation": "participation",
     "partition.alpha": "alpha", "sharing.setting": "setting", "lr": "learning_rate",
 }  # fmt: skip
-"""Map each column of a run to its name in the summary of a central model."""
+"""Names of columns of ``load_runs``, each with the name of its value in the summary of a central model."""
 
 Say = Callable[[str], None]
 
 
 def load_runs(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
-    """Return one row for each run in ``folders``: run folders, or folders with run folders at any depth.
+    """Return a frame with one row per run in ``folders``, which are run folders or contain run folders at any depth.
 
     A run that cannot be read is left out, and ``say`` is called with its name and the reason. A value that a run does
-    not have is missing in its row. The columns are:
+    not have is missing (nan) in its row. The columns are:
 
     - ``run``: the run's folder. ``status``: finished, stopped (by a scheduler), failed or unfinished.
     - ``dataset``, ``algorithm``, ``setting``, ``seed``, and every field of the run's config by its dotted name.
-    - ``alpha``, ``p``, ``rho``, ``sigma``, ``lr`` that took effect. p: the share of shared data that the clients got;
-      rho: with a generator only; sigma: with DP-SGD only.
+    - The values that took effect. ``alpha``: Dirichlet concentration. ``p``: share of received examples in the clients'
+      training data. ``rho``: share of images that generators see. ``sigma``: noise multiplier of DP-SGD. ``lr``:
+      learning rate. rho is missing without a generator, sigma without DP-SGD.
     - Every number and text of the summary. ``rejections``: a sentence if the server rejected replies.
-    - ``MB``: 10^6 bytes, all clients, both directions. ``epsilon``: of all messages, if the noise was secret;
-      ``pool_epsilon``: of the data shared in a commons, the largest over clients; ``epsilon_local_training``. With
-      seeded noise these three columns are missing, and ``epsilon_if_secret`` etc. replace them. ``commons``:
-      nothing, covered or uncovered.
-    - ``sigma_min``, ``sigma_max``, ``q_min``, ``q_max``, ``steps_min`` and ``steps_max`` over clients, ``clip`` and
-      ``accountant``: of the updates, if releases cover them. With the prefix ``pool_``: of the shared data.
+    - ``MB``: exchanged data in 10^6 bytes, over all clients and both directions. ``epsilon``: privacy budget of all
+      messages. ``pool_epsilon``: of the shared data, the largest over clients. ``epsilon_local_training``: of the
+      model updates. With seeded noise these three columns are missing; ``epsilon_if_secret`` etc. give the
+      values if the noise were secret. ``commons``: whether shared data is protected: nothing, covered or uncovered.
+    - For protected model updates: minimum and maximum over clients of the noise multiplier (``sigma_min``,
+      ``sigma_max``), the sampling rate (``q_min``, ``q_max``) and the number of steps (``steps_min``, ``steps_max``),
+      and ``clip`` and ``accountant``. With the prefix ``pool_``: the same values of the shared data.
     - Every metric, from the last round that has this metric. Convergence parameters have no prefix
       (``zeta_hat_sq``); ``zeta_hat_sq_mean`` is the mean over the rounds that have the parameter.
 
@@ -86,9 +88,9 @@ def load_runs(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
 
 
 def load_rounds(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
-    """Return one row for each round of each run: the run (``run``, ``algorithm``, ...), ``round`` and the metrics.
+    """Return a frame with one row per run and round: columns that identify the run, ``round``, and the metrics.
 
-    Round 0 is the untrained model. Column names, ``say`` and errors are as in ``load_runs``.
+    Round 0 is the untrained model. Column names, ``folders``, ``say`` and errors are as in ``load_runs``.
     """
     import pandas as pd
 
@@ -100,14 +102,14 @@ def load_rounds(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
 
 
 def load_clients(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
-    """Return one row for each client and round of runs with ``evaluate.clients``.
+    """Return a frame with one row per client and round, for runs with ``evaluate.clients`` or ``measure.clients``.
 
-    The columns identify the run (as in every frame), the ``round`` and the ``client``, and have the client's metrics.
-    ``n``: number of the client's test examples; ``accuracy``, ``loss``: of the server model on these examples;
-    ``personal/accuracy``, ``personal/loss``: of the client's personal model, if the method has personal models. If
-    clients have no test examples, their training examples are used, and the columns are named ``train_accuracy``,
-    ``personal/train_accuracy``. With ``measure.clients`` all metrics are of training examples, under the plain names.
-    Column names, ``say`` and errors are as in ``load_runs``.
+    The columns identify the run, the ``round`` and the ``client``. Further columns are the client's metrics:
+    ``n``: number of the client's test examples; ``accuracy``, ``loss``: the server model on these examples;
+    ``personal/accuracy``, ``personal/loss``: the client's personal model, if the method has personal models.
+    If clients have no test examples, their training examples are used, and the columns are named ``train_accuracy``,
+    ``personal/train_accuracy``. With ``measure.clients`` all metrics are computed on training examples, and the columns
+    are named ``accuracy``, ``loss``. Column names, ``folders``, ``say`` and errors are as in ``load_runs``.
     """
     import pandas as pd
 
@@ -130,7 +132,7 @@ def load_clients(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
 
 
 def load_central(*folders: Path) -> "pd.DataFrame":
-    """Return one row for each trained central model of figure 3: its summary, also under a run's column names."""
+    """Return a frame with one row per centrally trained model: its summary, also under names of ``load_runs``."""
     import pandas as pd
 
     rows = []
@@ -146,16 +148,16 @@ def load_central(*folders: Path) -> "pd.DataFrame":
 
 @dataclass(frozen=True)
 class Recorded:
-    """The content of a run folder."""
+    """The content of a run folder: config, metrics of each round, and summary."""
 
     folder: Path
-    config: Mapping[str, Any]  # by dotted names
-    lines: Sequence[Mapping[str, Any]]
+    config: Mapping[str, Any]  # values of the fields by dotted name, such as client.lr
+    lines: Sequence[Mapping[str, Any]]  # metrics of each round, from round 0
     summary: Mapping[str, Any]  # empty if the run is not finished
 
 
 def folder_path(folder: object) -> Path:
-    """Return the path of a folder that the caller names.
+    """Check the type of a folder argument and return it as a path.
 
     Raises:
         UserError: ``folder`` is neither a string nor a path.
@@ -166,7 +168,7 @@ def folder_path(folder: object) -> Path:
 
 
 def read(folders: Collection[str | Path], say: Say) -> Iterator[Recorded]:
-    """Yield each run of these folders once, in the order of names. ``say`` and errors are as in ``load_runs``."""
+    """Yield the content of each run in these folders once. ``say`` and errors are as in ``load_runs``."""
     seen = set()
     for folder in map(folder_path, folders):
         paths = list(runs_below(folder))
@@ -185,7 +187,7 @@ def read(folders: Collection[str | Path], say: Say) -> Iterator[Recorded]:
 
 
 def runs_below(folder: Path) -> Iterator[Path]:
-    """Yield the run folders at or below ``folder``, in the order of their names."""
+    """Yield ``folder`` if it is a run folder, otherwise all run folders below it, in the order of their names."""
     for path, inner, _ in os.walk(folder):
         inner.sort()
         if is_run(Path(path)):
@@ -194,7 +196,7 @@ def runs_below(folder: Path) -> Iterator[Path]:
 
 
 def _run(folder: Path) -> Recorded:
-    """Return the content of a run folder.
+    """Read a run folder and check its files.
 
     Raises:
         UserError: the folder is damaged, or another version of fedcommons wrote it.
@@ -206,7 +208,7 @@ def _run(folder: Path) -> Recorded:
     if not lines:
         raise UserError(f"{folder} has no round yet.")
     if summary and not isinstance(summary.get("config"), dict):
-        raise UserError(f"{folder} is of an earlier version: its summary.json does not have the config.")
+        raise UserError(f"{folder} was written by an earlier version of fedcommons: its summary.json has no config.")
     if summary:
         _check(folder, summary)
     config = summary["config"] if summary else read_config(folder).flat
@@ -217,7 +219,10 @@ def _run(folder: Path) -> Recorded:
 
 
 def _flaw_of_end(folder: Path, rounds: int) -> str | None:
-    """Return why an ended run cannot be read, or None. A continued run may have more rounds than its summary."""
+    """Return why the summary of an ended run is unusable, or None if the run has no summary or a usable one.
+
+    rounds: number of rounds in rounds.jsonl; a continued run may have more rounds than its summary.
+    """
     if not (folder / "summary.json").exists():
         return None
     try:
@@ -225,15 +230,15 @@ def _flaw_of_end(folder: Path, rounds: int) -> str | None:
     except ValueError:
         return "its summary.json cannot be read"
     if not isinstance(summary, dict) or not isinstance(summary.get("rounds"), int):
-        return "its summary.json is no summary"
+        return "its summary.json does not have the number of rounds"
     return "its rounds.jsonl has fewer rounds than its summary" if rounds < summary["rounds"] else None
 
 
 def _named(file: Path, lines: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Return the lines with metric names that are free of control characters.
+    """Check the lines of rounds.jsonl, and return them without control characters in the names of metrics.
 
     Raises:
-        UserError: a line has a value that no table can use.
+        UserError: a line has a value that is not allowed in this file.
     """
     if flaw := next((line_flaw for line in lines if (line_flaw := flaw_of_line(line, is_of_clients=False))), None):
         raise UserError(f"{file} is damaged: {flaw}.")
@@ -245,10 +250,10 @@ def _has_odd_names(lines: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _of_clients(folder: Path) -> Sequence[Mapping[str, Any]]:
-    """Return the lines of clients.jsonl, each with one list per metric, by client.
+    """Read clients.jsonl; each line has the metrics of a round, each as a list with one value per client.
 
     Raises:
-        UserError: the lines cannot be read, or have another form.
+        UserError: a line cannot be read, or has a value that is not allowed in this file.
     """
     lines = read_clients(folder)
     if flaw := next((line_flaw for line in lines if (line_flaw := flaw_of_line(line, is_of_clients=True))), None):
@@ -257,14 +262,18 @@ def _of_clients(folder: Path) -> Sequence[Mapping[str, Any]]:
 
 
 def _first(*parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge mappings; the first value of a name wins, so that no metric overwrites a column that identifies the run."""
+    """Merge mappings; the first mapping with a name wins, so that no metric replaces a column that identifies a run."""
     return {
         name: next(part[name] for part in parts if name in part) for name in dict.fromkeys(n for p in parts for n in p)
     }
 
 
 def _check(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Raise UserError if a summary is damaged or was edited, because tables use its numbers."""
+    """Check that a summary has valid numbers and fields, which tables use.
+
+    Raises:
+        UserError: the summary is damaged or was edited.
+    """
     if flaw := flaw_of_summary(summary):
         raise UserError(f"{folder / 'summary.json'} is damaged: {flaw}.")
     most = sys.float_info.max
@@ -280,7 +289,7 @@ def _check(folder: Path, summary: Mapping[str, Any]) -> None:
 
 
 def _facts(run: Recorded) -> dict[str, Any]:
-    """Return the values that identify a run."""
+    """Return the columns ``_WHO``, which identify a run, with their values."""
     c = run.config
     return {
         "run": str(run.folder), "dataset": c["data.name"], "algorithm": c["algorithm"], "setting": c["sharing.setting"],
@@ -289,7 +298,7 @@ def _facts(run: Recorded) -> dict[str, Any]:
 
 
 def row(run: Recorded) -> dict[str, Any]:
-    """Return the run's row in the frame of ``load_runs``."""
+    """Return the run's row in the frame of ``load_runs``, as column name -> value."""
     scalars = {n: v for n, v in run.summary.items() if isinstance(v, int | float | str)}
     course = _course(run)
     columns_of_run = _first(_facts(run), {"status": _status(run)}, run.config, {**scalars, **course})
@@ -299,7 +308,7 @@ def row(run: Recorded) -> dict[str, Any]:
             if value is not None and name != "round" and not isinstance(value, list):
                 measured.setdefault(name, []).append(value)
     for name, value in run.lines[-1].items():
-        if value is None and name.startswith("privacy/"):  # releases no longer cover the last round
+        if value is None and name.startswith("privacy/"):  # an epsilon of earlier rounds does not hold at the end
             measured.pop(name, None)
     columns_of_run = _first(columns_of_run, {_short(name): values[-1] for name, values in measured.items()})
     columns_of_run |= {f"{_short(n)}_mean": fmean(values) for n, values in measured.items() if _short(n) != n}
@@ -310,7 +319,10 @@ def row(run: Recorded) -> dict[str, Any]:
 
 
 def _spent(run: Recorded) -> dict[str, Any]:
-    """Return the epsilons of a run. Earlier versions did not record the kind of noise: it was always seeded."""
+    """Return the privacy columns of a run's row: epsilons and mechanisms.
+
+    Earlier versions of fedcommons did not record whether the noise was seeded or secret; it was always seeded.
+    """
     privacy, last = run.summary.get("privacy", {}), run.lines[-1]
     old = IF_SECRET if privacy and "noise" not in privacy else ""
     epsilons = {"commons": privacy.get("commons")}
@@ -326,7 +338,7 @@ def _spent(run: Recorded) -> dict[str, Any]:
 
 
 def _course(run: Recorded) -> dict[str, Any]:
-    """Return results computed from the recorded rounds; for a finished run they equal its summary."""
+    """Return rounds and accuracies computed from rounds.jsonl; for a finished run they equal the summary."""
     after = accuracies(run.lines)
     return {
         "rounds": sum(line["round"] >= 1 for line in run.lines),

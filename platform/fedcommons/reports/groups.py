@@ -1,8 +1,7 @@
-"""Groups of runs that may be averaged.
+"""Groups of comparable runs: all runs of a group have the same data, federation and target.
 
-All runs of a group have the same data, federation and target, and for each seed the same partition.
-
-Within a group, the runs that differ only in the seed form a cell. Runs of different groups are never averaged.
+The runs of a group with the same seed also have the same partition. Within a group, the runs that differ only in the
+seed form a configuration (``Cell``), and a report averages over them. Runs of different groups are never averaged.
 """
 
 from collections.abc import Callable
@@ -15,22 +14,27 @@ from fedcommons.reports import columns
 from fedcommons.reports.cells import ENVIRONMENT, Cell, cells, drop_duplicates, fields
 from fedcommons.reports.collect import DIGEST
 
-if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
+if TYPE_CHECKING:  # pandas takes a second to import, which would slow --help
     import pandas as pd
 
 
 @dataclass(frozen=True)
 class Group:
-    """A group of cells. title: fields that its runs share. cells: ordered by first runs; frames keep the full index."""
+    """A group of comparable runs.
+
+    title: the data, federation and target of the runs. cells: the configurations, in the order of their first runs; the
+    index of each frame is the row number in the frame of all runs.
+    """
 
     title: str
     cells: tuple[Cell, ...]
 
 
 def grouped(runs: "pd.DataFrame", say: Callable[[str], None]) -> list[Group]:
-    """Return the groups of these runs, in the order of their first runs. ``say`` is called for each duplicate run.
+    """Return the groups of these runs, in the order of their first runs.
 
-    An unfinished run belongs to its cell; the caller leaves such runs out of averages.
+    Unfinished runs are included, and the caller leaves them out of averages. say: called with a message on each
+    duplicate run that is left out.
     """
     names = [name for name in fields(runs) if name.startswith(ENVIRONMENT)]
     columns_by_name = {name: [plain(value) for value in runs[name].tolist()] for name in [*names, DIGEST]}
@@ -41,7 +45,7 @@ def grouped(runs: "pd.DataFrame", say: Callable[[str], None]) -> list[Group]:
     groups = []
     for key, rows in places.items():
         several = sum(other[:-1] == key[:-1] for other in places) > 1
-        data = f", data {key[-1] or 'of no known digest'}" if several else ""
+        data = f", data {key[-1] or 'with unknown hash'}" if several else ""
         for where, part in _of_one_partition(runs.iloc[rows]):
             ordered = part.iloc[(part["status"] != "finished").to_numpy().argsort(kind="stable")]
             title = _title(ordered, varied) + data + where
@@ -50,14 +54,15 @@ def grouped(runs: "pd.DataFrame", say: Callable[[str], None]) -> list[Group]:
 
 
 def plain(value: Any) -> Any:
-    """Return the value, or None for nan (a missing value of a frame)."""
+    """Return the value, or None if it is nan, which marks a missing value in pandas."""
     return None if value is None or value != value else value
 
 
 def _of_one_partition(runs: "pd.DataFrame") -> "list[tuple[str, pd.DataFrame]]":
-    """Split runs so that all runs of a seed in a part have one partition; return (end of title, runs) of each part.
+    """Split runs into subsets in which all runs with the same seed have the same partition.
 
-    The end of the title names the runs' folder or partition. Runs without a recorded partition cause no split.
+    Return (end of the group's title, runs) of each subset. The end of the title names the folder of the runs or their
+    partition; it is empty without a split. Runs without a recorded partition cause no split.
     """
     if _agree(runs):
         return [("", runs)]
@@ -77,7 +82,7 @@ def _agree(runs: "pd.DataFrame") -> bool:
 
 
 def _title(runs: "pd.DataFrame", varied: list[str]) -> str:
-    """Return a title: ``digits, N = 10, C = 1, alpha = 0.01, target test accuracy >= 0.8``, and varying fields."""
+    """Return a group's title, such as ``digits, N = 10, C = 1, alpha = 0.01, target 80 %``, with varied fields."""
     shared = {name: runs[name].iloc[0] for name in varied if name != "target" and plain(runs[name].iloc[0]) is not None}
     place = columns.place(Cell(shared, runs)).replace(", alpha = -", "")
     return f"{place}, target {target.in_words(runs['target'].iloc[0])}"

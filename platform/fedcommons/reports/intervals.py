@@ -1,4 +1,4 @@
-"""Means over seeds with 95 % Student t intervals, formatted for a report, as CSV and as LaTeX."""
+"""Means over seeds with 95 % Student t intervals, as texts of a report, as CSV and as LaTeX."""
 
 import re
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fedcommons.reports.cells import counted
 
-if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
+if TYPE_CHECKING:  # pandas takes a second to import, which would slow --help
     import pandas as pd
 
 ROUNDS = "rounds_to_target"
@@ -18,7 +18,11 @@ ROUNDS = "rounds_to_target"
 
 @dataclass(frozen=True)
 class Column:
-    """A number of each run. scale: factor for printing. digits: decimals; None: three significant digits."""
+    """A number column of a report's table.
+
+    name: column of ``load_runs``. head: title. scale: factor by which values are multiplied for printing. digits:
+    number of decimals; None: three significant digits.
+    """
 
     name: str
     head: str
@@ -27,13 +31,17 @@ class Column:
 
     @property
     def most(self) -> float:
-        """Return the largest possible printed value: 100 for shares, which are printed in percent, otherwise inf."""
+        """The largest possible printed value: 100 for shares, which are printed in percent, otherwise inf."""
         return 100.0 if self.scale == 100 else inf
 
 
 @dataclass(frozen=True)
 class Line:
-    """A row: index of its cell, indices of runs, texts of first columns, and text and value of each number column."""
+    """A line of a table, for one configuration.
+
+    cell: number of the configuration. runs: indices of its runs. first: texts of the first columns. texts, values:
+    printed text of each number column, and the value by which the page sorts lines; None: no value.
+    """
 
     cell: int
     runs: Sequence[int]
@@ -44,10 +52,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Table:
-    """A table. heads: of the first columns. groups: number, title and lines of each group. csv, latex: lines of text.
+    """A table of a report.
 
-    tail: last lines of the LaTeX code. cut: a sentence with the number of shown lines, if a page does not show all
-    lines; the CSV always has all lines.
+    note: text above the table. heads: titles of the first columns. groups: number, title and lines of each group.
+    csv, latex: lines of the CSV and LaTeX code. tail: last lines of the LaTeX code. cut: a sentence with the number of
+    shown lines, if a page does not show all lines; the CSV always has all lines.
     """
 
     name: str
@@ -64,14 +73,14 @@ class Table:
 
 @cache
 def quantile(n: int) -> float:
-    """Return the 97.5 % quantile of Student's t with n - 1 degrees of freedom."""
+    """Return the 97.5 % quantile of Student's t distribution with n - 1 degrees of freedom. n: number of values."""
     from scipy.stats import t
 
     return float(t.ppf(0.975, n - 1))
 
 
 def student(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return the 95 % Student t interval of the mean of the values, or None for fewer than two values."""
+    """Return (low, high), the 95 % Student t interval of the values' mean, or None for fewer than two values."""
     if len(values) < 2:
         return None
     half = quantile(len(values)) * stdev(values) / sqrt(len(values))
@@ -79,22 +88,22 @@ def student(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def ends(values: Sequence[float], sign: str = "") -> str:
-    """Format ``student`` as ``[low, high]`` with one decimal; ``-`` for one value. sign: ``+`` prints plus signs."""
+    """Format the interval of ``student`` as ``[low, high]``; ``-`` for one value. sign: ``+`` prints plus signs."""
     limits = student(values)
     return f"[{limits[0]:{sign}.1f}, {limits[1]:{sign}.1f}]" if limits else "-"
 
 
 def interval(values: Sequence[float], most: float = inf) -> tuple[float, float]:
-    """Return the 95 % Student t interval of the mean of at least two values, cut off at impossible values.
+    """Return (low, high), the 95 % Student t interval of the mean of at least two values.
 
-    The interval is cut off at 0, unless a value is negative, and at ``most``.
+    The interval is cut off at ``most``, the largest possible value, and at 0, unless a value is negative.
     """
     low, high = student(values) or (-inf, inf)
     return max(low, -inf if min(values) < 0 else 0.0), min(high, most)
 
 
 def number(value: float, digits: int | None) -> str:
-    """Format a number in short, in the same way as page.js. digits: decimals; None: three significant digits."""
+    """Format a number as page.js formats it. digits: number of decimals; None: three significant digits."""
     if digits is not None:
         return f"{value:.{digits}f}"
     if value == 0 or 1e-4 <= abs(value) < 1e6:
@@ -103,7 +112,7 @@ def number(value: float, digits: int | None) -> str:
 
 
 def text(values: Sequence[float], column: Column) -> str:
-    """Format mean and interval as ``83.9 (80.7 to 87.1)``; one value without interval; ``-`` without values."""
+    """Format mean and 95 % interval as ``83.9 (80.7 to 87.1)``; one value: no interval; no value: ``-``."""
     if not values:
         return "-"
     scaled = [column.scale * value for value in values]
@@ -115,7 +124,10 @@ def text(values: Sequence[float], column: Column) -> str:
 
 
 def text_of_rounds(reached: Sequence[float], missed: int, column: Column) -> str:
-    """Format rounds to the target as ``text`` does; if seeds missed it, give their number and no interval."""
+    """Format rounds to the target as ``text`` does, or as ``missed by 1 of 3, else 11.0`` if seeds missed the target.
+
+    reached: rounds of the seeds that reached the target; the printed mean is over these seeds.
+    """
     if not missed:
         return text(reached, column)
     note = f"missed by {missed} of {missed + len(reached)}"
@@ -123,20 +135,20 @@ def text_of_rounds(reached: Sequence[float], missed: int, column: Column) -> str
 
 
 def of_runs(finished: "pd.DataFrame", column: Column) -> tuple[str, float | None]:
-    """Return text and sort value of a cell's finished runs. In the sort value a missed target counts all rounds."""
+    """Return a column's text for finished runs, and their mean (missed target: all rounds), by which pages sort."""
     values, missed = counted(finished, column.name)
     if column.name != ROUNDS:
         return text(values, column), fmean(values) if values else None
     if "last_accuracy" in finished and finished["last_accuracy"].dropna().empty and missed == len(values):
-        return "-", None  # the runs have no accuracy
+        return "-", None  # without an accuracy no run can reach a target
     reached = [float(v) for v in finished[ROUNDS].dropna().tolist()]
     return text_of_rounds(reached, missed, column), fmean(values) if values else None
 
 
 def frame(table: Table, finished: "Sequence[pd.DataFrame]") -> "pd.DataFrame":
-    """Return the table's numbers as a frame: first columns, seeds, and mean and interval ends of each number.
+    """Return the table as a frame: first columns, number of seeds, and mean and interval ends of each number column.
 
-    Rounds to the target also have the number of seeds that missed it. finished: the finished runs of each cell.
+    Rounds to the target also have the number of seeds that missed it. finished: the finished runs by configuration.
     """
     import pandas as pd
 
@@ -157,7 +169,7 @@ def frame(table: Table, finished: "Sequence[pd.DataFrame]") -> "pd.DataFrame":
 
 
 def latex(heads: Sequence[str], rows: Sequence[Sequence[object]], n_left: int) -> tuple[list[str], list[str]]:
-    """Return LaTeX by pandas: the lines of head and rows, and the last lines. left: number of left-aligned columns."""
+    """Return the LaTeX lines of head and rows, and the last LaTeX lines. n_left: number of left-aligned columns."""
     import pandas as pd
 
     style = pd.DataFrame(rows, columns=pd.Index(heads)).style.hide(axis="index")

@@ -1,8 +1,8 @@
-"""A live report on the loopback interface: the server updates the page when runs change; the address has a token.
+"""A web server for a live report: the page is updated when runs change. The server listens on 127.0.0.1 only.
 
-Every program of this machine can reach a loopback port, and so can every web page in the same browser. Therefore the
-address has a random token, and requests for another host (DNS rebinding) are refused. Other pages can neither frame
-nor read an answer. The server serves only the page and its state.
+Every program of this machine can reach a port of 127.0.0.1, and so can every web page in the same browser. Therefore
+the report's address contains a random token, and requests for another host name (DNS rebinding) are refused. Headers
+prevent other web pages from embedding or reading an answer. The server serves only the report and its state.
 """
 
 import hashlib
@@ -24,16 +24,16 @@ from fedcommons.tracking.run_folder import STOPPED
 HOST = "127.0.0.1"
 
 _FILES = ("rounds.jsonl", "summary.json", "error.txt", STOPPED)
-"""Files of a run folder that change during a run."""
+"""Files of a run folder whose changes update the report."""
 
 _WAITING = (
     '<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="3">'
-    "<title>fedcommons</title><p>{}</p><p>This page looks again every three seconds.</p>"
+    "<title>fedcommons</title><p>{}</p><p>This page is loaded again every three seconds.</p>"
 )
 
 
 class Watched:
-    """The report page of these folders. A request renders the page again if the folders have changed."""
+    """The report on these folders. ``html`` creates the page again if the files of the runs have changed."""
 
     def __init__(self, folders: Sequence[Path], title: str | None = None) -> None:
         self.folders, self.title = folders, title
@@ -41,7 +41,7 @@ class Watched:
         self._lock = Lock()
 
     def state(self) -> str:
-        """Return a hash of the runs' names and of the sizes and times of their files."""
+        """Return a hash of the paths, sizes and modification times of the runs' files."""
         digest = hashlib.sha256()
         for folder in self.folders:
             for run in runs_below(folder):
@@ -52,7 +52,7 @@ class Watched:
         return digest.hexdigest()[:16]
 
     def html(self) -> str:
-        """Return the page, or a page with the error message if no report is possible yet."""
+        """Return the HTML of the report, or of a page with the error message if no report can be created."""
         with self._lock:
             if (now := self.state()) != self._state or not self._html:
                 try:
@@ -64,7 +64,7 @@ class Watched:
 
 
 class Server(ThreadingHTTPServer):
-    """A server of one ``Watched`` report at ``address``.
+    """A web server of one live report. port: 0: a free port.
 
     Raises:
         OSError: the port is in use, or this user may not open it.
@@ -83,7 +83,7 @@ class Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: Server
-    timeout = 10  # seconds in which a request must arrive
+    timeout = 10  # seconds within which a request must arrive
 
     def do_GET(self) -> None:
         port = self.server.server_port
@@ -97,7 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._answer(HTTPStatus.OK, watched.state() if name else watched.html(), "plain" if name else "html")
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer requests with other methods or without valid HTTP by an empty page with the status code."""
+        """Answer invalid requests and requests other than GET by the status code without a page."""
         self._answer(HTTPStatus(code))
 
     def _answer(self, status: HTTPStatus, text: str = "", kind: str = "plain") -> None:

@@ -1,4 +1,4 @@
-"""Metrics that compare runs (scalars in ``load_runs``): their names in words, direction, and required fields."""
+"""Metrics that compare runs (number columns of ``load_runs``): axis labels, better direction, and required fields."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +18,7 @@ KNOWN = (
     "validation_accuracy", *OF_TEST_DATA, "MB", "bytes_down", "bytes_up", "bytes_once", "disclosed",
     *EPSILONS, *(f"{name}{IF_SECRET}" for name in EPSILONS), *NAMES, *(f"{name}_mean" for name in NAMES),
 )  # fmt: skip
-"""Metrics that are known before a run. Further metrics that rounds log have a slash in their name, as train/loss."""
+"""Names of metrics that are known before a run. Other metrics have a slash in their name, as train/loss."""
 
 WORDS = {
     "validation_accuracy": "validation accuracy", "validation/accuracy": "validation accuracy",
@@ -32,43 +32,43 @@ WORDS = {
     "MB": "MB exchanged by all clients", "bytes_down": "bytes to the clients", "bytes_up": "bytes from the clients",
     "bytes_once": "bytes of shared data", "epsilon": r"$\varepsilon$ of all messages",
     "epsilon_local_training": r"$\varepsilon$ of local training",
-    "pool_epsilon": r"$\varepsilon$ of what was shared, largest client's",
-    "epsilon_if_secret": r"$\varepsilon$ of all messages, were the noise secret",
-    "epsilon_local_training_if_secret": r"$\varepsilon$ of local training, were the noise secret",
-    "pool_epsilon_if_secret": r"$\varepsilon$ of what was shared, were the noise secret",
+    "pool_epsilon": r"$\varepsilon$ of shared data, maximum over clients",
+    "epsilon_if_secret": r"$\varepsilon$ of all messages, if the noise were secret",
+    "epsilon_local_training_if_secret": r"$\varepsilon$ of local training, if the noise were secret",
+    "pool_epsilon_if_secret": r"$\varepsilon$ of shared data, if the noise were secret",
     "gradient_sq": r"$\|\nabla f\|^2$", "zeta_sq": r"client dissimilarity $\zeta^2$, own data",
     "zeta_hat_sq": r"client dissimilarity $\hat\zeta^2$, training data",
     "zeta_lemma1_sq": r"client dissimilarity $\zeta^2$ by Lemma 1", "sigma_sq": r"gradient noise $\sigma^2$, own data",
     "sigma_hat_sq": r"gradient noise $\hat\sigma^2$, training data",
     "sigma_lemma1_sq": r"gradient noise $\sigma^2$ by Lemma 1", "delta_sq": r"shift of the pool $\delta^2$",
     "L_max": r"smoothness $L_{max}$, own data", "L_p": "smoothness $L_p$, training data",
-    "data.name": "data set", "dataset": "data set", "algorithm": "algorithm", "sharing.setting": "data setting",
-    "setting": "data setting", "partition.alpha": r"Dirichlet concentration $\alpha$",
+    "data.name": "data set", "dataset": "data set", "algorithm": "algorithm", "sharing.setting": "sharing strategy",
+    "setting": "sharing strategy", "partition.alpha": r"Dirichlet concentration $\alpha$",
     "partition.n_clients": "clients N", "federation.participation": "share C of clients in a round",
-    "federation.rounds": "rounds R", "disclosed": "share of the clients' examples given away",
+    "federation.rounds": "rounds R", "disclosed": "share of the clients' examples disclosed",
     "sharing.p": "share p of shared data", "generator.rho": r"share $\rho$ of images that generators see",
     "dp.noise_multiplier": r"noise multiplier $\sigma$", "client.lr": "learning rate",
     "client.epochs": "local epochs E", "client.batch_size": "batch size B", "target": "target", "seed": "seed",
 }  # fmt: skip
-"""Axis labels of the usual metrics and fields."""
+"""Axis labels of the usual metrics and config fields."""
 
 
 def words(name: str) -> str:
-    """Return the axis label of a metric or field, or its name if ``WORDS`` has no label."""
+    """Return the axis label of a metric or config field, or its name if ``WORDS`` has no label."""
     if name.endswith("_mean") and name not in WORDS:
         return f"{words(name.removesuffix('_mean'))}, mean over rounds"
     return WORDS.get(name, WORDS.get(SHORT_NAMES.get(name, ""), name))
 
 
 def is_accuracy(metric: str) -> bool:
-    """Check whether the metric is an accuracy, in [0, 1]."""
+    """Return whether the metric is an accuracy, with values in [0, 1]."""
     return "accuracy" in metric
 
 
 def mode(metric: str, goal: float | str = 1.0) -> str:
     """Return the better direction of a metric: ``max`` for accuracies, ``min`` for losses, bytes, epsilons etc.
 
-    goal: the runs' target, which states the direction of its own metric.
+    goal: the target of the runs; if it is a bound on this metric, it determines the direction.
 
     Raises:
         UserError: there is no such metric, or only the user's module or method logs it, so its direction is unknown.
@@ -77,26 +77,26 @@ def mode(metric: str, goal: float | str = 1.0) -> str:
         raise unknown("metric", metric, KNOWN)
     if (aim := target.read(goal)).metric == metric:
         return aim.way
-    if metric.endswith("_std"):  # a standard deviation over clients
+    if metric.endswith("_std"):  # for a standard deviation over clients, smaller is better
         return "min"
     if is_accuracy(metric):
         return "max"
     if metric in KNOWN or metric.partition("/")[0] in ("comm", "privacy", "convergence") or "loss" in metric:
         return "min"
-    raise UserError(f"--metric {metric} needs --mode max or --mode min: which way is better is not known.")
+    raise UserError(f"--metric {metric} needs --mode max or --mode min, because the better direction is unknown.")
 
 
 def sees_test_data(metric: str) -> bool:
-    """Check whether a choice by this metric uses test data."""
+    """Return whether the metric is computed from test data, so that a choice by this metric uses test data."""
     of_clients = metric.startswith(("clients/", "personal/")) and "/train_" not in metric and "/worst" not in metric
     return metric.removesuffix("_mean") in OF_TEST_DATA or "test/" in metric or of_clients
 
 
 def require(metric: str, configs: Sequence[Experiment]) -> None:
-    """Check, as far as possible before training, that runs of these experiments will have the metric.
+    """Check before training, as far as possible, that runs of these experiments will have the metric.
 
     Raises:
-        UserError: there is no such metric, or an experiment's fields do not measure it.
+        UserError: there is no such metric, or a config field of an experiment turns its measurement off.
     """
     if metric not in KNOWN and "/" not in metric:
         raise unknown("metric", metric, KNOWN)
@@ -106,7 +106,7 @@ def require(metric: str, configs: Sequence[Experiment]) -> None:
 
 
 def _needs(metric: str) -> list[tuple[str, Any, str]]:
-    """Return (field, value, message) for each field that must be above a value so that a run measures the metric."""
+    """Return (field, value, words) for each config field that must be above a value so that runs have the metric."""
     if metric.startswith("validation"):
         return [("data.validation", 0, "above 0")]
     if metric.startswith(("clients/", "personal/")):

@@ -1,7 +1,8 @@
-"""The report on run folders: one self-contained HTML file that loads nothing from the network.
+"""The report on run folders: a single HTML file that loads nothing from the network.
 
-The file has a Content-Security-Policy: a browser runs only the scripts of this file, identified by their hashes, and
-loads nothing. Names and texts of runs, which can come from other users, are escaped by Jinja2 or encoded as JSON.
+The file has a Content-Security-Policy, so a browser runs only the scripts in this file, identified by their hashes, and
+loads no other files. Names and texts of runs can come from other users, so they are escaped by Jinja2 or encoded as
+JSON.
 """
 
 import base64
@@ -22,7 +23,7 @@ from fedcommons.storage import safe_read
 from fedcommons.storage.atomic_files import write_text
 
 MARK = "<!doctype html><!-- fedcommons report -->"
-"""First line of each report. An existing file without this line is never overwritten."""
+"""Beginning of each report. An existing file with another beginning is never overwritten."""
 
 HERE = Path(__file__).parent / "template"
 
@@ -37,7 +38,8 @@ def report(
 
     Each folder is a run folder, or a folder with run folders at any depth. A run that cannot be read is left out;
     ``say`` is called with its name and the reason, and the report lists it too. Runs with different data, partitions,
-    federations or targets are in different groups and are never averaged. title: of the page.
+    federations or targets are in different groups and are never averaged. out: the HTML file to write. title: the title
+    of the page; None: the names of the folders.
 
     Raises:
         UserError: a folder does not exist or holds no run, no run can be read, ``out`` cannot be written, or ``out``
@@ -54,7 +56,7 @@ def report(
 
 
 def require_place(path: Path) -> None:
-    """Check before any work that a report can be written to ``path``.
+    """Check, before a report is computed, that it can be written to ``path``.
 
     Raises:
         UserError: the path cannot be written, or an existing file there is not a report.
@@ -65,18 +67,21 @@ def require_place(path: Path) -> None:
         if path.is_dir():
             raise UserError(f"--out: {path} is a folder; name a file in it, such as {path / 'report.html'}.")
         if not path.parent.is_dir():
-            raise UserError(f"--out: there is no folder {path.parent}; make it first.")
+            raise UserError(f"--out: there is no folder {path.parent}; create it first.")
         head = safe_read.content(path, safe_read.LARGEST_JSON, inner=0)
     except safe_read.UnreadableError as error:
         raise UserError(f"--out: {error}; name another file.") from None
     except OSError as error:
         raise UserError(f"--out: {path} cannot be written ({error.strerror}).") from None
     if head is not None and not head.startswith(MARK.encode()):
-        raise UserError(f"--out: {path} is no report of fedcommons and stays as it is; name another file.")
+        raise UserError(f"--out: {path} is no report of fedcommons, so it is not overwritten; name another file.")
 
 
 def page(folders: Sequence[Path], title: str | None, say: Callable[[str], None] = print, state: str = "") -> str:
-    """Return the HTML of the report. state: hash of the watched folders; the page reloads when the hash changes.
+    """Return the HTML text of the report on the runs in ``folders``.
+
+    title: the title of the page; None: the names of the folders. say: called for each run that is left out. state: hash
+    of the files of a live report, whose page reloads when the hash changes; empty: the page never reloads.
 
     Raises:
         UserError: a folder does not exist or holds no run, or no run can be read.
@@ -94,7 +99,7 @@ def page(folders: Sequence[Path], title: str | None, say: Callable[[str], None] 
         raise UserError(f"none of the runs in {', '.join(map(str, folders))} can be read.")
     for folder in folders:
         if central := len(load_central(*sorted(folder.glob("central_*")))):
-            tell(f"left out: {central} central models in {folder}, which are no federations; its own tables have them.")
+            tell(f"left out: {central} central models in {folder}, which no federation trained; see the tables there.")
     context = contents(runs, facts_of_runs, tell)
     name = title or f"fedcommons report: {', '.join(folder.name or str(folder) for folder in folders)}"
     return _html({**context, "title": clean(name), "notes": notes, "state": state})

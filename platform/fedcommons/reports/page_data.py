@@ -1,4 +1,4 @@
-"""The content of a report: values for the template, and data that the page's script sorts, filters and draws."""
+"""The content of a report page: values for the HTML template, and data for the page's script, page.js."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,14 +9,14 @@ from fedcommons.reports.collect import WHO, RunFacts
 from fedcommons.reports.groups import grouped, plain
 from fedcommons.reports.intervals import Column
 
-if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
+if TYPE_CHECKING:  # pandas takes a second to import, which would slow --help
     import pandas as pd
 
 POINTS = 60_000
-"""Maximum number of points of all curves. If there are more points, only every k-th round is drawn."""
+"""Maximum number of points of all curves together. If there are more points, only every k-th round is drawn."""
 
 COMMANDS = 200
-"""Maximum number of runs whose commands are printed."""
+"""Maximum number of runs whose commands the page shows."""
 
 _WORDS = {
     "dataset": "data set",
@@ -30,7 +30,7 @@ _ALWAYS = (Column("rounds", "rounds", digits=0), Column("validation_accuracy", "
 
 
 def contents(runs: "pd.DataFrame", run_facts: Sequence[RunFacts], say: Callable[[str], None]) -> dict[str, Any]:
-    """Return all values that the template prints for these runs, and the data for page.js."""
+    """Return the values of the template's variables for these runs; ``data`` is the content for page.js."""
     runs = _with_numbers(runs)
     groups = grouped(runs, say)
     all_cells = [cell for group in groups for cell in group.cells]
@@ -81,7 +81,7 @@ def contents(runs: "pd.DataFrame", run_facts: Sequence[RunFacts], say: Callable[
 
 
 def _with_numbers(runs: "pd.DataFrame") -> "pd.DataFrame":
-    """Return the frame with nan for texts in number columns, because a summary can be edited by hand."""
+    """Return the frame with nan in place of texts in number columns, because a summary can be edited by hand."""
     import pandas as pd
 
     names = [name for name in runs if name in cell_tables.NUMBERS or str(name).startswith(("clients/", "personal/"))]
@@ -89,10 +89,10 @@ def _with_numbers(runs: "pd.DataFrame") -> "pd.DataFrame":
 
 
 def thin(curves: Sequence[Mapping[str, Sequence[float | None]]]) -> tuple[list[list[list[float | None]]], int]:
-    """Return curves with about ``POINTS`` points at most in total, and k: only every k-th round remains.
+    """Return the curves with only every k-th round and the last round of each run, and k.
 
-    A run's last round always remains. A curve is four lists: rounds, accuracies, losses and MB, with five significant
-    digits.
+    k is so large that all curves together have about ``POINTS`` points at most. A returned curve consists of four
+    lists: rounds, accuracies, losses and MB, rounded to five significant digits.
     """
     every = -(-sum(len(curve["round"]) for curve in curves) // POINTS) or 1
     thinned = []
@@ -105,7 +105,7 @@ def thin(curves: Sequence[Mapping[str, Sequence[float | None]]]) -> tuple[list[l
 
 
 def _rows(runs: "pd.DataFrame", shown_columns: Sequence[Column]) -> list[dict[str, Any]]:
-    """Return one row per run: the identifying columns, and each number as an exact text and as a short text."""
+    """Return one row per run of the page's table of runs; a number is a pair of texts, with all digits and rounded."""
     values = [runs[column.name].tolist() for column in shown_columns]
     who = [[columns.text(plain(v)) for v in runs[name].tolist()] for name in WHO]
     who[WHO.index("p")] = [f"{p:.3g}" if p else "-" for p in map(plain, runs["p"].tolist())]
@@ -123,11 +123,14 @@ def _rows(runs: "pd.DataFrame", shown_columns: Sequence[Column]) -> list[dict[st
 
 
 def _dims(runs: "pd.DataFrame") -> list[dict[str, Any]]:
-    """Return the filters: each identifying column with several values, these values, and each run's value index."""
+    """Return the page's filters, one for each column of ``WHO`` that has several values.
+
+    ``values``: the texts of the values. ``of``: for each run, the index of its value in ``values``.
+    """
     filters = []
     for name in WHO:
         values_of = [plain(value) for value in runs[name].tolist()]
-        if name == "p":  # the share that clients get differs slightly from the requested share
+        if name == "p":  # the resulting share differs slightly between seeds, so it is rounded
             values_of = [value if value is None else round(value, 2) for value in values_of]
         values = sorted(dict.fromkeys(values_of), key=_order)
         if len(values) > 1:
@@ -139,13 +142,13 @@ def _dims(runs: "pd.DataFrame") -> list[dict[str, Any]]:
 
 
 def _order(value: Any) -> tuple[int, Any]:
-    """Sort numbers before texts and None last; the alpha of a user-defined partition can have any type."""
+    """Return a sort key: numbers first, then texts, None last; the alpha of a user-defined partition can be a text."""
     is_number = isinstance(value, int | float)
     return (0, value) if is_number else (2, "") if value is None else (1, str(value))
 
 
 def _files(runs: "pd.DataFrame") -> dict[str, Sequence[str]]:
-    """Return lines of the ``load_runs`` frame as CSV, and of its columns ``tables.RUN`` as LaTeX."""
+    """Return the runs as lines of CSV with all columns, and as lines of LaTeX with the columns ``tables.RUN``."""
     csv = _csv(runs)
     if len(runs) > cell_tables.LATEX:
         return {"csv": csv, "latex": (), "tail": ()}
@@ -156,7 +159,7 @@ def _files(runs: "pd.DataFrame") -> dict[str, Sequence[str]]:
 
 
 def _files_of_texts(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> dict[str, Sequence[str]]:
-    """Return a table of texts as lines of CSV and LaTeX."""
+    """Return a table of texts as lines of CSV and of LaTeX, for the page's download buttons. heads: titles."""
     import pandas as pd
 
     lines, tail = intervals.latex(heads, [[str(value) for value in row] for row in rows], len(heads))
@@ -165,6 +168,6 @@ def _files_of_texts(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> d
 
 def _csv(frame: "pd.DataFrame") -> list[str]:
     lines = frame.to_csv(index=False, lineterminator="\n").splitlines()
-    if len(lines) != 1 + len(frame):  # a text has a line break, which a user-defined tracker can write
+    if len(lines) != 1 + len(frame):  # a text has a line break, which user-defined trackers can write into a summary
         lines = frame.replace(r"[\r\n]+", " ", regex=True).to_csv(index=False, lineterminator="\n").splitlines()
     return lines

@@ -1,4 +1,4 @@
-"""Helpers for pictures, and grids of small images with labels of rows and columns."""
+"""Functions that draw and save pictures with matplotlib: heat maps of partitions and grids of images."""
 
 import io
 from collections.abc import Sequence
@@ -15,25 +15,25 @@ from fedcommons.storage.atomic_files import write_bytes
 from fedcommons.tracking.run_folder import read_class_counts
 
 COLOURS = {"real": "0.6", "local_synthetic": "#e8a29a", "shuffled_synthetic": "#c0392b", "shuffled_real": "#2e6da4"}
-"""Colours of the sharing strategies, as in the Fedssyn paper."""
+"""Colours of the built-in sharing strategies, as in the Fedssyn paper; ``real`` is no sharing."""
 
 _MORE = ("#2e8b57", "#8e44ad", "#d68910", "#16a2b8")
 
 
 def colour_of(setting: str, settings: Sequence[str]) -> str:
-    """Return the colour of a sharing strategy; user-defined strategies get a colour of ``_MORE``."""
+    """Return the colour of a sharing strategy in a picture with ``settings``; strategies without one get ``_MORE``."""
     user_defined = [s for s in settings if s not in COLOURS]
     return COLOURS[setting] if setting in COLOURS else _MORE[user_defined.index(setting) % len(_MORE)]
 
 
 def panels(rows: int, columns: int, size: tuple[float, float], sharey: bool = False) -> tuple[Figure, Any]:
-    """Return an empty figure and its axes (rows, columns). It does not become pyplot's current figure."""
+    """Return an empty figure and its axes as an array (rows, columns). size: width and height in inches."""
     figure = Figure(figsize=size, layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, sharey=sharey)
 
 
 def png(figure: Figure, dpi: int, smoke: bool = False) -> bytes:
-    """Return the figure as a PNG. smoke: stamp the figure as a smoke test."""
+    """Return the figure as bytes of a PNG. smoke: print across the figure that it comes from a smoke test."""
     if smoke:
         figure.text(0.5, 0.5, SMOKE, ha="center", va="center", rotation=20, fontsize=22, color="r", alpha=0.5)
     content = io.BytesIO()
@@ -42,25 +42,25 @@ def png(figure: Figure, dpi: int, smoke: bool = False) -> bytes:
 
 
 def save(figure: Figure, path: Path, dpi: int, smoke: bool = False) -> None:
-    """Write the figure as a PNG, atomically."""
+    """Write the figure to a PNG file, atomically. smoke: print across it that it comes from a smoke test."""
     write_bytes(path, png(figure, dpi, smoke))
 
 
 def plain_ticks(axis: Axis) -> None:
-    """Set ticks of a logarithmic axis at 1, 2 and 5 times powers of ten, labelled as plain numbers."""
+    """Set ticks of a logarithmic axis at 1, 2 and 5 times powers of ten, with labels such as ``0.02``."""
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_locator(NullLocator())
 
 
 def partition_of(folder: Path) -> None:
-    """Draw ``partition.png`` in a run folder from ``partition.json``, if the labels are classes."""
+    """Draw the file ``partition.png`` in a run folder from its ``partition.json``, if the labels are classes."""
     if counts := read_class_counts(folder):
         class_heatmap(np.array(counts), folder / "partition.png")
 
 
 def class_heatmap(counts: np.ndarray, path: Path) -> None:
-    """Write a heat map of the number of training images per client and class; counts: (clients, classes)."""
+    """Write a PNG heat map of training images per client and class. counts: numbers of images (clients, classes)."""
     clients, classes = counts.shape
     figure, ((axes,),) = panels(1, 1, (1.5 + 0.35 * min(classes, 30), 1.2 + 0.3 * min(clients, 40)))
     image = axes.imshow(counts, cmap="Blues", aspect="auto")
@@ -83,9 +83,11 @@ def image_grid(
     title: str = "",
     smoke: bool = False,
 ) -> None:
-    """Write a PNG with one labelled row of images (C, H, W) uint8 per entry of ``rows``; None: an empty place.
+    """Write a PNG with rows of small images.
 
-    columns: labels of columns. With fewer labels than images in a row, each label covers the same number of images.
+    rows: label and images of each row; an image is a uint8 array (channels, height, width), None leaves a gap.
+    columns: labels of the columns. If a row has k times more images than there are labels, a label covers k images.
+    smoke: print across the picture that it comes from a smoke test.
     """
     wide, labels = max(len(images) for _, images in rows), max(len(label) for label, _ in rows)
     each = wide // len(columns)

@@ -1,4 +1,4 @@
-"""Rank the points of a hyperparameter search within each environment, by the mean of a metric over seeds."""
+"""Rank the configurations of a hyperparameter search by a metric's mean over seeds, for equal data and federation."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,26 +10,26 @@ from fedcommons.reports.cells import ENVIRONMENT, Cell, cells, counted, fields, 
 from fedcommons.reports.metrics import is_accuracy, sees_test_data, words
 from fedcommons.reports.tables import markdown, mean_std, rounds
 
-if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
+if TYPE_CHECKING:  # pandas takes a second to import, which would slow --help
     import pandas as pd
 
 SHOWN = ("rounds_to_target", "validation_accuracy", "last_accuracy", "MB", "epsilon")
-"""Metrics that the table shows in addition to the ranking metric."""
+"""Metrics in the table in addition to the metric by which configurations are ranked."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """The points of one environment, best first. environment: values of the fields in which environments differ."""
+    """Configurations (points) with equal data and federation, best first. environment: values of the varied fields."""
 
     environment: Mapping[str, Any]
     points: Sequence[Cell]
 
 
 def ranked(runs: "pd.DataFrame", metric: str, way: str) -> list[Group]:
-    """Return the points of each environment, best first. way: the better direction, ``min`` or ``max``.
+    """Return the configurations (points) of each environment, best first. way: better direction, ``min`` or ``max``.
 
-    Points with an unfinished run come after finished points, because a run that was stopped early has also sent few
-    bytes. Among points with the same state, a point that lacks the metric for a run comes last.
+    Configurations with an unfinished run come last, because a run that was stopped early has sent fewer bytes. Within
+    finished and within unfinished configurations, those without the metric in some run come last.
     """
 
     def worst_last(point: Cell) -> tuple[bool, bool, float, bool]:
@@ -48,12 +48,12 @@ def ranked(runs: "pd.DataFrame", metric: str, way: str) -> list[Group]:
 
 
 def environment(runs: "pd.DataFrame") -> list[str]:
-    """Return the fields in which the environments of these runs differ."""
+    """Return the config fields of data and federation (``ENVIRONMENT``) in which these runs differ."""
     return varied(runs.loc[:, [name for name in fields(runs) if name.startswith(ENVIRONMENT)]])
 
 
 def format_metric(runs: "pd.DataFrame", metric: str) -> str:
-    """Format a metric's mean and standard deviation over seeds, accuracies in percent; ``-`` if no run has it."""
+    """Format a metric as mean ± standard deviation over seeds, accuracies in percent; ``-`` if no run has it."""
     values, _ = counted(runs, metric)
     if metric == "rounds_to_target":
         return rounds(runs)
@@ -64,7 +64,7 @@ def format_metric(runs: "pd.DataFrame", metric: str) -> str:
 
 
 def table(groups: Sequence[Group], swept: Sequence[str], metric: str, way: str) -> str:
-    """Return one table per environment with one line per point, and notes on how to read the tables."""
+    """Return markdown: one table per environment, and notes. swept: fields of the search. way: ``min`` or ``max``."""
     every = [point for group in groups for point in group.points]
     metrics = [n for n in dict.fromkeys((metric, *SHOWN)) if any(counted(p.runs, n)[0] for p in every)]
     names = [n for n in swept if n != "seed" and n not in groups[0].environment]
@@ -79,26 +79,26 @@ def table(groups: Sequence[Group], swept: Sequence[str], metric: str, way: str) 
         if group.environment:
             text.append(", ".join(f"{n} = {series.label(v)}" for n, v in group.environment.items()) + ":\n")
         text.append(markdown(head, lines))
-    better = "the most" if way == "max" else "the least"
+    better = "highest" if way == "max" else "lowest"
     notes = [f"Best first: {better} {metric}, the mean over seeds; ± is the sample standard deviation."]
     if groups[0].environment:
-        notes.append("Points are compared within an environment only: a harder one is no worse choice.")
+        notes.append("Configurations are compared only for equal data and federation, as some data are harder.")
     if sees_test_data(metric):
-        notes.append(f"This choice was made on test data ({metric}), which makes its numbers too good.")
+        notes.append(f"The ranking uses test data ({metric}), so the numbers of the best configuration are too good.")
     if "rounds_to_target" in metrics:
         notes.append(">R: the target was not reached within R rounds; such a seed counts as R in the mean.")
     if any(set(point.runs["status"]) != {"finished"} for point in every):
         notes.append(
-            "Points with runs that are not finished come last, with the numbers of their last round, and are not drawn."
+            "Configurations with unfinished runs come last, with the numbers of their last round, and are not drawn."
         )
     return "\n".join([*text, *(f"{i}. {note}" for i, note in enumerate(notes, 1))]) + "\n"
 
 
 def panels(groups: Sequence[Group], swept: Sequence[str], metric: str) -> tuple[list[series.Panel], str]:
-    """Return one panel per swept field, and the legend title (what the colours mean).
+    """Return one panel of a plot per field of the search, and the title of the legend, which explains the colours.
 
-    Colours distinguish environments. With a single environment and several swept fields, colours distinguish the
-    values of the field with the fewest values. Points with unfinished runs are left out.
+    Colours distinguish environments. With a single environment and several fields, colours distinguish the values of
+    the field with the fewest values. Configurations with unfinished runs are left out. swept: names of the fields.
     """
     every = [point for group in groups for point in group.points if set(point.runs["status"]) == {"finished"}]
     values = {n: {series.label(series.value(p, n)) for p in every} for n in swept if n != "seed"}
@@ -113,7 +113,7 @@ def panels(groups: Sequence[Group], swept: Sequence[str], metric: str) -> tuple[
     drawings = []
     for field in (
         [n for n in values if n not in colours] or list(values)[:1] or ["algorithm"]
-    ):  # if only seeds vary, one panel by algorithm
+    ):  # if only seeds vary, one panel has the algorithm as x
         points = [series.point(p, field, metric, name(p)) for p in every]
         drawings.append(series.Panel("", words(field), [p for p in points if p is not None]))
     return drawings, ", ".join(words(n) for n in colours)

@@ -1,4 +1,4 @@
-"""Plot a metric against a number or a name: several panels, series by colour, error bars over seeds."""
+"""Plots of a metric against a number or a name, with several panels, series in colours, and error bars over seeds."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ from fedcommons.config import target
 from fedcommons.reports.cells import Cell, counted
 from fedcommons.reports.metrics import words
 
-if TYPE_CHECKING:  # pandas and matplotlib take seconds to import, and --help needs neither
+if TYPE_CHECKING:  # pandas and matplotlib take seconds to import, which would slow --help
     import pandas as pd
     from matplotlib.axes import Axes
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "*")
-"""The colours of Okabe and Ito, which colour-blind readers can distinguish. After seven series the marker changes."""
+"""``COLOURS``: colours of Okabe and Ito, which colour-blind readers can distinguish. ``MARKERS``: one per 7 series."""
 
 Spread = tuple[float, float, float]
 """Mean, minimum and maximum over seeds."""
 
-BOUND = "hollow: a seed did not\nreach the target, counted\nwith all its rounds"
+BOUND = "hollow: a seed missed\nthe target and counts\nwith all its rounds"
 
 
 BARS = "bars: one standard deviation over seeds, up and down"
@@ -29,7 +29,7 @@ BARS = "bars: one standard deviation over seeds, up and down"
 
 @dataclass(frozen=True)
 class Point:
-    """A cell as a point: y and its sample standard deviation over seeds (0 for one seed). bound: y is a lower bound."""
+    """A point in a plot: mean y and sample standard deviation over seeds (0: one seed). bound: y is a lower bound."""
 
     x: float | str
     y: float
@@ -40,7 +40,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Panel:
-    """A panel of a picture. x: the label of the x axis, in words."""
+    """A panel of a picture. x: the label of the x axis."""
 
     title: str
     x: str
@@ -48,19 +48,22 @@ class Panel:
 
 
 def value(cell: Cell, name: str) -> Any:
-    """Return a cell's value in a column: the mean over seeds if values differ, the shared value, or None."""
+    """Return a configuration's value in a column: the mean over seeds if numbers differ; None: missing."""
     values = [None if v is None or v != v else v for v in cell.runs[name].tolist()] if name in cell.runs else [None]
     numbers = [v for v in values if isinstance(v, int | float)]
     return fmean(numbers) if len(set(values)) > 1 and numbers else values[0]
 
 
 def label(value: object) -> str:
-    """Format a value for a legend."""
+    """Format a value for a legend: floats with three significant digits, ``none`` for None."""
     return "none" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def course(rounds: "pd.DataFrame", name: str) -> dict[int, Spread]:
-    """Return the spread of a ``load_rounds`` column in each round for which all runs have a value; empty without it."""
+    """Return mean, minimum and maximum over runs of a metric, for each round in which all runs have a value.
+
+    rounds: a frame of ``load_rounds``. name: a column; the result is empty if the frame does not have this column.
+    """
     if name not in rounds:
         return {}
     wide = rounds.pivot(index="round", columns="run", values=name).dropna()
@@ -68,7 +71,10 @@ def course(rounds: "pd.DataFrame", name: str) -> dict[int, Spread]:
 
 
 def point(cell: Cell, x: str, y: str, series: str) -> Point | None:
-    """Return the point of a cell, or None if no seed has ``y``. A seed that missed the target counts all its rounds."""
+    """Return the point of a configuration, or None if no seed has the metric ``y``.
+
+    x, y: columns of ``load_runs``. For y = ``rounds_to_target``, a seed that missed the target counts all its rounds.
+    """
     at, (values, missed) = value(cell, x), counted(cell.runs, y)
     if not values:
         return None
@@ -77,7 +83,7 @@ def point(cell: Cell, x: str, y: str, series: str) -> Point | None:
 
 
 def title(runs: "pd.DataFrame") -> str:
-    """Return the title of a picture: data set, sharing and target, each only if all runs agree in it."""
+    """Return the title of a picture: data set, sharing strategy and target, each only if it is equal in all runs."""
     words = {
         "data.name": str,
         "sharing.setting": lambda name: "no sharing" if name == "real" else f"sharing {name}",
@@ -88,7 +94,7 @@ def title(runs: "pd.DataFrame") -> str:
 
 
 def draw(path: Path, panels: Sequence[Panel], y: str, series: str, title: str, smoke: bool = False) -> None:
-    """Write the picture. y: a metric's name; series: what the colours mean (legend title); empty: only one series."""
+    """Write the picture to a PNG file. y: name of the metric; series: title of the legend, empty without a legend."""
     from fedcommons.reports import plots
 
     names = list(dict.fromkeys(p.series for panel in panels for p in panel.points))
@@ -105,7 +111,7 @@ def draw(path: Path, panels: Sequence[Panel], y: str, series: str, title: str, s
     for axes in grid:
         handles |= {name: handle for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
     if handles:
-        handles = dict(sorted(handles.items(), key=lambda item: item[0] == BOUND))  # the entry of bounds comes last
+        handles = dict(sorted(handles.items(), key=lambda item: item[0] == BOUND))  # the entry BOUND comes last
         figure.legend(
             list(handles.values()), list(handles), loc="outside right upper", fontsize=8, title=series or None
         )
@@ -129,7 +135,7 @@ def _panel(axes: "Axes", panel: Panel, look: Mapping[str, tuple[str, str]]) -> N
         points = [p for p in panel.points if p.series == name]
         if not points:
             continue
-        offset = 0.12 * (names.index(name) - (len(names) - 1) / 2)  # shifts series side by side above a name
+        offset = 0.12 * (names.index(name) - (len(names) - 1) / 2)  # separates the points of series at one name
         xs = [float(p.x) if places is None else places[label(p.x)] + offset for p in points]
         order = sorted(range(len(points)), key=lambda i: xs[i])
         xs, points = [xs[i] for i in order], [points[i] for i in order]
@@ -150,13 +156,13 @@ def _panel(axes: "Axes", panel: Panel, look: Mapping[str, tuple[str, str]]) -> N
 
 
 def _places(points: Sequence[Point]) -> dict[str, int] | None:
-    """Return the position of each name on the x axis, or None if the axis has numbers."""
+    """Return the position of each name on the x axis, or None if all points have numbers as x."""
     if all(isinstance(p.x, float) for p in points):
         return None
     return {name: i for i, name in enumerate(dict.fromkeys(label(p.x) for p in points))}
 
 
 def _spans(values: Iterable[Any], factor: float) -> bool:
-    """Check whether all values are positive and the largest is at least ``factor`` times the smallest."""
+    """Return whether all values are positive and the largest value is at least ``factor`` times the smallest."""
     numbers = list(values)
     return bool(numbers) and min(numbers) > 0 and max(numbers) / min(numbers) >= factor

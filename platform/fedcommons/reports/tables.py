@@ -1,4 +1,4 @@
-"""Table 1, and helpers of all tables: one line per cell, with a column for every field that varies."""
+"""Table 1 of the Fedssyn paper, and functions for all tables; a line is a configuration, averaged over its seeds."""
 
 import csv
 import io
@@ -14,20 +14,20 @@ from fedcommons.reports.cells import Cell, cells, counted, fields, reached, vari
 from fedcommons.reports.columns import identified, key, of_clients, place, setting, text, variant, without_sharing
 from fedcommons.reports.series import value
 
-if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
+if TYPE_CHECKING:  # pandas takes a second to import, which would slow --help
     import pandas as pd
 
 RUN = ("dataset", "algorithm", "setting", "alpha", "n_clients", "participation", "seed", "learning_rate", "target",
        "rounds_to_target", "rounds", "last_accuracy", "best_accuracy", "validation_accuracy", "p", "bytes_down",
        "bytes_up", "bytes_once", "partition")  # fmt: skip
-"""The columns that the CSV of a table has for each run."""
+"""The columns of a table's CSV, which has one line per run."""
 
 
 def compared(runs: "pd.DataFrame") -> list[Cell]:
-    """Return the cells of a table, each with the runs at its best learning rate only; see ``at_best_rate``.
+    """Return the configurations of a table, each with the runs at its best learning rate (``at_best_rate``).
 
     Raises:
-        UserError: runs of the same data, partition fields and seed have different partitions.
+        UserError: runs with equal fields of data and partition and an equal seed have different partitions.
     """
     of_data = varied(runs.loc[:, [name for name in fields(runs) if name.startswith(("data.", "partition."))]])
     for _, same in runs.groupby([*of_data, "seed"], dropna=False):
@@ -40,8 +40,8 @@ def compared(runs: "pd.DataFrame") -> list[Cell]:
 def at_best_rate(runs: "pd.DataFrame", rate: str = "lr") -> "pd.DataFrame":
     """Return the runs at the learning rate with the highest validation accuracy (last round, mean over seeds).
 
-    In a tie the smaller learning rate wins. Learning rates with fewer finished seeds than the others are left out.
-    Test accuracy is not used. rate: the column of the learning rate.
+    With equal accuracies the smaller learning rate is chosen. Learning rates with fewer finished seeds than another
+    learning rate are left out. Test accuracy is not used. rate: name of the column with the learning rate.
 
     Raises:
         UserError: there are several learning rates and no validation accuracy (a method without a server model).
@@ -51,8 +51,8 @@ def at_best_rate(runs: "pd.DataFrame", rate: str = "lr") -> "pd.DataFrame":
         return runs
     if runs["validation_accuracy"].dropna().empty:
         raise UserError(
-            f"runs of {runs['algorithm'].iloc[0]} have no validation accuracy by which to choose among learning rates "
-            f"{', '.join(f'{value:g}' for value in at)}: compare runs of one rate."
+            f"runs of {runs['algorithm'].iloc[0]} have no validation accuracy to choose among the learning rates "
+            f"{', '.join(f'{value:g}' for value in at)}: compare runs of one learning rate."
         )
     most = max(map(len, at.values()))
     scores = {
@@ -64,46 +64,46 @@ def at_best_rate(runs: "pd.DataFrame", rate: str = "lr") -> "pd.DataFrame":
 
 
 def rounds(runs: "pd.DataFrame") -> str:
-    """Return rounds to the target over a cell's seeds (``rounds_needed``), or ``-`` if no model has an accuracy."""
+    """Return the rounds to the target over a configuration's seeds as text (``rounds_needed``); ``-``: no accuracy."""
     if "last_accuracy" in runs and runs["last_accuracy"].dropna().empty:
         return "-"
     return rounds_needed(reached(runs), max(runs["rounds"].tolist()))
 
 
 def rounds_needed(reached: Sequence[float | None], most: int) -> str:
-    """Return mean and sd of rounds to the target (None: not reached), or ``>most`` and how many seeds missed it."""
+    """Format mean ± sd of seeds' rounds to the target (None: missed), or ``>most (missed by n of N)``."""
     if n := reached.count(None):
         return f">{most}" if n == len(reached) else f">{most} (missed by {n} of {len(reached)})"
     return mean_std([r for r in reached if r is not None], 0 if len(reached) == 1 else 1)
 
 
 def mean_rounds(runs: "pd.DataFrame") -> tuple[float, bool]:
-    """Return mean rounds to the target, a missed target counted as R, and whether a run missed it."""
+    """Return the mean rounds to the target, and whether a run missed the target; such a run counts all its rounds."""
     needed, missed = counted(runs, "rounds_to_target")
     return fmean(needed), missed > 0
 
 
 def mean_std(values: Sequence[float], digits: int | None) -> str:
-    """Format ``mean ± sample standard deviation``, or one value. digits: decimals; None: four significant digits."""
+    """Format ``mean ± sample standard deviation``, or a single value. digits: decimals; None: four significant ones."""
     form = ".4g" if digits is None else f".{digits}f"
     mean = format(fmean(values), form)
     return mean if len(values) == 1 else f"{mean} ± {format(stdev(values), form if digits is not None else '.2g')}"
 
 
 def percent(cell: Cell, accuracy: str) -> str:
-    """Return an accuracy in percent, mean ± deviation over seeds, or ``-`` if the runs have no such accuracy."""
+    """Format a column of accuracies in percent, as mean ± standard deviation over seeds, or ``-`` without values."""
     values = [100 * fraction for fraction in cell.values(accuracy)]
     return mean_std(values, 1) if values else "-"
 
 
 def share(cell: Cell) -> str:
-    """Return the share p of shared data that the clients got."""
+    """Format p, the share of received examples in the clients' training data, as a mean over seeds; ``-``: unknown."""
     p = value(cell, "p")
     return "-" if p is None else f"{p:.2f}"
 
 
 def speed_up(base: Cell, other: Cell) -> str:
-    """Return how many times fewer rounds ``other`` needs; a bound (``>``, ``<``) if one cell missed the target."""
+    """Format ``base``'s rounds to the target over ``other``'s as ``4.0x``; ``>``, ``<``: a bound, as one missed it."""
     (slow, slow_censored), (fast, fast_censored) = mean_rounds(base.runs), mean_rounds(other.runs)
     if slow_censored and fast_censored:
         return "-"
@@ -112,7 +112,7 @@ def speed_up(base: Cell, other: Cell) -> str:
 
 
 def effect(cells: Sequence[Cell]) -> str:
-    """Return one line for a federation and algorithm: rounds per sharing strategy, and the speed-up over no sharing."""
+    """Return one line of text for an algorithm: rounds of each sharing strategy, and its speed-up over no sharing."""
     _, n, c, alpha, algorithm, _ = key(cells[0])
     parts = [algorithm, f"alpha {text(alpha)}", f"N {n}", f"C {c:g}"]
     pairs = zip(cells, without_sharing(cells), strict=True)
@@ -123,12 +123,12 @@ def effect(cells: Sequence[Cell]) -> str:
 
 
 def table1_markdown(cells: Sequence[Cell], published: Mapping[tuple, str], footnotes: Sequence[str]) -> str:
-    """Return the paper's Table 1, one line per cell. published: the paper's rounds by ``key(cell)``, if comparable."""
+    """Return Table 1 of the Fedssyn paper in markdown. published: the paper's rounds by ``key(cell)``, for a column."""
     head, values_of_cells = identified(cells)
     head += ["target", "rounds", "speed-up", "last acc.", "best acc.", "p", "lr", "MB exchanged"]
     private = any(map(has_epsilon, cells))
     more = of_clients(cells)
-    head += ["ε of the commons"] * private + [name for _, name in more]
+    head += ["ε of shared data"] * private + [name for _, name in more]
     lines = []
     for cell, line, base in zip(cells, values_of_cells, without_sharing(cells), strict=True):
         line += [
@@ -142,12 +142,12 @@ def table1_markdown(cells: Sequence[Cell], published: Mapping[tuple, str], footn
 
 
 def numbered(notes: Sequence[str]) -> str:
-    """Return numbered footnotes to print below a table."""
+    """Return the footnotes as numbered lines of markdown, to print below a table."""
     return "".join(f"\n{i}. {note}" for i, note in enumerate(notes, 1)) + "\n"
 
 
 def rejected_notes(runs: "pd.DataFrame") -> list[str]:
-    """Return a footnote for each run in which the server rejected replies."""
+    """Return a footnote for each run in which the server rejected clients' replies: run and reason."""
     if "rejections" not in runs:
         return []
     with_rejections = runs.dropna(subset="rejections")
@@ -158,21 +158,25 @@ def rejected_notes(runs: "pd.DataFrame") -> list[str]:
 
 
 POOL_EPSILON = ("pool_epsilon", f"pool_epsilon{IF_SECRET}")
-"""Columns of the epsilon of the shared data: with secret noise, and as if the noise were secret."""
+"""Columns of ``load_runs``: epsilon of the shared data with secret noise, and if seeded noise were secret."""
 
 
 def has_epsilon(cell: Cell) -> bool:
-    """Check whether a run of the cell has an epsilon of the shared data, in either column of ``POOL_EPSILON``."""
+    """Return whether a run has an epsilon of the shared data, in one of the columns ``POOL_EPSILON``."""
     return any(cell.values(name) for name in POOL_EPSILON)
 
 
 def largest_epsilon(cell: Cell) -> float | None:
-    """Return the largest epsilon of the shared data over clients and seeds, or None if there is no epsilon."""
+    """Return the largest epsilon of the shared data over all clients and seeds, or None if no run has an epsilon."""
     return max((e for name in POOL_EPSILON for e in cell.values(name)), default=None)
 
 
 def commons_epsilon(cell: Cell) -> str:
-    """Format ``largest_epsilon``; ``if secret``: noise was seeded; ``none``: no guarantee; ``-``: nothing shared."""
+    """Format the largest epsilon of the shared data over all clients and seeds.
+
+    ``10 if secret``: the noise was seeded, so 10 would hold only if the noise were secret. ``none``: shared data
+    without a privacy guarantee. ``-``: nothing was shared.
+    """
     if "uncovered" in cell.values("commons"):
         return "none"
     epsilon = largest_epsilon(cell)
@@ -181,26 +185,26 @@ def commons_epsilon(cell: Cell) -> str:
 
 
 def private_notes(runs: "pd.DataFrame") -> list[str]:
-    """Return a footnote on the epsilon of the shared data, or no footnote if no run has an epsilon."""
+    """Return a footnote that explains the epsilon of the shared data, or an empty list if no run has an epsilon."""
     if all(name not in runs or runs[name].dropna().empty for name in POOL_EPSILON):
         return []
     deltas = ", ".join(f"{delta:g}" for delta in sorted(set(runs["dp.delta"].dropna())))
     return [
-        f"ε of the commons, at δ = {deltas}: of what clients shared, the largest of all clients and seeds; none: no "
-        "guarantee; if secret: what it would be if the noise were secret, while as run whoever knows the seed can draw "
-        "it again (dp.noise seeded; --dp.noise secret prevents that). It is no guarantee of the whole run: without "
-        "DP-SGD model updates leave clients unprotected in every round."
+        f"ε of shared data, at δ = {deltas}: the largest ε of all clients and seeds. none: no guarantee. if secret: "
+        "the ε if the noise were secret; these runs used dp.noise seeded, so anyone who knows the seed can draw the "
+        "noise again (--dp.noise secret prevents that). This ε is no guarantee of the whole run: without DP-SGD "
+        "clients send unprotected model updates in every round."
     ]
 
 
 def lost_notes(runs: "pd.DataFrame") -> list[str]:
-    """Return a footnote for each run in which stragglers downloaded but did not reply."""
+    """Return a footnote with the MB of downloads for each run in which stragglers downloaded but did not reply."""
     if "bytes_lost" not in runs:
         return []
     with_losses = runs.loc[runs["bytes_lost"] > 0, :]
     return [
-        f"{Path(run).name}: {lost / 1e6:.1f} of the MB exchanged were downloads of late clients, whose replies did not "
-        f"come (straggler.rule {rule})."
+        f"{Path(run).name}: {lost / 1e6:.1f} of the MB exchanged were downloads of stragglers, whose replies did not "
+        f"arrive (straggler.rule {rule})."
         for run, lost, rule in zip(
             with_losses["run"], with_losses["bytes_lost"], with_losses["straggler.rule"], strict=True
         )
@@ -208,10 +212,10 @@ def lost_notes(runs: "pd.DataFrame") -> list[str]:
 
 
 def spread(cells: Sequence[Cell]) -> str:
-    """Return how much the algorithms differ in each federation and sharing strategy; empty with one algorithm.
+    """Return a text on how much the algorithms differ in each federation and sharing strategy; empty if only one ran.
 
-    Last accuracy: maximum minus minimum of the means over seeds, in percentage points. Rounds: minimum and maximum of
-    the means.
+    The text gives the range of the mean accuracy in the last round, in percentage points, and the minimum and maximum
+    of the mean rounds to the target. Means are over seeds.
     """
     places: dict[str, dict[str, list[Cell]]] = {}
     for cell in cells:
@@ -233,7 +237,7 @@ def spread(cells: Sequence[Cell]) -> str:
 
 
 def markdown(head: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
-    """Return a markdown table with aligned columns."""
+    """Return a markdown table with columns of equal width in each line. head: titles of the columns."""
     rows = [[str(v) for v in row] for row in [head, *lines]]
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
     out = ["| " + " | ".join(v.ljust(w) for v, w in zip(row, widths, strict=True)) + " |" for row in rows]
@@ -242,17 +246,21 @@ def markdown(head: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
 
 
 def records(runs: "pd.DataFrame", columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Return these columns of each run as plain values, None for a missing value, and the name of its folder."""
+    """Return per run a mapping of these columns to plain values (None: missing), and ``run_dir``, its folder's name."""
     if runs.empty:
         return []
-    whole = ("n_clients", "rounds_to_target", "generator.epochs")  # a missing value turns these columns into floats
+    whole = (
+        "n_clients",
+        "rounds_to_target",
+        "generator.epochs",
+    )  # pandas turns these into floats if a value is missing
     selected = runs.reindex(columns=list(columns)).astype({name: "Int64" for name in whole if name in columns})
     plain = selected.astype(object).where(selected.notna(), None)
     return plain.assign(run_dir=[Path(run).name for run in runs["run"]]).to_dict("records")
 
 
 def to_csv(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Return ``lines`` as CSV, one line per mapping; columns whose values are lists or mappings are left out."""
+    """Return CSV text with one line per mapping, without keys whose value in the first line is a list or mapping."""
     names = [name for name, value in lines[0].items() if not isinstance(value, list | dict)]
     content = io.StringIO()
     writer = csv.DictWriter(content, names, extrasaction="ignore", lineterminator="\n")

@@ -1,7 +1,7 @@
-"""A W&B workspace as code: panels that compare runs, for the metrics that the runs have logged.
+"""A workspace of Weights & Biases (W&B), created by code: panels that compare runs by the metrics that they logged.
 
-``WandbTracker`` logs for each run the metrics by round, the config (with ``effective/alpha`` etc.), the summary, and
-pictures (``wandb_media``).
+``WandbTracker`` logs these values of each run: the metrics of each round, the config (with ``effective/alpha`` etc.,
+the values that took effect), the summary, and pictures (``wandb_media``).
 """
 
 import re
@@ -19,11 +19,11 @@ from fedcommons.tracking.run_folder import read_rounds, read_summary
 from fedcommons.tracking.wandb_media import KEYS, allowed
 from fedcommons.tracking.wandb_tracker import in_summary
 
-if TYPE_CHECKING:  # an optional package
+if TYPE_CHECKING:  # the package is optional
     from wandb_workspaces import workspaces
 
 AXES = {"alpha": True, "p": False, "rho": False, "noise_multiplier": False, "lr": True}
-"""Axes of the parallel coordinates: values that took effect in a run (``WandbTracker``); True: logarithmic axis."""
+"""Axes of the parallel coordinates: values that took effect in a run. True: the axis is logarithmic."""
 
 LINES = {
     "Accuracy": [
@@ -40,43 +40,47 @@ LINES = {
     ],
     "Bytes": [("round", ["comm/up_bytes"]), ("round", ["comm/down_bytes"]), ("round", ["comm/lost_bytes"])],
 }  # fmt: skip
-"""Line plots of each section: the x axis and the metrics. A metric that no run has is left out."""
+"""Line plots of each section, as pairs of x axis and metrics. A metric that no run has is left out."""
 
 BARS = {
     "Accuracy": ["rounds_to_target", "best_accuracy", "last_accuracy"],
     "Privacy": ["disclosed", "privacy/overall", "privacy/epsilon_of_messages_if_secret", "privacy/pool_epsilon_max",
                 "privacy/pool_epsilon_max_if_secret", "audit/pixels/closer"],
 }  # fmt: skip
-"""Bar plots of each section: numbers of the summary, one bar per run."""
+"""Bar plots of each section: names of numbers in the summary; a plot has one bar per run."""
 
 TITLES = {
     "comm/up_bytes": "bytes from clients", "comm/down_bytes": "bytes to clients",
-    "comm/lost_bytes": "bytes of late clients, for nothing",
+    "comm/lost_bytes": "bytes to stragglers without a reply",
     "privacy/epsilon_local_training": "epsilon of local training",
-    "privacy/epsilon_local_training_if_secret": "epsilon of local training, were the noise secret",
+    "privacy/epsilon_local_training_if_secret": "epsilon of local training, if the noise were secret",
     "privacy/overall": "epsilon of all messages",
-    "privacy/epsilon_of_messages_if_secret": "epsilon of all messages, were the noise secret",
+    "privacy/epsilon_of_messages_if_secret": "epsilon of all messages, if the noise were secret",
     "privacy/pool_epsilon_max": "epsilon of the pool",
-    "privacy/pool_epsilon_max_if_secret": "epsilon of the pool, were the noise secret",
-    "audit/pixels/closer": "made images nearer to seen ones than to held-out ones",
+    "privacy/pool_epsilon_max_if_secret": "epsilon of the pool, if the noise were secret",
+    "audit/pixels/closer": "synthetic images nearer to training images than to held-out ones",
 }  # fmt: skip
-"""Titles of panels whose metric has no label in ``metrics.WORDS``, or another label there."""
+"""Titles of panels; they take precedence over the labels in ``metrics.WORDS``."""
 
 WHO = ("preset", "data.name", "partition.name", "algorithm", "sharing.setting")
-"""Fields of W&B's config that the runs of a group share, in addition to ``AXES``."""
+"""Config fields that are equal in all runs of a W&B group, in addition to the values of ``AXES``."""
 
 RESULTS = ("zeta_hat_sq_mean", "rounds_used")
-"""Result axes of the parallel coordinates, on the right."""
+"""Results in the summary that are the right-hand axes of the parallel coordinates."""
 
 PICTURES = dict(
     zip(KEYS, ("Pools", "Training examples by client and class", "Training examples of clients"), strict=True)
 )
-"""Panel titles of W&B's media browser, by media key."""
+"""Titles of the panels with pictures, by the key under which W&B stores a picture."""
 
 
 @dataclass(frozen=True)
 class Logged:
-    """Names logged to W&B. metrics: of rounds. ends: summary numbers, pictures. shared: summary numbers of all runs."""
+    """Names of the values that runs logged to W&B.
+
+    metrics: metrics of rounds. ends: numbers of the summary and pictures, of at least one run. shared: numbers of the
+    summary and pictures that all runs have.
+    """
 
     metrics: Collection[str]
     ends: Collection[str]
@@ -86,11 +90,11 @@ class Logged:
 EVERYTHING = Logged(
     {name for lines in LINES.values() for _, y in lines for name in y}, {*chain(*BARS.values()), *RESULTS, *KEYS}
 )
-"""All names, for the case that the names logged by the runs are unknown."""
+"""All names that a panel can show, for use if the names that the runs logged are unknown."""
 
 
 def logged(folders: Sequence[Path], say: Callable[[str], None]) -> Logged:
-    """Return the names that these runs logged; ``say`` is called once per other fedcommons version among the runs."""
+    """Return the names that these runs logged. say: called once per other fedcommons version that wrote runs."""
     metrics, of_each, others = set[str](), list[set[str]](), defaultdict[str, list[Path]](list)
     for folder in folders:
         metrics |= {name for line in read_rounds(folder) for name, value in line.items() if value is not None}
@@ -99,20 +103,20 @@ def logged(folders: Sequence[Path], say: Callable[[str], None]) -> Logged:
         if summary := read_summary(folder):
             try:
                 values = {**in_summary(summary), **dict.fromkeys(allowed(summary), 0)}
-            except KeyError:  # an earlier version did not record such a value
+            except KeyError:  # earlier versions did not record all of these values
                 values = summary
             of_each.append({name for name, value in values.items() if isinstance(value, int | float)})
     for made_by, of_it in others.items():
         more = f" and {len(of_it) - 1} more" if len(of_it) > 1 else ""
         say(
-            f"{of_it[0]}{more}: of fedcommons {made_by}, not {version('fedcommons')}; panels leave out runs that lack "
-            "what they show."
+            f"{of_it[0]}{more}: written by fedcommons {made_by}, not {version('fedcommons')}; panels leave out runs "
+            "without their values."
         )
     return Logged(metrics, set().union(*of_each), set.intersection(*of_each) if of_each else ())
 
 
 def _version(folder: Path) -> str:
-    """Return the version of fedcommons that wrote a run, or ``(unknown)``."""
+    """Return the version of fedcommons that wrote a run, such as ``1.2.0``, or ``(unknown)``."""
     try:
         environment = safe_read.json_of(folder / "environment.json")
         recorded = environment["packages"]["fedcommons"]
@@ -122,10 +126,10 @@ def _version(folder: Path) -> str:
 
 
 def workspace(entity: str, project: str, name: str, logged: Logged) -> "workspaces.Workspace":
-    """Return a workspace with sections for parallel coordinates, accuracy, zeta^2, sigma^2, privacy, bytes, pictures.
+    """Return a W&B workspace with sections for parallel coordinates and for each kind of metric, and with pictures.
 
-    A panel is left out if no run has its metrics. Lines are means over runs that differ in the seed only, with the
-    standard deviation over these runs.
+    A panel is left out if no run has its metrics. Lines are means over runs that differ only in the seed, with their
+    standard deviation. entity, project: W&B's names of the account and project. name: title of the workspace.
     """
     from wandb_workspaces import workspaces
     from wandb_workspaces.reports import v2
@@ -153,9 +157,10 @@ def workspace(entity: str, project: str, name: str, logged: Logged) -> "workspac
 
 
 def _decisive(names: Logged) -> "workspaces.Section":
-    """Return parallel coordinates (chosen values left, results right) and a scatter plot of rounds against zeta^2.
+    """Return parallel coordinates of fields and results, and a scatter plot of rounds against dissimilarity zeta^2.
 
-    W&B leaves out a run without one of the values. If some runs did not measure zeta^2, a second panel has rounds only.
+    A panel of W&B leaves out runs without one of its values. So if some runs have no zeta^2, a second panel is added
+    whose only result is the number of rounds.
     """
     from wandb_workspaces import workspaces
     from wandb_workspaces.reports import v2
@@ -185,7 +190,7 @@ def _line(x: str, y: Sequence[str]) -> Any:
     title = " and ".join(_words(name) for name in y).replace(" of the last round", "")
     title += "" if x == "round" else " over bytes"
     return v2.LinePlot(
-        title=title, x=x, y=[*y], title_x="round" if x == "round" else "bytes of all clients, both ways",
+        title=title, x=x, y=[*y], title_x="round" if x == "round" else "bytes of all clients, both directions",
         groupby_aggfunc="mean", groupby_rangefunc="stddev",
     )  # fmt: skip
 
@@ -197,5 +202,5 @@ def _bar(end: str) -> Any:
 
 
 def _words(name: str) -> str:
-    """Return the label of a metric without formulas, which W&B does not render."""
+    """Return the label of a metric, without LaTeX formulas, because W&B does not render them."""
     return TITLES.get(name) or re.sub(r" ?\$.*?\$", "", words(name.removeprefix("convergence/")))

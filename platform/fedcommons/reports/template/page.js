@@ -1,4 +1,4 @@
-// Sorts, filters and draws what the page holds. Data stand in #data; see contents() in page.py.
+// Sorts and filters the tables of the page and draws its charts. The element #data holds the data; see contents() in page_data.py.
 const D = JSON.parse(document.getElementById("data").textContent);
 const all = (query, root = document) => [...root.querySelectorAll(query)];
 const form = document.getElementById("filters"), boxes = form ? all("input", form) : [];
@@ -6,13 +6,13 @@ const live = document.body.dataset.state;
 const numbersOf = element => element.dataset.runs.trim().split(/\s+/).map(Number);
 let shown = new Set(D.runs.keys());
 
-// Where this page is kept open, what its reader chose is kept, too.
+// Stores the reader's choices (filters, theme) for this browser tab, so that they survive a reload of the page.
 const kept = {
   get: name => { try { return JSON.parse(sessionStorage.getItem(name + location.pathname)); } catch { return null; } },
-  set: (name, value) => { try { sessionStorage.setItem(name + location.pathname, JSON.stringify(value)); } catch { /* no storage here */ } },
+  set: (name, value) => { try { sessionStorage.setItem(name + location.pathname, JSON.stringify(value)); } catch { /* the browser allows no storage */ } },
 };
 
-// Numbers, printed as intervals.py prints them.
+// Formats a number as number() in intervals.py does.
 function number(value, digits) {
   if (digits !== null) return value.toFixed(digits);
   if (value === 0 || (Math.abs(value) >= 1e-4 && Math.abs(value) < 1e6)) return String(Number(value.toPrecision(3)));
@@ -40,7 +40,7 @@ function valueOf(run, name) {
   return found ? Number(found.value) : null;
 }
 
-// A cell's text from some of its runs: all are finished.
+// Returns the text of a table line's number, computed from some of its finished runs.
 function textOf(runs, name) {
   const column = D.columns[place[name]];
   if (!column) return name === "rounds_to_target" && runs.length ? `missed by ${runs.length} of ${runs.length}` : "-";
@@ -68,7 +68,7 @@ function retell(row) {
   }
 }
 
-// Filters: within a dimension any of what is ticked, nothing ticked is all; of several dimensions each must fit.
+// Shows the runs that have a ticked value in each filter; a filter without ticks allows all values.
 function filter() {
   const ticked = {};
   for (const box of boxes) if (box.checked) (ticked[box.dataset.dim] ??= new Set()).add(Number(box.value));
@@ -98,7 +98,7 @@ function filter() {
   for (const chart of turns.keys()) draw(chart);
 }
 
-// Sorting: rows of a group among themselves.
+// Sorts the rows within each group by the column of the button.
 function sort(button) {
   const head = button.closest("th"), column = head.cellIndex, table = head.closest("table");
   const down = head.getAttribute("aria-sort") === "ascending";
@@ -119,7 +119,7 @@ function sort(button) {
   }
 }
 
-// Files: lines that pandas wrote, of the rows that are shown, in their order.
+// Saves a table as a file: the lines that pandas wrote, for the rows that are shown, in their order on the page.
 function save(name, kind, whole) {
   const held = D.files[name], lines = kind === "csv" ? held.csv : held.latex, head = lines.length - held.csv.length + 1;
   const rows = all(`table[data-name="${name}"] tr[data-line]`).filter(row => !row.hidden);
@@ -131,11 +131,12 @@ function save(name, kind, whole) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
-// The cells of a group of which some run is shown. Of very many lines nobody can tell one from another.
+// The configurations of a group with at least one shown run. Charts draw at most LINES, because more are unreadable.
 const LINES = 60;
 const visible = group => [...D.cells.keys()].filter(c => D.cells[c].g === group && D.ofCell[c].some(run => shown.has(run)));
 
-// The rows of charts. A finished cell is a line, its mean in the rounds that all its runs have; others are thin lines.
+// The rows of a chart's data. Finished runs of a configuration are one line: their mean, in the rounds that all of them
+// have. Each unfinished run is a thin line.
 function courses(cells) {
   const rows = [];
   for (const c of cells) {
@@ -183,7 +184,7 @@ function looks() {
   return { background: null, font: "system-ui, sans-serif", view: { stroke: null }, axis, legend: { labelColor: ink, titleColor: ink }, tick: { color: ink } };
 }
 
-// A chart is drawn anew when what is shown changes; of two drawings under way the later one counts.
+// Draws a chart again after a change of the shown runs. If two drawings overlap, the result of the later one stays.
 async function draw(chart) {
   const kind = chart.dataset.kind, group = Number(chart.closest(".group").dataset.group), name = kind === "target" ? "reached" : "curve";
   const measure = kind === "loss" ? "loss" : "accuracy";
@@ -196,12 +197,12 @@ async function draw(chart) {
   if (!rows.length) return;
   const spec = structuredClone(D.specs[kind]), cells = few.map(c => D.cells[c]);
   const names = (which, of) => [...new Set(of.map(cell => cell[which]))];
-  const colour = names("colour", D.cells).length > 1 ? "colour" : "dash"; // of one method colours tell settings apart
+  const colour = names("colour", D.cells).length > 1 ? "colour" : "dash"; // with a single method, colours distinguish sharing strategies
   for (const { encoding } of spec.layer) {
     for (const [channel, which] of [["color", colour], ["fill", colour], ["strokeDash", "dash"]]) {
       if (!encoding[channel]) continue;
       encoding[channel].field = which;
-      encoding[channel].scale.domain = names(which, D.cells); // a name looks the same in all groups
+      encoding[channel].scale.domain = names(which, D.cells); // a name has the same look in all groups
       if (encoding[channel].legend) encoding[channel].legend = names(which, cells).length > 20 ? null : { ...encoding[channel].legend, values: names(which, cells) };
     }
     if (colour === "dash" || names("dash", cells).length === 1) delete encoding.strokeDash;
@@ -264,5 +265,5 @@ if (live) setInterval(async () => {
   try {
     const told = await fetch("state", { cache: "no-store" });
     if (told.ok && (await told.text()) !== live) location.reload();
-  } catch { /* the server has ended; the page stays */ }
+  } catch { /* the server has ended, so the page stays as it is */ }
 }, 3000);
