@@ -42,7 +42,7 @@ def test_figure_3s_table_and_panels_have_each_dot_and_central_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = rows_of(accuracy_table(tables.compared(pd.DataFrame(RUNS)), []))
-    assert rows[2] == ["digits", "10", "1", "0.1", "fedavg", "real", "55.0 ± 7.1", "56.0 ± 7.1", "0.50", "0.04"]
+    assert rows[2] == ["digits", "10", "1", "0.1", "fedavg", "no sharing", "55.0 ± 7.1", "56.0 ± 7.1", "0.50", "0.04"]
     assert rows[5] == ["digits", "-", "-", "-", "central", "central_real", "97.0 ± 1.4", "98.0 ± 1.4", "-", "0.04"]
     first, second = panels(tables.compared(pd.DataFrame(RUNS)))
     assert first.dots[0] == Dot("fedavg", "real", [50.0, 60.0])

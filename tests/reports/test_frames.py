@@ -262,7 +262,7 @@ def test_what_was_not_reached_is_censored() -> None:
     both = compared(row("real", 0, None), row("shuffled_synthetic", 0, None))
     assert tables.speed_up(both[0], both[1]) == "-"
     pair = compared(row("shuffled_synthetic", 0, 3), row("real", 0, 24))
-    head = "fedavg  alpha 0.01  N 10  C 1  real 24 rounds"
+    head = "fedavg  alpha 0.01  N 10  C 1  no sharing 24 rounds"
     assert tables.effect(pair) == f"{head}  shuffled_synthetic 3 rounds  8.0x"
     slower = compared(row("real", 0, 10), row("shuffled_synthetic", 0, None))
     assert tables.speed_up(slower[0], slower[1]) == "<0.3x"
@@ -317,7 +317,7 @@ def test_the_spread_between_algorithms() -> None:
     ]  # fmt: skip
     assert tables.spread(compared(*runs)) == (
         "\nSpread between the algorithms:\n"
-        "- digits, N = 10, C = 1, alpha = 0.01: real 10.0 points of last accuracy, 12 to >30 rounds; "
+        "- digits, N = 10, C = 1, alpha = 0.01: no sharing 10.0 points of last accuracy, 12 to >30 rounds; "
         "shuffled_synthetic 1.0 points of last accuracy, 4 to 5 rounds.\n"
     )
     assert tables.spread(compared(*runs[-1:])) == ""
@@ -332,7 +332,7 @@ def test_whatever_else_varies_has_a_column_and_is_never_averaged() -> None:
     head = lines[0]
     assert head[6:9] == ["setting", "straggler.q", "sharing.c"]
     assert [line[6:9] for line in lines[2:8]] == [
-        ["real", "0", "-"], ["real", "0.3", "-"],
+        ["no sharing", "0", "-"], ["no sharing", "0.3", "-"],
         *(["my_stage", q, c] for q in ("0", "0.3") for c in ("0.1", "0.5")),
     ]  # fmt: skip
     assert [line[head.index("rounds")] for line in lines[2:5]] == ["24.0 ± 0.0", "24.0 ± 0.0", "3.5 ± 0.7"]

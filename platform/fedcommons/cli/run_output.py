@@ -113,6 +113,8 @@ def ending(
 
 
 def _setting(summary: Mapping[str, Any]) -> str:
+    if summary["setting"] == "real":
+        return "no sharing"
     return label(summary["setting"]) + (f" p {summary['p']:.3g}" if summary["p"] else "")
 
 

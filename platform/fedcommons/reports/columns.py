@@ -33,7 +33,12 @@ def key(cell: Cell) -> tuple[Any, ...]:
 
 
 def text(value: object) -> str:
-    """Format a config value for a table: short numbers, tuples with hyphens, ``-`` for None."""
+    """Format a config value for a table: short numbers, tuples with hyphens, ``-`` for None.
+
+    The sharing strategy ``real``, in which clients share nothing, is shown as ``no sharing``.
+    """
+    if value == "real":
+        return "no sharing"
     if isinstance(value, tuple):
         return "-".join(map(str, value))
     return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
@@ -77,7 +82,7 @@ def variant(cell: Cell) -> str:
 
 def _named(cell: Cell, first: str, more: Sequence[str]) -> str:
     texts = [f"{head(name)} {text(field_value)}" for name in more if (field_value := value(cell, name)) is not None]
-    return " ".join([value(cell, first), *texts])
+    return " ".join([text(value(cell, first)), *texts])
 
 
 def head(name: str) -> str:

@@ -174,9 +174,8 @@ def pools(runs: "pd.DataFrame") -> tuple[list[dict[str, Any]], int]:
             seen[key]["runs"].append(number)
         elif len(pictures) < SHOWN and (picture := _png(file)):
             first = runs.iloc[number]
-            title = (
-                f"{first['setting']}, {first['dataset']}, alpha = {columns.text(first['alpha'])}, seed {first['seed']}"
-            )
+            sharing, alpha = columns.text(first["setting"]), columns.text(first["alpha"])
+            title = f"{sharing}, {first['dataset']}, alpha = {alpha}, seed {first['seed']}"
             seen[key] = {"data": picture, "runs": [number], "title": title}
             pictures.append(seen[key])
     return pictures, len({file.name for _, file in files})
