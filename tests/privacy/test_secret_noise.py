@@ -120,7 +120,7 @@ def _noise_of_the_server(worker: Worker, shared: Tensor, job: int) -> list[float
 
 def test_what_the_server_runs_on_a_worker_draws_no_noise(digits: "Callable[..., Federation]") -> None:
     """It would be that of the client before: another one for each number of workers, or the same in two rounds."""
-    with pytest.raises(ClientError, match="noise is drawn in a client's round alone"):
+    with pytest.raises(ClientError, match="noise is drawn only in a client's round"):
         digits().serial(FedAvg()).map(_noise_of_the_server, torch.zeros(1), [0])
 
 

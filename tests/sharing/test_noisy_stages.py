@@ -205,7 +205,7 @@ def test_a_secret_run_earns_its_epsilon_and_goes_on_with_its_salts_only(
     result = experiment.run(config, tmp_path / "run", say=lambda _: None)["privacy"]
     assert result["pool_epsilon_max"] == pytest.approx(2.0, rel=1e-6)
     assert result["pool_epsilon_of_each_view"][SERVER] == pytest.approx(2.0, rel=1e-6)
-    assert not any("what these would see" in line for line in result["uncovered"])
+    assert not any("larger epsilons of parties" in line for line in result["uncovered"])
     assert run_salts.read_salt(tmp_path / "run", build.prepare(config).salts)
     for salt in (tmp_path / "state" / "salts").glob("artifact-*"):
         salt.unlink()

@@ -1,1 +1,1 @@
-"""Differential privacy: noise, DP-SGD, accountants, releases, the ledger and its statement."""
+"""Differential privacy: noise, DP-SGD, accountants, records of released data, the privacy ledger and its statement."""

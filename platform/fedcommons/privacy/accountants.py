@@ -1,10 +1,12 @@
-"""Epsilon of DP-SGD with Poisson sampling, and the noise for a target, by Opacus' accountants.
+"""Epsilon of DP-SGD with Poisson sampling, and the noise multiplier for a target epsilon, by Opacus' accountants.
 
-If all steps have q = 1 (no sampling), they are one Gaussian mechanism, and epsilon is exact (``gaussian``). For steps
-with sampling, and for mixtures, there are two accountants.
-rdp: Renyi differential privacy (Mironov et al. 2019), as in the ledger, with divergences from ``renyi``;  prv:
-numerical composition of privacy losses (Gopi et al. 2021), tighter by some percent; one epsilon takes seconds.
-q: sampling rate;  sigma: noise multiplier.
+q: sampling rate;  sigma: noise multiplier, the standard deviation of the noise over the clipping norm.
+
+If all steps have q = 1 (no sampling), they are one Gaussian mechanism, and epsilon is exact (``privacy.gaussian``).
+If some steps have q < 1, there are two accountants:
+
+rdp   Renyi differential privacy (Mironov et al. 2019), which the privacy ledger uses; divergences: ``privacy.renyi``
+prv   numerical composition of privacy losses (Gopi et al. 2021); its epsilon is lower by some percent and takes seconds
 """
 
 import logging
@@ -22,23 +24,23 @@ from fedcommons.privacy import gaussian
 from fedcommons.privacy.renyi import divergences
 
 LARGEST_SIGMA = 100.0
-"""A target that needs a larger sigma is refused, because the model would learn nothing."""
+"""Largest accepted noise multiplier. A target epsilon that needs more noise is refused: the model would not learn."""
 
 Spent = tuple[tuple[float, float, int], ...]
-"""(q, sigma, steps) of one client's releases."""
+"""(sampling rate q, noise multiplier sigma, number of steps) of each of a client's noisy releases."""
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
-        # Opacus warns if the best order is the first or the last order: the bound holds, but could be tighter.
+        # Opacus warns if the best Renyi order is the first or last order that it tries. Epsilon is valid nevertheless.
         warnings.filterwarnings("ignore", "Optimal order is the")
         yield
 
 
 @cache
 def _opacus() -> ModuleType:
-    """Return Opacus' accountants. Their import adds handlers to the root logger, which would print messages twice."""
+    """Import and return ``opacus.accountants``, without the log handlers that its import adds to the root logger."""
     root = logging.getLogger()
     before = [*root.handlers]
     import opacus.accountants.utils
@@ -54,25 +56,25 @@ def _renyi_of_a_step(q: float, sigma: float) -> np.ndarray:
 
 
 def accountant_of(rates: Iterable[float]) -> str:
-    """Return the name of the accountant that ``composed`` uses for steps with these sampling rates."""
+    """Return the accountant of ``composed`` for the sampling rates: "exact Gaussian" if all are 1, else "rdp"."""
     return "rdp" if any(q != 1 for q in rates) else "exact Gaussian"
 
 
 @lru_cache(maxsize=100_000)
 def composed(spent: Spent, delta: float) -> float:
-    """Return epsilon >= 0 of all steps; 0 without steps. rdp adds divergences at each order; all q = 1: exact."""
+    """Return the epsilon >= 0 of all steps of one client together: exact if all q = 1, else by rdp; 0 without steps."""
     if accountant_of(q for q, _, steps in spent if steps) != "rdp":
         return gaussian.epsilon(sqrt(sum(steps / sigma**2 for _, sigma, steps in spent)), delta)
     orders, spent_at = _opacus().RDPAccountant.DEFAULT_ALPHAS, _opacus().analysis.rdp.get_privacy_spent
     costs = [steps * _renyi_of_a_step(q, sigma) for q, sigma, steps in spent if steps]
     with _quiet():
         total = spent_at(orders=orders, rdp=list(reduce(np.add, costs)), delta=delta)[0]
-    return max(0.0, float(total))  # the formula is negative if delta alone covers all steps
+    return max(0.0, float(total))  # rdp's formula is negative if the steps are (0, delta)-private
 
 
 @lru_cache(maxsize=4096)
 def epsilon(q: float, sigma: float, steps: int, delta: float, accountant: str = "rdp") -> float:
-    """Return epsilon >= 0 of ``steps`` steps; 0 without steps."""
+    """Return the epsilon >= 0, at ``delta``, of ``steps`` steps, by the accountant "rdp" or "prv"; 0 without steps."""
     if accountant == "rdp" or steps == 0:
         return composed(((q, sigma, steps),), delta)
     counter = _opacus().create_accountant(accountant)
@@ -81,10 +83,10 @@ def epsilon(q: float, sigma: float, steps: int, delta: float, accountant: str = 
 
 
 def require_reachable(target: float, q: float, steps: int, delta: float, accountant: str = "rdp") -> None:
-    """Check that a sigma of at most ``LARGEST_SIGMA`` reaches the target epsilon.
+    """Check that a noise multiplier of at most ``LARGEST_SIGMA`` reaches the target epsilon at ``delta``.
 
     Raises:
-        UserError: the target needs a larger sigma.
+        UserError: the target epsilon needs a larger noise multiplier.
     """
     if (least := epsilon(q, LARGEST_SIGMA, steps, delta, accountant)) > target:
         raise UserError(
@@ -95,9 +97,9 @@ def require_reachable(target: float, q: float, steps: int, delta: float, account
 
 @lru_cache(maxsize=1024)
 def noise_for(target: float, q: float, steps: int, delta: float, accountant: str = "rdp") -> float:
-    """Return the smallest sigma whose epsilon is at most the target.
+    """Return the smallest noise multiplier sigma with which ``steps`` steps cost at most the epsilon ``target``.
 
-    Opacus' search stops when epsilon is at most 0.01 below the target; for q = 1 and rdp sigma is exact.
+    Opacus' search stops when epsilon is at most 0.01 below the target. For q = 1 and "rdp", sigma is exact.
     """
     if q == 1 and accountant == "rdp":
         return sqrt(steps) * gaussian.noise_for(target, delta)

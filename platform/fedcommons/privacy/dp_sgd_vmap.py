@@ -1,10 +1,13 @@
 """DP-SGD steps with vectorised per-example gradients, for GPUs and for networks that are slow one example at a time.
 
 Noise multiplicity (De et al. 2022, arXiv:2204.13650; Dockhorn et al. 2023, arXiv:2210.09929): the loss of an example
-may be a mean over several random draws, before its gradient is clipped. So it costs computing time and no epsilon.
+may be a mean over several random draws. The gradient of the mean is clipped, so more draws cost time but no epsilon.
 
-Gradients come from ``torch.vmap``: each call of the module gets one example, as in a loop. On a diffusion U-Net this
-is correct where Opacus' hooks are wrong (behind attention, whose output is not contiguous), and on a CPU it is faster.
+Gradients are computed by ``torch.vmap``, so the module processes each example separately, as in a loop. For a diffusion
+U-Net the gradients are correct. Opacus' hooks compute wrong gradients behind attention layers, whose output is not
+contiguous. On a CPU ``torch.vmap`` is also faster than the hooks.
+
+n: number of examples;  g_j: gradient of the loss on example j;  C: clipping norm;  B: batch size;  q: sampling rate.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,35 +24,35 @@ from fedcommons.privacy.noise import Draws
 from fedcommons.privacy.release import Release
 
 Loss = Callable[..., Tensor]
-"""(parameters by name, one example's row of each column) -> example's loss; see ``torch.func.functional_call``."""
+"""Function (parameters by name, one example's row of each column) -> loss; see ``torch.func.functional_call``."""
 
 Rows = Tensor | slice
 """Indices of examples."""
 
 Draw = Callable[[int, Rows], Sequence[Tensor]]
-"""(number of examples n, rows) -> columns of one step's random draws: draw for n examples, return only the rows."""
+"""Function (n, rows) -> columns of random numbers of a step: it draws for n examples and returns those of ``rows``."""
 
 
 def require_examples_apart(module: nn.Module) -> None:
-    """Check that no layer of the module lets an example change the loss of another example in the batch.
+    """Check that the loss of an example depends on no other example of the batch.
 
     Raises:
-        UserError: a layer keeps statistics of batches, so no gradient of a single example exists.
+        UserError: a layer computes statistics of the batch (BatchNorm, or InstanceNorm with running statistics).
     """
     for name, layer in module.named_modules():
         tracks = isinstance(layer, nn.modules.instancenorm._InstanceNorm) and layer.track_running_stats
         if tracks or isinstance(layer, nn.modules.batchnorm._BatchNorm):
             raise UserError(
-                f"{type(layer).__name__} ({name or 'the module itself'}) keeps statistics of whole batches, so that no "
-                "example has a gradient of its own, as DP-SGD needs; use GroupNorm in its place."
+                f"{type(layer).__name__} ({name or 'the module itself'}) keeps statistics of whole batches, but DP-SGD "
+                "needs a gradient for each single example; use GroupNorm in its place."
             )
 
 
 def clipped_sum(gradients: Sequence[Tensor], clip: float) -> tuple[Tensor, float]:
-    """Return sum_j g_j min(1, C/||g_j||) as one vector, and the bound C on the norm of each term.
+    """Return the sum of clipped gradients, sum_j g_j min(1, C/||g_j||), as a vector, and C, the bound on a term's norm.
 
-    g_j consists of row j of each tensor in ``gradients``, of shape (n, *shape of a parameter). A g_j that is not finite
-    adds zero, because clipping cannot bound it.
+    gradients: one tensor (n, *shape of the parameter) per parameter; row j of all tensors together is g_j.
+    A g_j that is not finite adds zero, because clipping cannot bound its norm.
     """
     flat = [g.reshape(len(g), -1) for g in gradients]
     norms = torch.stack([torch.linalg.vector_norm(g, dim=1) for g in flat]).norm(dim=0)
@@ -62,11 +65,11 @@ def clipped_sum(gradients: Sequence[Tensor], clip: float) -> tuple[Tensor, float
 def noisy_sum(
     named: Mapping[str, Tensor], loss: Loss, columns: Sequence[Tensor], clip: float, physical_batch: int
 ) -> NoisySum:
-    """Return the sum of the examples' clipped gradients, before noise; ``physical_batch``: most examples per call."""
+    """Return the sum of the examples' clipped gradients, before noise; at most ``physical_batch`` examples per call."""
     values = {name: p.detach() for name, p in named.items()}
     total = NoisySum(next(iter(values.values())).new_zeros(sum(p.numel() for p in values.values())), clip)
     of_each = torch.vmap(grad(loss), in_dims=(None, *(0,) * len(columns)))
-    with sdpa_kernel(SDPBackend.MATH):  # vmap would run other kernels example by example
+    with sdpa_kernel(SDPBackend.MATH):  # ``torch.vmap`` would run other attention kernels in a loop over examples
         for rows in zip(*(column.split(physical_batch) for column in columns), strict=True):
             if len(rows[0]):  # an empty batch is split into one empty piece
                 total.add(*clipped_sum(list(of_each(values, *rows).values()), clip))
@@ -76,10 +79,10 @@ def noisy_sum(
 def of_step(
     dp: DPSGD, step: nn.Module, named: Mapping[str, nn.Parameter], batch: Sequence[Tensor], number: int
 ) -> tuple[NoisySum, dict[str, Tensor]]:
-    """Return the clipped sum of a local step, before noise, and sums over examples of the loss and logged metrics.
+    """Return the sum of a local step's clipped gradients, without noise yet, and sums of the loss and logged metrics.
 
-    step: the training step as a function of its weights (``functional_step.Step``).
-    One call computes ``dp.at_once`` gradients; the module sees each example alone, as a batch of one.
+    step: the training step as a function of the weights (``functional_step.Step``). number: index of the step.
+    One call computes the gradients of ``dp.at_once`` examples. The module gets each example as a batch of one.
     """
     values = {name: p.detach() for name, p in named.items()}
     total = NoisySum(next(iter(values.values())).new_zeros(sum(p.numel() for p in values.values())), dp.clip)
@@ -101,7 +104,7 @@ def of_step(
 
 
 def flaw(step: nn.Module, named: Mapping[str, nn.Parameter], batch: Sequence[Tensor]) -> str | None:
-    """Return why vectorised gradients fail for this step, tried on ``batch``, two at once; None if they work."""
+    """Try vectorised gradients of a training step on ``batch``, two per call; return the error message or None."""
     training = step.training
     try:
         of_step(DPSGD(0.0, 1.0, at_once=2), step.train(), named, batch, 0)
@@ -126,17 +129,20 @@ def steps(
     noise: Draws,
     draws: torch.Generator | None = None,
 ) -> Iterator[Release]:
-    """Train ``module`` by DP-SGD; after every step, yield the release that describes the step's protection.
+    """Train ``module`` by DP-SGD; after every step, yield the privacy ledger's entry (``Release``) of the step.
 
-    columns: the examples, n rows each. Batches are Poisson samples with rate q = B/n, ceil(n/B) per epoch. An empty
-    batch makes a step of noise only. Its cost is that of any step, and omitting the step would disclose data.
-    draw: with secret noise, every step draws for all n examples. So no draw discloses which examples are in a batch,
-    and each term of a sum depends on its example only, as amplification by sampling requires. With seeded noise, a
-    step draws only for its batch.
-    draws: the generator that ``draw`` reads, or None; with secret noise every step seeds it from the salt.
+    An epoch has ceil(n/B) batches, which are Poisson samples with rate q = min(1, B/n). A step with an empty batch
+    adds noise only. It costs the same epsilon as any step, and omitting it would disclose that the batch is empty.
+
+    Args:
+        columns: the examples, n rows in each column.
+        draw: draws a step's random numbers for examples. With secret noise it draws for all n examples, so the numbers
+            do not disclose which examples are in the batch, and each term of the sum depends on one example only, as
+            amplification by sampling requires. With seeded noise it draws for the examples of the batch only.
+        draws: the generator that ``draw`` reads, or None; with secret noise every step seeds it from the salt.
 
     Raises:
-        UserError: examples of a batch change each other's loss; see ``require_examples_apart``.
+        UserError: an example's loss depends on other examples of the batch; see ``require_examples_apart``.
     """
     require_examples_apart(module)
     named, n = dict(module.named_parameters()), len(columns[0])

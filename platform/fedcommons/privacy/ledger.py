@@ -1,21 +1,23 @@
-"""The privacy ledger: the releases of each client, the epsilon that they cost, and the releases without an epsilon.
+"""The privacy ledger: which data left each client (releases), the epsilon they cost, and data without a guarantee.
 
-The ledger counts two kinds of releases separately: contributions to a commons (synthetic images, copies, codes), and
-updates of the model, which every run sends. ``statement.py`` describes both in words.
+The ledger counts two kinds of releases separately. Contributions to a commons are data that clients shared (synthetic
+images, copies of examples, codes). Updates of the model are sent in every run. ``statement.py`` describes both in text.
 
-The creator of a message or an artifact states its protection in a ``Release``. Without a statement it is uncovered.
+The code that creates a message or a set of synthetic images states its protection in a ``Release``. A release is
+covered if its epsilon can be computed. Without a statement it is uncovered, that is, without a privacy guarantee.
 
-Accountant: Renyi differential privacy of the subsampled Gaussian mechanism (Mironov et al. 2019), by Opacus; if every
-release has q = 1, the exact curve of the Gaussian mechanism.
-q: sampling rate;  sigma: noise multiplier;  delta: of the guarantee;  n_i: number of examples of client i.
+Accountant: Renyi differential privacy of the subsampled Gaussian mechanism (Mironov et al. 2019), by Opacus. If every
+release has q = 1, the exact formula of the Gaussian mechanism is used.
+q: sampling rate;  sigma: noise multiplier;  delta: the delta of the (epsilon, delta) guarantee;  n_i: number of
+examples of client i.
 
 Neighbouring data sets: one example of one client is blanked out, that is, it stays in place but its gradient is zero.
-Then n_i is the same for both data sets, and so are q, the batch size B and the number of steps K, which depend on n_i;
-n_i is public. Sums over Poisson samples of the two data sets have the distributions of Mironov et al. for data sets
-with and without the example, at the same q. So the accountant's epsilon holds. Replacing an example by another example
-takes two such steps (blank it out, fill it again) and costs more epsilon than is printed.
+So both data sets have the same n_i, which is public, and the same q, batch size B and number of steps K, which depend
+on n_i. Sums over Poisson samples of the two data sets have the distributions of Mironov et al. for data sets with and
+without the example, at the same q. So the accountant's epsilon holds. Replacing an example by another example takes two
+such changes (blank it out, fill it again) and costs more epsilon than is printed.
 
-The clients' data are disjoint, so the epsilon for all clients is the largest of a client (parallel composition).
+The clients' data are disjoint, so the epsilon of all clients is the largest epsilon of a client (parallel composition).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -29,18 +31,19 @@ from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
-OUTLIVED = "something beside messages and memory outlived a client"
-"""The reason why releases with protection are uncovered."""
+OUTLIVED = "something other than messages and memory outlived a client"
+"""The reason recorded for noisy releases that have no guarantee, because other objects carry data between clients."""
 
 Events = Mapping[int, Mapping[tuple[float, float], int]]
-"""client -> (q, sigma) -> steps."""
+"""client -> (sampling rate q, noise multiplier sigma) -> number of steps."""
 
 
 @dataclass(frozen=True)
 class Released:
-    """All releases of the clients: covered releases by client and mechanism, and the names of the released data.
+    """Data that the clients have released, of one kind (contributions to a commons, or updates of the model).
 
-    names: names in covered releases. uncovered: name -> number of releases without protection.
+    covered: steps of releases with a privacy guarantee, by client and mechanism. names: names of the data in these
+    releases. uncovered: name of data -> number of releases without a privacy guarantee.
     """
 
     covered: Events = field(default_factory=dict)
@@ -48,38 +51,39 @@ class Released:
     uncovered: Mapping[str, int] = field(default_factory=dict)
 
     def and_also(self, new: Sequence[Release]) -> "Released":
-        """Return these and the new releases. Clients without a new covered release share their counts with ``self``."""
+        """Return all releases of ``self`` and ``new``; the counts of clients without a new release are not copied."""
         if not new:
             return self
         names = dict.fromkeys((*self.names, *(name for event in new if event.covered for name in event.what)))
         return Released(_with(self.covered, new), tuple(names), _counted(self.uncovered, new))
 
     def epsilon(self, client: int, delta: float) -> float:
-        """Return the epsilon of a client's covered releases; 0 if the client has none."""
+        """Return the epsilon, at ``delta``, of a client's covered releases; 0 if the client has no covered release."""
         return composed(_spent(self.covered.get(client, {})), delta)
 
     def largest_epsilon(self, delta: float) -> float:
-        """Return the largest epsilon of covered releases over all clients; 0 if there is no covered release."""
+        """Return the largest ``epsilon`` of a client, at ``delta``; 0 if there is no covered release."""
         return max((self.epsilon(client, delta) for client in self.covered), default=0.0)
 
     def record(self) -> dict[str, Any]:
-        """Return plain values, for checkpoints."""
+        """Return the releases as lists, dicts and numbers, which a checkpoint can store as JSON."""
         covered = [[i, *key, steps] for i, events in self.covered.items() for key, steps in events.items()]
         return {"covered": covered, "names": list(self.names), "uncovered": dict(self.uncovered)}
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """All releases of the clients: into a commons (all releases before round 1 and some in rounds), and as updates.
+    """All data that the clients have released since the start of the run, and their privacy guarantees.
 
-    given_away: client -> largest number of its examples that one uncovered release disclosed (``Release.seen``).
-    before: the covered releases before round 1; ``commons`` contains them too.
-    outlived: names of objects other than messages and memory that changed with a client's training and stayed
-    (``core.state_leaks``). Later steps and clients see the data in them without noise, so no release of these rounds
-    is covered.
-    leaks: name -> reason, for other objects that show data to all trainings of the rounds. No release of these rounds
-    is covered.
-    exposed: the clients with an uncovered training in some round. No epsilon of their rounds is stated.
+    commons: data that clients shared (contributions to a commons), before round 1 or in rounds. updates: updates of the
+    model. before: the covered releases before round 1, which ``commons`` contains too.
+    n_disclosed: client -> largest number of its examples that one uncovered release disclosed
+    (``Release.n_disclosed``).
+    outlived: names of objects, other than messages and memory, that a client's training changed and that the next
+    client can read (``core.state_leaks``). They carry data without noise, so no release of such a round is covered.
+    leaks: name -> reason, for other objects that carry data without noise into all trainings of a round. No release of
+    such a round is covered.
+    exposed: clients with a training without a privacy guarantee in some round. No epsilon is stated for their rounds.
     """
 
     commons: Released = field(default_factory=Released)
@@ -92,7 +96,7 @@ class Ledger:
 
     @classmethod
     def before_rounds(cls, shared: Iterable[Release]) -> Self:
-        """Return the ledger before round 1, with the releases before round 1, which all belong to a commons."""
+        """Return the ledger before round 1; ``shared``: the data that clients shared before round 1 (the commons)."""
         events = list(shared)
         commons = Released().and_also(events)
         return cls(commons, Released(), _most({}, events), commons.covered)
@@ -108,9 +112,9 @@ class Ledger:
 
         Args:
             round: the releases of the round.
-            outlived: see ``Ledger``, for the round.
-            leaks: see ``Ledger``, for the round.
-            exposed: the clients with an uncovered training in the round.
+            outlived: names of objects that carried data from a client of the round to later clients; see ``Ledger``.
+            leaks: name -> reason, for other objects that carried data without noise into the round; see ``Ledger``.
+            exposed: the clients with a training without a privacy guarantee in the round.
         """
         if not (round or outlived or exposed):
             return self
@@ -126,15 +130,15 @@ class Ledger:
 
     @property
     def uncovered(self) -> Mapping[str, int]:
-        """Return name -> number of releases without protection."""
+        """Return name of the data -> number of releases without a privacy guarantee; 1 for leaks through objects."""
         shared, sent = self.commons.uncovered, {**self.updates.uncovered, **dict.fromkeys(self.outlived, 1)}
         sent |= {name: 1 for name in self.leaks if name not in shared}
         return {name: shared.get(name, 0) + sent.get(name, 0) for name in (*shared, *sent)}
 
     def epsilon_of_rounds(self, client: int, delta: float) -> float | None:
-        """Return the epsilon of a client's updates and of its contributions to a commons in rounds.
+        """Return the epsilon, at ``delta``, of all data that a client released in rounds, without those before round 1.
 
-        None: a training of the client is uncovered.
+        None: a training of the client has no privacy guarantee.
         """
         if client in self.exposed:
             return None
@@ -144,21 +148,21 @@ class Ledger:
         return composed(_spent({event: steps for event, steps in spent.items() if steps}), delta)
 
     def largest_epsilon_of_rounds(self, delta: float) -> float | None:
-        """Return the largest ``of_rounds`` over clients: 0 without releases, None if a client has no epsilon."""
+        """Return the largest ``epsilon_of_rounds`` of a client; 0 without releases, None if a client has no epsilon."""
         if self.exposed:
             return None
         clients = {**self.commons.covered, **self.updates.covered}
         return max((self.epsilon_of_rounds(client, delta) or 0.0 for client in clients), default=0.0)
 
     def epsilon_of_all(self, client: int, delta: float) -> float | None:
-        """Return the epsilon of all releases of a client; None if any release of any client is uncovered."""
+        """Return the epsilon, at ``delta``, of all releases of a client; None if any client's release is uncovered."""
         if self.uncovered:
             return None
         shared, sent = (released.covered.get(client, {}) for released in (self.commons, self.updates))
         return composed(_spent(shared) + _spent(sent), delta)
 
     def record(self) -> dict[str, Any]:
-        """Return the ledger as plain values, for checkpoints."""
+        """Return the ledger as lists, dicts and numbers, which a checkpoint can store as JSON."""
         given_away = [[i, n] for i, n in self.n_disclosed.items()]
         before = Released(self.before).record()["covered"]
         shared, sent = self.commons.record(), self.updates.record()
@@ -168,10 +172,10 @@ class Ledger:
 
 
 def read(record: Mapping[str, Any]) -> Ledger:
-    """Return the ledger whose ``Ledger.record`` is ``record``.
+    """Return the ledger that ``Ledger.record`` has converted to ``record``.
 
     Raises:
-        KeyError, TypeError, ValueError, AttributeError: the argument is not a ledger's record.
+        KeyError, TypeError, ValueError, AttributeError: ``record`` does not have the form of a ``Ledger.record``.
     """
     given_away = {int(client): int(n) for client, n in record["given_away"]}
     before = _events(record.get("before", ()))  # earlier versions wrote no before, outlived, leaks and exposed
@@ -202,7 +206,7 @@ def _read(record: Mapping[str, Any]) -> Released:
 
 
 def _with(events: Events, new: Iterable[Release]) -> Events:
-    """Return a new mapping of the events and the new covered releases; clients without new ones share their counts."""
+    """Return ``events`` with the steps of the new covered releases added; counts of other clients are not copied."""
     after, changed = dict(events), {}
     for event in new:
         if event.covered:
@@ -213,7 +217,7 @@ def _with(events: Events, new: Iterable[Release]) -> Events:
 
 
 def _counted(uncovered: Mapping[str, int], new: Iterable[Release]) -> Mapping[str, int]:
-    """Return the number of uncovered releases by name, with the new releases added."""
+    """Return name of the data -> number of uncovered releases: the numbers in ``uncovered`` plus those of ``new``."""
     after = dict(uncovered)
     for event in new:
         for name in () if event.covered else event.named or ("something without a name",):
@@ -222,7 +226,7 @@ def _counted(uncovered: Mapping[str, int], new: Iterable[Release]) -> Mapping[st
 
 
 def _most(given_away: Mapping[int, int], new: Iterable[Release]) -> Mapping[int, int]:
-    """Return the largest number of each client's examples that an uncovered release disclosed, before or now."""
+    """Return client -> largest number of its examples that one uncovered release disclosed, before or in ``new``."""
     after = dict(given_away)
     for event in new:
         if event.n_disclosed and not event.covered:
@@ -235,7 +239,7 @@ def _spent(events: Mapping[tuple[float, float], int]) -> Spent:
 
 
 def refuse_large_delta(delta: float, sizes: Sequence[int]) -> None:
-    """Check that delta is so small that publishing one example would not satisfy it; ``sizes``: the clients' n_i.
+    """Check that delta is below 1/n_i for each client i; ``sizes``: n_i, the numbers of examples.
 
     Raises:
         UserError: delta is 1/n_i or more for some client.
@@ -244,15 +248,15 @@ def refuse_large_delta(delta: float, sizes: Sequence[int]) -> None:
     if delta * sizes[largest] >= 1:
         raise UserError(
             f"dp.delta must be below 1/n_i = {1 / sizes[largest]:.3g}, got {delta:g}: client {largest} has "
-            f"{sizes[largest]} examples, and at such a delta it could publish one of them."
+            f"{sizes[largest]} examples, and at such a delta the client could publish one example."
         )
 
 
 def require_small_delta(ledger: Ledger, delta: float, sizes: Sequence[int]) -> None:
-    """Check delta if the ledger has a covered release, so that an epsilon may be printed at this delta.
+    """Check by ``refuse_large_delta`` that delta is small enough, if the ledger has a release with an epsilon.
 
     Raises:
-        UserError: see ``refuse_large_delta``.
+        UserError: delta is 1/n_i or more for some client with n_i examples.
     """
     if ledger.commons.covered or ledger.updates.covered:
         refuse_large_delta(delta, sizes)

@@ -1,7 +1,8 @@
-"""The parameters of the privacy mechanisms that protected a run's releases, by client, as papers report them.
+"""Tables of the privacy mechanisms that a run used: noise multiplier, sampling rate and steps of each client.
 
 q: sampling rate;  sigma: noise multiplier;  steps: number of runs of the mechanism;  clip: C, the largest L2 norm that
-one example adds to a sum before noise (the sensitivity).
+one example adds to a sum before noise (the sensitivity). A release is an entry of the privacy ledger: data that left a
+client. It is covered if it has a privacy guarantee. A commons is data that clients shared, such as synthetic images.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,18 +19,19 @@ COLUMNS = ("sigma", "q", "steps")
 def mechanisms(
     ledger: Ledger, shared: Sequence[Release], delta: float, clip: float | None
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return a table for each kind of covered releases, with one row per client and pair (q, sigma).
+    """Return tables of the releases with a privacy guarantee, with one row per client and pair (q, sigma).
 
     Args:
-        ledger: the run's ledger.
+        ledger: the run's privacy ledger.
         shared: the releases before round 1.
-        delta: delta of all epsilons of the run.
+        delta: the delta of the (epsilon, delta) guarantees of the run.
         clip: clipping norm of local training; None if local training is not private.
 
     Returns:
-        ``updates``, tables of the updates that the server averages, and ``commons``, tables of contributions to a
-        commons. A table has ``what``, ``clip`` (None: the method's clipping norm, which is not recorded), ``delta`` and
-        ``in_words``, and lists of equal length: ``client``, ``q``, ``sigma``, ``steps`` and ``accountant``.
+        ``updates``: at most one table, of the updates that the server averages. ``commons``: one table for each kind of
+        data that clients shared. A table has ``what`` (names of the data), ``clip`` (None: the method chose a clipping
+        norm, which is not recorded), ``delta``, ``in_words``, and the columns ``client``, ``q``, ``sigma``, ``steps``
+        and ``accountant``, lists of equal length.
     """
     before: dict[tuple[tuple[str, ...], float], list[Release]] = {}
     for event in shared:
@@ -47,26 +49,26 @@ def mechanisms(
 
 
 def ranges(table: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """Return the minimum and maximum over clients of sigma, q and steps."""
+    """Return (minimum, maximum) over the rows of a table for each of sigma, q and steps."""
     return {name: (min(table[name]), max(table[name])) for name in COLUMNS}
 
 
 def in_words(table: Mapping[str, Any]) -> str:
-    """Return the ranges of a table over clients, C, delta and the accountant as text."""
+    """Return one line of text for a table: ranges of sigma, q and steps over clients, clip C, delta and accountant."""
     numbers = [f"{name} {_range(*both)}" for name, both in ranges(table).items()]
     numbers += [] if table["clip"] is None else [f"C {table['clip']:g}"]
     return f"{table['what']}: {', '.join(numbers)}, delta {table['delta']:g}, {accountants(table)}"
 
 
 def accountants(table: Mapping[str, Any]) -> str:
-    """Return the names of the accountants of a table's clients."""
+    """Return the names of the accountants in a table as text, joined by "or"."""
     return " or ".join(sorted(set(table["accountant"])))
 
 
 def columns(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, float | str]:
-    """Return columns of a frame: ``sigma_min``, ``sigma_max``, ..., ``accountant`` of the updates, and ``pool_...``.
+    """Return columns for a table of runs: ``sigma_min``, ``sigma_max``, ..., ``accountant``, ``clip`` of the updates.
 
-    The columns that begin with ``pool_`` describe the first table of ``commons``.
+    Columns with the prefix ``pool_`` describe the first table of ``commons``, the data that clients shared.
     """
     result: dict[str, float | str] = {}
     for kind, prefix in (("updates", ""), ("commons", "pool_")):
@@ -81,7 +83,7 @@ def columns(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, floa
 
 
 def _rows(events: Events, less: Events | None = None) -> list[tuple[int, float, float, int]]:
-    """Return (client, q, sigma, steps) of the covered releases ``events``, without the steps in ``less``."""
+    """Return rows (client, q, sigma, steps) of ``events``, with the steps in ``less`` subtracted."""
     before = less or {}
     rows = [
         (client, q, sigma, steps - before.get(client, {}).get((q, sigma), 0))

@@ -1,18 +1,21 @@
-"""Random streams for the noise of every ``Release`` and for Poisson batches, which must stay as secret as the noise.
+"""Random streams for the noise of differential privacy and for Poisson batches, which must stay as secret as the noise.
 
-The key of a stream contains a hash of the facts that decide the results of an experiment or artifact
-(``Source.facts``). It also contains a hash of the data that a client has received and of its examples. The other
-elements are purpose, round, client, number of the call, and step. So two messages share noise only if they are the same
-message, and no noise cancels in a difference.
+The key of a stream contains a hash of the configuration that decides the results of an experiment or of a set of
+synthetic images (``Source.facts``). It also contains a hash of the data that a client has received and of the client's
+examples. The other elements of the key are purpose, round, client, number of the call, and step. So two messages share
+noise only if they are equal, and no noise cancels in a difference of two messages.
 
-seeded: an attacker who knows these facts, including the seed, can draw the noise again and subtract it. No epsilon is
-guaranteed; an epsilon can be stated only *if the noise were secret*.
-secret: the key has in addition 256 bits of salt from the system, and the stream comes from a cipher (ChaCha20). The
-other random draws of examples in private steps, such as dropout, are then seeded from it too (``Draws.seeds``).
+The option ``dp.noise`` has two values:
 
-Floats: uniform numbers have 53 bits. Normal numbers are computed from uniform numbers in float64 (Box and Muller 1958):
-four are summed and halved. This counters an attack that reads a value from the grid of floats on which its noise lies
-(Holohan and Braghin 2021, arXiv:2107.10138). It only hardens the noise: the proofs of privacy are for real numbers.
+seeded   the stream follows from the key. An attacker who knows the configuration, including the seed, can draw the
+         noise again and subtract it. So there is no guarantee: an epsilon holds only *if the noise were secret*.
+secret   the key also contains 256 secret random bits (the salt), and the stream is the output of the cipher ChaCha20.
+         Other random numbers in private steps, such as dropout masks, are seeded by the salt too (``Draws.seeds``).
+
+Uniform numbers have 53 random bits. A normal number is half of the sum of four normal numbers that are computed in
+float64 from uniform numbers (Box and Muller 1958). The sum counters an attack that finds the value under the noise from
+the gaps between possible floats (Holohan and Braghin 2021, arXiv:2107.10138). The proofs of differential privacy hold
+for real numbers only, so the sum is a precaution and no proof.
 """
 
 import hashlib
@@ -32,19 +35,19 @@ Size = int | tuple[int, ...]
 
 
 class Stream(Protocol):
-    """A stream of random numbers, which each call continues; numpy's ``Generator`` satisfies this protocol."""
+    """A stream of random numbers: each call returns the next numbers. numpy's ``Generator`` satisfies this protocol."""
 
     def standard_normal(self, size: Size, dtype: type = np.float64) -> np.ndarray:
-        """Draw from N(0, 1), in type ``dtype`` or a more precise type."""
+        """Draw numbers from N(0, 1) in an array of shape ``size``, of type ``dtype`` or a more precise type."""
         ...
 
     def random(self, size: Size) -> np.ndarray:
-        """Draw from U[0, 1), in float64."""
+        """Draw uniform numbers from [0, 1) in a float64 array of shape ``size``."""
         ...
 
 
 class CipherStream:
-    """A stream from the cipher ChaCha20; key: 32 bytes, used for this stream only."""
+    """A stream of random numbers from the cipher ChaCha20. key: 32 secret bytes that no other stream uses."""
 
     def __init__(self, key: bytes) -> None:
         from cryptography.hazmat.primitives.ciphers import Cipher
@@ -53,15 +56,15 @@ class CipherStream:
         self._stream = Cipher(ChaCha20(key, bytes(16)), None).encryptor()
 
     def _integers(self, n: int) -> np.ndarray:
-        """Return n integers of 53 bits."""
+        """Return the next n random integers in [0, 2^53)."""
         return np.frombuffer(self._stream.update(bytes(8 * n)), "<u8") >> np.uint64(11)
 
     def random(self, size: Size) -> np.ndarray:
-        """See ``Stream``."""
+        """Draw uniform numbers from [0, 1), in float64; see ``Stream``."""
         return (self._integers(int(np.prod(size))) * 2.0**-53).reshape(size)
 
     def standard_normal(self, size: Size, dtype: type = np.float64) -> np.ndarray:
-        """See ``Stream``; always float64, for every ``dtype``."""
+        """Draw from N(0, 1), always in float64, whatever ``dtype`` is; see ``Stream``."""
         n = int(np.prod(size))
         of_radius, of_angle = self._integers(2 * n).reshape(2, n), self._integers(2 * n).reshape(2, n)
         radius, angle = np.sqrt(-2 * np.log((of_radius + 1.0) * 2.0**-53)), of_angle * (2 * np.pi * 2.0**-53)
@@ -70,63 +73,65 @@ class CipherStream:
 
 @dataclass(frozen=True)
 class Source:
-    """The source of all noise of an experiment or an artifact.
+    """The source of all noise of an experiment or of a stored set of synthetic images.
 
-    facts: a hash of the facts that decide its results. salt: 32 secret bytes; if empty, the noise follows from the
-    facts.
+    facts: a hash of the configuration that decides the results. salt: 32 secret bytes; if empty, anyone who knows
+    ``facts`` can compute the noise.
     """
 
     facts: int = 0
     salt: bytes = field(default=b"", repr=False)
 
     def stream(self, *key: int | str) -> Stream:
-        """Return the stream of this key."""
+        """Return the random stream of this key: a cipher's output if there is a salt, else a seeded generator."""
         if not self.salt:
             return wide_generator(self.facts, *key)
         return CipherStream(hashlib.blake2b(repr((self.facts, *key)).encode(), key=self.salt, digest_size=32).digest())
 
 
 SEED_ALONE = Source()
-"""The source for federations that run in tests and dry runs."""
+"""The noise source of tests and dry runs: no salt, and a hash of 0."""
 
 
 def of_audit(seed: int) -> Source:
-    """Return a source whose salt follows from the seed, so that an audit tests the same cipher as secret noise."""
+    """Return a noise source for a reproducible audit of the cipher of secret noise: the seed decides the salt."""
     return Source(seed, hashlib.blake2b(f"salt of an audit {seed}".encode(), digest_size=32).digest())
 
 
 @dataclass(frozen=True)
 class Draws:
-    """The streams of one call of ``Noise.call``, for one private training or one noisy value."""
+    """The random streams for one private training or one noisy value; ``streams``: keys of the requested streams."""
 
     source: Source
     key: tuple[int | str, ...] = ()
     streams: set[tuple[int | str, ...]] = field(default_factory=set, repr=False, compare=False)
 
     def stream(self, *key: int | str) -> Stream:
-        """Return the stream of one step, for one purpose.
+        """Return the random stream with this key, such as ("noise", step). Each stream can be requested once.
 
         Raises:
-            ValueError: the stream was requested before: noise that two values share cancels in their difference.
+            ValueError: the stream was requested before. Two values with equal noise would disclose their difference.
         """
         if key in self.streams:
-            raise ValueError(f"the stream {key} of this call has been drawn; read on in it, or call for noise again")
+            raise ValueError(
+                f"the stream {key} of this call has been drawn before; continue that stream, or call for noise again"
+            )
         self.streams.add(key)
         return self.source.stream(*self.key, *key)
 
     def stream_for(self, value: Tensor, *key: int | str) -> Stream:
-        """Return the stream of the noise on ``value``, which another run may compute with different rounding.
+        """Return the random stream for the noise on ``value``, which another run may compute with different rounding.
 
-        With secret noise, a value that differs in one bit gets different noise. If two values had the same noise, their
-        difference would disclose how they differ. Seeded noise hides nothing, and does not depend on rounding.
+        With secret noise, the key contains a hash of the value. So a value that differs in one bit gets different
+        noise; with equal noise, two values would disclose their difference. Seeded noise does not depend on the value.
         """
         return self.stream(*key, *([_digest([value])] if self.source.salt else []))
 
     def seeds(self, n: int, step: int) -> list[int]:
-        """Return n seeds for a step's other random draws, such as dropout; an empty list if the noise is seeded.
+        """Return n seeds for the step's random numbers other than noise, such as dropout masks.
 
-        An example's seed belongs to its index in the data set. A seed by position in the batch would disclose which
-        other examples are in the batch.
+        The list is empty if the noise is seeded. Seeds of examples belong to indices in the data set, not in the batch:
+        an index in the batch depends on which other examples are in the batch, and would disclose them.
         """
         if not self.source.salt:
             return []
@@ -134,26 +139,26 @@ class Draws:
 
 
 class Noise:
-    """The noise of one client in one round, or of one artifact; it counts its calls.
+    """The noise of one client in one round, or of one stored set of synthetic images.
 
-    received: the client's message and memory, on which its round depends besides its data and the experiment.
+    received: the message and the memory that the client has at the start of the round. calls: number of calls so far.
     """
 
     def __init__(self, source: Source, *key: int | str, received: Iterable[Payload] = ()) -> None:
         self.source, self.key, self.received, self.calls, self.is_closed = source, key, received, 0, False
 
     def close(self) -> None:
-        """End the client's round: noise in a later server job would depend on the earlier jobs of its worker."""
+        """End the client's round: later calls, such as those of server jobs on this worker, raise an error."""
         self.is_closed = True
 
     def call(self, purpose: str, *data: Tensor) -> Draws:
-        """Return draws that differ from those of all other calls; ``data``: columns of the examples to be protected.
+        """Return streams that no other call returns; ``data``: columns of the examples that the noise protects.
 
         Raises:
             ValueError: the client's round is over.
         """
         if self.is_closed:
-            raise ValueError("noise is drawn in a client's round alone, not in what the server runs on a worker")
+            raise ValueError("noise is drawn only in a client's round, not in jobs that the server runs on a worker")
         self.calls += 1
         of_received = [tensor for part in self.received for tensor in _tensors(part)]
         return Draws(self.source, (purpose, *self.key, self.calls, _digest([*of_received, *data])))
@@ -164,7 +169,7 @@ def _tensors(payload: Payload) -> list[Tensor]:
 
 
 def _digest(tensors: Iterable[Tensor]) -> str:
-    """Return a hash of types, shapes and values of the tensors."""
+    """Return a hash, 32 hexadecimal digits, of the types, shapes and values of the tensors."""
     hasher = hashlib.blake2b(digest_size=16)
     for tensor in tensors:
         hasher.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())

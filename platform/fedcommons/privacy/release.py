@@ -1,4 +1,4 @@
-"""Releases: records of data that leave a client. The code that creates a release states its protection (default: none).
+"""Releases: the privacy ledger's entries, one for data that left a client and the privacy mechanism that protects them.
 
 q: sampling rate;  sigma: noise multiplier, the noise's standard deviation over the sensitivity;  sensitivity: largest
 change, in L2 norm, that one example makes to the value before noise;  steps: how often the mechanism ran.
@@ -14,26 +14,27 @@ from fedcommons.deprecated import accepts_old_names
 from fedcommons.errors import quote
 
 SAMPLED_GAUSSIAN = "sampled gaussian"
-"""The mechanism of Mironov et al. (2019): a Poisson sample with rate q, a sum of bounded norm, Gaussian noise."""
+"""The mechanism of Mironov et al. (2019): the sum of bounded vectors over a Poisson sample, plus Gaussian noise."""
 
 SIGMAS = (1e-4, 1e6)
 MOST_STEPS = 10**12
-"""The accountant's limits: outside of them it overflows, or rounds the cost of a step to zero."""
+"""Limits of sigma and of the number of steps; outside of them the accountant overflows or rounds a step's cost to 0."""
 
 
 @accepts_old_names(seen="n_disclosed", why="reason", of="with_names")
 @dataclass(frozen=True)
 class Release:
-    """A release: data that left a client, and their protection. Default: no protection; nor if a number has a ``flaw``.
+    """A release: data that left a client, and the privacy mechanism that protects them (default: none).
 
-    client: the client's number. A method omits it: the engine fills it in, unless the ledger counts only names
-        (``uncovered``).
-    what: names of the tensors of a reply, or of a client's contributions to a commons.
+    A release is covered if its epsilon can be computed; else it is uncovered, that is, without a privacy guarantee.
+
+    client: the client's number. A method omits it, because the engine sets it where the ledger counts per client.
+    what: names of the tensors of a reply, or of data that a client shared.
     mechanism: ``SAMPLED_GAUSSIAN``, or None for no protection.
-    seen: number of the client's examples that were disclosed, directly or by data computed from the examples. It is 0
-        for an update of the model, which every run sends.
-    commons: True for contributions to a commons, such as all data that clients send before round 1; False for updates.
-    why: the reason why a release with some protection is uncovered; the ledger reports it.
+    n_disclosed: number of the client's examples that were disclosed, directly or by data computed from the examples.
+        It is 0 for an update of the model, which every run sends.
+    commons: True for data that clients share (a commons), such as all data sent before round 1; False for updates.
+    reason: why a release with some protection is uncovered; the ledger reports it.
     """
 
     client: int = -1
@@ -49,26 +50,29 @@ class Release:
     reason: str = ""
 
     def with_names(self, *what: str) -> "Release":
-        """Return this release with other names, which must be computed from its result, messages and memory only."""
+        """Return this release with other names of tensors, ``what``.
+
+        The tensors must be computed only from the protected result and the client's messages and memory.
+        """
         return uncovered(what) if self is UNCOVERED else replace(self, what=what)
 
     @property
     def named(self) -> tuple[str, ...]:
-        """Return the names as the ledger records them, with the reason why the release is uncovered."""
+        """Return the names of the data as the ledger records them: "NAME (reason)" if a reason or ``flaw`` exists."""
         reason = self.reason or self.flaw
         return tuple(f"{name} ({reason})" for name in self.what) if reason else self.what
 
     @property
     def covered(self) -> bool:
-        """Return whether an epsilon can be computed: the mechanism is known, has noise and a bound, and no ``flaw``."""
+        """Return whether an epsilon can be computed: known mechanism, sigma > 0, finite sensitivity and no ``flaw``."""
         stated = self.mechanism == SAMPLED_GAUSSIAN and not self.flaw
         return stated and self.sigma > 0 and self.sensitivity < inf
 
     @property
     def flaw(self) -> str:
-        """Return a message about the first number of the mechanism that is impossible; empty if there is none.
+        """Return an error message for the first of q, sigma, sensitivity and steps that is out of range, or "".
 
-        No noise (sigma 0) and no bound (sensitivity inf) are possible numbers: such a release is uncovered.
+        No noise (sigma 0) and no bound (sensitivity inf) are in range, but such a release is uncovered.
         """
         if self.mechanism != SAMPLED_GAUSSIAN:
             return ""
@@ -86,19 +90,15 @@ class Release:
 
 
 def _number(value: Any) -> Any:
-    """Return a real number unchanged, and nan for other values, such as a bool or a tensor."""
+    """Return ``value`` if it is a real number; nan for other values, such as a bool or a tensor."""
     return value if isinstance(value, Real) and not isinstance(value, bool) else nan
 
 
 UNCOVERED = Release()
-"""A release without protection."""
+"""A release without a privacy mechanism and without names."""
 
 
 @lru_cache(64)
 def uncovered(what: tuple[str, ...], commons: bool = False) -> Release:
-    """Return a release of these names without protection and without disclosed examples.
-
-    The ledger counts only its names, not clients. All clients share one object, because most releases of a round
-    are this release.
-    """
+    """Return a cached release of data named ``what``, without a privacy guarantee, client and disclosed examples."""
     return Release(what=what, commons=commons)

@@ -1,27 +1,28 @@
-"""Renyi divergences of a step of DP-SGD, vectorised over orders; Opacus computes one order after another.
+"""Renyi divergences of a step of DP-SGD, computed for all orders at once. Opacus computes one order after another.
 
 Mironov, Talwar and Zhang, "Renyi differential privacy of the sampled Gaussian mechanism", arXiv:1908.10530, section
-3.3. q: sampling rate;  sigma: noise multiplier;  a: order;  N: normal with mean 0 and variance sigma^2.
+3.3. q: sampling rate;  sigma: noise multiplier;  a: order of the divergence;  N: normal random variable with mean 0 and
+variance sigma^2.
 
 The divergence is log(A) / (a - 1), where with j = a - i and z = sigma^2 log(1/q - 1) + 1/2
 
     A = sum_{i >= 0} binom(a, i) [ q^i (1-q)^j e^{(i^2 - i) / (2 sigma^2)} P(N < z - i)
                                  + q^j (1-q)^i e^{(j^2 - j) / (2 sigma^2)} P(N < j - z) ]
 
-For an integer order the terms end at i = a: the sum is the paper's binomial sum in two parts.
+For an integer order a, terms with i > a are zero, and A is the paper's binomial sum, split into two parts.
 """
 
 import numpy as np
 
 BLOCK = 64
-"""Number of terms in the first block, more than the largest order; each further block is twice as long."""
+"""Number of terms i that are computed first. It exceeds the largest order. Each further block has twice the terms."""
 
 SMALL = -30.0
-"""A sum ends where both parts of its last term are below e^-30, as in Opacus."""
+"""Logarithm below which both parts of a term are negligible; the sum then ends, as in Opacus."""
 
 
 def divergences(q: float, sigma: float, orders: np.ndarray) -> np.ndarray:
-    """Return the divergence (n,) at each of n orders in (1, 64), for q in [0, 1] and sigma > 0."""
+    """Return (n,): the Renyi divergence of one step at each of n ``orders`` in (1, 64), for q in [0, 1], sigma > 0."""
     if q in (0, 1):
         return q * orders / (2 * sigma**2)
     signs, logs, last = _terms(q, sigma, orders, np.arange(BLOCK))
@@ -36,7 +37,10 @@ def divergences(q: float, sigma: float, orders: np.ndarray) -> np.ndarray:
 
 
 def _terms(q: float, sigma: float, orders: np.ndarray, i: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return for terms ``i``: signs (n, terms), logarithms (2, n, terms) of both parts, larger last logarithm (n,)."""
+    """Return terms ``i`` of A for n orders: signs (n, terms) and logarithms (2, n, terms) of each term's two parts.
+
+    The third result (n,) is the larger logarithm of the last term's two parts.
+    """
     from scipy.special import binom, log_ndtr  # half a second to import
 
     j = orders[:, None] - i
@@ -53,5 +57,5 @@ def _terms(q: float, sigma: float, orders: np.ndarray, i: np.ndarray) -> tuple[n
 
 
 def _sum(signs: np.ndarray, logs: np.ndarray, peak: np.ndarray) -> np.ndarray:
-    """Return the sum (n,) of the terms, divided by e^peak."""
+    """Return (n,): the sum of the terms of each order, divided by e^peak."""
     return (signs * np.exp(logs - peak[:, None])).sum((0, 2))

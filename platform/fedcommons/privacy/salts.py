@@ -1,7 +1,8 @@
-"""Secret salts of noise: 32 random bytes per run and per artifact, each in a file that only its user can read.
+"""Secret salts of noise: 32 random bytes, without which the noise of differential privacy cannot be computed again.
 
-Salts are in the user's state directory, FEDCOMMONS_STATE or XDG_STATE_HOME/fedcommons or ~/.local/state/fedcommons,
-never in a run folder, store, log or tracker. These contain only a salt's name, which is its hash.
+Each run and each stored set of synthetic images (artifact) has a salt, in a file that only the user can read. The files
+are in the user's state directory: FEDCOMMONS_STATE, XDG_STATE_HOME/fedcommons or ~/.local/state/fedcommons. Run
+folders, stores, logs and trackers contain only the name of a salt, which is a hash of the salt.
 """
 
 import hashlib
@@ -14,10 +15,10 @@ from pathlib import Path
 from fedcommons.errors import UserError
 
 SEEDED, SECRET = "seeded", "secret"
-"""Values of ``dp.noise``."""
+"""Values of the option ``dp.noise``: noise from the seed (reproducible), or from a secret salt (private)."""
 
 IF_SECRET = "_if_secret"
-"""The end of the name of an epsilon that would hold if the noise were secret, while the noise is seeded."""
+"""Suffix of the name of an epsilon in a run with seeded noise: the epsilon would hold if the noise were secret."""
 
 SIZE = 32
 
@@ -26,7 +27,7 @@ def folder() -> Path:
     """Return the folder of salts, which may not exist yet.
 
     Raises:
-        UserError: the path is not absolute. The processes of a sweep have other working folders.
+        UserError: the path is relative. The processes of a sweep have other working folders and would not find it.
     """
     base = os.environ.get("XDG_STATE_HOME")
     home = base if base and os.path.isabs(base) else os.path.expanduser("~/.local/state")
@@ -38,7 +39,7 @@ def folder() -> Path:
 
 
 def name_of(salt: bytes) -> str:
-    """Return the public name of a salt: 96 bits of its hash."""
+    """Return the public name of a salt: the first 96 bits of a hash of the salt, as 24 hexadecimal digits."""
     return hashlib.blake2b(salt, digest_size=12, person=b"salt's name").hexdigest()
 
 
@@ -53,7 +54,7 @@ def new() -> bytes:
 
 
 def of_artifact(key: str) -> bytes:
-    """Return the salt of the artifact with this key: the salt that this user has stored, else a new salt.
+    """Return the stored salt of the set of synthetic images with this key; if there is none, store a new salt.
 
     Raises:
         UserError: the stored salt cannot be read, or the new salt cannot be stored.
@@ -63,11 +64,11 @@ def of_artifact(key: str) -> bytes:
 
 
 def of_run(name: str, run: Path) -> bytes:
-    """Return the salt of this name, with which the run in the folder ``run`` began.
+    """Return the salt named ``name``, with which the run in the folder ``run`` began.
 
     Raises:
-        UserError: the salt is lost, has another name, or belongs to another user. A new salt would release the data
-            twice at the epsilon of one release.
+        UserError: the salt is missing, has another name, or belongs to another user. With a new salt the run would
+            release the data a second time, but the stated epsilon counts one release.
     """
     path = folder() / f"run-{name}"
     flaw = f"{path} is not there"
@@ -78,15 +79,16 @@ def of_run(name: str, run: Path) -> bytes:
         flaw = f"{path} holds another one"
     raise UserError(
         f"the noise of {run} is secret, and its salt is lost: {flaw}. Only the user and the machine that began the run "
-        "can go on (or FEDCOMMONS_STATE names the wrong folder); with new noise it would release twice, so start anew."
+        "can continue it (or FEDCOMMONS_STATE names the wrong folder). With new noise the run would release twice, so "
+        "start a new run."
     )
 
 
 def require_writable(store: Path) -> None:
-    """Check before any work that salts can be stored, and create their folder.
+    """Check that salts can be stored, and create the folder of salts. The check runs before training.
 
     Raises:
-        UserError: salts cannot be stored, or their folder is in the ``store`` of artifacts.
+        UserError: salts cannot be stored, or the folder of salts is in ``store``, which has the synthetic images.
     """
     require_outside(store)
     where = folder()
@@ -99,7 +101,7 @@ def require_writable(store: Path) -> None:
 
 
 def require_outside(place: Path) -> None:
-    """Check that the folder of salts is not in ``place``, a run folder or store of artifacts, which others may read.
+    """Check that the folder of salts is not in ``place``, a folder of results that other users may read.
 
     Raises:
         UserError: the folder of salts is in ``place``.
@@ -107,8 +109,8 @@ def require_outside(place: Path) -> None:
     where = folder()
     if where.resolve().is_relative_to(place.resolve()):
         raise UserError(
-            f"dp.noise secret keeps its salt in {where}, which must not be in {place}, as others may read that; name "
-            "another folder in FEDCOMMONS_STATE."
+            f"dp.noise secret keeps its salt in {where}, which must not be in {place}, as other users may read it; "
+            "name another folder in FEDCOMMONS_STATE."
         )
 
 
@@ -120,7 +122,7 @@ def _not_writable(where: Path, error: OSError) -> UserError:
 
 
 def _keep(name: str, salt: bytes) -> bytes:
-    """Write the salt atomically and return it; if another process was first, return the salt of that process."""
+    """Store the salt under ``name`` and return it; if another process has stored one first, return the stored salt."""
     where = folder()
     path, temporary = where / name, where / f".{name}.{os.getpid()}.{secrets.token_hex(4)}"
     try:
@@ -143,7 +145,7 @@ def _keep(name: str, salt: bytes) -> bytes:
 
 def _read(path: Path) -> bytes:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe would wait for a writer
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # else opening a pipe would block
         with os.fdopen(descriptor, "rb") as file:
             status, salt = os.fstat(descriptor), file.read(SIZE + 1)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""The privacy statement of a run's ledger for the summary: the guarantee of the commons and the overall guarantee.
+"""The privacy statement of a run: which (epsilon, delta) guarantee the shared data (commons) and all messages have.
 
-An epsilon is a guarantee only if an attacker cannot draw the noise again (``dp.noise`` secret). Else its name ends in
-``_if_secret``: the epsilon would hold if the noise were secret. See docs/privacy.md.
+An epsilon is a guarantee only if an attacker cannot draw the noise again (option ``dp.noise`` secret). Else the name of
+the epsilon ends in ``_if_secret``: the epsilon would hold if the noise were secret. See docs/privacy.md.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,16 +13,16 @@ from fedcommons.privacy.salts import IF_SECRET, SECRET, SEEDED
 
 WORDS = {
     "delta": "model updates (delta)", "control": "control variates (control)", "buffers": "BatchNorm's statistics",
-    "weight": "weights that are no numbers of examples", "undeclared": "data of which nothing is stated",
+    "weight": "weights other than numbers of examples", "undeclared": "data without any statement of protection",
 }  # fmt: skip
-"""Name of a released tensor -> its meaning, for names that do not explain themselves."""
+"""Name of a released tensor -> description of the tensor, for names that a reader may not understand."""
 
 WHY = {
-    "raw examples": "for each of them epsilon is infinite", "real images": "for each of them epsilon is infinite",
+    "raw examples": "for each example epsilon is infinite", "real images": "for each image epsilon is infinite",
     "synthetic images": "their generators give no guarantee",
     "class counts": "labels of synthetic images follow them; generator.label_noise covers them",
 }  # fmt: skip
-"""Name of released data -> the reason why it has no epsilon."""
+"""Name of released data -> the reason why the data have no epsilon."""
 
 NOTES = (
     "each client's number of examples, which counts as public: neighbouring data sets differ in a blanked example",
@@ -30,27 +30,28 @@ NOTES = (
     "log, notes, exception texts, class counts, zeta^2, sigma^2 and the other convergence parameters, accuracies of "
     "each client, audits",
     "other runs on the same data: their epsilons add up, also those of other seeds and of runs that only served to "
-    "choose a learning rate (--lrs, cells of a sweep); only this run is counted here",
+    "choose a learning rate (--lrs, configurations of a sweep); only this run is counted here",
 )
-"""Data that no ledger covers."""
+"""Released data that the privacy ledger of a run never counts."""
 
 TRUSTED = {
-    "algorithm": "what its releases say they were made from, data in the start, rate, loss and hooks of work.local, "
-    "how often it trains, what shapes tell, what its clients remember, and that its noise is secret",
-    "sharing": "what protects the examples that its clients made, and that its noise is secret",
-    "generator": "the receipt of what protects its images, and that its noise is secret",
-    "model": "hooks, and what it keeps outside of tensors and numbers",
-    "straggler": "that who is late does not depend on the data",
-    "data": "that an example is one person's, and that mean, std, classes and scales are not computed from clients' "
-    "examples",
+    "algorithm": "which data its releases are computed from; that no data enter work.local by start weights, learning "
+    "rate, loss and hooks; how often it trains; what tensor shapes and client memories disclose; secrecy of its noise",
+    "sharing": "the stated protection of the examples that its clients create, and that its noise is secret",
+    "generator": "the stated protection of its images (receipt), and that its noise is secret",
+    "model": "its hooks, and state that it stores outside of tensors and numbers",
+    "straggler": "that the choice of stragglers does not depend on the data",
+    "data": "that an example belongs to one person only, and that mean, std, classes and scales are not computed from "
+    "clients' examples",
     "schedule": "that the learning rate does not depend on the data",
-    "partition": "that who holds what does not depend on what examples show",
+    "partition": "that the assignment of examples to clients does not depend on the content of the examples",
 }
 """Kind of component -> the statements of a user-defined component that the engine trusts without a check."""
 
-ADDED = ", for who sees what was shared before round 1 added up over clients only"
+ADDED = ", for an observer who sees only the sum over clients of the data shared before round 1"
+"""Addition to the overall guarantee, if some parties see more than the sum over clients."""
 
-DRAWN_AGAIN = "whoever knows --seed can draw the noise again (dp.noise seeded; `--dp.noise secret` prevents it)"
+DRAWN_AGAIN = "anyone who knows --seed can draw the noise again (dp.noise seeded; `--dp.noise secret` prevents it)"
 
 
 def statement(
@@ -64,19 +65,21 @@ def statement(
     user_code: Mapping[str, str] | None = None,
     views: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Return the privacy statement of a run. It contains an epsilon only if all releases that it describes are covered.
+    """Return the privacy statement of a run. An epsilon is stated only if it covers all data that it is stated for.
 
-    clients: N. rejected: number of rejected replies in the run. local: local training is DP-SGD. secret: the noise is
-    secret. own: kind -> name of the user-defined components. views: see ``sharing.stage.Assigned``.
+    clients: number of clients. delta: of the (epsilon, delta) guarantee. rejected: number of rejected replies in the
+    run. local: whether local training is DP-SGD. secret: whether the noise is secret. user_code: kind -> name of the
+    user-defined components. views: party -> mu = sensitivity / noise of the data that it sees (``stage.Assigned``).
 
-    commons: nothing, covered or uncovered. pool_epsilon_max: the largest epsilon of a client in a covered commons (the
-    clients' data are disjoint), else None. pool_epsilon_of_each_view: each party's epsilon for a client's data in the
-    releases before round 1, if the parties see different releases. overall: the epsilon of all messages, or ``none``.
-    epsilon_local_training: the epsilon of each client's rounds, None if a training of the client is uncovered; the
-    largest epsilon is None if a client's epsilon is None.
-    in_words: one sentence for the commons and one for the overall guarantee. trusted: statements of user-defined
-    components that are not checked. Without ``secret`` all epsilons are None or ``none``, and the epsilons that would
-    hold with secret noise have names that end in ``_if_secret``.
+    Returns:
+        commons: whether clients shared "nothing", or data that are all "covered" by a guarantee, or "uncovered".
+        pool_epsilon_max: the largest epsilon of a client for a covered commons (clients' data are disjoint), else None.
+        pool_epsilon_of_each_view: for each party, the epsilon of a client's data shared before round 1, if the parties
+        see different data. overall: the epsilon of all messages, or "none". epsilon_local_training: the epsilon of each
+        client's rounds, None without a guarantee; the largest is None if a client's is None.
+        in_words: one sentence for the commons and one for the overall guarantee. trusted: statements of user-defined
+        components that are not checked. Without ``secret``, all epsilons are None or "none", and the epsilons that
+        would hold with secret noise have names that end in ``_if_secret``.
     """
     of_views = {party: gaussian.epsilon(mu, delta) for party, mu in (views or {}).items()}
     dp = local or bool(ledger.commons.covered or ledger.updates.covered)
@@ -120,7 +123,7 @@ def statement(
 
 
 def in_short(statement: Mapping[str, Any]) -> dict[str, float | str]:
-    """Return the entries of W&B's summary: ``overall``, the epsilons that can be stated, and notes on the epsilons."""
+    """Return the statement's entries for W&B's summary: ``overall``, the epsilons that are not None, and the notes."""
     names = ("pool_epsilon_max", f"pool_epsilon_max{IF_SECRET}", f"epsilon_of_messages{IF_SECRET}")
     epsilons = {name: statement[name] for name in names if statement.get(name) is not None}
     notes = {name: "; ".join(statement[name]) for name in ("uncovered", "trusted")}
@@ -137,7 +140,7 @@ def _epsilon(value: float, delta: float, secret: bool) -> str:
 
 def _of_commons(commons: Released, delta: float, secret: bool) -> str:
     if not commons.covered and not commons.uncovered:
-        return "Commons: nothing was shared but updates of the model."
+        return "Commons: only updates of the model were shared."
     guarantee = f"{_epsilon(commons.largest_epsilon(delta), delta, secret)}, the largest of all clients'"
     names = _list(commons.names)
     if not commons.uncovered:
@@ -158,16 +161,16 @@ def _overall(leaks: Sequence[str], overall: float | None, delta: float, secret: 
 
 
 def _of_closer_views(of_views: Mapping[str, float], stated: float) -> list[str]:
-    """Return the parties whose view has a larger epsilon than the stated epsilon; 1e-6 allows for rounding of roots."""
+    """Return one note on the parties whose view has an epsilon above ``stated``, up to rounding; else an empty list."""
     closer = [f"{party} (epsilon {value:.4g})" for party, value in of_views.items() if value > stated * (1 + 1e-6)]
-    return [f"what these would see of what was shared before round 1, and so of all: {', '.join(closer)}"] * bool(
+    return [f"larger epsilons of parties that see more of the data shared before round 1: {', '.join(closer)}"] * bool(
         closer
     )
 
 
 def _leak(name: str, times: int, ledger: Ledger) -> str:
     if name in ledger.outlived:
-        return f"{name}, which outlived a client: later steps and clients saw it without noise"
+        return f"{name}, which outlived a client: later steps and clients read it without noise"
     if name in ledger.leaks:
         return f"{name}: {ledger.leaks[name]}"
     reason = f" ({WHY[name]})" if name in WHY else ""

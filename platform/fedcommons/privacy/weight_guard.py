@@ -1,4 +1,4 @@
-"""Detection of writes that DP-SGD does not protect: to the weights outside the step, or to the optimizer's inputs."""
+"""Detection of changes that DP-SGD does not protect: user code that writes to the weights or to the optimizer."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,19 +10,20 @@ from torch.optim import Optimizer
 from fedcommons.privacy.release import Release
 
 WRITTEN = Release(reason="the loss or add_to_grad writes the weights")
-"""The unprotected release of a training in which user code, not only the optimizer, has changed the weights."""
+"""The privacy ledger's entry, without a guarantee, of a training in which user code has changed the weights."""
 
 STEERED = Release(reason="the loss or add_to_grad changes the optimizer")
-"""The unprotected release of a training in which, for example, the learning rate may follow the data."""
+"""The privacy ledger's entry, without a guarantee, of a training in which user code has changed the optimizer."""
 
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integer types by size in bytes."""
+"""Integer types by number of bytes, to compare the bits of floating point weights."""
 
 
 class Written:
-    """A detector of writes to the weights outside ``optimizer.step()``, and of any write to what the step reads.
+    """A detector of writes to the weights outside ``optimizer.step()``, and of writes to the optimizer's inputs.
 
-    weights: a vector. The detector compares bits, because nan differs from nan. Only ``found`` waits for a GPU.
+    weights: all weights of the module, as a vector. The detector compares bits of the weights, because nan differs from
+    nan. Only ``unprotected`` waits for a GPU.
     """
 
     def __init__(self, weights: Tensor, optimizer: Optimizer) -> None:
@@ -33,16 +34,16 @@ class Written:
         self._is_steered, self._steered = False, self._any.clone()
 
     def keep(self) -> None:
-        """Store the weights after a step."""
+        """Store a copy of the weights, directly after an optimizer step."""
         self._before.copy_(self._now)
 
     def begin(self) -> None:
-        """Store the optimizer's inputs of a step: parameter groups and state (momentum)."""
+        """Store copies of the inputs of the optimizer's next step: parameter groups and state, such as momentum."""
         self._settings, tensors = self._read()
         self._tensors = [tensor.clone() for tensor in tensors]
 
     def look(self) -> None:
-        """Compare weights and optimizer with the stored values."""
+        """Compare weights and optimizer with the stored copies, and remember whether they differ."""
         self._any |= (self._now != self._before).any()
         settings, tensors = self._read()
         self._is_steered |= settings != self._settings
@@ -52,13 +53,13 @@ class Written:
 
     @property
     def unprotected(self) -> Release | None:
-        """Return the unprotected release if a comparison has found a difference, else None."""
+        """Return ``WRITTEN`` or ``STEERED`` if a comparison has found a difference, else None."""
         if self._any:
             return WRITTEN
         return STEERED if self._is_steered or self._steered else None
 
     def _read(self) -> tuple[list[Any], list[Tensor]]:
-        """Return the inputs of the optimizer's next step: plain values, and tensors."""
+        """Return the inputs of the optimizer's next step: a list of comparable plain values, and a list of tensors."""
         plain: list[Any] = []
         tensors: list[Tensor] = []
         for value in _leaves([self._optimizer.param_groups, self._optimizer.state]):
