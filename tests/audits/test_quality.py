@@ -101,7 +101,7 @@ def test_wrong_labels_show_in_fidelity_and_accuracy_and_noise_in_coverage(seed: 
     assert good.pool["coverage"] > 0.8 > 0.2 > noisy.pool["coverage"]
     if seed:
         assert good == pool_quality(work(), DATA.train, pool, DATA.test, seed)
-        with pytest.raises(UserError, match=r"more than 5 images .* 4 made"):
+        with pytest.raises(UserError, match=r"more than 5 images .* 4 synthetic"):
             pool_quality(work(), DATA.train, pool[:4], DATA.test, 0)
 
 

@@ -105,7 +105,7 @@ def test_directions_are_orthogonal_and_keyed() -> None:
      ([True, True, False, False], Release())],
 )  # fmt: skip
 def test_what_cannot_be_estimated_is_refused(inside: list[bool], release: Release) -> None:
-    with pytest.raises(ValueError, match="two directions in, two out and a covered release"):
+    with pytest.raises(ValueError, match="two included directions, two excluded and a covered release"):
         estimate(np.arange(4.0), np.array(inside), release, DELTA)
 
 

@@ -48,7 +48,7 @@ class Restated(LocalSGD):
 FAULTS: dict[str, tuple[LocalSGD, str]] = {
     "no clipping": (replace(LOOP, dp=Unclipped(2.0, 1.5)), "epsilon is above"),
     "clipping at 4 C": (replace(LOOP, dp=Unclipped(2.0, 1.5, times=4.0)), "one example changes a sum by 4 C"),
-    "half of q": (Restated(1, 100, dp=DP, change=lambda r: replace(r, q=r.q / 2)), "no independent draws"),
+    "half of q": (Restated(1, 100, dp=DP, change=lambda r: replace(r, q=r.q / 2)), "not independent draws"),
     "one step": (Restated(1, 100, dp=DP, change=lambda r: replace(r, steps=1)), "there are 10 steps, not 1"),
 }
 

@@ -1,1 +1,1 @@
-"""Attacks and audits that measure what a pool of synthetic images, a generator or a method discloses."""
+"""Attacks and audits that measure what a pool of synthetic images, a generator or a method discloses about its data."""

@@ -1,16 +1,17 @@
-"""An audit of differentially private local training with canaries: does the training keep what its release states?
+"""An audit of differentially private local training with canaries: does the training have the stated guarantee?
 
-Example j of m is a canary: its gradient is a multiple of the j-th unit vector, and zero where a coin left it out. The
-training uses the same local loop as a client. The audit compares these quantities with the training's ``Release``:
+Example j of m is a canary. Its gradient is a multiple of the j-th unit vector, or zero if a coin excludes the canary.
+The training uses the same local loop as a client. The training states its privacy mechanism in a ``Release``, an entry
+of the privacy ledger. The audit compares these quantities with the statement:
 
 epsilon       a lower bound from guesses of the coins by all noisy gradients (``lower_bound``), and an estimate from the
-              distance between included and excluded canaries (``directions``), which detects more
-noise         the standard deviation over the canaries that are out
+              distance between included and excluded canaries (``white_box_estimate``), which detects more errors
+noise         the standard deviation of the noisy sums over the excluded canaries
 sensitivity   the change of a sum by one example: two trainings with the same noise key, with and without the example
-batches       the batch sizes, compared with n independent draws with probability q
+batches       the numbers of examples in batches, compared with n independent draws with probability q
 steps         the number of steps
 
-C: clipping norm;  T: steps;  m: canaries.
+C: clipping norm;  T: number of steps;  m: number of canaries;  n: number of examples;  q: sampling rate.
 """
 
 from collections.abc import Mapping
@@ -35,17 +36,17 @@ from fedcommons.privacy.release import Release
 from fedcommons.seeding import numpy_generator, seed_for
 
 LOUD = 1000.0
-"""Factor on the gradient of the example whose influence is measured: it decides the direction of the whole batch."""
+"""Factor on the gradient of the example whose sensitivity is measured; its gradient dominates the sum of the batch."""
 
 CONFIDENCE = 0.95
-"""Joint confidence of all bounds."""
+"""Probability that all lower bounds of an audit hold together."""
 
 ALARM = 1e-4
-"""Probability of a false alarm: batches are drawn correctly and the check of their sizes fails."""
+"""Probability of a false alarm: the batches are correct Poisson samples, but the check of their lengths fails."""
 
 
 class Canaries(LightningModule):
-    """A module whose example (j, factor) has the gradient  steepness factor e_j  at all weights."""
+    """A module with m weights in which example (j, factor) has the gradient steepness * factor * (j-th unit vector)."""
 
     def __init__(self, m: int, steepness: float) -> None:
         super().__init__()
@@ -60,20 +61,20 @@ class Canaries(LightningModule):
 
 
 class _OfSeed:
-    """A noise source keyed by a seed and not by the data, so that two trainings differ only in their data."""
+    """A substitute for ``Noise`` that is keyed by a seed and not by the data, so two trainings have equal noise."""
 
     def __init__(self, source: Source, seed: int) -> None:
         self.source, self.seed, self.calls = source, seed, 0
 
     def call(self, purpose: str, *data: Tensor) -> Draws:
-        """See ``Noise``."""
+        """Return the random streams of the next call, as ``Noise.call`` does."""
         self.calls += 1
         return Draws(self.source, (purpose, self.seed, self.calls))
 
 
 @dataclass(frozen=True, eq=False)
 class Watched:
-    """A watched training: sums (T, m) after clipping and noise, in units of C; batch sizes (T,); the release."""
+    """A recorded training: noisy sums (T, m) over C, numbers of examples in batches (T,), and the privacy entry."""
 
     sums: np.ndarray
     sizes: np.ndarray
@@ -81,7 +82,7 @@ class Watched:
 
 
 def watch(loop: LocalSGD, there: np.ndarray, seed: int) -> Watched:
-    """Train on m canaries; there: (m,) factor of each canary's gradient, 0 for an excluded canary."""
+    """Train on m canaries and record the steps. there: (m,) factor of each canary's gradient, 0: excluded."""
     assert loop.dp is not None
     work, data, clip = _work(loop, len(there)), _data(there), loop.dp.clip
     work.noise = _OfSeed(work.source, seed)  # pyright: ignore[reportAttributeAccessIssue]
@@ -114,11 +115,11 @@ def _data(factors: np.ndarray) -> ClientData:
 class Verdict:
     """The result of an audit.
 
-    reported: the release's epsilon; None where the release is uncovered. bounds: lower bounds, by kind of score.
-    estimate: from the canaries as directions (the axes); None where the release is uncovered.
-    sensitivity: measured change by one example, over C. stated: the release's sensitivity, over C.
-    steps: numbers of steps that were run and that the release states.
-    batches: probability of batch sizes that deviate at least as far, at the q of the release.
+    reported: the epsilon of the training's release; None if the release has no guarantee (is uncovered).
+    bounds: lower bounds on epsilon, by kind of score. estimate: estimate of epsilon; None if there is no guarantee.
+    sensitivity: measured change of a sum by one example, over C. stated: the stated sensitivity, over C.
+    steps: number of steps that were run, and number that the release states.
+    batches: p-value of the numbers of examples in batches, for the stated sampling rate q.
     """
 
     reported: float | None
@@ -131,17 +132,17 @@ class Verdict:
 
     @property
     def bound(self) -> float:
-        """Return the lower bound on epsilon with 95 % confidence: the largest over all kinds of score."""
+        """Return the largest lower bound on epsilon over all kinds of score; its confidence is 95 %."""
         return max(audited.bound for audited in self.bounds.values())
 
     @property
     def verdict(self) -> str:
-        """Return in words whether the bound is above the reported epsilon, not above it, or cannot tell."""
+        """Compare the bound with the reported epsilon: "above ...", "not above ..." or "cannot tell"."""
         return verdict(self.bound, max(audited.ceiling for audited in self.bounds.values()), self.reported)
 
     @property
     def faults(self) -> list[str]:
-        """Return in words each statement of the release that fails; an uncovered release states nothing."""
+        """Return a message for each stated quantity that the audit refutes; empty if the release has no guarantee."""
         if self.reported is None or self.estimate is None:
             return []
         steps, counted = self.steps
@@ -150,16 +151,18 @@ class Verdict:
             *self.estimate.faults,
             *([f"one example changes a sum by {self.sensitivity:.3g} C"] * (self.sensitivity > self.stated * 1.001)),
             *([f"there are {steps} steps, not {counted}"] * (steps != counted)),
-            *(["batches are no independent draws with probability q"] * (self.batches < ALARM)),
+            *(["batches are not independent draws with probability q"] * (self.batches < ALARM)),
         ]
 
 
 def audit(loop: LocalSGD, seed: int, m: int = 1000, delta: float = 1e-5) -> Verdict:
-    """Train with canaries and guess that m/4 of them are in. Each of a canary's three scores gets a third of 5 %:
+    """Train with m canaries and guess that the m/4 canaries with the highest scores are included.
 
-    sum          the sum of its coordinate over all steps
-    difference   that sum minus the sum of another client, whose noise must be different
-    spread       the deviation of its coordinate over the steps, which is only noise where noise is new in each step
+    There are three scores. The error probability of 5 % is divided equally among them:
+
+    sum          the sum of the canary's coordinate of the noisy sums over all steps
+    difference   this score minus the same score for a second client without canaries, whose noise must be different
+    spread       the standard deviation of the canary's coordinate over the steps, which detects noise that is reused
     """
     assert loop.dp is not None
     inside = coins(m, numpy_generator(seed, "coins"))
@@ -185,10 +188,9 @@ def audit(loop: LocalSGD, seed: int, m: int = 1000, delta: float = 1e-5) -> Verd
 
 
 def _influence(loop: LocalSGD, seed: int, m: int = 20) -> float:
-    """Return the largest change of a sum, in units of C, by an example whose gradient is far larger than all others.
+    """Return the largest change of a noisy sum by one example with a very large gradient, in units of C.
 
-    The training runs ten epochs, as the example may miss a batch. Gradients do not depend on the weights here, so steps
-    are compared one by one.
+    Two trainings with equal noise are compared step by step. They run ten epochs, so that a batch has the example.
     """
     loop = replace(loop, epochs=10)
     others = np.append(0.0, np.ones(m - 1))
@@ -198,7 +200,7 @@ def _influence(loop: LocalSGD, seed: int, m: int = 20) -> float:
 
 
 def _sizes(sizes: np.ndarray, n: int, q: float) -> float:
-    """Return the two-sided p-value of batch sizes that should be binomial: mean n q, variance n q (1 - q)."""
+    """Return the two-sided p-value of ``sizes``, the numbers of examples per batch: binomial for n and rate q."""
     from scipy.stats import chi2  # half a second to import
 
     if q >= 1:
@@ -212,11 +214,11 @@ def _sizes(sizes: np.ndarray, n: int, q: float) -> float:
 def audit_method(algorithm: Algorithm, loop: LocalSGD, seed: int, m: int = 1000, delta: float = 1e-5) -> tuple[
     float | None, dict[str, LowerBound]
 ]:  # fmt: skip
-    """Return the epsilon of a client's first reply (None: nothing is covered) and bounds by each covered tensor.
+    """Return the stated epsilon of a client's first reply, and a lower bound on epsilon from each protected tensor.
 
-    ``bound.verdict(epsilon)`` is "cannot tell" where a bound could not have been above that epsilon.
-    The audit uses only tensors of m numbers, once as canaries that raise the numbers and once as canaries that lower
-    them.
+    The epsilon is None if no tensor of the reply has a privacy guarantee. Only tensors of m numbers are used, with two
+    scores for each tensor: a canary may raise its number (key "+NAME") or lower its number ("-NAME").
+    ``bound.verdict(epsilon)`` is "cannot tell" if even correct guesses could not give a bound above epsilon.
     """
     inside, work = coins(m, numpy_generator(seed, "coins")), _work(loop, m)
     state = algorithm.start(work.snapshot(), Facts(1, [m], 1), seed)
@@ -235,6 +237,6 @@ def audit_method(algorithm: Algorithm, loop: LocalSGD, seed: int, m: int = 1000,
 
 
 def _vector(reply: Reply, name: str) -> np.ndarray:
-    """Return a tensor of a reply as a vector; it is empty where the reply has no such tensor."""
+    """Return the tensor ``name`` of a reply as a float64 vector; an empty vector if the reply has no such tensor."""
     tensor = {**reply.sums, **reply.each}.get(name)
     return np.zeros(0) if tensor is None else numbers(tensor).double().flatten().numpy()

@@ -1,11 +1,11 @@
-"""The audit of a pool of synthetic images: do generators memorise what they were trained on?
+"""The audit of a pool of synthetic images: do generators memorise their training images?
 
-Each client's synthetic images are compared with the images that its generator saw and with an equal number of held-out
-images of the same classes. Distances are measured in pixels and in a feature space (``closeness``); an image that is
-moved by a pixel or mirrored counts as the same (``distances``). If nothing was memorised, seen and held-out images are
-exchangeable. Then a synthetic image is closer to a seen image than to any held-out image with probability 1/2. Seen
-and held-out images are also equally likely to be near to a synthetic image (``verdict``). Each verdict comes with the
-smallest share of copies that it detects (``power``).
+Each client's synthetic images are compared with the training images of its generator (seen images) and with an equal
+number of held-out images of the same classes. Distances are measured in pixels and in a feature space
+(``nearest_neighbours``); an image that is moved by a pixel or mirrored counts as the same (``distances``).
+If nothing was memorised, seen and held-out images are exchangeable. Then the closest image to a synthetic image is a
+seen image with probability 1/2, and both kinds are equally often near to a synthetic image (``verdict``). Each verdict
+comes with the power of the audit: the smallest share of copies that it would detect (``detection_power``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,9 +21,9 @@ from fedcommons.audits.verdict import counts, independent, memorised
 
 
 def clopper_pearson(share: float, n: float, confidence: float = 0.95) -> tuple[float, float]:
-    """Return the exact interval of a probability, from its observed ``share`` in n independent trials.
+    """Return the Clopper-Pearson confidence interval of a probability, from the observed ``share`` in n trials.
 
-    n need not be whole: for dependent trials n is the number of independent trials with the same variance.
+    n may be fractional: for dependent trials, n is the number of independent trials with the same variance.
     """
     from scipy.stats import beta  # half a second to import
 
@@ -33,16 +33,17 @@ def clopper_pearson(share: float, n: float, confidence: float = 0.95) -> tuple[f
 
 
 def facts(compared: Sequence[Compared], label: int | None = None) -> dict[str, Any] | None:
-    """Summarise the comparisons, for all classes or for class ``label``; return None without synthetic images.
+    """Summarise the comparisons of clients, for all classes or for class ``label``; None without synthetic images.
 
-    ``images``: k, the number of synthetic images. ``closer``: the share of synthetic images that is closer to a seen
-    image than to any held-out image; ``low``, ``high``: its 95 % interval. The k_r images whose closest record is r
-    share one coin, so the interval is that of k^2 / sum_r k_r^2 independent images.
-    ``near_copies``: synthetic images below the limit; ``expected``: upper bound on this number for fresh images;
-    ``identical``: synthetic images at distance 0, so exact, moved or mirrored copies. ``copied``, ``control``: seen and
-    held-out images to which a synthetic image is nearer than the limit; ``copied_half``, ``control_half``: nearer than
-    half of the limit. ``to_seen``, ``to_held_out``: medians of the distances to the closest matched and held-out image.
-    ``memorised``: whether the counts are more than chance explains.
+    ``images``: k, the number of synthetic images. ``closer``: share of synthetic images that are closer to a seen image
+    than to any held-out image; ``low``, ``high``: its 95 % confidence interval. Images with the same closest real image
+    r depend on each other. With k_r such images, the interval is that of k^2 / sum_r k_r^2 independent images.
+    ``near_copies``: number of synthetic images whose distance to a seen image is below the near-copy limit;
+    ``expected``: upper bound on the expected number for new real images; ``identical``: number of exact, moved or
+    mirrored copies. ``copied``, ``control``: numbers of seen and of held-out images that are nearer than the limit to a
+    synthetic image; ``copied_half``, ``control_half``: the same numbers for half of the limit.
+    ``to_seen``, ``to_held_out``: median distance to the closest matched seen image and to the closest held-out image.
+    ``memorised``: whether the counts are larger than chance explains.
     """
     masks = [
         c.subject.synthetic.y.numpy() == label if label is not None else np.full(len(c.near), True) for c in compared
@@ -76,19 +77,22 @@ def facts(compared: Sequence[Compared], label: int | None = None) -> dict[str, A
 
 
 def audit(subjects: Sequence[Subject], spaces: Mapping[str, Space], seed: int) -> "Audit":
-    """Compare every client's images in every space; ``seed``: for the planted copies that measure the power."""
+    """Compare every client's images in every space of distances, such as pixels and features.
+
+    seed: seed of the random copies of training images that measure the power of the audit.
+    """
     return Audit({name: [compare(client, space, seed) for client in subjects] for name, space in spaces.items()}, seed)
 
 
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """The comparisons of all clients, by space."""
+    """The result of an audit: by space of distances, the comparisons of all clients; ``seed``: see ``audit``."""
 
     compared: Mapping[str, Sequence[Compared]]
     seed: int
 
     def near(self) -> dict[int, np.ndarray]:
-        """Return for each client the mask of its images that are near-copies in any space."""
+        """Return for each client a boolean mask (k,): which of its k synthetic images are near-copies in any space."""
         masks: dict[int, np.ndarray] = {}
         for of_space in self.compared.values():
             for c in of_space:
@@ -96,11 +100,11 @@ class Audit:
         return masks
 
     def record(self) -> dict[str, Any]:
-        """Return the verdicts as plain values: for each space overall, per client and per class.
+        """Return the verdicts as dicts and numbers: for each space of distances, overall, per client and per class.
 
-        A verdict holds its ``facts`` and the power: ``finds``, the smallest share of copies in this pool that the audit
-        detects with probability 0.9 (``power``), and ``finds_images``, that share in images. Both are None where the
-        audit would not detect even a pool of copies, or where the verdict is that images are memorised.
+        A verdict contains ``facts`` and the power: ``finds``, the smallest share of copies in this pool that the audit
+        detects with probability 0.9 (``detection_power``), and ``finds_images``, the number of these copies. Both are
+        None if the audit would not detect even a pool of copies only, or if the verdict is that images are memorised.
         """
         return {name: _of_space(of_space, self.seed) for name, of_space in self.compared.items()}
 

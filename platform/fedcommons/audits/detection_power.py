@@ -1,8 +1,8 @@
-"""The power of the memorisation audit: copies of seen images replace synthetic images, and the verdict is repeated.
+"""The power of the memorisation audit: copies of training images replace synthetic images, and the test is repeated.
 
-This needs no new distances. ``Compared.copies`` stores what each copy is closest to, as ``Compared.made`` does for
-synthetic images, and the limit does not depend on the synthetic images. So the verdict is that of an audit of the
-changed pool.
+No distances are computed again. ``Compared.copies`` stores the nearest neighbours of each copy, as ``Compared.nearest``
+does for synthetic images, and the near-copy limit does not depend on the synthetic images. So the verdict equals that
+of an audit of the changed pool.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,19 +15,19 @@ from fedcommons.audits.verdict import Planted, counts, memorised
 from fedcommons.seeding import numpy_generator
 
 SHARES = (0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""Shares of copies in a pool that are tried."""
+"""Tried shares of copies in a pool of synthetic images."""
 DRAWS, ENOUGH = 100, 96
-"""Number of pools drawn for each share, and the number of these pools that the audit must detect.
+"""Number of random pools for each share, and the number of these pools that the audit must detect.
 
-If the audit detects a pool with probability 0.9, it detects at least 96 of 100 pools with probability 0.024. So 0.9 is
-at most the lower end of the 95 % interval.
+An audit that detects a pool with probability 0.9 detects 96 or more of 100 pools with probability 0.024 only. So after
+96 detections, 0.9 is not above the lower end of the 95 % confidence interval.
 """
 
 
 def fewest_copies(compared: Sequence[Compared], seed: int, label: int | None = None) -> int | None:
-    """Return the number of copies in the smallest of ``SHARES`` that the audit detects with probability 0.9, or None.
+    """Return the smallest number of copies, by ``SHARES``, that the audit detects with probability 0.9, or None.
 
-    compared: clients that share one verdict on their synthetic images; label: of this class only (None: all classes).
+    compared: comparisons of the clients that get one joint verdict. label: class of the images (None: all classes).
     """
     k = len(_places(compared, label))
     for n in sorted({ceil(share * k) for share in SHARES}):
@@ -42,7 +42,7 @@ def fewest_copies(compared: Sequence[Compared], seed: int, label: int | None = N
 
 
 def verdicts(compared: Sequence[Compared], n: int, seed: int, label: int | None = None) -> Iterator[bool]:
-    """Yield for each of ``DRAWS`` pools with n copies whether the audit calls it memorised."""
+    """Yield for each of ``DRAWS`` random pools with n copies whether the audit reports that images are memorised."""
     plain = np.array([counts(c, label) for c in compared])
     for planted in plantings(compared, n, seed, label):
         changed = [counts(compared[i], label, copies) - plain[i] for i, copies in planted.items()]
@@ -52,10 +52,10 @@ def verdicts(compared: Sequence[Compared], n: int, seed: int, label: int | None 
 def plantings(
     compared: Sequence[Compared], n: int, seed: int, label: int | None = None
 ) -> Iterator[dict[int, Planted]]:
-    """Yield ``DRAWS`` random plantings by index in ``compared``: copies of seen images replace n synthetic images.
+    """Yield ``DRAWS`` random choices of n synthetic images and of their copies, by client's index in ``compared``.
 
-    A copy is of an image that the same client's generator saw. All synthetic images (of class ``label``) are equally
-    likely to be replaced. No image is copied twice before all images are copied once.
+    The copies are of training images of the same client's generator. All synthetic images (of class ``label``) are
+    equally likely to be replaced. No image is copied twice before all images are copied once.
     """
     places = _places(compared, label)
     for draw in range(DRAWS):
@@ -69,7 +69,7 @@ def plantings(
 
 
 def _places(compared: Sequence[Compared], label: int | None) -> np.ndarray:
-    """Return (k, 2): client and row of each replaceable synthetic image; its client has copies (of the class)."""
+    """Return (k, 2): client's index and row of each synthetic image (of class ``label``) that a copy can replace."""
     places = [np.zeros((0, 2), np.int64)]
     for i, c in enumerate(compared):
         rows = _rows(c.subject.synthetic.y.numpy(), label)

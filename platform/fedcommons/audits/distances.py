@@ -1,12 +1,13 @@
 """Distances between images that ignore a shift by one pixel, mirroring, or both.
 
-The distance is the smallest over 18 looks at the second image: unchanged or mirrored, and moved by -1, 0 or 1 pixels
-down and right. In pixel space the images are compared where they overlap, and the squared distance is scaled up to a
-whole image; so a copy is at distance 0 whatever fills its edge. In feature space the second image is changed (its edge
-is repeated) and then embedded.
+The distance between two images is the smallest over 18 variants (looks) of the second image: unchanged or mirrored, and
+moved by -1, 0 or 1 pixels down and right. In pixel space the images are compared where they overlap, and the squared
+distance is scaled up to a whole image. So a moved copy is at distance 0. In feature space the second image is changed
+(new pixels repeat the edge) and then embedded.
 
-Images are (n, C, H, W) with H and W of at least ``LEAST``. All other examples have one look: unchanged.
-For n images and r records of d pixels, 18 looks take 18 products of (n, d) and (d, r), and in features 18 r embeddings.
+Images are (n, C, H, W) with H and W of at least ``LEAST``. For all other examples there is only the unchanged variant.
+The second images are called records. For n images and r records of d pixels, the 18 variants take 18 matrix products of
+(n, d) and (d, r). In feature space they also take 18 r embeddings.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,34 +19,34 @@ from torch import Tensor, nn
 from fedcommons.core.features import Head
 
 LEAST = 4
-"""Smallest side in pixels: of smaller images a shift leaves too few pixels to compare."""
+"""Smallest height and width of an image, in pixels, for which shifts are tried; smaller images would lose too much."""
 CHUNK = 512
-"""Number of images that are compared at once, with four times this number of records."""
+"""Number of images that are compared in one matrix product, with four times as large a number of records."""
 EXACT = 1024
-"""Products of numbers from -128 to 127 whose sum is at most 2^24."""
+"""Number of products of integers from -128 to 127 whose sum is at most 2^24, so that float32 represents it exactly."""
 
 Distances = Callable[[Tensor], Tensor]
-"""Map examples (n, ...) to their distances (n, r) to r records, float64. Each row depends on its example only."""
+"""Function from n examples to their distances (n, r) to r records, float64. Row i depends on example i only."""
 Space = Callable[[Tensor], Distances]
-"""Map records (r, ...) to the function that returns distances to these records."""
+"""Function from r records (r, ...) to the function that returns distances to the records."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """A change of images (n, C, H, W): mirrored or not, then moved."""
+    """A variant of images (n, C, H, W): mirrored or not, then moved by ``down`` and ``right`` pixels."""
 
     down: int = 0
     right: int = 0
     mirrored: bool = False
 
     def apply(self, x: Tensor) -> Tensor:
-        """Return the changed images. New pixels repeat the edge."""
+        """Return the changed images, with unchanged shape. Pixels that enter at an edge repeat the edge."""
         rows = (torch.arange(x.shape[-2]) - self.down).clamp(0, x.shape[-2] - 1)
         columns = (torch.arange(x.shape[-1]) - self.right).clamp(0, x.shape[-1] - 1)
         return self._mirrored(x)[..., rows, :][..., columns] if self.down or self.right else self._mirrored(x)
 
     def overlap(self, x: Tensor, records: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the pixels of x that overlap with the changed records, and the records' pixels at the same places."""
+        """Return the pixels of the images x that overlap with the changed records, and the records' pixels there."""
         return _window(x, self.down, self.right), _window(self._mirrored(records), -self.down, -self.right)
 
     def _mirrored(self, x: Tensor) -> Tensor:
@@ -53,7 +54,7 @@ class Look:
 
 
 def _window(x: Tensor, down: int, right: int) -> Tensor:
-    """Return x without its top ``down`` rows and left ``right`` columns; negative numbers cut the bottom and right."""
+    """Return images x without the top ``down`` rows and left ``right`` columns; negative: bottom rows, last columns."""
     if not (down or right):
         return x
     height, width = x.shape[-2:]
@@ -61,7 +62,7 @@ def _window(x: Tensor, down: int, right: int) -> Tensor:
 
 
 def looks(x: Tensor) -> list[Look]:
-    """Return the changes that keep an image the same, the identity first; other examples have only the identity."""
+    """Return the 18 variants of images x, the unchanged one first; only the unchanged one if x has no images."""
     if x.dim() != 4 or min(x.shape[-2:]) < LEAST:
         return [Look()]
     steps = (0, -1, 1)
@@ -69,7 +70,7 @@ def looks(x: Tensor) -> list[Look]:
 
 
 def pixel_space(records: Tensor) -> Distances:
-    """Return the distances in pixels. Copies of uint8 images are at exactly 0: sums of whole numbers below 2^53."""
+    """Return the function of Euclidean distances in pixels to ``records``; copies of uint8 images are at exactly 0."""
 
     def distances(x: Tensor) -> Tensor:
         parts, whole = records.split(4 * CHUNK), records[0].numel()
@@ -79,9 +80,9 @@ def pixel_space(records: Tensor) -> Distances:
 
 
 def feature_space(module: nn.Module) -> Space:
-    """Return the space of distances between inputs of the module's head, in evaluation mode.
+    """Return the space of distances between features: inputs of the module's head (last layer), in evaluation mode.
 
-    The module must be trained on neither seen nor held-out images. 18 embeddings of each record stay in memory.
+    The module must not be trained on the compared images. 18 embeddings of each record stay in memory.
 
     Raises:
         ValueError: the module has no head; see ``Head``.
@@ -101,7 +102,7 @@ def feature_space(module: nn.Module) -> Space:
 
 
 def embedding(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Return the function from examples (n, ...) to the inputs (n, d) of the module's head, in evaluation mode.
+    """Return the function from examples (n, ...) to features (n, d), the inputs of the module's head (last layer).
 
     Raises:
         ValueError: the module has no head; see ``Head``.
@@ -121,7 +122,7 @@ def embedding(module: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 def _smallest(sides: Iterator[tuple[Tensor, Tensor, int]]) -> Tensor:
-    """Return (n, r): smallest Euclidean distances over the sides (n points, r points, coordinates to scale up to)."""
+    """Return (n, r): the smallest Euclidean distance over variants (n points, r points, coordinates to scale up to)."""
     best = None
     for left, right, whole in sides:
         a, b = left.flatten(1), right.flatten(1)
@@ -132,10 +133,10 @@ def _smallest(sides: Iterator[tuple[Tensor, Tensor, int]]) -> Tensor:
 
 
 def _squares(a: Tensor, b: Tensor) -> Tensor:
-    """Return (n, r) float64: squared distances between n and r points.
+    """Return (n, r) float64: squared Euclidean distances between the rows of a and of b.
 
-    Distances of uint8 points are exact and take half the time: after 128 is subtracted, sums over ``EXACT`` products
-    are whole numbers that float32 represents exactly.
+    Distances of uint8 points are exact and take half the time. After subtraction of 128, sums of ``EXACT`` products are
+    whole numbers that float32 represents exactly.
     """
     whole = a.dtype == torch.uint8 and b.dtype == torch.uint8
     a, b = (x.float() - 128 if whole else x.double() for x in (a, b))
@@ -147,5 +148,5 @@ def _squares(a: Tensor, b: Tensor) -> Tensor:
 
 
 def chunks(x: Tensor, distances: Distances) -> Iterator[Tensor]:
-    """Return the rows of ``distances(x)``, ``CHUNK`` rows at a time."""
+    """Return an iterator over blocks of ``CHUNK`` rows of ``distances(x)``."""
     return (distances(part) for part in x.split(CHUNK))

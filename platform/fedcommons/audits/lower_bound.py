@@ -1,16 +1,16 @@
-"""A lower bound on epsilon from one training run, by guesses of which canaries were in it.
+"""A lower bound on epsilon from one training run, by guesses of which canaries were included in the training.
 
 Steinke, Nasr and Jagielski, "Privacy auditing with one (1) training run", NeurIPS 2023, arXiv:2305.08846, theorem 5.2.
 
-m: canaries, each included or excluded by a fair coin;  r: number of guesses, fixed before scores are seen (the auditor
-abstains from the other m - r);  v: correct guesses.   If the run is (epsilon, delta)-DP for one canary, then
-with q = 1/(1 + e^-epsilon)
+m: number of canaries, each included or excluded by a fair coin;  r: number of guesses, fixed before the auditor sees
+any score (the auditor makes no guess on the other m - r canaries);  v: number of correct guesses.
+If the run is (epsilon, delta)-DP for one canary, then with q = 1/(1 + e^-epsilon)
 
     P[at least v of r right] <= f(v) + 2 m delta max_{1<=i<=v} (f(v - i) - f(v)) / i,    f(v) = P[Binomial(r, q) >= v].
 
-Why: for delta = 0 each guess is right with odds of at most e^epsilon whatever the other coins are. So the number of
-right guesses is stochastically below a binomial. delta adds a random F >= 0 with a mean of at most 2 m delta to that
-number; the worst F jumps from v - i to v with probability 2 m delta / i.
+Reason: for delta = 0, each guess is right with odds of at most e^epsilon, whatever the other coins are. So the number
+of right guesses is stochastically below a binomial. A delta > 0 adds a random number F >= 0, with a mean of at most
+2 m delta, to the number of right guesses. In the worst case F is i with probability 2 m delta / i, and else 0.
 """
 
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ import numpy as np
 
 
 def p_value(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
-    """Return the largest probability, in [0, 1], that an (epsilon, delta)-DP run lets v or more of r guesses be right.
+    """Return an upper bound, in [0, 1], on P[at least v of r guesses are right] in an (epsilon, delta)-DP run.
 
     Raises:
-        ValueError: not 0 <= v <= r <= m, epsilon < 0, or delta outside of [0, 1].
+        ValueError: 0 <= v <= r <= m does not hold, epsilon is below 0, or delta is outside of [0, 1].
     """
     from scipy.special import expit
     from scipy.stats import binom  # half a second to import
@@ -38,10 +38,10 @@ def p_value(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
 
 
 def lower_bound(m: int, r: int, v: int, delta: float, confidence: float = 0.95) -> float:
-    """Return the largest epsilon >= 0 that v right guesses of r refute, to 1e-6: the run is not (epsilon, delta)-DP.
+    """Return the largest epsilon >= 0, with a precision of 1e-6, that v right guesses of r about m canaries refute.
 
-    An (epsilon, delta)-DP run gets a bound above its epsilon with probability at most 1 - ``confidence``. The
-    bound is 0 where the guesses refute no epsilon.
+    An (epsilon, delta)-DP run gets a lower bound above epsilon with probability at most 1 - ``confidence``. The bound
+    is 0 if the guesses refute no epsilon.
     """
     level = 1 - confidence
 
@@ -51,7 +51,7 @@ def lower_bound(m: int, r: int, v: int, delta: float, confidence: float = 0.95) 
     if not refuted(0.0):
         return 0.0
     low, high = 0.0, 1.0
-    while refuted(high):  # ends: f(v) tends to 1
+    while refuted(high):  # the loop ends, because f(v) tends to 1 as epsilon grows
         low, high = high, 2 * high
     while high - low > 1e-6:
         middle = (low + high) / 2
@@ -60,21 +60,24 @@ def lower_bound(m: int, r: int, v: int, delta: float, confidence: float = 0.95) 
 
 
 def ceiling(m: int, r: int, delta: float, confidence: float = 0.95) -> float:
-    """Return the largest possible bound, that of r right guesses of r; 0 where r is too small for any bound.
+    """Return the lower bound if all r guesses are right, which is the largest possible one; 0 if r is too small.
 
-    At delta = 0 it is log(t / (1 - t)) with t = (1 - confidence)^(1/r): 3.37 for 89 guesses.
+    At delta = 0 it is log(t / (1 - t)) with t = (1 - confidence)^(1/r). For 89 guesses this is 3.37.
     """
     return lower_bound(m, r, r, delta, confidence)
 
 
 def apart(first: float, second: float) -> tuple[str, str]:
-    """Return two numbers as text, with at least three digits and as many more as make the texts differ."""
+    """Return two numbers as text, with at least three digits and with enough digits that the texts differ."""
     both = ((f"{first:.{digits}g}", f"{second:.{digits}g}") for digits in range(3, 18))
     return next((texts for texts in both if texts[0] != texts[1]), (repr(first), repr(second)))
 
 
 def verdict(bound: float, most: float, reported: float | None) -> str:
-    """Compare a lower bound (at most ``most``) with a reported epsilon in words; None: no release is covered."""
+    """Compare a lower bound with a reported epsilon (None: there is no privacy guarantee); return the result as text.
+
+    most: the largest possible lower bound; up to the reported epsilon, the audit "cannot tell".
+    """
     if reported is None:
         return "no epsilon is reported"
     if bound > reported:
@@ -84,7 +87,7 @@ def verdict(bound: float, most: float, reported: float | None) -> str:
 
 @dataclass(frozen=True)
 class LowerBound:
-    """A lower bound from v right guesses of r among m canaries; ceiling: the largest possible bound."""
+    """A lower bound on epsilon from v right guesses of r among m canaries; ceiling: the bound for v = r."""
 
     bound: float
     ceiling: float
@@ -93,20 +96,20 @@ class LowerBound:
     v: int
 
     def verdict(self, reported: float | None) -> str:
-        """Return in words whether the bound is above a reported epsilon, not above it, or cannot tell."""
+        """Compare the bound with a reported epsilon: "above ...", "not above ..." or "cannot tell"."""
         return verdict(self.bound, self.ceiling, reported)
 
 
 def coins(m: int, draws: np.random.Generator) -> np.ndarray:
-    """Draw (m,) bool: which canaries are in."""
+    """Draw (m,) bool by fair coins: which of m canaries are included in the training."""
     return draws.random(m) < 0.5
 
 
 def by_scores(scores: np.ndarray, inside: np.ndarray, r: int, delta: float, confidence: float = 0.95) -> LowerBound:
-    """Guess that the canaries with the r highest scores are in, and bound epsilon.
+    """Guess that the canaries with the r highest scores were included, and return the lower bound on epsilon.
 
-    scores: (m,), high for canaries that are in. Ties at the last place are broken by the index of the canary, which is
-    independent of its coin.
+    scores: (m,), high for included canaries. inside: (m,) bool, the included canaries. Ties are broken by the index of
+    the canary, which is independent of the coin.
     """
     top = np.argsort(-scores, kind="stable")[:r]
     v, m = int(inside[top].sum()), len(scores)

@@ -1,14 +1,14 @@
 """A membership inference attack on a generator: was an image in the generator's training data?
 
-Carlini et al., "Membership inference attacks from first principles", S&P 2022, arXiv:2112.03570: the online attack with
-Gaussian fits of one variance.   K: generators, trained on random halves of the same images;  n: images.
+Carlini et al., "Membership inference attacks from first principles" (LiRA), S&P 2022, arXiv:2112.03570: the online
+attack with one variance.   K: number of generators, each trained on a random half of the same images;  n: images.
 
-A score is high for an image that looks trained on. Every generator is the target once, and the K - 1 other generators
-are its shadows. The attack compares an image's score under the target with its scores under shadows that saw the image
-and under shadows that did not.
+A score is a number per image that should be high for training images. Every generator is the target once, and the K - 1
+other generators are its shadow models. The attack compares an image's score under the target with the scores under
+shadow models that were trained on the image and under shadow models that were not.
 
-Departs from the paper: the attacker knows the target's images except for their membership, and nothing is augmented. An
-image that all shadows saw, or no shadow saw, takes the missing mean from all images.
+Departs from the paper: the attacker knows all n images, but not which were used for training. Images are not augmented.
+If all shadow models were trained on an image, or none, the missing mean is that of all images.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,34 +25,34 @@ from fedcommons.generators.generator import Generator, Weights, for_client
 from fedcommons.seeding import numpy_generator, seed_for
 
 Score = Callable[[Generator, Weights, Examples, int, int], np.ndarray]
-"""Map (generator, weights, n images, number of classes, seed) to n numbers, high for training images."""
+"""Function (generator, weights, n images, number of classes, seed) -> n scores, high for training images."""
 
 
 @runtime_checkable
 class Losing(Protocol):
-    """A generator that returns its loss on single images, for an attacker that has its weights."""
+    """A generator that can return its loss on single images, for an attacker that has the generator's weights."""
 
     def losses(self, weights: Weights, examples: Examples, n_classes: int, seed: int) -> Tensor:
-        """Return (n,) losses, with the same draws (of times and noise) for every image and for all weights."""
+        """Return (n,): the loss on each image, with equal random numbers (times, noise) for all images and weights."""
         ...
 
 
 def by_pool(generator: Generator, weights: Weights, images: Examples, n_classes: int, seed: int) -> np.ndarray:
-    """Score by minus the distance to the closest of n sampled images of the same labels: the attacker has the pool."""
+    """Score n images for an attacker that has a pool: minus the distance to the closest of n synthetic images."""
     samples = generator.sample(weights, tuple(images.x.shape[1:]), n_classes, images.y, seed)
     return -closest(pixels(images.x), pixels(samples))[0].numpy()
 
 
 def by_loss(generator: Generator, weights: Weights, images: Examples, n_classes: int, seed: int) -> np.ndarray:
-    """Score by minus the generator's loss: the attacker has the generator's weights."""
+    """Score n images by minus the generator's loss, for an attacker that has the generator's weights."""
     assert isinstance(generator, Losing)
     return -generator.losses(weights, images, n_classes, seed).double().numpy()
 
 
 def halves(labels: np.ndarray, generators: int, seed: int) -> np.ndarray:
-    """Draw (K, n) bool, which generator is trained on which image: a random half of each class, for each generator.
+    """Draw (K, n) bool: which of K generators is trained on which of n images, a random half of each class.
 
-    In a class with an odd number of images, generators take the smaller and the larger half in turn.
+    In a class with an odd number of images, even generators get the smaller half and odd generators the larger half.
     """
     inside = np.zeros((generators, len(labels)), bool)
     for k in range(generators):
@@ -67,7 +67,10 @@ def scores(
     generator: Generator, images: Examples, inside: np.ndarray, n_classes: int, seed: int, by: Sequence[Score],
     flip: bool = False, say: Callable[[str], None] = lambda _: None,
 ) -> list[np.ndarray]:  # fmt: skip
-    """Train a generator on each half and score all images: (K, n) for each kind of score. ``seed``: for all draws."""
+    """Train K generators, one on each row of ``inside``, and score all images: (K, n) for each score in ``by``.
+
+    flip: whether training mirrors images at random. say: called with a progress message for each generator.
+    """
     generator = for_client(generator, int(inside[0].sum()))
     by_kind: list[list[np.ndarray]] = [[] for _ in by]
     for k, mask in enumerate(inside):
@@ -80,9 +83,10 @@ def scores(
 
 
 def likelihood_ratios(scores: np.ndarray, inside: np.ndarray) -> np.ndarray:
-    """Return (K, n): log p(score | trained on) - log p(score | not) per generator, fitted to the K - 1 others.
+    """Return (K, n): log p(score | image was trained on) - log p(score | image was not trained on), per generator.
 
-    The densities are normal: one mean per image and side, one variance for all images and both sides.
+    The densities are normal and fitted to the scores of the K - 1 other generators. There are two means per image, for
+    generators trained on it and not trained on it, and one variance for all images.
     """
     means = []
     for side in (inside, ~inside):
@@ -96,17 +100,20 @@ def likelihood_ratios(scores: np.ndarray, inside: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Attack:
-    """How well the likelihood ratios separate members from non-members. fpr, tpr: the ROC curve, both from 0 to 1."""
+    """The success of the attack, over all thresholds on the likelihood ratio; intervals have a confidence of 95 %.
+
+    fpr, tpr: false and true positive rates of the ROC curve, both from 0 to 1. auc: area under the curve.
+    """
 
     fpr: np.ndarray
     tpr: np.ndarray
     auc: float
     auc_interval: tuple[float, float]
-    tpr_at: float  # at 1 % false positives
+    tpr_at: float  # true positive rate at a false positive rate of 1 %
     tpr_interval: tuple[float, float]
 
     def record(self) -> dict[str, Any]:
-        """Return the results as plain values, without the curve."""
+        """Return the results as numbers and lists, without the ROC curve."""
         return {
             "auc": self.auc,
             "auc_interval": list(self.auc_interval),
@@ -116,10 +123,10 @@ class Attack:
 
 
 def attack(ratios: np.ndarray, inside: np.ndarray, seed: int, draws: int = 400) -> Attack:
-    """Compute the ROC over all K n pairs, with 95 % intervals.
+    """Compute the ROC curve over all K n pairs (generator, image), with 95 % confidence intervals.
 
-    The AUC's interval is a bootstrap over images, not pairs, as an image's K ratios depend on each other. The TPR's
-    interval is that of Clopper and Pearson with n/2 members.
+    The interval of the AUC is from ``draws`` bootstrap samples of images, not of pairs, because an image's K ratios
+    depend on each other. The interval of the true positive rate is that of Clopper and Pearson for n/2 images.
     """
     fpr, tpr = roc(ratios.ravel(), inside.ravel())
     n, again = ratios.shape[1], numpy_generator(seed, "bootstrap")
@@ -138,7 +145,7 @@ def attack(ratios: np.ndarray, inside: np.ndarray, seed: int, draws: int = 400) 
 
 
 def roc(values: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return false and true positive rates at all thresholds, from (0, 0) to (1, 1); equal values share a threshold."""
+    """Return false and true positive rates at all thresholds of ``values``; ``positive``: bool, the training images."""
     order = np.argsort(-values, kind="stable")
     last = np.append(np.flatnonzero(np.diff(values[order])), len(values) - 1)
     true = np.cumsum(positive[order])[last]
@@ -147,5 +154,5 @@ def roc(values: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def auc(fpr: np.ndarray, tpr: np.ndarray) -> float:
-    """Return the area under the curve: the probability that a member has the larger value, ties counted half."""
+    """Return the area under the ROC curve, in [0, 1], by the trapezoidal rule; 0.5: no better than chance."""
     return float(np.trapezoid(tpr, fpr))

@@ -1,6 +1,7 @@
 """Distances from synthetic images to their generator's training images and to held-out images of the same distribution.
 
-m: held-out images of a client;  n: images that its generator saw;  k: synthetic images.
+For one client: m: number of held-out images;  n: number of training images of its generator (seen images);  k: number
+of synthetic images;  b: number of copies of seen images, which measure the power of the audit.
 """
 
 from collections.abc import Iterable
@@ -16,25 +17,25 @@ from fedcommons.errors import UserError
 from fedcommons.seeding import numpy_generator
 
 NEAR = 0.01
-"""Share of held-out images whose distance to the closest seen image is below the near-copy limit."""
+"""Share of held-out images whose distance to the closest seen image is below the near-copy limit, by its definition."""
 
 COPIES = 1000
-"""Maximum number of copies of a client's seen images, from which ``power`` plants some."""
+"""Largest number of copies of a client's training images; ``detection_power`` replaces synthetic images by copies."""
 ROUNDING = 1e-6
-"""Largest distance of equal examples, as a share of the limit: floats round."""
+"""Largest distance of equal examples, as a share of the near-copy limit; above 0, because of rounding."""
 
 
 def pixels(x: Tensor) -> Tensor:
-    """Return the raw examples as rows. Distances of uint8 images are exact: sums of whole numbers below 2^53."""
+    """Return the raw examples (n, ...) as rows (n, d) in float64, in which distances of uint8 images are exact."""
     return x.flatten(1).double()
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A client's synthetic images (``made``), its generator's training images (``seen``), and held-out images.
+    """The images of one client that the audit compares.
 
-    held_out: m images drawn from images that the generator did not see. matched: (m,) rows of ``seen``, in each class
-    the same number as held-out images.
+    synthetic: k synthetic images. training: the n training images of the client's generator (seen images). held_out: m
+    images that were not used for training. matched: (m,) rows of ``training``, per class the number of held-out images.
     """
 
     client: int
@@ -45,10 +46,12 @@ class Subject:
 
 
 def subject(client: int, synthetic: Examples, training: Examples, unseen: Examples, seed: int) -> Subject:
-    """Draw held-out images from ``unseen``, per class the number of seen images or all; the draw is keyed by client.
+    """Draw the held-out images of a client from ``unseen``: per class the number of training images, or all if fewer.
+
+    The random numbers depend on ``seed`` and ``client`` only.
 
     Raises:
-        UserError: no class of ``seen`` is in ``unseen``.
+        UserError: no class of ``training`` is in ``unseen``.
     """
     draws, matched, held_out = numpy_generator(seed, "held out", client), [], []
     for label in np.unique(training.y.numpy()):
@@ -59,27 +62,27 @@ def subject(client: int, synthetic: Examples, training: Examples, unseen: Exampl
     rows = np.concatenate([*matched, np.zeros(0, np.int64)])
     if not len(rows):
         raise UserError(
-            f"sharing.audit needs held-out images of client {client}'s classes, and there are none: "
+            f"sharing.audit needs held-out images of client {client}'s classes, but there are none: "
             "set data.validation above 0, or generator.rho below 1."
         )
     return Subject(client, synthetic, training, unseen[np.concatenate(held_out)], torch.from_numpy(rows))
 
 
 def closest(points: Tensor, records: Tensor, chunk: int = 512) -> tuple[Tensor, Tensor]:
-    """Return the Euclidean distance (n,) to the closest record and its row, by matrix products of ``chunk`` points."""
+    """Return for each of n points the Euclidean distance (n,) to the closest record, and the record's row (n,)."""
     nearest = [torch.cdist(p, records, compute_mode="use_mm_for_euclid_dist").min(1) for p in points.split(chunk)]
     return torch.cat([f.values for f in nearest]), torch.cat([f.indices for f in nearest])
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Nearest:
-    """The nearest neighbours of each of k images.
+    """The nearest neighbours of each of k images among the real images of a client.
 
-    to_seen: (k,) distance to the closest of all n seen images; closest_seen: (k,) the index of that image.
-    to_matched, to_held_out: (k,) distance to the closest of the m matched seen images and of the m held-out images.
-    record: (k,) index of the closest of these 2m records: 0 to m - 1 are matched, m to 2m - 1 held out.
-    below: (k, 2, ceil(2m/8)) bits, ``numpy.packbits`` of whether each of the 2m records is nearer than the limit, and
-    nearer than half of the limit.
+    to_seen: (k,) distance to the closest of all n training images (seen); closest_seen: (k,) index of that image.
+    to_matched, to_held_out: (k,) distance to the closest of the m matched training images and of the m held-out images.
+    record: (k,) index of the closest of these 2m real images (records); 0 to m - 1 are matched, m to 2m - 1 held out.
+    below: (k, 2, ceil(2m/8)) bits, ``numpy.packbits`` of whether each of the 2m records is nearer than the near-copy
+    limit, and nearer than half of the limit.
     """
 
     to_seen: np.ndarray
@@ -91,18 +94,18 @@ class Nearest:
 
     @property
     def closer(self) -> np.ndarray:
-        """Return (k,): 1 where a matched seen image is closer than all held-out images, 1/2 for ties, else 0."""
+        """Return (k,): 1 if a matched training image is closer than all held-out images, 1/2 for ties, else 0."""
         return (self.to_matched < self.to_held_out) + (self.to_matched == self.to_held_out) / 2
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Compared:
-    """The comparison of one client's images in one space.
+    """The comparison of one client's images in one space of distances.
 
-    of: the client's images. made: nearest neighbours of its k synthetic images. copies: nearest neighbours of the b
-    copies of seen images from which ``power`` plants some. copied: (b,) labels of these copies. limit: a synthetic
-    image is a near-copy if its distance to a seen image is below this number. expected: largest probability that a
-    fresh image of the true distribution is below the limit.
+    subject: the client's images. nearest: nearest neighbours of the k synthetic images. copies: nearest neighbours of
+    the b copies of training images. copied: (b,) labels of the copies. limit: a synthetic image is a near-copy if its
+    distance to a training image is below this number. expected: upper bound on the probability that a new image of the
+    true distribution is below the limit.
     """
 
     subject: Subject
@@ -114,20 +117,21 @@ class Compared:
 
     @property
     def near(self) -> np.ndarray:
-        """Return (k,): whether a synthetic image is a near-copy."""
+        """Return (k,) bool: whether a synthetic image is a near-copy, that is, below the limit."""
         return self.nearest.to_seen < self.limit
 
     @property
     def identical(self) -> np.ndarray:
-        """Return (k,): whether a synthetic image equals a seen image, up to the looks of ``distances`` and rounding."""
+        """Return (k,) bool: whether a synthetic image equals a training image, up to shift, mirroring and rounding."""
         return self.nearest.to_seen <= ROUNDING * self.limit
 
 
 def compare(subject: Subject, space: Space, seed: int) -> Compared:
-    """Compare one client's images in a space; ``seed``: for the planted copies.
+    """Compare one client's images in a space of distances; ``seed``: seed of the random copies of training images.
 
-    The limit is the j-th smallest of the m distances from held-out to seen images, j = max(1, floor(0.01 (m + 1))).
-    For every distribution, a fresh image of it is nearer than the limit with probability j/(m + 1) at most.
+    The near-copy limit is the j-th smallest of the m distances of held-out images to their closest training image, with
+    j = max(1, floor(0.01 (m + 1))). A new image of any distribution, from which the held-out images come too, is nearer
+    than the limit with probability at most j/(m + 1).
 
     This computes (m + k + b) (n + m) distances, b <= ``COPIES``, of which ``CHUNK`` (n + m) are in memory at once.
     """
@@ -145,9 +149,9 @@ def compare(subject: Subject, space: Space, seed: int) -> Compared:
 
 
 def _nearest(rows: Iterable[Tensor], n: int, records: Tensor, limit: float) -> Nearest:
-    """Return the nearest neighbours from rows of distances to n seen, then m held-out images.
+    """Return the nearest neighbours from ``rows``, blocks of distances (., n + m) to n seen and m held-out images.
 
-    records: (2m,) columns of the matched and the held-out images.
+    records: (2m,) columns of the matched training images and of the held-out images. limit: the near-copy limit.
     """
     parts, m = [], len(records) // 2
     for chunk in rows:
@@ -162,10 +166,10 @@ def _nearest(rows: Iterable[Tensor], n: int, records: Tensor, limit: float) -> N
 
 
 def copies_of(seen: Examples, draws: np.random.Generator) -> Examples:
-    """Return at most ``COPIES`` copies of seen images in random order.
+    """Return copies of at most ``COPIES`` training images ``seen``, in random order.
 
-    A copy of an image is exact, moved by a pixel or mirrored, with equal probability; copies of other examples are
-    exact.
+    A copy of an image is exact, moved by a pixel or mirrored, with equal probability. Copies of examples that are not
+    images are exact.
     """
     chosen, ways = seen[draws.permutation(len(seen))[:COPIES]], looks(seen.x)
     kinds = [[Look()], [w for w in ways if (w.down or w.right) and not w.mirrored], [w for w in ways if w.mirrored][:1]]

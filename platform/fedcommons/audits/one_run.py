@@ -1,11 +1,12 @@
-"""A lower bound on a generator's epsilon from one training, with canaries among its images (``lower_bound``).
+"""A lower bound on a generator's epsilon from one training, with canaries among the training images (``lower_bound``).
 
-A coin decides whether a canary is trained on. Without the canary there is one image less, n - 1. The bound takes n as
-public, as the ledger does, so its error is the change of q = B/n by one image.
+A fair coin decides whether a canary is used for training. Without the canary there are n - 1 training images. The bound
+treats n as public, as the privacy ledger does. So it neglects that the sampling rate q = B/n (B: batch size) changes by
+one image.
 
-Canaries are unchanged images that the generator did not see. On generators of digits they were more informative
-than images with a wrong label or inverted images: a denoising network hardly uses the label, and training on inverted
-images does not make it learn them better.
+Canaries are unchanged images that are not in the generator's training data. With generators of digits, they were more
+informative than images with a wrong label or inverted images. A denoising network hardly uses the label, and training
+on inverted images does not make the network learn them better.
 """
 
 from dataclasses import dataclass
@@ -24,22 +25,22 @@ from fedcommons.privacy.noise import Noise, of_audit
 from fedcommons.seeding import numpy_generator, seed_for
 
 FEWEST = 4
-"""Smallest number of canaries of a bound: with four canaries one is guessed."""
+"""Smallest number of canaries for a bound: with four canaries there is one guess."""
 
 LOOKS = 4
-"""Number of draws that a canary's score is averaged over: draws of times and noise, or of the pool."""
+"""Number of random draws over which a canary's score is averaged: of diffusion times and noise, or of the pool."""
 
 
 @dataclass(frozen=True)
 class Bounded:
-    """The lower bound and the reported epsilon of the receipt; None: the receipt covers nothing."""
+    """A lower bound on a generator's epsilon (``audited``), and the reported epsilon (None: no privacy guarantee)."""
 
     audited: LowerBound
     reported: float | None
 
     @property
     def verdict(self) -> str:
-        """Compare the bound with the reported epsilon in words; see ``LowerBound.verdict``."""
+        """Compare the bound with the reported epsilon: "above ...", "not above ..." or "cannot tell"."""
         return self.audited.verdict(self.reported)
 
 
@@ -47,16 +48,16 @@ def bound(
     generator: Generator, examples: Examples, canaries: Examples, n_classes: int, seed: int, by: Score, *,
     delta: float = 1e-5, reference: bool = True,
 ) -> Bounded:  # fmt: skip
-    """Train on the examples and half of the m canaries; guess that the m/4 canaries with the highest scores are in.
+    """Train on the examples and about half of the m canaries; guess that the m/4 canaries with top scores are included.
 
-    Scores are compared within classes. ``reference``: train a second generator without canaries and subtract its
-    scores, as some images are easier than others.
+    The mean score of each class is subtracted from the scores. by: the score. reference: train a second generator
+    without canaries and subtract its scores, because some images are easier than others. delta: delta of the guarantee.
 
     Raises:
-        ValueError: there are fewer than four canaries, so no canary would be guessed.
+        ValueError: there are fewer than four canaries, so there would be no guess.
     """
     if (m := len(canaries)) < FEWEST:
-        raise ValueError(f"at least {FEWEST} canaries are needed, of which one is guessed, got {m}")
+        raise ValueError(f"at least {FEWEST} canaries are needed for one guess, got {m}")
     generator = for_client(generator, len(examples))
     inside, epochs = coins(m, numpy_generator(seed, "coins")), generator.epochs
 
@@ -79,6 +80,6 @@ def bound(
 
 
 def _centred(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Subtract the mean score of each class: canaries make every image of a rare class easier."""
+    """Return the scores minus the mean score of the image's class: canaries make all images of a rare class easier."""
     means = np.bincount(labels, scores) / np.maximum(np.bincount(labels), 1)
     return scores - means[labels]

@@ -1,19 +1,19 @@
-"""Quality of synthetic images by the features of a classifier trained on the real training images (no download).
+"""Quality of synthetic images, measured on the features of a classifier that is trained on real training images.
 
 Kynkaanniemi et al., NeurIPS 2019, arXiv:1904.06991 (precision, recall); Naeem et al., ICML 2020, arXiv:2002.09797
 (density, coverage); Binkowski et al., ICLR 2018, arXiv:1801.01401 (kernel distance, KID).
 
-x_1..x_n: real points;  y_1..y_m: synthetic points, all in R^d;  B(x): the closed ball around x that reaches to its k-th
-nearest neighbour among the points of the same kind.
+x_1..x_n: features of real images (real points);  y_1..y_m: features of synthetic images, all in R^d;  B(x): the closed
+ball around x that reaches to the k-th nearest neighbour of x among the points of the same kind (real or synthetic).
 
     precision = (1/m) #{j: y_j in some B(x_i)}       density  = 1/(k m) sum_j #{i: y_j in B(x_i)}
     recall    = (1/n) #{i: x_i in some B(y_j)}       coverage = (1/n) #{i: some y_j in B(x_i)}
     kernel distance = mean k(x_i, x_j) over i != j + mean k(y_i, y_j) over i != j - 2 mean k(x_i, y_j),
-                      k(a, b) = (a.b/d + 1)^3, an unbiased estimate of the squared MMD; it may be below 0
+                      k(a, b) = (a.b/d + 1)^3, an unbiased estimate of the squared maximum mean discrepancy (MMD)
 
-Departs from the papers: points are inputs of the head of a small classifier of the same data, not of a network trained
-on ImageNet. So numbers are comparable between pools for one data set and one classifier, not between papers. The kernel
-distance takes all points at once, where KID is a mean over subsets of 1,000.
+Departs from the papers: features are inputs of the last layer (head) of a small classifier for the same data, not of a
+network trained on ImageNet. So results can be compared between pools for one data set and one classifier, but not
+between papers. The kernel distance uses all points at once; KID is a mean over subsets of 1,000 points.
 """
 
 from collections.abc import Mapping
@@ -30,21 +30,21 @@ from fedcommons.errors import UserError
 from fedcommons.seeding import numpy_generator, seed_for
 
 ROUNDING = 1e-13
-"""Tolerance of a squared distance at a ball's edge, as a share of |x|^2 + |y|^2 for centred points: floats round."""
+"""Tolerance for rounding of a squared distance |x - y|^2, as a share of |x|^2 + |y|^2 for centred points x and y."""
 
 
 def compared(real: Tensor, synthetic: Tensor, k: int = 5) -> dict[str, float]:
-    """Return precision, recall, density, coverage and kernel_distance of made points (m, d) against real points (n, d).
+    """Return the five measures of synthetic points (m, d) against real points (n, d); see the head of this module.
 
-    made: synthetic points. Two draws from one distribution have density 1 on average, and a coverage of about 1 - 2^-k
-    where n = m. The numbers depend on n and m: compare only pools of equal size.
+    k: number of nearest neighbours. If both kinds of points have one distribution, density is 1 on average, and
+    coverage is about 1 - 2^-k for n = m. All measures depend on n and m, so compare only pools with equal n and m.
 
     Raises:
-        ValueError: there are not more than k points of either kind.
+        ValueError: there are k or fewer points of a kind.
     """
     if min(len(real), len(synthetic)) <= k:
         raise ValueError(
-            f"{k} nearest neighbours need more than {k} points, got {len(real)} real and {len(synthetic)} made ones"
+            f"{k} nearest neighbours need more than {k} points, got {len(real)} real, {len(synthetic)} synthetic points"
         )
     a, b = (x.double() - real.double().mean(0) for x in (real, synthetic))
     of_real, of_made = _radii(a, k).square(), _radii(b, k).square()
@@ -69,7 +69,7 @@ def compared(real: Tensor, synthetic: Tensor, k: int = 5) -> dict[str, float]:
 
 
 def _radii(points: Tensor, k: int) -> Tensor:
-    """Return (n,): the distance of each point to its k-th nearest neighbour; a point is no neighbour of itself."""
+    """Return (n,): the distance of each of n points to its k-th nearest neighbour among the other points."""
     distances, radii = pixel_space(points), []
     for first in range(0, len(points), CHUNK):
         far = distances(points[first : first + CHUNK])
@@ -79,7 +79,7 @@ def _radii(points: Tensor, k: int) -> Tensor:
 
 
 def kernel_distance(real: Tensor, synthetic: Tensor) -> float:
-    """Return the unbiased squared MMD of synthetic points (m, d) and real points (n, d); n and m are at least 2."""
+    """Return the unbiased estimate of the squared MMD between synthetic points (m, d) and real points (n, d)."""
 
     def total(a: Tensor, b: Tensor) -> float:
         return sum(float(_kernel(part, b).sum()) for part in a.split(CHUNK))
@@ -100,10 +100,10 @@ def _kernel(a: Tensor, b: Tensor) -> Tensor:
 class Quality:
     """The result of ``pool_quality``.
 
-    pool: the measures of ``compared``, and fidelity: the share of images for which the classifier of real images
-    predicts their label. unseen: the same measures of test images in the pool's place, so of fresh real images; their
-    fidelity is the accuracy of this classifier. accuracy: on test images, of a classifier trained on the pool. points:
-    number of points of each kind that are compared. trained: number of training images of each of the two classifiers.
+    pool: the measures of ``compared`` for the pool, and fidelity: the share of pool images for which the classifier
+    trained on real images predicts their label. unseen: the same measures for test images instead of the pool, as a
+    reference; fidelity is then the test accuracy of that classifier. accuracy: test accuracy of a classifier trained on
+    the pool. points: number of compared images of each kind. trained: number of training images of each classifier.
     """
 
     pool: Mapping[str, float]
@@ -116,18 +116,23 @@ class Quality:
 def pool_quality(
     work: Work, real: Examples, pool: Examples, test: Examples, seed: int, *, k: int = 5, most: int = 5000
 ) -> Quality:
-    """Measure the quality of a pool of labelled images against real training images.
+    """Measure the quality of a pool of labelled synthetic images by comparison with real training images.
 
-    Two classifiers start from ``work.initial`` and are trained by ``work``'s local loop: the first on real images, the
-    second on the same number of pool images. This number is at most ``most``. The first classifier gives the features.
+    Two classifiers start from ``work.initial`` and are trained by ``work.local``: one on real images, one on the same
+    number of pool images, at most ``most``. The classifier trained on real images computes the features. k: number of
+    nearest neighbours.
 
     Raises:
         UserError: there are k or fewer images of a kind.
         ValueError: the module has no head; see ``core.features.Head``.
     """
     if min(map(len, (real, pool, test))) <= k:
-        sizes = ", ".join(f"{len(part):,} {name}" for name, part in (("real", real), ("made", pool), ("test", test)))
-        raise UserError(f"the quality of a pool by {k} neighbours takes more than {k} images of each kind: {sizes}.")
+        sizes = ", ".join(
+            f"{len(part):,} {name}" for name, part in (("real", real), ("synthetic", pool), ("test", test))
+        )
+        raise UserError(
+            f"the quality of a pool by {k} neighbours needs more than {k} images of each kind, got {sizes}."
+        )
     n = min(len(real), len(pool), most)
     real, pool = _some(real, n, seed, "real"), _some(pool, n, seed, "pool")
     points = min(n, len(test))
@@ -146,19 +151,19 @@ def pool_quality(
 
 
 def _some(examples: Examples, n: int, seed: int, which: str) -> Examples:
-    """Return n random examples in a random order, so that a prefix is random too."""
+    """Return n random examples in a random order, so that the first ones are a random sample too."""
     return examples[numpy_generator(seed, "quality", which).permutation(len(examples))[:n]]
 
 
 def _train(work: Work, data: Examples, seed: int) -> None:
-    """Train on the examples from ``work.initial`` and leave the trained weights in ``work.module``."""
+    """Train ``work.module`` on the examples, starting from the weights ``work.initial``."""
     examples = data.to(work.device)
     work.load_buffers(work.initial_buffers)
     work.local(work.initial, ClientData(examples.x, examples.y), seed_for(seed, "classifier of quality"))
 
 
 def _right(work: Work, examples: Examples) -> float:
-    """Return the share of examples for which the module predicts the label."""
+    """Return the accuracy of ``work.module`` on the examples, in [0, 1]."""
     work.module.eval()
     right = 0
     with torch.no_grad():

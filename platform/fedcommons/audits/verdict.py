@@ -1,9 +1,15 @@
-"""The verdict of an audit whether generators have memorised, from seven counts that add up over clients.
+"""The verdict of the memorisation audit: do synthetic images depend too much on training images? Three tests decide.
 
-If nothing was memorised, seen and held-out images are exchangeable, so a fair coin decides which of the 2m records are
-seen images. Three tests share ``ALARM``. Are more synthetic images closer to seen images than coins explain? Are more
-seen images than held-out images near to a synthetic image? Are more of them twice as near? The last test detects exact
-copies: by chance few images are so near, so a dozen copies are enough.
+For each client, m training images of the generator (seen images) are matched by class with m held-out images; the 2m
+real images are called records. If nothing was memorised, seen and held-out images are exchangeable, as if a fair coin
+had decided which record is a seen image. The three tests share the error probability ``ALARM``:
+
+1. Are more synthetic images closer to a seen image than to any held-out image than fair coins explain?
+2. Are more seen images than held-out images nearer than the near-copy limit to a synthetic image?
+3. Are more seen images than held-out images nearer than half of the limit? By chance few images are so near, so this
+   test detects a dozen exact copies.
+
+The tests use seven counts, which are added over clients.
 """
 
 from dataclasses import dataclass
@@ -14,14 +20,14 @@ import torch
 from fedcommons.audits.nearest_neighbours import Compared
 
 ALARM = 0.001
-"""Largest probability of a false alarm: a generator that memorised nothing is reported to have memorised."""
+"""Largest probability of a false alarm: memorisation is reported, but the generator memorised nothing."""
 PARTS = np.array([0.25, 0.25, 0.5])
-"""Share of ``ALARM`` that each test gets."""
+"""Share of the error probability ``ALARM`` for each of the three tests."""
 
 
 @dataclass(frozen=True, eq=False)
 class Planted:
-    """Rows of a client's synthetic images that are replaced by planted copies (indices ``copies``)."""
+    """Copies (indices in ``Compared.copies``) that replace a client's synthetic images (indices ``rows``)."""
 
     rows: np.ndarray
     copies: np.ndarray
@@ -31,13 +37,15 @@ NOTHING = Planted(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 def counts(comparison: Compared, label: int | None = None, planted: Planted = NOTHING) -> np.ndarray:
-    """Count (7,) for a client's synthetic images, of all classes or of class ``label``.
+    """Return seven counts (7,) for a client's synthetic images, of all classes or of class ``label``.
 
-    The counts are: k; the number of images closer to a matched seen image than to any held-out image; the sum over
-    records r of k_r^2, for the k_r images whose closest record is r; the numbers of matched seen and of held-out images
-    to which a synthetic image is nearer than the limit; the last two numbers for half of the limit.
+    0     k, the number of synthetic images
+    1     the number of synthetic images that are closer to a matched seen image than to any held-out image
+    2     the sum over records r of k_r^2, where k_r synthetic images have the closest record r
+    3, 4  the numbers of matched seen images and of held-out images with a synthetic image nearer than the limit
+    5, 6  the same two numbers for half of the limit
 
-    planted: copies that replace synthetic images. The replaced rows must be of the class.
+    planted: copies that replace synthetic images. The replaced images must be of class ``label``.
     """
     unchanged = np.full(len(comparison.near), True)
     unchanged[planted.rows] = False
@@ -55,24 +63,24 @@ def counts(comparison: Compared, label: int | None = None, planted: Planted = NO
             ).numpy()
             == label
         )
-    hits = hit.reshape(4, m).sum(1)  # near to seen, to held-out; twice as near to seen, to held-out
+    hits = hit.reshape(4, m).sum(1)  # seen, held-out below the limit; seen, held-out below half of it
     return np.array([len(records), closer, np.square(np.bincount(records)).sum(), *hits], float)
 
 
 def independent(total: np.ndarray) -> float:
-    """Return the number of independent images: all images with the same closest record share one coin."""
+    """Return the effective number of independent synthetic images, from ``total``, the sum of ``counts`` (7,)."""
     return float(total[0] ** 2 / total[2])
 
 
 def chance(heads: np.ndarray, coins: np.ndarray) -> np.ndarray:
-    """Return the probability of ``heads`` heads or more of ``coins`` fair coins; the numbers need not be whole."""
+    """Return the probability of at least ``heads`` heads among ``coins`` fair coins; both numbers may be fractional."""
     from scipy.special import betainc
 
     return np.where(heads > 0, betainc(np.maximum(heads, 1e-9), coins - heads + 1, 0.5), 1.0)
 
 
 def chances(total: np.ndarray) -> np.ndarray:
-    """Return (3,), one for each test: the probability of equal or larger counts if nothing was memorised.
+    """Return (3,): the p-value of each of the three tests under the hypothesis that nothing was memorised.
 
     total: (7,) sum of ``counts`` over clients.
     """
@@ -82,5 +90,5 @@ def chances(total: np.ndarray) -> np.ndarray:
 
 
 def memorised(total: np.ndarray) -> bool:
-    """Return whether the sum of ``counts`` over clients is more than chance explains."""
+    """Return whether a test reports memorisation. total: (7,) sum of ``counts`` over clients."""
     return bool(np.any(chances(total) < PARTS * ALARM))

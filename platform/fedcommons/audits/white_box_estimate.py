@@ -2,25 +2,28 @@
 
 Andrew et al., "One-shot empirical privacy estimation for federated learning", ICLR 2024, arXiv:2302.03098, adapted.
 
-u_j: k directions of norm C, at random in d >= k parameters;  q: sampling rate;  sigma: noise multiplier;  T: steps;
-S_t: the noisy sum of a step.   A fair coin includes or excludes each direction; an included direction is an example
-whose clipped gradient is u_j. Its score is s_j = sum_t <S_t, u_j> / C^2:
+C: clipping norm;  u_1..u_k: random directions, vectors of norm C in d >= k parameters;  q: sampling rate;  sigma: noise
+multiplier;  T: number of steps;  S_t: the noisy sum of clipped gradients of step t.
+A fair coin includes or excludes each direction. An included direction is an example whose clipped gradient is u_j. The
+score of a direction is s_j = sum_t <S_t, u_j> / C^2:
 
-    out   (excluded) mean 0, deviation sigma sqrt(T)
-    in    (included) mean q T, variance larger by q (1 - q) T
-    mu = (mean of scores in - mean of scores out) / deviation of scores out
+    out   score of an excluded direction: mean 0, standard deviation sigma sqrt(T)
+    in    score of an included direction: mean q T, variance larger by q (1 - q) T
+    mu = (mean of scores in - mean of scores out) / standard deviation of scores out
 
-and epsilon is that of two normal distributions at a distance of mu, at the lower end of mu's interval. In a correct
-training mu is q sqrt(T) / sigma at most, which gives the ceiling. The ceiling lies below the accountant's epsilon: an
-attacker that weighs each step separately reaches, as T grows, mu = q sqrt(T (e^(1/sigma^2) - 1)).
+The estimate is the epsilon that distinguishes N(0, 1) from N(mu, 1), at the lower end of the confidence interval of mu.
+In a correct training mu is at most q sqrt(T) / sigma; the epsilon of this mu is called the ceiling. It lies below the
+accountant's epsilon, because an attacker that weighs each step separately reaches, for large T, a mu of
+q sqrt(T (e^(1/sigma^2) - 1)).
 
-Departs from the paper: directions are orthogonal. Only nearly orthogonal directions, as k << d random ones, enter each
-other's scores equally in every step. This adds a deviation of q T sqrt(k / 2d), so that no mu exceeds sqrt(2d / k).
+Departs from the paper: directions are orthogonal. The paper's k << d random directions are only nearly orthogonal, so
+they add to each other's scores, equally in every step. This would add a standard deviation of q T sqrt(k / 2d) to the
+scores, and mu could not exceed sqrt(2d / k).
 
-For a quantity that is released once (a noisy mean, class counts), the scores are draws of two worlds, with and without
-an example. Each score is the component along the example's contribution: q = 1, T = 1.
+For a quantity that is released once (a noisy mean, class counts), a score is one release with or without an example,
+projected on the example's contribution. Then q = 1 and T = 1.
 
-This estimate assumes normal tails. It is neither a certificate nor a bound: it misses leakage in the tails.
+The estimate assumes normal tails. It is no lower bound on epsilon, because it does not measure leakage in the tails.
 """
 
 from collections.abc import Callable
@@ -34,16 +37,16 @@ from fedcommons.privacy.accountants import composed
 from fedcommons.privacy.release import Release
 
 CONFIDENCE = 0.95
-"""Two-sided confidence of mu's interval."""
+"""Confidence of the two-sided interval of mu."""
 
 ALARM = 1e-3
-"""Probability of a false alarm: the noise is correct and is reported as too small."""
+"""Probability of a false alarm: the noise is correct, but it is reported as too small."""
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Return epsilon >= 0 of N(0, 1) against N(mu, 1), to 1e-9.
+    """Return the smallest epsilon >= 0 at which N(0, 1) and N(mu, 1) are (epsilon, delta)-indistinguishable, to 1e-9.
 
-    It solves delta = P(N < mu/2 - e/mu) - exp(e) P(N < -mu/2 - e/mu) for e.
+    It solves delta = P(N < mu/2 - e/mu) - exp(e) P(N < -mu/2 - e/mu) for e, where N is standard normal.
 
     Balle and Wang 2018, arXiv:1805.06530, theorem 8.
     """
@@ -65,12 +68,12 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """The estimate from k directions.
+    """The estimate of epsilon from k canary directions.
 
-    low, high: interval of mu. epsilon: the epsilon of ``low``. reported: the accountant's epsilon. sigma: the stated
-    noise multiplier. ceiling: the epsilon of a correct run if mu were known exactly. half: the epsilon that the
-    estimate would reach with probability 0.9 if the noise were half of the stated noise.
-    noise: measured noise multiplier (deviation of scores out, over sqrt(T) C) and its upper bound at 99.9 %.
+    low, high: confidence interval of mu. epsilon: the epsilon for mu = ``low``. reported: the accountant's epsilon.
+    sigma: the stated noise multiplier. ceiling: the epsilon of a correct run if mu were known exactly. half: the
+    epsilon that the estimate would reach with probability 0.9 if the noise were half of the stated noise.
+    noise: the measured noise multiplier (standard deviation of scores out / sqrt(T)), and its 99.9 % upper bound.
     """
 
     k: int
@@ -86,15 +89,15 @@ class Estimate:
 
     @property
     def verdict(self) -> str:
-        """Compare the estimate with the reported epsilon in words.
+        """Compare the estimate with the reported epsilon: "above ...", "not above ..." or "cannot tell".
 
-        The estimate cannot tell where even half of the stated noise would not raise it above the reported epsilon.
+        The estimate cannot tell if even half of the stated noise would not raise it above the reported epsilon.
         """
         return verdict(self.epsilon, self.half, self.reported)
 
     @property
     def faults(self) -> list[str]:
-        """Return in words each statement of the release that the estimate contradicts."""
+        """Return a message for each of epsilon and noise multiplier whose stated value the estimate contradicts."""
         (noise, most), join = self.noise, ", not ".join
         return [
             *([f"epsilon is about {join(apart(self.epsilon, self.reported))}"] * (self.epsilon > self.reported)),
@@ -103,19 +106,20 @@ class Estimate:
 
 
 def estimate(scores: np.ndarray, inside: np.ndarray, release: Release, delta: float) -> Estimate:
-    """Return the estimate from the scores of directions, compared with the values that the release states.
+    """Return the estimate of epsilon from the scores of directions, compared with the values that the release states.
 
-    Noise that is reused between steps makes the sum of a score vary more, so the sum hides it; the spread of the score
-    over the steps shows it. If this spread is below the stated noise, epsilon is that of the upper bound on the noise.
+    Noise that is reused in several steps makes the sums of scores over steps vary more, so mu does not detect it. The
+    standard deviation of a score over the steps detects it. If an upper bound on this deviation is below the stated
+    noise, epsilon is computed from the upper bound.
 
     Args:
-        scores: (T, k), of each step, or (k,) their sums.
-        inside: (k,) bool, the directions that are in.
+        scores: (T, k), the score of each direction in each step, or (k,), the sums over steps.
+        inside: (k,) bool, the included directions.
         release: the stated q, sigma and number of steps.
-        delta: the delta of epsilon.
+        delta: the delta of the (epsilon, delta) guarantee.
 
     Raises:
-        ValueError: fewer than two directions are in, fewer than two are out, or the release is not covered.
+        ValueError: there are fewer than two included or two excluded directions, or the release has no guarantee.
     """
     from scipy.stats import chi2, norm  # half a second to import
 
@@ -123,14 +127,14 @@ def estimate(scores: np.ndarray, inside: np.ndarray, release: Release, delta: fl
     scores = by_step.sum(0)
     those_in, those_out = scores[inside], scores[~inside]
     if min(len(those_in), len(those_out)) < 2 or not (release.covered and release.steps):
-        raise ValueError(f"two directions in, two out and a covered release are needed, got {len(those_in)} in, "
-                         f"{len(those_out)} out and {release}")  # fmt: skip
+        raise ValueError(f"two included directions, two excluded and a covered release are needed, got {len(those_in)} "
+                         f"included, {len(those_out)} excluded and {release}")  # fmt: skip
     z, unit = float(norm.isf((1 - CONFIDENCE) / 2)), sqrt(release.steps)
     apart, spread = float(those_in.mean() - those_out.mean()), float(those_out.std(ddof=1))
     mu = apart / spread if spread else inf * apart if apart else 0.0
     margin = z * _error(mu, those_in.std(ddof=1) / spread, len(those_in), len(those_out)) if spread else 0.0
     honest, q = release.q * unit / release.sigma, release.q
-    of_half = sqrt(1 + 4 * q * (1 - q) / release.sigma**2)  # deviation of scores in over that of scores out
+    of_half = sqrt(1 + 4 * q * (1 - q) / release.sigma**2)  # for half the noise: deviation of scores in over scores out
     power = z + float(norm.isf(0.1))  # the estimate reaches `half` with probability 0.9
     half = 2 * honest - power * _error(2 * honest, of_half, len(those_in), len(those_out))
 
@@ -165,15 +169,14 @@ def _error(mu: float, ratio: float, inside: int, outside: int) -> float:
 def of_release(
     draw: Callable[[bool], np.ndarray], axis: np.ndarray, release: Release, delta: float = 1e-5, draws: int = 10_000
 ) -> Estimate:
-    """Return the estimate for a mechanism that releases once, by ``draws`` draws of each world.
+    """Return the estimate for a mechanism that releases once, from ``draws`` releases with and without an example.
 
-    draw(present): the released vector with new noise, where an example is present (True) or blanked out, before the
-    mechanism divides the vector by anything. The example should be the worst case: it adds ``release.sensitivity``
-    times ``axis``, a vector of length 1. Then the likelihood ratio of the worlds grows with the component along
-    ``axis``.
+    draw(present): returns the released vector with new noise, where the example is present (True) or blanked out
+    (False), before the mechanism divides the vector by a number. The example should be the worst case, which adds
+    ``release.sensitivity`` times ``axis``, a vector of length 1. Then the component along ``axis`` is the best score.
 
-    The error of mu is about sqrt(2 / draws): 10^4 draws detect 0.8 of the reported epsilon up to a sigma of 2, and
-    4 * 10^4 draws up to a sigma of 3.
+    The standard error of mu is about sqrt(2 / draws). So 10^4 draws detect 0.8 of the reported epsilon up to a sigma of
+    2, and 4 * 10^4 draws up to a sigma of 3.
     """
     inside = np.arange(2 * draws) < draws
     scores = np.array([draw(bool(present)) @ axis for present in inside]) / release.sensitivity

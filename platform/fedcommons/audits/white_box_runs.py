@@ -1,7 +1,7 @@
-"""Private training on canary directions (``directions``), by the local loop and by the steps that train generators.
+"""Private training on canary directions, whose noisy sums give an estimate of epsilon (``white_box_estimate``).
 
-An example's gradient is a direction in the space of a module's parameters, of any shapes. The auditor sees every noisy
-sum.
+The gradient of an example is a direction in the space of all parameters of a module. The training is the clients' local
+loop, or the vectorised steps that train generators.
 """
 
 from collections.abc import Mapping
@@ -24,11 +24,11 @@ from fedcommons.privacy.noise import Draws, Noise, of_audit
 from fedcommons.seeding import numpy_generator
 
 STEEP = 10.0
-"""Norm of a canary's gradient over C; above 1, so that a missing clipping shows."""
+"""Norm of a canary's gradient over the clipping norm C; it is above 1, so that the audit detects missing clipping."""
 
 
 def directions(k: int, d: int, seed: int) -> Tensor:
-    """Draw (k, d) random orthogonal rows of length 1.
+    """Draw k random directions in d parameters: (k, d) orthogonal rows of length 1.
 
     Raises:
         ValueError: k > d.
@@ -39,7 +39,7 @@ def directions(k: int, d: int, seed: int) -> Tensor:
 
 
 class Directed(LightningModule):
-    """A module whose example (j, factor) has the gradient  steepness factor u_j  at all values of the parameters."""
+    """A module in which example (j, factor) has the gradient steepness * factor * u_j; u: (k, d), rows u_j."""
 
     def __init__(self, module: nn.Module, u: Tensor, steepness: float) -> None:
         super().__init__()
@@ -57,10 +57,10 @@ class Directed(LightningModule):
 
 
 def of_local_steps(loop: LocalSGD, module: nn.Module, k: int, seed: int, delta: float = 1e-5) -> Estimate:
-    """Train a copy of the module on k directions in its parameters, by the clients' local loop with its ``dp``.
+    """Train a copy of the module on k canary directions by the clients' local loop; return the estimate of epsilon.
 
     Raises:
-        ValueError: the module has fewer than k parameters, or fewer than two directions are in or out.
+        ValueError: the module has fewer than k parameters, or fewer than two directions are included or excluded.
     """
     assert loop.dp is not None
     inside, directed = coins(k, numpy_generator(seed, "coins")), _directed(module, k, loop.dp.clip, seed)
@@ -80,7 +80,7 @@ def of_local_steps(loop: LocalSGD, module: nn.Module, k: int, seed: int, delta: 
 def of_vectorised_steps(
     dp: DPSGD, module: nn.Module, k: int, batch_size: int, epochs: int, seed: int, delta: float = 1e-5
 ) -> Estimate:
-    """Train a copy of the module on k directions in its parameters, by the steps that train generators."""
+    """Train a copy of the module on k canary directions by ``dp_sgd_vmap.steps``; return the estimate of epsilon."""
     inside, directed = coins(k, numpy_generator(seed, "coins")), _directed(module, k, dp.clip, seed)
     steps, releases = [], []
     for release in dp_sgd_vmap.steps(

@@ -64,7 +64,7 @@ class NoisySum:
 
     @property
     def release(self) -> Release:
-        """Return the privacy ledger's entry for the sum, with q = 1; its sigma is the noise's deviation over ``bound``."""
+        """Return the privacy ledger's entry for the sum (q = 1); its sigma is the noise's deviation over ``bound``."""
         sigma = self.sigma * (self.clip / self.bound)  # exactly ``self.sigma`` if no vector is longer than C
         return Release(mechanism=SAMPLED_GAUSSIAN, sigma=sigma, sensitivity=self.bound, steps=1)
 
