@@ -1,4 +1,4 @@
-"""Checkpoints: read back as written, passed over where damaged or of another run."""
+"""Checkpoints: read back as written, skipped if damaged or of another run."""
 
 import copy
 import json
@@ -155,7 +155,7 @@ def unfinished(runs: Path, tmp_path: Path) -> Path:
 
 
 OF_ANOTHER = {"*/*.safetensors*": "is of a run with other fields, data, code", "memory/*": "",
-              "rounds.jsonl": "goes with other rounds"}  # fmt: skip
+              "rounds.jsonl": "belongs to other rounds"}  # fmt: skip
 
 
 @pytest.mark.parametrize("files", OF_ANOTHER)
@@ -164,7 +164,7 @@ def test_files_of_another_run_are_passed_over(files: str, runs: Path, unfinished
     for path in unfinished.glob(files):
         shutil.copy(runs / "seed" / path.relative_to(unfinished), path)
     said = require_resumed(config_of(runs), unfinished, runs / "whole", 0)
-    assert said.count(OF_ANOTHER[files] or "passed over") == 2 * bool(OF_ANOTHER[files])
+    assert said.count(OF_ANOTHER[files] or "skipped") == 2 * bool(OF_ANOTHER[files])
 
 
 @pytest.mark.long

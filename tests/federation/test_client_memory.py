@@ -81,7 +81,7 @@ def test_a_file_that_is_gone_or_damaged_is_named(tmp_path: Path) -> None:
         memory.restored(memory.in_files)
     for path in tmp_path.glob("*round-000001*"):
         path.unlink()
-    with pytest.raises(ClientError, match="memory of client 6 is gone"):
+    with pytest.raises(ClientError, match="file with the memory of client 6 is missing"):
         memory[6]
 
 

@@ -97,7 +97,7 @@ def test_slow_clients_do_1_to_e_epochs_with_equal_probability() -> None:
 
 def test_a_rule_that_names_others_or_no_share_is_refused(digits: "Digits") -> None:
     for late in ({7: 0.0}, {1: 1.5}, {1: -0.1}, {1: float("nan")}):
-        with pytest.raises(ClientError, match=r"late clients must be some of \[0, 1, 2, 3, 4\]"):
+        with pytest.raises(ClientError, match=r"stragglers must be some of \[0, 1, 2, 3, 4\]"):
             sample_clients(FedAvg(), digits().plan(1, late=lambda *_, late=late: late), {}, 1)
 
 

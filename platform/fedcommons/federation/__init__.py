@@ -1,1 +1,1 @@
-"""The engine: rounds, participation, fixed blocks, executors, evaluation, checkpoints. It works for all algorithms."""
+"""The engine, which runs every federated method: client sampling, rounds, executors, evaluation and checkpoints."""

@@ -1,4 +1,8 @@
-"""Checkpoints of a federation: written atomically and verified when read; the last two stay on disk."""
+"""Checkpoints of a federation: written atomically and verified when they are read; the last two stay on disk.
+
+A checkpoint is a file of tensors with a JSON file of plain values (facts). Client memory is what a client stores from
+round to round; it may be in separate files, which a checkpoint only names.
+"""
 
 import re
 from collections.abc import Callable, Mapping
@@ -24,11 +28,11 @@ KEEP = 2
 
 
 def save(folder: Path, standing: Standing, record: str = "") -> None:
-    """Write ``folder/round-000012.safetensors`` and its facts, and remove all but the last two checkpoints.
+    """Write the state after a round to ``folder/round-NNNNNN.safetensors``; remove all but the last two checkpoints.
 
-    record: a hash of the records that the run has written up to this round.
+    record: a hash of the lines that the run has written to its record files up to this round.
 
-    The checkpoint names client memories that are already in files and does not copy them. Memory files that no
+    Client memories that are already in files are named in the checkpoint and not copied. Memory files that no
     checkpoint names are removed.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -48,7 +52,7 @@ def save(folder: Path, standing: Standing, record: str = "") -> None:
 
 
 def prune(folder: Path, memory: ClientMemory) -> None:
-    """Remove all but the last two checkpoints, and memory files that neither these two nor ``memory`` name."""
+    """Remove all but the last two checkpoints, and the memory files that neither they nor ``memory`` name."""
     checkpoints = _checkpoints(folder)
     for number in sorted(checkpoints)[:-KEEP]:
         _remove(checkpoints.pop(number))
@@ -58,14 +62,14 @@ def prune(folder: Path, memory: ClientMemory) -> None:
 
 
 def remove_after(folder: Path, round: int) -> None:
-    """Remove the checkpoints of later rounds, because the engine will run these rounds again."""
+    """Remove the checkpoints of rounds after ``round``, because the engine will run those rounds again."""
     for number, path in _checkpoints(folder).items():
         if number > round:
             _remove(path)
 
 
 def _checkpoints(folder: Path) -> dict[int, Path]:
-    """Return round -> checkpoint file; files with other names are not checkpoints."""
+    """Return round -> checkpoint file for all checkpoints in the folder."""
     matches = {path: re.fullmatch(CHECKPOINT_FILE, path.name) for path in folder.glob("round-*.safetensors")}
     return {int(match[1]): path for path, match in matches.items() if match}
 
@@ -81,7 +85,7 @@ def _files(checkpoint: Path) -> set[str]:
     try:
         return set(safe_read.json_of(checkpoint.with_name(checkpoint.name + ".json"), inner=2)["files"].values())
     except (ValueError, KeyError, TypeError, AttributeError):
-        return set()  # an incompletely written or damaged checkpoint will not be read
+        return set()  # the checkpoint is incomplete or damaged, so it will never be loaded
 
 
 def load_latest(
@@ -92,12 +96,14 @@ def load_latest(
     record: Callable[[int], str] | None = None,
     say: Callable[[str], None] = print,
 ) -> Standing | None:
-    """Return the state in the newest intact checkpoint of the run (of a round before ``before``), or None.
+    """Return the federation's state from the run's newest intact checkpoint, or None if there is none.
 
-    ``memory``: names the run and the folder of client memories in files; all memory files are verified too.
-    ``model``: the layout that the server model must have; None: any layout, or no server model. ``record``: called
-    with a round, returns the hash of the run's records up to this round. ``say``: called with a message about each
-    checkpoint of another run, and about a checkpoint of an earlier version, which does not name its run.
+    Args:
+        memory: a client memory with the run's identifier and the folder of memory files, which are verified too.
+        before: consider only checkpoints of rounds before this round; None: all.
+        model: names and shapes that the server model must have; None: any, or no server model.
+        record: called with a round, returns the hash of the run's record files up to the round; None: not checked.
+        say: called with a message about each skipped checkpoint, and about a checkpoint that does not name its run.
     """
     memory = ClientMemory() if memory is None else memory
     for number, path in sorted(_checkpoints(folder).items(), reverse=True):
@@ -108,27 +114,27 @@ def load_latest(
             facts = content[1] if content else {}
             expected_record = record(number) if record and "record" in facts else None
             if flaw := _flaw(facts, memory.run, expected_record):
-                say(f"{path} {flaw}, so it is passed over.")
+                say(f"{path} {flaw}, so it is skipped.")
                 continue
             standing = _standing(unpack(*content), facts, memory) if content else None
         except UnreadableError as error:
-            say(f"{error}, so it is passed over.")
+            say(f"{error}, so it is skipped.")
             continue
         except (ValueError, ClientError):
             continue  # this checkpoint is incomplete or damaged; the previous checkpoint is intact
         if standing and standing.round == number and model in (None, standing.layout):
             if memory.run and "run" not in facts:
-                say(f"{path} is of an earlier version, which did not tell of which run; it is taken for this one's.")
+                say(f"{path} is of an earlier version and does not name its run; it is used for this run.")
             return standing
     return None
 
 
 def _flaw(facts: Mapping[str, Any], run: str, record: str | None) -> str | None:
-    """Return the reason why a checkpoint is not of this run or record; None if it is, or names no run and record."""
+    """Return why a checkpoint is not of this run (identifier) or this record (hash), or None; values may be missing."""
     if run and facts.get("run", run) != run:
         return "is of a run with other fields, data, code or secret noise"
     if record and facts.get("record", record) != record:
-        return "goes with other rounds than those in rounds.jsonl and clients.jsonl"
+        return "belongs to other rounds than those in rounds.jsonl and clients.jsonl"
     return None
 
 
@@ -156,9 +162,9 @@ def _standing(payloads: dict[str, Payload], facts: dict[str, Any], memory: Clien
         raise ValueError(f"the facts are not those of a checkpoint: {error!r}") from error
     names = facts["files"].values()
     if len(facts["order"]) != len(entries) or not all(re.fullmatch(MEMORY_FILE, str(name)) for name in names):
-        raise ValueError("the facts name other memories than there are")
+        raise ValueError("the facts name other memories than the file contains")
     if not all(type(n) is int and n >= 0 for n in (facts.get("round"), down, up, once, lost)):
-        raise ValueError("the facts count rounds and bytes in other than whole numbers")
+        raise ValueError("the numbers of rounds and bytes in the facts must be whole numbers, 0 or more")
     traffic = Traffic(down, up, once, lost)
     return Standing(
         facts["round"], state, memory.restored(ordered), traffic=traffic, buffers=buffers, rejected=rejected,

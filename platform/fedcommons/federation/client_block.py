@@ -1,6 +1,8 @@
-"""A block of a round's clients, trained by one worker: its input, the training and its result.
+"""A block of a round's clients, which one worker trains one after another: input, training and result.
 
-The result is a pure function of (message, memory, data, seed), so a block may run on any worker and be repeated.
+A round's clients are cut into blocks. The cut depends only on the configuration, so the sums over clients have the same
+rounding errors for any number of workers. The result is a pure function of (message, memory, data, seed), so a block
+may run on any worker and may be repeated.
 """
 
 from collections import Counter
@@ -33,7 +35,7 @@ NOT_FINITE = "has values that are not finite"
 """The end of the reason for rejecting a reply that contains nan or infinity."""
 
 NOT_DRAWN = "no noise was drawn for it"
-"""The reason why a release that is declared as covered counts as uncovered."""
+"""The reason recorded if a reply declares noise but its client drew no noise, so the reply has no privacy guarantee."""
 
 CPU = torch.device("cpu")
 """The device of the server's tensors."""
@@ -41,7 +43,12 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, kw_only=True)
 class RoundTask:
-    """The input that all blocks of a round share."""
+    """The input that all blocks of a round share.
+
+    algorithm: name of the method. common: the message to all clients. buffers: the averaged buffers of the module (such
+    as BatchNorm's statistics). keep_buffers: buffers stay with the clients. buffers_singly: each client's buffers are
+    sent separately, not only as a sum. max_norm: largest accepted L2 norm of an update; None: no limit.
+    """
 
     algorithm: str
     round: int
@@ -59,9 +66,10 @@ class RoundTask:
 
 @dataclass(frozen=True)
 class Block:
-    """A subset of a round's clients: per client, its individual part of the message, its memory and its share of work.
+    """A subset of a round's clients, with one entry per client in each list.
 
-    shares: the share of its local work that each client does; below 1 for a straggler.
+    individual: the client's individual message. memory: the client's stored memory. shares: share of the local work
+    that the client does, in (0, 1]; below 1 for a straggler.
     """
 
     clients: list[int]
@@ -70,34 +78,35 @@ class Block:
     shares: list[float]
 
     def alone(self, client: int) -> "Block":
-        """Return a block that contains only this client."""
+        """Return a block that contains only the client with this number."""
         at = self.clients.index(client)
         return Block([client], [self.individual[at]], [self.memory[at]], [self.shares[at]])
 
 
 Form = tuple[tuple[str, Hashable, torch.dtype], ...]
-"""Names, shapes and types of a reply's ``sums``; a reply's ``each`` may differ from client to client."""
+"""Names, shapes and types of the tensors in a reply's ``sums``, which the server adds over clients."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockResult:
-    """The replies of a block's clients: for each form of reply the float64 sums, and the replies without their sums.
+    """The replies of a block's clients: the float64 sums over clients, and each reply without the summed tensors.
 
-    Nearly always all replies have one form. If forms differ, the server accepts the most frequent form of the round.
+    Sums are separate for each ``Form``, the names, shapes and types of the tensors. Nearly always all replies have one
+    form. If forms differ, the server accepts the most frequent form of the round.
     """
 
     sums: dict[Form, Total]
     replies: dict[int, tuple[Form, Reply]]
-    norms: dict[int, float]  # L2 norm of each whole reply
+    norms: dict[int, float]  # client -> L2 norm of its whole reply
     rejected: dict[int, str]  # client -> reason
     up_bytes: int
-    releases: list[Release]  # the releases of all tensors that were sent, covered or not
-    outlived: set[str]  # with DP, names of objects other than messages and memory that kept a client's changes
-    exposed: set[int]  # with DP, the clients with a training that is not covered
+    releases: list[Release]  # the privacy ledger's entries of all tensors that were sent, with and without guarantee
+    outlived: set[str]  # with DP, names of objects other than messages and memory that a client's training changed
+    exposed: set[int]  # with DP, the clients with a training without a privacy guarantee
 
 
 def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
-    """Train the block's clients one after another and add their sums in that order."""
+    """Train the block's clients one after another, and add the tensors of their replies in the same order."""
     sums: dict[Form, BlockSum] = {}
     replies, norms, rejected, up_bytes = {}, {}, {}, 0
     releases: list[Release] = []
@@ -157,7 +166,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
         if isinstance(size, str):
             rejected[client] = size
             continue
-        if task.buffers_singly and BUFFERS in reply.each:  # a client sends the buffers once; the sums need them too
+        if task.buffers_singly and BUFFERS in reply.each:  # sent once, but the averages need them too
             weighted_buffers = scale(flat(reply.each, BUFFERS), reply.weight)
             reply = replace(reply, sums={**reply.sums, BUFFERS: weighted_buffers})
         norms[client], form = size, _form(reply)
@@ -178,7 +187,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
 def _at_once(
     worker: Worker, task: RoundTask, block: Block, common: Payload, seeds: Sequence[int]
 ) -> dict[int, LocalResult]:
-    """Train together the clients of the block that can be batched, and return client -> result of local training."""
+    """Train the clients of the block that can be vectorised together; return client -> result of local training."""
     work, requests, device = worker.work, {}, worker.work.device
     each = zip(block.clients, seeds, block.individual, block.memory, block.shares, strict=True)
     try:
@@ -195,7 +204,7 @@ def _at_once(
         trained = [
             zip(part, vmap_clients.train(work, [requests[client] for client in part]), strict=True) for part in parts
         ]
-        gpu_memory.wait()  # else an error on the GPU would be reported for the first client
+        gpu_memory.wait()  # without waiting, an error on the GPU would be attributed to the first client
         return dict(chain.from_iterable(trained))
     except BaseException as error:  # user code may raise any exception
         if is_exit(error):
@@ -207,7 +216,7 @@ def _at_once(
 
 
 def _client(worker: Worker, task: RoundTask, message: Message, memory: Payload, rows: ClientData, seed: int) -> Reply:
-    """Run the algorithm's ``client``; load the module's buffers before the call and collect them after it."""
+    """Call the method's ``client``; load the module's buffers before the call and add them to the reply after it."""
     work = worker.work
     if not len(work.buffers):
         if work.counters:
@@ -228,15 +237,16 @@ def _client(worker: Worker, task: RoundTask, message: Message, memory: Payload, 
 
 
 def _released(reply: Reply, client: int, rows: ClientData, *, has_drawn: bool) -> tuple[list[Release], bool]:
-    """Return the releases of a reply, and whether the trainings of the client may be covered.
+    """Return the privacy ledger's entries (releases) of a reply, and whether the client's trainings may be covered.
 
-    The releases are the covered releases and one uncovered release for all other tensors (two with a commons).
-    The weights 1 and n_i (the client's size) are public. BatchNorm's statistics, which the engine sends, are never
-    covered. No release is covered if the client has not drawn from ``work.noise``.
+    A release is covered if it has a privacy guarantee. The entries are the covered releases, and one uncovered release
+    for all other tensors (two if some belong to a commons, data that clients share). A reply's weight is public if it
+    is 1 or n_i, the client's number of examples. BatchNorm's statistics, which the engine sends, are never covered. No
+    release is covered if the client has not drawn noise from ``work.noise``.
 
-    The trainings may be covered if three conditions hold: a release is covered or nothing is sent; each tensor is
-    declared in a release; each release declared as covered is covered. A release declared as uncovered (such as class
-    counts) is not a training, and neither is a weight.
+    The client's trainings may be covered if three conditions hold: a release is covered or nothing is sent; each tensor
+    is declared in a release; each release declared as covered is covered. Releases declared as uncovered (such as class
+    counts) and the weight are not results of a training, so they do not matter here.
     """
     sent, is_whole = {*reply.sums, *reply.each}, True
     bare = {*sent, "weight"} if reply.weight != 1 and reply.weight != rows.size else set(sent)
@@ -265,10 +275,11 @@ def _released(reply: Reply, client: int, rows: ClientData, *, has_drawn: bool) -
 
 
 def _unnamed(trained: Sequence[Release], named: Sequence[Release], client: int) -> list[Release]:
-    """Return a release for every local training or gradient of the client that no release of the reply names.
+    """Return a ledger entry for every local training or gradient of the client that the reply's releases omit.
 
-    A later training may start from the result of an unnamed training, so the reply depends on both trainings. If no
-    release of the reply is covered, the list is empty, because no epsilon is computed for the reply.
+    trained: entries of all trainings that the client ran. named: the releases of the reply. A later training may start
+    from the result of an omitted training, so the reply depends on both. If no release of the reply has a privacy
+    guarantee, the list is empty, because no epsilon is computed for the reply.
     """
     if not any(event.covered for event in named):
         return []
@@ -285,13 +296,13 @@ def _cloned(payload: Payload) -> Payload:
 
 
 def _bare(x: Flat | Tensor) -> Flat | Tensor:
-    """Return the values, detached and without attributes; copy them if they are part of a larger tensor."""
+    """Return a detached tensor without user-defined attributes; it shares no storage with a larger tensor."""
     values = data(x).detach()
     return like(x, values.clone() if values.untyped_storage().nbytes() > values.nbytes else values)
 
 
 def _at_rest(reply: Reply, work: Work) -> Reply:
-    """Return the reply without its sums, on the CPU and without memory that the next client's training overwrites."""
+    """Return the reply on the CPU, without ``sums``, in storage that the next client's training does not overwrite."""
     each, memory = reply.each, reply.memory
     if each or memory:
         each, memory = work.copied(dict(each)), None if memory is None else work.copied(dict(memory))
@@ -308,10 +319,10 @@ def _form(reply: Reply) -> Form:
 
 
 def _norm(reply: Reply, max_norm: float | None) -> float | str:
-    """Return the L2 norm of the whole reply, with its sums divided by its weight; or the reason to reject the reply.
+    """Return the L2 norm of the whole reply, with ``sums`` divided by the weight, or the reason to reject the reply.
 
-    max_norm: largest norm of the update. The update is all floating sums together, divided by the weight, without
-    single numbers (tensors without dimensions, such as FedNova's count of steps) and without the module's buffers.
+    max_norm: largest accepted norm of the update; None: no limit. The update is all floating point tensors in ``sums``
+    together, divided by the weight, without scalars (such as FedNova's number of steps) and without module buffers.
     """
     weight = reply.weight
     if not (isfinite(weight) and weight > 0):

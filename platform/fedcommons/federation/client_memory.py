@@ -1,9 +1,10 @@
-"""Client memory, which clients store from round to round: in RAM up to a bound, and in files beyond the bound.
+"""Client memory: tensors that a client stores from round to round, in RAM up to a limit of bytes and then in files.
 
-A client has a memory after its first reply with a memory. The memory that has not changed for longest goes to a file
-first. A file is written once, for one client and round, and never changed, so a checkpoint only needs to name it.
+A client has a memory after its first reply with a memory. The memory that has been unchanged for the longest time is
+moved to a file first. A file is written once, for one client and round, and never changed, so a checkpoint only names
+the file.
 
-The bound applies between rounds. During a round the participants' old and new memories are in RAM too, and a checkpoint
+The limit applies between rounds. During a round, the participants' old and new memories are in RAM too. A checkpoint
 copies the memories that are in RAM.
 """
 
@@ -20,11 +21,11 @@ from fedcommons.storage.paths import MEMORY_FILE
 
 
 class ClientMemory(Mapping[int, Payload]):
-    """A mapping from client to memory. It does not change: ``updated`` returns the memory of the next round.
+    """An immutable mapping from client to memory; ``updated`` returns the mapping for the next round.
 
-    ``entries``: payloads, or names of files in ``folder``. Without a folder everything stays in RAM.
-    run: identifier of the run, which files and checkpoints contain; files of another run are not read. Empty: the
-    run is not checked.
+    entries: client -> tensors by name, or name of a file in ``folder``. cap_bytes: limit of the memories in RAM.
+    folder: folder of memory files; None: all memories stay in RAM. run: identifier of the run, which files and
+    checkpoints contain. Files of another run are not read. Empty: the run is not checked.
     """
 
     def __init__(
@@ -49,16 +50,16 @@ class ClientMemory(Mapping[int, Payload]):
 
     @property
     def in_ram(self) -> dict[int, Payload]:
-        """Return the memories that are in RAM, by client."""
+        """Return client -> memory for the memories that are in RAM."""
         return {i: e for i, e in self.entries.items() if not isinstance(e, str)}
 
     @property
     def in_files(self) -> dict[int, str]:
-        """Return the file names of the memories that are in files, by client."""
+        """Return client -> file name for the memories that are in files."""
         return {i: e for i, e in self.entries.items() if isinstance(e, str)}
 
     def updated(self, round: int, new: Mapping[int, Payload]) -> "ClientMemory":
-        """Return the memories after ``round``, changed by ``new``; memories beyond the bound go to files."""
+        """Return the memories after ``round``: ``new`` replaces those of its clients; excess memories go to files."""
         entries = {i: e for i, e in self.entries.items() if i not in new} | dict(new)  # latest change last
         after = ClientMemory(entries, self.cap_bytes, self.folder, self.run)
         if self.folder is not None:
@@ -66,7 +67,7 @@ class ClientMemory(Mapping[int, Payload]):
         return after
 
     def restored(self, entries: Mapping[int, Payload | str]) -> Self:
-        """Return a memory of these entries with this memory's bound, folder and run.
+        """Return a mapping of ``entries`` with the same limit, folder and run as ``self``.
 
         Raises:
             ClientError: a named file is damaged, missing or of another run.
@@ -97,25 +98,24 @@ class ClientMemory(Mapping[int, Payload]):
             stored = read_tensors(self.folder / name, inner=2)
             payloads = unpack(*stored) if stored else None
             if stored and not belongs(stored[1], self.run, name):
-                raise ValueError(f"{self.folder / name} is of another run or another client")
+                raise ValueError(f"{self.folder / name} belongs to another run or another client")
         except ValueError as error:
             raise ClientError(f"the memory of client {client} cannot be read: {error}") from error
         if not payloads or "memory" not in payloads:
-            raise ClientError(f"the memory of client {client} is gone: {self.folder / name}")
+            raise ClientError(f"the file with the memory of client {client} is missing: {self.folder / name}")
         return payloads["memory"]
 
 
 def belongs(facts: Mapping[str, Any], run: str, name: str) -> bool:
-    """Return whether this run wrote a file with these facts under this name.
+    """Return whether the run ``run`` wrote the memory file ``name`` that contains the values ``facts``.
 
-    Files of earlier versions contain neither run nor name, and count as this run's files.
-    run: identifier of the run; empty: not checked.
+    Files of earlier versions contain neither run nor name, and are accepted. run: identifier; empty: not checked.
     """
     return not run or (facts.get("run", run) == run and facts.get("name", name) == name)
 
 
 def remove_files(folder: Path, needed: set[str]) -> None:
-    """Remove the memory files that are not in ``needed``."""
+    """Remove all memory files in ``folder`` whose names are not in ``needed``."""
     for path in folder.glob("client-*.safetensors"):
         if path.name not in needed and re.fullmatch(MEMORY_FILE, path.name):
             path.with_name(path.name + ".json").unlink(

@@ -6,12 +6,12 @@ from fedcommons.seeding import numpy_generator
 
 
 def joining(n_clients: int, participation: float) -> int:
-    """Return floor(N C), the number of clients that take part in a round."""
+    """Return floor(N C), the number of clients per round; N: number of clients, C: participation in (0, 1]."""
     return int(n_clients * participation + 1e-9)
 
 
 def participants(n_clients: int, participation: float, seed: int, round: int) -> list[int]:
-    """Return floor(N C) clients, sampled uniformly without replacement and sorted; all clients for C = 1."""
+    """Return the sorted numbers of ``joining`` clients, sampled uniformly without replacement from all clients."""
     k = joining(n_clients, participation)
     if k == n_clients:
         return list(range(n_clients))

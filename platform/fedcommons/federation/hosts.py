@@ -1,4 +1,4 @@
-"""Checks that the hosts of a cluster work alike for one command: same code, same rounding, shared result folders.
+"""Checks that all hosts of a cluster have the same code, round numbers equally, and share the folders of results.
 
 ``runtime.cpu_kind`` compares the CPUs of the hosts; ``config.user_code`` compares the user's files.
 """
@@ -18,27 +18,30 @@ from fedcommons.runtime import cpu_kind
 from fedcommons.runtime.rounding_env import differing, variables
 
 MARKER = r"\.shared-[0-9a-f]{16}"
-"""Names of marker files, which show a host that it shares a folder with the host that started the command."""
+"""Pattern of the names of marker files. A host that sees a marker shares the folder with the host that created it."""
 
 ANSWER_S = 60.0
 """Seconds within which a host must answer."""
 
 LOOK_S = 5.0
-"""Seconds for which a host waits for a marker: a network file system may show a new file late."""
+"""Seconds for which a host waits for a marker file, because a network file system may show a new file late."""
 
 T = TypeVar("T")
 
 
 def facts() -> dict[str, Mapping[str, str]]:
-    """Return what decides this process's results: source files, package versions, variables that affect rounding."""
+    """Return values that must be equal on all hosts: hashes of source files, versions, variables that affect rounding.
+
+    They are in ``files`` and ``variables``; ``host`` has the name of this host.
+    """
     return {"files": source_files.hashes(), "variables": variables(), "host": {"name": socket.gethostname()}}
 
 
 def require_same(theirs: Mapping[str, Mapping[str, str]]) -> None:
-    """Check that this process has the same code, packages and rounding as the driver.
+    """Check that this process has the same code, packages and rounding as the process that started the command.
 
     Args:
-        theirs: the driver's ``facts``.
+        theirs: the ``facts`` of the process that started the command (driver).
 
     Raises:
         UserError: this host has a different, missing or additional file or package, or rounds differently.
@@ -50,14 +53,14 @@ def require_same(theirs: Mapping[str, Mapping[str, str]]) -> None:
         if host == theirs["host"]["name"]:
             raise UserError(
                 f"host {host} has other code than when it started this command ({', '.join(listed)}{more}): start "
-                "again, and edit files in another checkout meanwhile."
+                "again, and edit files only in another checkout during a run."
             )
         raise UserError(
             f"host {host} has other code than the host that started this command ({', '.join(listed)}{more}): install "
             "the same on all hosts, with `ray rsync-up -A` where `ray up` has started them, and start again."
         )
     if what := differing(theirs["variables"], variables()):
-        raise UserError(f"host {host} would round otherwise ({what}): start Ray with the same environment everywhere.")
+        raise UserError(f"host {host} would round otherwise ({what}): start Ray with equal variables on all hosts.")
 
 
 def _difference(name: str, ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
@@ -67,19 +70,21 @@ def _difference(name: str, ours: Mapping[str, str], theirs: Mapping[str, str]) -
 
 
 def run_if_same(theirs: Mapping[str, Mapping[str, str]], function: Callable[..., T], *arguments: Any) -> T:
-    """Call the function in this process of Ray. Errors: see ``require_same`` and ``cpu_kind.require_true``."""
+    """Call the function after ``cpu_kind.require_this_kind`` and ``require_same`` have checked this process of Ray."""
     cpu_kind.require_this_kind()
     require_same(theirs)
     return function(*arguments)
 
 
 def require_alike(pin: Mapping[str, str], shared: Sequence[tuple[str, Path]], advice: str) -> None:
-    """Check that each host of Ray that will work has the driver's source files and folders. Ray must be connected.
+    """Check that each host of Ray with the labels ``pin`` has the driver's source files and sees its folders.
+
+    The driver is this process, which started the command. It must be connected to Ray.
 
     Args:
-        pin: labels of the nodes that will work; see ``cpu_kind.chosen``.
+        pin: labels of the Ray nodes that will train; see ``cpu_kind.choose_kind``.
         shared: pairs (option that names the folder, folder) of the folders that all hosts must share.
-        advice: another way for hosts to share results, for the error message.
+        advice: another method to share results, added to the error message.
 
     Raises:
         UserError: a host has different source files, does not share a folder, or does not answer.
@@ -104,7 +109,9 @@ def require_alike(pin: Mapping[str, str], shared: Sequence[tuple[str, Path]], ad
             try:
                 ray.get(answer, timeout=max(0.0, deadline - time.monotonic()))
             except GetTimeoutError:
-                raise UserError(f"host {host} of Ray does not answer within {ANSWER_S:g} s; end its node.") from None
+                raise UserError(
+                    f"host {host} of Ray does not answer within {ANSWER_S:g} s; stop Ray there (`ray stop`)."
+                ) from None
             except RayError as error:
                 if isinstance(cause := getattr(error, "cause", None), UserError):
                     raise UserError(sentence(cause)) from None
@@ -114,7 +121,7 @@ def require_alike(pin: Mapping[str, str], shared: Sequence[tuple[str, Path]], ad
 
 @contextmanager
 def _marked(folders: Iterable[Path]) -> Iterator[list[Path]]:
-    """Create a new, empty file in each folder, yield the absolute paths of the files, and remove the files after."""
+    """Create an empty marker file in each folder, yield the paths of the files, and remove the files at the end."""
     markers = [folder.resolve() / f".shared-{secrets.token_hex(8)}" for folder in folders]
     try:
         for marker in markers:
@@ -127,10 +134,11 @@ def _marked(folders: Iterable[Path]) -> Iterator[list[Path]]:
 
 
 def require_markers(markers: Sequence[tuple[str, str]], advice: str) -> None:
-    """Check that this host sees the marker files.
+    """Check that this host sees the marker files, so that it shares their folders.
 
     Args:
         markers: pairs (option that names the folder, path of the marker file).
+        advice: addition to the error message.
 
     Raises:
         UserError: this host does not see a marker file within ``LOOK_S``.
@@ -141,7 +149,7 @@ def require_markers(markers: Sequence[tuple[str, str]], advice: str) -> None:
             if time.monotonic() >= deadline:
                 folder, host = os.path.dirname(marker), socket.gethostname()
                 raise UserError(
-                    f"{option}: host {host} does not share {folder} with the host that started this command; mount one "
-                    f"folder there on all hosts{advice}."
+                    f"{option}: host {host} does not share {folder} with the host that started this command; mount the "
+                    f"same folder there on all hosts{advice}."
                 )
             time.sleep(0.2)

@@ -1,8 +1,8 @@
-"""Evaluation of personalised models (methods of type ``Personal``): each client's model on this client's examples.
+"""Evaluation of personalised models (methods of type ``Personal``): each client's model on the client's examples.
 
 The server's process requests the models of a few clients at a time from the method, and workers evaluate the models.
-So the models and memories of all clients are never in memory at once. A client's metrics depend only on its model, its
-examples and the seed.
+So the models and memories of all clients are never in RAM at the same time. A client's metrics depend only on the
+client's model, the client's examples and the seed.
 """
 
 from collections.abc import Mapping
@@ -25,29 +25,30 @@ from fedcommons.flat_tensors import EMPTY, Flat, Payload, flat, to_device
 from fedcommons.seeding import set_default_generator
 
 CLIENTS = 4
-"""Clients per job; one call of the executor gets at most ``Plan.blocks`` jobs."""
+"""Largest number of clients per job; one call of the executor gets at most ``Plan.blocks`` jobs."""
 
 
 @runtime_checkable
 class Predicts(Protocol):
-    """A method (``Personal``) whose clients predict classes by another rule than the largest logit of their models."""
+    """A personalised method whose clients predict classes by another rule than the largest logit of the model."""
 
     def predictions(self, work: Work, personal: Payload, x: Tensor) -> Tensor | None:
         """Return the predicted class of each example for ``accuracy``; None: the class with the largest logit.
 
         Args:
-            work: its module has the weights of the client's model and is in evaluation mode.
-            personal: the payload that ``personal`` returned for the client: its model and all other entries.
-            x: (B, ...), examples.
+            work: the worker; ``work.module`` has the weights of the client's model and is in evaluation mode.
+            personal: all tensors that the method's ``personal`` returned for the client, including the model.
+            x: (B, ...), a batch of B examples.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Job:
-    """The models of some clients, each with the buffers for its evaluation.
+    """The personalised models that one worker evaluates.
 
-    others: per client, the entries of ``personal``'s payload besides model and buffers.
+    models: client -> (weights, module buffers). on_tests: evaluate on the client's test examples. others: client -> all
+    other tensors that the method's ``personal`` returned.
     """
 
     models: Mapping[int, tuple[Flat, Flat]]
@@ -56,20 +57,20 @@ class Job:
 
 
 def personal_model(algorithm: Algorithm, now: Standing, client: int, *, keep_buffers: bool) -> tuple[Flat, Flat]:
-    """Return the weights and the buffers that the client would use now; keep_buffers: see ``Plan``.
+    """Return the weights and the module buffers of a client's personalised model in the state ``now``.
 
-    If the method returns no buffers, the result has the client's stored buffers or the averaged buffers
-    (``federation.buffers``); empty if there are no buffers yet.
+    If the method returns no buffers, the buffers are those in the client's memory (``keep_buffers``), else the averaged
+    ones. They are empty before round 1 and for a module without buffers.
 
     Raises:
-        ClientError: the method raised an error, or returned a payload of another form.
+        ClientError: the method raised an error, or its ``personal`` returned tensors of a wrong form.
     """
     whole = personal_payload(algorithm, now, client, keep_buffers=keep_buffers)
     return flat(whole, "model"), flat(whole, "buffers")
 
 
 def personal_payload(algorithm: Algorithm, now: Standing, client: int, *, keep_buffers: bool) -> Payload:
-    """Return the whole payload of the method's ``personal`` for a client, with ``buffers``; see ``personal_model``."""
+    """Return all tensors of the method's ``personal`` for a client, and ``buffers`` as in ``personal_model``."""
     assert isinstance(algorithm, Personal)
     client_memory = now.memory.get(client, {})
     memory = {name: x for name, x in client_memory.items() if name != BUFFERS}
@@ -84,9 +85,10 @@ def personal_payload(algorithm: Algorithm, now: Standing, client: int, *, keep_b
 def evaluate_personal(
     algorithm: Algorithm, executor: Executor, at: ModelTask, now: Standing, plan: Plan, *, on_tests: bool
 ) -> Each:
-    """Return each metric of ``evaluate_clients`` for every client's personalised model, as a list by client.
+    """Evaluate every client's personalised model on the client's examples; return each metric as a list over clients.
 
-    at: seed and clock; its model is not used. on_tests: see ``evaluate_clients``.
+    at: seed, round and step of the evaluation; ``at.model`` is not used. on_tests: use the clients' test examples
+    instead of the training examples.
     """
     n, metrics = plan.facts.n_clients, list[dict[str, float]]()
     task = replace(at, model=EMPTY, buffers=EMPTY)
@@ -106,7 +108,7 @@ def evaluate_personal(
 
 
 def evaluate_some_models(worker: Worker, task: ModelTask, job: Job) -> list[dict[str, float]]:
-    """Return the metrics of each model of the job, as means over the examples of the model's client."""
+    """Return for each client of the job the metrics of its model, as means over the client's examples."""
     results = []
     for client, (model, buffers) in job.models.items():
         with user_code_context(worker.algorithm, "personal", f"client {client}", f"round {task.round}"):
@@ -122,7 +124,7 @@ def evaluate_some_models(worker: Worker, task: ModelTask, job: Job) -> list[dict
 def _by_own_rule(
     worker: Worker, algorithm: Predicts, task: ModelTask, client: int, personal: Payload, on_tests: bool
 ) -> dict[str, float]:
-    """Return the accuracy of the method's ``predictions``; an empty dict if the method predicts no classes."""
+    """Return the accuracy of the classes from the method's ``predictions``; an empty dict if it returns None."""
     data_sets = worker.data.tests if on_tests and worker.data.tests is not None else worker.data.real
     examples, right = data_sets[client], 0
     for first in range(0, len(examples), CHUNK):
@@ -133,6 +135,6 @@ def _by_own_rule(
             if predicted is None:
                 return {}
             if predicted.shape != y.shape:
-                raise ValueError(f"it must give a class for each of {len(y)} examples, got {tuple(predicted.shape)}")
+                raise ValueError(f"it must return a class for each of {len(y)} examples, got {tuple(predicted.shape)}")
         right += int((predicted == y).sum())
     return {"accuracy": right / len(examples)}

@@ -1,6 +1,6 @@
 """The executor with Ray actors. Each actor lives for the whole run and stores one module and the clients' data.
 
-A job is a pure function of its arguments, so if an actor dies, a new one runs its jobs again.
+A job is a pure function of its arguments. So if an actor dies, a new actor runs the same jobs again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,10 +28,10 @@ from fedcommons.runtime.gpu_memory import limit_memory
 from fedcommons.runtime.ray_cluster import INLINE_BYTES
 
 DEATHS = 3
-"""A run fails if the actors that run one job die this often."""
+"""Number of attempts for a job: the run fails if this number of actors have died while they ran the same job."""
 
 START_S = 120
-"""Seconds that a placed actor may take to import torch and build its module."""
+"""Seconds within which an actor, after Ray has placed it on a node, must import torch and build its module."""
 
 LOST = (RayActorError, ObjectLostError, NodeDiedError, OutOfMemoryError, WorkerCrashedError)
 """The errors that Ray raises if an actor, its node or its result is lost."""
@@ -49,30 +49,31 @@ class _Actor:
         limit_memory(gpus or 1.0)
         self.refused: UserError | ClientError | None = None
         try:
-            # Ray does not resolve a reference inside a list. As a plain constructor argument Ray would keep another
-            # copy of the data.
+            # The reference is in a list, because Ray does not resolve references inside lists. If the reference were a
+            # plain argument, Ray would store a second copy of the data.
             self.worker = hosts.run_if_same(driver, build, ray.get(data[0]))
-        except (UserError, ClientError) as error:  # ``map`` raises it
-            self.refused = error  # Ray would pass on a constructor's error only as text
+        except (UserError, ClientError) as error:
+            self.refused = error  # ``map`` raises the error, because Ray would convert a constructor's error to text
 
     def map(self, shared: Any, work: tuple[Callable, Sequence]) -> list:
         if self.refused:
             raise self.refused
-        function, jobs = work  # every argument of a call costs Ray a tenth of a millisecond
+        function, jobs = work  # one argument instead of two, because each argument costs Ray 0.1 ms per call
         return [self.worker.run(function, shared, job) for job in jobs]
 
 
 def _ready(worker: Worker, shared: None, job: int) -> None:
-    """Do nothing: the reply shows that the actor has been built."""
+    """Do nothing. The result of this job shows that the actor's constructor has finished."""
 
 
 class RayActors:
-    """An executor with ``actors`` workers, each in a separate process and with a share of a GPU if there is a GPU.
+    """An executor with ``actors`` workers, each in a separate process, with a share of a GPU if Ray has GPUs.
 
     Each actor gets consecutive jobs; the numbers of jobs differ by at most one. A result does not depend on the actor.
+    build: creates the worker from the data. wait_s: seconds to wait for free resources.
 
     Raises:
-        UserError: see ``ray_cluster.reserve`` and ``hosts.require_same``, or ``build`` refuses.
+        UserError: the resources are not free in time, a host has other code, or ``build`` raised a ``UserError``.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class RayActors:
         share = ray_cluster.bundle(gpus_per_actor)
         gpus = share.get("GPU", 0)
         self.reserved = None
-        if get_current_placement_group() is None:  # a trial of a sweep has reserved its resources
+        if get_current_placement_group() is None:  # inside a sweep, the trial has already reserved the resources
             what, pin = f"federation.actors = {actors}", ray_cluster.node_labels(gpus_per_actor)
             self.reserved = ray_cluster.reserve([share] * actors, pin, what, wait_s, ", or use fewer actors")
         place = PlacementGroupSchedulingStrategy(self.reserved) if self.reserved else None
@@ -97,12 +98,12 @@ class RayActors:
             self.build, self.data, self.gpus = build, ray.put(data), gpus
             self.actors += [self._start() for _ in range(actors)]
             self._await(self.actors)
-        except BaseException:  # Ctrl-C too: the next run would wait for the reserved resources
+        except BaseException:  # also on Ctrl-C: without ``close``, the next run would wait for the reserved resources
             self.close()
             raise
 
     def map(self, function: Callable[[Worker, S, J], R], shared: S, jobs: Sequence[J]) -> list[R]:
-        """See ``Executor``. Each actor gets one call, so that a round of training costs one round trip."""
+        """Return the results of all jobs, in order; see ``Executor``. Each actor gets one call with all its jobs."""
         parts = cut(range(len(jobs)), len(self.actors))
         sent = ray.put(shared) if shared.nbytes > INLINE_BYTES and len(parts) > 1 else shared
         calls = [
@@ -119,7 +120,7 @@ class RayActors:
         return results
 
     def _again(self, number: int, function: Callable, sent: object, index: int, job: object, died: Exception) -> Any:
-        """Run a job whose actor died on the actor that replaces it, and return the job's result."""
+        """Run a job again on actor ``number``, which replaces an actor that died; return the result of the job."""
         for _ in range(DEATHS - 1):
             try:
                 return ray.get(self.actors[number].map.remote(sent, (function, [job])))[0]
@@ -129,7 +130,7 @@ class RayActors:
         raise WorkerDied(index, DEATHS, " ".join(str(died).split())) from died
 
     def _renew(self, number: int) -> None:
-        """Replace an actor by a new actor."""
+        """Kill actor ``number`` and start a new actor in its place."""
         ray.kill(self.actors[number])
         self.actors[number] = self._start()
         self._await([self.actors[number]])
@@ -148,7 +149,7 @@ class RayActors:
             raise ClientError(f"an actor could not be started (Ray has {has} free): {reason}") from error
 
     def close(self) -> None:
-        """End the actors, and free their data and resources."""
+        """Kill all actors, and free the shared data and the reserved resources."""
         for actor in self.actors:
             ray.kill(actor)
         if self.reserved is not None:

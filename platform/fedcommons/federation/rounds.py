@@ -1,4 +1,7 @@
-"""The round loop of a federation: sample participants, send messages, train in fixed blocks, add replies, merge."""
+"""The round loop of a federation: sample clients, send messages, train blocks of clients, add replies, merge.
+
+The blocks do not depend on the number of workers, so neither do the results.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,28 +43,29 @@ from fedcommons.seeding import seed_for
 
 @dataclass(frozen=True)
 class Plan:
-    """A federation's public facts and schedule."""
+    """The constants of a federation that the round loop needs."""
 
     facts: Facts
-    participation: float
-    blocks: int
+    participation: float  # C, the share of clients that take part in a round
+    blocks: int  # largest number of blocks into which a round's clients are cut
     seed: int
-    straggler_rule: Rule | None = None  # straggler rule; None: no client is a straggler
+    straggler_rule: Rule | None = None  # None: no client is a straggler
     keep_buffers: bool = False  # BatchNorm's statistics stay with the clients instead of being averaged
-    max_norm: float | None = None  # updates with a larger norm are rejected
+    max_norm: float | None = None  # updates with a larger L2 norm are rejected
     take_partial: bool | None = None  # accept the partial work of stragglers; None: as the algorithm declares
-    leaks: Mapping[str, str] = field(default_factory=dict)  # name -> reason why no epsilon covers any round
+    leaks: Mapping[str, str] = field(default_factory=dict)  # name -> reason why no round has a privacy guarantee
 
 
 @dataclass(frozen=True)
 class Standing:
-    """The state of a federation after ``round``: all that the next round depends on and that a checkpoint stores.
+    """The state of a federation after a round: all values that the next round depends on and that a checkpoint stores.
 
-    buffers: the module's floating buffers, averaged over clients. They are empty if the module has no buffers, before
-    round 1, and if clients store the buffers in their memory (under the name ``BUFFERS``).
-    rejected: the clients with rejected replies. largest: the largest reply of the last round that had replies; if the
-    next round fails, this reply may be the cause. ledger: what clients have released, before round 1 and since.
-    late: the stragglers of the round with their shares of work, for the record only; see ``drawn``.
+    state: the method's server state. memory: the tensors that each client stores from round to round.
+    buffers: the module's floating point buffers, averaged over clients. They are empty if the module has no buffers,
+    before round 1, and if clients store the buffers in their memory (under the name ``BUFFERS``).
+    rejected: the clients with rejected replies. largest: the reply with the largest norm in the last round that had
+    replies; if the next round fails, this reply may be the cause. ledger: the privacy ledger of all rounds so far.
+    stragglers: straggler of the round -> share of its work, for the record only; see ``sample_clients``.
     """
 
     round: int
@@ -77,7 +81,7 @@ class Standing:
 
     @property
     def has_model(self) -> bool:
-        """Return whether the method has a server model; a method with personal client models needs none."""
+        """Return whether the method has a server model; a method with personalised models may have none."""
         return "model" in self.state
 
     @property
@@ -88,7 +92,7 @@ class Standing:
             UserError: the method has no server model.
         """
         if not self.has_model:
-            raise UserError("this method has no server model: its clients have models of their own (evaluate.clients).")
+            raise UserError("this method has no server model, only personalised models of clients (evaluate.clients).")
         return flat(self.state, "model")
 
     @property
@@ -102,16 +106,16 @@ def run(
 ) -> Iterator[tuple[Standing, dict[str, float]]]:
     """Run the rounds after ``start.round``; after each round, yield the federation's state and the round's metrics.
 
-    The server's tensors are on the CPU, wherever the state before round 1 was computed.
+    The server's tensors are on the CPU, even if ``start.state`` was computed on a GPU.
 
     Raises:
         ClientError: a client failed (the error names client, round and algorithm), all replies of a round were
-            rejected, or the merged state is ``unusable`` (the error names the client with the largest reply).
+            rejected, or the merged state has nan or infinity (the error names the client with the largest reply).
     """
     now = replace(start, state=to_device(start.state, CPU))
     for number in range(start.round + 1, plan.facts.rounds + 1):
         now, facts = _round(algorithm, executor, plan, now, number)
-        if now.memory.in_files:  # client memories are in files where RAM is short
+        if now.memory.in_files:  # client memories are in files only if RAM is short
             give_back_freed()
         yield now, facts
 
@@ -123,11 +127,11 @@ def sample_clients(algorithm: Algorithm, plan: Plan, state: State, number: int) 
         state: the server's state before the round.
 
     Returns:
-        The participants in ascending order, and straggler -> share of its work in its reply (0: no reply arrives).
+        The participants in ascending order, and straggler -> share of its work in the reply (0: no reply arrives).
 
     Raises:
-        ClientError: the algorithm chose an unknown client or a client twice; the rule returned a straggler that does
-            not take part or a share outside of [0, 1]; or the algorithm or the rule raised an error.
+        ClientError: the algorithm chose an unknown client, or a client twice; the straggler rule returned a client that
+            does not take part, or a share outside of [0, 1]; or the algorithm or the rule raised an error.
     """
     n, late, at = plan.facts.n_clients, {}, f"round {number}"
     if isinstance(algorithm, ChoosesClients):
@@ -145,27 +149,27 @@ def sample_clients(algorithm: Algorithm, plan: Plan, state: State, number: int) 
             participant_set = set(joined)
             if wrong := {i: share for i, share in late.items() if i not in participant_set or not 0 <= share <= 1}:
                 raise ValueError(
-                    f"late clients must be some of {joined}, each with a share of work in [0, 1], got {wrong}"
+                    f"stragglers must be some of {joined}, each with a share of work in [0, 1], got {wrong}"
                 )
     accepts_partial = takes_partial(algorithm) if plan.take_partial is None else plan.take_partial
     return joined, {i: late[i] if accepts_partial else 0.0 for i in joined if i in late}
 
 
 def answering(algorithm: Algorithm, plan: Plan, state: State, number: int) -> tuple[list[int], list[int]]:
-    """Return the participants of round ``number``, and the participants whose whole or partial reply arrives.
+    """Return the participants of round ``number``, and those participants whose whole or partial reply arrives.
 
-    See ``drawn``.
+    Arguments and errors are those of ``sample_clients``.
     """
     joined, late = sample_clients(algorithm, plan, state, number)
     return joined, [i for i in joined if late.get(i, 1.0)]
 
 
 CLASS_COUNTS = Release(what=("class counts",), commons=True, reason="read by the method or the straggler rule")
-"""The release that every client sends once, as soon as the method or the rule reads ``Facts.counts``."""
+"""The privacy ledger's entry of each client's class counts, which it sends once if ``Facts.counts`` is read."""
 
 
 def with_counts(now: Standing, facts: Facts) -> Standing:
-    """Return the state with the release and upload of class counts added, if they were read and not yet sent."""
+    """Return ``now`` with class counts added to privacy ledger and traffic, if they were read for the first time."""
     if not facts.counts_nbytes or not now.ledger.uncovered.keys().isdisjoint(CLASS_COUNTS.named):
         return now
     ledger = now.ledger.after([CLASS_COUNTS] * facts.n_clients)
@@ -174,7 +178,11 @@ def with_counts(now: Standing, facts: Facts) -> Standing:
 
 @dataclass(frozen=True)
 class Call:
-    """A round before training: participants, stragglers, download traffic, and the jobs of the clients that reply."""
+    """A round before training: its clients and the jobs for the workers.
+
+    joined: the participants. stragglers: straggler -> share of its work. sent: traffic of the messages to clients.
+    task: the input that all blocks share. blocks: the clients whose replies arrive, with their messages.
+    """
 
     joined: list[int]
     stragglers: dict[int, float]
@@ -184,7 +192,7 @@ class Call:
 
 
 def call(algorithm: Algorithm, plan: Plan, now: Standing, number: int) -> Call:
-    """Sample the clients of round ``number``, build their messages and cut the clients into blocks."""
+    """Prepare round ``number``: sample the clients, get their messages from the method, cut the clients into blocks."""
     joined, late = sample_clients(algorithm, plan, now.state, number)
     messages: dict[int, Message] = {}
     common, user_code = dict[str, Flat | Tensor](), user_code_context(algorithm, "down")
@@ -230,7 +238,7 @@ def _round(
         raise _all_rejected(name, number, rejected, now.largest)
     norms = {client: norm for r in results for client, norm in r.norms.items() if client in accepted}
     top = largest(number, norms) or now.largest
-    # The server sees neither memory, which belongs to the client, nor metrics, which belong to the experimenter.
+    # ``merge`` gets neither the memory, which stays with the client, nor metrics, which are only for the experimenter.
     replies = {i: replace(reply, memory=None, metrics={}) for i, reply in accepted.items()}
     state, buffers = now.state, now.buffers
     if BUFFERS in total:
@@ -238,16 +246,16 @@ def _round(
         kind = now.buffers.buffer.dtype if len(now.buffers) else torch.float32
         buffers = Flat(mean.layout, mean.buffer.to(kind))
         total = {n: x for n, x in total.items() if n != BUFFERS}
-    if accepted or not joined:  # a round without a reply changes nothing
+    if accepted or not joined:  # if no reply arrives, the state does not change
         with user_code_context(algorithm, "merge", f"round {number}"):
             seed = seed_for(plan.seed, "merge", number)
             state = algorithm.merge(AtServer(executor), now.state, total, replies, number, seed)
             require_state(state, now.layout, has_model=now.has_model)
         if flaw := unusable(state) or unusable({"buffers": buffers}):
             text = f"round {number}, {name}: the merged {flaw}"
-            if top is None:  # no reply has come yet
+            if top is None:  # no reply has arrived in any round
                 raise ClientError(text)
-            raise ClientError(f"{text}; of the replies {top} (see federation.max_norm)", top.client, top.round)
+            raise ClientError(f"{text}; among the replies, {top} (see federation.max_norm)", top.client, top.round)
     memory = now.memory.updated(number, {i: r.memory for i, r in accepted.items() if r.memory is not None})
     traffic = called.sent + Traffic(up=sum(r.up_bytes for r in results))
     outlived = {name for r in results for name in r.outlived}
@@ -266,13 +274,13 @@ def _round(
 
 
 def _all_rejected(name: str, number: int, rejected: Mapping[int, str], before: Largest | None) -> ClientError:
-    """Return the error for a round without an accepted reply, which names the client that most likely caused it.
+    """Return the error for a round in which all replies were rejected; it names the client that most likely caused it.
 
-    If a reply of the previous round was far too large, its client is named: the merged model may be finite and yet too
-    large to be trained. Else the first rejected client is named.
+    If a reply of the previous round was far too large, the error names its client, because the merged model may be too
+    large to be trained although it is finite. Else the error names the first rejected client.
     """
     if before and before.stands_out and all(reason.endswith(NOT_FINITE) for reason in rejected.values()):
-        text = f"round {number}, {name}: no reply was finite; of the replies {before} (see federation.max_norm)"
+        text = f"round {number}, {name}: no reply was finite; among the replies, {before} (see federation.max_norm)"
         return ClientError(text, before.client, before.round)
     client, reason = next(iter(rejected.items()))
     return ClientError(f"round {number}, {name}: every reply was rejected; client {client}: {reason}", client, number)
@@ -288,7 +296,7 @@ def _train(executor: Executor, task: RoundTask, blocks: Sequence[Block]) -> list
 
 
 def _blame(executor: Executor, task: RoundTask, block: Block, died: WorkerDied) -> ClientError:
-    """Return the error that names the client whose training ends the process, by training each client alone."""
+    """Train each client of the block alone, and return an error that names the client at which the process dies."""
     for client in block.clients:
         try:
             executor.map(train_block, task, [block.alone(client)])
@@ -300,16 +308,17 @@ def _blame(executor: Executor, task: RoundTask, block: Block, died: WorkerDied) 
             return ClientError(text, client, task.round)
     return ClientError(
         f"clients {block.clients}, round {task.round}, {task.algorithm}: the process that trained them died "
-        f"{died.times} times, though each of them can be trained alone (out of memory?): {died.reason}"
+        f"{died.times} times, though each client can be trained alone (out of memory?): {died.reason}"
     )
 
 
 def _accept(
     results: Sequence[BlockResult],
 ) -> tuple[dict[str, Flat | Tensor], dict[int, Reply], dict[int, str]]:
-    """Return the sum over clients, their replies in client order, and the rejected clients with reasons.
+    """Return the tensors summed over clients, the accepted replies by client, and rejected client -> reason.
 
-    If replies have different forms, the form that most clients sent is accepted; in a tie, the first client's form.
+    A form is the names, shapes and types of a reply's summed tensors. If forms differ, the most frequent form is
+    accepted; in a tie, the first client's form.
     """
     replies = {client: pair for result in results for client, pair in sorted(result.replies.items())}
     rejected = {client: reason for result in results for client, reason in result.rejected.items()}
@@ -327,7 +336,7 @@ def _describe(form: Form) -> str:
 
 
 def _means(accepted: Mapping[int, Reply]) -> dict[str, float]:
-    """Return the mean of each metric over the clients that report it, added in client order."""
+    """Return "train/METRIC" -> mean of the metric over the clients that report it."""
     names = sorted({name for reply in accepted.values() for name in reply.metrics})
     replies = [reply for _, reply in sorted(accepted.items())]
     values = {name: [float(r.metrics[name]) for r in replies if name in r.metrics] for name in names}

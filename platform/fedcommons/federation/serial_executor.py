@@ -7,7 +7,7 @@ from fedcommons.core.worker import RunData, Worker, fresh_torch, set_up_process
 
 
 class Serial:
-    """One worker in this process, with the same settings of torch as in Ray's actors."""
+    """An executor with one worker in this process, with the same torch settings as in Ray actors."""
 
     def __init__(self, build: Callable[[RunData], Worker], data: RunData) -> None:
         set_up_process()
@@ -16,8 +16,8 @@ class Serial:
 
     @fresh_torch()
     def map(self, function: Callable[[Worker, S, J], R], shared: S, jobs: Sequence[J]) -> list[R]:
-        """See ``Executor``."""
+        """Return the results of all jobs, in order; see ``Executor``."""
         return [self.worker.run(function, shared, job) for job in jobs]
 
     def close(self) -> None:
-        """See ``Executor``."""
+        """Do nothing: there are no other processes to end."""

@@ -1,4 +1,4 @@
-"""Conversion of payloads to the tensors and plain facts of a file, and back."""
+"""Conversion of payloads (tensors by name, such as a model) to the tensors and JSON values of a file, and back."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from fedcommons.flat_tensors import Flat, Layout, Payload, data
 
 
 def pack(payloads: Mapping[str, Payload]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return tensors by ``KEY/NAME``, and the facts that ``unpack`` needs; keys must not contain a slash."""
+    """Return the tensors, named ``KEY/NAME``, and the JSON values that ``unpack`` needs; keys must not have a slash."""
     tensors: dict[str, Tensor] = {}
     layouts: list[Layout] = []
     names: dict[str, int | None] = {}
@@ -26,21 +26,21 @@ def pack(payloads: Mapping[str, Payload]) -> tuple[dict[str, Tensor], dict[str, 
 
 
 def unpack(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> dict[str, Payload]:
-    """Return the payloads that ``pack`` converted.
+    """Return the payloads by key, from the results of ``pack``.
 
     Raises:
-        ValueError: the facts are not from ``pack``, or belong to other tensors.
+        ValueError: ``facts`` does not have the form that ``pack`` returns, or does not match the tensors.
     """
     try:
         if facts["tensors"].keys() != tensors.keys():
-            raise ValueError("it names other tensors than there are")
+            raise ValueError("it names other tensors than the file contains")
         layouts = [_layout(names, shapes) for names, shapes in facts["layouts"]]
         payloads: dict[str, dict[str, Flat | Tensor]] = {key: {} for key in facts["keys"]}
         for full, index in facts["tensors"].items():
             key, _, name = full.partition("/")
             payloads[key][name] = tensors[full] if index is None else _flat(layouts[index], tensors[full])
     except (KeyError, TypeError, AttributeError, IndexError) as error:  # JSON of another form raises these errors
-        raise ValueError(f"the facts do not say how to read it: {error!r}") from error
+        raise ValueError(f"the facts do not describe the tensors of the file: {error!r}") from error
     return dict(payloads)
 
 
@@ -48,7 +48,7 @@ def _layout(names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Layout:
     layout = Layout(tuple(names), tuple(tuple(shape) for shape in shapes))
     sides = [side for shape in layout.shapes for side in shape]
     if not all(isinstance(name, str) for name in names) or not all(type(side) is int and side >= 0 for side in sides):
-        raise ValueError("a layout has other than names and shapes")
+        raise ValueError("a layout must have names, and shapes of whole numbers")
     if len(layout.parts) != len(names):  # ``parts`` raises a ValueError for more or fewer shapes than names
         raise ValueError("a layout has a name twice")
     return layout
@@ -56,5 +56,5 @@ def _layout(names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Layout:
 
 def _flat(layout: Layout, buffer: Tensor) -> Flat:
     if buffer.shape != (layout.size,):
-        raise ValueError(f"a layout of {layout.size} elements for a tensor of shape {tuple(buffer.shape)}")
+        raise ValueError(f"a layout has {layout.size} elements, but its tensor has the shape {tuple(buffer.shape)}")
     return Flat(layout, buffer)

@@ -1,7 +1,7 @@
-"""The server's executor for merging: its workers have the module and the server's data, not the clients' data.
+"""The server's executor for merging: jobs on its workers get the module and the server's data, not the clients' data.
 
-The server's data are the public sets, and the pool if the sharing strategy sends the pool to the server
-(``serves_pool``).
+The server's data are the public data sets, and the pool of synthetic images if the sharing strategy sends the pool to
+the server (``serves_pool``).
 """
 
 from collections.abc import Callable, Sequence
@@ -19,16 +19,16 @@ from fedcommons.data.examples import Examples
 
 @dataclass(frozen=True)
 class AtServer:
-    """An executor that runs jobs on the workers of ``executor``, without access to the clients' data."""
+    """An executor for the server's jobs. It runs them on the workers of ``executor``, without the clients' data."""
 
     executor: Executor
 
     def map(self, function: Callable[[Any, S, J], R], shared: S, jobs: Sequence[J]) -> list[R]:
-        """See ``Executor``."""
+        """Return the results of all jobs, in order; see ``Executor``."""
         return self.executor.map(_without_clients, _Job(function, shared), jobs)
 
     def close(self) -> None:
-        """See ``Executor``."""
+        """End the workers of the wrapped executor."""
         self.executor.close()
 
 
@@ -55,7 +55,7 @@ def _without_clients(worker: Worker, job: _Job, number: Any) -> Any:
 
 
 def _alone(pool: Clients) -> Clients:
-    """Return the pool in a new store, because its present store also contains the clients' real examples."""
+    """Return a copy of the pool in new tensors, because ``pool.store`` also contains the clients' real examples."""
     rows = pool.rows.flat
     store = Examples(pool.store.x.index_select(0, rows), pool.store.y.index_select(0, rows))
     sizes = pool.rows.sizes

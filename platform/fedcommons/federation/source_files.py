@@ -1,6 +1,6 @@
-"""Hashes of the source files that a process runs, which show whether the files of a cluster's hosts differ.
+"""Hashes of the source files that a process runs, to detect hosts of a cluster that have different files.
 
-The experiment contains separate hashes of the user's files (``config.user_code``).
+Files with user-defined components have separate hashes, which are in the experiment (``config.user_code``).
 """
 
 import json
@@ -15,14 +15,14 @@ from pathlib import Path
 from fedcommons.storage.paths import sweeps_folder
 
 PACKAGES = ("diffusers", "numpy", "opacus", "pytorch-lightning", "scikit-learn", "scipy", "torch", "torchvision")
-"""Installed packages that compute results."""
+"""Installed packages whose version can change numerical results."""
 
 
 @cache
 def hashes() -> Mapping[str, str]:
-    """Return the hash of each source file by its path in a clone, and the versions of ``PACKAGES``.
+    """Return the hash of each source file, by path in the repository, and the version of each package in ``PACKAGES``.
 
-    The first call reads the files; later calls in the same process return the same hashes.
+    The first call reads the files. Later calls in the same process return the same hashes.
     """
     modules = find_spec("lightning_modules")
     folders = {
@@ -35,7 +35,7 @@ def hashes() -> Mapping[str, str]:
 
 
 def _hashed(name: str, folder: Path) -> list[tuple[str, str]]:
-    """Return path and hash of each Python file below the folder, without hidden files, which editors write."""
+    """Return (path, hash) of each Python file below ``folder`` except hidden files; paths begin with ``name``."""
     hashed = []
     for where, folders, files in os.walk(folder):
         folders[:] = [subfolder for subfolder in folders if not subfolder.startswith(".")]
@@ -54,5 +54,5 @@ def _hash(file: Path) -> str:
 
 
 def combined_hash() -> str:
-    """Return one hash of all ``hashes``."""
+    """Return one hash, 16 hexadecimal digits, of all source files and package versions in ``hashes``."""
     return sha256(json.dumps(hashes(), sort_keys=True).encode()).hexdigest()[:16]

@@ -1,19 +1,23 @@
-"""Straggler rules: which clients of a round are stragglers, and how much of its work each straggler has done.
+"""Straggler rules: which clients of a round are stragglers (too slow), and which share of its work each one has done.
 
 A rule is a frozen dataclass of constants. The engine calls it with ``(joined, facts, round, seed)``: the participants,
-the federation's public facts, the round and the run's seed. The rule returns straggler -> share of its local work that
-is done when the server goes on, in [0, 1]. The straggler's partial work arrives as its reply if the share is above 0
-and partial work is accepted (the method's ``takes_partial``, or ``straggler.partial``). Else no reply arrives.
-Each draw is keyed by (seed, round, client), or by (seed, client) for properties that are constant over rounds. So no
-draw depends on the worker or on other draws.
-If a rule reads class counts (``facts.counts``), clients send their class counts: the ledger lists them as uncovered.
+the federation's public facts, the round and the run's seed. The rule returns a mapping from each straggler to the share
+of its local work, in [0, 1], that is done when the server stops waiting. The partial work arrives as the straggler's
+reply if the share is above 0 and partial work is accepted (the method's ``takes_partial``, or ``straggler.partial``);
+else no reply arrives.
+Random numbers are keyed by (seed, round, client), or by (seed, client) if they are constant over rounds. So they do not
+depend on the worker or on other random numbers.
+If a rule reads class counts (``facts.counts``), clients send them, and the privacy ledger lists them as uncovered.
 
-Optional members are ``arrival(n_clients, joining, seed)``, per client the probability that its whole reply arrives if
-``joining`` clients are sampled uniformly (None: no closed form); ``check_clients(n_clients, joining)``, which raises
-``UserError``; and the attribute ``leaves_partial = True`` of a rule with shares above 0.
+Optional members of a rule:
 
-Times are log-normal:  ln t_i = c z_i + s e_ir,  z_i per client and e_ir per client and round are standard normal,
-c: ``client_spread``, s: ``spread``. The unit of time is the median over all clients and rounds.
+arrival(n_clients, joining, seed)    returns per client the probability that its whole reply arrives if ``joining``
+                                     clients are sampled uniformly; None if there is no closed form
+check_clients(n_clients, joining)    raises ``UserError`` if the constants do not fit the number of clients
+leaves_partial = True                states that the rule can return shares above 0
+
+The time t_i of client i in round r is log-normal: ln t_i = c z_i + s e_ir. z_i (per client) and e_ir (per client and
+round) are standard normal; c: ``client_spread``;  s: ``spread``. The unit is the median time of all clients and rounds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +30,7 @@ from fedcommons.errors import UserError, quote, user_code_context
 from fedcommons.seeding import numpy_generator
 
 Rule = Callable[[Sequence[int], Facts, int, int], Mapping[int, float]]
-"""(joined, facts, round, seed) -> mapping from each straggler to the share of its work that is done."""
+"""Function (participants, facts, round, seed) -> mapping from each straggler to the share of its work that is done."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +91,11 @@ class Groups:
 
 @dataclass(frozen=True)
 class Deadline:
-    """The server goes on at time T; a client that needs t > T has done T/t of its work by then."""
+    """The server stops waiting at time T; a client that needs a time t > T has done the share T/t of its work."""
 
     leaves_partial = True
     deadline: Annotated[float, "(0, inf)"] = 2.0
-    """T, in units of the median time that clients need for their local work"""
+    """T, in multiples of the median time that clients need for their local work"""
     spread: Annotated[float, "[0, 100]"] = 0.5
     """standard deviation of the logarithm of a client's times, from round to round"""
     client_spread: Annotated[float, "[0, 100]"] = 0.5
@@ -103,7 +107,7 @@ class Deadline:
         return {i: exp(most - time) for i, time in times.items() if time > most}
 
     def arrival(self, n_clients: int, joining: int, seed: int) -> list[float]:
-        """Return Phi((ln T - c z_i)/s) for each client i, Phi: the normal distribution function."""
+        """Return P(t_i <= T) = Phi((ln T - c z_i)/s) for each client i; Phi: normal distribution function."""
         log_margins = [log(self.deadline) - self.client_spread * _slowness(seed, i) for i in range(n_clients)]
         return [erfc(-x / (self.spread * sqrt(2))) / 2 if self.spread else float(x >= 0) for x in log_margins]
 
@@ -129,14 +133,14 @@ class Fastest:
         return dict.fromkeys(sorted(joined, key=lambda i: (times[i], i))[self.k :], 0.0)
 
     def arrival(self, n_clients: int, joining: int, seed: int) -> list[float] | None:
-        """Return k/|S| for each client if all clients are equally fast, else None."""
+        """Return k/|S| for each of a round's |S| clients if all are equally fast on average, else None."""
         alike = not self.client_spread and self.spread
         return [min(1.0, self.k / joining)] * n_clients if alike else None
 
 
 @dataclass(frozen=True)
 class Slow:
-    """FedProx' stragglers: a share of a round's clients trains for x ~ U{1 .. E} epochs only.
+    """FedProx' stragglers: a share of a round's clients trains only for x epochs, uniformly random among 1 .. E.
 
     Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, arXiv:1812.06127, section 5.2.
     """
@@ -150,7 +154,7 @@ class Slow:
         return {i: 1 - _uniform(seed, "work done", round, i) for i in order[: self._number(len(joined))]}
 
     def arrival(self, n_clients: int, joining: int, seed: int) -> list[float]:
-        """Return 1 - m/|S| for each client, where m of a round's |S| clients are slow."""
+        """Return 1 - m/|S| for each client, where m is the number of stragglers among a round's |S| clients."""
         return [1 - self._number(joining) / joining] * n_clients
 
     def _number(self, joining: int) -> int:
@@ -158,14 +162,14 @@ class Slow:
 
 
 def arrival(rule: Rule | None, n_clients: int, joining: int | None, seed: int) -> tuple[float, ...] | None:
-    """Return, per client, the probability that it takes part in a round and its whole reply arrives.
+    """Return, per client, the probability that the client takes part in a round and its whole reply arrives.
 
-    The result is ``Facts.arrival``; None if there is no closed form.
-    rule: None if no client is a straggler. joining: clients sampled uniformly per round; None if the method chooses
-    them, which has no closed form.
+    The result is None if there is no closed form. It is stored as ``Facts.arrival``.
+    rule: the straggler rule; None: no client is a straggler. joining: number of clients that are sampled uniformly per
+    round; None if the method chooses the clients (no closed form).
 
     Raises:
-        ClientError: the rule's ``arrival`` raised an error, or did not return one probability per client.
+        ClientError: the rule's ``arrival`` raised an error, or did not return one probability in [0, 1] per client.
     """
     if joining is None:
         return None
@@ -174,7 +178,7 @@ def arrival(rule: Rule | None, n_clients: int, joining: int | None, seed: int) -
         with user_code_context(rule, "arrival"):
             in_time = closed_form(n_clients, joining, seed)
             if in_time is not None and (len(in_time) != n_clients or not all(0 <= p <= 1 for p in in_time)):
-                raise ValueError(f"it must give a probability for each of {n_clients} clients, got {quote(in_time)}")
+                raise ValueError(f"it must return a probability for each of {n_clients} clients, got {quote(in_time)}")
     return None if in_time is None else tuple(joining / n_clients * p for p in in_time)
 
 
@@ -186,7 +190,7 @@ def _log_times(clients: Sequence[int], round: int, seed: int, spread: float, cli
 
 
 def _slowness(seed: int, client: int) -> float:
-    """Return z_i of the client, which is constant over rounds."""
+    """Return z_i, the client's standard normal slowness, which is constant over rounds."""
     return numpy_generator(seed, "slowness", client).standard_normal()
 
 
