@@ -176,7 +176,7 @@ def test_two_ray_nodes_give_the_bits_of_one_process_on_nodes_of_one_kind_and_act
     assert len({node for _, node, _ in found["actors"]}) == 2
     assert found["described"].startswith(f"2 cores, 0 GPUs, 2 node(s) {cpu_kind.cpu()}, not on")
     assert "Ray has 2, room for 2 such actors" in found["too many"]
-    assert f"label {CPU}: odd, and is {cpu_kind.cpu()}" in found["another label"]
+    assert f"label {CPU}: odd, but it is {cpu_kind.cpu()}" in found["another label"]
     assert found["on a GPU"] == ["3", "3"]
     assert found["shares"] == [0.125, 0.5]
     assert "1 CPU and 0.5 GPU" in found["a third"]

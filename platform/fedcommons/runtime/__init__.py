@@ -1,1 +1,1 @@
-"""The process and the machine: torch settings, memory, the kind of CPU, the Ray cluster and temporary folders."""
+"""Settings and checks of the process and the machine: torch, memory, CPU model, Ray cluster and temporary folders."""

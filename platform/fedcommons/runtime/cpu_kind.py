@@ -1,4 +1,4 @@
-"""Kinds of CPU and Ray nodes. The bits of a result depend on the CPU, so a run stays on nodes of one kind.
+"""Kinds of CPU, and choice of Ray nodes. Results can differ in rounding between CPUs, so a run uses one kind of CPU.
 
 ``python -m fedcommons.runtime.cpu_kind`` prints the labels of this machine in the format of ``ray start --labels=``.
 """
@@ -15,20 +15,20 @@ from typing import Any
 from fedcommons.errors import UserError, nearest
 
 CPU, TORCH, GPU = "fedcommons-cpu", "fedcommons-torch", "ray.io/accelerator-type"
-"""Labels of a node. Ray itself sets the last label on nodes with a GPU."""
+"""Names of the labels of a Ray node: kind of CPU, version of torch, and kind of GPU (set by Ray itself)."""
 
 CHOICE = "FEDCOMMONS_CPU"
 """Environment variable that names the kind of CPU to use in a cluster with several kinds."""
 
 _WIDEST = {"amx": "amx_tile", "avx512": "avx512f", "avx2": "avx2", "avx": "avx", "sse4": "sse4_1"}
-"""Instruction sets among which libraries choose, the widest first, with their flags in /proc/cpuinfo."""
+"""CPU instruction sets among which numerical libraries choose, the widest first -> their flags in /proc/cpuinfo."""
 
 
 def cpu(about: Path = Path("/proc/cpuinfo")) -> str:
     """Return the kind of this machine's CPU, such as intel-6-143-amx: maker, family, model, widest instruction set.
 
-    A virtual machine may hide instructions of the CPU model. about: Linux's file with facts about the CPU; without the
-    file, Python's ``platform`` names the machine.
+    The instruction set is part of the kind, because a virtual machine may hide instructions of the CPU.
+    about: Linux's file that describes the CPU. If it does not exist, the kind is ``platform.machine()``.
     """
     lines = about.read_text(encoding="utf-8").splitlines() if about.is_file() else []
     values = dict[str, str]()
@@ -50,7 +50,7 @@ def labels() -> dict[str, str]:
 
 
 def require_this_kind() -> None:
-    """Check the labels of the Ray node of this process, because a cluster file may set wrong labels.
+    """Check that the labels of this process's Ray node are true, because a cluster file may set wrong labels.
 
     Raises:
         UserError: the node's CPU or version of torch differs from its labels.
@@ -61,26 +61,30 @@ def require_this_kind() -> None:
     for name in (CPU, TORCH):
         if stated.get(name, actual[name]) != actual[name]:
             raise UserError(
-                f"a node of Ray has the label {name}: {stated[name]}, and is {actual[name]}; correct it in the cluster "
-                "file (available_node_types.*.labels)."
+                f"a node of Ray has the label {name}: {stated[name]}, but it is {actual[name]}; correct the label in "
+                "the cluster file (available_node_types.*.labels)."
             )
 
 
 def _label(text: str) -> str:
-    """Return the text as a label value: at most 63 letters, digits and ``._-``, with none of ``._-`` at an end."""
+    """Convert text to a valid value of a Ray label.
+
+    It has at most 63 letters, digits and characters of ``._-``, and begins and ends with a letter or digit.
+    """
     return re.sub("[^A-Za-z0-9._-]+", "-", text)[:63].strip("._-") or "unnamed"
 
 
 def choose_kind(nodes: Sequence[Mapping[str, Any]], gpus: float) -> dict[str, str]:
-    """Return the labels that pin trials and actors to nodes of one kind; empty if no node has a CPU label.
+    """Return the labels of the Ray nodes on which a run's processes may start; empty if no node has a CPU label.
 
-    Candidates are the kinds with this process's version of torch, and with GPUs if ``gpus`` is above 0. The result is
-    the kind that ``CHOICE`` names, else the kind with the most cores (or GPUs).
+    All these nodes have one kind of CPU and this process's version of torch. If ``gpus`` is above 0, they have one kind
+    of GPU. The environment variable ``CHOICE`` may name the kind of CPU. Else the kind with the most cores (or GPUs) is
+    chosen.
 
     nodes: as returned by ``ray.nodes()``.
 
     Raises:
-        UserError: no node has this version of torch, or no node has the kind that ``CHOICE`` names.
+        UserError: no node has this version of torch, or no node has the kind of CPU that ``CHOICE`` names.
     """
     room, requested = Counter[tuple[str, ...]](), os.environ.get(CHOICE)
     names = (CPU, TORCH, GPU) if gpus else (CPU, TORCH)
@@ -97,13 +101,13 @@ def choose_kind(nodes: Sequence[Mapping[str, Any]], gpus: float) -> dict[str, st
     ours, wanted = _label(version("torch")), {kind: n for kind, n in room.items() if requested in (None, "", kind[0])}
     if not (fitting := {kind: n for kind, n in wanted.items() if kind[1] == ours}):
         theirs = ", ".join(sorted({kind[1] for kind in wanted}))
-        raise UserError(f"the nodes of Ray have torch {theirs}, and torch is {ours} here: install the same everywhere.")
+        raise UserError(f"the nodes of Ray have torch {theirs}, but torch is {ours} here: install the same everywhere.")
     best = min(fitting, key=lambda kind: (-fitting[kind], kind))
     return {name: value for name, value in zip(names, best, strict=True) if value}
 
 
 def resources(nodes: Sequence[Mapping[str, Any]], selector: Mapping[str, str]) -> Counter[str]:
-    """Return the total of each resource over the nodes with the labels ``selector``."""
+    """Return resource ("CPU", "GPU", ...) -> total over the running Ray nodes that have the labels ``selector``."""
     totals = Counter[str]()
     for node in nodes:
         if node["Alive"] and _has(node, selector):
@@ -112,7 +116,7 @@ def resources(nodes: Sequence[Mapping[str, Any]], selector: Mapping[str, str]) -
 
 
 def describe_nodes(nodes: Sequence[Mapping[str, Any]], selector: Mapping[str, str]) -> str:
-    """Describe the nodes with the labels ``selector``, and the unused other nodes, in words."""
+    """Return a text with the number of nodes with the labels ``selector``, and the numbers of unused nodes by kind."""
     working = _working(nodes, "CPU")
     unused_labels = [node["Labels"] for node in working if not _has(node, selector)]
     others = Counter(
@@ -123,7 +127,7 @@ def describe_nodes(nodes: Sequence[Mapping[str, Any]], selector: Mapping[str, st
 
 
 def select_nodes(nodes: Sequence[Mapping[str, Any]], selector: Mapping[str, str]) -> list[Mapping[str, Any]]:
-    """Return the nodes with cores and the labels ``selector``."""
+    """Return the running Ray nodes that have CPU cores and the labels ``selector``."""
     return [node for node in _working(nodes, "CPU") if _has(node, selector)]
 
 

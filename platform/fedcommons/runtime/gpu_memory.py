@@ -1,6 +1,6 @@
-"""GPU memory: a second attempt after a lack of memory, a limit per process, and detection of a lost GPU.
+"""GPU memory: a second attempt after an out-of-memory error, a limit per process, and detection of a lost GPU.
 
-After a failed assertion on the device or a wrong address, the GPU is lost: every further call of this process fails.
+A GPU is lost for a process after a failed assertion or an invalid address on the GPU: every further GPU call fails.
 """
 
 import gc
@@ -12,13 +12,13 @@ import torch
 from fedcommons.errors import message_of
 
 CONTEXT = 600 * 2**20
-"""Bytes per process on a GPU that torch's allocator does not count: CUDA's context and library code."""
+"""GPU memory in bytes that a process uses outside of torch's allocator: the CUDA context and code of libraries."""
 
 T = TypeVar("T")
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Return whether the error reports a lack of GPU memory, in torch or in a library that torch calls."""
+    """Return whether the error, or an error that caused it, is an out-of-memory error of torch or a CUDA library."""
     while error is not None:
         if isinstance(error, torch.OutOfMemoryError) or "STATUS_ALLOC_FAILED" in message_of(error):
             return True
@@ -27,10 +27,10 @@ def is_full(error: BaseException | None) -> bool:
 
 
 def with_room(play: Callable[[], T]) -> T:
-    """Call ``play``, a pure function, and return its result.
+    """Call ``play``, a pure function, and return the result. After an out-of-memory error, call it a second time.
 
-    If the GPU has too little memory, unused memory is freed, and ``play`` is called once more. The second call may
-    succeed: other processes may have needed GPU memory briefly, and pieces of freed memory may have been too small.
+    Unused GPU memory is freed before the second call. The second call may succeed, because other processes may have
+    needed memory only briefly, or because free memory was fragmented.
     """
     try:
         return play()
@@ -43,20 +43,20 @@ def with_room(play: Callable[[], T]) -> T:
 
 
 def limit_memory(share: float) -> None:
-    """Limit this process to its share of the GPU's memory, in (0, 1], so that other processes keep their shares."""
+    """Limit this process to ``share``, in (0, 1], of the GPU's memory, so that other processes get their shares."""
     if share < 1 and torch.cuda.is_available():
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(max(0.0, share - CONTEXT / total))
 
 
 def wait() -> None:
-    """Wait until this process's GPU has finished all its work; errors of that work are raised here."""
+    """Wait until the GPU has finished all work of this process. Errors of this work are raised here."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
 
 def is_lost() -> bool:
-    """Return whether the GPU is lost: every further call of this process fails."""
+    """Return whether the GPU is lost for this process, that is, every further GPU call fails."""
     try:
         wait()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Checks that refuse requests for more memory than this machine has, before the memory is allocated."""
+"""Checks that stop a run before it allocates more RAM than this machine has."""
 
 import os
 
@@ -6,32 +6,34 @@ from fedcommons.errors import UserError
 from fedcommons.flat_tensors import Flat, nbytes
 
 MODELS = 4
-"""Minimum memory of a run, in sizes of the model: server model, worker's model with gradient, and float64 sums."""
+"""Minimum RAM of a run, in multiples of the model's bytes: server model, worker's model and gradient, float64 sums."""
 
 
 def require_model(model: Flat) -> None:
-    """Refuse a model that is too large for this machine; ``model``: its parameters, on any device.
+    """Check that this machine has enough RAM for a run with this model.
 
     Raises:
-        UserError: a run with this model needs more memory than the machine has.
+        UserError: the run needs more RAM than the machine has.
     """
     require("the model", MODELS * nbytes({"model": model}), "model.channels or model.projection")
 
 
 def require(what: str, needed: int, field: str) -> None:
-    """Refuse a request for more bytes than this machine's memory. what: its name. field: option to make smaller.
+    """Check that this machine has ``needed`` bytes of RAM.
+
+    what: name of the object that needs the RAM. field: option that the user can make smaller. Both are for the message.
 
     Raises:
-        UserError: ``needed`` exceeds the memory.
+        UserError: the machine has less RAM than ``needed``.
     """
     has = memory()
     if needed > has:
         raise UserError(
-            f"{what} would take {needed / 1e9:.3g} GB or more, and this machine has {has / 1e9:.3g} GB of memory; "
+            f"{what} would take {needed / 1e9:.3g} GB or more, but this machine has {has / 1e9:.3g} GB of memory; "
             f"use a smaller {field}."
         )
 
 
 def memory() -> int:
-    """Return this machine's memory in bytes."""
+    """Return the RAM of this machine in bytes, used or not."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -23,24 +23,25 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
 INLINE_BYTES = 4 * 2**20
-"""Arguments and results below this size travel with the call; ray_cluster.yaml sets the same size for a cluster."""
+"""Number of bytes below which Ray sends arguments and results inside a call; for clusters see ray_cluster.yaml."""
 
 AUTO = "auto"
-"""Value of a GPU share that means: as much as a process needs."""
+"""Value of the option ``federation.gpus_per_actor`` for which the needed share of a GPU is measured before the run."""
 
 PLACE_S = 30.0
-"""Seconds to wait for resources in Ray that other work may use."""
+"""Seconds to wait until other programs have freed the requested resources of Ray."""
 
 JOIN_S = 20
 """Seconds within which the cluster at RAY_ADDRESS must answer."""
 
 
 def connect(num_cpus: int | None = None) -> None:
-    """Connect to the cluster at RAY_ADDRESS, or start Ray on this machine with ``num_cpus`` (default: ``cores``).
+    """Connect to the Ray cluster at the environment variable RAY_ADDRESS, or start Ray on this machine.
 
-    A Ray started here uses the GPUs in CUDA_VISIBLE_DEVICES, which Slurm sets. It listens on the loopback interface
-    only, and requires a token from every caller unless RAY_AUTH_MODE disables tokens. Its files and its workers'
-    temporary files are in a folder of mode 0700 (see ``tempdirs``) in RAY_TMPDIR or in Python's temporary folder.
+    A Ray started here has ``num_cpus`` cores (default: ``cores``) and the GPUs in CUDA_VISIBLE_DEVICES, which Slurm
+    sets. It listens on the loopback interface only, and requires a token from every caller unless RAY_AUTH_MODE
+    disables tokens. The files of Ray and the temporary files of its workers are in a folder that only this user can
+    enter (``tempdirs``), in RAY_TMPDIR or in Python's temporary folder.
 
     Raises:
         UserError: no Ray answers at RAY_ADDRESS, Ray does not start, or a variable of Ray or Slurm is invalid.
@@ -59,24 +60,26 @@ def connect(num_cpus: int | None = None) -> None:
         _require_answer(address)
         with _coming_up(f"RAY_ADDRESS={address!r}: that Ray cannot be joined"):
             ray.init(job_config=_job(), log_to_driver=False, logging_level=logging.ERROR)
-    if callable(on_sigterm):  # Ray has replaced the caller's handler
+    if callable(on_sigterm):  # restore the caller's handler, which Ray has replaced
         with suppress(ValueError):  # Python sets handlers in the main thread only, and so does Ray
             signal.signal(signal.SIGTERM, on_sigterm)
 
 
 @contextmanager
 def _coming_up(what: str) -> Iterator[None]:
-    """Turn errors while Ray starts or is joined into one sentence, and shut down a partly started Ray.
+    """Convert errors in this context, while Ray starts or a cluster is joined, to a ``UserError`` of one sentence.
+
+    A partly started Ray is shut down. what: beginning of the sentence.
 
     Raises:
-        UserError: Ray raised an error. Errors for lack of memory, processes or disk space pass unchanged.
+        UserError: Ray raised an error. Errors for lack of memory, processes or disk space are raised unchanged.
     """
     import ray
 
     try:
         yield
     except Exception as error:
-        with suppress(Exception):  # the partly started Ray
+        with suppress(Exception):  # the shutdown of a partly started Ray may fail
             ray.shutdown()
         if lacks_memory(error) or (isinstance(error, OSError) and error.errno):  # errors of the system, not of Ray
             raise
@@ -84,21 +87,25 @@ def _coming_up(what: str) -> Iterator[None]:
 
 
 def _job() -> "JobConfig":
-    """Return a job configuration with which Ray's workers do not search the current folder first for modules."""
+    """Return a Ray job configuration that does not put the current folder first in the workers' ``sys.path``."""
     from ray.job_config import JobConfig
 
     return JobConfig(_client_job=True)
 
 
 def _start(num_cpus: int | None) -> None:
-    """Start Ray on this machine; callers need a token, which is only in the environment of this user's processes."""
+    """Start Ray on this machine. Callers need a token, which is in the environment of this process and its children.
+
+    Raises:
+        UserError: Ray does not start or starts without authentication, or RAY_AUTH_MODE is invalid.
+    """
     import ray
 
     mode = os.environ.get("RAY_AUTH_MODE", "")
     if mode.lower() not in ("", "token", "disabled"):
         raise UserError(f"RAY_AUTH_MODE must be token or disabled, got {mode!r}.")  # Ray would treat it as disabled
     if not mode:
-        # Ray reads the mode at its import, which may have been long ago. Without a mode ray.init sets it to token.
+        # An empty mode is removed, because Ray has read the mode at its import. Without a mode, ray.init uses tokens.
         os.environ.pop("RAY_AUTH_MODE", None)
         os.environ["RAY_AUTH_TOKEN"] = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
     folder = tempdirs.make(_base())
@@ -122,10 +129,12 @@ def _start(num_cpus: int | None) -> None:
 
 
 def _base() -> str:
-    """Return the parent folder for the files of a Ray started here; /tmp if paths of Ray's sockets would be too long.
+    """Return the parent folder for the files of a Ray that is started here: RAY_TMPDIR or Python's temporary folder.
+
+    The result is /tmp if the paths of Ray's sockets in Python's temporary folder would be too long.
 
     Raises:
-        UserError: RAY_TMPDIR is too long, or cannot be written.
+        UserError: the path RAY_TMPDIR is too long, or the folder cannot be written.
     """
     requested = os.environ.get("RAY_TMPDIR", "")
     base = os.path.realpath(requested or tempfile.gettempdir())
@@ -134,7 +143,7 @@ def _base() -> str:
     if not requested:
         return base if len(os.fsencode(base)) <= room else "/tmp"
     if len(os.fsencode(base)) > room:
-        raise UserError(f"RAY_TMPDIR must have at most {room} characters, as sockets lie below it, got {requested!r}.")
+        raise UserError(f"RAY_TMPDIR must have at most {room} characters, as it contains sockets, got {requested!r}.")
     try:
         os.makedirs(base, exist_ok=True)
         with tempfile.TemporaryFile(dir=base):
@@ -145,10 +154,10 @@ def _base() -> str:
 
 @contextmanager
 def _loopback_only() -> Iterator[None]:
-    """Make a Ray that starts in this context use 127.0.0.1 as its node's address, so its servers listen only there.
+    """Let a Ray that starts in this context listen only at 127.0.0.1, so that other machines cannot reach it.
 
-    Ray does so by default on macOS and Windows. With the option ``_node_ip_address``, Ray would replace 127.0.0.1 by
-    the machine's own address.
+    Ray does so by default on macOS and Windows. The option ``_node_ip_address`` does not help: Ray would replace
+    127.0.0.1 by the network address of the machine.
     """
     from ray._private import ray_constants
 
@@ -166,9 +175,12 @@ def _loopback_only() -> Iterator[None]:
 
 
 def _require_answer(address: str) -> None:
-    """Refuse an address at which no Ray answers, because ray.init would try for minutes and ignore Ctrl-C.
+    """Check that a Ray answers at the address within ``JOIN_S`` seconds.
 
-    A separate process tries the connection, and an alarm ends that process.
+    A separate process, which an alarm ends, tries the connection: ``ray.init`` would try for minutes and ignore Ctrl-C.
+
+    Raises:
+        UserError: no Ray answers, or it refuses the connection.
     """
     code = (
         f"import ray, signal, sys; signal.alarm({JOIN_S})\n"
@@ -186,15 +198,15 @@ def _require_answer(address: str) -> None:
         reason = f"no Ray answers there within {JOIN_S} s"
     if "InvalidAuthToken" in process.stderr:
         reason = (
-            "that Ray asks for another token (RAY_AUTH_MODE=token and RAY_AUTH_TOKEN, or the file ~/.ray/auth_token)"
+            "that Ray requires another token (RAY_AUTH_MODE=token and RAY_AUTH_TOKEN, or the file ~/.ray/auth_token)"
         )
     raise UserError(
-        f"RAY_ADDRESS={address!r}: {reason}; name a Ray that runs, or unset it to start one on this machine."
+        f"RAY_ADDRESS={address!r}: {reason}; name a running Ray, or unset RAY_ADDRESS to start Ray on this machine."
     )
 
 
 def cores() -> int | None:
-    """Return the number of cores that Slurm or the system allows this process; None: all cores of the machine.
+    """Return the number of CPU cores that Slurm or the system allows this process; None: all cores of the machine.
 
     Raises:
         UserError: SLURM_CPUS_PER_TASK is not a number of cores.
@@ -209,9 +221,9 @@ def cores() -> int | None:
 
 
 def gpu_share(wanted: float | str) -> float:
-    """Return the share of a GPU to request: ``wanted``, or 0 without a GPU, because Ray would wait for it forever.
+    """Return the share of a GPU to request from Ray for a process: ``wanted``, or 0 if Ray has no GPU.
 
-    ``AUTO`` means a whole GPU here; see ``runs.gpu_need``.
+    ``AUTO`` means a whole GPU here; ``tune.gpu_share`` measures the needed share.
     """
     import ray
 
@@ -221,7 +233,7 @@ def gpu_share(wanted: float | str) -> float:
 
 
 def describe(gpus_per_actor: float | str) -> str:
-    """Describe the cores, GPUs and nodes that fedcommons uses, in words."""
+    """Return a text with the numbers of CPU cores, GPUs and nodes that a run can use."""
     import ray
 
     nodes, pin = ray.nodes(), node_labels(gpus_per_actor)
@@ -231,20 +243,20 @@ def describe(gpus_per_actor: float | str) -> str:
 
 
 def bundle(gpus_per_actor: float | str) -> dict[str, float]:
-    """Return the resources that a process reserves to train clients."""
+    """Return the resources that Ray reserves for a process that trains clients: one core and a share of a GPU."""
     gpus = gpu_share(gpus_per_actor)
     return {"CPU": 1.0, "GPU": gpus} if gpus else {"CPU": 1.0}
 
 
 def node_labels(gpus_per_actor: float | str) -> dict[str, str]:
-    """Return the labels of the nodes for all processes, as bits depend on the CPU; see ``cpu_kind.chosen``."""
+    """Return the labels of the nodes on which a run's processes may start; see ``cpu_kind.choose_kind``."""
     import ray
 
     return cpu_kind.choose_kind(ray.nodes(), gpu_share(gpus_per_actor))
 
 
 def cpu_of_actors(gpus_per_actor: float | str) -> list[str]:
-    """Return the kind of CPU of the actors, as a list; empty without a connection to a Ray with labelled nodes."""
+    """Return the actors' kind of CPU, in a list; an empty list without Ray and for a Ray without labelled nodes."""
     import ray
 
     pin = node_labels(gpus_per_actor) if ray.is_initialized() else {}
@@ -258,15 +270,17 @@ def reserve(
     wait_s: float | None = None,
     advice: str = "",
 ) -> "PlacementGroup":
-    """Reserve ``bundles`` of resources on nodes with the labels ``pin``, until ``free`` releases the resources.
+    """Reserve resources in Ray, one bundle per process, until ``free`` releases them.
 
     Args:
-        what: name of the processes that need a bundle each, for the message.
-        wait_s: seconds to wait; ``PLACE_S`` if None.
-        advice: other advice for the user, for the message.
+        bundles: for each process, its numbers of cores and GPUs.
+        pin: labels that the nodes must have.
+        what: name of the processes, for the error message.
+        wait_s: seconds to wait; None: ``PLACE_S``.
+        advice: addition to the error message.
 
     Raises:
-        UserError: other work uses the resources for more than ``wait_s`` seconds.
+        UserError: other programs use the resources for more than ``wait_s`` seconds.
     """
     from ray.util import placement_group
 
@@ -287,13 +301,13 @@ def reserve(
     free(group)
     needs, has = _in_words(bundles[0]), free_resources()
     raise UserError(
-        f"{what} found no place in {wait_s:g} s: each needs {needs}, and Ray has {has} free; wait for what runs there "
-        f"to end{advice}."
+        f"{what}: no resources were free in {wait_s:g} s; each process needs {needs}, and Ray has {has} free; wait "
+        f"until other programs end{advice}."
     )
 
 
 def free_resources() -> str:
-    """Return the free cores and GPUs, in words."""
+    """Return the numbers of free CPU cores and GPUs as text, such as "3 CPU and 0.5 GPU"."""
     import ray
 
     return _in_words(ray.available_resources())
@@ -304,17 +318,17 @@ def _in_words(resources: Mapping[str, float]) -> str:
 
 
 def free(group: "PlacementGroup") -> None:
-    """Release the resources from ``reserve``; processes that still use them end."""
+    """Release the resources from ``reserve``. Ray ends the processes that still use them."""
     from ray.util import remove_placement_group
 
     remove_placement_group(group)
 
 
 def require_actors(n: int, gpus_per_actor: float | str) -> None:
-    """Refuse a run whose ``n`` actors can never all get their resources; Ray would wait forever.
+    """Check that Ray can run ``n`` actors at the same time; otherwise Ray would wait forever.
 
     Raises:
-        UserError: the nodes of one kind have too few resources for the run's actors, or ``pinned`` raised the error.
+        UserError: the usable nodes have too few resources, or ``cpu_kind.choose_kind`` raised the error.
     """
     import ray
 
@@ -325,5 +339,5 @@ def require_actors(n: int, gpus_per_actor: float | str) -> None:
         if n > room:
             raise UserError(
                 f"federation.actors: one run needs {n * each:g} {kind}, and Ray has {has:g}, room for {room} such "
-                "actors; use fewer or federation.executor serial."
+                "actors; use fewer actors or federation.executor serial."
             )

@@ -1,7 +1,7 @@
-"""Environment variables that decide how libraries round.
+"""Environment variables that change how numerical libraries round.
 
-A library reads its variable once per process, often before this package runs. So this package can record and compare
-the variables, but not set them.
+A library reads its variables once per process, often before this package is imported. So this package can record and
+compare the variables, but cannot set them.
 """
 
 import os
@@ -18,17 +18,20 @@ ROUNDING = (
 """Variables of torch, oneDNN (also under its old name), MKL, OpenBLAS, numpy, the C library and CUDA's libraries."""
 
 OURS = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-"""Variable that this package sets on a GPU if it is unset: ``runtime.torch_settings.CUBLAS``."""
+"""Variable and value that this package sets if a GPU is used and the variable is unset (``torch_settings.CUBLAS``)."""
 
 
 def variables() -> dict[str, str]:
-    """Return the variables of ``ROUNDING`` that are set in this process, without the value in ``OURS``."""
+    """Return name -> value of the variables in ``ROUNDING`` that are set in this process, except ``OURS``."""
     values = {name: os.environ[name] for name in ROUNDING if name in os.environ}
     return {name: value for name, value in values.items() if (name, value) != OURS}
 
 
 def differing(theirs: Mapping[str, object], ours: Mapping[str, object]) -> str | None:
-    """Describe the first variable that differs, with both values; None if all variables are equal."""
+    """Return a text with the first variable that differs and with both values; None if all variables are equal.
+
+    theirs: variables of another host or run. ours: variables of this process.
+    """
     for name in ROUNDING:
         if theirs.get(name) != ours.get(name):
             their_value, our_value = (quote(values[name]) if name in values else "not set" for values in (theirs, ours))

@@ -1,8 +1,8 @@
-"""Temporary folders that only this user can enter, removed when their process ends or a later process begins.
+"""Temporary folders that only this user can enter. They are removed when the process ends, or when a later one starts.
 
-Any user can create names in a folder such as /tmp. So only folders that this module created for the same user are
-removed, and no link is followed. A process locks its folders by an flock on their file ``.fedcommons``; the kernel
-releases the lock however the process ends.
+Any user can create files in a folder such as /tmp. So only folders that this module created for the same user are
+removed, and no link is followed. A process locks each of its folders by an flock on the file ``.fedcommons`` in the
+folder. The kernel releases the lock when the process ends, even if the process is killed.
 """
 
 import atexit
@@ -34,9 +34,9 @@ os.register_at_fork(after_in_child=_release_all)  # only the parent process may 
 
 
 def make(base: str | None = None) -> Path:
-    """Create a folder of mode 0700 in ``base`` (default: Python's temporary folder) and remove it with this process.
+    """Create a folder of mode 0700 in ``base`` (default: Python's temporary folder); it is removed at process exit.
 
-    Folders that killed processes have left in ``base`` are removed first.
+    Folders of killed processes in ``base`` are removed first.
     """
     base = os.path.realpath(base or tempfile.gettempdir())
     _remove_abandoned(base)
@@ -53,7 +53,7 @@ _process_folder = cache(make)
 
 @contextmanager
 def folder() -> Iterator[Path]:
-    """Create a folder as in ``make`` and remove it at the end of the context."""
+    """Create a folder of mode 0700 in Python's temporary folder, and remove it at the end of the context."""
     path = make()
     try:
         yield path
@@ -63,11 +63,11 @@ def folder() -> Iterator[Path]:
 
 @contextmanager
 def tempdir(folder: Path | None = None) -> Iterator[None]:
-    """Put temporary files of this process, and of processes that it starts, into ``folder`` in this context.
+    """In this context, put temporary files of this process and of processes that it starts into ``folder``.
 
-    The default is a folder of this process, for files that libraries create and do not remove; W&B creates some at its
-    import. The folder also contains W&B's cache, unless WANDB_CACHE_DIR names another folder. If the cache in HOME is
-    not writable, W&B would log to stderr.
+    The default folder is removed at process exit, with the files that libraries such as W&B create and do not remove.
+    W&B's cache is also in the folder, unless WANDB_CACHE_DIR names another folder. If W&B's cache were in HOME and HOME
+    were not writable, W&B would log to stderr.
     """
     chosen = str(folder or _process_folder())
     before, variables = tempfile.tempdir, {name: os.environ.get(name) for name in ("TMPDIR", "WANDB_CACHE_DIR")}
@@ -138,7 +138,7 @@ def _opened(stack: ExitStack, name: str, flags: int, inside: int | None = None) 
 
 
 def _is_used(folder: str) -> bool:
-    """Return whether another process uses the folder (open file, working directory); True without /proc."""
+    """Return whether another process has a file in the folder open or works in it; True if there is no /proc."""
     if not os.path.isdir("/proc/self/fd"):
         return True
     for process in os.listdir("/proc"):

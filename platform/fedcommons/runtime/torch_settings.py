@@ -1,4 +1,4 @@
-"""Settings of torch that change a run's numbers, and the value of each setting in a run."""
+"""Settings of torch that change numerical results, and the value of each setting in a run."""
 
 import os
 import sys
@@ -15,9 +15,10 @@ from torch import backends
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting of the process or of the current thread. usual: its value in a run, or a function that returns it.
+    """A torch setting of the process or of the current thread.
 
-    A setting whose ``read`` returns None is not changed.
+    read: returns the current value; None means that the setting must not be changed. write: sets the value. usual: the
+    value in a run, or a function that returns this value.
     """
 
     read: Callable[[], Any]
@@ -31,7 +32,7 @@ def _attribute(owner: Any, name: str, usual: Any) -> Setting:
 
 
 def _old(read: Callable[[], Any], write: Callable[[Any], object], usual: Any) -> Setting:
-    """Return a deprecated setting; its ``read`` gives None if torch refuses, after a change of the newer setting."""
+    """Return a deprecated setting. Its ``read`` returns None if torch refuses it because the newer setting is used."""
 
     def value() -> Any:
         try:
@@ -43,7 +44,10 @@ def _old(read: Callable[[], Any], write: Callable[[Any], object], usual: Any) ->
 
 
 def _precision(owner: Any) -> Setting:
-    """Return the float32 precision setting of ``owner``; "none" inherits from the level above, at the top "ieee"."""
+    """Return the float32 precision setting of a torch backend; the value in a run is "ieee" (no TF32).
+
+    owner: the backend. The value "none" inherits from the level above, and means "ieee" at the top level.
+    """
 
     def read() -> str:
         return owner.fp32_precision
@@ -57,23 +61,23 @@ def _precision(owner: Any) -> Setting:
 
 
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-"""Variable and value that make cuBLAS deterministic; cuBLAS reads the variable at a process's first product."""
+"""Environment variable and value for deterministic cuBLAS, which reads it at the first matrix product of a process."""
 
 
 @cache
 def has_gpu() -> bool:
-    """Return whether torch has a GPU in this process; cached, because torch looks for a driver at each call."""
+    """Return whether torch can use a GPU; the result is cached, because torch searches for a driver at each call."""
     return torch.cuda.is_available()
 
 
 _FILLS = _attribute(torch.utils.deterministic, "fill_uninitialized_memory", lambda: not has_gpu())
-"""Whether deterministic algorithms fill uninitialised memory, which takes time."""
+"""Whether torch fills uninitialised memory in deterministic mode, which takes time; in a run only without a GPU."""
 
 
 def prepare_gpu() -> None:
-    """Make this process's GPU deterministic, by slower kernels and without TF32.
+    """Make GPU computations of this process deterministic: slower kernels, and no TF32.
 
-    If torch has no deterministic kernel for an operation, torch warns at the first call.
+    If torch has no deterministic kernel for an operation, torch warns at the first call of the operation.
     """
     os.environ.setdefault(*CUBLAS)
     backends.cudnn.deterministic, backends.cudnn.benchmark = True, False
@@ -105,9 +109,9 @@ _OF_GPUS = tuple(map(_precision, attrgetter("cuda.matmul", "cudnn.conv", "cudnn.
 
 @contextmanager
 def tf32() -> Iterator[None]:
-    """Let GPUs multiply float32 numbers rounded to 10 bits of mantissa (TF32); restore the setting afterwards.
+    """In this context, let GPUs round float32 factors of products to 10 bits of mantissa (TF32), which is faster.
 
-    Sums stay in float32. On a CPU the context has no effect.
+    Sums are still computed in float32. On a CPU the context has no effect.
     """
     before = [setting.read() for setting in _OF_GPUS]
     _write((setting, "tf32") for setting in _OF_GPUS)
@@ -153,7 +157,7 @@ SETTINGS = (
 
 @contextmanager
 def usual() -> Iterator[None]:
-    """Set all ``SETTINGS`` to their values in a run; restore the previous values afterwards."""
+    """In this context, set all ``SETTINGS`` to the values that they have in a run; then restore the previous values."""
     previous = [(setting, setting.read()) for setting in SETTINGS]
     wanted = [setting.usual() if callable(setting.usual) else setting.usual for setting in SETTINGS]
     try:
@@ -166,5 +170,5 @@ def usual() -> Iterator[None]:
 
 def _write(values: Iterable[tuple[Setting, Any]]) -> None:
     for setting, value in values:
-        if setting.read() != value:  # read again, because a setting may change other settings
+        if setting.read() != value:  # the value is read again, because writing one setting may change other settings
             setting.write(value)
