@@ -4,8 +4,8 @@ Example j of m is a canary. Its gradient is a multiple of the j-th unit vector, 
 The training uses the same local loop as a client. The training states its privacy mechanism in a ``Release``, an entry
 of the privacy ledger. The audit compares these quantities with the statement:
 
-epsilon       a lower bound from guesses of the coins by all noisy gradients (``lower_bound``), and an estimate from the
-              distance between included and excluded canaries (``white_box_estimate``), which detects more errors
+epsilon       a lower bound from guesses, by the noisy gradients, of which canaries are included (``lower_bound``); also
+              an estimate from the scores of included and excluded canaries (``white_box_estimate``), which detects more
 noise         the standard deviation of the noisy sums over the excluded canaries
 sensitivity   the change of a sum by one example: two trainings with the same noise key, with and without the example
 batches       the numbers of examples in batches, compared with n independent draws with probability q
@@ -39,7 +39,7 @@ LOUD = 1000.0
 """Factor on the gradient of the example whose sensitivity is measured; its gradient dominates the sum of the batch."""
 
 CONFIDENCE = 0.95
-"""Probability that all lower bounds of an audit hold together."""
+"""Confidence of an audit: the probability that all its lower bounds on epsilon are correct."""
 
 ALARM = 1e-4
 """Probability of a false alarm: the batches are correct Poisson samples, but the check of their lengths fails."""
@@ -132,7 +132,7 @@ class Verdict:
 
     @property
     def bound(self) -> float:
-        """Return the largest lower bound on epsilon over all kinds of score; its confidence is 95 %."""
+        """Return the largest of the lower bounds on epsilon from the different scores, with 95 % confidence."""
         return max(audited.bound for audited in self.bounds.values())
 
     @property
@@ -200,8 +200,8 @@ def _influence(loop: LocalSGD, seed: int, m: int = 20) -> float:
 
 
 def _sizes(sizes: np.ndarray, n: int, q: float) -> float:
-    """Return the two-sided p-value of ``sizes``, the numbers of examples per batch: binomial for n and rate q."""
-    from scipy.stats import chi2  # half a second to import
+    """Return the two-sided p-value of the numbers of examples per batch (``sizes``), if they are binomial (n, q)."""
+    from scipy.stats import chi2  # the import takes half a second
 
     if q >= 1:
         return float((sizes == n).all())

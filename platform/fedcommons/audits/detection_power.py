@@ -52,7 +52,7 @@ def verdicts(compared: Sequence[Compared], n: int, seed: int, label: int | None 
 def plantings(
     compared: Sequence[Compared], n: int, seed: int, label: int | None = None
 ) -> Iterator[dict[int, Planted]]:
-    """Yield ``DRAWS`` random choices of n synthetic images and of their copies, by client's index in ``compared``.
+    """Yield ``DRAWS`` random replacements of n synthetic images by copies: index in ``compared`` -> ``Planted``.
 
     The copies are of training images of the same client's generator. All synthetic images (of class ``label``) are
     equally likely to be replaced. No image is copied twice before all images are copied once.

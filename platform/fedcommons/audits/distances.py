@@ -21,14 +21,14 @@ from fedcommons.core.features import Head
 LEAST = 4
 """Smallest height and width of an image, in pixels, for which shifts are tried; smaller images would lose too much."""
 CHUNK = 512
-"""Number of images that are compared in one matrix product, with four times as large a number of records."""
+"""Number of images (rows) per matrix product; the other factor has at most ``4 * CHUNK`` images."""
 EXACT = 1024
 """Number of products of integers from -128 to 127 whose sum is at most 2^24, so that float32 represents it exactly."""
 
 Distances = Callable[[Tensor], Tensor]
-"""Function from n examples to their distances (n, r) to r records, float64. Row i depends on example i only."""
+"""Function from n examples to their distances (n, r), float64, to r fixed examples, the records of a ``Space``."""
 Space = Callable[[Tensor], Distances]
-"""Function from r records (r, ...) to the function that returns distances to the records."""
+"""Function from r examples (records) to the function that returns the distances of other examples to the records."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,10 @@ def looks(x: Tensor) -> list[Look]:
 
 
 def pixel_space(records: Tensor) -> Distances:
-    """Return the function of Euclidean distances in pixels to ``records``; copies of uint8 images are at exactly 0."""
+    """Return the function that computes Euclidean distances in pixels to the images ``records``.
+
+    Between copies of uint8 images the distance is exactly 0.
+    """
 
     def distances(x: Tensor) -> Tensor:
         parts, whole = records.split(4 * CHUNK), records[0].numel()
@@ -82,7 +85,7 @@ def pixel_space(records: Tensor) -> Distances:
 def feature_space(module: nn.Module) -> Space:
     """Return the space of distances between features: inputs of the module's head (last layer), in evaluation mode.
 
-    The module must not be trained on the compared images. 18 embeddings of each record stay in memory.
+    The module must not be trained on the compared images. 18 embeddings of each of the fixed images stay in memory.
 
     Raises:
         ValueError: the module has no head; see ``Head``.

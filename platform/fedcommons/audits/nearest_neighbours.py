@@ -17,7 +17,7 @@ from fedcommons.errors import UserError
 from fedcommons.seeding import numpy_generator
 
 NEAR = 0.01
-"""Share of held-out images whose distance to the closest seen image is below the near-copy limit, by its definition."""
+"""Share of held-out images that are closer to a training image than the near-copy limit; it defines the limit."""
 
 COPIES = 1000
 """Largest number of copies of a client's training images; ``detection_power`` replaces synthetic images by copies."""
@@ -35,7 +35,7 @@ class Subject:
     """The images of one client that the audit compares.
 
     synthetic: k synthetic images. training: the n training images of the client's generator (seen images). held_out: m
-    images that were not used for training. matched: (m,) rows of ``training``, per class the number of held-out images.
+    images that were not used for training. matched: (m,) indices of training images with the classes of ``held_out``.
     """
 
     client: int
@@ -133,7 +133,8 @@ def compare(subject: Subject, space: Space, seed: int) -> Compared:
     j = max(1, floor(0.01 (m + 1))). A new image of any distribution, from which the held-out images come too, is nearer
     than the limit with probability at most j/(m + 1).
 
-    This computes (m + k + b) (n + m) distances, b <= ``COPIES``, of which ``CHUNK`` (n + m) are in memory at once.
+    For m held-out, n training and k synthetic images and b <= ``COPIES`` copies, this computes (m + k + b) (n + m)
+    distances, of which ``CHUNK`` (n + m) are in memory at the same time.
     """
     n, m = len(subject.training), len(subject.held_out)
     distances = space(torch.cat([subject.training.x, subject.held_out.x]))

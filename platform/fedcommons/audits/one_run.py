@@ -48,10 +48,11 @@ def bound(
     generator: Generator, examples: Examples, canaries: Examples, n_classes: int, seed: int, by: Score, *,
     delta: float = 1e-5, reference: bool = True,
 ) -> Bounded:  # fmt: skip
-    """Train on the examples and about half of the m canaries; guess that the m/4 canaries with top scores are included.
+    """Return a lower bound on the generator's epsilon from one training on the examples and about half of m canaries.
 
-    The mean score of each class is subtracted from the scores. by: the score. reference: train a second generator
-    without canaries and subtract its scores, because some images are easier than others. delta: delta of the guarantee.
+    The guess is that the m/4 canaries with the highest scores (function ``by``) are included. The mean score of each
+    class is subtracted. reference: train a second generator without canaries and subtract its scores, because some
+    images are easier than others. delta: the delta of the (epsilon, delta) guarantee.
 
     Raises:
         ValueError: there are fewer than four canaries, so there would be no guess.

@@ -52,7 +52,7 @@ def compared(real: Tensor, synthetic: Tensor, k: int = 5) -> dict[str, float]:
     covered = torch.zeros(len(real), dtype=torch.bool, device=real.device)
     recalled, distances = torch.zeros_like(covered), pixel_space(a)  # for points, pixel_space is the Euclidean distance
     for rows, radii in zip(b.split(CHUNK), of_made.split(CHUNK), strict=True):
-        far = distances(rows).square()  # (chunk, n)
+        far = distances(rows).square()  # squared distances (chunk, n)
         far -= ROUNDING * (rows.square().sum(1)[:, None] + a.square().sum(1))
         inside = far <= of_real
         inside_all += float(inside.sum())

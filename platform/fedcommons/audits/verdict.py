@@ -63,7 +63,7 @@ def counts(comparison: Compared, label: int | None = None, planted: Planted = NO
             ).numpy()
             == label
         )
-    hits = hit.reshape(4, m).sum(1)  # seen, held-out below the limit; seen, held-out below half of it
+    hits = hit.reshape(4, m).sum(1)  # seen and held-out images below the limit, then below half
     return np.array([len(records), closer, np.square(np.bincount(records)).sum(), *hits], float)
 
 
@@ -90,5 +90,5 @@ def chances(total: np.ndarray) -> np.ndarray:
 
 
 def memorised(total: np.ndarray) -> bool:
-    """Return whether a test reports memorisation. total: (7,) sum of ``counts`` over clients."""
+    """Return whether one of the three tests reports memorised images. total: (7,) sum of ``counts`` over clients."""
     return bool(np.any(chances(total) < PARTS * ALARM))

@@ -50,7 +50,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
     Balle and Wang 2018, arXiv:1805.06530, theorem 8.
     """
-    from scipy.special import log_ndtr, ndtr  # half a second to import
+    from scipy.special import log_ndtr, ndtr  # the import takes half a second
 
     def spent(e: float) -> float:
         return float(ndtr(mu / 2 - e / mu)) - exp(min(0.0, e + float(log_ndtr(-mu / 2 - e / mu))))
@@ -70,6 +70,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 class Estimate:
     """The estimate of epsilon from k canary directions.
 
+    mu: mean score of included directions minus that of excluded ones, in standard deviations of excluded scores.
     low, high: confidence interval of mu. epsilon: the epsilon for mu = ``low``. reported: the accountant's epsilon.
     sigma: the stated noise multiplier. ceiling: the epsilon of a correct run if mu were known exactly. half: the
     epsilon that the estimate would reach with probability 0.9 if the noise were half of the stated noise.
@@ -121,7 +122,7 @@ def estimate(scores: np.ndarray, inside: np.ndarray, release: Release, delta: fl
     Raises:
         ValueError: there are fewer than two included or two excluded directions, or the release has no guarantee.
     """
-    from scipy.stats import chi2, norm  # half a second to import
+    from scipy.stats import chi2, norm  # the import takes half a second
 
     by_step = np.atleast_2d(scores)
     scores = by_step.sum(0)

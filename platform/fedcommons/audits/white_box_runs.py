@@ -39,7 +39,7 @@ def directions(k: int, d: int, seed: int) -> Tensor:
 
 
 class Directed(LightningModule):
-    """A module in which example (j, factor) has the gradient steepness * factor * u_j; u: (k, d), rows u_j."""
+    """A module in which example (j, factor) has the gradient steepness * factor * u[j], for all values of weights."""
 
     def __init__(self, module: nn.Module, u: Tensor, steepness: float) -> None:
         super().__init__()

@@ -48,7 +48,7 @@ def save(folder: Path, standing: Standing, record: str = "") -> None:
     facts["largest"] = astuple(standing.largest) if standing.largest else None
     write_tensors(folder / f"round-{standing.round:06d}.safetensors", tensors, facts)
     prune(folder, memory)
-    give_back_freed()  # writing copied all tensors
+    give_back_freed()  # frees the copies of all tensors that writing has created
 
 
 def prune(folder: Path, memory: ClientMemory) -> None:
@@ -77,7 +77,7 @@ def _checkpoints(folder: Path) -> dict[int, Path]:
 def _remove(checkpoint: Path) -> None:
     checkpoint.with_name(checkpoint.name + ".json").unlink(
         missing_ok=True
-    )  # first, so that an interrupted removal is repeated
+    )  # removed first, so that the next call repeats an interrupted removal
     checkpoint.unlink()
 
 
@@ -157,7 +157,7 @@ def _standing(payloads: dict[str, Payload], facts: dict[str, Any], memory: Clien
             flat(state, "model")
         rejected = rejections.read(facts.get("rejected", []))
         largest = rejections.read_largest(facts.get("largest"))
-        ledger = privacy.read(facts["ledger"])  # required: without it the releases are unknown
+        ledger = privacy.read(facts["ledger"])  # required, because without it the released data are unknown
     except (KeyError, TypeError, AttributeError) as error:  # JSON of another form raises these errors
         raise ValueError(f"the facts are not those of a checkpoint: {error!r}") from error
     names = facts["files"].values()

@@ -141,7 +141,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
             if private:
                 outlived |= state_leaks.replaced(objects_before, state_leaks.engine_attributes(worker.work))
             require_reply(reply)
-            size = _norm(reply, task.max_norm)  # waits for a GPU, which reports its errors only now
+            size = _norm(reply, task.max_norm)  # waits for the GPU, whose errors are raised only now
         except BaseException as error:  # user code may raise any exception
             if is_exit(error):
                 raise
@@ -151,7 +151,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
             failed.client, failed.round = client, task.round
             raise failed from error
         finally:
-            worker.work.share, worker.work.replacement = 1.0, None  # the server's training needs neither
+            worker.work.share, worker.work.replacement = 1.0, None  # the server's training uses neither
         if private:
             state_leaks.put_back(worker.work)
             after = state_leaks.state(worker.work, worker.algorithm, {"commons": rows.commons})
@@ -166,7 +166,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
         if isinstance(size, str):
             rejected[client] = size
             continue
-        if task.buffers_singly and BUFFERS in reply.each:  # sent once, but the averages need them too
+        if task.buffers_singly and BUFFERS in reply.each:  # sent once; the sum is for the average
             weighted_buffers = scale(flat(reply.each, BUFFERS), reply.weight)
             reply = replace(reply, sums={**reply.sums, BUFFERS: weighted_buffers})
         norms[client], form = size, _form(reply)

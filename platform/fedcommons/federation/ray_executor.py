@@ -84,7 +84,7 @@ class RayActors:
         gpus_per_actor: float | str,
         wait_s: float | None = None,
     ) -> None:
-        set_up_process()  # this process computes the server's sums
+        set_up_process()  # this process computes the sums of the server
         share = ray_cluster.bundle(gpus_per_actor)
         gpus = share.get("GPU", 0)
         self.reserved = None

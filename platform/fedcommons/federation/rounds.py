@@ -43,7 +43,7 @@ from fedcommons.seeding import seed_for
 
 @dataclass(frozen=True)
 class Plan:
-    """The constants of a federation that the round loop needs."""
+    """The constants of a federation: public facts, participation, number of blocks, seed and rules for replies."""
 
     facts: Facts
     participation: float  # C, the share of clients that take part in a round
@@ -71,7 +71,7 @@ class Standing:
     round: int
     state: State
     memory: ClientMemory = field(default_factory=ClientMemory)
-    traffic: Traffic = field(default_factory=Traffic)  # totals since the start
+    traffic: Traffic = field(default_factory=Traffic)  # bytes since the start of the run
     buffers: Flat = field(default_factory=lambda: EMPTY)
     _: KW_ONLY
     rejected: Mapping[int, Rejected] = field(default_factory=dict)

@@ -44,7 +44,7 @@ class Independent:
         return {i: 0.0 for i in joined if _uniform(seed, "straggles", round, i) < self.q}
 
     def arrival(self, n_clients: int, joining: int, seed: int) -> list[float]:
-        """Return 1 - q for each client."""
+        """Return for each client the probability 1 - q that its reply arrives."""
         return [1 - self.q] * n_clients
 
 
@@ -66,7 +66,7 @@ class PerClient:
         return {i: 0.0 for i in joined if _uniform(seed, "straggles", round, i) < self.qs[i]}
 
     def arrival(self, n_clients: int, joining: int, seed: int) -> list[float]:
-        """Return 1 - q_i for each client i."""
+        """Return for each client i the probability 1 - q_i that its reply arrives."""
         return [1 - q for q in self.qs]
 
 
@@ -85,7 +85,7 @@ class Groups:
         return {i: 0.0 for i in joined if i // self.group_size in failed}
 
     def arrival(self, n_clients: int, joining: int, seed: int) -> list[float]:
-        """Return 1 - q for each client."""
+        """Return for each client the probability 1 - q that its reply arrives."""
         return [1 - self.q] * n_clients
 
 
@@ -107,7 +107,10 @@ class Deadline:
         return {i: exp(most - time) for i, time in times.items() if time > most}
 
     def arrival(self, n_clients: int, joining: int, seed: int) -> list[float]:
-        """Return P(t_i <= T) = Phi((ln T - c z_i)/s) for each client i; Phi: normal distribution function."""
+        """Return for each client i the probability that its time is at most T: Phi((ln T - c z_i)/s).
+
+        c, s: client_spread, spread. z_i: the client's slowness. Phi: standard normal distribution function.
+        """
         log_margins = [log(self.deadline) - self.client_spread * _slowness(seed, i) for i in range(n_clients)]
         return [erfc(-x / (self.spread * sqrt(2))) / 2 if self.spread else float(x >= 0) for x in log_margins]
 
@@ -133,7 +136,7 @@ class Fastest:
         return dict.fromkeys(sorted(joined, key=lambda i: (times[i], i))[self.k :], 0.0)
 
     def arrival(self, n_clients: int, joining: int, seed: int) -> list[float] | None:
-        """Return k/|S| for each of a round's |S| clients if all are equally fast on average, else None."""
+        """Return k/|S|, the probability to be among the fastest k of |S|, if clients are equally fast; else None."""
         alike = not self.client_spread and self.spread
         return [min(1.0, self.k / joining)] * n_clients if alike else None
 
@@ -154,7 +157,7 @@ class Slow:
         return {i: 1 - _uniform(seed, "work done", round, i) for i in order[: self._number(len(joined))]}
 
     def arrival(self, n_clients: int, joining: int, seed: int) -> list[float]:
-        """Return 1 - m/|S| for each client, where m is the number of stragglers among a round's |S| clients."""
+        """Return 1 - m/|S| for each client, as m of a round's |S| clients are stragglers without a whole reply."""
         return [1 - self._number(joining) / joining] * n_clients
 
     def _number(self, joining: int) -> int:

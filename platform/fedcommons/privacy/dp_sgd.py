@@ -31,7 +31,7 @@ from fedcommons.seeding import set_default_generator
 
 
 def clipped(g: Tensor, clip: float) -> tuple[Tensor, float]:
-    """Clip g in place to g min(1, C/||g||), or to zero if g is not finite; return it and C, the bound on its norm."""
+    """Clip the gradient g in place to g min(1, C/||g||), C = ``clip``, and return it and C; zero if g is not finite."""
     factor = (clip / torch.linalg.vector_norm(g)).nan_to_num(0).clamp(max=1)
     return g.mul_(factor).nan_to_num_(0), clip  # one nan or infinite element sets the whole g to zero
 
@@ -53,7 +53,7 @@ class NoisySum:
         self.bound = max(self.bound, norm)
 
     def blur(self, sigma: float, noise: Stream) -> None:
-        """Add noise N(0, sigma^2 C^2 I) to the sum, in the more precise type of the two, and round the result once."""
+        """Add noise N(0, sigma^2 C^2 I) to the sum, in the more precise type of noise and sum, and round only once."""
         kind = np.float64 if self.values.dtype == torch.float64 else np.float32
         normal = torch.from_numpy(noise.standard_normal(tuple(self.values.shape), dtype=kind)).to(self.values.device)
         if normal.dtype == self.values.dtype:
@@ -78,7 +78,7 @@ class Target:
     rounds: int
 
     def sigma(self, q: float, steps: int) -> float:
-        """Return the smallest noise multiplier for a client with ``steps`` steps per round that joins all rounds.
+        """Return the smallest noise multiplier for a client that takes part in all rounds; q: sampling rate per step.
 
         Raises:
             UserError: the target epsilon needs a noise multiplier above ``accountants.LARGEST_SIGMA``.
@@ -94,16 +94,17 @@ class DPSGD:
 
         ( sum_j g_j min(1, C/||g_j||) + N(0, sigma^2 C^2 I) ) / min(B, n)
 
-    The sum is over a batch that contains each of the n examples with probability q = min(1, B/n), independently.
+    The sum is over a batch that contains each of the n examples with probability min(1, B/n), independently.
+    C: clipping norm;  sigma: noise multiplier;  B: batch size;  g_j: gradient on example j.
     """
 
-    noise_multiplier: float  # sigma
+    noise_multiplier: float  # sigma, the standard deviation of the noise over C
     clip: float  # C, the clipping norm
     target: Target | None = None  # if set, each client's sigma is computed from this target epsilon
     at_once: int = 1  # examples per gradient call in local training, unless the method defines the loss
 
     def of_client(self, n: int, batch_size: int, steps: int) -> "DPSGD":
-        """Return these settings; with a target epsilon, sigma is computed from a client's n and steps per round."""
+        """Return the settings of a client; a target epsilon is replaced by the client's noise multiplier."""
         if self.target is None:
             return self
         sigma = self.target.sigma(self.sampling_rate(n, batch_size), steps)
@@ -111,12 +112,12 @@ class DPSGD:
 
     @staticmethod
     def steps(n: int, batch_size: int) -> int:
-        """Return ceil(n/B), the number of steps per epoch, as in training without privacy."""
+        """Return ceil(n / batch_size), the number of steps per epoch, as in training without privacy."""
         return -(-n // batch_size)
 
     @staticmethod
     def sampling_rate(n: int, batch_size: int) -> float:
-        """Return q = min(1, B/n), the probability in (0, 1] that an example is in a batch."""
+        """Return min(1, batch_size / n), the probability that an example is in a batch."""
         return min(1.0, batch_size / n)
 
     def sample(self, n: int, batch_size: int, draws: Stream) -> Tensor:

@@ -24,7 +24,7 @@ from fedcommons.privacy.noise import Draws
 from fedcommons.privacy.release import Release
 
 Loss = Callable[..., Tensor]
-"""Function (parameters by name, one example's row of each column) -> loss; see ``torch.func.functional_call``."""
+"""Function (parameters by name, *tensors of one example) -> loss of the example."""
 
 Rows = Tensor | slice
 """Indices of examples."""
@@ -51,14 +51,14 @@ def require_examples_apart(module: nn.Module) -> None:
 def clipped_sum(gradients: Sequence[Tensor], clip: float) -> tuple[Tensor, float]:
     """Return the sum of clipped gradients, sum_j g_j min(1, C/||g_j||), as a vector, and C, the bound on a term's norm.
 
-    gradients: one tensor (n, *shape of the parameter) per parameter; row j of all tensors together is g_j.
+    gradients: one tensor (n, *shape of the parameter) per parameter; g_j is row j of all tensors. clip: C.
     A g_j that is not finite adds zero, because clipping cannot bound its norm.
     """
     flat = [g.reshape(len(g), -1) for g in gradients]
     norms = torch.stack([torch.linalg.vector_norm(g, dim=1) for g in flat]).norm(dim=0)
     if not (finite := norms.isfinite()).all():
         flat, norms = [g[finite] for g in flat], norms[finite]
-    factors = (clip / norms).clamp(max=1)  # infinite for a zero gradient
+    factors = (clip / norms).clamp(max=1)  # clip / norm is infinite for a zero gradient
     return torch.cat([factors @ g for g in flat]), clip
 
 
@@ -71,7 +71,7 @@ def noisy_sum(
     of_each = torch.vmap(grad(loss), in_dims=(None, *(0,) * len(columns)))
     with sdpa_kernel(SDPBackend.MATH):  # ``torch.vmap`` would run other attention kernels in a loop over examples
         for rows in zip(*(column.split(physical_batch) for column in columns), strict=True):
-            if len(rows[0]):  # an empty batch is split into one empty piece
+            if len(rows[0]):  # ``split`` divides an empty batch into one empty piece
                 total.add(*clipped_sum(list(of_each(values, *rows).values()), clip))
     return total
 
@@ -131,8 +131,8 @@ def steps(
 ) -> Iterator[Release]:
     """Train ``module`` by DP-SGD; after every step, yield the privacy ledger's entry (``Release``) of the step.
 
-    An epoch has ceil(n/B) batches, which are Poisson samples with rate q = min(1, B/n). A step with an empty batch
-    adds noise only. It costs the same epsilon as any step, and omitting it would disclose that the batch is empty.
+    An epoch has ceil(n/B) Poisson batches with sampling rate min(1, B/n); n: number of examples, B: ``batch_size``. A
+    step with an empty batch adds only noise. It is not omitted, because that would disclose that the batch is empty.
 
     Args:
         columns: the examples, n rows in each column.

@@ -17,22 +17,26 @@ MU = (1e-7, 1e7)
 
 
 def delta(epsilon: float, mu: float) -> float:
-    """Return the smallest delta at which the mechanism with mu > 0 is (epsilon, delta)-private, for epsilon >= 0."""
-    from scipy.special import log_ndtr  # half a second to import
+    """Return the smallest delta at which the Gaussian mechanism is (epsilon, delta)-private, for epsilon >= 0.
+
+    mu: sensitivity over the standard deviation of the noise, above 0.
+    """
+    from scipy.special import log_ndtr  # the import takes half a second
 
     first, second = float(log_ndtr(mu / 2 - epsilon / mu)), float(log_ndtr(-mu / 2 - epsilon / mu))
     return -exp(first) * expm1(min(0.0, epsilon + second - first)) if first > -inf else 0.0
 
 
 def _excess(epsilon_: float, mu: float, delta_: float) -> float:
-    """Return log(delta(epsilon_, mu) / delta_), which is 0 where epsilon_, mu and delta_ fit together exactly."""
+    """Return log(delta(epsilon_, mu) / delta_), which is 0 at the smallest epsilon_ for delta_."""
     return log(max(delta(epsilon_, mu), 1e-300)) - log(delta_)
 
 
 def epsilon(mu: float, delta_: float) -> float:
-    """Return the smallest epsilon >= 0 at which the mechanism with ``mu`` >= 0 is (epsilon, delta_)-private.
+    """Return the smallest epsilon >= 0 at which the Gaussian mechanism is (epsilon, delta_)-private.
 
-    delta_: in (0, 1). Above mu = 1e7 the result is an upper bound with a relative error of about 1e-6 or less.
+    mu: sensitivity over the standard deviation of the noise, at least 0. delta_: delta of the guarantee, in (0, 1).
+    Above mu = 1e7 the result is an upper bound with a relative error of about 1e-6 or less.
     """
     from scipy.optimize import root_scalar
 
@@ -46,7 +50,7 @@ def epsilon(mu: float, delta_: float) -> float:
 
 
 def noise_for(target: float, delta_: float) -> float:
-    """Return the noise multiplier sigma at which the mechanism's epsilon at ``delta_`` equals the target > 0."""
+    """Return the noise multiplier sigma at which the Gaussian mechanism has the epsilon ``target`` at ``delta_``."""
     from scipy.optimize import root_scalar
 
     least, most = MU

@@ -51,18 +51,18 @@ class Released:
     uncovered: Mapping[str, int] = field(default_factory=dict)
 
     def and_also(self, new: Sequence[Release]) -> "Released":
-        """Return all releases of ``self`` and ``new``; the counts of clients without a new release are not copied."""
+        """Return all releases of ``self`` and ``new``; counts of clients without a new release are not copied."""
         if not new:
             return self
         names = dict.fromkeys((*self.names, *(name for event in new if event.covered for name in event.what)))
         return Released(_with(self.covered, new), tuple(names), _counted(self.uncovered, new))
 
     def epsilon(self, client: int, delta: float) -> float:
-        """Return the epsilon, at ``delta``, of a client's covered releases; 0 if the client has no covered release."""
+        """Return the epsilon, at ``delta``, of a client's releases with a guarantee; 0 if there are none."""
         return composed(_spent(self.covered.get(client, {})), delta)
 
     def largest_epsilon(self, delta: float) -> float:
-        """Return the largest ``epsilon`` of a client, at ``delta``; 0 if there is no covered release."""
+        """Return the largest ``epsilon`` of a client, at ``delta``; 0 if no release has a privacy guarantee."""
         return max((self.epsilon(client, delta) for client in self.covered), default=0.0)
 
     def record(self) -> dict[str, Any]:
@@ -130,13 +130,16 @@ class Ledger:
 
     @property
     def uncovered(self) -> Mapping[str, int]:
-        """Return name of the data -> number of releases without a privacy guarantee; 1 for leaks through objects."""
+        """Return name of the data -> number of releases without a privacy guarantee.
+
+        The objects in ``outlived`` and ``leaks`` count as one release each.
+        """
         shared, sent = self.commons.uncovered, {**self.updates.uncovered, **dict.fromkeys(self.outlived, 1)}
         sent |= {name: 1 for name in self.leaks if name not in shared}
         return {name: shared.get(name, 0) + sent.get(name, 0) for name in (*shared, *sent)}
 
     def epsilon_of_rounds(self, client: int, delta: float) -> float | None:
-        """Return the epsilon, at ``delta``, of all data that a client released in rounds, without those before round 1.
+        """Return the epsilon, at ``delta``, of all data that a client released in rounds, so not before round 1.
 
         None: a training of the client has no privacy guarantee.
         """
@@ -155,7 +158,10 @@ class Ledger:
         return max((self.epsilon_of_rounds(client, delta) or 0.0 for client in clients), default=0.0)
 
     def epsilon_of_all(self, client: int, delta: float) -> float | None:
-        """Return the epsilon, at ``delta``, of all releases of a client; None if any client's release is uncovered."""
+        """Return the epsilon, at ``delta``, of all releases of a client.
+
+        None: a release of this client or of another client has no privacy guarantee (is uncovered).
+        """
         if self.uncovered:
             return None
         shared, sent = (released.covered.get(client, {}) for released in (self.commons, self.updates))
@@ -178,12 +184,12 @@ def read(record: Mapping[str, Any]) -> Ledger:
         KeyError, TypeError, ValueError, AttributeError: ``record`` does not have the form of a ``Ledger.record``.
     """
     given_away = {int(client): int(n) for client, n in record["given_away"]}
-    before = _events(record.get("before", ()))  # earlier versions wrote no before, outlived, leaks and exposed
+    before = _events(record.get("before", ()))  # earlier versions did not write the next four entries
     outlived = tuple(map(str, record.get("outlived", ())))
     leaks = {str(name): str(reason) for name, reason in record.get("leaks", {}).items()}
     commons, updates = _read(record["commons"]), _read(record["updates"])
     exposed = frozenset(map(int, record.get("exposed", ())))
-    if "exposed" not in record and updates.uncovered:  # any client may have been exposed
+    if "exposed" not in record and updates.uncovered:  # earlier versions did not write it, so any client may be exposed
         exposed = frozenset({*commons.covered, *updates.covered, -1})
     return Ledger(commons, updates, given_away, before, outlived, leaks, exposed)
 
@@ -192,9 +198,9 @@ def _events(covered: Iterable[Sequence[float]]) -> Events:
     events: dict[int, dict[tuple[float, float], int]] = {}
     for client, q, sigma, steps in covered:
         event = Release(int(client), mechanism=SAMPLED_GAUSSIAN, q=float(q), sigma=float(sigma), steps=int(steps))
-        event = replace(event, sensitivity=1.0)  # the record omits the bound, which a covered release always has
+        event = replace(event, sensitivity=1.0)  # the record omits it; a covered release has a finite one
         if not event.covered:
-            raise ValueError(f"an event is not covered: {event.flaw or 'it has no noise'}")
+            raise ValueError(f"a release in the record is not covered: {event.flaw or 'it has no noise'}")
         events.setdefault(event.client, {})[event.q, event.sigma] = event.steps
     return events
 
@@ -211,13 +217,13 @@ def _with(events: Events, new: Iterable[Release]) -> Events:
     for event in new:
         if event.covered:
             steps_by_mechanism = changed.setdefault(int(event.client), dict(events.get(event.client, {})))
-            how = float(event.q), float(event.sigma)  # plain numbers, which checkpoints can hold
+            how = float(event.q), float(event.sigma)  # plain numbers, which a checkpoint can store as JSON
             steps_by_mechanism[how] = steps_by_mechanism.get(how, 0) + int(event.steps)
     return after | changed
 
 
 def _counted(uncovered: Mapping[str, int], new: Iterable[Release]) -> Mapping[str, int]:
-    """Return name of the data -> number of uncovered releases: the numbers in ``uncovered`` plus those of ``new``."""
+    """Return name of the data -> number of releases without a guarantee: ``uncovered`` plus the releases in ``new``."""
     after = dict(uncovered)
     for event in new:
         for name in () if event.covered else event.named or ("something without a name",):
@@ -226,7 +232,7 @@ def _counted(uncovered: Mapping[str, int], new: Iterable[Release]) -> Mapping[st
 
 
 def _most(given_away: Mapping[int, int], new: Iterable[Release]) -> Mapping[int, int]:
-    """Return client -> largest number of its examples that one uncovered release disclosed, before or in ``new``."""
+    """Return client -> largest number of examples that one release without a guarantee disclosed, before or now."""
     after = dict(given_away)
     for event in new:
         if event.n_disclosed and not event.covered:
@@ -253,7 +259,7 @@ def refuse_large_delta(delta: float, sizes: Sequence[int]) -> None:
 
 
 def require_small_delta(ledger: Ledger, delta: float, sizes: Sequence[int]) -> None:
-    """Check by ``refuse_large_delta`` that delta is small enough, if the ledger has a release with an epsilon.
+    """Check that delta is small enough (``refuse_large_delta``), if the ledger has releases with a privacy guarantee.
 
     Raises:
         UserError: delta is 1/n_i or more for some client with n_i examples.

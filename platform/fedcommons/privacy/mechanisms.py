@@ -83,7 +83,7 @@ def columns(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, floa
 
 
 def _rows(events: Events, less: Events | None = None) -> list[tuple[int, float, float, int]]:
-    """Return rows (client, q, sigma, steps) of ``events``, with the steps in ``less`` subtracted."""
+    """Return rows (client, sampling rate, noise multiplier, steps) of ``events``; steps in ``less`` are subtracted."""
     before = less or {}
     rows = [
         (client, q, sigma, steps - before.get(client, {}).get((q, sigma), 0))

@@ -83,14 +83,14 @@ class Source:
     salt: bytes = field(default=b"", repr=False)
 
     def stream(self, *key: int | str) -> Stream:
-        """Return the random stream of this key: a cipher's output if there is a salt, else a seeded generator."""
+        """Return the random stream of this key: the cipher ChaCha20 if there is a salt, else a seeded generator."""
         if not self.salt:
             return wide_generator(self.facts, *key)
         return CipherStream(hashlib.blake2b(repr((self.facts, *key)).encode(), key=self.salt, digest_size=32).digest())
 
 
 SEED_ALONE = Source()
-"""The noise source of tests and dry runs: no salt, and a hash of 0."""
+"""The noise source of tests and dry runs: it has no salt, and 0 instead of a hash."""
 
 
 def of_audit(seed: int) -> Source:
@@ -100,7 +100,7 @@ def of_audit(seed: int) -> Source:
 
 @dataclass(frozen=True)
 class Draws:
-    """The random streams for one private training or one noisy value; ``streams``: keys of the requested streams."""
+    """A factory of random streams for one private training or one noisy value; it returns each stream only once."""
 
     source: Source
     key: tuple[int | str, ...] = ()
@@ -114,7 +114,7 @@ class Draws:
         """
         if key in self.streams:
             raise ValueError(
-                f"the stream {key} of this call has been drawn before; continue that stream, or call for noise again"
+                f"the stream {key} of this call has been drawn before; continue that stream, or use Noise.call again"
             )
         self.streams.add(key)
         return self.source.stream(*self.key, *key)

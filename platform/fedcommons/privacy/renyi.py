@@ -15,7 +15,7 @@ For an integer order a, terms with i > a are zero, and A is the paper's binomial
 import numpy as np
 
 BLOCK = 64
-"""Number of terms i that are computed first. It exceeds the largest order. Each further block has twice the terms."""
+"""Number of terms of the sum that are computed first, above the largest order; each further block is twice as long."""
 
 SMALL = -30.0
 """Logarithm below which both parts of a term are negligible; the sum then ends, as in Opacus."""
@@ -26,7 +26,7 @@ def divergences(q: float, sigma: float, orders: np.ndarray) -> np.ndarray:
     if q in (0, 1):
         return q * orders / (2 * sigma**2)
     signs, logs, last = _terms(q, sigma, orders, np.arange(BLOCK))
-    peak = logs.max((0, 2))  # without it e^(a^2 / (2 sigma^2)) overflows
+    peak = logs.max((0, 2))  # subtracted, because e^(a^2 / (2 sigma^2)) may overflow
     sums = _sum(signs, logs, peak)
     first, size, remaining = BLOCK, 2 * BLOCK, np.flatnonzero(last >= SMALL)
     while len(remaining):
@@ -37,15 +37,15 @@ def divergences(q: float, sigma: float, orders: np.ndarray) -> np.ndarray:
 
 
 def _terms(q: float, sigma: float, orders: np.ndarray, i: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return terms ``i`` of A for n orders: signs (n, terms) and logarithms (2, n, terms) of each term's two parts.
+    """Return terms ``i`` of the sum for n orders: signs (n, terms), and logarithms (2, n, terms) of their two parts.
 
     The third result (n,) is the larger logarithm of the last term's two parts.
     """
-    from scipy.special import binom, log_ndtr  # half a second to import
+    from scipy.special import binom, log_ndtr  # the import takes half a second
 
     j = orders[:, None] - i
     z, coefficient = sigma**2 * np.log(1 / q - 1) + 0.5, binom(orders[:, None], i)
-    with np.errstate(divide="ignore"):  # the coefficient is zero beyond an integer order
+    with np.errstate(divide="ignore"):  # log(0): the coefficient is 0 for i above an integer order
         size = np.log(np.abs(coefficient))
     logs = np.stack(
         [

@@ -76,7 +76,7 @@ def of_run(name: str, run: Path) -> bytes:
         salt = _read(path)
         if name_of(salt) == name:
             return salt
-        flaw = f"{path} holds another one"
+        flaw = f"{path} contains another salt"
     raise UserError(
         f"the noise of {run} is secret, and its salt is lost: {flaw}. Only the user and the machine that began the run "
         "can continue it (or FEDCOMMONS_STATE names the wrong folder). With new noise the run would release twice, so "
@@ -145,13 +145,13 @@ def _keep(name: str, salt: bytes) -> bytes:
 
 def _read(path: Path) -> bytes:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # else opening a pipe would block
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # opening a pipe must not block
         with os.fdopen(descriptor, "rb") as file:
             status, salt = os.fstat(descriptor), file.read(SIZE + 1)
     except OSError as error:
         raise UserError(f"the secret salt {path} cannot be read ({error.strerror}).") from None
     if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077 or len(salt) != SIZE:
         raise UserError(
-            f"the secret salt {path} must be a file of {SIZE} bytes that only you can read (mode 0600), and is not."
+            f"the secret salt {path} must be a file of {SIZE} bytes that only you can read (mode 0600), but it is not."
         )
     return salt

@@ -32,7 +32,7 @@ NOTES = (
     "other runs on the same data: their epsilons add up, also those of other seeds and of runs that only served to "
     "choose a learning rate (--lrs, configurations of a sweep); only this run is counted here",
 )
-"""Released data that the privacy ledger of a run never counts."""
+"""Data that the privacy ledger never counts, although they may disclose examples; every statement lists them."""
 
 TRUSTED = {
     "algorithm": "which data its releases are computed from; that no data enter work.local by start weights, learning "
@@ -144,9 +144,9 @@ def _of_commons(commons: Released, delta: float, secret: bool) -> str:
     guarantee = f"{_epsilon(commons.largest_epsilon(delta), delta, secret)}, the largest of all clients'"
     names = _list(commons.names)
     if not commons.uncovered:
-        return f"Commons ({names}): {guarantee}{'' if secret else f'; as run: none, {DRAWN_AGAIN}'}."
+        return f"Commons ({names}): {guarantee}{'' if secret else f'; as run: none, because {DRAWN_AGAIN}'}."
     covered = f", for {names} alone {guarantee};" if commons.covered else ","
-    return f"Commons: no guarantee{covered} as nothing covers {_list(commons.uncovered)}."
+    return f"Commons: no guarantee{covered} as there is no protection for {_list(commons.uncovered)}."
 
 
 def _overall(leaks: Sequence[str], overall: float | None, delta: float, secret: bool, to: str) -> str:
@@ -155,7 +155,8 @@ def _overall(leaks: Sequence[str], overall: float | None, delta: float, secret: 
         return f"Overall guarantee: none, because of {leaks[0]}{more}." if leaks else "Overall guarantee: none."
     if not secret:
         return (
-            f"Overall guarantee: none as run: {DRAWN_AGAIN}; {_epsilon(overall, delta, secret)}, of all messages{to}."
+            f"Overall guarantee: none as run, because {DRAWN_AGAIN}; "
+            f"{_epsilon(overall, delta, secret)}, of all messages{to}."
         )
     return f"Overall guarantee: {_epsilon(overall, delta, secret)}, of all messages in this run{to}."
 

@@ -69,7 +69,7 @@ class Written:
                 plain += [id(value), value.dtype, value.shape]
                 tensors.append(value.detach())
             else:
-                plain.append(repr(value))  # nan equals nan
+                plain.append(repr(value))  # texts are compared, because nan differs from nan
         return plain, tensors
 
 

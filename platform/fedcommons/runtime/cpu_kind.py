@@ -33,7 +33,7 @@ def cpu(about: Path = Path("/proc/cpuinfo")) -> str:
     lines = about.read_text(encoding="utf-8").splitlines() if about.is_file() else []
     values = dict[str, str]()
     for name, _, value in (line.partition(":") for line in lines):
-        values.setdefault(name.strip(), value.strip())  # values of the first core
+        values.setdefault(name.strip(), value.strip())  # later cores do not replace the first core's values
     flags = values.get("flags", "").split()
     maker = {"GenuineIntel": "intel", "AuthenticAMD": "amd"}.get(
         values.get("vendor_id", ""), values.get("vendor_id", "")

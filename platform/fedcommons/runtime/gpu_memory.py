@@ -37,7 +37,7 @@ def with_room(play: Callable[[], T]) -> T:
     except Exception as error:
         if not is_full(error):
             raise
-    gc.collect()  # after the except block, because the error refers to frames with tensors
+    gc.collect()  # not in the except block, where the error still refers to tensors
     torch.cuda.empty_cache()
     return play()
 

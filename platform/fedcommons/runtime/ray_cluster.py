@@ -61,7 +61,7 @@ def connect(num_cpus: int | None = None) -> None:
         with _coming_up(f"RAY_ADDRESS={address!r}: that Ray cannot be joined"):
             ray.init(job_config=_job(), log_to_driver=False, logging_level=logging.ERROR)
     if callable(on_sigterm):  # restore the caller's handler, which Ray has replaced
-        with suppress(ValueError):  # Python sets handlers in the main thread only, and so does Ray
+        with suppress(ValueError):  # Python and Ray set handlers only in the main thread
             signal.signal(signal.SIGTERM, on_sigterm)
 
 
@@ -81,7 +81,7 @@ def _coming_up(what: str) -> Iterator[None]:
     except Exception as error:
         with suppress(Exception):  # the shutdown of a partly started Ray may fail
             ray.shutdown()
-        if lacks_memory(error) or (isinstance(error, OSError) and error.errno):  # errors of the system, not of Ray
+        if lacks_memory(error) or (isinstance(error, OSError) and error.errno):  # not an error of Ray
             raise
         raise UserError(f"{what} ({sentence(error).rstrip('.')}).") from error
 
@@ -103,7 +103,7 @@ def _start(num_cpus: int | None) -> None:
 
     mode = os.environ.get("RAY_AUTH_MODE", "")
     if mode.lower() not in ("", "token", "disabled"):
-        raise UserError(f"RAY_AUTH_MODE must be token or disabled, got {mode!r}.")  # Ray would treat it as disabled
+        raise UserError(f"RAY_AUTH_MODE must be token or disabled, got {mode!r}.")  # Ray would not require tokens
     if not mode:
         # An empty mode is removed, because Ray has read the mode at its import. Without a mode, ray.init uses tokens.
         os.environ.pop("RAY_AUTH_MODE", None)
@@ -112,7 +112,7 @@ def _start(num_cpus: int | None) -> None:
     atexit.register(ray.shutdown)  # must run before the folder is removed; Ray's own handler may run later
     with tempdirs.tempdir(folder), _loopback_only(), _coming_up("Ray does not start on this machine"):
         ray.init(
-            address="local",  # never another user's Ray on this machine
+            address="local",  # not the Ray of another user on this machine
             job_config=_job(),
             num_cpus=num_cpus,
             include_dashboard=False,
@@ -301,8 +301,8 @@ def reserve(
     free(group)
     needs, has = _in_words(bundles[0]), free_resources()
     raise UserError(
-        f"{what}: no resources were free in {wait_s:g} s; each process needs {needs}, and Ray has {has} free; wait "
-        f"until other programs end{advice}."
+        f"{what} got no resources in {wait_s:g} s: each needs {needs}, and Ray has {has} free; wait until other "
+        f"programs end{advice}."
     )
 
 
@@ -335,7 +335,7 @@ def require_actors(n: int, gpus_per_actor: float | str) -> None:
     resources = cpu_kind.resources(ray.nodes(), node_labels(gpus_per_actor))
     for kind, each in bundle(gpus_per_actor).items():
         has = resources[kind]
-        room = int(has / each + 1e-9) if each >= 1 else int(has) * int(1 / each + 1e-9)  # a share cannot span GPUs
+        room = int(has / each + 1e-9) if each >= 1 else int(has) * int(1 / each + 1e-9)  # a share lies on one GPU
         if n > room:
             raise UserError(
                 f"federation.actors: one run needs {n * each:g} {kind}, and Ray has {has:g}, room for {room} such "

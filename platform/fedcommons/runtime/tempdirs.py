@@ -120,7 +120,7 @@ def _remove_if_abandoned(base: str, inside: int, name: str) -> None:
         if {of_folder.st_uid, of_mark.st_uid} != {os.geteuid()} or stat.S_IMODE(of_folder.st_mode) & 0o077:
             return
         fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_used(f"{base}/{name}"):  # Ray's agents outlive a killed driver
+        if _is_used(f"{base}/{name}"):  # Ray's agent processes continue after their driver is killed
             return
         # The mark is removed last, so that an interrupted removal can be repeated.
         for entry in sorted(os.listdir(descriptor), key=lambda entry: entry == MARK):
