@@ -63,7 +63,7 @@ def counts(comparison: Compared, label: int | None = None, planted: Planted = NO
             ).numpy()
             == label
         )
-    hits = hit.reshape(4, m).sum(1)  # seen and held-out images below the limit, then below half
+    hits = hit.reshape(4, m).sum(1)  # numbers of near seen and held-out images: below the limit, then below half of it
     return np.array([len(records), closer, np.square(np.bincount(records)).sum(), *hits], float)
 
 

@@ -77,7 +77,7 @@ def _checkpoints(folder: Path) -> dict[int, Path]:
 def _remove(checkpoint: Path) -> None:
     checkpoint.with_name(checkpoint.name + ".json").unlink(
         missing_ok=True
-    )  # removed first, so that the next call repeats an interrupted removal
+    )  # the JSON file goes first, so that the next call can repeat an interrupted removal
     checkpoint.unlink()
 
 
@@ -149,7 +149,7 @@ def _standing(payloads: dict[str, Payload], facts: dict[str, Any], memory: Clien
         entries = {int(k.removeprefix("memory ")): p for k, p in payloads.items() if k.startswith("memory ")}
         entries |= {int(client): name for client, name in facts["files"].items()}
         ordered = {client: entries[client] for client in facts["order"]}
-        # Earlier versions wrote three counts of traffic, without lost bytes, and neither rejected nor largest.
+        # Checkpoints of earlier versions have no lost bytes in traffic, and lack rejected and largest.
         down, up, once, lost = [*facts["traffic"], *([0] if len(facts["traffic"]) == 3 else [])]
         buffers = flat(payloads["module"], "buffers")
         state = payloads["state"]
@@ -158,7 +158,7 @@ def _standing(payloads: dict[str, Payload], facts: dict[str, Any], memory: Clien
         rejected = rejections.read(facts.get("rejected", []))
         largest = rejections.read_largest(facts.get("largest"))
         ledger = privacy.read(facts["ledger"])  # required, because without it the released data are unknown
-    except (KeyError, TypeError, AttributeError) as error:  # JSON of another form raises these errors
+    except (KeyError, TypeError, AttributeError) as error:  # raised for JSON of another form
         raise ValueError(f"the facts are not those of a checkpoint: {error!r}") from error
     names = facts["files"].values()
     if len(facts["order"]) != len(entries) or not all(re.fullmatch(MEMORY_FILE, str(name)) for name in names):

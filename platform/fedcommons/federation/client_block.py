@@ -151,7 +151,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
             failed.client, failed.round = client, task.round
             raise failed from error
         finally:
-            worker.work.share, worker.work.replacement = 1.0, None  # the server's training uses neither
+            worker.work.share, worker.work.replacement = 1.0, None  # the server's jobs must not use them
         if private:
             state_leaks.put_back(worker.work)
             after = state_leaks.state(worker.work, worker.algorithm, {"commons": rows.commons})
@@ -166,7 +166,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
         if isinstance(size, str):
             rejected[client] = size
             continue
-        if task.buffers_singly and BUFFERS in reply.each:  # sent once; the sum is for the average
+        if task.buffers_singly and BUFFERS in reply.each:  # add the buffers to the sums, for the server's average
             weighted_buffers = scale(flat(reply.each, BUFFERS), reply.weight)
             reply = replace(reply, sums={**reply.sums, BUFFERS: weighted_buffers})
         norms[client], form = size, _form(reply)
@@ -262,7 +262,7 @@ def _released(reply: Reply, client: int, rows: ClientData, *, has_drawn: bool) -
             bare.difference_update(event.what)
             others.append(event)
     is_whole = is_whole and not bare & sent and bool(events or not sent)
-    names, seen = {False: bare, True: set[str]()}, {False: 0, True: 0}  # the key is ``Release.commons``
+    names, seen = {False: bare, True: set[str]()}, {False: 0, True: 0}  # keys: ``Release.commons``
     for event in others:
         names[event.commons].update(event.named)
         seen[event.commons] = max(event.n_disclosed, seen[event.commons])

@@ -60,7 +60,7 @@ class ClientMemory(Mapping[int, Payload]):
 
     def updated(self, round: int, new: Mapping[int, Payload]) -> "ClientMemory":
         """Return the memories after ``round``: ``new`` replaces those of its clients; excess memories go to files."""
-        entries = {i: e for i, e in self.entries.items() if i not in new} | dict(new)  # the newest entries come last
+        entries = {i: e for i, e in self.entries.items() if i not in new} | dict(new)  # new memories come last
         after = ClientMemory(entries, self.cap_bytes, self.folder, self.run)
         if self.folder is not None:
             after._spill(self.folder, round)
@@ -120,5 +120,5 @@ def remove_files(folder: Path, needed: set[str]) -> None:
         if path.name not in needed and re.fullmatch(MEMORY_FILE, path.name):
             path.with_name(path.name + ".json").unlink(
                 missing_ok=True
-            )  # removed first, so that the next call repeats an interrupted removal
+            )  # the JSON file goes first, so that the next call can repeat an interrupted removal
             path.unlink()

@@ -39,7 +39,7 @@ def unpack(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> dict[str,
         for full, index in facts["tensors"].items():
             key, _, name = full.partition("/")
             payloads[key][name] = tensors[full] if index is None else _flat(layouts[index], tensors[full])
-    except (KeyError, TypeError, AttributeError, IndexError) as error:  # JSON of another form raises these errors
+    except (KeyError, TypeError, AttributeError, IndexError) as error:  # raised for JSON of another form
         raise ValueError(f"the facts do not describe the tensors of the file: {error!r}") from error
     return dict(payloads)
 

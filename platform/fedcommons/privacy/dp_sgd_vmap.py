@@ -71,7 +71,7 @@ def noisy_sum(
     of_each = torch.vmap(grad(loss), in_dims=(None, *(0,) * len(columns)))
     with sdpa_kernel(SDPBackend.MATH):  # ``torch.vmap`` would run other attention kernels in a loop over examples
         for rows in zip(*(column.split(physical_batch) for column in columns), strict=True):
-            if len(rows[0]):  # ``split`` divides an empty batch into one empty piece
+            if len(rows[0]):  # an empty batch yields one empty piece, which is skipped
                 total.add(*clipped_sum(list(of_each(values, *rows).values()), clip))
     return total
 

@@ -184,12 +184,12 @@ def read(record: Mapping[str, Any]) -> Ledger:
         KeyError, TypeError, ValueError, AttributeError: ``record`` does not have the form of a ``Ledger.record``.
     """
     given_away = {int(client): int(n) for client, n in record["given_away"]}
-    before = _events(record.get("before", ()))  # earlier versions did not write the next four entries
+    before = _events(record.get("before", ()))  # records of earlier versions lack this and the next entries
     outlived = tuple(map(str, record.get("outlived", ())))
     leaks = {str(name): str(reason) for name, reason in record.get("leaks", {}).items()}
     commons, updates = _read(record["commons"]), _read(record["updates"])
     exposed = frozenset(map(int, record.get("exposed", ())))
-    if "exposed" not in record and updates.uncovered:  # earlier versions did not write it, so any client may be exposed
+    if "exposed" not in record and updates.uncovered:  # a record of an earlier version: any client may be exposed
         exposed = frozenset({*commons.covered, *updates.covered, -1})
     return Ledger(commons, updates, given_away, before, outlived, leaks, exposed)
 
@@ -198,7 +198,7 @@ def _events(covered: Iterable[Sequence[float]]) -> Events:
     events: dict[int, dict[tuple[float, float], int]] = {}
     for client, q, sigma, steps in covered:
         event = Release(int(client), mechanism=SAMPLED_GAUSSIAN, q=float(q), sigma=float(sigma), steps=int(steps))
-        event = replace(event, sensitivity=1.0)  # the record omits it; a covered release has a finite one
+        event = replace(event, sensitivity=1.0)  # records omit the sensitivity, which is finite for a covered release
         if not event.covered:
             raise ValueError(f"a release in the record is not covered: {event.flaw or 'it has no noise'}")
         events.setdefault(event.client, {})[event.q, event.sigma] = event.steps

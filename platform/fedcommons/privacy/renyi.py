@@ -26,7 +26,7 @@ def divergences(q: float, sigma: float, orders: np.ndarray) -> np.ndarray:
     if q in (0, 1):
         return q * orders / (2 * sigma**2)
     signs, logs, last = _terms(q, sigma, orders, np.arange(BLOCK))
-    peak = logs.max((0, 2))  # subtracted, because e^(a^2 / (2 sigma^2)) may overflow
+    peak = logs.max((0, 2))  # is subtracted: e^(a^2 / (2 sigma^2)) may overflow
     sums = _sum(signs, logs, peak)
     first, size, remaining = BLOCK, 2 * BLOCK, np.flatnonzero(last >= SMALL)
     while len(remaining):

@@ -81,7 +81,7 @@ def _coming_up(what: str) -> Iterator[None]:
     except Exception as error:
         with suppress(Exception):  # the shutdown of a partly started Ray may fail
             ray.shutdown()
-        if lacks_memory(error) or (isinstance(error, OSError) and error.errno):  # not an error of Ray
+        if lacks_memory(error) or (isinstance(error, OSError) and error.errno):  # the system's error, not Ray's
             raise
         raise UserError(f"{what} ({sentence(error).rstrip('.')}).") from error
 
@@ -335,7 +335,7 @@ def require_actors(n: int, gpus_per_actor: float | str) -> None:
     resources = cpu_kind.resources(ray.nodes(), node_labels(gpus_per_actor))
     for kind, each in bundle(gpus_per_actor).items():
         has = resources[kind]
-        room = int(has / each + 1e-9) if each >= 1 else int(has) * int(1 / each + 1e-9)  # a share lies on one GPU
+        room = int(has / each + 1e-9) if each >= 1 else int(has) * int(1 / each + 1e-9)  # no share spans two GPUs
         if n > room:
             raise UserError(
                 f"federation.actors: one run needs {n * each:g} {kind}, and Ray has {has:g}, room for {room} such "
