@@ -1,7 +1,7 @@
-"""An experiment as dotted names and values: ``partition.alpha``, ``fedprox.mu`` and so on.
+"""Conversion between experiments and flat mappings from dotted names (``partition.alpha``, ``fedprox.mu``) to values.
 
-An experiment has the fields of the chosen components only. Therefore a new method, or a new field with a default,
-changes no hash and no name.
+An experiment has only the fields of the chosen components. Therefore a new method, or a new field with a default value,
+changes neither the hash nor the name of an existing experiment.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -41,7 +41,7 @@ IGNORED_BY_RESULTS = (
     "federation.gpus_per_actor", "federation.checkpoint_every", "federation.memory_mb", "tracking.wandb",
     "tracking.project", "tracking.group",
 )  # fmt: skip
-"""Fields of every run that may differ when the run is resumed, because no result depends on these fields."""
+"""Fields that may change when a run is resumed, because no result depends on these fields."""
 
 SHORT_NAMES = {
     "alpha": "partition.alpha", "p": "sharing.p", "rho": "generator.rho", "sigma": "dp.noise_multiplier",
@@ -49,7 +49,7 @@ SHORT_NAMES = {
     "model": "model.name", "partition": "partition.name", "sharing": "sharing.setting", "setting": "sharing.setting",
     "generator": "generator.name", "wandb": "tracking.wandb",
 }  # fmt: skip
-"""Short name -> field. Every sweep accepts the short names; most are the symbols of the papers."""
+"""Short option name -> dotted name of the field. Every command accepts the short names; most are papers' symbols."""
 
 NO_SHARING = "none"
 """What users may write for the sharing strategy ``real``. Configs and run folders store ``real``."""
@@ -58,17 +58,18 @@ _NON_SCALAR_FIELDS = {"constants", "source", "inactive", *SECTIONS}
 
 
 def is_ignored(name: str) -> bool:
-    """Return whether no result depends on the field.
+    """Return whether the run's results are independent of the field ``name``.
 
-    Results do not depend on ``IGNORED_BY_RESULTS``, nor on a tracker, its constants and its code. Results do depend on
-    a measure: its numbers are part of the record, which must be the same after a resumption.
+    Results are independent of the fields ``IGNORED_BY_RESULTS``, of the tracker, and of the tracker's constants and
+    code. Results depend on the measure, because its numbers are part of the run's record, which a resumption must
+    reproduce.
     """
     return name in IGNORED_BY_RESULTS or name.startswith("tracking.") or name == "source.tracker"
 
 
 @cache
 def common_fields() -> Mapping[str, Field]:
-    """Return the fields of every run, and the fields of the section ``generator``."""
+    """Return dotted name -> ``Field`` for all fields of the sections, without the constants of components."""
     result = dict(fields_of(Experiment, _NON_SCALAR_FIELDS))
     for section, kind in SECTIONS.items():
         result |= {f"{section}.{n}": f for n, f in fields_of(kind, ("constants",)).items()}
@@ -76,9 +77,16 @@ def common_fields() -> Mapping[str, Field]:
 
 
 def fields_for(chosen: Mapping[str, Sequence[str]], reread: bool = True) -> dict[str, Field]:
-    """Return the fields of experiments with the chosen components; generator fields only if a generator is chosen.
+    """Return dotted name -> ``Field`` for experiments with the chosen components.
 
-    chosen: names of components by kind. reread: see ``registry.source``.
+    Fields of the section ``generator`` are included only if a generator is chosen.
+
+    Args:
+        chosen: kind of component -> names of the chosen components of this kind.
+        reread: whether files of user-defined components are read again (see ``registry.source``).
+
+    Raises:
+        UserError: a user-defined component has the name of a section, or a constant with the name of a common field.
     """
     result = {n: f for n, f in common_fields().items() if chosen.get("generator") or not n.startswith("generator.")}
     for kind, names in chosen.items():
@@ -101,7 +109,14 @@ def fields_for(chosen: Mapping[str, Sequence[str]], reread: bool = True) -> dict
 def full_name(
     name: str, names: Collection[str], chosen: Mapping[str, Sequence[str]], short: Mapping[str, str] = SHORT_NAMES
 ) -> str:
-    """Return the full name of a field. name: full name, short name, or component and constant (``resnetgn.width``)."""
+    """Return the dotted name of a field, or ``name`` unchanged if it means none of the fields ``names``.
+
+    Args:
+        name: dotted name, short name, or component and constant (``resnetgn.width`` for ``model.width``).
+        names: the dotted names that exist.
+        chosen: kind of component -> names of the chosen components of this kind.
+        short: short name -> dotted name.
+    """
     section, _, leaf = name.rpartition(".")
     for kind, parts_ in chosen.items() if name not in names else ():
         if section in map(registry.label, parts_) and f"{KINDS[kind].section}.{leaf}" in names:
@@ -110,7 +125,7 @@ def full_name(
 
 
 def full_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values by the full names of their fields."""
+    """Return ``values`` with each short name replaced by the field's dotted name."""
     by_field = {SHORT_NAMES.get(name, name): value for name, value in values.items()}
     if by_field.get("sharing.setting") == NO_SHARING:
         by_field["sharing.setting"] = "real"
@@ -120,18 +135,21 @@ def full_names(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def generates(setting: str) -> bool:
-    """Return whether every client trains a generator for this sharing strategy."""
+    """Return whether every client trains a generator under the sharing strategy ``setting``."""
     return registry.defines("sharing", setting, "requests")
 
 
 def choose(values: Mapping[str, Any], inactive: Collection[str] = ()) -> Experiment:
-    """Return the experiment that the dotted fields describe. Fields of other components go to its ``beside``.
+    """Return the experiment with these values. Values of components that are not chosen go to its ``inactive``.
 
-    beside: names of fields that are allowed although no component of the package has them: fields of user-defined
-    components.
+    Args:
+        values: dotted name -> value; missing fields get their defaults.
+        inactive: names of fields that are accepted although no component of the package has them, because they belong
+            to user-defined components that are not chosen.
 
     Raises:
-        UserError: a component does not exist, no component has a field, or a value is out of its range.
+        UserError: a component does not exist, a name in ``values`` is no field of any component, or a value is out of
+            its range.
     """
     names = _names(values)
     valid_fields = fields_for({kind: [name] for kind, name in names.items()})
@@ -150,10 +168,12 @@ def choose(values: Mapping[str, Any], inactive: Collection[str] = ()) -> Experim
 
 
 def override(config: Experiment, values: Mapping[str, Any]) -> Experiment:
-    """Return a copy of ``config`` with the dotted fields replaced; a newly chosen component starts with its defaults.
+    """Return a copy of ``config`` with ``values`` (dotted name -> value) replaced.
+
+    A newly chosen component starts with the defaults of its constants.
 
     Raises:
-        UserError: the resulting experiment does not have one of the fields.
+        UserError: the resulting experiment lacks a field that ``values`` sets.
     """
     old, now = config.flat, _names({**config.flat, **values})
     old_values = {n: v for n, v in old.items() if not _replaced(n, config, now)}
@@ -165,13 +185,16 @@ def override(config: Experiment, values: Mapping[str, Any]) -> Experiment:
 
 
 def recorded(dotted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that a run's records state: no noise multiplier where a target epsilon decides the noise."""
+    """Return the fields that are written to a run's records.
+
+    ``dp.noise_multiplier`` is left out if ``dp.target_epsilon`` is set, because the noise then follows from epsilon.
+    """
     left_out = {"dp.noise_multiplier"} if dotted.get("dp.target_epsilon") is not None else set()
     return {name: value for name, value in dotted.items() if name not in left_out}
 
 
 def to_dict(config: Experiment) -> dict[str, Any]:
-    """Return the fields as nested plain values, with tuples as lists, as config.yaml stores the fields."""
+    """Return the experiment as config.yaml stores it: section -> field -> plain value, with lists instead of tuples."""
     nested: dict[str, Any] = {}
     for name, value in recorded(config.flat).items():
         section, _, leaf = name.rpartition(".")
@@ -180,10 +203,14 @@ def to_dict(config: Experiment) -> dict[str, Any]:
 
 
 def effective(values: Mapping[str, Any], p: float | None) -> dict[str, float]:
-    """Return the alpha, p, rho, sigma and lr that a run used, by these names, without those that the run did not use.
+    """Return the main hyperparameters that a run used, under the names alpha, p, rho, sigma and lr.
 
-    alpha needs a partition with alpha, rho a generator, sigma DP-SGD without a target epsilon.
-    values: the run's dotted fields. p: the resulting share of shared data.
+    Unused hyperparameters are left out: alpha (concentration) without a Dirichlet partition, rho (share of images that
+    the generator sees) without a generator, sigma (noise multiplier) without DP-SGD or with a target epsilon.
+
+    Args:
+        values: the run's dotted fields.
+        p: share of shared data among the training data that resulted; None leaves p out.
     """
     solved = values.get("dp.target_epsilon") is not None  # then sigma differs between clients
     sigma = values["dp.noise_multiplier"] if values["dp.local"] and not solved else None
@@ -193,13 +220,13 @@ def effective(values: Mapping[str, Any], p: float | None) -> dict[str, float]:
 
 
 def from_dict(values: Mapping[str, Any]) -> Experiment:
-    """Return the experiment of a config.yaml that ``to_dict`` wrote; missing fields have their defaults.
+    """Return the experiment of a config.yaml that ``to_dict`` wrote; missing fields get their defaults.
 
-    User-defined components are not imported: their constants are read from the file without a check.
+    User-defined components are not imported. Their constants are taken from the file without a check.
 
     Raises:
-        UserError: a key is no field; a later version of the platform may have written the key.
-        ValueError: a value has a different type from its field.
+        UserError: a key is not a field. A later version of the platform may have written the key.
+        ValueError: the type of a value is not allowed for its field.
     """
     flat: dict[str, Any] = {}
     for name, value in values.items():
@@ -232,7 +259,10 @@ def from_dict(values: Mapping[str, Any]) -> Experiment:
 
 
 def same_results(a: Experiment, b: Experiment) -> list[str]:
-    """Return the names of the fields that differ and affect results; empty if the results must be the same."""
+    """Return the dotted names of fields in which two experiments differ and on which results depend.
+
+    An empty list means that both experiments must have the same results.
+    """
     first, second = a.flat, b.flat
     missing = object()
     names = [n for n in {**first, **second} if not is_ignored(n)]
@@ -240,10 +270,10 @@ def same_results(a: Experiment, b: Experiment) -> list[str]:
 
 
 def deciding(config: Experiment) -> dict[str, Any]:
-    """Return the fields that results depend on, by dotted name, without the fields that have their default value.
+    """Return dotted name -> value of the fields on which results depend and whose value is not the default.
 
-    Hashes are computed from these fields, so a new field changes no old hash. Therefore a default must never change:
-    add a new field instead.
+    The experiment's hash is computed from these fields, so a new field does not change the hash of an old experiment.
+    Therefore the default of a field must never change; add a new field instead.
     """
     valid_fields = fields_for({kind: [name] for kind, name in config.chosen.items()}, reread=False)
     flat = {n: v for n, v in config.flat.items() if not is_ignored(n)}
@@ -251,25 +281,28 @@ def deciding(config: Experiment) -> dict[str, Any]:
 
 
 def part_of(config: Experiment, kind: str) -> Any:
-    """Create the chosen component of this kind (algorithm, sharing strategy or generator) with its constants."""
+    """Create the experiment's component of this kind (algorithm, sharing strategy, generator) with its constants."""
     section = config if kind == "algorithm" else getattr(config, kind)
     return registry.make(kind, config.chosen[kind], section.constants)
 
 
 def parts_of_own(config: Experiment) -> list[str]:
-    """Return the options that name an experiment's user-defined components: ``--algorithm my_lab.py:FedAvgM``."""
+    """Return the command line options of the user-defined components, such as ``--algorithm my_lab.py:FedAvgM``."""
     return [f"--{KINDS[kind].field} {name}" for kind, name in config.chosen.items() if registry.is_user_defined(name)]
 
 
 def not_chosen(name: str, config: Experiment) -> UserError:
-    """Return the error that explains why the experiment has no such field."""
+    """Return the error for a field ``name`` that the experiment lacks; it names the component or the nearest field."""
     return unchosen_field_error(name, {k: [n] for k, n in config.chosen.items()}) or unknown(
         "config key", name, config.flat
     )
 
 
 def unchosen_field_error(name: str, chosen: Mapping[str, Sequence[str]]) -> UserError | None:
-    """Return the error for a field of a component that is not chosen; None if no component has such a field."""
+    """Return the error for a field that belongs to a component that is not chosen; None if ``name`` is no such field.
+
+    chosen: kind of component -> names of the chosen components of this kind.
+    """
     if (
         name.startswith("generator.")
         and not chosen.get("generator")
@@ -277,7 +310,8 @@ def unchosen_field_error(name: str, chosen: Mapping[str, Sequence[str]]) -> User
     ):
         if any(generates(setting) for setting in chosen["sharing"]):
             return UserError(
-                f"{name} needs --generator.name {' or '.join(KINDS['generator'].components)}, and it names none."
+                f"{name} needs a generator, but none is chosen: add --generator.name "
+                f"{' or '.join(KINDS['generator'].components)}."
             )
         settings = ", ".join(chosen["sharing"])
         able = [setting for setting in KINDS["sharing"].components if generates(setting)]
@@ -290,7 +324,7 @@ def unchosen_field_error(name: str, chosen: Mapping[str, Sequence[str]]) -> User
 
 
 def _names(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the chosen component of each kind, by kind. Kinds without a chosen component are left out."""
+    """Return kind -> name of the components that ``values`` chooses. Kinds without a component are left out."""
     chosen = {kind: values.get(k.field, common_fields()[k.field].default) for kind, k in KINDS.items()}
     names = {kind: str(name) for kind, name in chosen.items() if name is not None or not KINDS[kind].is_optional}
     if not generates(names["sharing"]):
@@ -299,13 +333,17 @@ def _names(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _require_owned(name: str, valid_fields: Mapping[str, Field]) -> None:
-    """Raise an error if no component of the package has this field, chosen or not."""
+    """Check that a component of the package, chosen or not, has the field ``name``.
+
+    Raises:
+        UserError: no component has the field; the error names the nearest field in ``valid_fields``.
+    """
     if name not in common_fields() and not registry.owners(name):
         raise unknown("config key", name, valid_fields)
 
 
 def _replaced(name: str, config: Experiment, now: Mapping[str, str]) -> bool:
-    """Return whether a field of ``config`` is a constant of a component that is no longer chosen."""
+    """Return whether the field belongs to a component of ``config`` that is not chosen in ``now`` (kind -> name)."""
     return (
         name not in common_fields()
         and any(
@@ -316,7 +354,7 @@ def _replaced(name: str, config: Experiment, now: Mapping[str, str]) -> bool:
 
 
 def _build(flat: Mapping[str, Any], source: Mapping[str, str], inactive: Mapping[str, Any] | None = None) -> Experiment:
-    """Create the experiment with these fields."""
+    """Create the experiment. flat: dotted name -> value; source: kind -> hash of code; inactive: see ``Experiment``."""
     scalars = {n: v for n, v in flat.items() if "." not in n}
     nested: dict[str, Any] = {}
     for section, kind in SECTIONS.items():

@@ -1,6 +1,6 @@
-"""The description of one experiment: its sections, and its fields by dotted name.
+"""The configuration of one experiment: its sections, and its fields by dotted name.
 
-An experiment, its config.yaml and its hash contain the constants of the chosen components only.
+An experiment, its config.yaml and its hash contain only the constants of the chosen components.
 """
 
 from collections.abc import Mapping
@@ -31,24 +31,26 @@ from fedcommons.config.schema import (
 
 @dataclass(frozen=True)
 class Experiment:
-    """One run: data -> partition -> sharing -> federation -> measures.
+    """The configuration of one run: data, partition, sharing strategy, federated training, measures, tracking.
 
-    generator: None if the sharing strategy needs no generator. constants: the algorithm's constants. source: hash of
-    the code of each user-defined component, by kind, and of the file ``model.weights``, by the key ``weights``.
-    beside: values that the user set for components that are not chosen, by dotted name. A value applies once its
-    component is chosen. Comparisons of experiments ignore these values.
+    generator: section of the generator; None if the sharing strategy needs no generator. constants: the algorithm's
+    constants. source: hash of each user-defined component's code, by kind of component, and of the file
+    ``model.weights``, under the key ``weights``. inactive: values that the user set for components that are not chosen,
+    by dotted name. Such a value applies once its component is chosen. Comparisons of experiments ignore ``inactive``.
     """
 
     seed: Annotated[int, "[0, 4611686018427387904]"] = 0
-    """seed of all random draws"""
+    """seed of all random draws, except privacy noise with dp.noise secret"""
     algorithm: str = "fedavg"
-    """federated method"""
+    """federated method (algorithm) that trains the server model"""
     target: float | str = 0.8
-    """what rounds-to-target counts the rounds to: a test accuracy in (0, 1], or a metric such as "loss <= 0.3" """
+    """target of the run, whose first round is reported as rounds_to_target: a test accuracy in (0, 1], or a metric with
+    a bound, such as "loss <= 0.3" """
     artifacts: str = "runs/artifacts"
-    """folder of trained generators and synthetic images, shared between runs"""
+    """folder in which trained generators and synthetic images are stored, so that other runs reuse them"""
     storage: str | None = None
-    """s3://BUCKET/PREFIX or a folder that keeps runs and artifacts besides: other machines go on from there"""
+    """remote copy of runs and artifacts, from which other machines continue: s3://BUCKET/PREFIX or a folder (null: no
+    remote copy)"""
     data: Data = field(default_factory=Data)
     partition: Partition = field(default_factory=Partition)
     sharing: Sharing = field(default_factory=Sharing)
@@ -77,7 +79,7 @@ class Experiment:
 
     @cached_property
     def chosen(self) -> Mapping[str, str]:
-        """Return the name of the chosen component of each kind."""
+        """Return the chosen components: kind -> name. A kind without a component, such as ``tracker``, is missing."""
         names = {"algorithm": self.algorithm, "data": self.data.name, "partition": self.partition.name}
         names |= {"sharing": self.sharing.setting, "schedule": self.client.lr_schedule}
         names |= {"generator": self.generator.name} if self.generator else {}
@@ -87,7 +89,10 @@ class Experiment:
 
     @cached_property
     def flat(self) -> Mapping[str, Any]:
-        """Return the fields of the chosen components by dotted name: ``partition.alpha``, ``fedprox.mu`` and so on."""
+        """Return all fields of the experiment, dotted name -> value: ``partition.alpha``, ``fedprox.mu`` and so on.
+
+        The mapping includes the constants of the chosen components and the hashes ``source.KIND``.
+        """
         values: dict[str, Any] = {}
         for field_ in fields(self):
             value = getattr(self, field_.name)

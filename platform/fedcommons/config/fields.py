@@ -1,7 +1,8 @@
-"""Fields of a configuration: type, default, range and help of each, read from a dataclass or a signature.
+"""Fields of a configuration: type, default, range and help text, read from a dataclass or a function's signature.
 
-``mu: Annotated[float, "[0, inf)"] = 0.01`` has a range. ``Annotated[str, "serial | ray_actors"]`` and
-``Literal["serial", "ray_actors"]`` have a choice. ``Annotated[float | str, "(0, 1] or auto"]`` has a range and a word.
+``mu: Annotated[float, "[0, inf)"] = 0.01`` declares a range. ``Annotated[str, "serial | ray_actors"]`` and
+``Literal["serial", "ray_actors"]`` declare a choice of values. ``Annotated[float | str, "(0, 1] or auto"]`` declares a
+range and one word that is allowed too.
 """
 
 import inspect
@@ -20,7 +21,11 @@ from fedcommons.errors import UserError, quote, unknown
 
 @dataclass(frozen=True)
 class Field:
-    """A field. allowed: an interval (``(0, 1]``, ``(0, 1] or auto``) or names (``a | b``); empty: any value."""
+    """A field of a configuration.
+
+    hint: type annotation without range. help: text for ``--help``. allowed: an interval (``(0, 1]``), an interval or a
+    word (``(0, 1] or auto``), or a choice (``a | b``); empty if all values are allowed.
+    """
 
     hint: Any
     default: Any
@@ -29,13 +34,17 @@ class Field:
 
     @cached_property
     def kinds(self) -> tuple[type, ...]:
-        """Return the types that a value may have; the first is the preferred type."""
+        """Return the types that a value may have; the first is preferred. An int is also valid for a float field."""
         hint = self.hint
         kinds = tuple(get_origin(h) or h for h in get_args(hint)) if _is_union(hint) else (get_origin(hint) or hint,)
         return (*kinds, int) if float in kinds else kinds
 
     def check(self, name: str, value: Any) -> None:
-        """Check that a value of the right type is allowed. For a tuple, check each member.
+        """Check that a value lies in the field's range or choice; for a tuple, check each member. None always passes.
+
+        Args:
+            name: name of the field for the error message.
+            value: a value of the right type.
 
         Raises:
             UserError: the value is not allowed.
@@ -60,27 +69,29 @@ def _inside(interval: str, value: float) -> bool:
 
 
 def _word(value: Any) -> str:
-    """Return the text that means this value on a command line."""
+    """Return the text of a value on the command line, such as ``true`` for True."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def field_of(hint: Any, default: Any, help: str) -> Field:
-    """Return the field of an annotation. ``Annotated`` states the range, and ``Literal`` states a choice of values.
+    """Return the field of a parameter with the type annotation ``hint``.
+
+    ``Annotated`` states the range of values, and ``Literal`` states the choice of values.
 
     Raises:
-        ValueError: the annotation is a union of a ``Literal`` and other types.
+        ValueError: ``hint`` is a union of a ``Literal`` and another type.
     """
     allowed = ""
     if get_origin(hint) is Annotated:
         hint, allowed, *_ = get_args(hint)
     words: list[str] = []
     hint = _without_literals(hint, words)
-    # One value becomes "a | a", so that it is read as a choice.
+    # A single value becomes "a | a", so that ``check`` reads it as a choice and not as an interval.
     return Field(hint, default, help, " | ".join(words * (1 + (len(words) == 1))) or str(allowed))
 
 
 def _without_literals(hint: Any, words: list[str]) -> Any:
-    """Return the type with each ``Literal`` replaced by the types of its values. Append the values to ``words``."""
+    """Return ``hint`` with each ``Literal`` replaced by the types of its values, which are appended to ``words``."""
     inner = get_args(hint)
     if get_origin(hint) is Literal:
         words += [_word(value) for value in inner if value is not None]
@@ -95,7 +106,7 @@ def _without_literals(hint: Any, words: list[str]) -> Any:
         return get_origin(hint)[plain]
     if others := [item for item in inner if get_origin(item) is not Literal and item is not NoneType]:
         raise ValueError(
-            f"a Literal cannot stand beside {quote(others[0])}: use Annotated[float | str, '(0, 1] or auto'], say"
+            f"a Literal cannot be combined with {quote(others[0])}: use Annotated[float | str, '(0, 1] or auto']"
         )
     return reduce(or_, plain)
 
@@ -107,12 +118,15 @@ def _is_union(hint: Any) -> bool:
 def fields_of(
     thing: Callable[..., Any], handed: Collection[str] = (), required: Collection[str] = ()
 ) -> dict[str, Field]:
-    """Return the fields of a dataclass, or of the parameters of a class or function that the platform does not pass.
+    """Return name -> ``Field`` for the parameters of a dataclass, class or function that users can set.
 
-    handed: parameters that are always passed. required: parameters that are passed if they have no default.
+    Args:
+        thing: dataclass, class or function.
+        handed: names of parameters that the platform always passes, so that they are no fields.
+        required: names of parameters that the platform passes only if they have no default.
 
     Raises:
-        ValueError: a parameter has no default and is not passed.
+        ValueError: a parameter has no default, and the platform does not pass it.
     """
     hints, helps, result = _hints(thing), _helps(thing), {}
     for name, parameter in parameters_of(thing).items():
@@ -122,7 +136,9 @@ def fields_of(
             if name in required:
                 continue
             passed = ", ".join(sorted({*handed, *required})) or "nothing"
-            raise ValueError(f"it asks for {name}, which has no default and is not handed over (that is: {passed})")
+            raise ValueError(
+                f"its parameter {name} has no default, and the platform does not pass it (it passes: {passed})"
+            )
         hint = hints.get(name, Any if parameter.default is None else type(parameter.default))
         result[name] = field_of(hint, parameter.default, helps.get(name, ""))
         _require_usable(name, result[name])
@@ -130,7 +146,7 @@ def fields_of(
 
 
 def parameters_of(thing: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a class or function by name.
+    """Return the parameters of a class or function, name -> ``inspect.Parameter``.
 
     Raises:
         ValueError: Python does not know the parameters, as for some functions written in C.
@@ -138,14 +154,15 @@ def parameters_of(thing: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(thing).parameters
     except (ValueError, TypeError):
-        raise ValueError("Python does not tell what parameters it has") from None
+        raise ValueError("Python does not know its parameters") from None
 
 
 def _require_usable(name: str, field: Field) -> None:
     """Check that a config file can store the default of a field, and that its type and range are valid.
 
     Raises:
-        ValueError: the default cannot be stored, the type is no type, or the range is neither an interval nor names.
+        ValueError: the default cannot be stored, the annotation is not a type, or the range is neither an interval nor
+            a choice.
     """
     if odd := [kind for kind in field.kinds if not isinstance(kind, type) and kind is not Any]:
         raise ValueError(f"the type of {name} must be a type, got {quote(odd[0])}")
@@ -159,7 +176,7 @@ def _require_usable(name: str, field: Field) -> None:
         if field.allowed and "|" not in field.allowed:
             _inside(field.allowed.partition(" or ")[0], 0.0)
         field.check(name, field.default)
-    except UserError:  # the error is raised where the value is used
+    except UserError:  # a default out of range is reported when the value is used
         pass
     except (ValueError, TypeError, IndexError):
         raise ValueError(
@@ -172,7 +189,7 @@ def _hints(thing: Callable[..., Any]) -> Mapping[str, Any]:
     typed = thing.__init__ if inspect.isclass(thing) and not is_dataclass(thing) else thing
     try:
         return get_type_hints(typed, include_extras=True)
-    except NameError:  # a name is imported for type checkers only: read the other annotations one by one
+    except NameError:  # a type is imported for type checkers only: read the other annotations one by one
         hints: dict[str, Any] = {}
         for owner in reversed(inspect.getmro(typed)) if inspect.isclass(typed) else [inspect.unwrap(typed)]:
             names = getattr(owner, "__globals__", None) or vars(sys.modules.get(owner.__module__, inspect))
@@ -183,7 +200,7 @@ def _hints(thing: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def _helps(thing: Callable[..., Any]) -> Mapping[str, str]:
-    """Return the help of each field: the string below a dataclass' field, or the text in a docstring's ``Args:``."""
+    """Return name -> help text: the string below a dataclass' field, or the entry in a docstring's ``Args:``."""
     from docstring_parser import parse_from_object
 
     bases = [base for base in reversed(inspect.getmro(thing)) if is_dataclass(base)] if inspect.isclass(thing) else []

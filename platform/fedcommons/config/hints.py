@@ -1,4 +1,4 @@
-"""Words of other programs and papers: the field of this platform that a word means, or a hint if there is none."""
+"""Option names of other programs and papers, and the field of this platform or the hint that replaces each of them."""
 
 import re
 from collections.abc import Collection
@@ -21,23 +21,24 @@ FIELDS = {
     "client.clip_norm": "clip-norm gradient-clip-val",
     "dp.clip": "max-grad-norm",
 }
-"""Field or option -> other names of it. A single letter is case-sensitive."""
+"""Field or option -> its names in other programs and papers, separated by spaces. Single letters are case-sensitive."""
 
 SENTENCES = {
     "gpu gpus num-gpus device cuda accelerator": "a GPU is used where torch finds one, and CUDA_VISIBLE_DEVICES says "
     "which; --federation.gpus_per_actor shares one among --federation.actors",
     "worker workers num-workers cpus num-cpus threads jobs n-jobs": "one process trains the clients, or several by "
     "--federation.executor ray_actors --federation.actors N",
-    "epsilon target-epsilon": "of clients' training epsilon follows from --dp.local true --dp.noise_multiplier, and a "
-    "generator takes it as --generator private_ddpm --generator.target_epsilon",
+    "epsilon target-epsilon": "the epsilon of clients' training follows from --dp.local true --dp.noise_multiplier; a "
+    "generator's epsilon is set by --generator private_ddpm --generator.target_epsilon",
     "clip-norm gradient-clip-val": "--dp.clip is the clipping norm of --dp.local true",
     "beta": "the concentration of a Dirichlet partition is --alpha, and a method's constant has the method's name "
     "before it",
     "verbose debug": "--log-file FILE --log-level debug keeps every metric",
-    "iid non-iid": "--partition iid deals examples at random, and --partition dirichlet_classes --alpha 0.1 by class",
+    "iid non-iid": "--partition iid assigns examples to clients at random, and --partition dirichlet_classes "
+    "--alpha 0.1 unequally by class",
     "seeds": "a run has one --seed, and the other commands take --seeds",
 }
-"""Words that name no field -> the hint that the message shows for these words."""
+"""Option names without an equivalent field -> the hint that the error message shows for such a name."""
 
 ELSEWHERE = {
     "algorithm": "fedadam fedyogi fedadagrad fedavgm fedopt ditto fedbn fedper fedrep apfl pfedme perfedavg fedgen "
@@ -48,9 +49,9 @@ ELSEWHERE = {
     "model": "mlp lenet lenet5 resnet20 resnet34 resnet50 vgg16 vit lstm bert mobilenet densenet",
     "partition": "pathological",
 }
-"""Kind -> names of components from the literature that the package may not have.
+"""Kind of component -> names of components from the literature that the package may lack.
 
-For such a name, a similar name in the package is no useful suggestion. Names that the package has are found first."""
+For such a name, the error message suggests no similar name of the package. Names in the package take precedence."""
 
 
 def _plain(word: str) -> str:
@@ -62,16 +63,16 @@ _SENTENCES = {_plain(word): sentence for words, sentence in SENTENCES.items() fo
 
 
 def field_for(word: str, names: Collection[str]) -> str | None:
-    """Return the field that this word stands for; None if ``known`` has no such field."""
+    """Return the field or option that other programs call ``word``; None if there is none in ``names``."""
     field = _FIELDS.get(_plain(word))
     return field if field in names else None
 
 
 def sentence_for(word: str) -> str | None:
-    """Return the hint for a word that names no field; None if there is no hint for the word."""
+    """Return the hint of ``SENTENCES`` for an option name without an equivalent field; None if there is no hint."""
     return _SENTENCES.get(_plain(word))
 
 
 def is_elsewhere(kind: str, name: str) -> bool:
-    """Return whether the literature has a component of this kind and name."""
+    """Return whether ``ELSEWHERE`` lists a component of this kind and name."""
     return _plain(name) in ELSEWHERE.get(kind, "").split()

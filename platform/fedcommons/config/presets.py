@@ -1,6 +1,7 @@
-"""Presets: ``smoke`` (seconds; the same code with smaller numbers), ``small`` (for laptops), ``paper`` (for GPUs).
+"""Presets: named sets of field values for a test in seconds, a laptop, or the settings of the papers.
 
-``authors``: preset ``paper`` with the values that Fedssyn's released code uses in every configuration of its Table 1.
+``smoke``: tiny numbers, so that a run of the whole code takes seconds. ``small``: for laptops. ``paper``: for GPUs.
+``authors``: preset ``paper`` with the values that Fedssyn's released code uses in all configurations of its Table 1.
 The sweeps add the values of single configurations (``sweeps/papers/fedssyn/authors.py``).
 """
 
@@ -18,14 +19,14 @@ _DIGITS_GENERATOR: dict[str, Any] = {
     "generator.epochs": 90,
     "generator.batch_size": 64,
     "generator.lr": 2e-3,
-    "generator.schedule": "squaredcos_cap_v2",  # measured on 8x8, 150 steps: far better images than linear
+    "generator.schedule": "squaredcos_cap_v2",  # far better 8x8 images than "linear" gives in 150 steps
     "generator.sampler": "ddim",
     "generator.sampling_steps": 25,
 }
 
 _FEW_PIXELS: dict[str, Any] = {
-    "client.onednn": False,  # 0.45 ms per step of 10 8x8 images, with oneDNN 0.65; faster with it from 32 on
-    "fedcvae.channels": (32, 64),  # four levels would pad 8x8 images to 16x16
+    "client.onednn": False,  # a step of 10 images of 8x8 takes 0.45 ms, with oneDNN 0.65 ms; oneDNN wins from 32 images
+    "fedcvae.channels": (32, 64),  # two levels, as four would pad 8x8 images to 16x16
 }
 
 _SMALL: dict[str, Any] = {
@@ -36,7 +37,7 @@ _SMALL: dict[str, Any] = {
     "measure.every": 15,
 }
 
-# A laptop needs a part of the large data sets only, fewer epochs, larger batches and fewer rounds.
+# For larger images, a laptop run uses fewer training images, fewer epochs, larger batches and fewer rounds.
 _SMALL_LARGE_IMAGES: dict[str, Any] = {
     "data.limit": 3000,
     "generator.channels": (16, 32, 32),
@@ -103,7 +104,7 @@ _GENERATORS: dict[str, dict[str, dict[str, Any]]] = {
         "small": {"epochs": 200, "batch_size": 32, "lr": 1e-3, "channels": (32, 64), "augment": "translation"},
         "paper": {"epochs": 500, "batch_size": 64, "lr": 5e-4, "channels": (64, 128, 256), "augment": "all"},
     },
-    "private_ddpm": {"smoke": {"batch_size": 16}},  # at most a client's images: about 37 if data.limit is 200
+    "private_ddpm": {"smoke": {"batch_size": 16}},  # a client has only about 37 images for it, as data.limit is 200
 }
 
 AUTHORS: Mapping[str, Any] = {
@@ -115,10 +116,10 @@ AUTHORS: Mapping[str, Any] = {
     "generator.sampling_steps": 250,
     "feddyn.squared": False,
 }
-"""Fields that preset ``authors`` sets in addition to preset ``paper``, in every configuration."""
+"""Dotted name -> value of the fields that preset ``authors`` changes in preset ``paper``."""
 
 SMOKE = "SMOKE: numbers mean nothing"
-"""Warning in tables and pictures of preset smoke, whose runs are too small for conclusions."""
+"""Warning shown in tables and pictures of preset ``smoke``, whose runs are too small for conclusions."""
 
 PRESETS = ("smoke", "small", "paper", "authors")
 
@@ -126,14 +127,26 @@ LARGE_IMAGES = ("mnist", "fmnist", "cifar10", "cifar100")
 
 
 def generator(name: str, preset: str) -> Mapping[str, Any]:
-    """Return the dotted fields that a preset sets for this generator; empty if the fields of the DDPM apply."""
+    """Return dotted name -> value for the fields that a preset sets for this generator.
+
+    The mapping is empty if the generator has no separate values; then the preset's values for the DDPM apply.
+    """
     of_presets = _GENERATORS.get(name, _GENERATORS.get(name.removeprefix("private_"), {}))
     fields = of_presets.get("paper" if preset == "authors" else preset, {})
     return {f"generator.{field}": value for field, value in fields.items()}
 
 
 def preset(name: str, dataset: str, made_by: str = "ddpm") -> Mapping[str, Any]:
-    """Return the dotted fields that the preset sets for this data set and for the generator ``made_by``."""
+    """Return dotted name -> value for the fields that the preset sets.
+
+    Args:
+        name: name of the preset.
+        dataset: name of the data set.
+        made_by: name of the generator.
+
+    Raises:
+        UserError: the preset does not exist.
+    """
     if name not in PRESETS:
         raise unknown("preset", str(name), PRESETS)
     return {**_fields(name, dataset), **generator(made_by, name)}
@@ -153,11 +166,14 @@ def _fields(name: str, dataset: str) -> dict[str, Any]:
 
 
 def experiment(name: str = "small", dataset: str = "digits", values: Mapping[str, Any] | None = None) -> Experiment:
-    """Return the experiment of a preset, with some fields replaced. The fields may choose other components.
+    """Return the experiment of a preset, with the fields in ``values`` replaced.
 
-    values: such as ``{"algorithm": "scaffold", "sharing": "shuffled_synthetic", "alpha": 0.1, "client.epochs": 5}``.
-    Names are dotted names, or the short names of the command line. Lists are converted to tuples, numpy scalars to
-    Python numbers and paths to texts.
+    Args:
+        name: name of the preset: smoke, small, paper or authors.
+        dataset: name of the data set.
+        values: field -> value, such as ``{"algorithm": "scaffold", "sharing": "shuffled_synthetic", "alpha": 0.1}``.
+            Fields are dotted names or the command line's short names. Lists are converted to tuples, numpy scalars to
+            Python numbers, and paths to texts.
 
     Raises:
         UserError: the experiment does not have a field, or a value is out of its range.
@@ -173,15 +189,15 @@ def experiment(name: str = "small", dataset: str = "digits", values: Mapping[str
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values in the types that the command line yields.
+    """Return ``values`` with each value converted to the type that the command line would yield.
 
     Raises:
-        UserError: ``values`` is no mapping from names.
+        UserError: ``values`` is not a mapping from texts.
     """
     import numpy as np
 
     if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
-        raise UserError(f"values maps names of fields to their values, got {quote(values)}.")
+        raise UserError(f"values must be a mapping from names of fields to values, got {quote(values)}.")
 
     def plain(value: Any) -> Any:
         if isinstance(value, list | tuple):

@@ -1,8 +1,9 @@
-"""The registry of components: a config chooses a component by its name, or by an import path if the user defined it.
+"""The registry of components: finds the class or function that a configuration names, and its constants.
 
-A component is a class or function that defines its constants (``fields``) and the values that it refuses (``check``).
-A config names a component by its name in ``KINDS``, as ``package.module:Name``, or as ``my_method.py:Name``. The last
-form is a path relative to the folder of the command. Ray's workers find the component by the same text.
+A component is a class or function whose constants are fields of the configuration (see ``fields``). A configuration
+names a component of the package by its name in ``KINDS``. It names a user-defined component by an import path:
+``package.module:Name``, or ``my_method.py:Name``, relative to the folder in which the command was started. Ray's
+workers find the component by the same text.
 """
 
 import importlib
@@ -25,17 +26,18 @@ from fedcommons.deprecated import adopt_old_methods
 from fedcommons.errors import UserError, before_any_work, name_of, nearest, quote, unknown, user_code_context
 
 HERE = "FEDCOMMONS_PARTS"
-"""Environment variable that passes the folder of the command to Ray's workers."""
+"""Environment variable that passes the folder in which the command was started to Ray's workers."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of component: the field that names the component, the package's components, and the passed arguments.
+    """A kind of component, such as algorithm, partition or generator.
 
-    known: name to import path. handed: arguments that are always passed. required: arguments that are passed to a
-    parameter without a default; a parameter with a default is a constant, as in earlier versions. is_optional: a run
-    may have no such component, and the field is None by default. has: attributes that a component must have, such as
-    its Protocol's methods; () if the component is called once and its result is checked.
+    field: dotted name of the field that names the component. components: name -> import path of the package's
+    components. passed: arguments that the platform always passes to the component. required: arguments that it passes
+    only to a parameter without a default; a parameter with a default is a constant, as in earlier versions.
+    is_optional: a run may have no component of this kind; the field is then None. has: attributes that a component must
+    have, such as the methods of its Protocol; () if the component is a function whose result is checked instead.
     """
 
     field: str
@@ -47,7 +49,7 @@ class Kind:
 
     @property
     def section(self) -> str:
-        """Return the section of the constants. (An algorithm's constants have a section named after the algorithm.)"""
+        """Return the first part of ``field``: the section of the component's constants, except for algorithms."""
         return self.field.partition(".")[0]
 
 
@@ -193,25 +195,29 @@ KINDS: Mapping[str, Kind] = {
 }
 
 OPTIONAL = frozenset({"storage", *(kind.field for kind in KINDS.values() if kind.is_optional)})
-"""Fields that an experiment has only if it has such a component, or a storage."""
+"""Fields that an experiment has only if they are not None: ``storage``, and the fields of optional components."""
 
 
 def find(kind: str, name: str) -> Callable[..., Any]:
-    """Return the class or function with this name or import path.
+    """Return the class or function of a component. A user-defined component is imported.
+
+    Args:
+        kind: kind of the component, a key of ``KINDS``.
+        name: name of a component of the package, or import path.
 
     Raises:
-        UserError: the class or function does not exist.
+        UserError: the class or function does not exist, or importing it fails.
     """
     components, field = KINDS[kind].components, KINDS[kind].field
     where, _, attribute = components.get(name, name).rpartition(":")
     if name not in components and not is_user_defined(name):
-        hint = f"an import path of your own, such as my_{kind}.py:Name"
+        hint = f"an import path of your code, such as my_{kind}.py:Name"
         if is_elsewhere(kind, name):
             names = ", ".join(sorted(components))
-            raise UserError(f"{field} {quote(name)} is not in the package: give {hint}. Known: {names}.")
+            raise UserError(f"{field} {quote(name)} is not in the package: use one of {names}, or {hint}.")
         raise unknown(field, name, components, f"or {hint}" if components else hint)
     module = _module(where, f"{field} {quote(name)}")
-    with before_any_work(), user_code_context(f"{field} {quote(name)}"):  # a module-level __getattr__ is user code
+    with before_any_work(), user_code_context(f"{field} {quote(name)}"):  # __getattr__ of a module is user code
         component = getattr(module, attribute, None)
     if not callable(component):
         near = nearest(attribute, [n for n, thing in vars(module).items() if callable(thing)])
@@ -221,19 +227,19 @@ def find(kind: str, name: str) -> Callable[..., Any]:
 
 
 def with_floats(kind: str, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return these constants of a component, with whole numbers as floats where the type is float."""
+    """Return ``arguments`` with ints converted to floats for those constants of the component whose type is float."""
     fields = constants(kind, name)
     floats = {n for n, value in arguments.items() if type(value) is int and n in fields and fields[n].kinds[0] is float}
     return {n: float(value) if n in floats else value for n, value in arguments.items()}
 
 
 def make(kind: str, name: str, constants: Mapping[str, Any]) -> Any:
-    """Create the component with these constants; see ``build_part``."""
+    """Create the component ``name`` from its constants, and check the component's attributes (see ``build_part``)."""
     return build_part(kind, name, partial(find(kind, name), **constants))
 
 
 def build_part(kind: str, name: str, build: Callable[[], Any]) -> Any:
-    """Create a component by calling ``build``, and check its attributes.
+    """Create a component by calling ``build``, and check that it has the attributes that its kind requires.
 
     Raises:
         UserError: ``build`` fails, or the component lacks an attribute that its kind requires.
@@ -243,43 +249,43 @@ def build_part(kind: str, name: str, build: Callable[[], Any]) -> Any:
         part = build()
         missing = [attribute for attribute in has if not hasattr(part, attribute)]
         if missing:
-            gives = f"gives {name_of(part)}, which has no {', '.join(missing)}"
+            gives = f"returns {name_of(part)}, which has no {', '.join(missing)}"
             raise UserError(f"{what} {gives}; it must have {', '.join(has)}.")
     return part
 
 
 def component_label(kind: str, name: str) -> str:
-    """Return how a message names a component: its field and its name, without the folders of a path."""
+    """Return the component's name in messages: field and name without folders, ``algorithm my_lab.py:FedAvgM``."""
     return f"{KINDS[kind].field} {name.rpartition('/')[2]}"
 
 
 def is_user_defined(name: str) -> bool:
-    """Return whether the name is an import path, so that the component is user-defined."""
+    """Return whether the component is user-defined: its name is an import path with a colon."""
     return re.fullmatch(r"[\w./~ -]+:\w+", name) is not None
 
 
 def label(name: str) -> str:
-    """Return a short name that a folder can have: ``fedavgm`` for ``my_lab.py:FedAvgM``."""
+    """Return the component's short name, usable as a folder name: ``fedavgm`` for ``my_lab.py:FedAvgM``."""
     return name.rpartition(":")[2].lower() if is_user_defined(name) else name
 
 
 def section(kind: str, name: str) -> str:
-    """Return the section of a component's constants, named after the algorithm or else after the component's kind."""
+    """Return the section of a component's constants: ``fedprox`` for the algorithm FedProx, else that of its kind."""
     return label(name) if kind == "algorithm" else KINDS[kind].section
 
 
 def constants(kind: str, name: str, reread: bool = True) -> Mapping[str, Field]:
-    """Return the fields of a component's constants by name. reread: see ``source``.
+    """Return the constants of a component, name -> ``Field``. reread: whether its files are read again, see ``source``.
 
     Raises:
-        UserError: the component does not exist, or the platform does not pass a parameter without a default.
+        UserError: the component does not exist, or has a parameter without a default that the platform does not pass.
     """
     return read_constants(kind, name, source(name, reread))
 
 
 @lru_cache(maxsize=256)
 def read_constants(kind: str, name: str, digest: str | None) -> Mapping[str, Field]:
-    """See ``constants``. The hash of the code is a part of the cache key, as the file may change during a run."""
+    """Return what ``constants`` returns. digest: hash of the component's code, a cache key, as the code may change."""
     k = KINDS[kind]
     if name in k.components:
         return fields_in(k.components[name], k.passed)
@@ -292,16 +298,16 @@ def read_constants(kind: str, name: str, digest: str | None) -> Mapping[str, Fie
 
 
 def defines(kind: str, name: str, method: str) -> bool:
-    """Return whether the component has this method."""
+    """Return whether the component's class has an attribute called ``method``, also by inheritance."""
     components = KINDS[kind].components
     if name in components:
         return has(components[name], method)
-    source(name)  # the file may have changed
+    source(name)  # reads the file again, which may have changed
     return hasattr(find(kind, name), method)
 
 
 def owners(field: str) -> tuple[str, list[str]] | None:
-    """Return kind and names of the package's components that have this dotted field; None if no component has it."""
+    """Return (kind, names) of the package's components that have the constant ``field`` (dotted name), or None."""
     for kind, parts in KINDS.items():
         names = [n for n in parts.components if field in (f"{section(kind, n)}.{c}" for c in constants(kind, n))]
         if names:
@@ -310,7 +316,7 @@ def owners(field: str) -> tuple[str, list[str]] | None:
 
 
 def having(constant: str) -> list[tuple[str, str, str]]:
-    """Return (kind, name, dotted field) of each component of the package that has a constant of this name."""
+    """Return (kind, name, dotted field) for each component of the package that has a constant called ``constant``."""
     return [
         (kind, name, f"{section(kind, name)}.{constant}")
         for kind, k in KINDS.items()
@@ -320,40 +326,43 @@ def having(constant: str) -> list[tuple[str, str, str]]:
 
 
 def source(name: str, reread: bool = True) -> str | None:
-    """Return the hash of a user-defined component's code: its file and its neighbour modules (see ``user_code``).
+    """Return the hash of a user-defined component's code, or None for a component of the package.
 
-    The hash is None for a component of the package. reread: read the files again; else use the code that was read last.
-    ``find`` always uses the code that was read last, even if the files have changed. The files are read when an
-    experiment is created or checked.
+    The code consists of the component's file and the user's modules that it imports (see ``user_code``).
+
+    Args:
+        name: name or import path of the component.
+        reread: True reads the files again, as when an experiment is created or checked. False uses the code that was
+            read last, as ``find`` always does, even if the files have changed since.
     """
     if not is_user_defined(name):
         return None
     where, what = name.rpartition(":")[0], quote(name)
     if code := _read(where, what) if reread else _code(where, what):
         return code.digest
-    file = getattr(_module(where, what), "__file__", None)  # an installed package; built-in modules have no file
+    file = getattr(_module(where, what), "__file__", None)  # a built-in module has no file
     return sha256(Path(file).read_bytes()).hexdigest()[:24] if file else None
 
 
 def files(name: str) -> Mapping[str, str]:
-    """Return the files of a user-defined component, as read last, and their hashes; empty for other components."""
+    """Return file name -> hash of a user-defined component's code as read last; empty for components of the package."""
     code = _codes.get(_key(name.rpartition(":")[0])) if is_user_defined(name) else None
     return code.files if code else {}
 
 
 def clash(names: Iterable[str]) -> str | None:
-    """Return a message that names two components that one process cannot load; see ``user_code.clash``."""
+    """Return a message if one process cannot load all components ``names``, else None; see ``user_code.clash``."""
     codes = {name: code for name in names if (code := _codes.get(_key(name.rpartition(":")[0])))}
     return user_code.clash(codes)
 
 
 def base() -> Path:
-    """Return the folder at which relative import paths start."""
+    """Return the folder to which relative import paths refer: that in which the command was started."""
     return Path(os.environ.get(HERE) or os.getcwd())
 
 
 _codes: dict[tuple[str, str], Code | None] = {}
-"""Base folder and location -> the component's code as read last; None if the location is no file of the user."""
+"""(folder of the command, file or module) -> code as read last; None if the module is not a file of the user."""
 
 
 def _key(where: str) -> tuple[str, str]:
@@ -376,15 +385,15 @@ def _read(where: str, what: str) -> Code | None:
 
 
 def _code(where: str, what: str) -> Code | None:
-    """Return the component's code as it was read last."""
+    """Return the component's code as it was read last; read it if it has not been read yet. what: name for messages."""
     return _codes[_key(where)] if _key(where) in _codes else _read(where, what)
 
 
 def _module(where: str, what: str) -> ModuleType:
     code = _code(where, what)
-    if code:  # without user code, no file of these folders may be imported
+    if code:  # an installed package must not import files of the user's folders
         for folder in ([code.file.parent] if where.endswith(".py") else []) + [base()]:
-            user_imports.add_to_path(folder)  # `python sweeps/x.py` puts sweeps/ on the path, not the base folder
+            user_imports.add_to_path(folder)  # Python adds only the script's folder to the path
     with before_any_work(), user_code_context(f"{what}: importing {where} failed"):
         try:
             return user_loader.load(code) if code else importlib.import_module(where)

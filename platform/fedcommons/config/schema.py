@@ -1,9 +1,10 @@
-"""The sections of an experiment: frozen dataclasses whose fields have a range and a line of help.
+"""The sections of an experiment's configuration: frozen dataclasses whose fields have a range and a help text.
 
 This module defines the fields that every run has. A component (algorithm, data set, partition, sharing strategy,
-generator, model, learning rate schedule, straggler rule, tracker, measure) defines its own constants.
-Names follow the symbols of the papers: alpha, p, rho, C (participation), E (epochs), B (batch_size).
-If a field names a component, ``cli`` adds the valid names to its help.
+generator, model, learning rate schedule, straggler rule, tracker, measure) defines its constants in its own module.
+The string below a field is the field's text in ``--help``. If a field names a component, ``cli`` adds the valid names.
+Names follow the papers: alpha (concentration of the Dirichlet partition), p (share of shared data), rho (share of a
+client's images that its generator sees), C (``participation``), E (``epochs``), B (``batch_size``).
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ from fedcommons.config import registry
 
 
 class Constants(Mapping[str, Any]):
-    """A component's constants by name; hashable, so that functions of constants can be cached."""
+    """An immutable, hashable mapping from the names of a component's constants to their values."""
 
     def __init__(self, values: Mapping[str, Any] | None = None) -> None:
         self._values = dict(values or {})
@@ -36,10 +37,10 @@ class Constants(Mapping[str, Any]):
 
 
 def _constant(section: Any, name: str) -> Any:
-    """Return a constant of the section's chosen component, as if the constant were a field of the section."""
+    """Return the constant ``name`` of the section's chosen component, as if it were a field of the section."""
     if name.startswith("_") or name == "constants" or name not in section.constants:
         raise AttributeError(
-            f"{type(section).__name__} has no field {name}, and its part has {list(section.constants)}"
+            f"{type(section).__name__} has no field {name}; its component has {list(section.constants)}"
         )
     return section.constants[name]
 
@@ -49,7 +50,13 @@ NONE, UNSET = Constants(), Constants()
 
 
 def complete(section: Any, kind: str, name: str | None) -> None:
-    """Set unset constants of a section to the component's defaults. name: None if there is no component."""
+    """Set the section's constants to the defaults of the component, if the constants are ``UNSET``.
+
+    Args:
+        section: instance of a section's dataclass, changed in place.
+        kind: kind of the component, a key of ``registry.KINDS``.
+        name: name of the component; None if the section has no component.
+    """
     if section.constants is UNSET:
         values = {n: f.default for n, f in registry.constants(kind, name).items()} if name else {}
         object.__setattr__(section, "constants", Constants(values))
@@ -57,27 +64,30 @@ def complete(section: Any, kind: str, name: str | None) -> None:
 
 @dataclass(frozen=True)
 class Data:
-    """The data set, and the share of its images that is held out for validation."""
+    """The data set, and the images that are held out for validation and for the clients' tests."""
 
     name: str = "digits"
-    """data set"""
+    """data set of the run"""
     dir: str | None = None
-    """folder with the data sets in torchvision's layout; default: the variable FEDCOMMONS_DATA, else ./data"""
+    """folder of the data sets, in torchvision's layout; null: the environment variable FEDCOMMONS_DATA, else ./data"""
     download: bool = False
-    """fetch the data set into that folder if it is not there"""
+    """download the data set into data.dir if it is missing there"""
     validation: Annotated[float, "[0, 0.5]"] = 0.1
-    """share of the training images held out for validation, before partitioning"""
+    """share of the training images that is held out for validation before the images are partitioned; 0: none"""
     validation_from: Annotated[str, "random | last"] = "random"
-    """random: drawn from all training images; last: the last of the training file (Fedssyn's released code)"""
+    """which training images are held out for validation: random (a random sample) or last (the last images of the
+    training file, as in Fedssyn's released code)"""
     limit: Annotated[int | None, "[1, 1e9]"] = None
-    """number of training images to keep, drawn at random; default: all"""
+    """number of training images to use, drawn at random after the validation images (null: all images)"""
     client_test: Annotated[float, "[0, 0.5]"] = 0.0
-    """share of each client's images, one at least, that is its own test set and that nobody trains on; 0: none, but for
-    clients that are whole groups of a data set whose test images have groups: these are theirs"""
+    """share of each client's images that is held out as this client's test set (at least one image); these images are
+    used neither for training nor for sharing. 0: no images are held out; the clients still have test sets if each
+    client consists of whole groups (such as writers) and the data set's test images have groups"""
     augment: bool | None = None
-    """random flip and crop in training; default: for CIFAR only"""
+    """flip and crop training images at random; null: as the data set defines, which is true for CIFAR only"""
     standardise: bool = True
-    """models see pixels less the data set's mean, over its deviation; false: pixels in [0, 1] as they are"""
+    """subtract the data set's mean from the pixels, and divide by the standard deviation, before the model sees them;
+    false: the model sees pixels in [0, 1]"""
     constants: Constants = UNSET
     __getattr__ = _constant
 
@@ -90,15 +100,16 @@ class Partition:
     """The assignment of training images to clients."""
 
     name: str = "dirichlet_classes"
-    """how the training images are dealt to clients"""
+    """rule that assigns the training images to clients"""
     n_clients: Annotated[int, "[1, 1e9]"] = 10
-    """N, the number of clients; dirichlet_plain and dirichlet_clients_all drop those that they leave without images,
-    by_group and by_factor make as many as there are groups"""
+    """N, number of clients. dirichlet_plain and dirichlet_clients_all drop clients that get no images. by_group and
+    by_factor ignore N: they create one client per group or per value of the factor, or partition.join clients"""
     shift: Annotated[str, "none | noise | rotation | colour"] = "none"
-    """what makes clients' images differ, the last client's most: Gaussian noise, a rotation, a change of colours"""
+    """feature shift between clients, which grows with the client's number: none, noise (Gaussian), rotation or colour
+    (random factor per colour channel)"""
     shift_size: Annotated[float | None, "(0, 360]"] = None
-    """of the last client: noise, variance of pixels in [0, 1] (default 0.1); rotation, degrees (90); colour, largest
-    relative change of a channel (0.5)"""
+    """size of the feature shift of the last client. Unit and default (null): for noise the variance, with pixels in
+    [0, 1], 0.1; for rotation degrees, 90; for colour the largest relative change of a channel, 0.5"""
     constants: Constants = UNSET
     __getattr__ = _constant
 
@@ -108,15 +119,15 @@ class Partition:
 
 @dataclass(frozen=True)
 class Generator:
-    """The generator that every client trains on part of its own data, if the sharing strategy needs a generator."""
+    """The generative model that every client trains on a share of its data, if the sharing strategy needs one."""
 
     name: str = "ddpm"
-    """what every client trains to draw images"""
+    """generative model that every client trains to draw synthetic images"""
     label_noise: Annotated[float, "[0, 1e6]"] = 0.0
-    """standard deviation of the Gaussian noise on each class count that synthetic labels follow; 0: counts as they are,
-    which no epsilon covers"""
+    """standard deviation of the Gaussian noise that is added to each of a client's class counts, in images; the labels
+    of synthetic images follow these counts. 0: exact counts, which have no privacy guarantee"""
     rho: Annotated[float, "(0, 1]"] = 0.75
-    """share of a client's images that its generator sees"""
+    """rho, share of a client's images on which its generator is trained"""
     constants: Constants = UNSET
     __getattr__ = _constant
 
@@ -126,20 +137,23 @@ class Generator:
 
 @dataclass(frozen=True)
 class Sharing:
-    """The data on which clients train in addition to their own data."""
+    """The sharing strategy, which adds shared data to the clients' training data before round 1."""
 
     setting: str = "real"
-    """sharing stage"""
+    """sharing strategy: the data that clients get before round 1 in addition to their own data"""
     audit: bool = False
-    """compare made images with those that generators saw and with held-out ones, before any is released: audit.json"""
+    """test for memorisation: before synthetic images leave a client, compare them with the generator's training images
+    and with held-out images, and write the result to audit.json"""
     withhold: Annotated[str, "none | near_copies"] = "none"
-    """near_copies: leave out made images that an audit finds too near to one that was seen; then no epsilon holds"""
+    """synthetic images that are not shared: none, or near_copies, the images that the audit finds too close to a
+    training image of the generator; near_copies runs the audit too and voids the privacy guarantee (epsilon) of the
+    images"""
     constants: Constants = UNSET
     __getattr__ = _constant
 
     @property
     def is_audited(self) -> bool:
-        """Return whether the images are audited (``withhold`` needs an audit too)."""
+        """Return whether synthetic images are audited: ``audit`` is true, or ``withhold`` needs the audit's result."""
         return self.audit or self.withhold != "none"
 
     def __post_init__(self) -> None:
@@ -151,11 +165,13 @@ class Model:
     """The model that the clients train together."""
 
     name: str = "cnn"
-    """network or LightningModule"""
+    """network, or LightningModule, that the clients train"""
     projection: Annotated[int | None, "[1, 1e6]"] = None
-    """outputs of a projection head before a network's last layer (MOON: 256); default: none"""
+    """number of outputs of a projection head in front of the network's last layer (MOON: 256); null: no projection
+    head"""
     weights: str | None = None
-    """file of the weights to start from: .safetensors, or a state dict that torch.save wrote; default: drawn by seed"""
+    """file of the initial weights: .safetensors, or a state dict written by torch.save; null: random weights from
+    seed"""
     constants: Constants = UNSET
     __getattr__ = _constant
 
@@ -165,40 +181,44 @@ class Model:
 
 @dataclass(frozen=True)
 class Client:
-    """Local training: minibatch steps on the cross entropy."""
+    """Local training: the optimizer, and the minibatch steps of a client in a round."""
 
     optimizer: Annotated[str, "sgd | adam"] = "sgd"
-    """sgd or adam"""
+    """optimizer of local training: sgd or adam"""
     lr: Annotated[float, "(0, 1e38]"] = 0.05
-    """learning rate"""
+    """learning rate of local training; client.lr_schedule multiplies it by a factor per round"""
     lr_schedule: str = "constant"
-    """factor of the learning rate in every round"""
+    """learning rate schedule: the factor that multiplies client.lr in each round"""
     momentum: Annotated[float, "[0, 1)"] = 0.0
-    """momentum of SGD; its state is new in every round"""
+    """momentum of SGD; the momentum buffer starts at zero in every round; 0: no momentum"""
     weight_decay: Annotated[float, "[0, 1e38]"] = 0.0
-    """weight decay"""
+    """weight decay of the optimizer (L2 penalty on the weights); 0: none"""
     epochs: Annotated[int, "[1, 1e9]"] = 10
-    """E, passes over the client's own data in a round"""
+    """E, number of epochs (passes over the client's data) per round"""
     batch_size: Annotated[int, "[1, 1e9]"] = 32
-    """B, images per step"""
+    """B, number of images per minibatch"""
     drop_last: bool = False
-    """leave out a last batch that is not full (kept where it is the only one)"""
+    """skip the last minibatch of an epoch if it is not full; a client's only minibatch is never skipped"""
     equal_work: bool = True
-    """with n~ synthetic images, train E' = max(1, floor(n_i E/(n_i + n~))) epochs, so steps stay about equal"""
+    """keep the number of steps about equal to that without sharing: a client with n_i own and n~ shared images trains
+    for max(1, floor(n_i E/(n_i + n~))) epochs; false: E epochs"""
     clip_norm: Annotated[float | None, "(0, inf)"] = None
-    """L2 norm at which a step's gradient is clipped; a method's correction is added after; default: no clipping"""
+    """maximum L2 norm of a step's gradient, which is clipped before the federated method adds its correction (null: no
+    clipping)"""
     accumulate: Annotated[int, "[1, 1e9]"] = 1
-    """batches whose gradients make one step, as if they were one batch; the last step of an epoch takes what is left"""
+    """gradient accumulation: number of minibatches per optimizer step, whose gradients are averaged as for one large
+    batch; the last step of an epoch may have fewer minibatches. 1: no accumulation"""
     precision: Annotated[str, "fp32 | tf32 | bf16 | fp16-mixed"] = "fp32"
-    """of local training: fp32, tf32 (products on GPUs; on a CPU the same as fp32), and by torch's autocast bf16, or
-    fp16-mixed, with a loss scale that begins anew"""
+    """number format of local training: fp32; tf32 (matrix products and convolutions on GPUs; equal to fp32 on CPUs);
+    bf16 or fp16-mixed (torch.autocast; the loss scale of fp16-mixed is reset for each client in each round)"""
     batched: bool = False
-    """train the clients of a block at once, as one tensor program: faster on few pixels, and other rounding"""
+    """train all clients of a block (see federation.blocks) in one vectorised program (torch.vmap): faster for small
+    images, but results differ by rounding"""
     graphs: bool = False
-    """launch the kernels of a step as one (CUDA graphs): faster with small networks on a GPU; on a CPU as without"""
+    """run each training step as a CUDA graph: faster for small networks on a GPU; no effect on a CPU"""
     onednn: bool = True
-    """convolve with oneDNN in training; steps on few pixels are faster without it (presets smoke and small: digits),
-    but for batched clients, which always have it"""
+    """use oneDNN's convolutions on CPUs in training; false is faster for small images (presets smoke and small set it
+    for the data set digits), and has no effect with client.batched true, which always uses oneDNN"""
     constants: Constants = UNSET
     __getattr__ = _constant
 
@@ -208,51 +228,60 @@ class Client:
 
 @dataclass(frozen=True)
 class Federation:
-    """Rounds, participation, and the processes in which clients run."""
+    """Rounds, client sampling, aggregation, early stopping, and the processes in which clients run."""
 
     rounds: Annotated[int, "[1, 1e9]"] = 30
-    """R, rounds of communication"""
+    """R, number of communication rounds"""
     participation: Annotated[float, "(0, 1]"] = 1.0
-    """C, share of the clients drawn in every round"""
+    """C, share of the clients that is sampled in each round; 1: all clients"""
     weighting: Annotated[str, "uniform | samples"] = "uniform"
-    """weights of clients in averages: uniform or samples (n_i)"""
+    """weights of the clients in the server's averages: uniform (equal) or samples (n_i, the client's number of
+    examples)"""
     blocks: Annotated[int, "[1, 1e6]"] = 4
-    """number of fixed blocks in which a round's clients are summed; it decides rounding, so keep it on every machine"""
+    """number of groups (blocks) into which a round's clients are divided; replies are added within each block, then
+    over blocks. The number affects rounding: results are reproducible on other machines only with the same number"""
     executor: Annotated[str, "serial | ray_actors"] = "serial"
-    """serial (this process) or ray_actors; the results are the same bits"""
+    """where clients run: serial (in this process) or ray_actors (in processes of Ray); the results are bitwise equal"""
     actors: Annotated[int, "[1, 1e9]"] = 2
-    """actors of ray_actors, at most `blocks`"""
+    """number of Ray processes for executor ray_actors, at most federation.blocks"""
     gpus_per_actor: Annotated[float | str, "[0.0001, 1] or auto"] = 1.0
-    """share of a GPU per actor, if there is a GPU; auto: as many on a GPU as needed and as its memory has room for"""
+    """share of a GPU that each Ray process reserves: 0.25 runs four processes on one GPU; no effect without a GPU.
+    auto: measure the memory of a process first, then put as many on each GPU as are needed and fit"""
     checkpoint_every: Annotated[int, "[1, 1e9]"] = 5
-    """rounds between checkpoints"""
+    """number of rounds between two checkpoints, from which --resume continues"""
     buffers: Annotated[str, "average | keep"] = "average"
-    """BatchNorm's statistics: average (they travel with the model) or keep (each client keeps its own)"""
+    """running statistics of BatchNorm: average (the server averages them like weights) or keep (each client keeps its
+    own statistics, which are never sent)"""
     memory_mb: Annotated[float, "(0, inf]"] = 1024.0
-    """most memory of clients held in RAM between rounds, in 10^6 bytes; the rest is kept in files of the run folder"""
+    """maximum RAM, in MB (10^6 bytes), for the state that clients keep between rounds (such as control variates); state
+    beyond it is stored in the run folder. inf: no limit"""
     max_norm: Annotated[float | None, "(0, inf)"] = None
-    """largest L2 norm of a client's update (all it sends to be summed); larger ones are rejected; default: none"""
+    """maximum L2 norm of all values that a client sends for aggregation in a round; the server rejects larger replies
+    (null: no maximum)"""
     stop: Annotated[str, "never | target | patience"] = "never"
-    """end before round R: as soon as the target is reached, or when validation data show no progress any more"""
+    """early stopping: never (run all R rounds), target (stop once the target is reached) or patience (stop once
+    stop_metric has not improved for stop_patience rounds)"""
     stop_patience: Annotated[int, "[1, 1e9]"] = 10
-    """rounds without a better stop_metric after which stop patience ends the run"""
+    """number of rounds without a new best stop_metric after which federation.stop patience ends the run"""
     stop_metric: str = "accuracy"
-    """what stop patience watches on validation data: accuracy, loss, or a metric with max or min, such as "f1 max" """
+    """metric on validation data that federation.stop patience monitors: accuracy, loss, or a metric followed by max or
+    min (the better direction), such as "f1 max" """
 
     @property
     def processes(self) -> int:
-        """Return the number of processes that train a run's clients."""
+        """Return the number of processes that train clients at the same time: ``actors`` with Ray, else 1."""
         return self.actors if self.executor == "ray_actors" else 1
 
 
 @dataclass(frozen=True)
 class Straggler:
-    """Clients that do not reply in time."""
+    """Stragglers: participants of a round that do not finish their local training in time."""
 
     rule: str = "independent"
-    """who is late"""
+    """straggler rule: which participants of a round do not finish in time"""
     partial: Annotated[str, "method | take | drop"] = "method"
-    """what late clients have done under deadline or slow: take, drop, or as the method asks for (FedProx: take)"""
+    """partial work of stragglers (under rules that leave any: deadline, slow): take (the server aggregates it), drop
+    (the server ignores it) or method (as the federated method defines; FedProx takes it)"""
     constants: Constants = UNSET
     __getattr__ = _constant
 
@@ -262,55 +291,62 @@ class Straggler:
 
 @dataclass(frozen=True)
 class DP:
-    """Differential privacy."""
+    """Differential privacy of local training (DP-SGD), and the source of all privacy noise."""
 
     local: bool = False
-    """train clients by DP-SGD: per-example clipping, noise, Poisson batches"""
+    """train clients with DP-SGD: Poisson-sampled batches, per-example gradient clipping and Gaussian noise"""
     noise_multiplier: Annotated[float, "[0.001, 1e6]"] = 1.0
-    """sigma, standard deviation of the noise divided by the clipping norm"""
+    """sigma, standard deviation of DP-SGD's noise divided by the clipping norm; unused if dp.target_epsilon is set"""
     target_epsilon: Annotated[float | None, "(0, 1000]"] = None
-    """epsilon of each client's local training in all rounds; its noise is solved for, in place of noise_multiplier"""
+    """epsilon that each client's local training may spend over all rounds; the noise multiplier of each client is
+    computed from it (null: dp.noise_multiplier applies)"""
     clip: Annotated[float, "[1e-30, 1e30]"] = 5.0
-    """clipping norm: largest L2 norm of an example's gradient"""
+    """clipping norm of DP-SGD: maximum L2 norm of the gradient of one example"""
     delta: Annotated[float, "[1e-250, 1)"] = 1e-5
-    """delta of the (epsilon, delta) guarantee"""
+    """delta of the (epsilon, delta) privacy guarantee"""
     at_once: Annotated[int, "[1, 1e9]"] = 1
-    """examples whose gradients local training computes in one call: 1 is faster on most CPUs, some dozens on a GPU,
-    with other rounding; a method's own loss is taken one example at a time"""
+    """number of examples whose gradients DP-SGD computes in one vectorised call: 1 is fastest on most CPUs, some dozens
+    on a GPU; the number affects rounding. Methods that define their own loss always use 1"""
     noise: Annotated[str, "seeded | secret"] = "seeded"
-    """seeded: reproducible, so that whoever knows the seed can subtract it and no epsilon is earned; secret: from the
-    system's randomness, whose salt stays in your state directory"""
+    """source of the privacy noise. seeded: computed from --seed, so runs are reproducible, but anyone who knows the
+    seed can subtract the noise, so there is no privacy guarantee. secret: from the operating system's random numbers;
+    the key (salt) is stored in your state directory, outside the run folder"""
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """How often models are evaluated, and whether they are also evaluated on each client's own examples."""
+    """Evaluation of the models: how often, and whether also on each client's own examples."""
 
     every: Annotated[int, "[1, 1e9]"] = 1
-    """rounds between evaluations; the untrained model and that of the last round always are"""
+    """number of rounds between two evaluations; the untrained model and the last model are always evaluated"""
     chunk: Annotated[int, "[1, 1e9]"] = 1000
-    """examples on which a model is evaluated at once; numbers that validation_step logs are averaged over chunks, which
-    is wrong for F1 or AUC: there take the size of the largest set, or log torchmetrics objects"""
+    """batch size of evaluation. Numbers that validation_step logs are averaged over these batches, which is wrong for
+    F1 or AUC: for such metrics set the size of the largest test set, or log torchmetrics objects"""
     clients: bool = False
-    """evaluate the server model, and personal models where a method has them, on each client's own test examples (on
-    training examples where none are held out, and names say train): clients.jsonl, means and spreads"""
+    """evaluate the server model, and personalised models if the method has them, on each client's test examples (on its
+    training examples if no client has a test set; metric names then contain train). Values per client go to
+    clients.jsonl, means and spreads over clients to rounds.jsonl"""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """Measurement of convergence parameters at the server model."""
+    """Measurement of convergence parameters (heterogeneity, gradient noise, smoothness) at the server model."""
 
     every: Annotated[int, "[0, 1e9]"] = 10
-    """rounds between measurements of zeta^2, sigma^2 and, with a pool, delta^2; 0: never"""
+    """number of rounds between two measurements of zeta^2 (heterogeneity of the clients), sigma^2 (gradient noise) and,
+    with a pool of synthetic images, delta^2 (shift of the pool); 0: never"""
     samples: Annotated[int | None, "[16, 1e9]"] = None
-    """number of each client's examples to measure on, with standard errors; default: all, without"""
+    """number of examples per client on which the parameters are estimated, with standard errors (null: all examples, so
+    no standard errors)"""
     smoothness: bool = False
-    """also measure L_max, L_p and the pool's L by Lanczos' iteration: hundreds of passes over the data"""
+    """also measure the smoothness constants L: of the clients' data (L_max), of their training data (L_p) and of the
+    pool (L_pool); the Lanczos iteration takes hundreds of passes over the data"""
     clients: bool = False
-    """evaluate the server model on each client's own training images: clients.jsonl, and the worst client; on test
-    images, and with personal models: evaluate.clients"""
+    """evaluate the server model on each client's training images, in the rounds of evaluate.every: values per client go
+    to clients.jsonl, the worst client's to rounds.jsonl. For test images or personalised models use evaluate.clients"""
     measure: str | None = None
-    """import path of a measure of your own, taken in the rounds of `every` besides; default: none"""
+    """import path of a user-defined measure, such as my_lab.py:Name, which also runs every measure.every rounds; null:
+    none"""
     constants: Constants = UNSET
     __getattr__ = _constant
 
@@ -320,18 +356,19 @@ class Measure:
 
 @dataclass(frozen=True)
 class Tracking:
-    """Weights & Biases and other trackers, in addition to the run folder, which is always written."""
+    """Weights & Biases (W&B) and other trackers, in addition to the run folder, which is always written."""
 
     wandb: Annotated[str, "online | offline | off"] = "offline"
-    """online (needs a login; else falls back to offline), offline or off"""
+    """Weights & Biases: online (uploads; without a login the run is kept offline), offline (files in the run folder) or
+    off"""
     project: str = "fedcommons"
-    """project of the W&B run"""
+    """project of the run in W&B, MLflow or trackio"""
     group: str | None = None
-    """group of the W&B run; a sweep sets its own name"""
+    """group of the run in W&B; null: data set and partition, or in a sweep the sweep's name"""
     preset: str | None = None
-    """preset that the fields come from, a tag of the W&B run; --preset sets it"""
+    """name of the preset, shown as a tag of the run in W&B; --preset sets it"""
     tracker: str | None = None
-    """who is told every round besides the run folder and W&B"""
+    """further tracker that records the metrics of each round, in addition to the run folder and W&B (null: none)"""
     constants: Constants = UNSET
     __getattr__ = _constant
 

@@ -1,6 +1,7 @@
-"""Fields of the package's components, read from source code, so that ``--help`` does not import torch (seconds).
+"""Constants of the package's components, read from source code without importing it.
 
-The result equals ``fields.fields_of`` of the imported component; a test compares both for every component.
+So ``--help`` does not wait seconds for the import of torch. The result equals what ``fields.fields_of`` returns for the
+imported component; a test compares both for every component.
 """
 
 import ast
@@ -17,17 +18,18 @@ from fedcommons.config.fields import Field, field_of
 Declared = ast.ClassDef | ast.FunctionDef
 
 PACKAGES = ("fedcommons", "lightning_modules")
-"""Packages whose source code is read."""
+"""Packages whose source code is read; base classes in other packages are ignored."""
 
 
 def fields_in(where: str, handed: Collection[str]) -> dict[str, Field]:
-    """Return the fields of the class or function at ``package.module:Name``, without the names in ``handed``.
+    """Return name -> ``Field`` of the class or function at the import path ``where`` (``package.module:Name``).
 
-    Fields of its base classes in the package come first, as in a dataclass.
+    Fields of base classes in ``PACKAGES`` come first, as in a dataclass.
+    handed: names of parameters that the platform passes, so that they are no fields.
     """
     tree, node = _find(where)
     names = {"Annotated": Annotated, "Any": Any, "Literal": Literal}
-    for line in tree.body:  # an alias of a type, such as Alpha = Annotated[float, "(0, inf)"]
+    for line in tree.body:  # the module may define aliases of types, such as Alpha = Annotated[float, "(0, inf)"]
         if isinstance(line, ast.Assign) and ast.unparse(line.value).startswith("Annotated["):
             names |= {target.id: _value(line.value, names) for target in line.targets if isinstance(target, ast.Name)}
     fields: dict[str, Field] = {}
@@ -41,7 +43,10 @@ def fields_in(where: str, handed: Collection[str]) -> dict[str, Field]:
 
 
 def has(where: str, method: str) -> bool:
-    """Return whether the class at ``package.module:Name`` or a base class has a method (``def f``, ``f = other.f``)."""
+    """Return whether the class at the import path ``where``, or a base class, defines a method.
+
+    A method is defined by ``def f`` or by an assignment ``f = other.f``.
+    """
     body = _find(where)[1].body
     defined = {line.name for line in body if isinstance(line, ast.FunctionDef)}
     defined |= {
@@ -51,12 +56,12 @@ def has(where: str, method: str) -> bool:
 
 
 def summary(where: str) -> str:
-    """Return the first line of the docstring of the class or function at ``package.module:Name``."""
+    """Return the first docstring line, without full stop, of the class or function at the import path ``where``."""
     return (ast.get_docstring(_find(where)[1]) or "").partition("\n")[0].rstrip(".")
 
 
 def _bases(where: str) -> list[str]:
-    """Return the import paths of a class' base classes, without those of other packages, such as torch."""
+    """Return the import paths of the base classes in ``PACKAGES`` of the class at ``where``."""
     (module, _, _), (tree, node) = where.rpartition(":"), _find(where)
     homes = {line.name: f"{module}:{line.name}" for line in tree.body if isinstance(line, ast.ClassDef)}
     for line in tree.body:
@@ -106,7 +111,7 @@ def _find(where: str) -> tuple[ast.Module, Declared]:
 @lru_cache(maxsize=256)
 def _tree(module: str) -> ast.Module:
     package, *rest = module.split(".")
-    spec = find_spec(package)  # only the package: finding a module would import its parent packages
+    spec = find_spec(package)  # finds only the package, because finding a module would import its parent packages
     assert spec is not None
     assert spec.submodule_search_locations is not None
     return ast.parse(Path(spec.submodule_search_locations[0], *rest).with_suffix(".py").read_text(encoding="utf-8"))

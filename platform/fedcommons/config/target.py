@@ -1,7 +1,7 @@
-"""The target of a run: a metric that a round logs, and a bound on this metric.
+"""The target of a run: a bound on a metric that is logged in each round, such as test accuracy >= 0.8.
 
-A bare number x means test accuracy >= x. ``"loss <= 0.3"`` names a metric of the test data. ``"validation/f1 >= 0.5"``
-names any metric of rounds.jsonl.
+A number x means test accuracy >= x. ``"loss <= 0.3"`` is a bound on a metric of the test data. A name with a slash, as
+in ``"validation/f1 >= 0.5"``, is the full name of a metric in rounds.jsonl.
 """
 
 import re
@@ -21,32 +21,36 @@ _NEEDS = {
     "clients/worst": ("measure.clients", "true"),
     "personal/": ("evaluate.clients", "true"),
 }
-"""Prefix of a metric -> the field that must be set for the metric to be logged, and the required value in words."""
+"""Prefix of a metric's name -> (field that must be set for the metric to be logged, required value in words)."""
 
 _OF_ROUNDS = ("train/", "comm/")
-"""Prefixes of metrics that describe a training round: round 0 (the untrained model) lacks some of these metrics."""
+"""Prefixes of metrics that describe the training of a round; round 0 (the untrained model) lacks some of them."""
 
 
 class NotLogged(UserError):
-    """A field names a metric that no round logs. A new run deletes its folder, unless its noise is secret."""
+    """A field names a metric that no round logs. A new run then deletes its folder, unless its noise is secret."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A bound on a metric of rounds.jsonl: ``way`` max: metric >= ``bound``; ``way`` min: metric <= ``bound``."""
+    """A bound on a metric of rounds.jsonl.
+
+    metric: full name, such as ``test/accuracy``. way: ``max`` (metric >= bound is the target) or ``min`` (metric <=
+    bound).
+    """
 
     metric: str
     way: str
     bound: float
 
     def is_met(self, line: Mapping[str, Any]) -> bool:
-        """Return whether a round has reached the target; False if the round has no such metric."""
+        """Return whether a round with the metrics ``line`` reached the target; False if the metric is missing."""
         value = line.get(self.metric)
         return value is not None and (value >= self.bound if self.way == "max" else value <= self.bound)
 
 
 def read(value: float | str) -> Target:
-    """Return the target that a number or a text means.
+    """Return the target for the value of the field ``target``: a test accuracy, or a text with metric and bound.
 
     Raises:
         UserError: the value is not a valid target.
@@ -67,12 +71,12 @@ def read(value: float | str) -> Target:
         )
     metric = match[1] if "/" in match[1] else f"test/{match[1]}"
     if metric.endswith("/accuracy") and not 0 <= bound <= 1:
-        raise UserError(f"target: an accuracy lies in [0, 1], and {quote(value)} asks for another.")
+        raise UserError(f"target: an accuracy lies in [0, 1], got {quote(value)}.")
     return Target(metric, "max" if match[2] == ">=" else "min", bound)
 
 
 def plain(value: float | str) -> float | str:
-    """Return the target in the form used for hashing: a number for a lower bound on test accuracy, else a text."""
+    """Return the target in its normal form, which is hashed: a number if it is a test accuracy, else a text."""
     target = read(value)
     if not isinstance(value, str):
         return value
@@ -82,23 +86,26 @@ def plain(value: float | str) -> float | str:
 
 
 def first(value: float | str, lines: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return the number of the first round (from 1 on) that has reached the target; None if no round has."""
+    """Return the first round, from 1 on, that reached the target; None if there is none. lines: of rounds.jsonl."""
     target = read(value)
     return next((line["round"] for line in lines if line["round"] >= 1 and target.is_met(line)), None)
 
 
 def in_words(value: float | str) -> str:
-    """Return a number (a test accuracy) as ``80 %``; return a text unchanged, but without ``test/``."""
+    """Return the target for the screen: a test accuracy as ``80 %``; a text without the prefix ``test/``."""
     return value.removeprefix("test/") if isinstance(value, str) else f"{100 * value:g} %"
 
 
 def require_measured(field: str, metric: str, metrics: Mapping[str, Any]) -> None:
-    """Check before the run that the experiment's fields allow the metric to be logged.
+    """Check before the run that the run will log a metric.
 
-    field: the field that names the metric. known: the experiment's fields.
+    Args:
+        field: name of the field that requires the metric, for the message.
+        metric: full name of the metric.
+        metrics: dotted name -> value of the experiment's fields.
 
     Raises:
-        UserError: the metric needs another field to be set.
+        UserError: the metric is logged only if another field is set.
     """
     for begins, (needed, value) in _NEEDS.items():
         if metric.startswith(begins) and not metrics.get(needed):
@@ -106,13 +113,19 @@ def require_measured(field: str, metric: str, metrics: Mapping[str, Any]) -> Non
 
 
 def require_logged(field: str, metric: str, round: int, logged: Collection[str]) -> None:
-    """Check that the round with this number logged the metric. field: the field that names the metric.
+    """Check once, in round 0 or for training metrics in round 1, that the run logs a metric.
 
-    Round 0 logs all evaluations of models; later rounds may evaluate only every few rounds. A round without a client's
-    reply logs no training metric.
+    Round 0 logs all evaluations of models; later rounds may skip evaluations. A round in which no client replies logs
+    no training metric, so such a round passes the check.
+
+    Args:
+        field: name of the field that requires the metric, for the message.
+        metric: full name of the metric.
+        round: number of the round.
+        logged: names of the metrics that the round logged.
 
     Raises:
-        NotLogged: the round did not log the metric.
+        NotLogged: the metric is missing.
     """
     is_of_rounds = metric.startswith(_OF_ROUNDS)
     if metric in logged or round != int(is_of_rounds):

@@ -1,9 +1,9 @@
-"""The code of a user-defined component and of its neighbour modules, read and hashed without running this code.
+"""The code of a user-defined component and of the user's modules that it imports, read and hashed without running it.
 
-A neighbour module is a Python file in the folder of the component's file, or under the folder of the command. The
-component or another neighbour imports the neighbour, at any place of the file. Neighbours are searched as in a fresh
-Python process, so installed packages come first. Three kinds of modules are no neighbours: installed packages, the
-standard library and packages that the platform uses. Imports under a computed name are not detected.
+Such an imported module is called a neighbour: a Python file in the folder of the component's file, or under the folder
+of the command, that the component or another neighbour imports anywhere in its code. Neighbours are searched as in a
+fresh Python process, so installed packages come first. Installed packages, the standard library and packages that the
+platform uses are not neighbours. Imports under a computed name are not detected.
 """
 
 import os
@@ -24,24 +24,24 @@ from fedcommons.errors import UserError, nearest
 _IMPORTLIB = re.compile(r"^<frozen importlib|/importlib/__init__\.py$")
 
 _RELATIVE = (
-    "{} (line {}) imports relatively, which only a module in a package can: import the neighbour by its name, or name "
-    "the part by its module, such as my_lab.methods:Name."
+    "{} (line {}) imports relatively, which works only in a package: import the module by its name, or name "
+    "the component by its module, such as my_lab.methods:Name."
 )
 
 _MAKES_MODULES = re.compile(rb"__path__|sys\.modules")
-"""Text in a package whose modules may be other than the files in its folder."""
+"""Text in a package's code that may change where Python searches the package's modules."""
 
 SURE = 0.8
-"""Similarity (0 to 1) from which on the name of a missing module counts as a misspelt neighbour's name."""
+"""Minimum similarity (0 to 1) at which a missing module's name counts as a misspelt name of a user's module."""
 
 
 LARGEST = 16 * 2**20
-"""Largest size of a file of Python code, in bytes: reading an endless file, such as a device, must stop."""
+"""Maximum size of a file of Python code, in bytes, so that reading an endless file, such as a device, stops."""
 
 
 @dataclass(frozen=True)
 class Module:
-    """A Python file as it was read. key: hash of the file and of all neighbours that the file imports."""
+    """A Python file with its content. key: hash of this file and of all user's modules that it imports."""
 
     file: Path
     content: bytes
@@ -50,9 +50,9 @@ class Module:
 
 @dataclass(frozen=True)
 class Code:
-    """A component's module, with the name ``name``, and its neighbours, by name.
+    """The code of a user-defined component: its module, called ``name``, and the user's modules that it imports.
 
-    digest: hash of all modules; without neighbours, the hash of the component's file. files: hash by file name.
+    modules: name -> module, including the component's. digest: hash of all modules. files: file name -> hash.
     """
 
     name: str
@@ -66,19 +66,27 @@ class Code:
 
 
 def of_file(path: Path, base: Path, what: str) -> Code:
-    """Read the code of a component that is named by its file. base: the folder of the command.
+    """Read the code of a component that is named by its file, as in ``my_lab.py:Name``.
+
+    Args:
+        path: the component's file.
+        base: folder of the command, in which imported modules are searched too.
+        what: name of the component for error messages.
 
     Raises:
-        UserError: a neighbour is missing; ``what`` names the component in the message.
+        UserError: a user's module that the code imports is missing.
         OSError: a file cannot be read.
     """
     modules, digest, files = _read("", path, Search((path.parent, base)), what)
-    name = f"part_{path.stem}_{digest[:8]}"  # the same in every process, and different for different code
+    name = f"part_{path.stem}_{digest[:8]}"  # equal in all processes, and different for different code
     return Code(name, {name: modules.pop(""), **modules}, digest, files)
 
 
 def of_module(name: str, base: Path, what: str) -> Code | None:
-    """Read the code of a component that is named by its module; None if the module is no file of the user."""
+    """Read the code of a component that is named by its module; None if the module is not a file of the user.
+
+    base, what: see ``of_file``.
+    """
     top = name.partition(".")[0]
     entries = [Path(entry) for entry in Search((base,)).entries if not is_installed(entry)]
     search = Search((base, *(entry for entry in entries if inside(entry, top))))
@@ -87,7 +95,7 @@ def of_module(name: str, base: Path, what: str) -> Code | None:
 
 
 def missing(error: ModuleNotFoundError, code: Code) -> str | None:
-    """Return a message that names the user's file whose import failed; None if no file of the user imported it."""
+    """Return a message with the file and line of the user's import that failed; None if other code failed to import."""
     frames = [(Path(frame.f_code.co_filename), line) for frame, line in walk_tb(error.__traceback__)]
     file, line = [frame for frame in frames if not _IMPORTLIB.search(str(frame[0]))][-1]
     if not error.name or file not in {module.file for module in code.modules.values()}:
@@ -96,9 +104,9 @@ def missing(error: ModuleNotFoundError, code: Code) -> str | None:
 
 
 def clash(codes: Mapping[str, Code]) -> str | None:
-    """Return a message that names two components which import different modules with the same name; else None.
+    """Return a message if two components import different modules of the same name, else None.
 
-    A process can load only one module per name.
+    One process can load only one module per name. codes: component's name -> code.
     """
     seen: dict[str, tuple[str, Module]] = {}
     for part, code in codes.items():
@@ -110,14 +118,17 @@ def clash(codes: Mapping[str, Code]) -> str | None:
 
 
 def _read(root: str, file: Path, search: Search, what: str) -> tuple[dict[str, Module], str, dict[str, str]]:
-    """Return the modules by name, the root first, the hash of all modules, and the hash of each file."""
+    """Read a module and all user's modules that it imports, directly or indirectly.
+
+    Returns name -> module with ``root`` first, the hash of all modules, and file name -> hash. what: for messages.
+    """
     files, contents, edges, todo = {root: file}, {}, {}, [root]
     while todo:
         name = todo.pop()
         with files[name].open("rb") as source:
             contents[name] = source.read(LARGEST + 1)
         if len(contents[name]) > LARGEST:
-            raise UserError(f"{what}: {files[name]} has more than {LARGEST:,} bytes, too many for Python code.")
+            raise UserError(f"{what}: {files[name]} has more than {LARGEST:,} bytes, the maximum for Python code.")
         edges[name] = dict(_imported(name, files[name], contents[name], search, what))
         todo += [other for other in edges[name] if other not in files]
         files |= {other: path for other, path in edges[name].items() if other not in files}
@@ -130,12 +141,15 @@ def _read(root: str, file: Path, search: Search, what: str) -> tuple[dict[str, M
 
 
 def _module_path(name: str, file: Path) -> str:
-    """Return the path of the module's file, relative to the folder in which Python searches the module."""
+    """Return the path of a module's file, relative to the entry of ``sys.path`` that contains it."""
     return f"{name.replace('.', '/')}{'/__init__' if file.name == '__init__.py' else ''}.py"
 
 
 def _key(name: str, edges: Mapping[str, Iterable[str]], sums: Mapping[str, str]) -> str:
-    """Return the hash of a module and of all modules that it imports, directly or through other modules."""
+    """Return the hash of a module and of all modules that it imports, directly or indirectly.
+
+    edges: module -> modules that it imports. sums: module -> hash of its content.
+    """
     reached, todo = {name}, [name]
     while todo:
         new = [other for other in edges[todo.pop()] if other not in reached]
@@ -145,10 +159,10 @@ def _key(name: str, edges: Mapping[str, Iterable[str]], sums: Mapping[str, str])
 
 
 def _imported(name: str, file: Path, content: bytes, search: Search, what: str) -> Iterator[tuple[str, Path]]:
-    """Yield the neighbours that a module imports, and their files. Python also runs the neighbours' parent packages.
+    """Yield (name, file) of each user's module that a module imports, and of its parent packages.
 
     Raises:
-        UserError: a neighbour is missing.
+        UserError: an imported module of the user is missing.
     """
     package = name if file.name == "__init__.py" else name.rpartition(".")[0]
     yield from _files([name] if name else [], search)
@@ -163,7 +177,7 @@ def _imported(name: str, file: Path, content: bytes, search: Search, what: str) 
 
 
 def _files(names: Iterable[str], search: Search) -> Iterator[tuple[str, Path]]:
-    """Yield the modules and their parent packages that are files of the user, with these files."""
+    """Yield (name, file) of those modules among ``names`` and their parent packages that are files of the user."""
     for name in names:
         steps = name.split(".")
         for end in range(1, len(steps) + 1):
@@ -173,10 +187,10 @@ def _files(names: Iterable[str], search: Search) -> Iterator[tuple[str, Path]]:
 
 
 def _missing_neighbour(module: str, line: Import, file: Path, search: Search) -> str | None:
-    """Return a message that names a missing neighbour; None if no neighbour is certainly missing.
+    """Return a message if the import certainly lacks a module of the user, else None.
 
-    A missing module outside a package counts as a neighbour only if its name is similar to a neighbour's name. It may
-    be a package that is not installed, imported in a function that is never called.
+    A missing top-level module counts as the user's only if its name is similar to the name of a user's module.
+    Otherwise it may be a package that is not installed and that a function imports which is never called.
     """
     steps, above = module.split("."), Place(None, tuple(search.roots))
     for end in range(1, len(steps) + 1):
@@ -192,7 +206,7 @@ def _missing_neighbour(module: str, line: Import, file: Path, search: Search) ->
         above = place
     names = [f"{module}.{attribute}" for attribute in line.names if above.folders and not attribute.startswith("__")]
     lost = [name for name in names if search.place(name) is None]
-    if lost and is_empty(_content(above)):  # an empty package contains only modules
+    if lost and is_empty(_content(above)):  # an empty package has no names but its modules
         return _message(file, line.line, lost[0], _module_names(above.folders))
     return None
 
@@ -202,20 +216,20 @@ def _content(place: Place) -> bytes:
 
 
 def _is_loadable(name: str) -> bool:
-    """Return whether Python itself finds this module, in a place that ``Search`` does not cover."""
+    """Return whether Python finds the module, possibly in a place that ``Search`` does not cover."""
     return name in sys.modules or find_spec(name) is not None
 
 
 def _message(file: Path, line: int, name: str, siblings: Sequence[str]) -> str:
     above, dot, _ = name.rpartition(".")
     near = nearest(name, [f"{above}{dot}{sibling}" for sibling in siblings if sibling != file.stem])
-    return f"{file} (line {line}) imports {name}, and there is no such module{near}"
+    return f"{file} (line {line}) imports {name}, but there is no such module{near}"
 
 
 def _module_names(folders: Iterable[Path]) -> list[str]:
-    """Return the names of the modules in these folders."""
+    """Return the sorted names of the modules and packages in the folders."""
     names: set[str] = set()
     for folder in folders:
-        with suppress(OSError):  # the user may enter this folder, but not list it
+        with suppress(OSError):  # a folder may be readable by name but not be listed
             names.update(name.removesuffix(".py") for name in os.listdir(folder))
     return sorted(name for name in names if name.isidentifier() and not name.startswith("__"))

@@ -1,4 +1,4 @@
-"""The imports of a Python file, and the locations of the user's modules, without running any of these files."""
+"""The imports in a Python file, and a search for the user's modules, without running any of their code."""
 
 import ast
 import os
@@ -19,7 +19,7 @@ PLATFORM = frozenset(
         "torchmetrics", "torchvision", "trackio", "vl_convert", "wandb", "wandb_workspaces", "yaml",
     }
 )  # fmt: skip
-"""Packages that the platform uses. They are never user modules, in any folder: no process can load them twice."""
+"""Packages that the platform uses. A file with one of these names is never loaded as a module of the user."""
 
 _NEVER = PLATFORM | sys.stdlib_module_names | {"__main__"}
 _PYTHON = sorted({os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")})
@@ -29,7 +29,10 @@ _added: set[str] = set()
 
 @dataclass(frozen=True)
 class Import:
-    """``import module``, or ``from module import names`` with ``level`` dots. sure: the import has no condition."""
+    """An import statement: ``import module``, or ``from module import names``.
+
+    level: number of leading dots of a relative import. line: line number. sure: whether the import is unconditional.
+    """
 
     module: str
     names: tuple[str, ...]
@@ -38,7 +41,10 @@ class Import:
     sure: bool
 
     def module_from(self, package: str) -> str | None:
-        """Return the full name of the module in a file of this package; None if it has more dots than packages."""
+        """Return the full name of the imported module. package: package of the importing file, or an empty text.
+
+        The result is None if the relative import goes beyond the top-level package.
+        """
         if not self.level:
             return self.module
         steps = package.split(".") if package else []
@@ -48,7 +54,7 @@ class Import:
 
 @lru_cache(maxsize=1024)
 def imports(content: bytes) -> tuple[Import, ...]:
-    """Return all imports at any place of a file; () if Python cannot parse it: running it raises the error."""
+    """Return all imports in a file, also inside functions; () if Python cannot parse the file."""
     if (tree := _parsed(content)) is None:
         return ()
     doubtful = (ast.If, ast.Match, ast.Try, ast.TryStar, ast.With)  # an import in these statements may fail on purpose
@@ -65,14 +71,14 @@ def imports(content: bytes) -> tuple[Import, ...]:
 
 @lru_cache(maxsize=1024)
 def is_empty(content: bytes) -> bool:
-    """Return whether a file has no statement, only a docstring or comments."""
+    """Return whether a file has no statements except constants such as a docstring."""
     tree = _parsed(content)
     return tree is not None and all(isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant) for s in tree.body)
 
 
 def _parsed(content: bytes) -> ast.Module | None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python shows the warnings when the file is run
+        warnings.simplefilter("ignore")  # Python shows these warnings again when it runs the file
         try:
             return ast.parse(content)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -81,22 +87,26 @@ def _parsed(content: bytes) -> ast.Module | None:
 
 @dataclass(frozen=True)
 class Place:
-    """The location of a module. file: None for a package without a file. folders: folders of a package's modules."""
+    """The location of a module.
+
+    file: the module's file; None for a package without ``__init__.py``. folders: a package's folders; () for a module.
+    """
 
     file: Path | None = None
     folders: tuple[Path, ...] = ()
 
 
 ELSEWHERE = Place()
-"""The location of a module that is not the user's, or is compiled."""
+"""The location of a module that is not the user's, or that is compiled and so has no source code."""
 
 
 @dataclass
 class Search:
-    """A search for the user's modules: Python files under ``roots``. found: results so far, by name of the module.
+    """A search for the user's modules, which are Python files under the folders ``roots``.
 
-    The search follows ``sys.path`` and then the roots, as in a fresh process. It leaves out the folders that other
-    components have added. The search accesses only files with the names of the requested modules.
+    places: module's name -> location, of the modules searched so far. The search follows ``sys.path`` and then the
+    roots, as in a fresh process. It leaves out folders that other components added to ``sys.path``. It accesses only
+    files that have the names of the requested modules.
     """
 
     roots: Sequence[Path]
@@ -108,7 +118,7 @@ class Search:
         self.entries = {e: not is_installed(e) and any(_is_under(e, str(r)) for r in self.roots) for e in entries}
 
     def place(self, name: str) -> Place | None:
-        """Return the location of the module; None if no folder has the module."""
+        """Return the location of the module called ``name``; None if no folder contains the module."""
         if name not in self.places:
             above, _, leaf = name.rpartition(".")
             self.places[name] = self._below(above, leaf) if above else self._top(leaf)
@@ -138,7 +148,7 @@ class Search:
 
 
 def inside(folder: Path, name: str) -> Place | None:
-    """Return the module of this name in this folder; None if the folder has none or may not be entered."""
+    """Return the location of the module ``name`` in a folder; None if it is missing or the folder is not accessible."""
     # Path.is_file would raise for a folder that the user may not enter; Python skips such a folder.
     package = folder / name
     if os.path.isfile(file := package / "__init__.py"):
@@ -152,20 +162,20 @@ def inside(folder: Path, name: str) -> Place | None:
 
 @lru_cache(maxsize=1024)
 def is_installed(folder: str) -> bool:
-    """Return whether the folder contains installed packages, or belongs to Python itself."""
+    """Return whether the folder contains installed packages (``site-packages``), or belongs to Python itself."""
     is_of_packages = not {"site-packages", "dist-packages"}.isdisjoint(Path(folder).parts)
     return is_of_packages or any(_is_under(folder, python) for python in _PYTHON)
 
 
 @lru_cache(maxsize=4096)
 def _is_under(path: str, folder: str) -> bool:
-    """Return whether a path lies in a folder, with symbolic links as written or resolved."""
+    """Return whether a path lies in a folder, either as written or after both symbolic links are resolved."""
     whole, above = os.path.realpath(path), os.path.realpath(folder)
     return Path(path).is_relative_to(os.path.abspath(folder)) or Path(whole).is_relative_to(above)
 
 
 def add_to_path(folder: Path) -> None:
-    """Append the folder to ``sys.path``, so that Python finds modules that are imported under a computed name."""
+    """Append a folder to ``sys.path``, so that imports of modules under a computed name work too."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
         _added.add(str(folder))

@@ -1,4 +1,4 @@
-"""Import of user-defined components: their modules always run with the code that was read and hashed."""
+"""Import of user-defined components, which run exactly the code that was hashed, even if files changed since."""
 
 import importlib
 import sys
@@ -13,17 +13,18 @@ from fedcommons.config.user_code import Code, Module
 
 
 def load(code: Code) -> ModuleType:
-    """Import a component's module with the code that was read. Neighbours use the read code too, also in later imports.
+    """Import a component's module with the code in ``code``, and return the module.
 
-    A module that this loader has run with the same code is reused. A module that other code imported is not reused, as
-    the content of its file at that time is unknown.
+    The user's modules that it imports, now or later, are run with the code in ``code`` too. A module that this loader
+    has already run with the same code is reused. A module that another loader imported is imported again, because the
+    content of its file at that time is unknown.
     """
     _modules.hold(code)
     return importlib.import_module(code.name)
 
 
 class _Loader(SourceFileLoader):
-    """A loader that runs the read code without .pyc files: Python detects changes by time in seconds and size only."""
+    """A loader of code that was read before. It uses no .pyc files, as Python may not notice that they are outdated."""
 
     def __init__(self, name: str, module: Module) -> None:
         super().__init__(name, str(module.file))
@@ -33,11 +34,11 @@ class _Loader(SourceFileLoader):
         return self.module.content if path == self.path else super().get_data(path)
 
     def path_stats(self, path: str) -> Mapping[str, float]:
-        raise OSError("no .pyc is wanted")
+        raise OSError("no .pyc file is used")
 
     def exec_module(self, module: ModuleType) -> None:
         key = (module.__name__, self.module.key)
-        _modules.run[key] = module  # set before the module has run, as the module may import itself
+        _modules.run[key] = module  # set before the module runs, as the module may import itself
         try:
             super().exec_module(module)
         except BaseException:
@@ -47,16 +48,19 @@ class _Loader(SourceFileLoader):
 
 @dataclass(eq=False)
 class _Modules:
-    """A finder of the loaded components' modules; the component that was loaded last comes first.
+    """A finder (``sys.meta_path``) of the modules of loaded components; the component loaded last takes precedence.
 
-    held: code of the loaded components, by file. run: modules that this loader has run, by name and key.
+    code_by_file: component's file -> code. run: (name, hash of the code) -> module that this loader has run.
     """
 
     code_by_file: dict[Path, Code] = field(default_factory=dict)
     run: dict[tuple[str, str], ModuleType] = field(default_factory=dict)
 
     def find_spec(self, name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """See ``importlib.abc.MetaPathFinder``. ``importlib.reload`` (target) gets the file's current code."""
+        """Return the spec of a module of a loaded component, else None; see ``importlib.abc.MetaPathFinder``.
+
+        target: set by ``importlib.reload``, which gets the current code of the file.
+        """
         modules = [code.modules[name] for code in self.code_by_file.values() if name in code.modules]
         if not modules or target is not None:
             return None
@@ -67,7 +71,7 @@ class _Modules:
         )
 
     def hold(self, code: Code) -> None:
-        """Register a component, so that each import of one of its modules yields the module as it was read."""
+        """Register a component's code, so that each later import of one of its modules runs this code."""
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
         self.code_by_file.pop(code.file, None)
@@ -82,7 +86,7 @@ class _Modules:
                 _put(name, module)
 
     def _run(self, name: str, module: Module) -> ModuleType | None:
-        """Return the module that ran this code; None if the code has not run, or was reloaded by hand since."""
+        """Return the module that ran this code; None if the code has not run, or if the module was reloaded since."""
         candidate = self.run.get((name, module.key))
         loader = getattr(getattr(candidate, "__spec__", None), "loader", None)
         return candidate if isinstance(loader, _Loader) and loader.module.key == module.key else None
@@ -92,7 +96,7 @@ _modules = _Modules()
 
 
 def _put(name: str, module: ModuleType | None) -> None:
-    """Set the module with this name in ``sys.modules`` and in its package; None: remove the module."""
+    """Set the module called ``name`` in ``sys.modules`` and as an attribute of its package; None removes it."""
     above, _, leaf = name.rpartition(".")
     old, package = sys.modules.pop(name, None), vars(sys.modules[above]) if above in sys.modules else {}
     if package.get(leaf) is old:

@@ -1,4 +1,4 @@
-"""The file of a model's initial weights, and the hash of this file, which an experiment stores."""
+"""The file of a model's initial weights (``model.weights``), and its hash, which is a part of the experiment."""
 
 from functools import lru_cache
 from hashlib import sha256
@@ -12,10 +12,10 @@ LARGEST = 64 * 2**30
 
 
 def digest(name: str) -> str:
-    """Return the hash of the file's content. A file that has not changed is read only once.
+    """Return the hash of a weights file: 24 hexadecimal digits. A file that has not changed is read only once.
 
     Raises:
-        UserError: the file cannot be read.
+        UserError: the file cannot be read, or ``name`` is not a file.
     """
     try:
         at = _path(name).stat()
@@ -35,16 +35,16 @@ def digest_of(data: bytes) -> str:
 
 
 def content(name: str, most: float) -> bytes:
-    """Return the content of the file. most: largest allowed size, in bytes.
+    """Return the content of the weights file ``name``. most: maximum size of the file, in bytes.
 
     Raises:
-        UserError: the path is no regular file, or the file cannot be read or is too large.
+        UserError: the path is not a regular file, or the file is too large or cannot be read.
     """
     path = _path(name)
     if not path.is_file():  # reading a pipe would block
-        raise UserError(f"model.weights {quote(name)} must be a file, and {path} is none.")
+        raise UserError(f"model.weights {quote(name)} must be a file, and {path} is not a file.")
     if (size := path.stat().st_size) > most:
-        raise UserError(f"model.weights {quote(name)} has {size:,} bytes, and at most {most:,.0f} are read.")
+        raise UserError(f"model.weights {quote(name)} has {size:,} bytes; at most {most:,.0f} are allowed.")
     try:
         return path.read_bytes()
     except OSError as error:
@@ -52,5 +52,5 @@ def content(name: str, most: float) -> bytes:
 
 
 def _path(name: str) -> Path:
-    """Return the path. A relative path starts at the folder of relative import paths, in Ray's workers too."""
+    """Return the path of the weights file. A relative path starts at the folder of the command, also in Ray."""
     return registry.base() / Path(name).expanduser()
