@@ -51,7 +51,7 @@ def plain(**more: Any) -> tuple[Display, io.StringIO, Clock]:
 LINES = [
     ({"test/accuracy": 0.8421, "test/loss": 0.5123}, "", 80, "accuracy 0.842  loss 0.512"),
     ({"test/accuracy": 0.5, "stragglers": 0.0, "rejected": 0.0}, "9 s left", 80, "accuracy 0.500  9 s left"),
-    ({"stragglers": 2.0, "rejected": 1.0, "train/loss": 2.0}, "", 80, "training loss 2.000  late 2  rejected 1"),
+    ({"stragglers": 2.0, "rejected": 1.0, "train/loss": 2.0}, "", 80, "training loss 2.000  stragglers 2  rejected 1"),
     ({"test/accuracy": 0.8421, "test/loss": 1.0}, "9 s left", 28, "accuracy 0.842"),
     ({"test/mse": 0.25, "test/loss": None}, "", 80, "mse 0.250  loss not finite"),
     ({"test/accuracy": 0.8421}, "", 26, ""),

@@ -1,1 +1,1 @@
-"""The command line: options, values, the parser, the display, and the command `fedcommons`."""
+"""The command line: options and their values, ``--help``, the screen output, and the command ``fedcommons``."""

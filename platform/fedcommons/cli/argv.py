@@ -1,4 +1,4 @@
-"""Read the options of a command line. The keys of a ``--config`` file replace the option ``--config``."""
+"""Reader of a command line's options. The keys of a config file take the place of the option ``--config FILE``."""
 
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -17,24 +17,24 @@ from fedcommons.storage.paths import user_path
 from fedcommons.storage.safe_yaml import LARGEST_FILE, MOST_VALUES, require_small
 
 LONGEST = 4096
-"""The largest number of characters of a value: the limit of a path on Linux."""
+"""Maximum number of characters of a value, equal to that of a path on Linux."""
 
 NAMES = {*SECTIONS, *KINDS["algorithm"].components}
-"""Sections that may be empty in a config file."""
+"""Names of sections, which may be empty in a config file, as ``--print_config`` prints them."""
 
 SETTINGS = {"sharing", "setting", "settings", "sharing.setting"}
 """Options that name sharing strategies."""
 
 CORE = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "timestamp")}
-"""YAML tags of plain values, whose text is read exactly like the text of an option."""
+"""YAML tags of plain values. The text of such a value is parsed like the value of an option on the command line."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """An option as the user wrote it.
+    """An option as the user wrote it, on the command line or as a key of a config file.
 
-    name: dotted name, with ``_`` for ``-``. value: text of the value, texts of a list's members, or None (no value).
-    file: the config file with the option; None for the command line.
+    name: dotted name, with ``_`` instead of ``-``. value: text of the value, texts of a list's members, or None for an
+    option without a value. file: the config file that contains the option; None for the command line.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Given:
 
     @property
     def text(self) -> str:
-        """Return the value as one text.
+        """Return the value as one text; a list becomes ``[a, b]``.
 
         Raises:
             UserError: the option has no value.
@@ -57,21 +57,21 @@ class Given:
 
 
 class Line(tuple[str, ...]):
-    """The words of a command line."""
+    """The words of a command line, which caches the options that they mean."""
 
     @cached_property
     def options(self) -> tuple[Given, ...]:
-        """Return the options as ``read`` does; words and config files are read only once."""
+        """Return the options, as ``read`` does. Words and config files are read only once."""
         return _options_in(self)
 
 
 def read(argv: Sequence[str]) -> tuple[Given, ...]:
-    """Return all options in order, with the options of a config file in the place of ``--config``.
+    """Return all options in the order of the command line; a config file's keys replace ``--config``.
 
-    A ``Line`` caches its options.
+    argv: words of the command line; a ``Line`` caches its options.
 
     Raises:
-        UserError: a word is not an option, a value is not allowed for any field, or a config file cannot be read.
+        UserError: a word is not an option, no field allows a text, or a config file cannot be read.
     """
     return argv.options if isinstance(argv, Line) else _options_in(argv)
 
@@ -85,7 +85,7 @@ def _options_in(argv: Sequence[str]) -> tuple[Given, ...]:
         if word == "-h":
             name = "help"
         elif not word.startswith("--") or not name:
-            raise UserError(f"an option is --NAME VALUE or --NAME=VALUE, got {quote(word)}.")
+            raise UserError(f"options have the form --NAME VALUE or --NAME=VALUE, got {quote(word)}.")
         has_value = equals or (words and not words[0].startswith("--") and words[0] != "-h")
         option = Given(name.replace("-", "_"), (value if equals else words.pop(0)) if has_value else None)
         _check_text(option)
@@ -109,7 +109,7 @@ def _stored(names: str) -> str:
 
 
 def _check_text(option: Given) -> None:
-    """Reject text that no field allows, before the text reaches a parser, a path or a terminal."""
+    """Reject text with control characters or too many characters, before a parser, path or terminal uses the text."""
     for text in option.value if isinstance(option.value, list) else [option.value or ""]:
         if any(unicodedata.category(c) in ("Cc", "Cs") for c in text):
             raise UserError(f"{option} must be text without control characters, got {quote(text)}.")
@@ -121,13 +121,13 @@ def _in_file(name: str) -> list[Given]:
     path = user_path("--config", name)
     try:
         if path.exists() and not path.is_file():
-            raise UserError(f"--config: {path} is no file.")
+            raise UserError(f"--config: {path} is not a file.")
         if path.exists() and path.stat().st_size > LARGEST_FILE:
             raise UserError(f"--config: {path} has more than {LARGEST_FILE:,} bytes.")
         text = path.read_text(encoding="utf-8-sig")
-        with suppress(yaml.YAMLError):  # the next line raises the same error with a clear message
+        with suppress(yaml.YAMLError):  # compose raises the same error, which is reported below
             require_small(text, aliases=MOST_VALUES)
-        root = yaml.compose(text, yaml.SafeLoader)  # compose returns nodes only, so that no object is constructed
+        root = yaml.compose(text, yaml.SafeLoader)  # compose creates nodes and no objects
     except OSError as error:
         raise UserError(f"--config: {path} cannot be read ({error.strerror}).") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -137,7 +137,7 @@ def _in_file(name: str) -> list[Given]:
     except RecursionError:
         raise UserError(f"--config: {path} is nested too deeply.") from None
     if not isinstance(root, MappingNode):
-        raise UserError(f"--config: {path} must hold keys and values.")
+        raise UserError(f"--config: {path} must contain keys and values, such as seed: 1.")
     options: dict[str, Given] = {}
     values = 0
     for option in _options(root, "", path):
@@ -151,12 +151,12 @@ def _in_file(name: str) -> list[Given]:
 
 
 def _options(node: MappingNode, section: str, path: Path) -> Iterator[Given]:
-    """Yield the keys of a file, or of a section of the file, with the values as text."""
+    """Yield the options in a YAML mapping: a config file, or one section. section: prefix such as ``client.``."""
     for key, value in node.value:
         if not isinstance(key, ScalarNode):
             raise UserError(f"--config: {path} has a key that is no name{_line(key)}.")
         name = section + key.value.replace("-", "_")
-        named = not section and (value.value or name in NAMES)  # --print_config prints sections without keys
+        named = not section and (value.value or name in NAMES)  # --print_config prints empty sections too
         if isinstance(value, MappingNode) and named and value.tag == "tag:yaml.org,2002:map":
             yield from _options(value, f"{name}.", path)
         elif isinstance(value, SequenceNode) and value.tag == "tag:yaml.org,2002:seq":

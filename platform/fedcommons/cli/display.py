@@ -1,7 +1,7 @@
-"""The display of a run or a sweep: permanent messages and, on a terminal, a live progress line per task.
+"""The screen output of a run or a sweep: messages that stay and, on a terminal, a live progress line per task.
 
-In a pipe or a file all lines are plain: each task has a line every ``EVERY`` seconds and a last line. The logger
-``fedcommons`` receives every message too, so that a log file is complete whatever the screen shows.
+If the output goes to a pipe or a file, a task prints a plain line every ``EVERY`` seconds and after its last step. The
+logger ``fedcommons`` receives every message too, so that a log file is complete whatever the screen shows.
 """
 
 import logging
@@ -20,24 +20,27 @@ from fedcommons.cli.parser import Options
 from fedcommons.errors import UserError, Warned, sentence
 
 WIDTH = 80
-"""The largest number of columns of a line."""
+"""Maximum number of columns (characters) of a line."""
 
 EVERY = 30.0
-"""Seconds between two progress lines of a task without a terminal."""
+"""Seconds between two progress lines of a task if the output does not go to a terminal."""
 
 DRAWN = 0.1
-"""Seconds between two updates of the live lines, as steps may be faster than a terminal."""
+"""Minimum seconds between two updates of the live lines, as steps may be faster than a terminal."""
 
 LOG = logging.getLogger("fedcommons")
 
 
 def log(text: str, level: int | None = None) -> None:
-    """Send a message to the logger ``fedcommons``, which has no handler unless the user configures one."""
+    """Send a message to the logger ``fedcommons``, which only writes if a log file or the user adds a handler.
+
+    level: of ``logging``; None: WARNING for a ``Warned`` text, else INFO.
+    """
     LOG.log(level or (logging.WARNING if isinstance(text, Warned) else logging.INFO), "%s", text)
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as text in the largest unit with at least 2 units, rounded like an estimate."""
+    """Return a duration as text, rounded, in the largest unit in which it is at least 2: ``3.2 min``, ``14 h``."""
     for unit, length in (("days", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.2g} {unit}" if seconds < 10 * length else f"{seconds / length:.0f} {unit}"
@@ -46,7 +49,11 @@ def duration(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class _Row:
-    """The progress of a task. text: of the last step. first, began: first step, its time. said: when last shown."""
+    """The progress of a task.
+
+    text: text of the last step. number, total: steps done, all steps. first, first_time: number of the first recorded
+    step, and its time. shown_at: time of the last printed line. Times are in seconds.
+    """
 
     text: str
     number: int
@@ -56,38 +63,38 @@ class _Row:
     shown_at: float
 
     def remaining_text(self, now: float) -> str:
-        """Return the remaining time, from the pace since the first step; an empty text if unknown."""
+        """Return the remaining time as text, estimated from the pace since the first step; empty if unknown."""
         if self.number <= self.first or self.number >= self.total:
             return ""
         return f"{duration((now - self.first_time) / (self.number - self.first) * (self.total - self.number))} left"
 
 
 class _Console(Console):
-    """A console that raises BrokenPipeError when its output is closed; Rich would end the process silently."""
+    """A console that raises BrokenPipeError when the reader of its output ends; Rich would exit without a message."""
 
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError("nobody reads the output")
+        raise BrokenPipeError("no process reads the output")
 
 
 class LogFile(logging.FileHandler):
-    """A log file. flaw: why writing failed; later messages are dropped, and the command continues without the file."""
+    """A handler that writes a log file. If writing fails, ``flaw`` is the reason, and later messages are not logged."""
 
     flaw = ""
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(error := sys.exc_info()[1], OSError) or self.stream is None:
             return super().handleError(record)
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), self.stream.fileno()
-        )  # without this, closing the stream would write again and fail
+        # Without the next line, closing the stream would write again and fail.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
         self.flaw = error.strerror or type(error).__name__
 
 
 class Display:
-    """A context manager for output: ``say`` shows messages, ``step`` a task's progress, ``drop`` removes a task.
+    """A context manager for screen output: ``say`` shows a message, ``step`` a task's progress, ``drop`` ends a task.
 
-    quiet: show warnings only. to_stderr: write to stderr and leave stdout to machine-readable output. file: a log
-    handler that also receives all messages until the context ends. clock: returns seconds from any start.
+    console: a Rich console; None creates one. quiet: show warnings only. to_stderr: write to stderr and leave stdout to
+    machine-readable output. file: log handler that receives all messages until the context ends. clock: returns seconds
+    since any fixed time.
     """
 
     def __init__(
@@ -104,7 +111,7 @@ class Display:
 
     @property
     def width(self) -> int:
-        """The columns of a line: the terminal's, or without a terminal those in COLUMNS; at most ``WIDTH``."""
+        """Return the columns of a line: the terminal's width, else the variable COLUMNS; at most ``WIDTH``."""
         columns_text = os.environ.get("COLUMNS", "")
         columns = int(columns_text) if columns_text.isdecimal() else 0
         return min(WIDTH, (self.console.width if self.is_live else columns) or WIDTH)
@@ -130,15 +137,15 @@ class Display:
             LOG.propagate = self._before[1]
             self._file.close()
             if flaw := getattr(self._file, "flaw", ""):
-                self._print(Warned(f"the log file lacks what was said since it could not be written ({flaw})."))
+                self._print(Warned(f"the log file is incomplete: writing it failed ({flaw})."))
 
     def say(self, text: str) -> None:
-        """Show and log a permanent message."""
+        """Show a message that stays on the screen, and log it."""
         log(text)
         self._print(text)
 
     def title(self, text: str) -> None:
-        """Set the title above the progress lines of the tasks."""
+        """Set the title above the progress lines; without a terminal, print it at most every ``EVERY`` seconds."""
         self._title, now = text, self._clock()
         self._refresh()
         if not self.is_live and now - self._titled >= EVERY:
@@ -146,9 +153,9 @@ class Display:
             self.say(text)
 
     def step(self, name: str, number: int, total: int, text: str, *, ends: bool = True) -> None:
-        """Record that the task ``name`` has done ``number`` of ``of`` steps; the last step removes the task.
+        """Record that the task ``name`` has done ``number`` of ``total`` steps; the last step removes the task.
 
-        ends: without a terminal, print a line for the last step too.
+        text: what the progress line says about the step. ends: without a terminal, print a line for the last step too.
         """
         now, before = self._clock(), self._rows.get(name)
         row = replace(before, number=number, text=text) if before else _Row(text, number, total, number, now, now)
@@ -188,7 +195,9 @@ class Display:
 
 
 def create_display(options: Options, *, to_stderr: bool = False) -> Display:
-    """Return the display that ``--quiet``, ``--log-file`` and ``--log-level`` describe.
+    """Return the display for the options ``--quiet``, ``--log-file`` and ``--log-level``.
+
+    to_stderr: see ``Display``.
 
     Raises:
         UserError: the log file cannot be written.
@@ -200,7 +209,7 @@ def create_display(options: Options, *, to_stderr: bool = False) -> Display:
         except OSError as error:
             raise UserError(f"--log-file: {path} cannot be written ({error.strerror}).") from error
         file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        # write a first line at any log level, so that a full disk is detected before any work
+        # The first line is written at any log level, so that a full disk is detected before any work.
         file.emit(LOG.makeRecord(LOG.name, logging.INFO, "", 0, "command: %s", (shlex.join(sys.argv),), None))
         if file.flaw:
             raise UserError(f"--log-file: {path} cannot be written ({file.flaw}).")

@@ -1,7 +1,7 @@
-"""The command ``fedcommons``: ``fedcommons NAME ...`` runs ``python sweeps/NAME.py ...``, also without a clone.
+"""The command ``fedcommons``: ``fedcommons NAME ...`` runs the script ``sweeps/NAME.py``, also without a clone.
 
-A wheel contains the folder ``sweeps`` as ``fedcommons_sweeps``. A sweep runs as Python runs a script: its folder is
-first on the path, and its file is ``sys.argv[0]``. So Ray's workers find the modules next to a paper's script.
+A wheel contains the folder ``sweeps`` under the name ``fedcommons_sweeps``. The script runs as with ``python``: its
+folder is first in ``sys.path``, and its file is ``sys.argv[0]``. So Ray's workers find the modules next to a script.
 """
 
 import ast
@@ -20,19 +20,19 @@ from fedcommons.storage.paths import sweeps_folder
 
 
 def folder() -> Path:
-    """Return the folder of the sweeps: in the clone that contains this package, or next to the package.
+    """Return the folder of the sweeps' scripts: in the clone that contains this package, or next to the package.
 
     Raises:
-        UserError: the sweeps are in neither place.
+        UserError: neither folder exists.
     """
     if path := sweeps_folder():
         return path
     package = Path(__file__).resolve().parent.parent
-    raise UserError(f"there are no sweeps beside {package}: install the wheel of fedcommons, or its clone.")
+    raise UserError(f"there is no folder of sweeps next to {package}: install the wheel of fedcommons, or its clone.")
 
 
 def scripts() -> dict[str, Path]:
-    """Return the paths of the sweeps by name."""
+    """Return name -> path of the sweeps' scripts."""
     return {path.stem: path for path in sorted(folder().glob("*.py"))}
 
 
@@ -47,11 +47,11 @@ def listing() -> str:
         textwrap.fill(f"  {name:<{width}}  {(text or '').partition(chr(10))[0]}", columns, subsequent_indent=indent)
         for name, text in docstrings.items()
     ]
-    return "\n".join(["usage: fedcommons NAME [options]", "", *lines, "", "fedcommons NAME --help tells its options."])
+    return "\n".join(["usage: fedcommons NAME [options]", "", *lines, "", "fedcommons NAME --help shows its options."])
 
 
 def command(argv: Sequence[str]) -> int:
-    """Run the command that the first word names.
+    """Run the command that the first word of ``argv`` names, with the other words as options; return its exit code.
 
     Raises:
         UserError: there is no such command.
@@ -71,5 +71,5 @@ def command(argv: Sequence[str]) -> int:
 
 
 def main() -> NoReturn:
-    """Run the command and exit; the installed script calls this function."""
+    """Run the command line and exit with its code; the installed script ``fedcommons`` calls this function."""
     parse.main(command)

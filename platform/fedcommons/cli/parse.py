@@ -1,4 +1,4 @@
-"""Parse the command line: each field of the experiment is a dotted option or a YAML key; errors are one sentence."""
+"""Parser of command lines, with an option for each field of the experiment, and the handling of a script's errors."""
 
 import os
 import signal
@@ -32,10 +32,10 @@ from fedcommons.errors import ClientError, Ended, UserError, lacks_memory, quote
 from fedcommons.storage.paths import user_path
 
 PATHS = ("artifacts", "data.dir", "data_dir", "from", "log_file", "out", "replay")
-"""Options that name a file or folder."""
+"""Options whose value is a path of a file or folder."""
 
 LAST_S = 15.0
-"""The most seconds for cleaning up after SIGTERM."""
+"""Maximum seconds for cleaning up after SIGTERM."""
 
 
 def parser(
@@ -43,8 +43,11 @@ def parser(
 ) -> Parser:
     """Return a parser with ``--config``, ``--print_config`` and all fields of the components that ``argv`` chooses.
 
-    defaults: values of fields; fields of components that were not chosen are ignored. lists: options of a sweep that
-    name several components, such as ``algorithms``, and the defaults of the options.
+    Args:
+        description: first text of ``--help``.
+        argv: words of the command line.
+        defaults: dotted name -> default value that replaces the field's default; other components' fields are ignored.
+        lists: option of a sweep that names several components, such as ``algorithms`` -> default of this option.
 
     Raises:
         UserError: a component cannot be found.
@@ -59,22 +62,25 @@ def parser(
 
 
 def _help(name: str, field: Field, chosen: Mapping[str, Sequence[str]]) -> str:
-    """Return a field's help with its range. A field that names a component lists all names and the chosen ones."""
+    """Return a field's help text with its range, or with the names and summaries of components if it names one.
+
+    chosen: kind of component -> names of the chosen components.
+    """
     for kind, k in KINDS.items():
         if k.field == name and k.components:
             summaries = [
                 f"{part}: {summary(k.components[part])}" for part in chosen.get(kind, ()) if part in k.components
             ]
             return "; ".join([f"{field.help}: {', '.join(k.components)}, or an import path", *summaries])
-    return f"{field.help}, in {field.allowed}" if field.allowed and "|" not in field.allowed else field.help
+    return f"{field.help}; allowed: {field.allowed}" if field.allowed and "|" not in field.allowed else field.help
 
 
 LISTS = {"algorithms": "algorithm", "settings": "sharing"}
-"""Options of sweeps that name several components, and the kind of component."""
+"""Option of a sweep that names several components -> kind of these components."""
 
 
 def _chosen(items: Sequence[Given], defaults: Mapping[str, Any], lists: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the components of each kind that some run may use."""
+    """Return kind -> names of the components that any run of the command may use. defaults, lists: see ``parser``."""
     last = {item.name: item for item in items}
     components: dict[str, list[str]] = {}
     for kind, k in KINDS.items():
@@ -95,21 +101,21 @@ def _chosen(items: Sequence[Given], defaults: Mapping[str, Any], lists: Mapping[
 
 
 def _swept(option: Given, field: str) -> list[str]:
-    """Return the values of ``--space NAME=VALUES`` for NAME equal to ``field``."""
+    """Return the VALUES of an option ``--space NAME=VALUES`` whose NAME means ``field``."""
     pairs = [text.partition("=") for text in (option.value if isinstance(option.value, list) else [option.value or ""])]
     return [values for name, _, values in pairs if SHORT_NAMES.get(name, name) == field]
 
 
 def _epilog() -> str:
     short = ", ".join(f"--{name.replace('_', '-')} ({field})" for name, field in SHORT_NAMES.items())
-    return f"For short: {short}. A part is a name or an import path of your own, such as my_lab.py:FedAvgM."
+    return f"Short names: {short}. A component is a name or an import path of your code, such as my_lab.py:FedAvgM."
 
 
 def add_shared(parser: Parser) -> None:
     """Add the options of all sweeps: ``--dry-run``, ``--on-cores`` and the options of ``add_screen``."""
-    text = "print what would run, with time, memory and disk from a few timed steps, and stop"
+    text = "print what would run, with time, memory and disk estimated from a few timed steps, and stop"
     parser.add_argument("--dry-run", action="store_true", help=text)
-    text = "with --dry-run: say the time with so many cores besides"
+    text = "with --dry-run: also estimate the time with this number of CPU cores (null: no such estimate)"
     parser.add_argument("--on-cores", type=Annotated[int | None, "[1, 1e6]"], default=None, help=text)
     add_screen(parser)
 
@@ -117,27 +123,29 @@ def add_shared(parser: Parser) -> None:
 def add_screen(parser: Parser) -> None:
     """Add ``--quiet``, ``--log-file`` and ``--log-level``; see ``cli.display``."""
     parser.add_argument("--quiet", action="store_true", help="show warnings and errors only")
-    parser.add_argument("--log-file", type=str | None, default=None, help="write what is said to this file as well")
+    parser.add_argument("--log-file", type=str | None, default=None, help="also write all messages to this file")
     levels = Annotated[str, "debug | info | warning"]
-    text = "of the log file: debug (every step, every metric), info or warning"
+    text = "level of the log file: debug (every step and metric), info or warning"
     parser.add_argument("--log-level", type=levels, default="info", help=text)
 
 
 def refuse_fields(options: Options, sources: Mapping[str, str]) -> None:
-    """Reject fields on the command line that the script sets by another option. taken: maps the field to the option.
+    """Check that the user did not set a field that the sweep sets by a separate option. sources: field -> this option.
 
     Raises:
-        UserError: the user set such a field.
+        UserError: the user set a field of ``sources``.
     """
     for name, option in sources.items():
         if name in options.asked:
-            raise UserError(f"{name} is set by the sweep's own option: use --{option} instead of {options[name]}.")
+            raise UserError(
+                f"{name} cannot be set here, got {options[name]}: use the sweep's option --{option} instead."
+            )
 
 
 def parse(parser: Parser, argv: Sequence[str]) -> Options:
-    """Return the values of the options; ``--help`` and ``--print_config`` print text and end the script.
+    """Return the values of the options. ``--help`` and ``--print_config`` print their text and end the script.
 
-    If an option occurs twice, the last value counts. In options of ``PATHS`` a leading ``~`` is replaced.
+    If an option occurs twice, the last value counts. In options of ``PATHS``, a leading ``~`` means the home folder.
 
     Raises:
         UserError: an option or key does not exist (the error names the nearest), or a value has a wrong type or range.
@@ -147,7 +155,7 @@ def parse(parser: Parser, argv: Sequence[str]) -> Options:
     values, flags = dict(parser.get_defaults().items()), set()
     for item in items:
         if item.file and item.name in ("help", "print_config"):
-            raise UserError(f"{item} is no key of a config file, got {item.file}.")
+            raise UserError(f"{item} is no key of a config file, but {item.file} has it.")
         if item.name not in names:
             raise _unknown_error(parser, item, names, ["-h", "--help", *parser.written.values()])
         if item.name not in parser.options:
@@ -156,7 +164,7 @@ def parse(parser: Parser, argv: Sequence[str]) -> Options:
         values[item.name] = _value(parser.options[item.name], item, values[item.name])
     for item in (item for item in items if item.name in parser.options):
         parser.options[item.name].field.check(item.name if item.name in parser.fields else str(item), values[item.name])
-    if {"preset", "tracking.preset"} <= values.keys():  # a printed config may contain another preset
+    if {"preset", "tracking.preset"} <= values.keys():  # a printed config file may contain another preset
         values["tracking.preset"] = values["preset"]
     for name, option in parser.options.items():
         if option.is_many:
@@ -172,18 +180,18 @@ def parse(parser: Parser, argv: Sequence[str]) -> Options:
     used = {"dp.local", *(["dp.delta"] if {"generator.delta", "sharing.delta"} & result.fields.keys() else [])}
     used |= {"dp.noise"} if _may_draw_noise(result) else set()
     if (idle := [n for n in changed if n not in used]) and not result.dp.local:
-        raise UserError(f"{idle[0]} changes nothing without --dp.local true.")
+        raise UserError(f"{idle[0]} has no effect without --dp.local true.")
     return result
 
 
 def _may_draw_noise(options: Options) -> bool:
-    """Return whether more than local steps may draw noise: generators, labels, sharing, FedDPMS, user components."""
+    """Return whether a component other than DP-SGD may draw privacy noise: generator, sharing, FedDPMS, user code."""
     is_own = any(":" in name for names in options.chosen.values() for name in names)
     return is_own or bool({"generator.label_noise", "sharing.delta", "feddpms.sigma"} & options.fields.keys())
 
 
 def _value(option: Option, item: Given, before: Any) -> Any:
-    """Return the new value of an option. before: its value so far."""
+    """Return the value that ``item`` gives to an option. before: the option's previous or default value."""
     if option.is_flag:
         return _true(item)
     if option.is_many:
@@ -208,7 +216,7 @@ def _full(parser: Parser, names: Collection[str], name: str) -> str:
 
 
 def _true(item: Given) -> bool:
-    """Return whether a flag is set; in a file, or after ``=``, its value may be true or false."""
+    """Return whether a flag is set. A flag may have the value true or false, in a config file or after ``=``."""
     answers = {"true": True, "false": False}
     if item.value is not None and item.text.lower() not in answers:
         raise UserError(f"{item} takes true or false, got {quote(item.text)}.")
@@ -219,7 +227,7 @@ def _unknown_error(parser: Parser, item: Given, names: Collection[str], options:
     if parser.chosen and (refused := unchosen_field_error(parser.short.get(item.name, item.name), parser.chosen)):
         return refused
     if fields := sorted(name for name in names if name.startswith(f"{item.name}.")):
-        return UserError(f"{item} is a section: name one of its fields, such as {fields[0]}.")
+        return UserError(f"{item} is a section and has no value: set one of its fields, such as {fields[0]}.")
     what, called = ("config key", item.name) if item.file else ("option", str(item))
     if hint := _hint(parser, item):
         return UserError(f"unknown {what} {quote(called)}: {hint}.")
@@ -227,14 +235,14 @@ def _unknown_error(parser: Parser, item: Given, names: Collection[str], options:
 
 
 def _hint(parser: Parser, item: Given) -> str | None:
-    """Return a hint for an unknown option that has a synonym or is a field of some component; else None."""
+    """Return a hint for an unknown option that other programs use or another component has as a field; else None."""
     others = [name for name in parser.options if name not in parser.fields]
-    # for example --epsilon, if the script has --epsilons
+    # A hint would mislead for --epsilon if the script has --epsilons, which is the nearest name.
     if not parser.fields or any(name.startswith(item.name) for name in others):
         return None
     before = "" if item.file else "--"
     if field_name := hints.field_for(item.name, parser.options):
-        is_taken = parser.options[field_name].is_hidden  # an option of the sweep sets this field
+        is_taken = parser.options[field_name].is_hidden  # the sweep sets this field by a separate option
         leaf = field_name.rpartition(".")[2]
         options = [name for name in (f"{leaf}s", parser.short.get(leaf, "")) if is_taken and name in parser.options]
         return f"use {before}{options[0] if options else field_name}"
@@ -256,23 +264,29 @@ def experiment(options: Options) -> Experiment:
 
 
 def flat(options: Options) -> dict[str, Any]:
-    """Return the fields of the experiment among the options: dotted names to values."""
+    """Return dotted name -> value for those options that are fields of the experiment."""
     return {name: options[name] for name in options if name in options.fields}
 
 
 def early(argv: Sequence[str], name: str, default: str) -> str:
-    """Return an option's value before the parser is created, because defaults of other options depend on it."""
+    """Return the text of an option before the parser exists, because defaults of other options depend on it."""
     values = [item.text for item in read(argv) if name in (item.name, SHORT_NAMES.get(item.name))]
-    return values[-1] if values else default  # the last one counts, as for the parser
+    return values[-1] if values else default  # the last value counts, as in ``parse``
 
 
 def named(argv: Sequence[str]) -> set[str]:
-    """Return the names of the options that the user set, also in config files."""
+    """Return the names of the options that the user set, on the command line or in config files."""
     return {item.name for item in read(argv)}
 
 
 def split(option: str, text: str, kind: Callable[[str], Any] = str, allowed: str = "") -> tuple:
-    """Return the values of a comma-separated list; numbers are finite. allowed: range of the values, as in ``Field``.
+    """Return the values of a comma-separated list. Numbers must be finite.
+
+    Args:
+        option: name of the option for messages.
+        text: the list.
+        kind: type of the values, or a function that converts a text.
+        allowed: range of the values, as in ``Field``.
 
     Raises:
         UserError: a value has another type, is out of range or occurs twice, or the list is empty.
@@ -293,15 +307,16 @@ def split(option: str, text: str, kind: Callable[[str], Any] = str, allowed: str
 
 
 def main(function: Callable[[Sequence[str]], int], *, resumes: bool = True) -> NoReturn:
-    """Run a script and exit, with code 2 for a user error, 1 for a failing client or disk, 130 for Ctrl-C.
+    """Run a script and exit with its code: 2 for a user error, 1 for a failing client or disk, 130 for Ctrl-C.
 
-    resumes: whether the script has ``--resume``, which the message after an interruption then mentions.
-    Each error is printed as one sentence, in the last line. The traceback of user code is in ``error.txt``.
+    An error is printed as one sentence, in the last line. The traceback of user code is in ``error.txt``.
+    function: the script, which gets the words of the command line and returns its exit code. resumes: whether the
+    script has ``--resume``, so that messages may recommend it.
     """
     signal.signal(signal.SIGTERM, _end)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a closed stream is None
-            stream.reconfigure(errors="backslashreplace")  # the locale's encoding may lack characters
+            stream.reconfigure(errors="backslashreplace")  # the locale's encoding may lack characters of a message
     code = _run(function, resumes)
     for stream in (sys.stdout, sys.stderr):
         _drop(stream)
@@ -309,7 +324,7 @@ def main(function: Callable[[Sequence[str]], int], *, resumes: bool = True) -> N
 
 
 def _run(function: Callable[[Sequence[str]], int], resumes: bool = True) -> int | str | None:
-    stays = f"what was written stays{': a run or a sweep goes on with --resume' if resumes else ''}."
+    stays = f"the files that were written stay{': --resume continues the run or the sweep' if resumes else ''}."
     try:
         try:
             code = function(Line(sys.argv[1:]))
@@ -324,7 +339,7 @@ def _run(function: Callable[[Sequence[str]], int], resumes: bool = True) -> int 
         notes = getattr(error, "__notes__", [])
         return _fail("\n".join([*notes, f"error: {error.sentence}"]), 1)
     except BrokenPipeError:
-        return _fail(f"error: nobody reads the output any more; {stays}", 1)
+        return _fail(f"error: no process reads the output any more; {stays}", 1)
     except OSError as error:  # a full disk, a file that is too large, a folder in a file's place
         return _fail(f"error: {sentence(error)}; {stays}", 1)
     except (MemoryError, RuntimeError, ImportError) as error:
@@ -334,12 +349,12 @@ def _run(function: Callable[[Sequence[str]], int], resumes: bool = True) -> int 
     except KeyboardInterrupt:
         # a second Ctrl-C ends the process at once, without a traceback
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
-        goes_on = "the same command with --resume goes on from the last checkpoints."
+        goes_on = "the same command with --resume continues from the last checkpoints."
         return _fail(f"stopped; {goes_on if resumes else stays}", 130)
 
 
 def _end(*_: object) -> NoReturn:
-    """Start a clean exit, and force it after ``LAST_S``: the process may wait for Ray processes that SIGTERM ended."""
+    """Exit with cleanup on SIGTERM, but force the exit after ``LAST_S`` seconds, as Ray may no longer answer."""
     last = threading.Timer(LAST_S, os._exit, (143,))
     last.daemon = True
     last.start()
@@ -353,7 +368,7 @@ def _fail(text: str, code: int) -> int:
 
 
 def _drop(stream: TextIO | None) -> None:
-    """Discard what a stream cannot write; otherwise the interpreter would try again at exit and print an error."""
+    """Discard output that a stream cannot write; otherwise Python would try again at exit and print an error."""
     if stream is None:  # the parent process closed the stream
         return
     try:

@@ -1,4 +1,4 @@
-"""The options of a script, their values, and the output of ``--help`` and ``--print_config``."""
+"""The options of a script and their values, and the text of ``--help`` and ``--print_config``."""
 
 from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Collection, ItemsView, Iterator, Mapping, Sequence
@@ -16,8 +16,8 @@ from fedcommons.config.fields import Field
 class Options:
     """The values of a script's options, by dotted name: ``options.client.lr``, ``options["client.lr"]``.
 
-    fields: the options that are fields of the experiment; asked: names of the fields that the user set; chosen: the
-    components of each kind that some run may use.
+    fields: dotted name -> field, of the options that are fields of the experiment. asked: names of the fields that the
+    user set. chosen: kind -> names of the components that any run of the command may use.
     """
 
     def __init__(self, values: Mapping[str, Any], fields: Mapping[str, Field], asked: Collection[str],
@@ -46,7 +46,7 @@ class Options:
         return iter(self._values)
 
     def items(self) -> ItemsView[str, Any]:
-        """Return the names and values of the options."""
+        """Return the pairs (name, value) of all options."""
         return self._values.items()
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -56,10 +56,10 @@ class Options:
 
 @dataclass(frozen=True)
 class Option:
-    """An option: its field, and its form on the command line.
+    """An option of the command line.
 
-    is_flag: the option needs no value. is_many: the option may be repeated; its value is the list of all values.
-    is_hidden: the script sets the option, so ``--help`` does not show it.
+    field: type, default, range and help text. is_flag: the option needs no value. is_many: the option may be repeated;
+    its value is the list of all values. is_hidden: the script sets the option, so ``--help`` does not show it.
     """
 
     field: Field
@@ -70,10 +70,10 @@ class Option:
 
 @dataclass
 class Parser:
-    """The options of a script, by dotted name with ``_`` for ``-``.
+    """The options of a script; names are dotted, with ``_`` instead of ``-``.
 
-    fields: the options that are fields of the experiment; chosen: the components of each kind that some run may use;
-    short: short names of options. usage: usage line of scripts that take more arguments than options.
+    usage: usage line, for scripts that take arguments other than options. fields, chosen: see ``Options``. short: short
+    name -> name of the option. options: name -> option. written: name -> option as typed, such as ``--dry-run``.
     """
 
     description: str
@@ -88,10 +88,10 @@ class Parser:
     def add_argument(
         self, option: str, *, type: Any = str, default: Any = None, help: str = "", action: str | None = None
     ) -> None:
-        """Add ``option`` to the script.
+        """Add the option ``option``, such as ``--dry-run``.
 
-        type: type of the values; with a range, as in a component, ``Annotated[int, "[1, 1e9]"]``. action:
-        ``store_true`` (a flag), ``append`` (a repeatable option) or None.
+        type: type of the value, with a range as in ``Annotated[int, "[1, 1e9]"]``. help: text for ``--help``. action:
+        ``store_true`` (a flag), ``append`` (a repeatable option) or None (an option with one value).
         """
         name = option.removeprefix("--")
         flag = action == "store_true"
@@ -101,29 +101,31 @@ class Parser:
         self.written[name.replace("-", "_")] = option
 
     def set_defaults(self, defaults: Mapping[str, Any]) -> None:
-        """Change the defaults of the options in ``defaults``."""
+        """Change default values. defaults: name of the option -> new default."""
         for name, default in defaults.items():
             option = self.options[name]
             self.options[name] = replace(option, field=replace(option.field, default=default))
 
     def get_defaults(self) -> Options:
-        """Return the default values of all options."""
+        """Return all options with their default values."""
         return Options({n: o.field.default for n, o in self.options.items()}, self.fields, (), self.chosen)
 
     def hide(self, names: Collection[str]) -> None:
-        """Omit the options ``names`` from ``--help`` and ``--print_config``."""
+        """Hide options from ``--help`` and ``--print_config``; names without an option are ignored."""
         for name in names:
             if name in self.options:
                 self.options[name] = replace(self.options[name], is_hidden=True)
 
     def format_help(self) -> str:
-        """Return the help text of the options, formatted by argparse."""
+        """Return the text that ``--help`` prints, formatted by argparse."""
         parser = ArgumentParser(description=self.description, usage=self.usage, epilog=self.epilog, add_help=False)
         group = parser.add_argument_group("options")
         group.add_argument("-h", "--help", action="store_true", help="show this help message and exit")
         if self.fields:
-            group.add_argument("--config", metavar="CONFIG", help="YAML file with any of the options below")
-            group.add_argument("--print_config", action="store_true", help="print all options as such a file, and exit")
+            group.add_argument("--config", metavar="CONFIG", help="YAML file that sets any of the options below")
+            group.add_argument(
+                "--print_config", action="store_true", help="print all options as a file for --config, and exit"
+            )
         for name, option in self.options.items():
             if option.is_flag:
                 group.add_argument(
@@ -141,7 +143,7 @@ class Parser:
         return parser.format_help()
 
     def format_config(self, values: Mapping[str, Any]) -> str:
-        """Return the values of the options as the text of a config file."""
+        """Return the YAML text of a config file with these values (option -> value), without hidden options."""
         nested: dict[str, Any] = {}
         for name, option in self.options.items():
             if not option.is_hidden:
@@ -154,7 +156,7 @@ class Parser:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("%", "%%")  # argparse replaces names after a single %
+    return text.replace("%", "%%")  # argparse would replace a name after a single %
 
 
 def _metavar(name: str, field: Field) -> str:
@@ -164,7 +166,7 @@ def _metavar(name: str, field: Field) -> str:
 
 
 def written(value: Any) -> str:
-    """Return a value as the text of an option."""
+    """Return a value as the text that the user would type, such as ``[16, 32]``, ``true`` or ``null``."""
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(written, value))}]"
     if value is None:

@@ -1,4 +1,4 @@
-"""The console output of one run: a line per round and a summary. The run folder has all numbers."""
+"""The screen output of one run: a line per round and a summary. The run folder contains all numbers."""
 
 import logging
 import textwrap
@@ -11,13 +11,13 @@ from fedcommons.cli.display import LOG, Display, duration, log
 from fedcommons.config.registry import label
 
 HEAD = 13
-"""Width of the column of names in the summary of a run."""
+"""Width, in characters, of the column of names in the summary of a run."""
 
 
 class Rounds:
-    """A callable that shows one line per round; its arguments are the round and the round's metrics.
+    """A callable that shows one line per round. It is called with the number of the round and the round's metrics.
 
-    rounds: number of rounds of the run. clock: returns seconds from any start.
+    rounds: number of rounds of the run. clock: returns seconds since any fixed time.
     """
 
     def __init__(self, display: Display, rounds: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -37,11 +37,14 @@ class Rounds:
 
 
 def line(number: int, rounds: int, metrics: Mapping[str, float | None], remaining: str, width: int) -> str:
-    """``round 3/30  accuracy 0.842  loss 0.512  late 2  12 s left``, cut to the values that exist and fit."""
+    """Return the line of a round: ``round 3/30  accuracy 0.842  loss 0.512  stragglers 2  12 s left``.
+
+    The line has the values that exist. Last values are left out if the line has more than ``width`` characters.
+    """
     parts = [f"round {number:>{len(str(rounds))}}/{rounds}"]
     parts += [f"{name} {value}" for name, value in judged(metrics).items()]
     parts += [f"personal {name} {_number(metrics[key + '_mean'])}" for name, key in _personal_metric(metrics)]
-    for name, key in (("late", "stragglers"), ("rejected", "rejected")):
+    for name, key in (("stragglers", "stragglers"), ("rejected", "rejected")):
         if count := metrics.get(key):
             parts.append(f"{name} {count:.0f}")
     parts += [remaining] if remaining else []
@@ -51,7 +54,10 @@ def line(number: int, rounds: int, metrics: Mapping[str, float | None], remainin
 
 
 def judged(metrics: Mapping[str, float | None]) -> dict[str, str]:
-    """Return a test metric of the server model, preferably accuracy, and the test loss or else the training loss."""
+    """Return name -> text of the metrics to show: the test accuracy, or else another test metric, and a loss.
+
+    The loss is that of the server model on the test set, or else the training loss.
+    """
     of_test = {n.removeprefix("test/"): v for n, v in metrics.items() if n.startswith("test/")}
     others = [name for name in of_test if name != "loss"]
     names = ["accuracy"] if "accuracy" in others else others[:1]
@@ -64,20 +70,20 @@ def judged(metrics: Mapping[str, float | None]) -> dict[str, str]:
 
 
 def _personal_metric(metrics: Mapping[str, float | None]) -> list[tuple[str, str]]:
-    """Return a metric of the personalised models, the accuracy or else the loss: name and prefix of its keys.
+    """Return (name, prefix of its keys) of the personalised models' accuracy, or else of their loss.
 
-    The list is empty if the personalised models are not evaluated.
+    The list has at most one pair. It is empty if personalised models are not evaluated.
     """
     of_any = [(f"{prefix}{name}", f"personal/{on}{name}") for name in ("accuracy", "loss") for on, prefix in _DATA]
     return [(name, key) for name, key in of_any if f"{key}_mean" in metrics][:1]
 
 
 _DATA = (("", ""), ("train_", "training "))
-"""Prefixes of metrics on clients' test examples, or else training examples: in keys, and on the screen."""
+"""(prefix of a metric's key, prefix on the screen), for clients' test examples and for their training examples."""
 
 
 def _number(value: float | None) -> str:
-    """Return a number as text, with three decimals or three significant digits; None is a value that is not finite."""
+    """Return a number as text with three decimals or three significant digits; None means ``not finite``."""
     if value is None:
         return "not finite"
     return f"{value:.3f}" if value == 0 or 1e-2 <= abs(value) < 1e3 else f"{value:.3g}"
@@ -86,7 +92,11 @@ def _number(value: float | None) -> str:
 def ending(
     summary: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], seconds: float, out: Path, width: int
 ) -> list[str]:
-    """Return the summary of a run in about ten lines. lines: of rounds.jsonl; seconds: duration of this command."""
+    """Return about ten lines that summarise a run.
+
+    summary: content of summary.json. lines: lines of rounds.jsonl. seconds: duration of this command. out: run folder.
+    width: maximum number of characters of a line.
+    """
     entries = {
         "run": f"{label(summary['algorithm'])} on {label(summary['dataset'])}, {_setting(summary)}, "
         f"{summary['n_clients']} clients",
@@ -95,14 +105,14 @@ def ending(
         "target": _target(summary),
         "bytes": f"{_bytes(summary['bytes_down'])} down, {_bytes(summary['bytes_up'])} up"
         + (f", {_bytes(summary['bytes_once'])} once" if summary["bytes_once"] else ""),
-        "disclosed": f"{100 * summary['disclosed']:.3g} % of all examples went into a commons without an epsilon, "
-        "earned or not",
+        "disclosed": f"{100 * summary['disclosed']:.3g} % of all examples went into shared data without an epsilon, "
+        "guaranteed or not",
     }
     for name, key in _personal_metric(last):
         mean, worst = _number(last[f"{key}_mean"]), _number(last[f"{key}_worst_decile"])
         entries["personal"] = f"{name} {mean}, mean over clients, {worst} of the worst tenth"
     if rejected := summary["rejected"]:
-        entries["rejected"] = f"replies of {len(rejected)} of the clients; see summary.json"
+        entries["rejected"] = f"replies of {len(rejected)} of the clients; see rejected in summary.json"
     if sentences := summary.get("privacy", {}).get("in_words"):
         entries["privacy"] = sentences[-1]
     tables = summary.get("privacy", {}).get("mechanisms", {})
@@ -119,7 +129,7 @@ def _setting(summary: Mapping[str, Any]) -> str:
 
 
 def _results(summary: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, str]:
-    """Return the last and the best accuracy; for a run without accuracy, the last metrics on the test set."""
+    """Return the last and best test accuracy, name -> text; without an accuracy, the test metrics of the last round."""
     if summary["last_accuracy"] is None:
         in_training = {"training loss": ("loss", " in training,")}
         named = {in_training.get(name, (name, "")): value for name, value in judged(last).items()}
@@ -146,7 +156,7 @@ def _bytes(n: float) -> str:
 
 
 def _wrapped(name: str, text: str, width: int) -> list[str]:
-    """Return the lines of a name and its text, wrapped and aligned."""
+    """Return a name and its text as lines of at most ``width`` characters; the text stands in an aligned column."""
     room = max(20, width - HEAD)
     pieces = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
     return [f"{name if k == 0 else '':<{HEAD}}{piece}" for k, piece in enumerate(pieces)]

@@ -1,4 +1,4 @@
-"""Read search spaces from the command line: ``alpha=0.01,0.1`` is a grid, ``p=uniform(0,0.5)`` a distribution."""
+"""Search spaces of ``--space``: ``alpha=0.01,0.1`` is a grid of values, ``p=uniform(0,0.5)`` a distribution."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,14 +19,16 @@ LIMITS = {
     "loguniform": (1e-300, 1e300, "0 < LOW < HIGH, from 1e-300 to 1e300"),
     "randint": (0, 2**62, "whole 0 <= LOW < HIGH, up to 2^62"),
 }
-"""The smallest LOW and the largest HIGH of each distribution, and the condition in words."""
+"""Distribution -> (smallest LOW, largest HIGH, condition in words)."""
 
 SearchSpace = Mapping[str, "list[Any] | Any"]
-"""A mapping from a dotted field to a list of values or a distribution of Ray Tune."""
+"""Dotted name of a field -> list of values (grid) or a distribution of Ray Tune."""
 
 
 def read_space(texts: Sequence[str], fields: Mapping[str, Field], chosen: Mapping[str, Sequence[str]]) -> SearchSpace:
-    """Return the space that ``NAME=VALUES`` texts describe; NAME is one of ``fields`` or a short name of a field.
+    """Return the search space that the texts ``NAME=VALUES`` describe.
+
+    fields: dotted name -> field; NAME is one of these names or a short name. chosen: kind -> names of components.
 
     Raises:
         UserError: a text, name, value or distribution is invalid.
@@ -40,18 +42,20 @@ def read_space(texts: Sequence[str], fields: Mapping[str, Field], chosen: Mappin
         if not equals or not values.strip():
             raise UserError(f"--space takes NAME=VALUES such as alpha=0.01,0.1 or p=uniform(0,0.5), got {quote(text)}.")
         if is_ignored(field):
-            raise UserError(f"--space: {field} changes no result and cannot be swept.")
+            raise UserError(f"--space: {field} cannot be swept, because no result depends on it.")
         if field in space:
-            raise UserError(f"--space: {field} is swept twice.")
+            raise UserError(f"--space: {field} is swept twice; name each field once.")
         space[field] = _values(field, fields[field], values.strip())
     return space
 
 
 def points(space: SearchSpace, samples: int, seed: int, few: int | None = None) -> list[dict[str, Any]]:
-    """Return all combinations of the grids, each with ``samples`` draws of the distributions (without any: one point).
+    """Return the points of a search space, each a mapping from field to value.
 
-    Draws are keyed by (seed, field, number), so a larger ``samples`` keeps the earlier points and adds new points.
-    few: the number of combinations to choose by ``some``; None: all.
+    Each combination of the grids is combined with each of ``samples`` draws of the distributions. Without
+    distributions, each combination is one point. A draw depends on (seed, field, number of the draw), so a larger
+    ``samples`` keeps the earlier points.
+    few: number of combinations of the grids, which ``some`` chooses; None: all combinations.
     """
     grids = {name: values for name, values in space.items() if isinstance(values, list)}
     distributions = {name: domain for name, domain in space.items() if not isinstance(domain, list)}
@@ -63,21 +67,22 @@ def points(space: SearchSpace, samples: int, seed: int, few: int | None = None) 
 
 
 def count(space: SearchSpace, samples: int) -> int:
-    """Return the number of points of a space without creating the points."""
+    """Return the number of points of a search space, as ``points`` would create them. samples: see ``points``."""
     grids = [values for values in space.values() if isinstance(values, list)]
     return prod(map(len, grids)) * (samples if len(grids) < len(space) else 1)
 
 
 def some(lists: Sequence[Sequence[Any]], few: int) -> list[tuple[Any, ...]]:
-    """Return ``few`` random combinations of the lists, the same in each call, without creating all combinations."""
+    """Return ``few`` random combinations of one value per list, the same in each call, without creating all."""
     rng = numpy_generator(0, "some combinations")
     return [tuple(values[int(rng.integers(len(values)))] for values in lists) for _ in range(few)]
 
 
 def ends(space: SearchSpace) -> list[dict[str, Any]]:
-    """Return a point of the space, and variants with one field at each value or end of its distribution.
+    """Return points that together contain each value of the grids and both ends of each distribution, to check them.
 
-    If the ends of a distribution are allowed, all values between the ends are allowed.
+    The first point has the first values. Each other point differs from the first point in one field. If both ends of a
+    distribution are allowed, all values between the ends are allowed too.
     """
     values = {name: options if isinstance(options, list) else _ends(options) for name, options in space.items()}
     first = {name: several[0] for name, several in values.items()}
@@ -85,7 +90,7 @@ def ends(space: SearchSpace) -> list[dict[str, Any]]:
 
 
 def _ends(domain: Any) -> list[Any]:
-    """Return both ends of a distribution; ``randint`` never draws HIGH itself."""
+    """Return the smallest and largest value of a distribution. For ``randint`` the largest value is HIGH - 1."""
     return [domain.lower, domain.upper - 1 if isinstance(domain.lower, int) else domain.upper]
 
 
@@ -98,7 +103,7 @@ def _values(field: str, its: Field, text: str) -> Any:
     kind = its.kinds[0]
     call = re.fullmatch(r"(\w+)\((.*)\)", text)
     if kind is tuple:
-        raise UserError(f"--space: {field} is a list and cannot be swept.")
+        raise UserError(f"--space: {field} cannot be swept, because its value is a list.")
     if not call:
         return list(parse.split(f"--space {field}", text, kind if kind is not bool else truth, its.allowed))
     name, arguments = call.groups()
@@ -115,7 +120,7 @@ def _values(field: str, its: Field, text: str) -> Any:
             raise ValueError
     except (UserError, ValueError):
         raise UserError(f"--space {field}: {name} takes (LOW,HIGH) with {need}, got ({arguments}).") from None
-    from ray import tune  # the import takes a second
+    from ray import tune  # imported late, because the import takes a second
 
     return {"uniform": tune.uniform, "loguniform": tune.loguniform, "randint": tune.randint}[name](low, high)
 
@@ -124,7 +129,7 @@ def truth(text: str) -> bool:
     """Convert the text true or false to a bool.
 
     Raises:
-        ValueError: the text is neither.
+        ValueError: the text is neither ``true`` nor ``false``, in any case of letters.
     """
     if text.lower() not in ("true", "false"):
         raise ValueError

@@ -1,6 +1,6 @@
-"""Convert the text of an option to the type of its field: bool, int, float, str, tuples of such values, or null.
+"""Conversion of an option's text to the type of the option's field: bool, int, float, str, tuple or None (null).
 
-All numbers follow one rule, ``number``. A list is written ``[16,32]``.
+All numbers are read by ``number``. A list is written ``[16,32]``.
 """
 
 import re
@@ -15,18 +15,18 @@ from fedcommons.errors import UserError, quote
 NULLS = ("null", "Null", "NULL", "~")
 _TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _NOT_DECIMAL = re.compile(r"[+-]?(0[xb][0-9a-f_]+|\d[\d_]*(:[\d_]+)*)|[&!]\S+ +[\d.]+|[\d.]+ +#.*", re.IGNORECASE)
-"""Numbers that YAML reads and this module rejects: base 16, 2 or 60, stray underscores, tags or comments."""
+"""Numbers that YAML accepts and this module rejects: base 16, 2 or 60, stray underscores, tags or comments."""
 
 
 class _Unreadable(Exception):
-    """The error for a text that is no value of the type; args: the type in words, and the text."""
+    """A text is not a value of the requested type. args: (the type in words, the text)."""
 
 
 def value_of(argument: Given, hint: Any) -> Any:
-    """Return the value of an option's text, converted to the type ``hint``.
+    """Return the value of an option, converted to the type ``hint`` (a type or a union of types).
 
     Raises:
-        UserError: the text is no value of this type.
+        UserError: the option's text is not a value of this type.
     """
     no_text = isinstance(argument.value, list) or (argument.text == "null" and NoneType not in _members(hint))
     if argument.file and no_text and str in _members(hint):
@@ -34,7 +34,7 @@ def value_of(argument: Given, hint: Any) -> Any:
     try:
         return _read(hint, argument.text if argument.value is None else argument.value)
     except OverflowError:
-        raise UserError(f"{argument} is nested too deeply or too large a number, got {quote(argument.text)}.") from None
+        raise UserError(f"{argument} is nested too deeply or is too large, got {quote(argument.text)}.") from None
     except _Unreadable as error:
         words, text = error.args
         if {int, float} & set(_members(hint)) and _NOT_DECIMAL.fullmatch(argument.text.strip()):
@@ -43,7 +43,7 @@ def value_of(argument: Given, hint: Any) -> Any:
 
 
 def in_words(hint: Any) -> str:
-    """Return the type in words for the user: ``int``, ``float or null``, ``a list such as [16,32]``."""
+    """Return the type ``hint`` in words for messages: ``int``, ``float or null``, ``a list such as [16,32]``."""
     if hint is Any:
         return "a value"
     names = [
@@ -53,7 +53,7 @@ def in_words(hint: Any) -> str:
 
 
 def is_list(hint: Any) -> bool:
-    """Return whether values of this type are lists."""
+    """Return whether values of type ``hint`` may be lists."""
     return any(_plain(member) in (tuple, list) for member in _members(hint))
 
 
@@ -65,19 +65,19 @@ def _plain(hint: Any) -> Any:
 
 
 def _members(hint: Any) -> tuple[Any, ...]:
-    """Return the types of a union, or the type itself if it is no union."""
+    """Return the types in a union, or a tuple with the type if ``hint`` is not a union."""
     return get_args(hint) if _plain(hint) in (Union, type(int | str)) else (hint,)
 
 
 def _read(hint: Any, text: str | list[str]) -> Any:
     members = (NoneType, bool, int, float, tuple[Any, ...], str) if hint is Any else _members(hint)
     wrong = in_words(hint), f"[{', '.join(text)}]" if isinstance(text, list) else text
-    # str comes last, as any text is a str
+    # str is tried last, as any text is a str
     for member in sorted(members, key=lambda member: (member is str, member is not NoneType)):
         try:
             return _read_single(member, text)
         except _Unreadable as error:
-            if is_list(member) and error.args:  # name the wrong member of the list instead of the list
+            if is_list(member) and error.args:  # report the wrong member of the list instead of the list
                 wrong = error.args
         except ValueError:
             pass
@@ -85,10 +85,10 @@ def _read(hint: Any, text: str | list[str]) -> Any:
 
 
 def _read_single(kind: Any, text: str | list[str]) -> Any:
-    """Return the value of a text for one type that is no union.
+    """Return the value of a text for the type ``kind``, which is not a union.
 
     Raises:
-        ValueError, _Unreadable: the text is no value of this type.
+        ValueError, _Unreadable: the text is not a value of this type.
         OverflowError: the number is too large for this type.
     """
     if is_list(kind):
@@ -130,14 +130,14 @@ def _truth(text: str) -> bool:
 
 
 def number(kind: type, text: str) -> Any:
-    """Convert a text to an int or float, by one rule for fields, lists, search spaces and config files.
+    """Convert a text to a number of type ``kind`` (int or float), for fields, lists, search spaces and config files.
 
     The text is decimal, as for Python's ``int`` and ``float``: ``12``, ``+1_000``; for a float also ``.5``, ``1e-3``.
-    Digits of any script are allowed, and surrounding spaces are ignored. ``.inf`` and ``.nan`` are floats, as in YAML;
-    ``inf`` and ``nan`` are words. Other YAML numbers, such as 0x10 (16) or 1:30 (90), are rejected, also 1e3 as an int.
+    Digits of any script are allowed, and surrounding spaces are ignored. ``.inf`` and ``.nan`` are floats, as in YAML.
+    Rejected are ``inf`` and ``nan``, other YAML numbers such as 0x10 (16) or 1:30 (90), and 1e3 as an int.
 
     Raises:
-        ValueError: the text is no such number.
+        ValueError: the text is not such a number.
         OverflowError: the float is too large.
     """
     if kind is int:
