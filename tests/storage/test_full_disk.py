@@ -84,7 +84,7 @@ parse.main(script)
 
 
 @pytest.mark.parametrize(
-    ("redirection", "word"), [("| true", "nobody reads"), ("> /dev/full", "No space left"), ("2>&1 | true", "")]
+    ("redirection", "word"), [("| true", "no process reads"), ("> /dev/full", "No space left"), ("2>&1 | true", "")]
 )
 def test_a_script_whose_output_cannot_be_written_ends_with_one_sentence(redirection: str, word: str) -> None:
     """What the interpreter writes at its end counts too: it would say ``Exception ignored`` and exit with 120."""

@@ -181,7 +181,7 @@ def test_hostile_lists_are_refused(tmp_path: Path) -> None:
         object_store.open_store(place).write(
             key, content if isinstance(content, bytes) else json.dumps(content).encode()
         )
-        with pytest.raises(StorageError, match=r"runs/a/MANIFEST\.json is no list of ours"):
+        with pytest.raises(StorageError, match=r"runs/a/MANIFEST\.json is not the list of a snapshot"):
             pytest.fail(f"{how}: {snapshots(place).look()}")
     longest = {"files": {"x" * 200: {**ENTRY, "bytes": 0}}}
     object_store.open_store(place).write(key, json.dumps(longest).encode())

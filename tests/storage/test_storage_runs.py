@@ -74,7 +74,7 @@ def test_a_finished_run_is_brought_and_not_run_again(
     assert not (tmp_path / "b").exists()
     (other := machine("b")).run([])
     assert outputs(other.folder) == whole
-    assert ["was brought" in line for line in other.said] == [True, False]
+    assert ["was downloaded" in line for line in other.said] == [True, False]
     with pytest.raises(UserError, match="holds a run with another seed"):
         machine("c").run(seed=1)
 
@@ -109,7 +109,7 @@ def test_of_two_machines_that_run_one_run_the_second_is_stopped(
         if number == 3:
             machine("b").run()
 
-    with pytest.raises(ClientError, match="another process plays this run too"):
+    with pytest.raises(ClientError, match="another process writes this run too"):
         experiment.run(small(tmp_path, {"storage": place}), machine("a").folder, on_round=other)
     assert outputs(machine("b").folder) == whole
     assert len((machine("a").folder / "rounds.jsonl").read_text().splitlines()) == 5  # its rounds are here

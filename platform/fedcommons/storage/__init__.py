@@ -1,1 +1,1 @@
-"""Storage: atomic files, locks, the object store, snapshots, artifacts, and safe readers of files that others wrote."""
+"""Storage: atomic files, locks, the object store, snapshots, artifacts, and safe readers of other users' files."""

@@ -1,4 +1,4 @@
-"""The artifact store: costly results, stored under the hash of all facts they depend on, and verified when read."""
+"""The artifact store: costly results, stored under the hash of the facts they depend on, and verified when read."""
 
 import json
 import os
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 
 def key_of(facts: Mapping[str, Any] | None) -> str:
-    """Return the hash of the facts, under which a result that depends only on these facts is stored."""
+    """Return the key of a result that depends only on ``facts`` (plain values): 24 hexadecimal digits of their hash."""
     return sha256(json.dumps(facts, sort_keys=True).encode())[:24]
 
 
 def constants(part: Any, less: Collection[str] = ()) -> dict[str, Any]:
-    """Return the constants of a component (a dataclass) that differ from their defaults, without those in ``less``.
+    """Return name -> value of a component's constants that differ from their defaults, without the names in ``less``.
 
-    So a key of these constants stays the same when a constant with a default is added. It also stays the same when a
-    default changes: a developer who changes a default must change another fact of the key.
+    A key computed from these constants does not change when a constant with a default is added. It does not change
+    either when a default changes. Therefore a developer who changes a default must also change another fact of the key.
 
     Raises:
         UserError: the component is not a dataclass.
     """
     if not is_dataclass(part):
-        raise UserError(f"{name_of(part)} must be a dataclass: what it makes is stored under its fields.")
+        raise UserError(f"{name_of(part)} must be a dataclass, because its fields decide where its results are stored.")
     result = {}
     for field in fields(part):
         factory, value = field.default_factory, getattr(part, field.name)
@@ -43,7 +43,11 @@ def constants(part: Any, less: Collection[str] = ()) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Artifact:
-    """A costly result: its tensors, the facts that it depends on, and findings: plain values from its computation."""
+    """A costly result.
+
+    tensors: the result. facts: plain values that the result depends on. findings: plain values found in its
+    computation.
+    """
 
     tensors: "dict[str, Tensor]"
     facts: Mapping[str, Any]
@@ -51,21 +55,21 @@ class Artifact:
 
 
 class Store:
-    """A folder of artifacts: ``KIND/KEY.safetensors``, and next to it the facts, findings and checksum as JSON.
+    """A folder of artifacts: ``KIND/KEY.safetensors``, and next to it a JSON file with facts, findings and checksum.
 
-    ``say`` is called with one sentence when an artifact is damaged. If nothing is missing, the folder may be read-only.
+    If no artifact is missing, the folder may be read-only. Two processes may put the same artifact at the same time,
+    because each process renames complete files with equal content.
 
-    Two processes may put the same artifact at the same time: each renames complete files of equal content.
-
-    storage: a second copy of the artifacts, for other machines. The store downloads an artifact that is missing or
-    damaged in the folder, and uploads each new artifact. A failure of the storage is reported once and raises no error.
-    Because each answer may be slow, the store does not use the storage again until ``send``.
+    folder: the folder. say: called with one sentence if an artifact is damaged or the storage fails. storage: a bucket
+    or folder with a second copy of the artifacts, for other machines; None: no copy. The store downloads an artifact
+    that is missing or damaged in the folder, and uploads each new artifact. A failure of the storage is reported once
+    and raises no error. After a failure, which may have taken long, only ``upload`` uses the storage again.
     """
 
     def __init__(self, folder: Path, say: Callable[[str], None] = print, storage: str | None = None) -> None:
         self.folder, self.say, self.storage = folder, say, storage
         self._unsent = set[tuple[str, str]]()  # artifacts that the storage may not have yet
-        self._brought = dict[tuple[str, str], Snapshots]()  # a new artifact with such a key replaces the stored one
+        self._brought = dict[tuple[str, str], Snapshots]()  # artifacts that a new upload replaces
         self._flaw = ""
 
     def require_writable(self) -> None:
@@ -79,11 +83,11 @@ class Store:
         existing = next(p for p in (folder.resolve(), *folder.resolve().parents) if os.path.exists(p))
         if not (existing.is_dir() and os.access(existing, os.W_OK)):
             raise UserError(
-                f"artifacts: {folder} cannot be written ({existing} is no folder of ours); name another folder."
+                f"artifacts: {folder} cannot be written ({existing} is not a writable folder); name another folder."
             )
 
     def get(self, kind: str, key: str) -> Artifact | None:
-        """Return the artifact; None if it does not exist or is damaged. ``say`` reports damage."""
+        """Return the artifact of this kind and key; None if it does not exist or is damaged, which ``say`` reports."""
         if artifact := self._read(kind, key):
             if self.storage and (kind, key) not in self._brought:
                 self._unsent.add((kind, key))
@@ -99,9 +103,9 @@ class Store:
                 return None
             facts, findings = content[1].get("facts"), content[1].get("findings", {})
             if key_of(facts) != key:
-                raise ValueError(f"{path} is another artifact: its facts are not those it is named after")
+                raise ValueError(f"{path} is another artifact: its name is not the key of its facts")
             if not isinstance(facts, dict) or not isinstance(findings, dict):
-                raise ValueError(f"{path} is malformed: its facts or findings have no names")
+                raise ValueError(f"{path} is malformed: its facts or findings are not mappings")
         except ValueError as error:
             self.say(Warned(f"{error}; it will be built again."))
             return None
@@ -114,7 +118,7 @@ class Store:
         facts: Mapping[str, Any],
         findings: Mapping[str, Any] | None = None,
     ) -> None:
-        """Store tensors under the facts they depend on; ``findings``: plain values to store with the tensors."""
+        """Store an artifact under the key of its facts, and upload it to the storage. Arguments: see ``Artifact``."""
         path = self._path(kind, key_of(facts))
         path.parent.mkdir(parents=True, exist_ok=True)
         write_tensors(path, tensors, {"facts": dict(facts), "findings": dict(findings or {})})
@@ -124,20 +128,18 @@ class Store:
                 self.upload()
 
     def upload(self) -> str:
-        """Upload the artifacts that the storage does not have; return the reason of a failure, or an empty text."""
+        """Upload the artifacts that the storage lacks. Return the reason of a failure; empty after success."""
         for kind, key in sorted(self._unsent):
             try:
                 snapshots = self._brought.get((kind, key))
                 if snapshots is None:
                     snapshots = self._snapshots(kind, key)
                     snapshots.look()
-                if (
-                    kind,
-                    key,
-                ) in self._brought or snapshots.tag == object_store.NEW:  # else another process has put it: same facts
+                # An existing snapshot comes from another process, which has uploaded an artifact of the same facts.
+                if (kind, key) in self._brought or snapshots.tag == object_store.NEW:
                     snapshots.upload(self.folder / kind)
             except object_store.ChangedError:
-                pass  # another process has just put the same artifact
+                pass  # another process has just uploaded the same artifact
             except object_store.StorageError as error:
                 return self._describe(f"{error}")
             else:
@@ -147,7 +149,7 @@ class Store:
         return ""
 
     def _fetch(self, kind: str, key: str) -> bool:
-        """Download the artifact from the storage; return whether the folder now has it undamaged."""
+        """Download an artifact from the storage. Return whether the folder now contains it undamaged."""
         try:
             snapshots = self._snapshots(kind, key)
             if not snapshots.look():
@@ -167,7 +169,7 @@ class Store:
 
     def _describe(self, flaw: str) -> str:
         if not self._flaw:
-            self.say(Warned(f"storage: {flaw}; work goes on with what is here."))
+            self.say(Warned(f"storage: {flaw}; work continues with the artifacts of this machine."))
         self._flaw = flaw
         return flaw
 

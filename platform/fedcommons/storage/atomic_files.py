@@ -1,4 +1,4 @@
-"""Atomic files: written under a temporary name in the same folder, then renamed."""
+"""Atomic writing of files, first under a temporary name in the same folder; tensors are stored with checksums."""
 
 import hashlib
 import json
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write ``content`` so that ``path`` has either its old content or all new content, also after a crash."""
+    """Write ``content`` to ``path`` atomically: even after a crash, the file has its old content or all new content."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)  # from a killed process with this number, or a link that another user created
+    temporary.unlink(missing_ok=True)  # left by a killed process with the same number, or a link of another user
     try:
         with open(temporary, "xb") as file:
             file.write(content)
@@ -28,20 +28,20 @@ def write_bytes(path: Path, content: bytes) -> None:
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(path)  # the error of a full disk names no file
+            error.filename = str(path)  # the error of a full disk has no file name
         raise
 
 
 def unfinished(name: str) -> str | None:
-    """Return the final name of the temporary file ``name``; None if ``name`` is not a temporary name."""
+    """Return the final name that belongs to the temporary name ``name``; None if ``name`` is not a temporary name."""
     match = re.fullmatch(r"\.(.+)\.\d+\.tmp", name)
     return match[1] if match else None
 
 
 def remove_unfinished(folder: Path, names: str) -> None:
-    """Remove temporary files that killed processes left in ``folder``, if the final name matches ``names``.
+    """Remove the temporary files of killed processes in ``folder`` whose final name matches ``names``.
 
-    names: a regular expression. No process may be writing in the folder.
+    names: a regular expression. No other process may be writing to the folder at this time.
     """
     for path in folder.glob(".*.tmp"):
         if path.is_file() and re.fullmatch(names, unfinished(path.name) or ""):
@@ -49,12 +49,12 @@ def remove_unfinished(folder: Path, names: str) -> None:
 
 
 def write_text(path: Path, content: str) -> None:
-    """Write text with ``write_bytes``."""
+    """Write a text file atomically, in UTF-8."""
     write_bytes(path, content.encode())
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON with ``write_bytes``; nan and infinity, which JSON does not have, raise a ``ValueError``."""
+    """Write a JSON file atomically. NaN and infinity, which JSON does not have, raise a ``ValueError``."""
     write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
@@ -64,8 +64,8 @@ def sha256(content: bytes) -> str:
 
 
 def write_tensors(path: Path, tensors: "Mapping[str, Tensor]", facts: Mapping[str, Any]) -> None:
-    """Write tensors to PATH (safetensors), then ``facts`` and the checksums to PATH.json."""
-    from safetensors.torch import save  # torch takes seconds to import, and not all callers write tensors
+    """Write tensors to ``path`` (safetensors), then ``facts`` (plain values) and checksums to ``path``.json."""
+    from safetensors.torch import save  # imported late, as torch takes seconds and few callers write tensors
 
     # The tensors are cloned because safetensors refuses tensors that share storage.
     content = save({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()})
@@ -75,18 +75,18 @@ def write_tensors(path: Path, tensors: "Mapping[str, Tensor]", facts: Mapping[st
 
 
 def checksum_of(facts: Mapping[str, Any]) -> str:
-    """Return the hexadecimal checksum of facts, which are plain values."""
+    """Return the hexadecimal SHA-256 checksum of facts, a mapping of plain values, independent of their order."""
     return sha256(json.dumps(facts, sort_keys=True).encode())
 
 
 def read_tensors(path: Path, inner: int = 0) -> "tuple[dict[str, Tensor], dict[str, Any]] | None":
-    """Return the tensors and facts that ``write_tensors`` wrote; None if neither file exists.
+    """Return the tensors and facts that ``write_tensors`` wrote; None if neither of the two files exists.
 
-    inner: see ``safe_read.open_file``. The tensors are loaded only if the checksums are right. A file larger than this
-    machine's memory is not read.
+    The tensors are loaded only if the checksums match. A file larger than this machine's memory is not read.
+    inner: number of last components of ``path`` that must not be links (see ``safe_read.open_file``).
 
     Raises:
-        ValueError: a file or checksum is missing, a file was changed after it was written, or a file is not regular.
+        ValueError: a file or checksum is missing, a checksum does not match, or a path is not a regular file.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -109,25 +109,25 @@ def read_tensors(path: Path, inner: int = 0) -> "tuple[dict[str, Tensor], dict[s
             intact = _is_whole(file) and (_checksum(file), checksum_of(plain)) == stated
         except KeyError as error:
             raise ValueError(f"{path} is incomplete: its checksum {error} is missing") from error
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:  # JSON of another form
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:  # JSON of another structure
             raise ValueError(f"{path} is incomplete: {error}") from error
         if not intact:
-            raise ValueError(f"{path} was truncated or altered: its checksum is not the one it was written with")
+            raise ValueError(f"{path} was truncated or altered: its checksum does not match")
         try:
-            tensors = load_file(f"/dev/fd/{file.fileno()}")  # the checked file, even if the path was replaced
+            tensors = load_file(f"/dev/fd/{file.fileno()}")  # the checked file, even if the path was replaced since
         except (OSError, SafetensorError) as error:
             raise ValueError(f"{path} cannot be read: {error}") from error
-    # Clones have the alignment of torch's tensors: the rounding of a kernel can depend on the alignment of operands.
+    # Clones have the alignment of torch's tensors. Without it, a kernel may round differently.
     return {name: t.clone() for name, t in tensors.items()}, plain
 
 
 def memory() -> int:
-    """Return the bytes of this machine's memory."""
+    """Return the size of this machine's RAM in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _is_whole(file: BufferedReader) -> bool:
-    """Return whether a safetensors file is as long as its header states, without reading a large sparse file."""
+    """Return whether a safetensors file has the length that its header states. The tensors themselves are not read."""
     if (length := int.from_bytes(file.read(8), "little")) > safe_read.LARGEST_JSON:
         return False
     try:

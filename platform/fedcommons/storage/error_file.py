@@ -1,4 +1,4 @@
-"""The file ``error.txt`` of a run folder: the error that ended the run, and how to run the failing client again."""
+"""The file ``error.txt`` of a run folder: the error that ended the run, and the command to rerun the failing client."""
 
 import traceback
 from collections.abc import Iterator, Sequence
@@ -13,18 +13,19 @@ from fedcommons.storage.safe_read import UnreadableError, text_of
 
 @contextmanager
 def leaving_errors(folder: Path, expected: Sequence[str] = ()) -> Iterator[None]:
-    """Write an error of the ``with`` block to ``folder/error.txt``: sentence, traceback, how to run the client again.
+    """Write an error of the ``with`` block to ``folder/error.txt`` and raise it again.
 
-    own: options that name the user-defined components of the run.
+    The file contains the error as one sentence, the traceback, and the command that reruns the failing client.
+    expected: options of this command that name the run's user-defined components.
     """
     path = folder / "error.txt"
-    path.unlink(missing_ok=True)  # the file may be from an earlier attempt
+    path.unlink(missing_ok=True)  # a file of an earlier attempt is outdated
     try:
         yield
     except Exception as error:
         if isinstance(error, ClientError) and error.client is not None:
             options = [f"--replay {quote(str(folder))} --round {error.round} --client {error.client}", *expected]
-            error.add_note(f"To run this client alone again: {RUN} {' '.join(options)}")
+            error.add_note(f"To run only this client again: {RUN} {' '.join(options)}")
         with suppress(OSError):  # a full disk must not hide the error
             content = f"{sentence(error)}\n\n{traceback.format_exc()}"
             write_text(path, content.encode(errors="backslashreplace").decode())
@@ -32,7 +33,7 @@ def leaving_errors(folder: Path, expected: Sequence[str] = ()) -> Iterator[None]
 
 
 def read_error(folder: Path) -> str | None:
-    """Return the sentence in ``folder/error.txt`` and the path of its traceback; None if there is no such file."""
+    """Return the error sentence in ``folder/error.txt``, with the file's path; None if there is no such file."""
     path = folder / "error.txt"
     try:
         content = text_of(path)

@@ -1,7 +1,7 @@
 """A lock that lets one process at a time use a folder: an flock on its file ``.lock``, which names the process.
 
-The kernel frees a lock when its process ends in any way, so a dead process does not block the folder. The lock file
-stays, which also shows that fedcommons created the folder's files.
+The kernel frees the lock when the process ends in any way, so a dead process does not block the folder. The lock file
+remains. It also shows that fedcommons created the files in the folder.
 """
 
 import errno
@@ -30,18 +30,18 @@ def _let_go() -> None:
     _open_locks.clear()
 
 
-os.register_at_fork(after_in_child=_let_go)  # else a child would still hold the lock after its parent has died
+os.register_at_fork(after_in_child=_let_go)  # else a forked child would hold the lock after its parent has ended
 
 
 @contextmanager
 def locked(folder: Path, say: Callable[[str], None] = print, patience: float = 0) -> Iterator[None]:
-    """Lock ``folder`` during the ``with`` block against other callers, in this process and in other processes.
+    """Lock ``folder`` during the ``with`` block against other users of the lock, in this and in other processes.
 
-    patience: seconds to wait for the present holder. On a file system without flock, ``say`` reports that the folder is
-    not locked.
+    say: called with one sentence if the file system has no flock, so that the folder is not locked. patience: seconds
+    to wait for the process that holds the lock.
 
     Raises:
-        UserError: another caller holds the lock.
+        UserError: the lock is still held after ``patience`` seconds.
         OSError: the lock file cannot be written.
     """
     path = folder / NAME
@@ -70,28 +70,28 @@ def _take(descriptor: int, path: Path, say: Callable[[str], None], deadline: flo
                 continue
             who = "process {} on {}".format(*held_by) if (held_by := holder(path.parent)) else "another process"
             raise UserError(
-                f"{path.parent} is in use by {who}; wait until that has ended or choose another --out."
+                f"{path.parent} is in use by {who}; wait until this process has ended, or choose another --out."
             ) from None
         except OSError as error:
             if error.errno not in _NO_FLOCK:
                 raise
-            say(f"{path.parent} cannot be locked ({error.strerror}): let no other process write there.")
+            say(f"{path.parent} cannot be locked ({error.strerror}): make sure that no other process writes to it.")
             return
 
 
 def holder(folder: Path) -> tuple[int, str] | None:
-    """Return process and host of the present or last holder of ``folder``; None if it has no valid lock file."""
+    """Return (process id, host) of the present or last holder of the folder's lock; None without a valid lock file."""
     try:
         content = safe_read.json_of(folder / NAME)
         pid, host = content["pid"], content["host"]
-    except (ValueError, KeyError, TypeError):  # missing, no file, not JSON, or JSON of another form
+    except (ValueError, KeyError, TypeError):  # the file is missing, not regular, not JSON, or has another structure
         return None
     return (pid, clean(host)) if type(pid) is int and isinstance(host, str) else None
 
 
 def strangers(folder: Path) -> list[str]:
-    """Return the sorted names in ``folder``, without the lock file if it is valid or empty."""
-    ours = holder(folder) is not None or _is_empty(folder / NAME)  # a process killed before it wrote leaves it empty
+    """Return the sorted names of the entries of ``folder``, without the lock file if that is valid or empty."""
+    ours = holder(folder) is not None or _is_empty(folder / NAME)  # empty: its process was killed early
     return sorted(path.name for path in folder.iterdir() if not (ours and path.name == NAME))
 
 
@@ -112,18 +112,23 @@ def open_lock(
 ) -> Iterator[None]:
     """Create the folder that ``--out`` names, and lock it during the ``with`` block.
 
-    stranger: returns the name of a file that does not belong in a folder of this ``kind``; None if there is no such
-    file.
+    Args:
+        folder: the folder.
+        stranger: returns the name of a file that does not belong in such a folder; None if there is no such file.
+        kind: what such a folder is called in messages, such as ``run folder``.
+        say, patience: see ``locked``.
 
     Raises:
-        UserError: the folder cannot be written, is locked, or has a file that does not belong there. The files in the
-            folder are then unchanged.
+        UserError: the folder cannot be written, is locked, or contains a file that does not belong there. No file in
+            the folder has been changed.
     """
     with ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if (name := stranger(folder)) is not None:
-                raise UserError(f"--out: {folder} is not empty and no {kind} (it has {name}); name another folder.")
+                raise UserError(
+                    f"--out: {folder} is not empty and is not a {kind} (it contains {name}); name another folder."
+                )
             stack.enter_context(locked(folder, say, patience))
         except OSError as error:
             raise UserError(f"--out: {folder} cannot be written ({error.strerror}); name another folder.") from error

@@ -1,7 +1,8 @@
-"""Garbage of killed writers in a storage or artifact folder: objects without a list that names them, temporary files.
+"""Search for files that killed processes left in a storage or artifact folder: unlisted objects, temporary files.
 
-A writer writes objects first and then the list that names them, at most ``snapshots.FRESH_S`` later. An unnamed object
-that is older than ``OLDEST_S`` does not belong to a running writer. Only names that fedcommons uses count as garbage.
+A process first writes a snapshot's objects (the files' contents) and then, at most ``snapshots.FRESH_S`` seconds later,
+the list that names them. So an object that no list names and that is older than ``OLDEST_S`` does not belong to a
+running process. Only files whose names fedcommons uses count as garbage.
 """
 
 import re
@@ -13,16 +14,16 @@ from fedcommons.storage.atomic_files import unfinished
 from fedcommons.storage.snapshots import MANIFEST, OBJECT, Snapshots
 
 OLDEST_S = 24 * 3600.0
-"""The minimum age of garbage in seconds, so large that a clock that is wrong by hours does no harm."""
+"""Minimum age of garbage in seconds. It is so large that a clock that is wrong by hours does no harm."""
 
 _OBJECT = rf"((?:runs|artifacts)/[^.].*)/objects/({OBJECT})"
 _FINAL = rf"{MANIFEST}|{OBJECT}|fedcommons\.json|[0-9a-f]{{24}}\.safetensors(\.json)?"
-"""The names of files in a storage and in a folder of artifacts."""
+"""Regular expression of the file names in a storage and in a folder of artifacts."""
 
 
 @dataclass(frozen=True)
 class Garbage:
-    """A file that no list names. size: in bytes. age: in seconds."""
+    """A file that no list names. key: path in the storage. size: in bytes. age: in seconds."""
 
     key: str
     size: int
@@ -30,13 +31,13 @@ class Garbage:
 
 
 def find(storage: object_store.Bucket | object_store.Disk) -> Iterator[Garbage]:
-    """Return the garbage of a storage, or of a folder of artifacts.
+    """Yield the garbage of a storage, or of a folder of artifacts.
 
     Raises:
         StorageError: the storage cannot be listed, or a list in it is malformed.
     """
     named = dict[str, set[str]]()
-    for key, size, age in sorted(storage.list_objects()):  # the files first, then the lists that name them
+    for key, size, age in sorted(storage.list_objects()):  # all files, before lists are read
         if age < OLDEST_S:
             continue
         if match := re.fullmatch(_OBJECT, key):

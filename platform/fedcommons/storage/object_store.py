@@ -1,7 +1,8 @@
-"""The object store for results besides the local disk: an S3 bucket or a folder, with conditional writes.
+"""The object store: an S3 bucket or a folder for a second copy of runs and artifacts, with conditional writes.
 
-A conditional write succeeds only if no other writer has changed the object since the caller read it; else it raises
-``ChangedError``. ``write`` returns the object's tag, which a later conditional write passes as the version to replace.
+A conditional write replaces an object only if no other writer has changed it since the caller read it; otherwise it
+raises ``ChangedError``. The tag of an object names its version: ``write`` returns the new tag, and a later conditional
+write passes the tag of the version to replace.
 """
 
 import fcntl
@@ -21,7 +22,7 @@ from fedcommons.storage import safe_read
 from fedcommons.storage.atomic_files import sha256, write_bytes
 
 ATTEMPTS = 5
-"""Attempts per request, with growing waits of up to 20 s in total: botocore's ``standard`` mode."""
+"""Maximum attempts per request, with growing waits of up to 20 s in total (botocore's retry mode ``standard``)."""
 
 NEW = ""
 """The tag of an object that does not exist yet."""
@@ -34,24 +35,24 @@ class StorageError(ValueError):
 
 
 class ChangedError(StorageError):
-    """Another writer has changed the object since the caller last read it."""
+    """A conditional write failed, because another writer has changed the object since the caller last read it."""
 
 
 def is_url(place: str) -> bool:
-    """Return whether ``place`` is a URL, well-formed or not, and not a folder."""
+    """Return whether ``place`` is a URL, such as ``s3://BUCKET``, and not a folder. The URL may be malformed."""
     return re.match("[A-Za-z][A-Za-z0-9+.-]*:", place) is not None
 
 
 def flaw(place: str) -> str | None:
-    """Return what a storage must be if ``place`` cannot be a storage, else None.
+    """Return what a storage must be, as the end of a sentence, if ``place`` cannot be a storage; else None.
 
-    The text ends a sentence. It does not repeat parts of ``place`` that may contain a password.
+    The text does not repeat parts of ``place`` that may contain a password.
     """
     if not is_url(place):
         return None
     if "@" in place or "?" in place:
         return (
-            "a URL without user, password and options: credentials are found where AWS's tools find them, such as "
+            "a URL without user, password and options: credentials are read where AWS's tools read them, such as "
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
         )
     scheme = place.partition(":")[0][:20]
@@ -61,25 +62,26 @@ def flaw(place: str) -> str | None:
 
 
 def open_store(place: str) -> "Bucket | Disk":
-    """Return the storage ``place``, after a test that it is writable and refuses a write with a false condition.
+    """Return the storage ``place``, after a test that it is writable and supports conditional writes.
 
-    The storage's ``name`` is normalised: a folder's name is an absolute path, and a URL's has no slash at the end.
+    The ``name`` of a storage is normalised: an absolute path for a folder, a URL without a slash at the end.
 
     Raises:
-        StorageError: it cannot be reached or written, does not exist, ignores conditions, or a package is missing.
+        StorageError: the storage cannot be reached or written, does not exist or ignores conditions, or a package for
+            S3 is missing.
     """
     return _opened(place.rstrip("/") if is_url(place) else str(Path(place).resolve()), os.getpid())
 
 
 @cache
 def _opened(place: str, process: int) -> "Bucket | Disk":
-    """Open a storage once per process: s3fs's thread does not survive a fork."""
+    """Open a storage, cached per ``process`` (its id), because the thread of s3fs does not survive a fork."""
     if what := flaw(place):
         raise StorageError(f"it must be {what[:-1]}")
     if is_url(place) and find_spec("s3fs") is None:
         raise StorageError("s3:// needs a package: pip install 'fedcommons[s3]'")
     storage = Bucket(place) if is_url(place) else Disk(place)
-    for tag in (NEW, "0" * 32):  # the first write is refused too if the storage was used before
+    for tag in (NEW, "0" * 32):  # if the storage was used before, the first write is refused too
         try:
             storage.write("fedcommons.json", b'{"storage": 1}\n', tag)
         except ChangedError:
@@ -90,10 +92,10 @@ def _opened(place: str, process: int) -> "Bucket | Disk":
 
 
 class Bucket:
-    """Objects under ``s3://BUCKET/PREFIX``, by s3fs, with the endpoint and credentials that AWS's tools use."""
+    """A storage in S3: objects under ``s3://BUCKET/PREFIX``, with the endpoint and credentials that AWS's tools use."""
 
     def __init__(self, url: str) -> None:
-        import fsspec  # fsspec and s3fs take a second to import, and most runs do not need them
+        import fsspec  # imported late, as it takes a second and most runs do not need it
 
         self.name = url
         self._at = self.name.removeprefix("s3://")
@@ -106,7 +108,7 @@ class Bucket:
         self._fs: Any = fsspec.filesystem(
             "s3", skip_instance_cache=True, use_listings_cache=False, config_kwargs=retries | limits
         )
-        self._fs.retries = 2  # s3fs's retries also cover a connection that breaks off within an object
+        self._fs.retries = 2  # retries of s3fs also cover a connection that breaks within an object
 
     def look(self, key: str) -> tuple[int, str] | None:
         """Return the size in bytes and the tag of an object; None if the object does not exist."""
@@ -125,17 +127,18 @@ class Bucket:
             except FileNotFoundError:
                 return None
             except OSError as error:
-                if _code(error) == "InvalidRange":  # an empty object has no first byte
+                if _code(error) == "InvalidRange":  # S3's answer for an empty object
                     return b""
                 raise
 
     def write(self, key: str, content: bytes, tag: str | None = None) -> str:
         """Write an object atomically and return its new tag.
 
-        tag: the tag of the version to replace; ``NEW``: the object must not exist; None: replace any version or none.
+        tag: tag of the version to replace. ``NEW``: the object must not exist. None: write unconditionally, and return
+        ``NEW``.
 
         Raises:
-            ChangedError: the object has another tag now.
+            ChangedError: the object now has another tag.
         """
         with self._request():
             if tag is None:
@@ -147,7 +150,7 @@ class Bucket:
                 return self._fs.call_s3("put_object", Bucket=bucket, Key=path, Body=content, **condition)["ETag"]
             except OSError as error:
                 if _code(error) in ("PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey", "412", "409"):
-                    raise ChangedError(f"{self.name}/{key} was written by somebody else meanwhile") from None
+                    raise ChangedError(f"{self.name}/{key} was written by another process meanwhile") from None
                 raise
 
     def remove(self, key: str) -> None:
@@ -156,7 +159,7 @@ class Bucket:
             self._fs.rm_file(f"{self._at}/{key}")
 
     def list_objects(self) -> Iterator[tuple[str, int, float]]:
-        """Return the key, size in bytes and age in seconds of each object."""
+        """Yield (key, size in bytes, age in seconds) of each object."""
         with self._request():
             objects = self._fs.find(self._at, detail=True, refresh=True)
         for name, facts in objects.items():
@@ -169,18 +172,18 @@ class Bucket:
             yield
         except (StorageError, MemoryError):
             raise
-        except Exception as error:  # s3fs, botocore, aiohttp, asyncio: no common base class
+        except Exception as error:  # errors of s3fs, botocore, aiohttp and asyncio have no common base
             raise StorageError(f"{self.name}: {_reason(error)}") from None
 
 
 def _code(error: BaseException) -> str:
-    """Return S3's error code, or the HTTP status if there is no error code."""
+    """Return S3's error code, or the HTTP status without an error code; an empty text if there is neither."""
     response = getattr(error.__cause__, "response", None) or getattr(error, "response", None) or {}
     return str(response.get("Error", {}).get("Code", ""))
 
 
 def _reason(error: Exception) -> str:
-    """Return the error as a part of a sentence, without user and password of a URL."""
+    """Return the reason of an error as a part of a sentence, without a URL's user name and password."""
     code, kind = _code(error), type(error).__name__
     if code == "NoSuchBucket":
         return "there is no such bucket"
@@ -195,7 +198,10 @@ def _reason(error: Exception) -> str:
 
 
 class Disk:
-    """The interface of ``Bucket`` for a folder, such as a folder that all nodes mount; tags are hashes of content."""
+    """A storage in a folder, such as a folder that all nodes mount, with the interface of ``Bucket``.
+
+    The tag of an object is the hash of its content.
+    """
 
     def __init__(self, folder: str) -> None:
         self.name = folder
@@ -220,7 +226,7 @@ class Disk:
             path.parent.mkdir(parents=True, exist_ok=True)
             with nullcontext() if tag is None else _alone(path.parent):
                 if tag is not None and tag != (now[1] if (now := self.look(key)) else NEW):
-                    raise ChangedError(f"{path} was written by somebody else meanwhile")
+                    raise ChangedError(f"{path} was written by another process meanwhile")
                 write_bytes(path, content)
         except OSError as error:
             raise StorageError(_of_disk(error)) from None
@@ -245,7 +251,7 @@ class Disk:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Lock the folder against other writers during the ``with`` block; the kernel frees it when the process ends."""
+    """Lock the folder against other writers during the ``with`` block; the lock ends with the process."""
     with open(folder / ".writing", "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -256,7 +262,7 @@ def _raise(error: OSError) -> None:
 
 
 def _of_disk(error: Exception) -> str:
-    """Return an error of the storage's folder as a part of a sentence."""
+    """Return an error of a storage in a folder as a part of a sentence."""
     if isinstance(error, OSError):
         return f"{error.filename or 'its folder'} cannot be used ({error.strerror})"
     return f"{error}"

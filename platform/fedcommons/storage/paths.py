@@ -1,4 +1,4 @@
-"""Paths of files and folders that a user names, and patterns of the file names in a run folder."""
+"""Paths of files and folders that a user names, and regular expressions of the file names in a run folder."""
 
 import os
 from pathlib import Path
@@ -6,20 +6,22 @@ from pathlib import Path
 from fedcommons.errors import UserError, quote
 
 CHECKPOINT_FILE = r"round-(\d{6,})\.safetensors"
-"""Pattern of a checkpoint's file name; the checkpoint's facts are in NAME.json."""
+"""Regular expression of a checkpoint's file name; its facts (plain values) are in NAME.json."""
 
 MEMORY_FILE = r"client-\d{7,}-round-\d{6,}\.safetensors"
-"""Pattern of the file name of a client's memory; the memory's facts are in NAME.json."""
+"""Regular expression of the name of a file with a client's state between rounds; its facts are in NAME.json."""
 
 NOWHERE_YET = (FileNotFoundError, NotADirectoryError, PermissionError)
-"""Errors that ``os.stat`` may raise for a valid path; the code that opens the path reports them."""
+"""Errors of ``os.stat`` that are possible for a valid path; the code that opens the path reports them."""
 
 
 def user_path(what: str, text: str) -> Path:
-    """Return the path that ``text`` names; ``~`` and ``~NAME`` are home folders. ``what``: option's name for messages.
+    """Return the path that ``text`` names. ``~`` and ``~NAME`` are replaced by home folders.
+
+    what: name of the option or variable, for messages.
 
     Raises:
-        UserError: no file or folder can have that name, or its links form a circle.
+        UserError: no file or folder can have this name, or symbolic links form a circle.
     """
     if not text.strip():
         raise UserError(f"{what} must name a file or folder, got {quote(text)}.")

@@ -1,8 +1,7 @@
-"""Safe readers of files in a run folder, which another user may have written: regular files, up to a maximum size.
+"""Safe readers of files in a run folder, which another user may have written: only regular files of limited size.
 
-A link, a pipe, a device or a folder in the place of a file is not a file of a run. The readers neither follow links nor
-wait for pipes. They open a file without following links and then check the open file, so that no other process can
-exchange the file between check and reading.
+A link, pipe, device or folder in the place of a file is rejected. The readers neither follow links nor wait for pipes.
+They check the file after opening it, so that no other process can replace the file between the check and the reading.
 """
 
 import json
@@ -19,13 +18,13 @@ from typing import Any
 from fedcommons.errors import clean
 
 LARGEST_JSON = 64 * 2**20
-"""Maximum bytes of a JSON file: the partition of 10^5 clients over 62 classes has 40 MB."""
+"""Maximum bytes of a JSON file: partition.json of 10^5 clients and 62 classes has 40 MB."""
 
 LARGEST_LINES = 2**30
 """Maximum bytes of a file with one line per round: 10^5 rounds of 10 kB."""
 
 LONGEST_LINE = 16 * 2**20
-"""Maximum bytes of a line of such a file: four metrics of each of 10^5 clients."""
+"""Maximum bytes of a line of a file with one line per round: four metrics of each of 10^5 clients."""
 
 LARGEST_TEXT = 100_000
 """Maximum bytes that are read from a text file, such as error.txt."""
@@ -40,7 +39,7 @@ _KINDS = {
 
 
 class UnreadableError(ValueError):
-    """The path is not a regular file, or the file is too large or cannot be read."""
+    """A path is not a regular file, or the file is too large or cannot be read."""
 
 
 @contextmanager
@@ -51,7 +50,7 @@ def open_file(path: Path, most: float, inner: int = 1) -> Iterator[BufferedReade
     in a run folder, 2 for a file in a subfolder of a run folder, 0 to follow links.
 
     Raises:
-        UnreadableError: it is no regular file, larger than ``most``, or cannot be opened.
+        UnreadableError: the path is not a regular file, or the file is larger than ``most`` or cannot be opened.
     """
     try:
         descriptor = _descriptor(path, inner)
@@ -65,7 +64,7 @@ def open_file(path: Path, most: float, inner: int = 1) -> Iterator[BufferedReade
         if not stat.S_ISREG(status.st_mode):
             raise UnreadableError(_is_no_file(path, status.st_mode))
         if status.st_size > most:
-            raise UnreadableError(f"{path} has {status.st_size:,} bytes, and at most {most:,.0f} are read")
+            raise UnreadableError(f"{path} has {status.st_size:,} bytes, and at most {most:,.0f} are allowed")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             yield file
     finally:
@@ -88,9 +87,9 @@ def _descriptor(path: Path, inner: int) -> int:
 
 
 def _refused(path: Path, inner: int) -> str | None:
-    """Return what is wrong with the first wrong component of ``path``; None if no component is wrong.
+    """Return a part of a sentence on the first component of ``path`` with a wrong file type; None if all are right.
 
-    Checked are the last ``inner`` components: the last must be a regular file, the components before it folders.
+    Only the last ``inner`` components are checked. The last must be a regular file, the components before it folders.
     """
     for component in [*reversed(path.parents[: max(0, inner - 1)]), path]:
         try:
@@ -103,11 +102,14 @@ def _refused(path: Path, inner: int) -> str | None:
 
 
 def _is_no_file(path: Path, mode: int) -> str:
-    return f"{path} is {_KINDS.get(stat.S_IFMT(mode), 'a device')}, and a run has regular files and folders only"
+    return f"{path} is {_KINDS.get(stat.S_IFMT(mode), 'a device')}, but a run has only regular files and folders"
 
 
 def content(path: Path, most: int, inner: int = 1) -> bytes | None:
-    """Return the whole content of the file; None if ``path`` does not exist. Errors: see ``opened``."""
+    """Return the content of a file of at most ``most`` bytes; None if ``path`` does not exist.
+
+    inner, errors: see ``open_file``.
+    """
     try:
         with open_file(path, most, inner) as file:
             return None if file is None else file.read(most + 1)[:most]
@@ -116,7 +118,7 @@ def content(path: Path, most: int, inner: int = 1) -> bytes | None:
 
 
 def text_of(path: Path) -> str | None:
-    """Return the beginning of a text file; None if ``path`` does not exist. Errors: see ``opened``."""
+    """Return the first ``LARGEST_TEXT`` bytes of a file as text; None without a file. Errors: see ``open_file``."""
     try:
         with open_file(path, LARGEST_JSON) as file:
             return None if file is None else file.read(LARGEST_TEXT).decode(errors="replace")
@@ -125,10 +127,10 @@ def text_of(path: Path) -> str | None:
 
 
 def json_of(path: Path, inner: int = 1) -> Any:
-    """Return the value of a JSON file, with finite numbers only; None if ``path`` does not exist.
+    """Return the value of a JSON file; None if ``path`` does not exist. inner: see ``open_file``.
 
     Raises:
-        UnreadableError: see ``opened``.
+        UnreadableError: see ``open_file``.
         ValueError: the content is not JSON, or has a number that is not finite.
     """
     json_bytes = content(path, LARGEST_JSON, inner)
@@ -139,11 +141,11 @@ def json_of(path: Path, inner: int = 1) -> Any:
 
 
 def parsed(text: bytes) -> Any:
-    """Return the value of the JSON text ``found``.
+    """Return the value of a JSON text.
 
     Raises:
         ValueError: the text is not JSON, or has a number that is not finite or too large for a float.
-        RecursionError: its brackets are nested too deeply.
+        RecursionError: the brackets are nested too deeply.
     """
     return json.loads(text.decode(), parse_constant=_number, parse_float=_number, parse_int=_whole)
 
@@ -161,23 +163,24 @@ def _whole(text: str) -> int:
 
 
 def write_alone(path: Path, text: str) -> None:
-    """Append text to a file, which is created if needed and must be a regular file with a single hard link.
+    """Append text to a regular file without further hard links. The file is created if it does not exist.
 
     Raises:
-        OSError: the file is of another kind, has a second hard link, or cannot be written.
+        OSError: the path is not a regular file, has a second hard link, or cannot be written.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags, 0o666), "w", encoding="utf-8") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-            raise OSError(f"{path} is no file of ours alone")
+            raise OSError(f"{path} is not a regular file or has a second hard link")
         file.write(text)
 
 
 def flaw(folder: Path, files: str, folders: Collection[str] = ()) -> str | None:
-    """Return a part of a sentence on the first entry of ``folder`` with a wrong kind; None if there is no such entry.
+    """Return a part of a sentence on the first entry of ``folder`` that has a wrong file type; None if all are right.
 
-    files: regular expression of the names that must be regular files. folders: names that must be folders.
+    files: regular expression of the names that must be regular files. folders: names that must be folders. Entries with
+    other names are ignored.
     """
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
@@ -192,10 +195,10 @@ def flaw(folder: Path, files: str, folders: Collection[str] = ()) -> str | None:
 
 
 def cleaned(value: Any, depth: int = DEEPEST) -> Any:
-    """Return a plain value in which all strings, including keys, are ``clean``.
+    """Return a plain value with ``errors.clean`` applied to all strings in it, including keys of dictionaries.
 
     Raises:
-        ValueError: the value is nested more deeply than ``left``.
+        ValueError: the value is nested more deeply than ``depth`` levels.
     """
     if not depth:
         raise ValueError("it is nested too deeply")

@@ -1,11 +1,11 @@
-"""Safe reading of YAML that another user may have written: its values are counted before any value is created."""
+"""Safe reading of YAML that another user may have written: values are counted before any value is created."""
 
 from typing import Any
 
 import yaml
 
 LARGEST_FILE = 1_000_000
-"""Maximum bytes of a YAML file; the file of a run has some thousand bytes."""
+"""Maximum bytes of a YAML file; the config.yaml of a run has some thousand bytes."""
 
 DEEPEST = 100
 """Maximum nesting depth of the values of a YAML file."""
@@ -14,11 +14,11 @@ MOST_VALUES = 100_000
 """Maximum number of values of a YAML file."""
 
 _SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's loader if it is installed, because it takes a tenth of the time."""
+"""The safe loader of libyaml if it is installed, because it is ten times as fast."""
 
 
 def yaml_of(text: str) -> Any:
-    """Return the plain value of a YAML text. Aliases are refused: nine lines with aliases can stand for 10^9 values.
+    """Return the plain value of a YAML text. Aliases are rejected, as nine lines with aliases can mean 10^9 values.
 
     Raises:
         ValueError, yaml.YAMLError: see ``require_small``.
@@ -28,9 +28,10 @@ def yaml_of(text: str) -> Any:
 
 
 def require_small(text: str, aliases: int = 0) -> None:
-    """Check, before any value is created, that the values of a YAML text need little time and memory.
+    """Check that a YAML text can be loaded in little time and memory. No value is created.
 
-    libyaml's loader overflows the stack if brackets are nested very deeply. aliases: maximum number of aliases.
+    The check includes the nesting depth, because libyaml's loader overflows the stack at very deep nesting. aliases:
+    maximum number of aliases.
 
     Raises:
         ValueError: the text is nested too deeply, or has too many values or aliases.

@@ -1,10 +1,10 @@
-"""Snapshots of folders in a storage: all files of a folder as they were at one time, written atomically.
+"""Snapshots of a folder in a storage: all files of the folder as they were at one time, written atomically.
 
-A snapshot is a list, ``NAME/MANIFEST.json``, of files and the objects with their content, each named after its SHA-256.
-The list is written last, by a conditional write. So no reader uses the objects of a killed writer, and the second of
-two writers gets a ``ChangedError``. Each content that is read is compared with its hash. The writer of a new list
-removes the objects that no list names any more. Objects of two writers have different names, so no writer removes
-objects of another writer.
+A snapshot is a list, ``NAME/MANIFEST.json``. For each file it names the object with the file's content; the name of an
+object begins with the SHA-256 of the content. The list is written last, by a conditional write. So no reader uses the
+objects of a writer that was killed, and if two processes write, the second gets a ``ChangedError``. Content is compared
+with its hash when it is read. The writer of a new list removes the objects that the new list no longer names. Objects
+of different writers have different names, so no writer removes the objects of another.
 """
 
 import errno
@@ -26,15 +26,18 @@ from fedcommons.storage.object_store import Bucket, ChangedError, Disk, StorageE
 
 MANIFEST = "MANIFEST.json"
 LONGEST = 200
-"""Maximum number of characters of a file's name."""
+"""Maximum number of characters of the name of a file in a snapshot."""
 OBJECT = "[0-9a-f]{64}-[0-9a-f]{8}"
 FRESH_S = 6 * 3600.0
-"""Maximum seconds between writing an object and writing the list that names it: see ``garbage``."""
+"""Maximum seconds between writing an object and writing the list that names it. ``garbage`` relies on this maximum."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A file of a snapshot: its object's name, which begins with the SHA-256 of the content, and its size in bytes."""
+    """A file of a snapshot.
+
+    object: name of the object with the content, which begins with the content's SHA-256. size: size in bytes.
+    """
 
     object: str
     size: int
@@ -46,29 +49,30 @@ class Entry:
 
 
 class Snapshots:
-    """The newest snapshot of the folder ``name``.
+    """The newest snapshot of one folder in a storage, and its download and upload.
 
-    names: a regular expression of the files that the snapshot may have, with ``/`` between folder and file; other files
-    are neither uploaded nor downloaded. tag: the tag of the snapshot last read or written; ``object_store.NEW`` without
-    a snapshot. held: the files of this snapshot by name.
+    storage: the storage. name: name of the folder in the storage, such as ``runs/NAME``. names: regular expression of
+    the relative paths of files that a snapshot may contain; other files are neither uploaded nor downloaded. tag:
+    version of the list that was last read or written; ``object_store.NEW`` if there is no snapshot. entries: path ->
+    ``Entry``, the files of this snapshot.
     """
 
     def __init__(self, storage: Bucket | Disk, name: str, names: str) -> None:
         self.storage, self.name, self.names = storage, name, names
         self.tag, self.entries = object_store.NEW, dict[str, Entry]()
-        self._damaged = set[str]()  # files of ``held`` whose objects are missing or damaged
+        self._damaged = set[str]()  # files in ``entries`` whose objects are missing or damaged
         self._me = secrets.token_hex(4)
-        self._sent = dict[str, Entry]()  # objects that this instance wrote, by hash, for a retry of ``send``
-        self._stale = set[Entry]()  # earlier objects of ``_sent``, which ``garbage`` may have removed
-        self._since = time.time()  # earlier objects are stale, unless a list names them
+        self._sent = dict[str, Entry]()  # hash -> object written by this instance, for a retry of ``upload``
+        self._stale = set[Entry]()  # older objects of ``_sent``, which may have been removed as garbage
+        self._since = time.time()  # objects in ``_sent`` are not older than this time
 
     @property
     def whole(self) -> set[str]:
-        """Return the names in ``held`` without the files found missing or damaged."""
+        """Return the files in ``entries``, without those whose objects are known to be missing or damaged."""
         return self.entries.keys() - self._damaged
 
     def look(self) -> Mapping[str, Entry]:
-        """Read the newest snapshot's list, and return its files; an empty mapping if there is no snapshot.
+        """Read the list of the newest snapshot and return ``entries``, which are empty if there is no snapshot.
 
         Raises:
             StorageError: a request to the storage failed, or the list is malformed.
@@ -80,9 +84,9 @@ class Snapshots:
             return self.entries
         size, tag = status
         if size > safe_read.LARGEST_JSON:
-            raise StorageError(f"{self.storage.name}/{key} has {size:,} bytes, and no list of ours is so long")
+            raise StorageError(f"{self.storage.name}/{key} has {size:,} bytes, more than any list of a snapshot")
         entries = self._entries(self.storage.read(key, safe_read.LARGEST_JSON + 1) or b"")
-        # If the list was replaced between both requests, it is newer than its tag: the next conditional write fails.
+        # If the list is replaced between both requests, ``tag`` is too old, and the next conditional write fails.
         self.tag, self.entries = tag, entries
         return entries
 
@@ -96,11 +100,13 @@ class Snapshots:
                 if len(name) > LONGEST or type(entry.size) is not int or not 0 <= entry.size <= memory():
                     raise ValueError(f"its {clean(name[:80])!r} is longer than this machine can hold")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise StorageError(f"{self.storage.name}/{self.name}/{MANIFEST} is no list of ours ({error})") from None
+            raise StorageError(
+                f"{self.storage.name}/{self.name}/{MANIFEST} is not the list of a snapshot ({error})"
+            ) from None
         return entries
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of a file of ``held``; None if it is missing or damaged.
+        """Return the content of the file ``name`` in the snapshot; None if it is missing or damaged.
 
         Raises:
             StorageError: a request to the storage failed.
@@ -111,14 +117,14 @@ class Snapshots:
         return content if _digest(content) == entry.content else None
 
     def _object(self, entry: Entry) -> bytes | None:
-        """Return the object's content, at most one byte more than its stated size; None if it is missing."""
+        """Return the content of a file's object, cut one byte after its stated size; None if the object is missing."""
         return self.storage.read(f"{self.name}/objects/{entry.object}", entry.size + 1)
 
     def fetch(self, folder: Path) -> list[str]:
-        """Download the files of ``held`` into the folder, each atomically; return sentences on damaged files.
+        """Download the snapshot's files into ``folder``, each file atomically. Return one sentence per damaged file.
 
-        A file with the same content in the folder is not downloaded. No file is written if the disk has not enough
-        space for all files.
+        A file that already has the right content is not downloaded. If the disk lacks space for all missing files, no
+        file is written.
 
         Raises:
             StorageError: a request to the storage failed.
@@ -126,12 +132,12 @@ class Snapshots:
         """
         while True:
             damaged, tag = self._fetch(folder), self.tag
-            if not damaged or (self.look() and self.tag == tag):  # else the snapshot was replaced meanwhile
+            if not damaged or (self.look() and self.tag == tag):  # else try the snapshot that replaced this one
                 self._damaged = set(damaged)
                 return list(damaged.values())
 
     def _fetch(self, folder: Path) -> dict[str, str]:
-        """Download the files that differ in the folder; return file name -> sentence for damaged files."""
+        """Download the files that are missing or different in the folder. Return file -> sentence for damaged files."""
         missing = {n: e for n, e in self.entries.items() if _digest(_read(folder, n, e.size)) != e.content}
         room = shutil.disk_usage(next(p for p in (folder, *folder.resolve().parents) if p.exists())).free
         if sum(entry.size for entry in missing.values()) > room:
@@ -142,19 +148,19 @@ class Snapshots:
             if (content := self._object(entry)) is None:
                 damaged[name] = f"{where} is missing"
             elif len(content) != entry.size or sha256(content) != entry.content:
-                damaged[name] = f"{where} was truncated or altered: its checksum is not the one it was written with"
+                damaged[name] = f"{where} was truncated or altered: its checksum does not match"
             else:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 write_bytes(folder / name, content)
         return damaged
 
     def upload(self, folder: Path) -> None:
-        """Upload the folder's present files as the newest snapshot, which replaces the snapshot with tag ``tag``.
+        """Upload the folder's files as a new snapshot, which replaces the snapshot with the version ``tag``.
 
         Raises:
-            ChangedError: another writer has written a snapshot with other content since; that snapshot stays.
-            StorageError: a request to the storage failed, and the previous snapshot stays; or the previous snapshot
-                was removed, and the next call uploads all files again.
+            ChangedError: another process has written a snapshot with other content meanwhile, which stays.
+            StorageError: a request to the storage failed, and the previous snapshot stays. Or the previous snapshot
+                was removed meanwhile, and the next call uploads all files again.
         """
         new = dict[str, Entry]()
         if time.time() - self._since > FRESH_S:
@@ -177,13 +183,13 @@ class Snapshots:
         self._replace(new)
 
     def is_same(self, folder: Path, *names: str) -> bool:
-        """Return whether the folder has the files of ``held`` (or only ``names``) with the snapshot's content."""
+        """Return whether the snapshot's files (only ``names`` if there are any) have the same content in the folder."""
         return all(
             _digest(_read(folder, n, e.size)) == e.content for n, e in self.entries.items() if not names or n in names
         )
 
     def remove_others(self, folder: Path) -> None:
-        """Remove the files of the folder that match ``self.names`` and are not in this snapshot."""
+        """Remove the folder's files that match ``names`` and are not in the snapshot, or are damaged there."""
         for name in [name for name in self._files(folder) if name not in self.whole]:
             (folder / name).unlink()
 
@@ -191,8 +197,8 @@ class Snapshots:
         files = {name: {"object": e.object, "bytes": e.size} for name, e in sorted(new.items())}
         content = (json.dumps({"files": files}, indent=1) + "\n").encode()
         before, key = {*self.entries.values(), *self._sent.values(), *self._stale}, f"{self.name}/{MANIFEST}"
-        if time.time() - self._since > FRESH_S:  # this process was stopped meanwhile
-            raise StorageError(f"{self.storage.name}/{self.name} was sent for more than {FRESH_S / 3600:g} hours")
+        if time.time() - self._since > FRESH_S:  # this process was suspended meanwhile
+            raise StorageError(f"{self.storage.name}/{self.name} could not be uploaded within {FRESH_S / 3600:g} hours")
         try:
             tag = self.storage.write(key, content, self.tag)
         except ChangedError:
@@ -201,7 +207,7 @@ class Snapshots:
             if theirs.tag == object_store.NEW:
                 self.tag, self.entries, self._sent = object_store.NEW, {}, {}
                 raise StorageError(f"{self.storage.name}/{key} was removed meanwhile") from None
-            if _hashes(theirs.entries) == _hashes(new):  # the first request succeeded, and its answer was lost
+            if _hashes(theirs.entries) == _hashes(new):  # an earlier attempt succeeded, but its answer was lost
                 tag, new = theirs.tag, dict(theirs.entries)
             elif self._is_own(theirs.entries):
                 before |= {*theirs.entries.values()}
@@ -213,17 +219,17 @@ class Snapshots:
         named_objects = {entry.object for entry in new.values()}
         for entry in before:
             if entry.object not in named_objects:
-                with suppress(StorageError):  # a remaining object takes space, and no reader uses it
+                with suppress(StorageError):  # an object that remains only takes space
                     self.storage.remove(f"{self.name}/objects/{entry.object}")
         self._sent = {digest: entry for digest, entry in self._sent.items() if entry.object in named_objects}
 
     def _is_own(self, entries: Mapping[str, Entry]) -> bool:
-        """Return whether this instance wrote the list: only it knows objects that no list has named."""
+        """Return whether this instance wrote a list: the list names objects that only this instance knows."""
         unknown = {*entries.values()} - {*self.entries.values()}
         return bool(unknown) and unknown <= {*self._sent.values(), *self._stale}
 
     def _files(self, folder: Path) -> Iterator[str]:
-        """Return the names of regular files in the folder that a snapshot may have."""
+        """Yield the relative paths of the regular files in the folder that a snapshot may contain."""
         for path in sorted([*folder.glob("*"), *folder.glob("*/*")]):
             name = path.relative_to(folder).as_posix()
             if re.fullmatch(self.names, name) and path.is_file() and not path.is_symlink():
@@ -239,7 +245,7 @@ def _digest(content: bytes | None) -> str | None:
 
 
 def _read(folder: Path, name: str, most: float) -> bytes | None:
-    """Return the content of a file in the folder; None if there is no regular file of at most ``most`` bytes."""
+    """Return the content of the file ``name`` in a folder; None if it is not regular or has over ``most`` bytes."""
     with (
         suppress(safe_read.UnreadableError),
         safe_read.open_file(folder / name, most, inner=1 + name.count("/")) as file,
