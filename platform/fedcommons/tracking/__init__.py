@@ -1,1 +1,1 @@
-"""Records of a run: the run folder (always), Weights & Biases (if enabled) and an optional further tracker."""
+"""Records of a run: the run folder (always), Weights & Biases (if enabled) and one optional further tracker."""

@@ -1,4 +1,4 @@
-"""A tracker that writes a CSV file into the run folder, with one line per round and metric."""
+"""A tracker that writes metrics.csv into the run folder, with one line per round and metric."""
 
 import csv
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ FILE = "metrics.csv"
 
 @dataclass
 class CsvTracker:
-    """Write metrics.csv with the columns round, name and value."""
+    """A tracker that writes metrics.csv with the columns round, name and value. folder: the run folder."""
 
     folder: Path
 

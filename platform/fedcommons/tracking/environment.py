@@ -1,4 +1,4 @@
-"""The environment of a run: versions, machine and code, as written into environment.json."""
+"""The environment of a run, which environment.json records: versions of packages, machine and source code."""
 
 import platform
 import subprocess
@@ -16,13 +16,16 @@ PACKAGES = ("torch", "torchvision", "pytorch-lightning", "ray", "diffusers", "op
 
 
 def environment(gpus_per_actor: float | str | None, before: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what results depend on besides the config: versions, machine, variables that change rounding, code.
+    """Return the environment on which results depend in addition to the configuration, as written to environment.json.
 
-    cpu_kinds: CPUs of all nodes that have run rounds so far, with the actors' nodes if nodes have labels. gpu_kinds:
-    name, memory, driver and compute capability of this machine's GPUs. cuda, cudnn: versions of torch; None if absent.
-    code_hashes: hashes of the source files (``source_files``) that have run rounds so far. commit, uncommitted_changes:
-    state of the git repository of the source files; None without a repository. gpus_per_actor: None without actors.
-    before: the environment recorded earlier by a resumed run, or an empty mapping.
+    Args:
+        gpus_per_actor: share of a GPU for each Ray process that trains clients; None without such processes.
+        before: the environment that a resumed run recorded earlier, or an empty mapping.
+
+    Returns: name -> value. cpu_kinds: CPUs of this machine, of the nodes of Ray's processes and of ``before``.
+    gpu_kinds: name, memory, driver and compute capability of this machine's GPUs. cuda, cudnn: versions that torch
+    uses, or None. code_hashes: hash of the package's source code, now and in ``before``. commit, uncommitted_changes:
+    state of the source code's git repository; None without one. variables: environment variables that affect rounding.
     """
     import torch
 
@@ -49,16 +52,16 @@ def environment(gpus_per_actor: float | str | None, before: Mapping[str, Any]) -
 
 
 def _with(before: object, *new: str) -> list[str]:
-    """Return the texts in ``before``, which comes from an unchecked file, and the ``new`` texts, without duplicates."""
+    """Return the texts in ``before``, a value from an unchecked file, followed by ``new``, without duplicates."""
     texts = [text for text in before if isinstance(text, str)] if isinstance(before, list) else []
     return list(dict.fromkeys([*texts, *new]))
 
 
 def _commit() -> tuple[str | None, bool | None]:
-    """Return the commit of the repository that holds this file, and whether the repository has other changes."""
+    """Return (commit, has uncommitted changes) of the git repository that contains this file; None without one."""
     source_file = Path(__file__).resolve()
     git = ("git", "-C", str(source_file.parent))
-    # an installed package may lie inside an unrelated repository
+    # An installed package may lie inside an unrelated repository, which does not track this file.
     if not command_output(*git, "ls-files", "--error-unmatch", source_file.name):
         return None, None
     status = command_output(*git, "status", "--porcelain")
@@ -66,16 +69,16 @@ def _commit() -> tuple[str | None, bool | None]:
 
 
 def has_other_code(folder: Path) -> bool:
-    """Return whether another version of the source code produced the run in the folder, by its environment.json."""
+    """Return whether environment.json in a run folder names source code other than this process runs."""
     try:
         hashes = safe_read.json_of(folder / "environment.json")["code_hashes"]
-    except (ValueError, TypeError, KeyError):  # the file is missing, damaged, or of an earlier version
+    except (ValueError, TypeError, KeyError):  # the file is missing, damaged, or from an earlier version
         return False
     return isinstance(hashes, list) and any(code_hash != source_files.combined_hash() for code_hash in hashes)
 
 
 def command_output(*command: str) -> str | None:
-    """Return what a command prints; None if the command is missing, fails or runs longer than ten seconds."""
+    """Return the output of a command; None if the command is missing, fails or runs longer than ten seconds."""
     try:
         process = subprocess.run(
             command, capture_output=True, text=True, encoding="utf-8", errors="replace", timeout=10

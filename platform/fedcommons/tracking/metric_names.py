@@ -1,4 +1,4 @@
-"""Names of all convergence parameters, which ``laboratory`` defines."""
+"""Names of all convergence parameters (heterogeneity, gradient noise, smoothness), which ``laboratory`` defines."""
 
 NAMES = (
     "gradient_sq",

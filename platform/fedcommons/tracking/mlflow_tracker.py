@@ -1,4 +1,4 @@
-"""A tracker that writes to an MLflow file store in the run folder's ``mlflow/``, without a server."""
+"""A tracker that writes to an MLflow file store, without a server: the folder ``mlflow/`` in the run folder."""
 
 import os
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from fedcommons.tracking.tracker import Metric, numbers
 
 @dataclass
 class MlflowTracker:
-    """Write metrics by round into the file store mlflow/. The experiment is the project, the run the folder's name."""
+    """A tracker for MLflow. MLflow's experiment is ``tracking.project``, and its run has the run folder's name."""
 
     folder: Path
     config: Mapping[str, Any]

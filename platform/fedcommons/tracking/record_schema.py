@@ -1,7 +1,7 @@
-"""The schema of a run folder's records: readers of lines, and checks of the types of numbers and texts.
+"""The schema of a run folder's records: a reader of files with one line per round, and checks of types and ranges.
 
-Tables and pictures are computed from the records, which another program may have written. This module rejects values of
-a wrong type and numbers too large to be added up, so that readers of data frames need no checks.
+Tables and figures are computed from these records, which another program may have written. This module rejects values
+of a wrong type and numbers that are too large to be added, so that the code of tables needs no checks.
 """
 
 import json
@@ -18,13 +18,13 @@ from fedcommons.errors import UserError, quote
 from fedcommons.storage import safe_read
 
 LARGEST = 1e100
-"""The largest number allowed in a table: its square, and sums of squares, are finite floats."""
+"""Maximum magnitude of a number in a table. Its square, and sums of such squares, are finite floats."""
 
 LONGEST = 4096
-"""The largest number of characters of a text, as for options."""
+"""Maximum number of characters of a text, as for options."""
 
 _NEEDED = {"rounds.jsonl": "comm/total_bytes", "timing.jsonl": "train", "clients.jsonl": "n"}
-"""By file, a key that each line must have besides ``round``; its value is a number or a list of numbers."""
+"""File -> key that each line must have in addition to ``round``; its value is a number or a list of numbers."""
 
 _LISTS = ("late", "partial")
 """Keys of rounds.jsonl whose values are lists of clients; all other values are numbers."""
@@ -39,11 +39,11 @@ _EPSILONS = ("epsilon_of_messages", "pool_epsilon_max")  # prefixes of names
 
 
 def flaw_of_summary(summary: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with a summary, as part of a sentence; None if all types are those that a run writes."""
+    """Return a part of a sentence on the first wrong value of a summary; None if all types and numbers are valid."""
     config = summary.get("config")
     is_own = isinstance(config, Mapping) and ":" in str(config.get("partition.name"))
     for name, value in summary.items():
-        if name != "config" and too_large(value):  # user-defined components may have fields of any type
+        if name != "config" and too_large(value):  # constants of user-defined components may have any value
             return f"{quote(name)} has a number above {LARGEST:g}"
         if isinstance(value, str) and len(value) > LONGEST:
             return f"{quote(name)} has {len(value):,} characters"
@@ -83,7 +83,7 @@ def _flaw_of_privacy(summary: Mapping[str, Any]) -> str | None:
 
 
 def _is_table(table: Any) -> bool:
-    """Return whether ``table`` has the form of a table of ``privacy.mechanisms``."""
+    """Return whether ``table`` has the structure of a noise mechanism in the summary's ``privacy.mechanisms``."""
     if not isinstance(table, dict) or not all(isinstance(table.get(name), str) for name in ("what", "in_words")):
         return False
     names = table.get("accountant")
@@ -96,7 +96,7 @@ def _is_table(table: Any) -> bool:
 
 
 def flaw_of_config(config: Any) -> str | None:
-    """Return what is wrong with dotted fields and their values; None if the types match the fields."""
+    """Return a part of a sentence on the first wrong value of a config (dotted name -> value), or None."""
     if not isinstance(config, Mapping):
         return f"config is {quote(config)}"
     fields = _chosen_fields(config)
@@ -122,7 +122,7 @@ def _is_target(value: Any) -> bool:
 
 
 def _chosen_fields(config: Mapping[str, Any]) -> Mapping[str, Field]:
-    """Return the fields of the package's chosen components; a component that no longer exists has no fields."""
+    """Return dotted name -> ``Field`` for the common fields and the chosen components that the package still has."""
     chosen = {kind: config.get(k.field) for kind, k in KINDS.items()}
     return {
         **common_fields(),
@@ -133,7 +133,10 @@ def _chosen_fields(config: Mapping[str, Any]) -> Mapping[str, Field]:
 
 
 def flaw_of_line(line: Mapping[str, Any], is_of_clients: bool) -> str | None:
-    """Return what is wrong with a line of rounds.jsonl or clients.jsonl; None if tables can add up its numbers."""
+    """Return a part of a sentence on the first wrong value of a line of rounds.jsonl or clients.jsonl, or None.
+
+    is_of_clients: whether the line is from clients.jsonl, whose values are lists with one entry per client.
+    """
     for name, value in line.items():
         if too_large(value):
             return f"{quote(name)} of round {line['round']} is above {LARGEST:g}"
@@ -145,7 +148,7 @@ def flaw_of_line(line: Mapping[str, Any], is_of_clients: bool) -> str | None:
 
 
 def too_large(value: Any) -> bool:
-    """Return whether a plain value contains a number whose magnitude exceeds ``LARGEST``."""
+    """Return whether a plain value contains a number whose magnitude exceeds ``LARGEST``, at any depth."""
     if isinstance(value, Mapping):
         return any(map(too_large, value.values()))
     if isinstance(value, list | tuple):
@@ -154,21 +157,23 @@ def too_large(value: Any) -> bool:
 
 
 def written(value: Any) -> Any:
-    """Return the value that a run writes for a metric: null for a NaN and for a number too large for tables."""
+    """Return the value that is written for a metric: None for NaN, infinity and numbers beyond ``LARGEST``."""
     return value if not isinstance(value, float) or -LARGEST <= value <= LARGEST else None
 
 
 def lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
-    """Return the lines of rounds 0, 1, ... before the first damaged line, and whether the file has no further lines.
+    """Read a file with one line per round: return its undamaged lines, and whether these are all lines of the file.
+
+    The lines are those of rounds 0, 1, ... before the first line that is damaged or out of order.
 
     Raises:
-        UserError: the file is no regular file, or too large.
+        UserError: the path is not a regular file, or the file is too large.
     """
     records: list[dict[str, Any]] = []
     try:
         with safe_read.open_file(path, safe_read.LARGEST_LINES) as file:
             while file and (part := file.readline(safe_read.LONGEST_LINE)):
-                # a killed run may leave an incomplete last line
+                # the last line of a killed run may be incomplete
                 line = _line(part, _NEEDED[path.name]) if part.endswith(b"\n") else None
                 if line is None or line["round"] != len(records):
                     return records, False
@@ -181,7 +186,7 @@ def lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
 
 
 def _line(part: bytes, needed: str) -> dict[str, Any] | None:
-    """Return a line of numbers and nulls that has the keys ``round`` and ``needed``; None for any other content."""
+    """Return a line as a dictionary; None unless it has ``round`` and ``needed`` and only numbers, lists and nulls."""
     try:
         line = json.loads(part.decode())
     except (ValueError, RecursionError):  # the line is not UTF-8, not JSON, or too deeply nested

@@ -1,7 +1,7 @@
-"""Copies of a run folder in a remote storage: downloaded before a run resumes, uploaded with each checkpoint.
+"""The copy of a run folder in a remote storage: downloaded before a run resumes, uploaded with each checkpoint.
 
-The upload contains the files of a run that ``run_folder`` lists, without W&B's folder, locks and temporary files. The
-hidden file ``.storage.json`` names the snapshot that last equalled the local folder. A process reads the previous
+A copy (snapshot) contains the files that ``run_folder`` lists, without W&B's folder, locks and temporary files. The
+hidden file ``.storage.json`` names the snapshot that the local folder last equalled. A process reads the previous
 snapshot before it writes the next. So a different snapshot in the storage is later, unless the run was removed there.
 """
 
@@ -25,32 +25,33 @@ from fedcommons.tracking.run_folder import FILES, STOPPED, is_run, read_config, 
 
 SEEN = ".storage.json"
 BEGINS = {"config.yaml", "environment.json"}
-"""Files that every run folder has; see ``is_run``."""
+"""Files that every run writes first; see ``run_folder.is_run``."""
 
 
 def name_of(*folders: Path) -> str:
-    """Return the storage's name for nested folders, listed from the outermost to the innermost."""
+    """Return the name of a run in a storage, from the names of nested folders, the outermost folder first."""
     return "/".join(quote(folder.resolve().name, safe="") or "root" for folder in folders)
 
 
 def require_apart(storage: str, folder: Path) -> None:
-    """Check that the storage is neither ``folder``, whose files it stores, nor a folder inside ``folder``.
+    """Check that the storage does not lie in the folder ``folder``, whose files it stores.
 
     Raises:
-        UserError: the storage lies there.
+        UserError: the storage is ``folder`` or a folder inside.
     """
     if not object_store.is_url(storage) and Path(storage).resolve().is_relative_to(folder.resolve()):
         raise UserError(f"storage must be outside of --out, {folder}, got {quote_value(storage)}.")
 
 
 class RunMirror:
-    """The run in ``folder``, and its snapshots ``runs/NAME`` in the storage.
+    """The connection between a run folder and its snapshots ``runs/NAME`` in a storage.
 
-    late: why the storage lacks the newest snapshot; empty if the storage has it. ``say`` is called with this reason.
-    has_lost: whether another process has written to the storage since.
+    storage: bucket or folder. name: NAME. folder: the local run folder. say: called with one sentence per message.
+    upload_error: why the last upload failed; empty after success. has_lost: whether another process has written to the
+    snapshots meanwhile.
 
     Raises:
-        UserError: the storage cannot be reached or written, or lies in the folder.
+        UserError: the storage cannot be reached or written, or it lies in the run folder.
     """
 
     def __init__(self, storage: str, name: str, folder: Path, say: Callable[[str], None] = print) -> None:
@@ -67,21 +68,21 @@ class RunMirror:
             raise UserError(f"storage: {error}.") from None
 
     def fetch(self, resume: bool = True, patience: float = 0) -> None:
-        """Replace the folder by the storage's snapshot, unless there is no snapshot or the folder has more rounds.
+        """Download the newest snapshot into the folder, unless there is none or the folder has more rounds.
 
-        patience: see ``file_lock.locked``.
+        resume: whether the user wants to resume the run. patience: seconds to wait for the folder's lock.
 
         Raises:
-            ClientError: another process writes to the storage.
-            UserError: the storage has a run already and ``resume`` is false, the local folder has another run,
-                another process has locked the folder, or a file of ``BEGINS`` is damaged in the storage.
+            ClientError: another process writes to the snapshots.
+            UserError: there is a snapshot and ``resume`` is false, the local folder contains another run, another
+                process has locked the folder, or a file of ``BEGINS`` is damaged in the storage.
             OSError: the local disk is full.
         """
         if self.snapshots.tag == object_store.NEW:
             return
         place = f"{self.snapshots.storage.name}/{self.snapshots.name}"
         if not resume:
-            raise UserError(f"{place} holds a run already; add --resume to continue it or choose another --out.")
+            raise UserError(f"{place} holds a run already; add --resume to continue this run, or choose another --out.")
         if is_run(self.folder) and self._seen() == self.snapshots.tag:
             return
         with file_lock.open_lock(self.folder, self._stranger, "run folder", self.say, patience):
@@ -94,7 +95,7 @@ class RunMirror:
                 if is_run(self.folder) and self._is_other():
                     raise UserError(f"{place} holds another run than {self.folder}; choose another --out or --storage.")
                 if self._is_further():
-                    self.say(f"{self.folder} has more rounds than {place}, and goes on.")
+                    self.say(f"{self.folder} has more rounds than {place}, and the run continues from them.")
                     return
                 self._see("")  # a process killed from here on downloads the snapshot again
                 flaws = self.snapshots.fetch(self.folder)
@@ -104,20 +105,20 @@ class RunMirror:
                 reason = "; ".join(flaws) or "it has no config.yaml and environment.json"
                 raise UserError(f"{place} holds no run that can go on ({reason}); choose another --out or --storage.")
             for flaw in flaws:
-                self.say(Warned(f"{flaw}; the run goes on from what is whole."))
+                self.say(Warned(f"{flaw}; the run continues from the undamaged files."))
             self.snapshots.remove_others(self.folder)
             self._see(self.snapshots.tag)
             if flaws:
                 self.upload()  # the next snapshot no longer lists the damaged files
-        self.say(f"{self.folder} was brought from {place}.")
+        self.say(f"{self.folder} was downloaded from {place}.")
 
     def _stranger(self, path: Path) -> str | None:
         return None if self._seen() == "" else stranger(path)
 
     def _is_other(self) -> bool:
-        """Return whether the local run has another config, data set or secret salt than the snapshot.
+        """Return whether the local run and the snapshot are different runs: their config, data or secret salt differ.
 
-        They differ if a run was removed from the storage and another run of the same name was uploaded.
+        This happens if a run was removed from the storage and another run of the same name was uploaded.
         """
         if (self.folder / "partition.json").exists() and not self.snapshots.is_same(self.folder, "partition.json"):
             return True
@@ -131,19 +132,19 @@ class RunMirror:
         return True
 
     def _is_further(self) -> bool:
-        """Return whether the local run has more rounds than the snapshot: the same lines and further lines."""
+        """Return whether the local run has more rounds than the snapshot, as its rounds.jsonl is larger."""
         stored, local_file = self.snapshots.entries.get("rounds.jsonl"), self.folder / "rounds.jsonl"
         return (
             is_run(self.folder) and local_file.is_file() and local_file.stat().st_size > (stored.size if stored else 0)
         )
 
     def upload(self) -> None:
-        """Upload the folder. If the upload fails, report the failure once; later calls try again.
+        """Upload the folder. A failure is reported once, and later calls try again.
 
-        Failed attempts take at most a tenth of the time, however slow the storage is.
+        After a failed attempt, calls do nothing for nine times its duration, so a slow storage slows the run little.
 
         Raises:
-            ClientError: another process has written to the storage since.
+            ClientError: another process has written to the snapshots meanwhile.
         """
         if (began := time.monotonic()) < self._not_before:
             return
@@ -154,30 +155,35 @@ class RunMirror:
         except ChangedError as error:
             self.has_lost = True
             raise ClientError(
-                f"another process plays this run too: {error}; what it wrote stays there, and {self.folder} has ours."
+                f"another process writes this run too: {error}; its files stay there, and {self.folder} has ours."
             ) from None
         except StorageError as error:
             if not self.upload_error:
-                self.say(Warned(f"storage: {error}; the run goes on, and {self.folder} has it all."))
+                self.say(Warned(f"storage: {error}; the run continues, and {self.folder} has all files."))
             self.upload_error = f"{error}"
             self._not_before = time.monotonic() + 9 * (time.monotonic() - began)
 
     def end(self, lacking: str = "") -> None:
-        """Upload the folder for the last time. lacking: why the storage lacks another part of the run, or empty.
+        """Upload the folder at the end of the run.
+
+        lacking: why the storage lacks other files of the run, such as artifacts; empty if it has them.
 
         Raises:
-            ClientError: the storage lacks a part of the run.
+            ClientError: the storage lacks files of the run.
         """
         self._not_before = 0
         self.upload()
         if self.upload_error or lacking:
             raise ClientError(
-                f"the run has ended and {self.folder} has all of it, but the storage has not: "
-                f"{self.upload_error or lacking}; the same command with --resume sends it."
+                f"the run has ended and {self.folder} has it all, but the storage has not: "
+                f"{self.upload_error or lacking}; the same command with --resume uploads it."
             )
 
     def _seen(self) -> str | None:
-        """Return the tag of the snapshot from which the folder comes; None if unknown or from another storage."""
+        """Return the tag of the snapshot that the folder last equalled; None if unknown or from another storage.
+
+        An empty tag means that a download has begun and has not ended.
+        """
         try:
             record = safe_read.json_of(self.folder / SEEN)
             return str(record["tag"]) if record["storage"] == self.storage else None

@@ -1,12 +1,12 @@
 """The run folder: the files that record a run, from which tables are computed.
 
-config.yaml (all fields), environment.json, partition.json, rounds.jsonl (one line per round), timing.jsonl,
-clients.jsonl (with ``evaluate.clients`` or ``measure.clients``: one line per round, lists by client), audit.json (with
-``sharing.audit``), noise.json (with ``dp.noise`` secret: the names of its salts, not the salts),
-model.safetensors and best.safetensors (the server model of the last round, and of the best on validation data; see
-``runs/model_files.py``), summary.json (written last), messages.log (the run's messages), error.txt (the error),
-checkpoints/ (the last two), memory/ (clients' memory), .lock (held by the process that writes), .storage.json (with
-``storage``: see ``remote_run``). Other files in the folder are never changed or removed.
+config.yaml (all fields), environment.json, partition.json, rounds.jsonl (metrics, one line per round), timing.jsonl
+(seconds per round), clients.jsonl (with ``evaluate.clients`` or ``measure.clients``: one line per round, with lists by
+client), audit.json (with ``sharing.audit``), noise.json (with secret ``dp.noise``: the names of its salts, which are
+hashes of the secret keys), model.safetensors and best.safetensors (the server model of the last round, and of the best
+round on validation data), summary.json (written last), messages.log (the run's messages), error.txt (the error),
+checkpoints/ (the last two), memory/ (state of clients between rounds), .lock (held by the process that writes) and
+.storage.json (with ``storage``: see ``remote_run``). Other files in the folder are never changed or removed.
 """
 
 import hashlib
@@ -36,10 +36,10 @@ FILES = (
     r"(config\.yaml|wandb-id\.txt|error\.txt|partition\.png|(rounds|timing|clients)\.jsonl"
     r"|(environment|partition|summary|audit|noise)\.json|(model|best|best-before-last)\.safetensors)"
 )
-"""Files that are first written under a temporary name."""
+"""Regular expression of the files that are first written under a temporary name."""
 
 STOPPED = "stopped-by-scheduler"
-"""A file in the folder of a run that the sweep's scheduler stopped; a resumed sweep skips the run."""
+"""File that marks a run that the sweep's scheduler stopped early; a resumed sweep skips this run."""
 
 _BEFORE_CONFIG = ("environment.json", "messages.log")
 """Files that a run may write before its config.yaml."""
@@ -54,24 +54,25 @@ def open_run(
     patience: float = 0,
     data: str | None = None,
 ) -> Iterator["RunFolder"]:
-    """Open the folder ``path`` for a run of ``config``, and lock the folder while it is open.
+    """Open the folder ``path`` for a run of ``config``, and lock the folder during the ``with`` block.
 
-    patience: seconds to wait for another process to release the lock. data: see ``RunFolder``.
+    say: called with one sentence if the folder cannot be locked. patience: seconds to wait for another process to
+    release the lock. resume, data: see ``RunFolder``.
 
     Raises:
-        UserError: another process has the lock, the folder is neither empty nor a run folder, or see ``RunFolder``.
+        UserError: another process holds the lock, the folder contains foreign files, or see ``RunFolder``.
     """
     with file_lock.open_lock(path, stranger, "run folder", say, patience):
         yield RunFolder(path, config, resume, data)
 
 
 def is_run(path: Path) -> bool:
-    """Return whether ``path`` is a run folder: the two files that every run writes first exist, with any content."""
+    """Return whether ``path`` is a run folder: config.yaml and environment.json exist, whatever they contain."""
     return os.path.lexists(path / "config.yaml") and os.path.lexists(path / "environment.json")
 
 
 def stranger(path: Path) -> str | None:
-    """Return the name of a foreign file in ``path``; None if ``path`` is a run folder or the beginning of one."""
+    """Return the name of a file in ``path`` that no run writes; None if ``path`` is an empty, new or old run folder."""
     if is_run(path):
         return None
     names = [n for n in file_lock.strangers(path) if n not in _BEFORE_CONFIG and not _is_half_written(n)]
@@ -83,19 +84,19 @@ def _is_half_written(name: str) -> bool:
 
 
 class RunFolder:
-    """The record of a run of ``config`` in ``path``: a new record or, with ``resume``, the existing one.
+    """The record of a run in a folder: a new record or, with ``resume``, the record of an existing run.
 
-    The number of rounds in ``config`` replaces the number of an existing run.
-    data: the hash of the run's data set; None skips the comparison with the existing run.
+    path: the folder. config: the experiment; its number of rounds replaces that of an existing run. resume: whether the
+    folder may contain a run. data: hash of the data set's content; None skips the comparison with an existing run.
 
     Raises:
-        UserError: the folder cannot be written, or contains a run without ``resume``. Or the existing run has another
-            experiment, other data or more rounds, or began where libraries round otherwise.
+        UserError: the folder cannot be written, or it contains a run and ``resume`` is false. Or the existing run has
+            another configuration, other data or more rounds, or libraries rounded differently when it began.
     """
 
     def __init__(self, path: Path, config: Experiment, resume: bool, data: str | None = None) -> None:
         self.path = path
-        self._hashes = defaultdict(hashlib.sha256)  # by file, the hash of the written lines
+        self._hashes = defaultdict(hashlib.sha256)  # file -> hash of the written lines
         clients = ["clients.jsonl"] if config.measure.clients or config.evaluate.clients else []
         self._courses = ["rounds.jsonl", "timing.jsonl", *clients]
         try:
@@ -124,24 +125,25 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def rounds(self) -> list[dict[str, Any]]:
-        """Return the undamaged lines of rounds.jsonl: rounds 0, 1, ..."""
+        """Return the lines of rounds.jsonl for rounds 0, 1, ..., before the first damaged line."""
         return read_rounds(self.path)
 
     def whole(self) -> int:
-        """Return the number of rounds, from round 0 on, with undamaged lines in all files with one line per round."""
+        """Return the number of rounds, from round 0 on, whose lines are undamaged in all files of lines."""
         return min(len(record_schema.lines(self.path / name)[0]) for name in self._courses)
 
     def rewind(self, after_round: int) -> None:
-        """Remove the lines after round ``after_round`` (-1: all lines); a resumed run writes the lines again."""
+        """Remove the lines of rounds after ``after_round`` (-1: all lines), as a resumed run writes them again."""
         for name in self._courses:
             text = self._text(name, after_round)
             write_text(self.path / name, text)
             self._hashes[name] = hashlib.sha256(text.encode())
 
     def _forget_ends(self, config: Experiment) -> None:
-        """Remove the round that is last only in the old or only in the new plan: a last round has more metrics.
+        """Remove the last round of the old or of the new number of rounds, so that it runs again.
 
-        The round runs again. The call precedes the change of config.yaml, so that a killed run keeps its old plan.
+        A last round has more metrics than other rounds, so a change of ``federation.rounds`` makes its line wrong. This
+        is called before config.yaml changes, so that a run killed in between keeps the old number of rounds.
         """
         observed = [config.flat.get(name, 0) for name in ("measure.every", "evaluate.every")]
         plans = {read_config(self.path).federation.rounds, config.federation.rounds}
@@ -154,7 +156,10 @@ class RunFolder:
         return "".join(json.dumps(line) + "\n" for line in remaining_lines)
 
     def digest(self, after_round: int | None = None) -> str:
-        """Return the hash of all written lines, or of the lines up to a round, without times, which differ by run."""
+        """Return the hash of all written lines, or of the lines up to round ``after_round``.
+
+        timing.jsonl is left out, because times differ from run to run.
+        """
         names = [name for name in self._courses if name != "timing.jsonl"]
         if after_round is None:
             each = [self._hashes[name].hexdigest() for name in names]
@@ -163,33 +168,33 @@ class RunFolder:
         return sha256("".join(each).encode())
 
     def require_rounds(self, last: int) -> None:
-        """Check that rounds.jsonl contains rounds 0 to ``last``, each once and in order, and nothing else.
+        """Check that rounds.jsonl contains exactly rounds 0 to ``last``, each once and in order.
 
         Raises:
-            ClientError: the file contains something else.
+            ClientError: the file has other content.
         """
         lines, is_all = record_schema.lines(self.path / "rounds.jsonl")
         if len(lines) != last + 1 or not is_all:
             raise ClientError(
-                f"{self.path / 'rounds.jsonl'} does not hold rounds 0 to {last}, each once and in order: something "
-                "else wrote there; --resume goes on from the last checkpoint that fits."
+                f"{self.path / 'rounds.jsonl'} does not hold rounds 0 to {last}, each once and in order: another "
+                "program wrote to it; --resume goes on from the last checkpoint that fits."
             )
 
     def log(self, round: int, metrics: Mapping[str, Metric]) -> None:
-        """See ``Tracker``; values that are not finite are written as null."""
+        """Write a round's metrics to rounds.jsonl (see ``Tracker``); values that are not finite are written as null."""
         self._append("rounds.jsonl", line_of(round, metrics))
 
     def log_times(self, round: int, seconds: Mapping[str, float]) -> None:
-        """Write the seconds per part of a round, into a separate file because times differ from run to run."""
+        """Write the seconds of each step of a round to timing.jsonl, a separate file because times differ by run."""
         self._append("timing.jsonl", {"round": round, **{k: float(f"{v:.4f}") for k, v in seconds.items()}})
 
     def log_clients(self, round: int, clients: Mapping[str, Sequence[float]]) -> None:
-        """Write the metrics of each client, as lists by client; values that are not finite are written as null."""
+        """Write metrics to clients.jsonl: metric -> one value per client; values that are not finite become null."""
         clean = {name: [record_schema.written(value) for value in values] for name, values in clients.items()}
         self._append("clients.jsonl", {"round": round, **clean})
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
-        """See ``Tracker``."""
+        """Write summary.json, unless the run stopped before its end (None)."""
         if summary is not None:
             write_json(self.path / "summary.json", summary)
 
@@ -201,7 +206,7 @@ class RunFolder:
 
 
 def line_of(round: int, metrics: Mapping[str, Metric]) -> dict[str, Any]:
-    """Return a round's line of rounds.jsonl; values that are not finite become null."""
+    """Return the line of rounds.jsonl for a round, as a dictionary; values that are not finite become None."""
     return {"round": round, **{name: record_schema.written(value) for name, value in metrics.items()}}
 
 
@@ -214,7 +219,7 @@ def read_config(path: Path) -> Experiment:
     file = path / "config.yaml"
     try:
         if (content := safe_read.content(file, safe_yaml.LARGEST_FILE)) is None:
-            raise ValueError("it is not there")
+            raise ValueError("it is missing")
         return dotted.from_dict(safe_yaml.yaml_of(content.decode()))
     except UserError as error:
         raise UserError(f"{file} is of another version: {error}") from None
@@ -226,10 +231,10 @@ def read_config(path: Path) -> Experiment:
 
 
 def require_plain(path: Path) -> None:
-    """Check that no path that a run writes is a link to elsewhere, a pipe, or a folder in the place of a file.
+    """Check that the paths that a run writes have the right file type, so are no links, pipes or folders.
 
     Raises:
-        UserError: such a path exists.
+        UserError: a path has a wrong file type.
     """
     ours = rf"{FILES}|messages\.log|{re.escape(STOPPED)}|\{file_lock.NAME}"
     flaws = (
@@ -238,7 +243,7 @@ def require_plain(path: Path) -> None:
         safe_read.flaw(path / "memory", rf"{MEMORY_FILE}(\.json)?"),
     )
     if flaw := next(filter(None, flaws), None):
-        raise UserError(f"{flaw}; put the file or folder itself there, or choose another --out.")
+        raise UserError(f"{flaw}; replace it by the file or folder itself, or choose another --out.")
 
 
 def _require_same(path: Path, config: Experiment, data: str | None) -> None:
@@ -258,40 +263,46 @@ def _require_same(path: Path, config: Experiment, data: str | None) -> None:
 
 
 def require_same_data(path: Path, name: str, data: str) -> None:
-    """Check that the run in ``path`` began with the data set ``name``, whose content has the hash ``data``.
+    """Check that the run in ``path`` began with the same data set: ``name``, with the hash ``data`` of its content.
+
+    A run of an earlier version of the platform has no hash and passes the check.
 
     Raises:
-        UserError: the run began with other examples. A run of an earlier version has no hash and passes the check.
+        UserError: the run began with other examples.
     """
     old_hash = _facts(path / "partition.json").get("data")
     if isinstance(old_hash, str) and old_hash != data:
-        advice = " (one that draws numbers asks for `seed`)" if registry.is_user_defined(name) else ""
+        advice = " (random draws in a data set need `seed`)" if registry.is_user_defined(name) else ""
         raise UserError(
-            f"{path} holds a run on other data: the examples of data.name {name} are not those that it began with"
-            f"{advice}; bring them back or choose another --out."
+            f"{path} holds a run on other data: the examples of data.name {name} have changed since it began"
+            f"{advice}; restore the examples or choose another --out."
         )
 
 
 def require_same_rounding(path: Path) -> None:
-    """Check that libraries round now as they did when the run in ``path`` began.
+    """Check that environment variables which affect rounding are the same as when the run in ``path`` began.
+
+    A run of an earlier version of the platform has no record of them and passes the check.
 
     Raises:
-        UserError: libraries round otherwise. A run of an earlier version has no such record and passes the check.
+        UserError: a variable has changed, so that libraries would round differently.
     """
     began = _facts(path / "environment.json").get("variables")
     if isinstance(began, dict) and (what := differing(began, variables())):
-        raise UserError(f"{path} holds a run that began where libraries round otherwise ({what}); set it as it was.")
+        raise UserError(
+            f"{path} holds a run that began where libraries round otherwise ({what}); restore the old value."
+        )
 
 
 def _sources(config: Experiment) -> dict[str, Any]:
-    """Return the files of the chosen user-defined components and the hashes of the files, by kind of component."""
+    """Return {"sources": kind -> file -> hash of its code} of user-defined components; empty if there are none."""
     names = config.chosen
     files = {kind: dict(registry.files(names[kind])) for kind in config.source if kind in names}
     return {"sources": files} if files else {}
 
 
 def _changed(old_sources: Any, new_sources: Any, kind: str) -> str:
-    """Return the names of the changed files of this kind of component, in words; an empty text if unknown."""
+    """Return a text with the changed code files of a component of this kind; empty if unknown."""
     old, new = (sources.get(kind) if isinstance(sources, dict) else None for sources in (old_sources, new_sources))
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return ""
@@ -300,10 +311,10 @@ def _changed(old_sources: Any, new_sources: Any, kind: str) -> str:
 
 
 def _read_json(path: Path) -> Any:
-    """Return the content of the JSON file; None if the file is missing or damaged.
+    """Return the value of a JSON file; None if the file is missing or damaged.
 
     Raises:
-        UserError: the file is no regular file, or too large.
+        UserError: the path is not a regular file, or the file is too large.
     """
     try:
         return safe_read.json_of(path)
@@ -314,15 +325,17 @@ def _read_json(path: Path) -> Any:
 
 
 def _facts(path: Path) -> Mapping[str, Any]:
-    """Return the names and values of a JSON file; an empty mapping if the file contains anything else."""
+    """Return the JSON object in a file as a mapping; empty if the file is missing, damaged or has other content."""
     return content if isinstance(content := _read_json(path), dict) else {}
 
 
 def read_class_counts(path: Path) -> list[list[int]]:
-    """Return the number of training images per client and class; an empty list if labels are no classes.
+    """Return the numbers of training images per client and class, as in partition.json: a list per client.
+
+    The result is empty if the labels are not classes.
 
     Raises:
-        UserError: the partition.json has no valid counts.
+        UserError: partition.json has no valid counts.
     """
     file = path / "partition.json"
     facts = _facts(file)
@@ -331,19 +344,19 @@ def read_class_counts(path: Path) -> list[list[int]]:
     counts = facts.get("class_counts")
     rows = counts if isinstance(counts, list) else []
     if not rows or not all(isinstance(row, list) and row and len(row) == len(rows[0]) for row in rows):
-        raise UserError(f"{file} is damaged: it has no counts of classes.")
+        raise UserError(f"{file} is damaged: it has no class counts.")
     if not all(type(n) is int and 0 <= n < 2**53 for row in rows for n in row):
-        raise UserError(f"{file} is damaged: its counts of classes are no numbers of images.")
+        raise UserError(f"{file} is damaged: its class counts are not whole numbers from 0.")
     return rows
 
 
 def read_rounds(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of rounds 0, 1, ... of a run folder, before the first line that is damaged or out of order."""
+    """Return the lines of a run's rounds.jsonl for rounds 0, 1, ..., before the first damaged line."""
     return record_schema.lines(path / "rounds.jsonl")[0]
 
 
 def read_clients(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of clients.jsonl, as ``read_rounds`` does; an empty list if the file was not requested."""
+    """Return the lines of a run's clients.jsonl, as ``read_rounds`` does; empty if the run has no such file."""
     return record_schema.lines(path / "clients.jsonl")[0]
 
 
@@ -357,10 +370,12 @@ def read_summary(path: Path) -> dict[str, Any] | None:
 
 
 def read_run(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """Return a run's summary, with ``clean`` texts, and its rounds; see ``read_summary`` and ``read_rounds``.
+    """Return (summary, lines of rounds.jsonl) of a run folder. The summary is None if it is missing or damaged.
+
+    Control characters in the summary's texts are escaped. See ``read_summary`` and ``read_rounds``.
 
     Raises:
-        UserError: one of the two files is no regular file, or too large.
+        UserError: summary.json or rounds.jsonl is not a regular file or is too large.
     """
     lines, is_all = record_schema.lines(path / "rounds.jsonl")
     try:
@@ -374,21 +389,23 @@ def read_run(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
 
 
 def accuracies(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
-    """Return (round, test accuracy) for rounds 1, 2, ...; an empty list if the model has other metrics."""
+    """Return (round, test accuracy) of rounds 1, 2, ..., from lines of rounds.jsonl; empty without an accuracy."""
     rounds = [line for line in lines if line["round"] >= 1]
     return [(line["round"], line["test/accuracy"]) for line in rounds if line.get("test/accuracy") is not None]
 
 
 def last_of(lines: Sequence[Mapping[str, Any]], name: str) -> Any:
-    """Return a metric of the last round that has the metric (``evaluate.every`` may skip rounds), or None."""
+    """Return the metric ``name`` of the last round that has it (``evaluate.every`` may skip rounds), or None."""
     return next((line[name] for line in reversed(lines) if name in line), None)
 
 
 def read_finished(path: Path, config: Experiment, data: str | None = None) -> dict[str, Any] | None:
-    """Return the summary of a finished run with the number of rounds of ``config``, or None. data: see ``RunFolder``.
+    """Return the summary of a run of ``config`` if the run is finished, with the same number of rounds; else None.
+
+    data: hash of the data set's content; None skips the comparison.
 
     Raises:
-        UserError: the run has another experiment, or other data, or its config.yaml is damaged.
+        UserError: the run has another configuration or other data, or its config.yaml is damaged.
     """
     if not is_run(path) or (summary := read_summary(path)) is None:
         return None

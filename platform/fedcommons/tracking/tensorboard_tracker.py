@@ -10,14 +10,14 @@ from fedcommons.tracking.tracker import Metric, numbers
 
 @dataclass
 class TensorBoardTracker:
-    """Write scalars by round into tensorboard/."""
+    """A tracker that writes numbers by round to the folder tensorboard/ in the run folder ``folder``."""
 
     folder: Path
 
     def __post_init__(self) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # a resumed run logs its earlier rounds again, so TensorBoard must discard the earlier events
+        # A resumed run logs its earlier rounds again, so TensorBoard must discard the events written before.
         self.writer = SummaryWriter(str(self.folder / "tensorboard"), purge_step=0)
 
     def log(self, round: int, metrics: Mapping[str, Metric]) -> None:

@@ -12,9 +12,9 @@ from fedcommons.tracking.tracker import Metric, numbers
 
 @dataclass
 class TrackioTracker:
-    """Log metrics by round. The project is tracking.project; the run has the folder's name.
+    """A tracker for trackio. The project is ``tracking.project``, and the trackio run has the run folder's name.
 
-    A resumed run becomes a second trackio run, because its earlier rounds are logged again. No data leave the machine.
+    A resumed run becomes a second trackio run, because it logs its earlier rounds again. No data leave the machine.
     """
 
     folder: Path

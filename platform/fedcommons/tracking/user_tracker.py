@@ -1,4 +1,4 @@
-"""A wrapper of a user-defined tracker. Its failures are reported; they stop neither the run nor the run folder."""
+"""A wrapper of a user-defined tracker, whose failures are reported but do not stop the run."""
 
 from collections.abc import Callable, Mapping
 from math import isfinite
@@ -11,9 +11,10 @@ T = TypeVar("T")
 
 
 class OwnTracker:
-    """The user-defined tracker ``name``, created by ``make``.
+    """A user-defined tracker that is not called again after it raised an error.
 
-    If the tracker or ``make`` raises an error, ``say`` is called with one sentence. The tracker is not called again.
+    name: import path of the tracker. make: creates the tracker. say: called with one sentence if ``make`` or the
+    tracker raises an error.
     """
 
     def __init__(self, name: str, make: Callable[[], Tracker], say: Callable[[str], None]) -> None:
@@ -38,5 +39,5 @@ class OwnTracker:
                 return call()
         except (UserError, ClientError) as error:
             self.tracker = None
-            self.say(Warned(f"{sentence(error)}; the run goes on without it."))
+            self.say(Warned(f"{sentence(error)}; the run goes on without this tracker."))
         return None

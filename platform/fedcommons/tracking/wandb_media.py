@@ -1,18 +1,18 @@
-"""Small pictures of a run for W&B: synthetic images of the pool, class counts and sizes of the client data sets.
+"""Small pictures of a run for W&B: synthetic images, class counts, and numbers of training examples of the clients.
 
-Every reader of the W&B project sees the pictures. This list says what each picture discloses; protected data are left
-out:
+Every reader of the W&B project can see the pictures. This list says what each picture discloses, and when it is left
+out to protect data:
 
-- ``media/pool``: images drawn by the package's generators, sent before round 1 to the server or to other clients. Real
-  images are never shown: the sharing strategy must be one of ``POOLS``, the generator the package's, no row real.
-  A generator can memorise an image: ``sharing.audit`` measures memorisation, ``sharing.withhold`` removes near copies.
-  If a run adds protective noise, the images are shown only if an epsilon covers the pool. Above each column stands the
-  number of images of the class in the pool; with ``generator.label_noise`` this number is noisy.
-- ``media/partition``: number of training examples per client and class. The picture is omitted if a run adds
-  protective noise, because no epsilon covers these counts.
-- ``media/sizes``: number of training examples per client, which counts as public (see ``statement``).
+- ``media/pool``: some images of the pool, the synthetic images that clients share before round 1. Real images are
+  never shown: the sharing strategy must be one of ``POOLS``, and the generator must be one of the package. A generator
+  may have memorised an image: ``sharing.audit`` measures memorisation, ``sharing.withhold`` removes near copies.
+  If the run adds privacy noise, the images are shown only if the pool has a privacy guarantee (epsilon). The number
+  above a column is the class count in the pool; with ``generator.label_noise`` it is noisy.
+- ``media/partition``: number of training examples per client and class. The picture is left out if the run adds privacy
+  noise, because these counts have no privacy guarantee.
+- ``media/sizes``: number of training examples per client, which counts as public (see ``privacy.statement``).
 
-The privacy statement in the run's summary lists what is protected, so the pictures are created once, at the run's end.
+The privacy statement in the run's summary says what is protected, so the pictures are created once, at the run's end.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,23 +32,24 @@ if TYPE_CHECKING:  # the import is slow
 KEYS = ("media/pool", "media/partition", "media/sizes")
 
 POOLS = ("shuffled_synthetic", "server_synthetic")
-"""Sharing strategies of the package that send generated images from the clients."""
+"""Sharing strategies of the package under which clients send synthetic images to the server or to other clients."""
 
 EXAMPLES, CLASSES, CLIENTS = 4, 10, 40
-"""The largest numbers of images per class, classes and clients in a picture."""
+"""Maximum numbers of images per class, of classes and of clients in a picture."""
 
 SIDE = 32
-"""The largest side of an image, in pixels. With it, 10 x 4 images have at most 123 kB, even if they are noise."""
+"""Maximum side of an image, in pixels. So 10 x 4 images take at most 123 kB, even if they are noise."""
 
 _CELL, _LINE = 48, 14
 
 Columns = Sequence[tuple[str, Sequence[np.ndarray]]]
-"""Per class: the label above the column of images, and some images, (C, H, W) uint8."""
+"""For each class: (text above its column of images, some images of shape (C, H, W) and type uint8)."""
 
 
 def pool_images(x: np.ndarray, y: np.ndarray, rows: np.ndarray) -> Columns:
-    """Return some images per class of a pool; nothing if a row is real or the data are not images with classes.
+    """Return some images per class of a pool of synthetic images, with the class counts of the pool.
 
+    The result is empty if the pool contains a real example, or if the data are not images with classes.
     x, y: the synthetic examples and labels; rows: indices of the examples in the pool, negative for a real example.
     """
     has_images = x.dtype == np.uint8 and x.ndim == 4 and x.shape[1] in (1, 3)
@@ -60,7 +61,7 @@ def pool_images(x: np.ndarray, y: np.ndarray, rows: np.ndarray) -> Columns:
 
 
 def allowed(summary: Mapping[str, Any]) -> set[str]:
-    """Return the members of ``KEYS`` that may be shown for a finished run."""
+    """Return the members of ``KEYS`` that a finished run may show without disclosing protected data."""
     config, privacy = summary["config"], summary["privacy"]
     is_open = privacy["noise"] is None and config["dp.noise"] == "seeded"
     is_ours = config["sharing.setting"] in POOLS and not registry.is_user_defined(config["generator.name"])
@@ -69,7 +70,7 @@ def allowed(summary: Mapping[str, Any]) -> set[str]:
 
 
 def pictures(folder: Path, summary: Mapping[str, Any], pool: Columns) -> dict[str, "Image"]:
-    """Return the pictures of a finished run that exist and may be shown."""
+    """Return key -> picture of a finished run, for the pictures that exist and may be shown. pool: some images."""
     facts = safe_read.json_of(folder / "partition.json") or {}
     drawings: dict[str, Callable[[], Image]] = {}
     if pool:
@@ -83,7 +84,7 @@ def pictures(folder: Path, summary: Mapping[str, Any], pool: Columns) -> dict[st
 
 
 def grid(columns: Columns, title: str) -> "Image":
-    """Draw one column of images per class."""
+    """Draw one column of images per class. title: text above the picture."""
     from PIL import Image
 
     picture, draw = _canvas(_CELL * len(columns), (_CELL + 2) * EXAMPLES + _LINE, title)
@@ -99,7 +100,7 @@ def grid(columns: Columns, title: str) -> "Image":
 
 
 def heat_map(counts: np.ndarray) -> "Image":
-    """Draw the numbers of training examples by client (rows) and class (columns); counts: (clients, classes)."""
+    """Draw the numbers of training examples as a heat map. counts: array of shape (clients, classes)."""
     n, visible = len(counts), counts[:CLIENTS, : 2 * CLASSES]
     cut = "" if visible.shape == counts.shape else f", {visible.shape[0]} of {n} clients, {visible.shape[1]} classes"
     wide, high = _CELL * (visible.shape[1] + 1), _LINE * (len(visible) + 1)
@@ -118,7 +119,7 @@ def heat_map(counts: np.ndarray) -> "Image":
 
 
 def histogram(sizes: Sequence[int]) -> "Image":
-    """Draw a histogram of the numbers of training examples per client."""
+    """Draw a histogram over clients of the number of training examples. sizes: this number for each client."""
     counts, edges = np.histogram(sizes, bins=min(10, len(set(sizes))))
     picture, draw = _canvas(_CELL * len(counts), 8 * _LINE, f"training examples of each of {len(sizes)} clients")
     for i, count in enumerate(counts.tolist()):
@@ -132,7 +133,7 @@ def histogram(sizes: Sequence[int]) -> "Image":
 
 
 def _canvas(wide: int, high: int, title: str):
-    """Return a white picture with a title, and the object that draws on the picture."""
+    """Return (white picture with a title, object that draws on it). wide, high: size in pixels without the title."""
     from PIL import Image, ImageDraw
 
     picture = Image.new("RGB", (max(wide, 6 * len(title)) + 4, high + 2 * _LINE), "white")
@@ -142,5 +143,5 @@ def _canvas(wide: int, high: int, title: str):
 
 
 def _blue(share: float) -> tuple[int, int, int]:
-    """Return an RGB colour from white (0) to dark blue (1)."""
+    """Return the RGB colour for a share in [0, 1], from almost white (0) to dark blue (1)."""
     return round(247 - 239 * share), round(251 - 203 * share), round(255 - 148 * share)

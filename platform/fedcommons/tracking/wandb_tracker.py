@@ -1,7 +1,7 @@
 """A tracker for Weights & Biases (W&B): one W&B run per trial, opened inside the trial.
 
-W&B never asks for input here, and failures of W&B do not stop a run. No path of this machine is uploaded. (The command
-``wandb sync`` uploads its path, unless the variable WANDB_PROGRAM sets another name.)
+W&B never asks for input here, and failures of W&B do not stop a run. No path of this machine is uploaded by the run.
+(The user's command ``wandb sync`` uploads the path of its script, unless WANDB_PROGRAM sets another name.)
 """
 
 import netrc
@@ -28,25 +28,30 @@ from fedcommons.tracking.tracker import Metric
 from fedcommons.tracking.wandb_media import Columns, pictures
 
 IID = 1e6
-"""The alpha that W&B shows for runs with iid clients: a finite number for the limit of the Dirichlet partition."""
+"""The alpha that W&B shows for partition ``iid``: a large finite number, as iid is the limit of infinite alpha."""
 
 
 class WandbTracker:
     """A W&B run in the run folder. Its id is stored in wandb-id.txt, so that a resumed run continues the W&B run.
 
-    config: nested as in config.yaml, with the chosen components only, and ``effective/alpha``, ``effective/p``,
-    ``effective/rho``, ``effective/noise_multiplier``, ``effective/lr`` (see ``dotted.effective``; ``p``: the resulting
-    share of shared data). Without generators or DP-SGD the value is 0, with iid clients the alpha is ``IID``, because
-    W&B's parallel coordinates omit runs without a value. Other partitions without an alpha stay without a value.
-    ``preset``: preset of the command line. tags: the preset, the chosen components, and dp with DP-SGD. group: the
-    sweep's name; data set and partition for a run outside a sweep.
-    summary: the numbers and texts of summary.json, the mean over rounds of each convergence parameter
-    (``zeta_hat_sq_mean``), ``rounds_used`` (rounds to the target; all rounds if it was missed), ``target_reached``,
-    ``privacy/overall`` (epsilon of all messages, or none) and the other values and notes of ``statement.in_short``. If
-    the pool was audited, the numbers over all clients follow, as ``audit/pixels/closer``. If a run misses its target,
-    ``target_reached`` is false and ``rounds_to_target`` is absent, so that this column holds numbers only.
-    pictures: see ``wandb_media``; they are logged with the last round. ``pool``: images for the pictures.
-    ``say`` is called with one sentence if W&B fails; after a failure nothing more is logged.
+    W&B's config has the fields of config.yaml, and the values that the run used: ``effective/alpha``, ``effective/p``,
+    ``effective/rho``, ``effective/noise_multiplier`` and ``effective/lr`` (see ``dotted.effective``). W&B's parallel
+    coordinates omit runs without a value. So rho is 0 without generators, the noise multiplier is 0 without DP-SGD, and
+    alpha is ``IID`` for partition iid. Other partitions without an alpha have no value.
+    W&B's tags are the preset, the chosen components, and ``dp`` with DP-SGD. The group is the sweep's name, or data set
+    and partition for a run outside a sweep.
+    W&B's summary has the numbers and texts of summary.json, the mean over rounds of each convergence parameter
+    (``zeta_hat_sq_mean``), ``rounds_used`` (rounds to the target, or all rounds if it was missed), ``target_reached``,
+    ``privacy/overall`` (epsilon of all messages, or none), the other values of ``statement.in_short``, and the result
+    of the audit of synthetic images (``audit/pixels/closer``). If a run misses its target, ``target_reached`` is false
+    and ``rounds_to_target`` is absent, so that this column contains only numbers.
+
+    Args:
+        folder: the run folder.
+        config: the experiment.
+        p: resulting share of shared data.
+        say: called with one sentence if W&B fails; after a failure nothing more is logged.
+        pool: synthetic images for the pictures (see ``wandb_media``), which are logged with the last round.
     """
 
     def __init__(
@@ -62,7 +67,7 @@ class WandbTracker:
             with tempdirs.tempdir():
                 import wandb
             if mode == "online" and not logged_in():
-                say("W&B: no login found (set WANDB_API_KEY or run `wandb login`), so this run is kept offline.")
+                say("W&B: there is no login (set WANDB_API_KEY or run `wandb login`), so this run is kept offline.")
                 mode = "offline"
             try:
                 self.run = _init(folder, config, p, mode)
@@ -70,7 +75,7 @@ class WandbTracker:
                 if mode != "online":
                     raise
                 say(f"W&B: {' '.join(str(error).split())}; this run is kept offline.")
-                wandb.teardown()  # after the failure W&B's service still holds the run's id
+                wandb.teardown()  # without this, W&B's service still holds the run's id
                 self.run = _init(folder, config, p, "offline")
             self.run.define_metric("round")
             self.run.define_metric("*", step_metric="round")
@@ -78,7 +83,7 @@ class WandbTracker:
             self._give_up(error)
 
     def log(self, round: int, metrics: Mapping[str, Metric]) -> None:
-        """See ``Tracker``; lists of clients are recorded in the run folder only."""
+        """Log a round's metrics that are numbers (see ``Tracker``); lists are recorded in the run folder only."""
         if self.run is None:
             return
         try:
@@ -101,25 +106,25 @@ class WandbTracker:
             self._give_up(error)
 
     def _log_pictures(self, summary: Mapping[str, Any]) -> None:
-        """Log the pictures in the last round's row. A failure is only reported, as the run is complete without them."""
+        """Log the pictures with the last round. A failure is only reported, as the run is complete without pictures."""
         import wandb
 
         try:
             drawn_pictures = pictures(self.folder, summary, self.pool)
             images = {name: wandb.Image(picture) for name, picture in drawn_pictures.items()}
         except Exception as error:
-            self.say(Warned(f"W&B: {type(error).__name__}: {error}; the run is kept there without its pictures."))
+            self.say(Warned(f"W&B: {type(error).__name__}: {error}; W&B shows this run without pictures."))
             return
         if self.run and images:
             self.run.log(images, step=self.last)
 
     def _give_up(self, error: Exception) -> None:
         self.run = None
-        self.say(Warned(f"W&B: {type(error).__name__}: {error}; the run goes on without it."))
+        self.say(Warned(f"W&B: {type(error).__name__}: {error}; the run goes on without W&B."))
 
 
 def in_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries that W&B's summary of a run has besides each metric's last value; see ``WandbTracker``."""
+    """Return the entries that W&B's summary has in addition to each metric's last value (see ``WandbTracker``)."""
     entries = {k: _without_folders(v) for k, v in summary.items() if isinstance(v, int | float | str) and k != "rounds"}
     courses = {k: [v for _, v in pairs if v is not None] for k, pairs in summary.items() if _is_course(pairs)}
     means = {f"{name}_mean": fmean(values) for name, values in courses.items() if values}
@@ -133,12 +138,15 @@ def in_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_course(value: Any) -> bool:
-    """Return whether a value of the summary is a convergence parameter: a list of pairs (round, number)."""
+    """Return whether a value of summary.json is a convergence parameter by round: a list of pairs (round, number)."""
     return isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value)
 
 
 def _config(config: Experiment, p: float) -> dict[str, Any]:
-    """Return the config that is sent to W&B, without this machine's folders and without the settings of W&B."""
+    """Return W&B's config (see ``WandbTracker``), without folders of this machine and without the section ``tracking``.
+
+    p: resulting share of shared data.
+    """
     fields = dotted.to_dict(config)
     del fields["artifacts"], fields["data"]["dir"], fields["tracking"]
     fields.pop("storage", None)
@@ -146,16 +154,15 @@ def _config(config: Experiment, p: float) -> dict[str, Any]:
     if config.partition.name == "iid":
         effective["alpha"] = IID
     sigma = effective.pop("sigma")
-    if (
-        config.dp.target_epsilon is None
-    ):  # with a target, the multiplier differs by client, and the summary has the range
+    # With a target epsilon, the noise multiplier differs between clients, and the summary contains its range.
+    if config.dp.target_epsilon is None:
         effective["noise_multiplier"] = sigma
     preset_field = {"preset": preset} if (preset := config.tracking.preset) else {}
     return _without_folders(fields | preset_field) | {f"effective/{name}": value for name, value in effective.items()}
 
 
 def _without_folders(value: Any) -> Any:
-    """Return the value with every path, also import paths of user-defined components, cut to its last component."""
+    """Return the value with each path and import path in it cut to the part after the last slash."""
     if isinstance(value, dict):
         return {name: _without_folders(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -164,7 +171,7 @@ def _without_folders(value: Any) -> Any:
 
 
 def _numbers(nested: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield the numbers of nested mappings, each with its path of names, separated by slashes."""
+    """Yield (name, number) for each number in nested mappings; the name joins the keys with slashes."""
     for name, value in nested.items():
         if isinstance(value, Mapping):
             yield from ((f"{name}/{rest}", number) for rest, number in _numbers(value))
@@ -173,11 +180,11 @@ def _numbers(nested: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _tags(config: Experiment) -> list[str]:
-    """Return the tags that filter runs: preset, data set, algorithm, sharing strategy and the other components."""
+    """Return the tags by which users can filter runs: the preset, the names of the chosen components, and ``dp``."""
     components = {kind: name for kind, name in config.chosen.items() if kind != "tracker"}
     names = [
         label(name) for name in components.values() if name not in ("independent", "constant")
-    ]  # the defaults of most runs distinguish nothing
+    ]  # most runs have these default components
     preset = _without_folders(config.tracking.preset)
     return list(dict.fromkeys(filter(None, [preset, *names, "dp" if config.dp.local else None])))
 
@@ -193,7 +200,7 @@ def _init(folder: Path, config: Experiment, p: float, mode: str):
         id=_run_id(folder),
         resume="allow" if mode == "online" else None,
         mode=mode,  # pyright: ignore[reportArgumentType]
-        dir=folder.absolute(),  # W&B's process stays in the working folder in which it was started
+        dir=folder.absolute(),  # absolute, as W&B's process keeps the working folder in which it started
         config=_config(config, p),
         tags=_tags(config),
         job_type="federation",
@@ -202,18 +209,18 @@ def _init(folder: Path, config: Experiment, p: float, mode: str):
             console="off",
             init_timeout=30,
             save_code=False,
-            disable_git=True,  # the commit is in environment.json, and a remote may name a host or hold a password
+            disable_git=True,  # environment.json has the commit; a URL of git may contain a host or password
             x_disable_stats=True,
-            x_disable_meta=True,  # the program and its arguments, the host, the folder
+            x_disable_meta=True,  # these would contain the program's arguments, the host and the folder
             host="",
-            program="fedcommons",  # the default would be the script's path
+            program="fedcommons",  # the default is the script's path
         ),
     )
 
 
 @tempdirs.tempdir()
 def logged_in() -> bool:
-    """Return whether W&B would find a key for its server, without asking the user."""
+    """Return whether W&B has a key for its server (WANDB_API_KEY or a netrc file), so that it need not ask the user."""
     import wandb
 
     if os.environ.get("WANDB_API_KEY"):
@@ -226,7 +233,7 @@ def logged_in() -> bool:
 
 
 def _run_id(folder: Path) -> str:
-    """Return the id in wandb-id.txt; store and return a new id if the file is missing or has another format."""
+    """Return the W&B run's id in wandb-id.txt; if the file is missing or malformed, store and return a new id."""
     path = folder / "wandb-id.txt"
     with suppress(safe_read.UnreadableError):
         if re.fullmatch("[0-9a-z]{8}", run_id := (safe_read.text_of(path) or "").strip()):
