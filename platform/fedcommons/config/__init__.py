@@ -1,1 +1,1 @@
-"""Configuration of a run: its fields, its components and the command line."""
+"""Configuration of a run: its fields and their ranges, presets, and the registry of components."""

@@ -77,13 +77,10 @@ def common_fields() -> Mapping[str, Field]:
 
 
 def fields_for(chosen: Mapping[str, Sequence[str]], reread: bool = True) -> dict[str, Field]:
-    """Return dotted name -> ``Field`` for experiments with the chosen components.
+    """Return dotted name -> ``Field`` for experiments with the components ``chosen`` (kind -> names).
 
-    Fields of the section ``generator`` are included only if a generator is chosen.
-
-    Args:
-        chosen: kind of component -> names of the chosen components of this kind.
-        reread: whether files of user-defined components are read again (see ``registry.source``).
+    Fields of the section ``generator`` are included only if a generator is chosen. reread: whether the files of
+    user-defined components are read again (see ``registry.source``).
 
     Raises:
         UserError: a user-defined component has the name of a section, or a constant with the name of a common field.
@@ -111,11 +108,8 @@ def full_name(
 ) -> str:
     """Return the dotted name of a field, or ``name`` unchanged if it means none of the fields ``names``.
 
-    Args:
-        name: dotted name, short name, or component and constant (``resnetgn.width`` for ``model.width``).
-        names: the dotted names that exist.
-        chosen: kind of component -> names of the chosen components of this kind.
-        short: short name -> dotted name.
+    name: dotted name, short name, or component and constant (``resnetgn.width`` for ``model.width``). chosen: kind of
+    component -> names of the chosen components. short: short name -> dotted name.
     """
     section, _, leaf = name.rpartition(".")
     for kind, parts_ in chosen.items() if name not in names else ():
@@ -162,7 +156,7 @@ def choose(values: Mapping[str, Any], inactive: Collection[str] = ()) -> Experim
     rest = {n: v for n, v in values.items() if n not in valid_fields and not n.startswith("source.")}
     flat = {n: values.get(n, f.default) for n, f in valid_fields.items()}
     for name, field in valid_fields.items():
-        if type(flat[name]) in field.kinds:  # a later check reports other types with all other errors
+        if type(flat[name]) in field.kinds:  # values of a wrong type are reported later, with all other errors
             field.check(name, flat[name])
     return _build(flat, source, rest)
 
@@ -185,10 +179,7 @@ def override(config: Experiment, values: Mapping[str, Any]) -> Experiment:
 
 
 def recorded(dotted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that are written to a run's records.
-
-    ``dp.noise_multiplier`` is left out if ``dp.target_epsilon`` is set, because the noise then follows from epsilon.
-    """
+    """Return the fields for a run's records, without ``dp.noise_multiplier`` if a target epsilon decides the noise."""
     left_out = {"dp.noise_multiplier"} if dotted.get("dp.target_epsilon") is not None else set()
     return {name: value for name, value in dotted.items() if name not in left_out}
 
@@ -207,12 +198,9 @@ def effective(values: Mapping[str, Any], p: float | None) -> dict[str, float]:
 
     Unused hyperparameters are left out: alpha (concentration) without a Dirichlet partition, rho (share of images that
     the generator sees) without a generator, sigma (noise multiplier) without DP-SGD or with a target epsilon.
-
-    Args:
-        values: the run's dotted fields.
-        p: share of shared data among the training data that resulted; None leaves p out.
+    values: the run's dotted fields. p: share of shared data among the training data that resulted, or None.
     """
-    solved = values.get("dp.target_epsilon") is not None  # then sigma differs between clients
+    solved = values.get("dp.target_epsilon") is not None  # sigma then follows from epsilon and differs between clients
     sigma = values["dp.noise_multiplier"] if values["dp.local"] and not solved else None
     alpha, rho = values.get("partition.alpha"), values.get("generator.rho")
     settings = {"alpha": alpha, "p": p, "rho": rho, "sigma": sigma, "lr": values["client.lr"]}
@@ -259,10 +247,7 @@ def from_dict(values: Mapping[str, Any]) -> Experiment:
 
 
 def same_results(a: Experiment, b: Experiment) -> list[str]:
-    """Return the dotted names of fields in which two experiments differ and on which results depend.
-
-    An empty list means that both experiments must have the same results.
-    """
+    """Return the names of the fields that differ and affect results; empty if both must have the same results."""
     first, second = a.flat, b.flat
     missing = object()
     names = [n for n in {**first, **second} if not is_ignored(n)]
@@ -299,10 +284,7 @@ def not_chosen(name: str, config: Experiment) -> UserError:
 
 
 def unchosen_field_error(name: str, chosen: Mapping[str, Sequence[str]]) -> UserError | None:
-    """Return the error for a field that belongs to a component that is not chosen; None if ``name`` is no such field.
-
-    chosen: kind of component -> names of the chosen components of this kind.
-    """
+    """Return the error for a field of a component that is not in ``chosen`` (kind -> names); None for other fields."""
     if (
         name.startswith("generator.")
         and not chosen.get("generator")
@@ -333,11 +315,7 @@ def _names(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _require_owned(name: str, valid_fields: Mapping[str, Field]) -> None:
-    """Check that a component of the package, chosen or not, has the field ``name``.
-
-    Raises:
-        UserError: no component has the field; the error names the nearest field in ``valid_fields``.
-    """
+    """Raise a UserError if no component of the package, chosen or not, has the field ``name``."""
     if name not in common_fields() and not registry.owners(name):
         raise unknown("config key", name, valid_fields)
 

@@ -69,7 +69,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         complete(self, "algorithm", self.algorithm)
-        if type(self.target) in (int, float, str):  # a later check reports other types with all other errors
+        if type(self.target) in (int, float, str):  # a wrong type is reported later, with all other errors
             object.__setattr__(self, "target", target.plain(self.target))
         if self.source is UNSET:
             digests = {kind: digest for kind, name in self.chosen.items() if (digest := registry.source(name))}
@@ -89,10 +89,7 @@ class Experiment:
 
     @cached_property
     def flat(self) -> Mapping[str, Any]:
-        """Return all fields of the experiment, dotted name -> value: ``partition.alpha``, ``fedprox.mu`` and so on.
-
-        The mapping includes the constants of the chosen components and the hashes ``source.KIND``.
-        """
+        """Return dotted name -> value of all fields, with the components' constants and hashes (``source.KIND``)."""
         values: dict[str, Any] = {}
         for field_ in fields(self):
             value = getattr(self, field_.name)

@@ -40,11 +40,9 @@ class Field:
         return (*kinds, int) if float in kinds else kinds
 
     def check(self, name: str, value: Any) -> None:
-        """Check that a value lies in the field's range or choice; for a tuple, check each member. None always passes.
+        """Check that a value of the right type is in the field's range or choice; for a tuple, check each member.
 
-        Args:
-            name: name of the field for the error message.
-            value: a value of the right type.
+        None always passes. name: name of the field for the error message.
 
         Raises:
             UserError: the value is not allowed.
@@ -65,7 +63,7 @@ class Field:
 def _inside(interval: str, value: float) -> bool:
     low, high = map(float, interval[1:-1].split(","))
     above = value > low if interval[0] == "(" else value >= low
-    return above and (value < high if interval[-1] == ")" else value <= high)  # nan lies in no interval
+    return above and (value < high if interval[-1] == ")" else value <= high)  # the comparisons are false for nan
 
 
 def _word(value: Any) -> str:
@@ -208,7 +206,7 @@ def _helps(thing: Callable[..., Any]) -> Mapping[str, str]:
     for source in bases or [thing]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with suppress(OSError, TypeError, SyntaxError):  # the object has no source
+            with suppress(OSError, TypeError, SyntaxError):  # the source code of the object is not available
                 parsed = parse_from_object(source)
                 helps |= {p.arg_name: " ".join((p.description or "").split()) for p in parsed.params}
     return helps

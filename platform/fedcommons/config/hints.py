@@ -24,15 +24,15 @@ FIELDS = {
 """Field or option -> its names in other programs and papers, separated by spaces. Single letters are case-sensitive."""
 
 SENTENCES = {
-    "gpu gpus num-gpus device cuda accelerator": "a GPU is used where torch finds one, and CUDA_VISIBLE_DEVICES says "
-    "which; --federation.gpus_per_actor shares one among --federation.actors",
-    "worker workers num-workers cpus num-cpus threads jobs n-jobs": "one process trains the clients, or several by "
+    "gpu gpus num-gpus device cuda accelerator": "a GPU is used if torch finds one, and CUDA_VISIBLE_DEVICES selects "
+    "it; --federation.gpus_per_actor shares a GPU among --federation.actors",
+    "worker workers num-workers cpus num-cpus threads jobs n-jobs": "one process trains the clients, or several with "
     "--federation.executor ray_actors --federation.actors N",
     "epsilon target-epsilon": "the epsilon of clients' training follows from --dp.local true --dp.noise_multiplier; a "
     "generator's epsilon is set by --generator private_ddpm --generator.target_epsilon",
     "clip-norm gradient-clip-val": "--dp.clip is the clipping norm of --dp.local true",
-    "beta": "the concentration of a Dirichlet partition is --alpha, and a method's constant has the method's name "
-    "before it",
+    "beta": "the concentration of a Dirichlet partition is --alpha, and a method's constant is written after the "
+    "method's name, as in --fedprox.mu",
     "verbose debug": "--log-file FILE --log-level debug keeps every metric",
     "iid non-iid": "--partition iid assigns examples to clients at random, and --partition dirichlet_classes "
     "--alpha 0.1 unequally by class",

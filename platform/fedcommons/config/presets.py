@@ -19,14 +19,14 @@ _DIGITS_GENERATOR: dict[str, Any] = {
     "generator.epochs": 90,
     "generator.batch_size": 64,
     "generator.lr": 2e-3,
-    "generator.schedule": "squaredcos_cap_v2",  # far better 8x8 images than "linear" gives in 150 steps
+    "generator.schedule": "squaredcos_cap_v2",  # it gives far better 8x8 images than "linear" in 150 steps
     "generator.sampler": "ddim",
     "generator.sampling_steps": 25,
 }
 
 _FEW_PIXELS: dict[str, Any] = {
-    "client.onednn": False,  # a step of 10 images of 8x8 takes 0.45 ms, with oneDNN 0.65 ms; oneDNN wins from 32 images
-    "fedcvae.channels": (32, 64),  # two levels, as four would pad 8x8 images to 16x16
+    "client.onednn": False,  # per step of 10 8x8 images 0.45 ms, with oneDNN 0.65; oneDNN is faster from 32 images
+    "fedcvae.channels": (32, 64),  # the default of four levels would pad 8x8 images to 16x16
 }
 
 _SMALL: dict[str, Any] = {
@@ -104,7 +104,7 @@ _GENERATORS: dict[str, dict[str, dict[str, Any]]] = {
         "small": {"epochs": 200, "batch_size": 32, "lr": 1e-3, "channels": (32, 64), "augment": "translation"},
         "paper": {"epochs": 500, "batch_size": 64, "lr": 5e-4, "channels": (64, 128, 256), "augment": "all"},
     },
-    "private_ddpm": {"smoke": {"batch_size": 16}},  # a client has only about 37 images for it, as data.limit is 200
+    "private_ddpm": {"smoke": {"batch_size": 16}},  # with data.limit 200, a client has only about 37 images
 }
 
 AUTHORS: Mapping[str, Any] = {
@@ -127,26 +127,14 @@ LARGE_IMAGES = ("mnist", "fmnist", "cifar10", "cifar100")
 
 
 def generator(name: str, preset: str) -> Mapping[str, Any]:
-    """Return dotted name -> value for the fields that a preset sets for this generator.
-
-    The mapping is empty if the generator has no separate values; then the preset's values for the DDPM apply.
-    """
+    """Return dotted name -> value that a preset sets for a generator; empty if the DDPM's values apply."""
     of_presets = _GENERATORS.get(name, _GENERATORS.get(name.removeprefix("private_"), {}))
     fields = of_presets.get("paper" if preset == "authors" else preset, {})
     return {f"generator.{field}": value for field, value in fields.items()}
 
 
 def preset(name: str, dataset: str, made_by: str = "ddpm") -> Mapping[str, Any]:
-    """Return dotted name -> value for the fields that the preset sets.
-
-    Args:
-        name: name of the preset.
-        dataset: name of the data set.
-        made_by: name of the generator.
-
-    Raises:
-        UserError: the preset does not exist.
-    """
+    """Return dotted name -> value of the fields that the preset sets for a data set and the generator ``made_by``."""
     if name not in PRESETS:
         raise unknown("preset", str(name), PRESETS)
     return {**_fields(name, dataset), **generator(made_by, name)}

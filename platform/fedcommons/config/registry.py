@@ -199,11 +199,7 @@ OPTIONAL = frozenset({"storage", *(kind.field for kind in KINDS.values() if kind
 
 
 def find(kind: str, name: str) -> Callable[..., Any]:
-    """Return the class or function of a component. A user-defined component is imported.
-
-    Args:
-        kind: kind of the component, a key of ``KINDS``.
-        name: name of a component of the package, or import path.
+    """Import and return a component's class or function. name: name of a component of the package, or import path.
 
     Raises:
         UserError: the class or function does not exist, or importing it fails.
@@ -217,7 +213,7 @@ def find(kind: str, name: str) -> Callable[..., Any]:
             raise UserError(f"{field} {quote(name)} is not in the package: use one of {names}, or {hint}.")
         raise unknown(field, name, components, f"or {hint}" if components else hint)
     module = _module(where, f"{field} {quote(name)}")
-    with before_any_work(), user_code_context(f"{field} {quote(name)}"):  # __getattr__ of a module is user code
+    with before_any_work(), user_code_context(f"{field} {quote(name)}"):  # the module's __getattr__ is user code
         component = getattr(module, attribute, None)
     if not callable(component):
         near = nearest(attribute, [n for n, thing in vars(module).items() if callable(thing)])
@@ -285,7 +281,7 @@ def constants(kind: str, name: str, reread: bool = True) -> Mapping[str, Field]:
 
 @lru_cache(maxsize=256)
 def read_constants(kind: str, name: str, digest: str | None) -> Mapping[str, Field]:
-    """Return what ``constants`` returns. digest: hash of the component's code, a cache key, as the code may change."""
+    """Return what ``constants`` returns, from a cache. digest: hash of the code, so that changed code is read again."""
     k = KINDS[kind]
     if name in k.components:
         return fields_in(k.components[name], k.passed)
@@ -302,7 +298,7 @@ def defines(kind: str, name: str, method: str) -> bool:
     components = KINDS[kind].components
     if name in components:
         return has(components[name], method)
-    source(name)  # reads the file again, which may have changed
+    source(name)  # the file is read again, as it may have changed
     return hasattr(find(kind, name), method)
 
 

@@ -50,12 +50,9 @@ NONE, UNSET = Constants(), Constants()
 
 
 def complete(section: Any, kind: str, name: str | None) -> None:
-    """Set the section's constants to the defaults of the component, if the constants are ``UNSET``.
+    """Set the section's constants, if they are ``UNSET``, to the defaults of the component ``name``.
 
-    Args:
-        section: instance of a section's dataclass, changed in place.
-        kind: kind of the component, a key of ``registry.KINDS``.
-        name: name of the component; None if the section has no component.
+    kind: kind of the component, a key of ``registry.KINDS``. name: None if the section has no component.
     """
     if section.constants is UNSET:
         values = {n: f.default for n, f in registry.constants(kind, name).items()} if name else {}
@@ -140,7 +137,7 @@ class Sharing:
     """The sharing strategy, which adds shared data to the clients' training data before round 1."""
 
     setting: str = "real"
-    """sharing strategy: the data that clients get before round 1 in addition to their own data"""
+    """sharing strategy, which decides what data clients get before round 1 in addition to their own data"""
     audit: bool = False
     """test for memorisation: before synthetic images leave a client, compare them with the generator's training images
     and with held-out images, and write the result to audit.json"""
@@ -188,9 +185,9 @@ class Client:
     lr: Annotated[float, "(0, 1e38]"] = 0.05
     """learning rate of local training; client.lr_schedule multiplies it by a factor per round"""
     lr_schedule: str = "constant"
-    """learning rate schedule: the factor that multiplies client.lr in each round"""
+    """learning rate schedule, which multiplies client.lr by a factor in each round"""
     momentum: Annotated[float, "[0, 1)"] = 0.0
-    """momentum of SGD; the momentum buffer starts at zero in every round; 0: no momentum"""
+    """momentum of SGD, whose buffer starts at zero in every round; 0: no momentum (required with adam)"""
     weight_decay: Annotated[float, "[0, 1e38]"] = 0.0
     """weight decay of the optimizer (L2 penalty on the weights); 0: none"""
     epochs: Annotated[int, "[1, 1e9]"] = 10
@@ -278,7 +275,7 @@ class Straggler:
     """Stragglers: participants of a round that do not finish their local training in time."""
 
     rule: str = "independent"
-    """straggler rule: which participants of a round do not finish in time"""
+    """straggler rule, which decides which participants of a round do not finish in time"""
     partial: Annotated[str, "method | take | drop"] = "method"
     """partial work of stragglers (under rules that leave any: deadline, slow): take (the server aggregates it), drop
     (the server ignores it) or method (as the federated method defines; FedProx takes it)"""

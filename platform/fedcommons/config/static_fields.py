@@ -43,10 +43,7 @@ def fields_in(where: str, handed: Collection[str]) -> dict[str, Field]:
 
 
 def has(where: str, method: str) -> bool:
-    """Return whether the class at the import path ``where``, or a base class, defines a method.
-
-    A method is defined by ``def f`` or by an assignment ``f = other.f``.
-    """
+    """Return whether the class at ``where``, or a base class, defines a method, by ``def f`` or ``f = other.f``."""
     body = _find(where)[1].body
     defined = {line.name for line in body if isinstance(line, ast.FunctionDef)}
     defined |= {
@@ -111,7 +108,7 @@ def _find(where: str) -> tuple[ast.Module, Declared]:
 @lru_cache(maxsize=256)
 def _tree(module: str) -> ast.Module:
     package, *rest = module.split(".")
-    spec = find_spec(package)  # finds only the package, because finding a module would import its parent packages
+    spec = find_spec(package)  # find_spec of a module would import its parent packages
     assert spec is not None
     assert spec.submodule_search_locations is not None
     return ast.parse(Path(spec.submodule_search_locations[0], *rest).with_suffix(".py").read_text(encoding="utf-8"))

@@ -56,7 +56,7 @@ def read(value: float | str) -> Target:
         UserError: the value is not a valid target.
     """
     if not isinstance(value, str):
-        if not 0 < value <= 1:  # nan fails this check too
+        if not 0 < value <= 1:  # this check rejects nan too
             raise UserError(f"target must lie in (0, 1], got {quote(value)}.")
         return Target(ACCURACY, "max", value)
     match = re.fullmatch(r"\s*([^\s<>=]+)\s*(>=|<=)\s*(\S+)\s*", value)
@@ -97,12 +97,9 @@ def in_words(value: float | str) -> str:
 
 
 def require_measured(field: str, metric: str, metrics: Mapping[str, Any]) -> None:
-    """Check before the run that the run will log a metric.
+    """Check before the run that the run will log a metric, which the field ``field`` requires.
 
-    Args:
-        field: name of the field that requires the metric, for the message.
-        metric: full name of the metric.
-        metrics: dotted name -> value of the experiment's fields.
+    metric: full name of the metric. metrics: dotted name -> value of the experiment's fields.
 
     Raises:
         UserError: the metric is logged only if another field is set.
@@ -117,12 +114,8 @@ def require_logged(field: str, metric: str, round: int, logged: Collection[str])
 
     Round 0 logs all evaluations of models; later rounds may skip evaluations. A round in which no client replies logs
     no training metric, so such a round passes the check.
-
-    Args:
-        field: name of the field that requires the metric, for the message.
-        metric: full name of the metric.
-        round: number of the round.
-        logged: names of the metrics that the round logged.
+    field: name of the field that requires the metric. metric: full name of the metric. round: number of the round.
+    logged: names of the metrics that the round logged.
 
     Raises:
         NotLogged: the metric is missing.

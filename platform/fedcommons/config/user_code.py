@@ -68,25 +68,19 @@ class Code:
 def of_file(path: Path, base: Path, what: str) -> Code:
     """Read the code of a component that is named by its file, as in ``my_lab.py:Name``.
 
-    Args:
-        path: the component's file.
-        base: folder of the command, in which imported modules are searched too.
-        what: name of the component for error messages.
+    base: folder of the command, in which imported modules are searched too. what: the component's name for messages.
 
     Raises:
         UserError: a user's module that the code imports is missing.
         OSError: a file cannot be read.
     """
     modules, digest, files = _read("", path, Search((path.parent, base)), what)
-    name = f"part_{path.stem}_{digest[:8]}"  # equal in all processes, and different for different code
+    name = f"part_{path.stem}_{digest[:8]}"  # all processes use the same name; other code has another
     return Code(name, {name: modules.pop(""), **modules}, digest, files)
 
 
 def of_module(name: str, base: Path, what: str) -> Code | None:
-    """Read the code of a component that is named by its module; None if the module is not a file of the user.
-
-    base, what: see ``of_file``.
-    """
+    """Read the code of a component named by its module (see ``of_file``); None if no file of the user has this name."""
     top = name.partition(".")[0]
     entries = [Path(entry) for entry in Search((base,)).entries if not is_installed(entry)]
     search = Search((base, *(entry for entry in entries if inside(entry, top))))
@@ -146,10 +140,7 @@ def _module_path(name: str, file: Path) -> str:
 
 
 def _key(name: str, edges: Mapping[str, Iterable[str]], sums: Mapping[str, str]) -> str:
-    """Return the hash of a module and of all modules that it imports, directly or indirectly.
-
-    edges: module -> modules that it imports. sums: module -> hash of its content.
-    """
+    """Return the hash of a module and of all its imports. edges: module -> imports. sums: module -> hash of content."""
     reached, todo = {name}, [name]
     while todo:
         new = [other for other in edges[todo.pop()] if other not in reached]
@@ -206,7 +197,7 @@ def _missing_neighbour(module: str, line: Import, file: Path, search: Search) ->
         above = place
     names = [f"{module}.{attribute}" for attribute in line.names if above.folders and not attribute.startswith("__")]
     lost = [name for name in names if search.place(name) is None]
-    if lost and is_empty(_content(above)):  # an empty package has no names but its modules
+    if lost and is_empty(_content(above)):  # an empty package provides only its modules
         return _message(file, line.line, lost[0], _module_names(above.folders))
     return None
 

@@ -41,10 +41,7 @@ class Import:
     sure: bool
 
     def module_from(self, package: str) -> str | None:
-        """Return the full name of the imported module. package: package of the importing file, or an empty text.
-
-        The result is None if the relative import goes beyond the top-level package.
-        """
+        """Return the module's full name, for an import in a file of ``package``; None if there are too many dots."""
         if not self.level:
             return self.module
         steps = package.split(".") if package else []

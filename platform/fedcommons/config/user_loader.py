@@ -57,10 +57,7 @@ class _Modules:
     run: dict[tuple[str, str], ModuleType] = field(default_factory=dict)
 
     def find_spec(self, name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return the spec of a module of a loaded component, else None; see ``importlib.abc.MetaPathFinder``.
-
-        target: set by ``importlib.reload``, which gets the current code of the file.
-        """
+        """Return the spec of a loaded component's module, else None; ``importlib.reload`` (target) reads the file."""
         modules = [code.modules[name] for code in self.code_by_file.values() if name in code.modules]
         if not modules or target is not None:
             return None

@@ -41,7 +41,7 @@ def content(name: str, most: float) -> bytes:
         UserError: the path is not a regular file, or the file is too large or cannot be read.
     """
     path = _path(name)
-    if not path.is_file():  # reading a pipe would block
+    if not path.is_file():  # reading a pipe would never end
         raise UserError(f"model.weights {quote(name)} must be a file, and {path} is not a file.")
     if (size := path.stat().st_size) > most:
         raise UserError(f"model.weights {quote(name)} has {size:,} bytes; at most {most:,.0f} are allowed.")
