@@ -32,10 +32,7 @@ LOG = logging.getLogger("fedcommons")
 
 
 def log(text: str, level: int | None = None) -> None:
-    """Send a message to the logger ``fedcommons``, which only writes if a log file or the user adds a handler.
-
-    level: of ``logging``; None: WARNING for a ``Warned`` text, else INFO.
-    """
+    """Send a message to the logger ``fedcommons``. level: None means WARNING for a ``Warned`` text, else INFO."""
     LOG.log(level or (logging.WARNING if isinstance(text, Warned) else logging.INFO), "%s", text)
 
 
@@ -103,7 +100,7 @@ class Display:
     ) -> None:  # fmt: skip
         self.console = console or _Console(highlight=False, stderr=to_stderr)
         self.quiet, self._file, self._clock = quiet, file, clock
-        # a pipe must not receive control characters, even if FORCE_COLOR is set
+        # A pipe must not receive control characters, even if the variable FORCE_COLOR is set.
         self.is_live = not quiet and self.console.is_interactive and self.console.file.isatty()
         self._rows: dict[str, _Row] = {}
         self._title, self._titled, self._drawn = "", -EVERY, -DRAWN
@@ -120,7 +117,7 @@ class Display:
         self._before = LOG.level, LOG.propagate
         if self._file:
             LOG.addHandler(self._file)
-            LOG.propagate = False  # some libraries configure the root logger to print
+            LOG.propagate = False  # the root logger may print, as some libraries configure it
             LOG.setLevel(min(self._file.level, LOG.getEffectiveLevel()))
         if self.is_live:
             self._live.start()

@@ -271,7 +271,7 @@ def flat(options: Options) -> dict[str, Any]:
 def early(argv: Sequence[str], name: str, default: str) -> str:
     """Return the text of an option before the parser exists, because defaults of other options depend on it."""
     values = [item.text for item in read(argv) if name in (item.name, SHORT_NAMES.get(item.name))]
-    return values[-1] if values else default  # the last value counts, as in ``parse``
+    return values[-1] if values else default  # as in ``parse``, the last value counts
 
 
 def named(argv: Sequence[str]) -> set[str]:
@@ -282,11 +282,8 @@ def named(argv: Sequence[str]) -> set[str]:
 def split(option: str, text: str, kind: Callable[[str], Any] = str, allowed: str = "") -> tuple:
     """Return the values of a comma-separated list. Numbers must be finite.
 
-    Args:
-        option: name of the option for messages.
-        text: the list.
-        kind: type of the values, or a function that converts a text.
-        allowed: range of the values, as in ``Field``.
+    option: name of the option for messages. kind: type of the values, or a function that converts a text to a value.
+    allowed: range of the values, as in ``Field``.
 
     Raises:
         UserError: a value has another type, is out of range or occurs twice, or the list is empty.
@@ -315,7 +312,7 @@ def main(function: Callable[[Sequence[str]], int], *, resumes: bool = True) -> N
     """
     signal.signal(signal.SIGTERM, _end)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # a closed stream is None
+        if isinstance(stream, TextIOWrapper):  # the stream is None if it was closed
             stream.reconfigure(errors="backslashreplace")  # the locale's encoding may lack characters of a message
     code = _run(function, resumes)
     for stream in (sys.stdout, sys.stderr):
@@ -328,10 +325,10 @@ def _run(function: Callable[[Sequence[str]], int], resumes: bool = True) -> int 
     try:
         try:
             code = function(Line(sys.argv[1:]))
-        except SystemExit as ended:  # raised by --help and similar options
+        except SystemExit as ended:  # --help and similar options raise it
             code = ended.code
         if sys.stdout is not None:
-            sys.stdout.flush()  # a failing flush must be handled below, not at exit
+            sys.stdout.flush()  # so that an error of writing is handled below and not at exit
         return code
     except UserError as error:
         return _fail(f"error: {sentence(error)}", 2)
@@ -340,14 +337,14 @@ def _run(function: Callable[[Sequence[str]], int], resumes: bool = True) -> int 
         return _fail("\n".join([*notes, f"error: {error.sentence}"]), 1)
     except BrokenPipeError:
         return _fail(f"error: no process reads the output any more; {stays}", 1)
-    except OSError as error:  # a full disk, a file that is too large, a folder in a file's place
+    except OSError as error:  # for example, the disk is full, or a folder is in a file's place
         return _fail(f"error: {sentence(error)}; {stays}", 1)
     except (MemoryError, RuntimeError, ImportError) as error:
         if not lacks_memory(error):
             raise
         return _fail(f"error: {sentence(error)}; {stays}", 1)
     except KeyboardInterrupt:
-        # a second Ctrl-C ends the process at once, without a traceback
+        # A second Ctrl-C ends the process at once, without a traceback.
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
         goes_on = "the same command with --resume continues from the last checkpoints."
         return _fail(f"stopped; {goes_on if resumes else stays}", 130)

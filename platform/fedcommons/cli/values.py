@@ -72,12 +72,12 @@ def _members(hint: Any) -> tuple[Any, ...]:
 def _read(hint: Any, text: str | list[str]) -> Any:
     members = (NoneType, bool, int, float, tuple[Any, ...], str) if hint is Any else _members(hint)
     wrong = in_words(hint), f"[{', '.join(text)}]" if isinstance(text, list) else text
-    # str is tried last, as any text is a str
+    # str is tried last, because any text is a str.
     for member in sorted(members, key=lambda member: (member is str, member is not NoneType)):
         try:
             return _read_single(member, text)
         except _Unreadable as error:
-            if is_list(member) and error.args:  # report the wrong member of the list instead of the list
+            if is_list(member) and error.args:  # the message names the wrong member instead of the list
                 wrong = error.args
         except ValueError:
             pass
