@@ -69,7 +69,7 @@ class Store:
     def __init__(self, folder: Path, say: Callable[[str], None] = print, storage: str | None = None) -> None:
         self.folder, self.say, self.storage = folder, say, storage
         self._unsent = set[tuple[str, str]]()  # artifacts that the storage may not have yet
-        self._brought = dict[tuple[str, str], Snapshots]()  # artifacts that a new upload replaces
+        self._brought = dict[tuple[str, str], Snapshots]()  # artifacts read from or written to the storage
         self._flaw = ""
 
     def require_writable(self) -> None:
@@ -79,7 +79,7 @@ class Store:
             UserError: the folder cannot be created or written.
         """
         folder = self.folder
-        # ``os.path.exists`` returns False for a path that this user may not look up.
+        # ``os.path.exists`` returns False for a path that this user has no permission to look up.
         existing = next(p for p in (folder.resolve(), *folder.resolve().parents) if os.path.exists(p))
         if not (existing.is_dir() and os.access(existing, os.W_OK)):
             raise UserError(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def write_bytes(path: Path, content: bytes) -> None:
     """Write ``content`` to ``path`` atomically: even after a crash, the file has its old content or all new content."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)  # left by a killed process with the same number, or a link of another user
+    temporary.unlink(missing_ok=True)  # a killed process with the same id may have left it
     try:
         with open(temporary, "xb") as file:
             file.write(content)
@@ -109,7 +109,7 @@ def read_tensors(path: Path, inner: int = 0) -> "tuple[dict[str, Tensor], dict[s
             intact = _is_whole(file) and (_checksum(file), checksum_of(plain)) == stated
         except KeyError as error:
             raise ValueError(f"{path} is incomplete: its checksum {error} is missing") from error
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:  # JSON of another structure
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:  # facts are no mapping
             raise ValueError(f"{path} is incomplete: {error}") from error
         if not intact:
             raise ValueError(f"{path} was truncated or altered: its checksum does not match")
@@ -117,7 +117,7 @@ def read_tensors(path: Path, inner: int = 0) -> "tuple[dict[str, Tensor], dict[s
             tensors = load_file(f"/dev/fd/{file.fileno()}")  # the checked file, even if the path was replaced since
         except (OSError, SafetensorError) as error:
             raise ValueError(f"{path} cannot be read: {error}") from error
-    # Clones have the alignment of torch's tensors. Without it, a kernel may round differently.
+    # Clones have the memory alignment of torch's tensors. With another alignment, a kernel may round differently.
     return {name: t.clone() for name, t in tensors.items()}, plain
 
 
@@ -134,7 +134,7 @@ def _is_whole(file: BufferedReader) -> bool:
         entries = [tensor for name, tensor in json.loads(file.read(length)).items() if name != "__metadata__"]
         end = max((tensor["data_offsets"][1] for tensor in entries), default=0)
         return 8 + length + end == os.fstat(file.fileno()).st_size
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):  # the header has another form
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):  # the header has another structure
         return False
 
 

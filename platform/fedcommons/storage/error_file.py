@@ -19,7 +19,7 @@ def leaving_errors(folder: Path, expected: Sequence[str] = ()) -> Iterator[None]
     expected: options of this command that name the run's user-defined components.
     """
     path = folder / "error.txt"
-    path.unlink(missing_ok=True)  # a file of an earlier attempt is outdated
+    path.unlink(missing_ok=True)  # an error of an earlier attempt is outdated
     try:
         yield
     except Exception as error:

@@ -30,7 +30,7 @@ def _let_go() -> None:
     _open_locks.clear()
 
 
-os.register_at_fork(after_in_child=_let_go)  # else a forked child would hold the lock after its parent has ended
+os.register_at_fork(after_in_child=_let_go)  # else a forked child would keep the lock after its parent ends
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def locked(folder: Path, say: Callable[[str], None] = print, patience: float = 0
         OSError: the lock file cannot be written.
     """
     path = folder / NAME
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)  # Python closes it when a child execs
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)  # child programs do not inherit it
     _open_locks.add(descriptor)
     try:
         _take(descriptor, path, say, time.monotonic() + patience)
@@ -91,7 +91,7 @@ def holder(folder: Path) -> tuple[int, str] | None:
 
 def strangers(folder: Path) -> list[str]:
     """Return the sorted names of the entries of ``folder``, without the lock file if that is valid or empty."""
-    ours = holder(folder) is not None or _is_empty(folder / NAME)  # empty: its process was killed early
+    ours = holder(folder) is not None or _is_empty(folder / NAME)  # a killed process may leave it empty
     return sorted(path.name for path in folder.iterdir() if not (ours and path.name == NAME))
 
 

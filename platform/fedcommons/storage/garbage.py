@@ -37,7 +37,7 @@ def find(storage: object_store.Bucket | object_store.Disk) -> Iterator[Garbage]:
         StorageError: the storage cannot be listed, or a list in it is malformed.
     """
     named = dict[str, set[str]]()
-    for key, size, age in sorted(storage.list_objects()):  # all files, before lists are read
+    for key, size, age in sorted(storage.list_objects()):  # files are listed before lists are read
         if age < OLDEST_S:
             continue
         if match := re.fullmatch(_OBJECT, key):

@@ -127,7 +127,7 @@ class Bucket:
             except FileNotFoundError:
                 return None
             except OSError as error:
-                if _code(error) == "InvalidRange":  # S3's answer for an empty object
+                if _code(error) == "InvalidRange":  # S3 answers so for an empty object
                     return b""
                 raise
 
@@ -198,21 +198,18 @@ def _reason(error: Exception) -> str:
 
 
 class Disk:
-    """A storage in a folder, such as a folder that all nodes mount, with the interface of ``Bucket``.
-
-    The tag of an object is the hash of its content.
-    """
+    """A storage in a folder, with the interface of ``Bucket``. The tag of an object is the hash of its content."""
 
     def __init__(self, folder: str) -> None:
         self.name = folder
 
     def look(self, key: str) -> tuple[int, str] | None:
-        """See ``Bucket``."""
+        """Return the size in bytes and the tag of an object; None if it does not exist."""
         content = self.read(key, safe_read.LARGEST_JSON + 1)
         return None if content is None else (len(content), sha256(content))
 
     def read(self, key: str, most: int) -> bytes | None:
-        """See ``Bucket``."""
+        """Return the first ``most`` bytes of an object; None if it does not exist."""
         try:
             with safe_read.open_file(Path(self.name) / key, float("inf"), inner=2) as file:
                 return None if file is None else file.read(most)
@@ -220,7 +217,7 @@ class Disk:
             raise StorageError(_of_disk(error)) from None
 
     def write(self, key: str, content: bytes, tag: str | None = None) -> str:
-        """See ``Bucket``."""
+        """Write an object atomically and return its new tag (see ``Bucket.write``)."""
         path = Path(self.name) / key
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -233,16 +230,16 @@ class Disk:
         return sha256(content)
 
     def list_objects(self) -> Iterator[tuple[str, int, float]]:
-        """See ``Bucket``. Symbolic links are not followed."""
+        """Yield (key, size in bytes, age in seconds) of each object. Symbolic links are not followed."""
         for folder, _, names in os.walk(self.name, onerror=_raise):
             for name in names:
-                with suppress(FileNotFoundError):  # renamed or removed meanwhile
+                with suppress(FileNotFoundError):  # another process has renamed or removed it
                     facts = os.lstat(path := Path(folder) / name)
                     if stat.S_ISREG(facts.st_mode):
                         yield path.relative_to(self.name).as_posix(), facts.st_size, time.time() - facts.st_mtime
 
     def remove(self, key: str) -> None:
-        """See ``Bucket``."""
+        """Remove an object if it exists."""
         try:
             (Path(self.name) / key).unlink(missing_ok=True)
         except OSError as error:

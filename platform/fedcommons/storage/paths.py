@@ -16,9 +16,7 @@ NOWHERE_YET = (FileNotFoundError, NotADirectoryError, PermissionError)
 
 
 def user_path(what: str, text: str) -> Path:
-    """Return the path that ``text`` names. ``~`` and ``~NAME`` are replaced by home folders.
-
-    what: name of the option or variable, for messages.
+    """Return the path that ``text`` names, with ``~`` and ``~NAME`` replaced. what: name of the option, for messages.
 
     Raises:
         UserError: no file or folder can have this name, or symbolic links form a circle.

@@ -106,10 +106,7 @@ def _is_no_file(path: Path, mode: int) -> str:
 
 
 def content(path: Path, most: int, inner: int = 1) -> bytes | None:
-    """Return the content of a file of at most ``most`` bytes; None if ``path`` does not exist.
-
-    inner, errors: see ``open_file``.
-    """
+    """Return the content of a file of at most ``most`` bytes; None without a file. Errors, inner: see ``open_file``."""
     try:
         with open_file(path, most, inner) as file:
             return None if file is None else file.read(most + 1)[:most]
@@ -136,7 +133,7 @@ def json_of(path: Path, inner: int = 1) -> Any:
     json_bytes = content(path, LARGEST_JSON, inner)
     try:
         return None if json_bytes is None else parsed(json_bytes)
-    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested too deeply
+    except (ValueError, RecursionError) as error:  # the text is not JSON or UTF-8, or is nested too deeply
         raise ValueError(f"{path} is not JSON ({error})") from None
 
 

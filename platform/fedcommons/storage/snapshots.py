@@ -63,8 +63,8 @@ class Snapshots:
         self._damaged = set[str]()  # files in ``entries`` whose objects are missing or damaged
         self._me = secrets.token_hex(4)
         self._sent = dict[str, Entry]()  # hash -> object written by this instance, for a retry of ``upload``
-        self._stale = set[Entry]()  # older objects of ``_sent``, which may have been removed as garbage
-        self._since = time.time()  # objects in ``_sent`` are not older than this time
+        self._stale = set[Entry]()  # objects written before ``_since``, which may have been removed as garbage
+        self._since = time.time()  # all objects in ``_sent`` were written after this time
 
     @property
     def whole(self) -> set[str]:
@@ -197,7 +197,7 @@ class Snapshots:
         files = {name: {"object": e.object, "bytes": e.size} for name, e in sorted(new.items())}
         content = (json.dumps({"files": files}, indent=1) + "\n").encode()
         before, key = {*self.entries.values(), *self._sent.values(), *self._stale}, f"{self.name}/{MANIFEST}"
-        if time.time() - self._since > FRESH_S:  # this process was suspended meanwhile
+        if time.time() - self._since > FRESH_S:  # for example, this process was suspended
             raise StorageError(f"{self.storage.name}/{self.name} could not be uploaded within {FRESH_S / 3600:g} hours")
         try:
             tag = self.storage.write(key, content, self.tag)
@@ -219,7 +219,7 @@ class Snapshots:
         named_objects = {entry.object for entry in new.values()}
         for entry in before:
             if entry.object not in named_objects:
-                with suppress(StorageError):  # an object that remains only takes space
+                with suppress(StorageError):  # an object that cannot be removed only takes space
                     self.storage.remove(f"{self.name}/objects/{entry.object}")
         self._sent = {digest: entry for digest, entry in self._sent.items() if entry.object in named_objects}
 
