@@ -58,7 +58,7 @@ def _with(before: object, *new: str) -> list[str]:
 
 
 def _commit() -> tuple[str | None, bool | None]:
-    """Return (commit, has uncommitted changes) of the git repository that contains this file; None without one."""
+    """Return (commit, has uncommitted changes) of this file's git repository; (None, None) without one."""
     source_file = Path(__file__).resolve()
     git = ("git", "-C", str(source_file.parent))
     # An installed package may lie inside an unrelated repository, which does not track this file.
@@ -69,7 +69,7 @@ def _commit() -> tuple[str | None, bool | None]:
 
 
 def has_other_code(folder: Path) -> bool:
-    """Return whether environment.json in a run folder names source code other than this process runs."""
+    """Return whether a run used another version of the package's source code, by its environment.json."""
     try:
         hashes = safe_read.json_of(folder / "environment.json")["code_hashes"]
     except (ValueError, TypeError, KeyError):  # the file is missing, damaged, or from an earlier version

@@ -17,22 +17,22 @@ class MlflowTracker:
     config: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # without it MLflow requires a database
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # without this variable, MLflow requires a database
         from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]  (an extra)
 
         self.client = MlflowClient(tracking_uri=(self.folder / "mlflow").absolute().as_uri())
         project = self.config["tracking.project"]
         experiment = self.client.get_experiment_by_name(project)
         experiment_id = experiment.experiment_id if experiment else self.client.create_experiment(project)
-        for earlier in self.client.search_runs([experiment_id]):  # a resumed run logs all rounds again
+        for earlier in self.client.search_runs([experiment_id]):  # a resumed run logs all rounds to a new MLflow run
             self.client.delete_run(earlier.info.run_id)
         self.run = self.client.create_run(experiment_id, run_name=self.folder.name).info.run_id
 
     def log(self, round: int, metrics: Mapping[str, Metric]) -> None:
-        """See ``Tracker``."""
+        """Log the metrics of one round to MLflow (see ``Tracker``)."""
         for name, value in numbers(metrics).items():
             self.client.log_metric(self.run, name, value, step=round)
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
-        """See ``Tracker``."""
+        """Mark the MLflow run as finished, or as failed if the run was stopped (see ``Tracker``)."""
         self.client.set_terminated(self.run, status="FINISHED" if summary is not None else "FAILED")

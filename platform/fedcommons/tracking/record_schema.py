@@ -35,7 +35,7 @@ _NUMBERS = (
     "participation", "learning_rate", "last_accuracy", "best_accuracy", "validation_accuracy", "p",
     "disclosed", "bytes_down", "bytes_up", "bytes_once", "bytes_lost",
 )  # fmt: skip
-_EPSILONS = ("epsilon_of_messages", "pool_epsilon_max")  # prefixes of names
+_EPSILONS = ("epsilon_of_messages", "pool_epsilon_max")  # prefixes of keys in the privacy statement
 
 
 def flaw_of_summary(summary: Mapping[str, Any]) -> str | None:
@@ -133,10 +133,7 @@ def _chosen_fields(config: Mapping[str, Any]) -> Mapping[str, Field]:
 
 
 def flaw_of_line(line: Mapping[str, Any], is_of_clients: bool) -> str | None:
-    """Return a part of a sentence on the first wrong value of a line of rounds.jsonl or clients.jsonl, or None.
-
-    is_of_clients: whether the line is from clients.jsonl, whose values are lists with one entry per client.
-    """
+    """Return a part of a sentence on the first wrong value of a line of rounds.jsonl or clients.jsonl, or None."""
     for name, value in line.items():
         if too_large(value):
             return f"{quote(name)} of round {line['round']} is above {LARGEST:g}"
@@ -173,7 +170,7 @@ def lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
     try:
         with safe_read.open_file(path, safe_read.LARGEST_LINES) as file:
             while file and (part := file.readline(safe_read.LONGEST_LINE)):
-                # the last line of a killed run may be incomplete
+                # The last line of a killed run may be incomplete, so without a line break.
                 line = _line(part, _NEEDED[path.name]) if part.endswith(b"\n") else None
                 if line is None or line["round"] != len(records):
                     return records, False

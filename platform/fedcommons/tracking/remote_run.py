@@ -180,10 +180,7 @@ class RunMirror:
             )
 
     def _seen(self) -> str | None:
-        """Return the tag of the snapshot that the folder last equalled; None if unknown or from another storage.
-
-        An empty tag means that a download has begun and has not ended.
-        """
+        """Return the tag of the snapshot that the folder last equalled, empty during a download; None if unknown."""
         try:
             record = safe_read.json_of(self.folder / SEEN)
             return str(record["tag"]) if record["storage"] == self.storage else None

@@ -110,7 +110,7 @@ class RunFolder:
             remove_unfinished(path, FILES)
             remove_unfinished(self.checkpoints, rf"{CHECKPOINT_FILE}(\.json)?")
             remove_unfinished(path / "memory", rf"{MEMORY_FILE}(\.json)?")
-            (path / "summary.json").unlink(missing_ok=True)  # outdated: the run continues, or rounds.jsonl was damaged
+            (path / "summary.json").unlink(missing_ok=True)  # it is outdated, as the run continues
             if is_run(path):
                 self._forget_ends(config)
             gpus = config.federation.gpus_per_actor if config.federation.executor == "ray_actors" else None
@@ -129,7 +129,7 @@ class RunFolder:
         return read_rounds(self.path)
 
     def whole(self) -> int:
-        """Return the number of rounds, from round 0 on, whose lines are undamaged in all files of lines."""
+        """Return the number of rounds, from round 0 on, whose lines are undamaged in all .jsonl files."""
         return min(len(record_schema.lines(self.path / name)[0]) for name in self._courses)
 
     def rewind(self, after_round: int) -> None:
@@ -156,10 +156,7 @@ class RunFolder:
         return "".join(json.dumps(line) + "\n" for line in remaining_lines)
 
     def digest(self, after_round: int | None = None) -> str:
-        """Return the hash of all written lines, or of the lines up to round ``after_round``.
-
-        timing.jsonl is left out, because times differ from run to run.
-        """
+        """Return the hash of all written lines, or up to a round, except timing.jsonl, which differs by run."""
         names = [name for name in self._courses if name != "timing.jsonl"]
         if after_round is None:
             each = [self._hashes[name].hexdigest() for name in names]

@@ -21,10 +21,10 @@ class TensorBoardTracker:
         self.writer = SummaryWriter(str(self.folder / "tensorboard"), purge_step=0)
 
     def log(self, round: int, metrics: Mapping[str, Metric]) -> None:
-        """See ``Tracker``."""
+        """Log the metrics of one round to TensorBoard (see ``Tracker``)."""
         for name, value in numbers(metrics).items():
             self.writer.add_scalar(name, value, round)
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
-        """See ``Tracker``."""
+        """Close the event file (see ``Tracker``)."""
         self.writer.close()

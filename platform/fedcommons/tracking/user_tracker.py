@@ -22,13 +22,13 @@ class OwnTracker:
         self.tracker = self._done(make)
 
     def log(self, round: int, metrics: Mapping[str, Metric]) -> None:
-        """See ``Tracker``; values that are not finite become None, as in the run folder."""
+        """Call the tracker's ``log`` (see ``Tracker``); values that are not finite become None."""
         if tracker := self.tracker:
             finite_metrics = {n: None if isinstance(v, float) and not isfinite(v) else v for n, v in metrics.items()}
             self._done(lambda: tracker.log(round, finite_metrics))
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
-        """See ``Tracker``."""
+        """Call the tracker's ``finish`` with a copy of the summary (see ``Tracker``)."""
         if tracker := self.tracker:
             self._done(lambda: tracker.finish(None if summary is None else dict(summary)))
 

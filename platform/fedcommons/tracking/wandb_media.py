@@ -26,7 +26,7 @@ import numpy as np
 from fedcommons.config import registry
 from fedcommons.storage import safe_read
 
-if TYPE_CHECKING:  # the import is slow
+if TYPE_CHECKING:  # importing PIL is slow
     from PIL.Image import Image
 
 KEYS = ("media/pool", "media/partition", "media/sizes")
@@ -74,7 +74,7 @@ def pictures(folder: Path, summary: Mapping[str, Any], pool: Columns) -> dict[st
     facts = safe_read.json_of(folder / "partition.json") or {}
     drawings: dict[str, Callable[[], Image]] = {}
     if pool:
-        title = f"{summary['config']['sharing.setting']}: made images of each class (of how many)"
+        title = f"{summary['config']['sharing.setting']}: synthetic images per class (class count)"
         drawings["media/pool"] = partial(grid, pool, title)
     if counts := facts.get("class_counts"):
         drawings["media/partition"] = partial(heat_map, np.array(counts))
@@ -121,7 +121,7 @@ def heat_map(counts: np.ndarray) -> "Image":
 def histogram(sizes: Sequence[int]) -> "Image":
     """Draw a histogram over clients of the number of training examples. sizes: this number for each client."""
     counts, edges = np.histogram(sizes, bins=min(10, len(set(sizes))))
-    picture, draw = _canvas(_CELL * len(counts), 8 * _LINE, f"training examples of each of {len(sizes)} clients")
+    picture, draw = _canvas(_CELL * len(counts), 8 * _LINE, f"training examples per client, {len(sizes)} clients")
     for i, count in enumerate(counts.tolist()):
         x, foot = _CELL * i, 8 * _LINE
         top = foot - 5 * _LINE * count // max(counts.tolist())

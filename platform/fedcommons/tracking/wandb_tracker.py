@@ -46,12 +46,8 @@ class WandbTracker:
     of the audit of synthetic images (``audit/pixels/closer``). If a run misses its target, ``target_reached`` is false
     and ``rounds_to_target`` is absent, so that this column contains only numbers.
 
-    Args:
-        folder: the run folder.
-        config: the experiment.
-        p: resulting share of shared data.
-        say: called with one sentence if W&B fails; after a failure nothing more is logged.
-        pool: synthetic images for the pictures (see ``wandb_media``), which are logged with the last round.
+    p: resulting share of shared data. say: called with one sentence if W&B fails; after a failure nothing more is
+    logged. pool: synthetic images for the pictures (see ``wandb_media``), which are logged with the last round.
     """
 
     def __init__(
@@ -94,7 +90,7 @@ class WandbTracker:
             self._give_up(error)
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
-        """See ``Tracker``."""
+        """Log pictures and summary, and finish the W&B run (see ``Tracker``)."""
         if self.run is None:
             return
         try:
@@ -143,10 +139,7 @@ def _is_course(value: Any) -> bool:
 
 
 def _config(config: Experiment, p: float) -> dict[str, Any]:
-    """Return W&B's config (see ``WandbTracker``), without folders of this machine and without the section ``tracking``.
-
-    p: resulting share of shared data.
-    """
+    """Return W&B's config (see ``WandbTracker``), without folders of this machine and the section ``tracking``."""
     fields = dotted.to_dict(config)
     del fields["artifacts"], fields["data"]["dir"], fields["tracking"]
     fields.pop("storage", None)
@@ -200,7 +193,7 @@ def _init(folder: Path, config: Experiment, p: float, mode: str):
         id=_run_id(folder),
         resume="allow" if mode == "online" else None,
         mode=mode,  # pyright: ignore[reportArgumentType]
-        dir=folder.absolute(),  # absolute, as W&B's process keeps the working folder in which it started
+        dir=folder.absolute(),  # W&B's process may have another working folder
         config=_config(config, p),
         tags=_tags(config),
         job_type="federation",
@@ -209,11 +202,11 @@ def _init(folder: Path, config: Experiment, p: float, mode: str):
             console="off",
             init_timeout=30,
             save_code=False,
-            disable_git=True,  # environment.json has the commit; a URL of git may contain a host or password
+            disable_git=True,  # a git URL may contain a password; environment.json has the commit
             x_disable_stats=True,
-            x_disable_meta=True,  # these would contain the program's arguments, the host and the folder
+            x_disable_meta=True,  # metadata would contain arguments, host and folder
             host="",
-            program="fedcommons",  # the default is the script's path
+            program="fedcommons",  # by default W&B stores the script's path
         ),
     )
 
