@@ -346,7 +346,7 @@ def _run(function: Callable[[Sequence[str]], int], resumes: bool = True) -> int 
     except KeyboardInterrupt:
         # A second Ctrl-C ends the process at once, without a traceback.
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
-        goes_on = "the same command with --resume continues from the last checkpoints."
+        goes_on = "the same command with --resume goes on from the last checkpoints."
         return _fail(f"stopped; {goes_on if resumes else stays}", 130)
 
 
