@@ -193,29 +193,29 @@ def test_what_its_author_changes_afterwards_is_not_in_the_data_set(tmp_path: Pat
 
 REFUSED: dict[str, tuple[Any, str]] = {
     **{f"n_classes {n!r}": (both(n_classes=n), "n_classes must be a whole number") for n in (0, 10**9, True, 2.5)},
-    "classes that are floats": (both(y=Y + 0.5, n_classes=3), "n_classes is 3, and its labels are floats (20,)"),
-    "too few classes": (both(n_classes=2), "n_classes is 2, and it has label 2"),
+    "classes that are floats": (both(y=Y + 0.5, n_classes=3), "n_classes is 3, but the labels are floats (20,)"),
+    "too few classes": (both(n_classes=2), "n_classes is 2, but it has the label 2"),
     "complex": ((X + 1j, Y), "got ndarray of complex128"),
     "masked": ((np.ma.masked_array(X, X > 0), Y), "examples must not be masked"),
     "a sparse matrix": ((scipy.sparse.csr_matrix(X), Y), "give x.toarray()"),
     "a label of 10^9": ((X, Y * 10**9), "labels must be 0, 1, ..., at most 999999, got 2000000000"),
     "a negative label": ((X, Y - 1), "labels must be 0, 1, ..., at most 999999, got -1"),
-    "one-hot labels": ((X, np.eye(3)[Y]), "labels are one-hot (20, 3): give y.argmax(1)"),
+    "one-hot labels": ((X, np.eye(3)[Y]), "labels are one-hot (20, 3): return y.argmax(1)"),
     "a label that is NaN": ((X, np.where(Y > 1, np.nan, Y)), "labels must be finite numbers"),
     "labels in training only": (SimpleNamespace(train=(X, Y), test=(X, None), normalised=True), "both have labels"),
     "single numbers": ((np.float64(3), np.int64(3)), "one for each of the 0 examples"),
     "fewer labels": ((X, Y[:5]), "one for each of the 20 examples, got (5,)"),
     "other test shapes": (((X, Y), (X[:, :2], Y)), "training examples are (4,) torch.float32, and test examples (2,)"),
-    "rows of two lengths": ([(X[0][: 2 + i % 2], 0) for i in range(N)], "all examples must have one shape"),
-    "one infinity": ((np.where(X.max() == X, np.inf, X), Y), "1 of 20 have NaN or infinite ones"),
+    "rows of two lengths": ([(X[0][: 2 + i % 2], 0) for i in range(N)], "all examples must have the same shape"),
+    "one infinity": ((np.where(X.max() == X, np.inf, X), Y), "1 of 20 contain NaN or infinity"),
     "NaN in a Source": (Source(Examples(torch.full((4, 2), torch.nan), torch.arange(4)),
-                               Examples(torch.zeros(4, 2), torch.arange(4)), 4, (0.0,), (1.0,)), "4 of 4 have NaN"),
+                               Examples(torch.zeros(4, 2), torch.arange(4)), 4, (0.0,), (1.0,)), "4 of 4 contain NaN"),
     "three means for one channel": (both(X.reshape(N, 1, 2, 2), mean=(0, 0, 0), std=(1, 1, 1)),
                                     "mean must be a finite number for each channel (1 here), got (0, 0, 0)"),
     **{f"std {std}": (both(mean=0, std=std), f"a finite number above 0 for each channel (4 here), got {std}")
        for std in (0, np.nan)},
     "a tiny std": (both(mean=0, std=1e-300), "not finite after they are normalised"),
-    "a mean alone": (both(mean=0.0), "must have both mean and std, or none of them"),
+    "a mean alone": (both(mean=0.0), "must have both mean and std, or neither"),
     "a generator": (((x, y) for x, y in zip(X, Y, strict=True)), "got generator; give list(rows)"),
     "no length": (Rows(), "a map-style Dataset must have a length"),
     "DataLoader": (DataLoader(pictures(RGB)), "got DataLoader; give its .dataset"),  # pyright: ignore
@@ -223,7 +223,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a factor of another length": ({"x": X, "y": Y, "factors": {"year": Y[1:]}}, "factor year must be one number"),
     "train that is nothing": (SimpleNamespace(train=None, test=(X, Y)), "must each be (x, y) or a map-style Dataset"),
     "a palette": (pictures(RGB, "P"), "images of mode L or RGB, such as image.convert('RGB'), got 'P'"),
-    "an array of four channels": ((np.concatenate([RGB, RGB[..., :1]], 3), Y), "4 channels must have these first"),
+    "an array of four channels": ((np.concatenate([RGB, RGB[..., :1]], 3), Y), "must have the 4 channels first"),
 }  # fmt: skip
 
 

@@ -86,7 +86,7 @@ def test_the_fingerprint_is_of_who_holds_what() -> None:
 @pytest.mark.parametrize(
     ("name", "values", "words"),
     [("dirichlet_nid", {}, "dirichlet_niid"), ("shards", {"n_clients": 700}, "per_client = 2 needs 1400"),
-     ("shards", {"labels": LABELS * 0}, "labels are none, alike or vectors"),
+     ("shards", {"labels": LABELS * 0}, "labels are missing, all equal or vectors"),
      ("single_class", {"n_clients": 11}, r"10 classes.*partition\.n_clients = 11"),
      ("dirichlet_classes", {"n_clients": 8, "n_aux": 9}, r"partition\.n_aux .*8, got 9"),
      ("dirichlet_niid", {"n_clients": 130}, "130 clients .*10 images .*1295"),

@@ -1,8 +1,9 @@
 """Test sets of the clients: a sample of each client's training rows, or the test rows of the client's groups.
 
-The sampled rows are removed from the training examples, so that no training, sharing or count can use them.
+A group is the source of an example, such as a writer or a hospital. Sampled rows are removed from the training
+examples, so that no training, no sharing and no class count can use these rows.
 
-n_i: rows of client i;  c: share of the rows that is held out;  m_i = max(1, floor(c n_i)): held-out rows of client i.
+Client i with n_i rows and the held-out share c loses  m_i = max(1, floor(c n_i))  rows to its test set.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from fedcommons.seeding import numpy_generator
 def hold_out(
     client_data: Partitioned, dataset: Dataset, share: float, seed: int
 ) -> tuple[Partitioned, Examples, Clients]:
-    """Hold out a random ``share`` of each client's rows as the client's test set.
+    """Hold out a random ``share`` in (0, 1) of each client's rows, at least one row, as the client's test set.
 
     Returns the partition and the training examples, both without the test rows, and the clients' test sets.
 
@@ -32,7 +33,7 @@ def hold_out(
         client = int(small[0])
         raise UserError(
             f"data.client_test needs at least two examples of each client, and client {client}"
-            f"{_group(client_data.rows[client], dataset)} has one; {small.size} of {len(rows)} clients have. "
+            f"{_group(client_data.rows[client], dataset)} has one; {small.size} of {len(rows)} clients have only one. "
             "Use fewer clients or join groups."
         )
     n_test = np.maximum(1, (share * rows.sizes + 1e-9).astype(np.int64))
@@ -51,9 +52,10 @@ def hold_out(
 
 
 def of_groups(client_data: Partitioned, dataset: Dataset) -> Clients | None:
-    """Return the test rows of each client's groups; None if a group is divided between clients or there are no groups.
+    """Return a test set per client: the rows of the common test set that belong to the client's groups.
 
-    A client whose groups have no test rows gets an empty test set.
+    Return None if there are no groups or if a group's training rows are divided between clients. A client whose groups
+    have no test rows gets an empty test set.
     """
     train, test = dataset.train.groups, dataset.test.groups
     if train is None or test is None:
@@ -76,7 +78,7 @@ def _consecutive(sizes: np.ndarray) -> Rows:
 
 
 def _group(rows: Sequence[int] | np.ndarray, dataset: Dataset) -> str:
-    """Return the name of a client's group for a message, or an empty string if there are no groups."""
+    """Return " (group NAME)" with the group of a client's first row, for a message; empty if groups have no names."""
     groups, names = dataset.train.groups, dataset.origin.group_names if dataset.origin else None
     if groups is None or names is None:
         return ""

@@ -1,4 +1,4 @@
-"""The clients' training data as a lazy sequence: only the clients that take part in a round cost time and memory."""
+"""The clients' training data as a lazy sequence: a client's examples are copied only when it takes part in a round."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -20,17 +20,18 @@ from fedcommons.errors import UserError
 class ClientData:
     """The examples that one client trains on.
 
-    x: (n, ...), y: (n,).
-    weight: (n,) float weights of the examples in the loss, of mean 1 (w_j n / sum w_j), or None if all are equal.
-    ids: (n,) row numbers of the examples in the data set.
-    n_own: number of the n examples that the rule of equal work counts as the client's; default: ``size``.
-    total: sum_j w_j, or None without weights; see ``size``.
-    commons: examples that all clients hold (FedMix's means: x (m, ...) float, y (m, classes) frequencies), or None.
-    beside: further columns (n, ...) after ``columns`` in a batch, only for a method that defines its loss.
+    x: (n, ...) inputs; y: (n,) labels.
+    weight: (n,) float weights in the loss, scaled to mean 1 (w_j n / sum_j w_j); None if all weights are equal.
+    ids: (n,) row numbers of the examples in the store of all examples.
+    n_own: number of examples that count as the client's own when the rule of equal work (``LocalSGD.epochs_for``)
+        shortens the epochs of clients with shared examples; None: no shortening.
+    total: sum_j w_j of the unscaled weights, or None without weights; see ``size``.
+    commons: examples that all clients hold, or None. FedMix's are means: x (m, ...) float, y (m, classes) frequencies.
+    extra_columns: further columns (n, ...) that follow ``columns`` in a batch, only for a method that defines its loss.
 
-    The client's objective, in training and in measurements, is  f_i = sum_j w_j F(x, xi_j) / sum_j w_j.  So an example
-    that the client holds twice with weight 1/2 changes neither f_i nor the client's size sum_j w_j. With w_j = 1/d_j
-    for an example that d_j clients hold, the sizes add up to the number of different examples.
+    Client i's objective is  f_i(w) = sum_j w_j F(w, xi_j) / sum_j w_j,  with the loss F of model weights w on example
+    xi_j and the example's weight w_j. An example held twice with weight 1/2 changes neither f_i nor the sum of weights.
+    With w_j = 1/d_j for an example that d_j clients hold, the clients' sums add up to the number of different examples.
     """
 
     x: Tensor
@@ -48,13 +49,14 @@ class ClientData:
 
     @property
     def size(self) -> float:
-        """Return the client's size in averages: sum_j w_j, or the number of examples if they have no weights."""
+        """Return the client's weight in averages over clients: sum_j w_j, or n if the examples have no weights."""
         return float(len(self)) if self.total is None else self.total
 
     def subset(self, rows: Tensor) -> "ClientData":
-        """Return the examples at the indices ``rows`` (m,) int64, with their share of ``n_own`` and of the weights.
+        """Return the examples at the indices ``rows`` (m,) int64.
 
-        ``dataclasses.replace`` would keep ``n_own`` and ``total`` of all n examples, and a subset would train too long.
+        ``n_own`` shrinks to the share m/n, and ``total`` to the sum of the chosen examples' weights.
+        ``dataclasses.replace`` would keep both values of all n examples, so that a subset would train too long.
         """
         n, m = len(self), len(rows)
         weight, ids, total = self.weight, None if self.ids is None else self.ids[rows], self.total
@@ -77,17 +79,17 @@ class ClientData:
 
     @property
     def columns(self) -> tuple[Tensor, ...]:
-        """Return the columns of a batch for the module's ``training_step``: (x, y), with weights (x, y, weight)."""
+        """Return the columns of a batch for ``training_step``: (x, y), or (x, y, weight) if examples have weights."""
         return (self.x, self.y) if self.weight is None else (self.x, self.y, self.weight)
 
 
 def contents(x: Tensor) -> Counter[bytes]:
-    """Count the examples (n, ...) that have the same bits, by the hash of an example's bits."""
+    """Return how often each example occurs in x (n, ...), by the hash of the example's bytes (``digests``)."""
     return Counter(digests(x))
 
 
 def digests(x: Tensor) -> list[bytes]:
-    """Return a hash of the bits of each example (n, ...)."""
+    """Return one hash per example of x (n, ...), computed from the bytes of the example's values."""
     rows = x.detach().to("cpu").reshape(len(x), -1).contiguous().view(torch.uint8).numpy() if x.numel() else ()
     return [blake2b(row.data, digest_size=16).digest() for row in rows]
 
@@ -95,17 +97,19 @@ def digests(x: Tensor) -> list[bytes]:
 @accepts_old_names(of="from_lists")
 @dataclass(frozen=True)
 class Rows(Sequence[np.ndarray]):
-    """The rows of a store that each client holds: client i holds ``flat[starts[i] : starts[i] + sizes[i]]``.
+    """The row numbers of a store's examples per client: client i holds ``flat[starts[i] : starts[i] + sizes[i]]``.
 
-    These few vectors are quick to build and to send for any number of clients. Clients' slices of ``flat`` may overlap.
-    ``weight``: float64 weight w_j of each entry of ``flat`` in the client's loss; None if all weights are 1.
-    ``totals``: (N,) sum of each client's weights, which is the client's size in averages; default: computed.
+    A few vectors are quick to build and to send for any number of clients N. Clients' slices of ``flat`` may overlap.
+
+    flat: row numbers of all clients. starts, sizes: (N,) start and length of each client's slice.
+    weight: float64 weight w_j of each entry of ``flat`` in the client's loss; None if all weights are 1.
+    totals: (N,) sum of each client's weights, by which averages over clients are weighted; default: computed.
 
     Raises:
         ValueError: a client's weights are infinite, nan, negative or all zero.
     """
 
-    flat: Tensor  # int64; a tensor, as a numpy array that Ray has sent is read-only and must be copied
+    flat: Tensor  # int64; no numpy array, because an array that Ray has sent is read-only and must be copied
     starts: np.ndarray  # (N,)
     sizes: np.ndarray  # (N,)
     weight: Tensor | None = None
@@ -126,7 +130,9 @@ class Rows(Sequence[np.ndarray]):
 
     @staticmethod
     def from_lists(rows: Sequence[np.ndarray], weights: Sequence[np.ndarray] | None = None) -> "Rows":
-        """Build the object from each client's rows and, optionally, the ``weights`` of the rows in the client's loss.
+        """Build ``Rows`` from one vector of row numbers per client.
+
+        weights: one vector per client with the weights of its rows in the loss; None: all weights are 1.
 
         Raises:
             ValueError: a client does not have one weight for each row.
@@ -152,17 +158,17 @@ class Rows(Sequence[np.ndarray]):
         return self.ids(index).numpy(force=True)
 
     def ids(self, client: int) -> Tensor:
-        """Return a client's rows as a view."""
+        """Return a client's row numbers (n,) as a view of ``flat``."""
         return self._slice(client, self.flat)
 
     def weights(self, client: int) -> Tensor | None:
-        """Return the weights of a client's rows, scaled to mean 1; None if all weights are 1."""
+        """Return the float32 weights (n,) of a client's rows, scaled to mean 1; None if all weights are 1."""
         if self.weight is None:
             return None
         return (self._slice(client, self.weight) * (self.sizes.item(client) / self.totals.item(client))).float()
 
     def to(self, device: torch.device) -> "Rows":
-        """Return the same rows with tensors on ``device``."""
+        """Return a copy of the object whose tensors are on ``device``."""
         weight = None if self.weight is None else self.weight.to(device)
         return replace(self, flat=self.flat.to(device), weight=weight)
 
@@ -172,7 +178,11 @@ class Rows(Sequence[np.ndarray]):
 
 
 class Clients(Sequence[ClientData]):
-    """The clients' data as rows of one store of examples; the access ``clients[i]`` copies client i's examples."""
+    """A sequence of the clients' data, as row numbers in one store of examples; ``clients[i]`` copies client i's rows.
+
+    store: all examples. rows: row numbers per client. n_own: (N,) examples per client that count as its own (see
+    ``ClientData``); default: the sums of weights. commons: examples that all clients hold, or None.
+    """
 
     def __init__(
         self,
@@ -204,17 +214,17 @@ class Clients(Sequence[ClientData]):
 
     @property
     def sizes(self) -> list[int]:
-        """Return the number of training examples of each client, as a new list."""
+        """Return the number of training examples of each client, as a new list of length N."""
         return self.rows.sizes.tolist()
 
     def counts(self, n_classes: int | None) -> Tensor:
-        """Count each client's examples per class: (N, classes).
+        """Return the number of each client's examples per class: (N, classes) int64.
 
         Raises:
             UserError: the labels are not classes.
         """
         if n_classes is None:
-            raise UserError("class counts are asked for, and the labels of this data set are no classes.")
+            raise UserError("class counts are asked for, but the labels of this data set are not classes.")
         of_client, first = (
             np.repeat(np.arange(len(self)), self.rows.sizes),
             np.cumsum(self.rows.sizes) - self.rows.sizes,
@@ -225,11 +235,11 @@ class Clients(Sequence[ClientData]):
         return torch.from_numpy(cells.reshape(len(self), n_classes))
 
     def on(self, store: Examples) -> "Clients":
-        """Return the same clients with ``store``, which is a copy of their store on another device."""
+        """Return the same clients on another device; ``store``: copy of all examples on that device."""
         device = store.y.device
         commons = self.commons.to(device) if self.commons else None
         return Clients(store, self.rows.to(device), self.n_own, commons)
 
     def with_commons(self, commons: Examples) -> "Clients":
-        """Return the same clients, which also hold ``commons``."""
+        """Return the same clients, each of which also holds the shared examples ``commons``."""
         return Clients(self.store, self.rows, self.n_own, commons)

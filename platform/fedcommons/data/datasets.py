@@ -1,6 +1,6 @@
 """The package's data sets as uint8 images in memory, and the loading and splitting of any data set.
 
-``digits`` comes with scikit-learn; torchvision's classes read the other data sets from its folders.
+``digits`` comes with scikit-learn. The other data sets are read by torchvision's classes from torchvision's folders.
 """
 
 import os
@@ -21,7 +21,10 @@ from fedcommons.storage.paths import user_path
 
 
 def data_folder(dir: str | None) -> Path:
-    """Return the folder of the data sets: ``dir`` (the field ``data.dir``), else FEDCOMMONS_DATA, else ./data."""
+    """Return the folder of the data sets: ``dir``, or the environment variable FEDCOMMONS_DATA, or ./data.
+
+    dir: the value of the configuration field ``data.dir``, or None.
+    """
     return user_path("data.dir" if dir else "FEDCOMMONS_DATA", dir or os.environ.get("FEDCOMMONS_DATA") or "data")
 
 
@@ -35,26 +38,31 @@ def load(
     augment: bool | None = None,
     standardise: bool = True,
 ) -> Dataset:
-    """Build and read a data set, split off its validation part and use at most ``limit`` of its training images.
+    """Build a data set, split off a validation set and keep at most ``limit`` of the remaining training images.
 
-    The splits depend on the data set's name only, so runs with different seeds are evaluated on the same images. Draws
-    from the global random generators while the data set is built and read also depend on the name only.
+    Random splits depend on the data set's name only, so runs with different seeds are evaluated on the same images.
+    Global random generators are also seeded by the name while the data set is built.
 
-    make: returns a ``Source``, or an object that ``user_data.read`` accepts. validation: share of the training images.
-    validation_from: ``random`` or ``last``. augment: None uses the data set's value. standardise: whether the mean is
-    subtracted from the values that models see, and the result divided by the standard deviation.
+    Args:
+        name: name of the data set, for messages and as the key of random draws.
+        make: function that returns a ``Source``, or an object that ``user_data.read`` accepts.
+        validation: share of the training images that becomes the validation set.
+        validation_from: ``random`` or ``last``, the choice of the validation images.
+        limit: maximum number of training images; None: no limit.
+        augment: whether clients flip and crop images in training; None: the data set's value.
+        standardise: whether models see (value - mean) / standard deviation; otherwise they see the values themselves.
 
     Raises:
-        UserError: the data set is missing, is damaged or has a form that ``user_data.read`` refuses, it has fewer
-            training images than ``limit``, or ``standardise`` is false and its examples are not images.
+        UserError: the data set is missing or damaged, ``user_data.read`` refuses its form, there are fewer training
+            images than ``limit``, or ``standardise`` or ``augment`` does not fit examples that are not images.
     """
     with keyed_globals("data set", name):
         source, origin = user_data.read(name, make())
     train = source.train
     if not standardise and train.x.dtype != torch.uint8:
         raise UserError(
-            f"data.standardise must be true for data set {name}: it is for images of whole numbers 0 to 255, and these "
-            "examples are seen as they are."
+            f"data.standardise must be true for data set {name}: only images of whole numbers 0 to 255 can be left "
+            "unstandardised, and its examples are not such images."
         )
     if augment and train.x.dim() != 4:
         raise UserError(
@@ -75,7 +83,8 @@ def load(
     rest, flip = np.sort(rest), augmented and source.flip
     stated = () if standardise else (STANDARDISATION,)
     if source.n_classes and any((part.y == source.n_classes - 1).any() for part in (validation_set, source.test)):
-        stated = (*stated, N_CLASSES)  # held-out examples also show the highest label
+        # The number of classes reveals nothing of a training example if a held-out example also has the highest label.
+        stated = (*stated, N_CLASSES)
     return Dataset(
         name=name,
         n_classes=source.n_classes,
@@ -104,7 +113,8 @@ def digits() -> Source:
     return Source(train, test, 10, (0.3053,), (0.3761,))
 
 
-# Mean and std of CIFAR are those of Fedssyn's released code; all others were computed from the training images.
+# CIFAR's mean and std are taken from Fedssyn's released code. The values of the other data sets were computed from the
+# training images.
 
 
 def mnist(dir: Path, download: bool) -> Source:
@@ -132,9 +142,9 @@ def cifar100(dir: Path, download: bool) -> Source:
 
 
 MOST_BYTES = 2**29
-"""Maximum size of a file: no file of these data sets is larger, and torchvision reads a whole file into memory."""
+"""Maximum size of a file in bytes: torchvision reads whole files into memory, and no data set has a larger file."""
 
-# Errors that torchvision raises if files are missing, truncated, of another format or not its pickles.
+# Types of errors that torchvision raises if files are missing, truncated, of another format, or other pickles.
 _UNREADABLE = (
     RuntimeError, OSError, ValueError, TypeError, AssertionError, EOFError, LookupError, AttributeError, ImportError,
     MemoryError, OverflowError, pickle.UnpicklingError,
@@ -170,10 +180,10 @@ def _torchvision(
 
 
 def _require_small(folder: Path) -> None:
-    """Check that no file in a folder is larger than ``MOST_BYTES``; a missing folder passes.
+    """Check that no file in a folder is larger than ``MOST_BYTES``. A missing folder passes the check.
 
     Raises:
-        ValueError: a file is larger.
+        ValueError: a file is larger than ``MOST_BYTES``.
     """
     for path in folder.iterdir() if os.path.isdir(folder) else ():
         if os.path.isfile(path) and (size := os.path.getsize(path)) > MOST_BYTES:
@@ -187,7 +197,10 @@ def _examples(part) -> Examples:
 
 
 def flaw(train: Examples, test: Examples, n_classes: int) -> str | None:
-    """Return a message on the first error in the images and labels; None if the data are complete and square."""
+    """Return a message on the first error in the images and labels; None if they have no error.
+
+    Images must be square uint8 arrays of one shape, with one label in 0 ... n_classes - 1 per image.
+    """
     for name, part in (("training", train), ("test", test)):
         if part.x.dtype != torch.uint8:
             return f"its {name} images are {part.x.dtype}, not uint8"

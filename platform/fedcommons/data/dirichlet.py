@@ -1,9 +1,13 @@
 """Random numbers of images per class and client, from Dirichlet distributions.
 
-``group_sizes``: draws each class's shares of the clients, many draws at a time, until a draw is accepted.
-``plain_sizes``: draws each class's shares of the clients and accepts every draw.
-``sizes_by_priors``: draws each client's shares of the classes; images are assigned one by one.
-``sizes_by_all_priors``: draws each client's shares of the classes; a class is split in the ratio of its shares.
+``group_sizes``: per class, draw the shares of the clients; repeat until every client has enough images.
+``plain_sizes``: per class, draw the shares of the clients once.
+``sizes_by_priors``: per client, draw the shares of the classes, then assign images one by one to clients of equal size.
+``sizes_by_all_priors``: per client, draw the shares of the classes, then split each class in the ratio of the clients'
+shares of the class.
+
+Arguments of all functions: ``class_sizes`` (classes,) numbers of images per class, ``alpha`` the concentration of the
+Dirichlet distribution, ``rng`` a seeded generator.
 """
 
 from math import lgamma
@@ -13,9 +17,10 @@ import numpy as np
 from fedcommons.errors import UserError
 
 MAX_DRAWS = 1_000_000
+"""Maximum number of draws in ``group_sizes`` before it raises an error."""
 
 HOPELESS = 1e-3
-"""If fewer accepted draws than this number are expected among ``MAX_DRAWS``, drawing stops or does not begin."""
+"""Minimum expected number of accepted draws among ``MAX_DRAWS``; below it ``group_sizes`` raises an error early."""
 
 
 def group_sizes(
@@ -23,8 +28,9 @@ def group_sizes(
 ) -> np.ndarray:
     """Draw the number of images per class and client: (classes, clients), with row sums ``class_sizes``.
 
-    For each class, proportions ~ Dir(alpha) over clients; a client that already holds its fair share gets 0, and the
-    proportions of the other clients are renormalised. The draw is repeated until every client has ``min_size`` images.
+    For each class, proportions ~ Dir(alpha) over clients. A client that already holds its fair share (the images of all
+    classes divided by the number of clients) gets 0, and the proportions of the other clients are renormalised. The
+    draw of all classes is repeated until every client has ``min_size`` images.
 
     Raises:
         UserError: no draw in a million was accepted, or no accepted draw can be expected (``HOPELESS``).
@@ -43,14 +49,15 @@ def group_sizes(
         )
     n_draws = 0
     while n_draws < MAX_DRAWS:
-        batch = min(64 if n_draws == 0 else 4096, MAX_DRAWS - n_draws)  # most settings are accepted at once
+        # With most arguments one of the first draws is accepted, so the first batch is small.
+        batch = min(64 if n_draws == 0 else 4096, MAX_DRAWS - n_draws)
         sizes = _draw(class_sizes, n_clients, alpha, batch, rng)  # (batch, classes, clients)
         accepted = np.flatnonzero(sizes.sum(1).min(1) >= min_size)
         if len(accepted):
             return sizes[accepted[0]]
         short, n_draws = (sizes.sum(1) < min_size).mean(), n_draws + batch
-        # Dirichlet shares are negatively associated: all clients have enough images less often than if each client
-        # had enough independently with the same probability. So this is an upper bound.
+        # (1 - short)^N is the probability that all N clients have enough images if they are independent. Dirichlet
+        # shares are negatively associated, so the true probability is at most this value.
         if batch > 64 and MAX_DRAWS * (1 - short) ** n_clients < HOPELESS:
             raise UserError(
                 f"the partition cannot be met: in {n_draws:,} draws with alpha = {alpha:g} {short:.0%} of {n_clients} "
@@ -65,10 +72,11 @@ def group_sizes(
 def _all_get_one(class_sizes: np.ndarray, n_clients: int, alpha: float) -> float:
     """Return an upper bound on the probability that a draw gives every client an image.
 
-    Each of K classes has a first client, so m = N - K further clients must get an image. In Polya's urn the i-th image
-    of a class goes to a new client with probability at most N alpha/i; the cuts of ``_draw`` favour new clients by at
-    most 1/(1 - 1/e) < 1.6. If the probabilities of these events sum to t, at least m events occur with probability
-    at most t^m/m!.
+    N: clients; K: classes that have images. The first image of each class reaches at most K clients, so at least
+    m = N - K images must go to a client that is new to their class. In Polya's urn the i-th image of a class goes to a
+    new client with probability at most N alpha/i. The rounding in ``_draw`` raises this probability by a factor of at
+    most 1/(1 - 1/e) < 1.6. If the probabilities over all images sum to t, at least m of these events occur with
+    probability at most t^m/m!.
     """
     n = class_sizes[class_sizes > 0]
     more = n_clients - len(n)
@@ -81,32 +89,33 @@ def _all_get_one(class_sizes: np.ndarray, n_clients: int, alpha: float) -> float
 def plain_sizes(class_sizes: np.ndarray, n_clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
     """Draw the number of images per class and client: (classes, clients), with row sums ``class_sizes``.
 
-    For each class, shares ~ Dir(alpha) over clients. Each client gets its share rounded down. Remaining images go
-    one by one to the client furthest below its share, at most one image per client.
+    For each class, shares ~ Dir(alpha) over clients. Each client gets its share of the class's images, rounded down.
+    The class's remaining images go to the clients that lost most by the rounding, at most one image per client.
     """
     shares = _shares(_log_gamma(alpha, (len(class_sizes), n_clients), rng)) * class_sizes[:, None]
     sizes = np.floor(shares).astype(np.int64)
-    below = np.argsort(np.argsort(sizes - shares, 1, kind="stable"), 1)  # 0: furthest below its share
+    below = np.argsort(np.argsort(sizes - shares, 1, kind="stable"), 1)  # rank of a client; 0: rounding cost it most
     return sizes + (below < (class_sizes - sizes.sum(1))[:, None])
 
 
 def sizes_by_priors(class_sizes: np.ndarray, n_clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
     """Draw the number of images per class and client: (classes, clients), with row sums ``class_sizes``.
 
-    Each client has a prior ~ Dir(alpha) over classes. Images are assigned one at a time, without replacement: to a
-    random client that is not full, from a class drawn from its prior. Acar et al. (2021) draw again if the class is
-    exhausted, which may never end. Here the class is drawn once, from the prior renormalised over the remaining
-    classes; the distribution is the same.
+    Each client has a prior ~ Dir(alpha) over classes. Images are assigned one at a time, without replacement. Each step
+    picks a random client that is not full, and a class from the client's prior. Acar et al. (2021) draw again if the
+    class is exhausted, which may never end. Here the class is drawn once, from the prior renormalised over the classes
+    with remaining images. The distribution is the same.
 
-    Departs from the authors' code: if N does not divide n, sizes differ by one, and no image is left out.
+    Departs from the authors' code: all images are assigned, so clients' totals may differ by one image.
     """
-    log_prior = _log_gamma(alpha, (n_clients, len(class_sizes)), rng)  # up to a constant per client: it cancels
+    # The logarithm of the prior up to a constant per client, which does not change the draws below.
+    log_prior = _log_gamma(alpha, (n_clients, len(class_sizes)), rng)
     sizes = np.zeros((len(class_sizes), n_clients), dtype=np.int64)
     unspent = class_sizes.copy()
     remaining = np.flatnonzero(unspent)
     for client in _turns(np.diff(class_sizes.sum() * np.arange(n_clients + 1) // n_clients), rng):
-        # Gumbel-max draws in proportion to the prior in log space: it also works if the prior of all remaining
-        # classes would underflow to zero.
+        # The Gumbel-max trick draws a class in proportion to the prior. It works with logarithms, because the priors of
+        # all remaining classes may underflow to zero.
         c = remaining[np.argmax(log_prior[client, remaining] + rng.gumbel(size=len(remaining)))]
         sizes[c, client] += 1
         unspent[c] -= 1
@@ -118,10 +127,11 @@ def sizes_by_priors(class_sizes: np.ndarray, n_clients: int, alpha: float, rng: 
 def sizes_by_all_priors(class_sizes: np.ndarray, n_clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
     """Draw the number of images per class and client: (classes, clients), with row sums ``class_sizes``.
 
-    Client i has a prior p_i ~ Dir(alpha) over classes, and the share p_ic / sum_j p_jc of class c. Each client gets its
-    share rounded down. Each remaining image goes to a client drawn uniformly from all clients.
+    Client i has a prior p_i ~ Dir(alpha) over classes. Its share of the images of class c is p_ic / sum_j p_jc, with
+    the sum over all clients j. Each client gets its share of the images, rounded down. Each remaining image of a class
+    goes to a client drawn uniformly from all clients.
 
-    Departs from FedCVAE's code: logarithms are drawn, as most priors underflow to 0 for alpha = 0.001.
+    Departs from FedCVAE's code: logarithms of priors are drawn, because most priors underflow to 0 for alpha = 0.001.
     """
     log_gamma = _log_gamma(alpha, (n_clients, len(class_sizes)), rng)
     log_prior = log_gamma - np.logaddexp.reduce(log_gamma, axis=1, keepdims=True)
@@ -130,10 +140,10 @@ def sizes_by_all_priors(class_sizes: np.ndarray, n_clients: int, alpha: float, r
 
 
 def _turns(sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return the client of each image, in order: uniform over the clients with fewer images than ``sizes``.
+    """Return a random sequence of clients, (sum of ``sizes``,), in which client i occurs ``sizes[i]`` times.
 
-    Every client has a Poisson clock of the same rate, which stops when it is full; the next ring is uniform over the
-    running clocks.
+    Each entry is uniform over the clients that have not yet occurred ``sizes[i]`` times. Every client has a Poisson
+    clock of the same rate, which stops after ``sizes[i]`` rings. The next ring is uniform over the running clocks.
     """
     rings = np.cumsum(rng.standard_exponential((len(sizes), sizes.max())), 1)
     until_full = np.arange(sizes.max()) < sizes[:, None]
@@ -148,7 +158,7 @@ def _draw(class_sizes: np.ndarray, n_clients: int, alpha: float, batch: int, rng
         if n == 0:
             continue
         log_gamma = _log_gamma(alpha, (batch, n_clients), rng)
-        log_gamma[assigned >= fair] = -np.inf  # never all clients, as images remain
+        log_gamma[assigned >= fair] = -np.inf  # as images remain, at least one client is below its fair share
         cuts = np.floor(np.cumsum(_shares(log_gamma), 1) * n + 1e-9).astype(np.int64)
         cuts[:, -1] = n
         sizes[:, c] = np.diff(cuts, axis=1, prepend=0)
@@ -157,11 +167,11 @@ def _draw(class_sizes: np.ndarray, n_clients: int, alpha: float, batch: int, rng
 
 
 def _log_gamma(alpha: float, shape: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
-    """Draw logarithms of Gamma(alpha) variables; for alpha = 0.01 most variables would underflow to 0."""
+    """Draw logarithms of Gamma(alpha) variables, as most of the variables underflow to 0 for alpha = 0.01."""
     return np.log(rng.standard_gamma(alpha + 1, shape)) + np.log1p(-rng.random(shape)) / alpha
 
 
 def _shares(log_weights: np.ndarray) -> np.ndarray:
-    """Return each row in proportion to e^log_weights, with sum 1."""
+    """Return the softmax of each row of ``log_weights``: values in proportion to e^log_weights with row sum 1."""
     weights = np.exp(log_weights - log_weights.max(1, keepdims=True))
     return weights / weights.sum(1, keepdims=True)

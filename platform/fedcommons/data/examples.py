@@ -1,4 +1,4 @@
-"""Examples with labels in memory, and a data set with its training, validation and test examples."""
+"""Containers for labelled examples in memory, and for a data set of training, validation and test examples."""
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -14,11 +14,12 @@ from fedcommons.errors import UserError
 
 @dataclass(frozen=True)
 class Examples:
-    """Examples and labels: x (n, C, H, W) uint8, floating features (n, ...) or tokens (n, length).
+    """n examples with labels.
 
-    y: (n,) int64 classes; floats (n,) or (n, k) for regression; zeros if there are no labels. groups: (n,) int64, the
-    source of each example (a writer, a hospital), or None. factors: further attributes of the examples, (n,) int64 by
-    name.
+    x: uint8 images (n, C, H, W), floating features (n, ...) or tokens (n, length).
+    y: (n,) int64 classes; floats (n,) or (n, k) for regression; zeros if there are no labels.
+    groups: (n,) int64, the number of each example's source (such as a writer or a hospital), or None.
+    factors: further attributes of the examples (such as the camera or the year), (n,) int64 by name.
     """
 
     x: Tensor
@@ -38,14 +39,14 @@ class Examples:
 
     @cached_property
     def digest(self) -> str:
-        """Hash the shapes, types and bytes of x and y; the first access computes the hash."""
+        """Return a hash of the shapes, types and bytes of x and y. It is computed once, at the first access."""
         hashed = blake2b(digest_size=12)
         for t in (self.x, self.y):
             _add(hashed, "", t)
         return hashed.hexdigest()
 
     def to(self, device: torch.device) -> "Examples":
-        """Return the same examples on ``device``."""
+        """Return a copy of the object whose tensors are on ``device``."""
         groups = None if self.groups is None else self.groups.to(device)
         factors = {name: values.to(device) for name, values in self.factors.items()}
         return Examples(self.x.to(device), self.y.to(device), groups=groups, factors=factors)
@@ -59,9 +60,11 @@ STANDARDISATION, N_CLASSES = "mean and standard deviation of all clients' images
 class Source:
     """The data that a data set component returns.
 
-    n_classes: None if the labels are not classes. mean, std: per channel; of pixels scaled to [0, 1] for uint8 images,
-    else of the examples themselves. augment: clients flip and crop images in training. flip: mirrored images are as
-    likely, so generators may train on them. computed: names of the values computed from the training examples.
+    n_classes: number of classes; None if the labels are not classes.
+    mean, std: one number per channel, of pixels scaled to [0, 1] for uint8 images, and of the values of other examples.
+    augment: whether clients flip and crop images in training.
+    flip: whether a mirrored image is as probable as the image, so that generators may train on mirrored images.
+    computed: names of the values that were computed from the training examples (``STANDARDISATION``, ``N_CLASSES``).
     """
 
     train: Examples
@@ -79,8 +82,10 @@ class Source:
 class Origin:
     """The positions of the training examples in the set that the data set component returned, and the group names.
 
-    rows: (n,) position of each example in the returned training set, or in the only returned set. given: number of
-    examples in that set. group_names: (G,) of any type, or None. notes: messages to the user on how the data were read.
+    rows: (n,) position of each training example in the returned training set, or in the only set if there is one.
+    n_given: number of examples in that returned set.
+    group_names: (G,) names of the G groups, of any type, or None.
+    notes: messages to the user on how the data were read.
     """
 
     rows: np.ndarray
@@ -90,17 +95,23 @@ class Origin:
 
     @property
     def moved(self) -> bool:
-        """Return whether an example i is not row i or rows are held out: then row numbers of a file would mislead."""
+        """Return whether some training example i is not row i of the returned set, or some rows are held out.
+
+        Then an example's number is not its row number in the user's file.
+        """
         return len(self.rows) < self.n_given or bool((self.rows != np.arange(self.n_given)).any())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """Training, validation and test examples; mean and std per channel of pixels scaled to [0, 1].
+    """A data set with training, validation and test examples.
 
-    n_classes: None if there are no labels or the labels are not classes. augment: clients flip and crop images in
-    training. flip: generators mirror images in training. origin: origin of the training examples. computed: names of
-    the values computed from the training examples without noise (``STANDARDISATION``, ``N_CLASSES``).
+    n_classes: number of classes; None if there are no labels or the labels are not classes.
+    mean, std: one number per channel, of pixels scaled to [0, 1]; models see (value - mean) / std.
+    augment: whether clients flip and crop images in training. flip: whether generators mirror images in training.
+    origin: positions of the training examples in the set that the data set component returned.
+    computed: names of the values that were computed from the training examples without noise (``STANDARDISATION``,
+        ``N_CLASSES``).
     """
 
     name: str
@@ -117,13 +128,13 @@ class Dataset:
 
     @property
     def classes(self) -> int:
-        """Return ``n_classes`` of a data set whose labels are classes.
+        """Return ``n_classes``, the number of classes, after a check that the labels are classes.
 
         Raises:
             UserError: the labels are not classes.
         """
         if self.n_classes is None:
-            raise UserError(f"the labels of {self.name} are no classes.")
+            raise UserError(f"the labels of {self.name} are not classes.")
         return self.n_classes
 
     @property
@@ -133,13 +144,13 @@ class Dataset:
 
     @property
     def targets(self) -> int | None:
-        """Return k, the number of values in a regression label; None for classes and without labels."""
+        """Return the number of values in a regression label; None if labels are classes or there are no labels."""
         y = self.train.y
         return (y.shape[1] if y.dim() > 1 else 1) if y.is_floating_point() else None
 
     @cached_property
     def digest(self) -> str:
-        """Hash the names, shapes, types and bytes of all columns of the training, validation and test examples."""
+        """Return a hash of the training, validation and test examples: all columns' names, shapes, types and bytes."""
         hashed = blake2b(digest_size=12)
         for name in ("train", "validation", "test"):
             examples: Examples = getattr(self, name)
@@ -157,6 +168,6 @@ def _add(hashed: blake2b, name: str, t: Tensor) -> None:
 
 
 def without_images(dataset: Dataset) -> Dataset:
-    """Return the data set without examples: its shape, classes and normalisation are small to send."""
+    """Return a copy without examples, which keeps shapes, n_classes and mean and std and is small to send."""
     empty = dataset.train[slice(0, 0)]
     return replace(dataset, train=empty, validation=empty, test=empty, origin=None)

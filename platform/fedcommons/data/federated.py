@@ -1,4 +1,4 @@
-"""The clients' partitioned data and the public facts, which are the input of a sharing strategy."""
+"""The input of a sharing strategy: the clients' partitioned data and public facts, such as the number of classes."""
 
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -12,10 +12,13 @@ from fedcommons.deprecated import accepts_old_names
 class ClientDatasets:
     """The clients' real data after the partition, and public facts.
 
-    own: the clients' rows of all training images. n_classes: None if the labels are not classes. flip: mirrored images
-    are as likely. seed: the run's seed. is_secret: the noise is secret and cannot be drawn again. salt: the salt of an
-    audit, which replaces the secret salts. before: hash of examples and rows, with the hash of the examples as it was
-    first computed.
+    clients: the clients' data, as rows of the store of all training examples.
+    n_classes: number of classes; None if the labels are not classes.
+    flip: whether a mirrored image is as probable as the image.
+    seed: the run's seed.
+    is_secret: whether noise comes from secret salts (random bytes), so that an attacker cannot draw it again.
+    salt: bytes that are mixed into the seeds of the noise if it is not secret; audits set them.
+    before: hash of the examples and of the clients' rows at the time of the construction.
     """
 
     clients: Clients
@@ -31,7 +34,7 @@ class ClientDatasets:
 
     @property
     def now(self) -> str:
-        """Hash the present examples and rows, as ``before`` hashes their first state."""
+        """Return the hash of the present examples and rows; it differs from ``before`` if user code changed them."""
         return self._with_rows(self.clients.store[slice(None)].digest)
 
     def _with_rows(self, examples: str) -> str:
@@ -41,17 +44,20 @@ class ClientDatasets:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the shape of an example."""
+        """Return the shape of one example, (C, H, W) for images."""
         return tuple(self.clients.store.x.shape[1:])
 
     @property
     def itemsize(self) -> int:
-        """Return the bytes per number of an example: 1 for uint8 images."""
+        """Return the number of bytes of one value of an example, such as 1 for a pixel of a uint8 image."""
         return self.clients.store.x.element_size()
 
     @property
     def label_nbytes(self) -> int:
-        """Return the bytes of a sent label: one for up to 256 classes; for regression, the bytes of its floats."""
+        """Return the number of bytes of one label in a message.
+
+        A label is one byte for up to 256 classes, its floats for regression, and 0 bytes if there are no labels.
+        """
         y = self.clients.store.y
         if y.is_floating_point():
             return y[:1].nbytes // len(y[:1])
@@ -59,5 +65,5 @@ class ClientDatasets:
 
     @property
     def n_total(self) -> int:
-        """Return the number of real examples of all clients."""
+        """Return the number of real training examples in the store of all clients."""
         return len(self.clients.store)

@@ -12,9 +12,9 @@ Join = Annotated[int | None, "[1, 1e9]"]
 
 
 def by_group(groups: np.ndarray, rng: np.random.Generator, join: Join = None) -> Rows:
-    """Create one client for each group that has training rows, in the order of the groups' names.
+    """Create one client for each group (source of examples) that has training rows, in the order of the group names.
 
-    N is the number of these groups.
+    The number of clients N is the number of groups with training rows, or ``join``.
 
     Args:
         join: number of clients among which the groups are divided equally at random; default: one client per group
@@ -25,7 +25,9 @@ def by_group(groups: np.ndarray, rng: np.random.Generator, join: Join = None) ->
 def by_factor(
     factors: Mapping[str, np.ndarray], rng: np.random.Generator, factor: str | None = None, join: Join = None
 ) -> Rows:
-    """Create one client for each value of a factor that has training rows; N is the number of these values.
+    """Create one client for each value of a factor (attribute of examples) that has training rows.
+
+    The number of clients N is the number of values with training rows, or ``join``.
 
     Args:
         factor: name of the factor; default: the only one that the data set has
@@ -38,7 +40,7 @@ def by_factor(
 
 
 def _pieces(values: np.ndarray) -> Rows:
-    """Return the rows of each value, in the order of the values."""
+    """Return one vector of row numbers per value that occurs in ``values`` (n,), in ascending order of the values."""
     counts = np.bincount(values)
     return cut(values.argsort(kind="stable"), counts[counts > 0])
 

@@ -1,7 +1,8 @@
-"""Partitions of the training data over clients, each with its fingerprint and class counts.
+"""Partitions of the training data over clients: IID, label skew by Dirichlet distributions, and quantity skew.
 
-alpha: Dirichlet concentration; N: clients; n_aux: number of clients in a group that shares a part of the data (Lin et
-al., NeurIPS 2020, arXiv:2006.07242, as in Fedssyn's released code, github.com/lyn1874/fedssyn).
+alpha: concentration of the Dirichlet distribution; N: number of clients; n_aux: number of clients in a group. Each
+group of clients divides an equal fraction of the training data among its clients (Lin et al., NeurIPS 2020,
+arXiv:2006.07242, as in Fedssyn's released code, github.com/lyn1874/fedssyn).
 """
 
 import hashlib
@@ -23,14 +24,14 @@ Alpha = Annotated[float, "[1e-300, 1e30]"]  # with a smaller alpha, logarithms o
 
 @dataclass(frozen=True)
 class Partitioned:
-    """The rows of the training data per client, with class counts and fingerprint."""
+    """The row numbers of each client's training examples, and the number of examples per client and class."""
 
     rows: Rows
     class_counts: np.ndarray | None  # (N, classes); None if labels are not classes
 
     @staticmethod
     def from_rows(rows: Rows, labels: np.ndarray, n_classes: int | None) -> "Partitioned":
-        """Build the object from the clients' rows, and count the classes of these rows in ``labels``."""
+        """Build the object from one vector of row numbers per client; class counts come from ``labels`` (n,)."""
         if n_classes is None:
             return Partitioned(rows, None)
         clients = np.repeat(np.arange(len(rows)), [len(r) for r in rows])
@@ -39,7 +40,7 @@ class Partitioned:
 
     @property
     def fingerprint(self) -> str:
-        """Return a hash of all clients' rows; runs with equal seeds are comparable only if their hashes are equal."""
+        """Return a hash of all clients' row numbers; two runs with equal seeds are comparable only if it is equal."""
         digest = hashlib.sha256()
         for rows in self.rows:
             digest.update(len(rows).to_bytes(8, "little") + rows.astype("<i8").tobytes())
@@ -49,54 +50,59 @@ class Partitioned:
 class Partition(Protocol):
     """A function that assigns the rows of the training data to clients, every row to at most one client.
 
-    Its parameters are any of labels (n,) or (n, k), groups (n,), factors ((n,) by name), rows (n,), n_clients,
-    n_classes, rng (a keyed numpy generator), seed (keyed), and constants with defaults. It returns one sequence of
-    positions in these vectors, 0 ... n - 1, per client; N is the length of the result. rows[j] is the position of
-    example j in the training set that the data set component returned, before any rows were held out.
+    The function may have any of the parameters below, and constants with defaults as further parameters. It returns one
+    sequence of row numbers in 0 ... n - 1 per client, so the number of clients N is the length of the result.
+
+    labels: (n,) or (n, k). groups: (n,) number of each example's source. factors: further attributes, (n,) by name.
+    rows: (n,) position of each example in the set that the data set component returned, before rows were held out.
+    n_clients, n_classes: numbers. rng: numpy generator, and seed: integer, both derived from the run's seed.
     """
 
     def __call__(self, *args: Any, **constants: Any) -> Sequence[Any]: ...
 
 
 def partition(name: str, deal: Callable[[], Sequence[Any]], labels: np.ndarray, n_classes: int | None) -> Partitioned:
-    """Partition the rows of ``labels`` (n, ...) with ``deal`` and check the result; name: name of the partition.
+    """Call ``deal``, which returns one sequence of row numbers per client, check the result and count the classes.
+
+    name: name of the partition, for messages. labels: (n, ...). n_classes: None if the labels are not classes.
 
     Raises:
-        UserError: a condition cannot be met, or rows do not exist or are assigned twice.
+        UserError: a client has no rows, rows do not exist or are assigned twice, or ``deal`` cannot meet a condition.
     """
     rows = _whole_rows(name, deal(), len(labels))
     if empty := [i for i, r in enumerate(rows) if len(r) == 0]:
         raise UserError(
-            f"the partition cannot be met: {name} leaves client {empty[0]} without images; "
+            f"the partition cannot be met: partition {name} gives client {empty[0]} no images; "
             "use fewer clients or more images."
         )
     return Partitioned.from_rows(rows, labels, n_classes)
 
 
 def _whole_rows(name: str, clients: Sequence[Any], n: int) -> Rows:
-    """Return the clients' rows as int64, after a check that each is in 0 ... n - 1 and assigned at most once."""
-    requirement = f"partition.name {quote(name)} must give a list with the rows of each client, whole numbers"
+    """Return each client's row numbers as int64, after a check that each is in 0 ... n - 1 and occurs only once."""
+    requirement = f"partition.name {quote(name)} must return a list with each client's row numbers (integers)"
     if isinstance(clients, Mapping) or not isinstance(clients, Iterable):
         raise UserError(f"{requirement}, got {kind_of(clients)}.")
     rows: Rows = []
-    for client, values in enumerate(islice(clients, n + 1)):  # more clients than rows are an error, and may be endless
+    # A user's function may return an endless iterator. More clients than rows are an error, so n + 1 clients suffice.
+    for client, values in enumerate(islice(clients, n + 1)):
         t = as_tensor(f"partition.name {quote(name)}", f"rows of client {client}", values)
         if t.dim() != 1 or (len(t) and (t.is_floating_point() or t.dtype == torch.bool)):
             hint = "; np.flatnonzero gives a mask's rows" if t.dtype == torch.bool else ""
             raise UserError(f"{requirement}, got {tuple(t.shape)} {t.dtype} for client {client}{hint}.")
         rows.append(t.long().numpy())
     if not rows:
-        raise UserError(f"{requirement}, got an empty one.")
+        raise UserError(f"{requirement}, got an empty list.")
     everything = np.concatenate(rows)
     if len(everything) and (everything.min() < 0 or everything.max() >= n):
-        raise UserError(f"partition.name {quote(name)} deals rows outside of 0 ... {n - 1}.")
+        raise UserError(f"partition.name {quote(name)} returns rows outside of 0 ... {n - 1}.")
     if len(everything) and np.bincount(everything).max() > 1:
-        raise UserError(f"partition.name {quote(name)} deals a row twice.")
+        raise UserError(f"partition.name {quote(name)} assigns a row twice.")
     return rows
 
 
 def iid(labels: np.ndarray, n_clients: int, rng: np.random.Generator) -> Rows:
-    """Shuffle the rows and cut them into N parts of equal size."""
+    """Shuffle the rows and cut them into N slices whose sizes differ by at most one row."""
     return _equal_slices(rng.permutation(len(labels)), n_clients)
 
 
@@ -111,9 +117,10 @@ def dirichlet_classes(
 ) -> Rows:
     """Lin et al. (2020), as in Fedssyn: groups of n_aux clients; per class, shares ~ Dir(alpha) over a group's clients.
 
-    A client that holds its fair share gets no more. A group is redrawn until every client has at least half of its fair
-    share. With ``recut`` the clients' lists are joined and cut into N equal slices, so a slice may hold classes of the
-    neighbouring list.
+    The fair share is the group's number of rows divided by its number of clients. A client that holds its fair share
+    gets no rows of further classes. A group's shares are redrawn until every client has at least half of its fair
+    share. With ``recut`` the clients' lists of rows are joined and cut into N equal slices. So a slice may contain rows
+    that were drawn for the neighbouring client.
 
     Args:
         alpha: concentration of the Dirichlet distribution; smaller is more heterogeneous
@@ -139,7 +146,8 @@ def dirichlet_niid(
 ) -> Rows:
     """NIID-Bench (Li et al. 2022): per class Dir(alpha) over all clients; unequal sizes, at least 10 images per client.
 
-    A client that holds its fair share gets no more; the draw is repeated until every client has at least 10 images.
+    A client that holds its fair share of images, n/N, gets no images of further classes. The draw is repeated until
+    every client has at least 10 images.
 
     Args:
         alpha: concentration of the Dirichlet distribution; smaller is more heterogeneous
@@ -164,8 +172,9 @@ def dirichlet_clients_all(
 ) -> Rows:
     """FedCVAE (Heinbaugh et al. 2023): per client p_i ~ Dir(alpha), class c split by p_ic / sum_j p_jc; unequal sizes.
 
-    Clients without images are dropped, so N may be smaller than n_clients; the released code raises an error instead.
-    No client is dropped if every class has at least (classes x n_clients) images, as the largest p_ic is >= 1/classes.
+    p_i is client i's distribution over classes, and the sum is over all clients j. Clients without images are dropped,
+    so N may be smaller than n_clients. In this case the released code raises an error. No client is dropped if every
+    class has at least (classes x n_clients) images, because the largest of a client's p_ic is at least 1/classes.
 
     Args:
         alpha: concentration of the Dirichlet distribution; smaller is more heterogeneous
@@ -179,8 +188,8 @@ def dirichlet_plain(
 ) -> Rows:
     """Makkonen et al. (2024): per class Dir(alpha) over clients, without a cap; clients without images are dropped.
 
-    So N may be smaller than n_clients. Shares are rounded down; then each remaining image of a class goes to the client
-    furthest below its share.
+    So N may be smaller than n_clients. A client's number of images per class is rounded down. The class's remaining
+    images go to the clients that lost most by the rounding, one image per client.
 
     Args:
         alpha: concentration of the Dirichlet distribution; smaller is more heterogeneous
@@ -190,7 +199,7 @@ def dirichlet_plain(
 
 
 def single_class(labels: np.ndarray, n_clients: int, n_classes: int, rng: np.random.Generator) -> Rows:
-    """Assign all images of class l to client l."""
+    """Assign all images of class l to client l; the number of clients must be the number of classes."""
     if n_clients != n_classes:
         raise UserError(
             f"partition single_class needs one client for each of the {n_classes} classes, "
@@ -209,7 +218,10 @@ def shards(
     """
     n = n_clients * per_client
     if labels.ndim > 1 or (labels == labels[0]).all():
-        raise UserError("partition shards sorts rows by their label, and here labels are none, alike or vectors.")
+        raise UserError(
+            "partition shards sorts rows by their label, but the labels are missing, all equal or vectors; use another "
+            "partition."
+        )
     if n > len(labels):
         raise UserError(f"partition.per_client = {per_client} needs {n} shards of {len(labels)} images; use fewer.")
     pieces = _equal_slices(labels.argsort(kind="stable"), n)
@@ -224,14 +236,15 @@ def quantity(
     alpha: Alpha = 0.5,
     power: Annotated[float, "[0, 10]"] = 1.0,
 ) -> Rows:
-    """Quantity skew (NIID-Bench, Li et al. 2022): client sizes differ, class shares do not; at least one row each.
+    """Quantity skew (NIID-Bench, Li et al. 2022): numbers of rows per client differ, and class shares do not.
 
-    Departs from the paper, which draws again until every client has ten rows: here each client first gets one row.
+    Departs from the paper: every client first gets one row, and only the other rows are divided by the random shares.
+    The paper draws the shares again until every client has ten rows.
 
     Args:
-        law: distribution of client sizes: dirichlet, a draw of Dir(alpha), or power, (i + 1)^-power of client i
+        law: distribution of rows over clients: dirichlet, one draw of Dir(alpha), or power, (i + 1)^-power for client i
         alpha: concentration of the Dirichlet distribution; smaller is more unequal
-        power: exponent of the power law; 0 gives all clients equal sizes
+        power: exponent of the power law; 0 gives all clients equal numbers of rows
     """
     by_power = np.arange(1, n_clients + 1) ** -power
     shares = by_power if law == "power" else rng.dirichlet(np.full(n_clients, alpha))
@@ -250,10 +263,11 @@ def labels_lognormal(
 ) -> Rows:
     """FedProx's MNIST (Li et al. 2020) and FLUTE's LR_MNIST: few labels per client, in log-normal amounts.
 
-    Client i holds the labels i, i + 1, ..., i + per_client - 1, modulo the number of classes. Of each label it gets
-    ``least`` images, and a share of the label's remaining images proportional to exp(spread z), z ~ N(0, 1).
+    Client i holds the labels i, i + 1, ..., i + per_client - 1, modulo the number of classes. For each of its labels,
+    the client gets ``least`` images, and a share of the label's remaining images. This share is proportional to
+    exp(spread z) with z ~ N(0, 1).
 
-    Departs from the paper's released code, which leaves some images unassigned: here all images are assigned.
+    Departs from the paper's released code: all images are assigned. The released code leaves some images unassigned.
 
     Args:
         per_client: number of labels per client
@@ -284,7 +298,7 @@ def labels_lognormal(
 
 
 def default_n_aux(n_clients: int, n_classes: int, alpha: float) -> int:
-    """Return the group size of Fedssyn's released code; in a group of many clients almost no draw is accepted."""
+    """Return n_aux as Fedssyn's released code chooses it. In large groups almost no draw would be accepted."""
     if n_clients == 40:
         return 20 if alpha >= 0.1 else 10
     if n_clients == 100 and n_classes <= 10:
@@ -303,23 +317,23 @@ def _deal(
     rng: np.random.Generator,
     min_size: int,
 ) -> Rows:
-    """Assign ``rows`` to ``n_clients`` in the sizes that ``group_sizes`` draws."""
+    """Draw the numbers of images per class and client by ``group_sizes``, and divide the shuffled ``rows`` by them."""
     class_sizes = np.bincount(labels[rows], minlength=n_classes)
     return _cut(rows, labels, group_sizes(class_sizes, n_clients, alpha, min_size, rng), rng)
 
 
 def _cut(rows: np.ndarray, labels: np.ndarray, sizes: np.ndarray, rng: np.random.Generator) -> Rows:
-    """Cut each class of the shuffled ``rows`` into consecutive pieces of ``sizes`` (classes, clients)."""
+    """Return each client's rows: ``sizes[c, i]`` of the shuffled ``rows`` of class c go to client i."""
     pieces = [np.split(rows[labels[rows] == c], np.cumsum(of_class)[:-1]) for c, of_class in enumerate(sizes)]
     return [rng.permutation(np.concatenate(of_client)) for of_client in zip(*pieces, strict=True)]
 
 
 def cut(rows: np.ndarray, sizes: np.ndarray) -> Rows:
-    """Cut ``rows`` into consecutive pieces of ``sizes``; for 10^5 pieces ``np.split`` takes ten times as long."""
+    """Cut ``rows`` into slices of the lengths ``sizes``. ``np.split`` is ten times slower for 10^5 slices."""
     return [rows[a:b] for a, b in pairwise([0, *np.cumsum(sizes).tolist()])]
 
 
 def _equal_slices(rows: np.ndarray, n: int) -> Rows:
-    """Cut ``rows`` into n consecutive slices whose sizes differ by at most one."""
+    """Cut ``rows`` into n consecutive slices whose lengths differ by at most one."""
     cuts = [len(rows) * i // n for i in range(n + 1)]
     return [rows[a:b] for a, b in pairwise(cuts)]

@@ -1,12 +1,13 @@
 """dSprites (Matthey et al. 2017, github.com/google-deepmind/dsprites-dataset) and sprites rendered from its factors.
 
-Factors, each numbered from 0: shape (square, ellipse, heart), scale (6), orientation (40), x (32, from the left), y
-(32, from the top). All combinations are 737,280 images. The label is the shape. ``quadrant_shape``: 3 times the
-quadrant (top left, top right, bottom left, bottom right) plus the shape, so ``by_factor`` creates 12 clients as Fedssyn
-does (appendix A.4).
+Factors, each numbered from 0: shape (square, ellipse, heart), scale (6 values), orientation (40), x (32, from the
+left), y (32, from the top). All combinations of values are 737,280 images. The label is the shape.
+The factor ``quadrant_shape`` is 3 times the quadrant (top left, top right, bottom left, bottom right) plus the shape.
+The partition ``by_factor`` creates one client for each of its 12 values, as Fedssyn does (appendix A.4).
 
-Images are sampled in a fixed order, keyed by the data set's name, with equal numbers for each of the 12 values. A tenth
-of each value's images is the test set. With all 737,280 images each value has 55,296 training and 6,144 test images.
+Images are sampled in a random order that depends on the data set's name only, in equal numbers for each of the 12
+values of ``quadrant_shape``. A tenth of each value's images belongs to the test set. With all 737,280 images, each
+value has 55,296 training and 6,144 test images.
 """
 
 import os
@@ -26,21 +27,23 @@ from fedcommons.storage.paths import user_path
 SIZES = {"shape": 3, "scale": 6, "orientation": 40, "x": 32, "y": 32}
 EVERY = 3 * 6 * 40 * 32 * 32
 CELLS = 12
+"""Number of combinations of quadrant and shape."""
 FILE = "dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz"
 TEST = 0.1
-"""Share of the test set in the images of each quadrant and shape."""
+"""Share of the images of each quadrant and shape that becomes the test set."""
 
 SIZE, MARGIN = 0.34, 0.28
-"""In rendered sprites, as shares of the image side: root of the largest area, and least distance of centre to edge."""
+"""Rendered sprites, as shares of the image side: square root of the area at the largest scale, and minimum distance
+between the sprite's centre and the image's edge."""
 HEART = 3.661972723
-"""Area of (u^2 + v^2 - 1)^3 <= u^2 v^3."""
+"""Area of the heart, the set of points (u, v) with (u^2 + v^2 - 1)^3 <= u^2 v^3."""
 MIDDLE = 0.2935
-"""Height of the centre of mass of the heart."""
+"""The coordinate v of the centre of mass of the heart."""
 FINE = 4
-"""A rendered pixel is the mean of FINE x FINE points."""
+"""A rendered pixel is the mean of FINE x FINE points inside the pixel."""
 
 Factors = Mapping[str, np.ndarray]
-"""Each factor's values, (n,), by name."""
+"""The factors of n images: factor name to the values (n,)."""
 
 Images = Annotated[int | None, "[24, 737280]"]
 Side = Annotated[int, "[8, 1024]"]
@@ -50,18 +53,19 @@ def dsprites(dir: Path, file: str | None = None, side: Side = 64, images: Images
     """The published dSprites: 737,280 binary images of 64x64.
 
     Args:
-        file: path of the npz; default: its published name in data.dir
-        side: pixels of a side, a divisor of 64; each pixel is the mean of the published pixels
+        file: path of the npz file; default: the published file's name in the folder data.dir
+        side: pixels of a side, a divisor of 64; each pixel is the mean of a square of the published pixels
         images: number of sampled images, with equal numbers per quadrant and shape; default: all
 
     Raises:
-        UserError: the file is missing, lacks its arrays, or has too few images or pixels.
+        UserError: the file is missing or lacks an array, ``side`` does not divide the published images' side, or
+            ``images`` is larger than the number of published images.
     """
     path = user_path("data.file", file) if file else dir / FILE
     pixels, classes = _read(path)
     if pixels.shape[1] % side:
         whole = pixels.shape[1]
-        raise UserError(f"data.side must divide the {whole} pixels of a side that {path} has, got {side}.")
+        raise UserError(f"data.side must divide {whole}, the side in pixels of the images in {path}, got {side}.")
     if images is not None and images > len(pixels):
         raise UserError(f"data.images must be at most the {len(pixels):,} images that {path} has, got {images}.")
     factors = dict(zip(SIZES, classes[:, 1:].T, strict=True))  # the first factor is the colour, always white
@@ -69,10 +73,10 @@ def dsprites(dir: Path, file: str | None = None, side: Side = 64, images: Images
 
 
 def procedural_sprites(side: Side = 32, images: Images = 12000) -> Source:
-    """Sprites rendered from the factors of dSprites; sizes differ from dSprites, and edges are grey.
+    """Sprites rendered from the factors of dSprites; their areas differ from dSprites, and edges are grey.
 
-    The three shapes have equal areas. The root of the area is 0.34 of the image side at the largest scale, and half of
-    that at the smallest.
+    The three shapes have equal areas. The square root of the area is 0.34 of the image side at the largest scale, and
+    0.17 of the image side at the smallest scale.
 
     Args:
         side: pixels of a side
@@ -86,18 +90,19 @@ def procedural_sprites(side: Side = 32, images: Images = 12000) -> Source:
 
 
 def quadrant_shape(factors: Factors) -> np.ndarray:
-    """Return 3 times the quadrant plus the shape: (n,) in 0..11."""
+    """Return 3 times the quadrant of the sprite's centre (0 to 3) plus the shape (0 to 2): (n,) in 0..11."""
     half = SIZES["x"] // 2
     return 3 * (2 * (factors["y"] >= half) + (factors["x"] >= half)) + factors["shape"]
 
 
 def split(cells: np.ndarray, images: int | None, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sorted training rows and test rows.
+    """Sample images in equal numbers per quadrant and shape; return the sorted training rows and sorted test rows.
 
-    cells: (n,) in 0..11. images: total number of sampled images, divided equally over the cells; None: all images.
+    cells: (n,) each image's ``quadrant_shape``, in 0..11. images: total number of sampled images; None: all images.
+    name: name of the data set, which seeds the random choice.
 
     Raises:
-        UserError: a cell has fewer images than requested.
+        UserError: a quadrant and shape has fewer images than requested, or fewer than two are requested.
     """
     train, test = [], []
     for cell in range(CELLS):
@@ -105,8 +110,8 @@ def split(cells: np.ndarray, images: int | None, name: str) -> tuple[np.ndarray,
         wanted = len(available) if images is None else images // CELLS + (cell < images % CELLS)
         if not 2 <= wanted <= len(available):
             raise UserError(
-                f"data set {name}: {wanted} images of each quadrant and shape are wanted, at least 2, and of one there "
-                f"are {len(available)}."
+                f"data set {name}: at least 2 images of each quadrant and shape are needed (here {wanted}), but one "
+                f"quadrant and shape has {len(available)}."
             )
         chosen = available[numpy_generator("sprites", name, cell).permutation(len(available))[:wanted]]
         n_test = max(1, int(TEST * wanted))
@@ -128,7 +133,7 @@ def _source(name: str, factors: Factors, images: int | None, pixels: Callable[[n
 
 
 def _coarse(pixels: np.ndarray, side: int) -> np.ndarray:
-    """Average pixels 0 and 1 (n, S, S) over squares: (n, side, side) in 0..255."""
+    """Shrink images of pixels 0 and 1, (n, S, S), to means over squares of pixels: (n, side, side) in 0..255."""
     each = pixels.shape[1] // side
     if each == 1:
         return pixels * np.uint8(255)
@@ -137,9 +142,10 @@ def _coarse(pixels: np.ndarray, side: int) -> np.ndarray:
 
 
 def render(factors: Factors, side: int) -> np.ndarray:
-    """Render white sprites on black, (n, side, side) uint8, from factors (n,) by name.
+    """Render white sprites on a black background, (n, side, side) uint8, from the factors of n images.
 
-    Orientation k is a rotation by 2 pi k/40; centres lie in equal steps from ``MARGIN`` to 1 - ``MARGIN``.
+    Orientation k is a rotation by 2 pi k/40. The factors x and y place the centre of the sprite in equal steps from
+    ``MARGIN`` to 1 - ``MARGIN`` of the image side.
     """
     pixels = np.empty((len(factors["shape"]), side, side), np.uint8)
     places = ((np.arange(FINE * side) + 0.5) / (FINE * side)).astype(np.float32)
@@ -147,7 +153,7 @@ def render(factors: Factors, side: int) -> np.ndarray:
         of_shape = np.flatnonzero(factors["shape"] == shape)
         for rows in np.array_split(of_shape, len(of_shape) // 128 + 1):
             some = {name: values[rows, None, None].astype(np.float32) for name, values in factors.items()}
-            root = SIZE * (5 + some["scale"]) / 10  # root of the area
+            root = SIZE * (5 + some["scale"]) / 10  # square root of the area, as a share of the image side
             x, y = (MARGIN + (1 - 2 * MARGIN) * some[name] / 31 for name in ("x", "y"))
             right, up = places[None, None, :] - x, y - places[None, :, None]
             turn = 2 * np.pi * some["orientation"] / 40
@@ -158,7 +164,7 @@ def render(factors: Factors, side: int) -> np.ndarray:
     return pixels
 
 
-# Each function returns whether points lie in a shape of area 1 around 0; u points right, v up.
+# Each function below returns whether points (u, v), u to the right and v up, lie in a shape of area 1 around (0, 0).
 
 
 def _square(u: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -170,7 +176,7 @@ def _ellipse(u: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def _heart(u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Return whether (a^2 + b^2 - 1)^3 <= a^2 b^3, for u and v scaled and shifted to a and b."""
+    """Return whether (a^2 + b^2 - 1)^3 <= a^2 b^3; a, b: u, v scaled to area 1 and shifted to the centre of mass."""
     aa, b = u * u * HEART, v * HEART**0.5 + MIDDLE
     bb = b * b
     q = aa + bb - 1
@@ -178,7 +184,7 @@ def _heart(u: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Read the pixels (n, S, S) of 0 and 1, and the latent classes (n, 6).
+    """Read the images, (n, S, S) pixels 0 and 1, and the values of the six published factors, (n, 6).
 
     Raises:
         UserError: the file is missing, damaged or not the published file.

@@ -2,16 +2,17 @@
 
 Feature shift: the inputs x differ between clients, while the partition of the labels does not change.
 
-The data of client i of N, counted from 1, are shifted by  s i/N  for a size s:
+The data of client i are shifted by  s i/N,  where s is the size of the shift and the N clients are counted from 1:
 
 noise     Gaussian noise of variance s i/N on every value, with pixels scaled to [0, 1]   (NIID-Bench, Li et al. 2022,
           arXiv:2102.02079, section 4.2)
 rotation  images are rotated by s i/N degrees, with black corners
 colour    channel c of an image is multiplied by 1 + u_c s i/N, with u_c uniform on [-1, 1] and drawn once per client
 
-Shifted examples replace the real examples after the partition: the ledger and audits treat the shifted examples as the
-client's raw data. (A sharing strategy cannot shift, as it must not change clients' data.) A client's test rows are
-shifted as its training rows; the validation set and the common test set are not shifted.
+Shifted examples replace the real examples after the partition. The privacy ledger and audits treat the shifted examples
+as the client's raw data. (A sharing strategy cannot shift features, because it must not change the clients' data.)
+A client's test rows are shifted in the same way as its training rows. The validation set and the common test set are
+not shifted.
 """
 
 from dataclasses import replace
@@ -26,13 +27,14 @@ from fedcommons.errors import UserError
 from fedcommons.seeding import generator
 
 SIZES = {"noise": 0.1, "rotation": 90.0, "colour": 0.5}
-"""Default size s of each kind of shift."""
+"""Default size s of each kind of shift: noise variance, degrees, and the largest change of a colour's factor."""
 
 
 def shift_features(clients: Clients, kind: str, size: float | None, seed: int, part: str) -> Examples:
-    """Return the clients' store with each client's rows shifted; no row may belong to two clients.
+    """Return a copy of the clients' store in which each client's examples are shifted; clients must not share rows.
 
-    part: name of the data part, which keys the noise. size: s; None: the default of ``SIZES``.
+    kind: noise, rotation or colour. size: size s of the shift; None: the default in ``SIZES``. seed: the run's seed.
+    part: name of the set of examples (such as training), so that different sets get different noise.
 
     Raises:
         UserError: the examples are tokens, or the shift is for images and the examples are not images.
@@ -45,7 +47,8 @@ def shift_features(clients: Clients, kind: str, size: float | None, seed: int, p
     x = store.x.clone()
     for client in range(n):
         rows = clients.rows.ids(client)
-        draws = generator(seed, "shift", client, *([part] if kind == "noise" else []))  # one colour per client
+        # A client's training and test examples get different noise, but the same change of colours.
+        draws = generator(seed, "shift", client, *([part] if kind == "noise" else []))
         x[rows] = _shift(x[rows], kind, (size or SIZES[kind]) * (client + 1) / n, draws)
     return replace(store, x=x)
 
@@ -66,7 +69,7 @@ def _shift(x: Tensor, kind: str, by: float, draws: torch.Generator) -> Tensor:
 
 
 def flip_and_crop(x: Tensor, generator: torch.Generator, padding: int = 4) -> Tensor:
-    """Flip each image with probability 1/2 and crop it at random after zero padding.  x: (B, C, H, W), any type."""
+    """Flip each image of x (B, C, H, W) with probability 1/2, pad it by ``padding`` zeros and crop it at random."""
     b, _, h, w = x.shape
     flip = torch.rand(b, generator=generator) < 0.5
     top, left = (torch.randint(2 * padding + 1, (b, 1), generator=generator) for _ in range(2))
@@ -75,6 +78,6 @@ def flip_and_crop(x: Tensor, generator: torch.Generator, padding: int = 4) -> Te
     padded = F.pad(x, (padding,) * 4)
     index = torch.arange(b)[:, None, None].to(x.device), rows[:, :, None].to(x.device), columns[:, None].to(x.device)
     images = padded.permute(0, 2, 3, 1)[index].permute(0, 3, 1, 2)
-    # Not .contiguous(): it does not change one-channel images, whose strides convolutions read as channels-last and
-    # double backward passes do not; the kernels of the two layouts round differently.
+    # .contiguous() would not change one-channel images. Convolutions read the strides of such images as channels-last,
+    # double backward passes do not, and the kernels of the two memory layouts round differently.
     return images.clone(memory_format=torch.contiguous_format)

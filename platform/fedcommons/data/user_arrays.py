@@ -1,4 +1,4 @@
-"""Conversion of arrays of any library to tensors, with hints for objects that are not arrays of numbers."""
+"""Conversion of arrays of any library to tensors; errors name a conversion for objects that are not numeric arrays."""
 
 from typing import Any
 
@@ -18,29 +18,30 @@ _HOW = (
 
 
 def conversion_hint(thing: Any) -> str:
-    """Return a hint, after ``; ``, how to convert an object or a tuple's entries to arrays; empty if unknown."""
+    """Return "; " and a hint how the user converts an object, or a tuple's entries, to arrays; empty if unknown."""
     things = thing if isinstance(thing, tuple) else (thing,)
     return next((f"; {words}" for attribute, words in _HOW for t in things if hasattr(t, attribute)), "")
 
 
 def kind_of(thing: Any) -> str:
-    """Describe an object for a message: its type, and for a tuple also the types of its entries."""
+    """Return the name of an object's type for a message; for a tuple also its length and the types of its entries."""
     kind = type(thing).__name__
     return f"{kind} of {len(thing)} ({', '.join(type(t).__name__ for t in thing[:4])})" if kind == "tuple" else kind
 
 
 def is_array(thing: Any) -> bool:
-    """Return whether an object is a tensor, or an array of a library that numpy can convert."""
+    """Return whether an object is a tensor, or an array that numpy can convert."""
     return isinstance(thing, Tensor) or (hasattr(thing, "__array__") and hasattr(thing, "shape"))
 
 
 def as_tensor(whose: str, what: str, value: Any) -> Tensor:
-    """Return a dense tensor on the CPU with the numbers of ``given``; whose, what: names for messages.
+    """Convert ``value`` to a dense tensor on the CPU.
 
-    The tensor shares memory with ``given`` if this memory is writable; a mapped file or an array from Ray is copied.
+    The tensor shares memory with ``value`` if this memory is writable. A memory-mapped file or an array from Ray is
+    copied. ``whose`` and ``what``: names of the component and of its value, for messages.
 
     Raises:
-        UserError: ``given`` contains no numbers, or masked ones.
+        UserError: ``value`` contains no real numbers, or masked or sparse numbers.
     """
     if isinstance(value, list) and value and all(isinstance(item, Tensor) for item in value):
         tensors = [item.detach().cpu() for item in value]  # numpy accepts neither gradients nor bfloat16
@@ -56,19 +57,19 @@ def as_tensor(whose: str, what: str, value: Any) -> Tensor:
         return t.long() if t.dtype in (torch.uint16, torch.uint32, torch.uint64) else t
     array = as_array(whose, what, value)
     if array.dtype.kind == "u" and array.itemsize > 1:
-        array = array.astype(np.int64)  # torch adds and compares only uint8 of all unsigned types
+        array = array.astype(np.int64)  # uint8 is the only unsigned type that torch can add and compare
     native = array.dtype.newbyteorder("=")
     return torch.from_numpy(np.require(array, native, ["C", "W"]))
 
 
 def as_array(whose: str, what: str, value: Any) -> np.ndarray:
-    """Convert ``given`` to a numpy array; whose, what: names for messages.
+    """Convert ``value`` to a numpy array of numbers; ``whose`` and ``what`` are names for messages, see ``as_tensor``.
 
     Raises:
-        UserError: ``given`` contains no numbers, or masked ones.
+        UserError: ``value`` contains no numbers of at most 64 bits, or masked numbers.
     """
     mode = getattr(value, "mode", "L") if hasattr(value, "convert") else "L"
-    if mode not in ("L", "RGB", "F"):  # numbers of other modes, such as palette indices, are not brightnesses
+    if mode not in ("L", "RGB", "F"):  # PIL images of other modes hold other numbers, such as palette indices
         raise UserError(
             f"{whose}: {what} must be images of mode L or RGB, such as image.convert('RGB'), got {quote(mode)}."
         )
@@ -78,7 +79,7 @@ def as_array(whose: str, what: str, value: Any) -> np.ndarray:
         )
     try:
         array = np.asarray(value)
-    except ValueError as error:  # lists of unequal lengths
+    except ValueError as error:  # numpy refuses lists of unequal lengths
         raise UserError(f"{whose}: {what} must have one shape ({str(error).partition('.')[0]}).") from error
     if array.dtype.kind not in "biuf" or array.itemsize > 8:
         hint = "; np.unique(y, return_inverse=True)[1] numbers them" if what == "labels" else conversion_hint(value)
@@ -91,7 +92,7 @@ def as_array(whose: str, what: str, value: Any) -> np.ndarray:
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
-    """Return a copy for user code: numpy cannot write to it, and writes through torch do not reach the original."""
+    """Return a read-only copy for user code: writes through torch, which are possible, do not reach the original."""
     array = array.copy()
     array.setflags(write=False)
     return array

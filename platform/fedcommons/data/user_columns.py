@@ -1,7 +1,8 @@
-"""The conversion of a user's set of examples to columns: x, y, groups and factors.
+"""The conversion of a user's set of examples to columns: inputs x, labels y, groups and factors.
 
-A set is (x, y), (x, y, groups), ``Examples``, columns by name (a dict, a scikit-learn Bunch), or a map-style Dataset
-whose rows are (x, y) or columns by name (Hugging Face's). y is None if there are no labels.
+Groups are the sources of the examples (such as writers or hospitals), and factors are further attributes. Accepted
+forms of a set: (x, y), (x, y, groups), ``Examples``, columns by name (a dict or a scikit-learn Bunch), or a map-style
+Dataset whose rows are (x, y) or dicts of columns (Hugging Face's). y is None if there are no labels.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,20 +19,20 @@ from fedcommons.errors import UserError
 from fedcommons.seeding import global_states
 
 X, Y, GROUPS = ("x", "image", "img", "data"), ("y", "label", "target"), ("groups", "group")
-"""Accepted names of the columns, in a dict of columns or in a row."""
+"""Accepted names of the columns x, y and groups, in a dict of columns or in a row."""
 
 
 READ_AGAIN = 64
-"""Number of evenly spaced rows of a Dataset that are read twice; if reading draws random numbers, all rows are."""
+"""Number of evenly spaced rows of a Dataset that are read twice to detect random transforms."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a set, in the types that the user passed.
+    """The columns of a set of examples, in the types that the user passed.
 
-    read: the map-style Dataset from which the columns were read, the names of the columns in its rows (None: no names),
-    and copies of some (x, y) by row number; None if the set is not a Dataset. has_drawn: whether reading changed the
-    state of a global random generator.
+    read: None if the set is not a map-style Dataset. Otherwise a tuple of the Dataset, the names of the columns in a
+        row (None: rows have no names), and copies of (x, y) of some rows, by row number.
+    has_drawn: whether reading the Dataset changed the state of a global random generator.
     """
 
     x: Any
@@ -42,7 +43,7 @@ class Columns:
     has_drawn: bool = False
 
     def is_random(self) -> bool:
-        """Return whether rows of a map-style Dataset differ when they are read again."""
+        """Return whether some row of a map-style Dataset differs when it is read a second time."""
         if self.read is None:
             return False
         part, names, copies = self.read
@@ -52,13 +53,13 @@ class Columns:
                 again = [row[name] for name in names if name] if names else row
                 if not _is_same(copies.get(i, (self.x[i], self.y and self.y[i])), tuple(again[:2])):
                     return True
-        except Exception:  # any type: a row may fail when it is read again
+        except Exception:  # user code may raise any type of error when a row is read again
             return self.has_drawn
         return False
 
 
 def is_set(part: Any) -> bool:
-    """Return whether ``columns_of`` accepts the form of ``part``."""
+    """Return whether ``part`` has one of the forms of a set of examples that ``columns_of`` accepts."""
     if isinstance(part, tuple):
         columns = len(part) in (2, 3) and is_column(part[0]) and all(t is None or is_column(t) for t in part[1:])
         first = next(iter(part[1]), None) if isinstance(part[1], list) else None
@@ -76,13 +77,13 @@ def is_column(thing: Any) -> bool:
 
 
 def columns_of(what: str, part: Any) -> Columns:
-    """Return the columns of a set; what: name of the data set for messages.
+    """Return the columns of the set of examples ``part``; ``what``: name of the data set for messages.
 
     Raises:
-        UserError: the form of the set is unknown.
+        UserError: the form of ``part`` is unknown.
     """
     if not is_set(part):
-        raise UserError(f"{what}: its train and test must each be (x, y) or a map-style Dataset, got {kind_of(part)}.")
+        raise UserError(f"{what}: train and test must each be (x, y) or a map-style Dataset, got {kind_of(part)}.")
     if isinstance(part, Examples):
         return Columns(part.x, part.y, part.groups, part.factors)
     if isinstance(part, tuple):
@@ -94,19 +95,19 @@ def columns_of(what: str, part: Any) -> Columns:
 
 
 def _names(what: str, row: Mapping[str, Any]) -> tuple[str, str, str | None]:
-    """Return the names of x, y and groups in a row or in a dict of columns."""
+    """Return the names under which a row or a dict of columns stores x, y and groups; None if it has no groups."""
     names = [next((name for name in accepted if name in row), None) for accepted in (X, Y, GROUPS)]
     for name, accepted in zip(names[:2], (X, Y), strict=False):
         if name is None:
             raise UserError(
-                f"{what}: one of {', '.join(map(str, row))} must be named {' or '.join(accepted)}; else give "
+                f"{what}: one of {', '.join(map(str, row))} must be named {' or '.join(accepted)}; otherwise return "
                 "{'x': rows['a'], 'y': rows['b']}, or [(row['a'], row['b']) for row in rows]."
             )
     return str(names[0]), str(names[1]), names[2]
 
 
 def _read(what: str, part: Any) -> Columns:
-    """Read the columns of a map-style Dataset."""
+    """Read all rows of a map-style Dataset and return its columns, with copies of ``READ_AGAIN`` rows."""
     if not hasattr(part, "__len__"):
         raise UserError(f"{what}: a map-style Dataset must have a length.")
     xs, ys, groups, names = [], [], [], None
@@ -117,10 +118,11 @@ def _read(what: str, part: Any) -> Columns:
         if isinstance(row, Mapping):
             names = names or _names(what, row)
             if missing := [name for name in names if name and name not in row]:
-                raise UserError(f"{what}: row {i} has no {missing[0]}, and earlier ones have.")
+                raise UserError(f"{what}: row {i} has no {missing[0]}, but earlier rows have.")
             row = tuple(row[name] for name in names if name)
             groups += row[2:]
-        of_numbers = isinstance(row, list) and isinstance(next(iter(row), None), int | float)  # such as one-hot labels
+        # A list of numbers is not a pair (x, y); it may be a row of one-hot labels.
+        of_numbers = isinstance(row, list) and isinstance(next(iter(row), None), int | float)
         if not (isinstance(row, tuple | list) and len(row) >= 2) or of_numbers:
             raise UserError(
                 f"{what}: each row of a map-style Dataset must be (x, y), got {kind_of(row)}{conversion_hint(row)}."
@@ -134,7 +136,7 @@ def _read(what: str, part: Any) -> Columns:
 
 
 def _copied(value: Any) -> Any:
-    """Return a numpy copy of the numbers of any library."""
+    """Return a numpy copy of an array of any library; a tuple or list becomes a list of such copies."""
     if isinstance(value, tuple | list):
         return [_copied(item) for item in value]
     if isinstance(value, Tensor):
@@ -147,11 +149,11 @@ def _is_same(a: Any, b: Any) -> bool:
     if isinstance(a, tuple | list):
         return all(map(_is_same, a, b))
     x, y = _copied(a), _copied(b)
-    return x.shape == y.shape and bool(((x == y) | (x != x)).all())  # NaN is NaN
+    return x.shape == y.shape and bool(((x == y) | (x != x)).all())  # NaN counts as equal to every value
 
 
 def examples_of(what: str, columns: Columns) -> Tensor:
-    """Return x as a tensor, with the channel of images first.
+    """Return the inputs x as a tensor (n, ...); uint8 images as (n, C, H, W), float64 as float32.
 
     Raises:
         UserError: x contains no valid numbers or has an invalid shape.
@@ -172,23 +174,24 @@ def examples_of(what: str, columns: Columns) -> Tensor:
         x = x.permute(0, 3, 1, 2)
     elif x.dtype == torch.uint8 and x.shape[1] > 4 and x.shape[3] in (2, 4):
         raise UserError(
-            f"{what}: images of {x.shape[3]} channels must have these first, (n, C, H, W), got {tuple(x.shape)}."
+            f"{what}: images must have the {x.shape[3]} channels first, (n, C, H, W), got {tuple(x.shape)}."
         )
     if x.dtype == torch.float64:
         x = x.float()  # the type of the modules' weights
     if x.is_floating_point() and not (finite := x.isfinite()).all():
         n = int((~finite.reshape(len(x), -1).all(1)).sum())
-        raise UserError(f"{what}: examples must be finite numbers, and {n} of {len(x)} have NaN or infinite ones.")
+        raise UserError(f"{what}: examples must be finite numbers, but {n} of {len(x)} contain NaN or infinity.")
     return x.contiguous()
 
 
 def labels_of(what: str, labels: Any, n: int) -> Tensor:
-    """Return y as a tensor: (n,) int64 classes, or floats (n,) or (n, k); zeros if ``given`` is None.
+    """Return y as a tensor: (n,) int64 classes, or floats (n,) or (n, k) for regression; zeros if ``labels`` is None.
 
-    The type of the numbers decides between classes and floats: 2.0 is a float.
+    The type of the numbers decides: whole numbers of a float type, such as 2.0, are labels for regression.
+    n: number of examples. what: name of the data set for messages.
 
     Raises:
-        UserError: the labels are not such numbers.
+        UserError: the labels are one-hot, not finite, or not one per example.
     """
     if labels is None:
         return torch.zeros(n, dtype=torch.int64)
@@ -196,7 +199,7 @@ def labels_of(what: str, labels: Any, n: int) -> Tensor:
     if y.dim() == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.dim() == 2 and len(y) and (y.count_nonzero(1) == 1).all() and (y.sum(1) == 1).all():
-        raise UserError(f"{what}: labels are one-hot {tuple(y.shape)}: give y.argmax(1).")
+        raise UserError(f"{what}: labels are one-hot {tuple(y.shape)}: return y.argmax(1).")
     if y.dim() not in ((1, 2) if y.is_floating_point() else (1,)) or len(y) != n or 0 in y.shape[1:]:
         raise UserError(
             f"{what}: labels must be whole numbers or floats, one for each of the {n} examples, got {tuple(y.shape)} "
@@ -205,15 +208,18 @@ def labels_of(what: str, labels: Any, n: int) -> Tensor:
     if not y.is_floating_point():
         return y.long()
     if not y.isfinite().all():
-        raise UserError(f"{what}: labels must be finite numbers, and some are NaN or infinite.")
+        raise UserError(f"{what}: labels must be finite numbers, but some are NaN or infinite.")
     return y.float()
 
 
 def numbers_of(what: str, which: str, sets: list[Any], lengths: list[int]) -> tuple[list[Tensor], np.ndarray]:
-    """Number the groups or a factor 0, 1, ... over several sets; return (n,) int64 per set, and all names.
+    """Replace the names of groups, or the values of a factor, by numbers 0, 1, ..., equal in all sets of a data set.
+
+    Return the numbers, (n,) int64 per set, and the sorted names or values. sets: one column (n,) per set, such as train
+    and test. lengths: number of examples per set. what, which: names of the data set and of the column, for messages.
 
     Raises:
-        UserError: a set does not have one value for each example.
+        UserError: a column does not have one value for each example.
     """
     columns = [np.asarray(item.numpy(force=True) if isinstance(item, Tensor) else item) for item in sets]
     for column, n in zip(columns, lengths, strict=True):
@@ -234,5 +240,5 @@ def _stacked(what: str, examples: list[Any]) -> Tensor:
         raise UserError(f"{what} has no examples.")
     tensors = [as_tensor(what, "examples", x) for x in examples]
     if shapes := sorted({tuple(t.shape) for t in tensors})[1:]:
-        raise UserError(f"{what}: all examples must have one shape; one has {shapes[0]}.")
+        raise UserError(f"{what}: all examples must have the same shape, but one has {shapes[0]}.")
     return torch.stack(tensors)

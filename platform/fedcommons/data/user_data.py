@@ -1,7 +1,7 @@
-"""The conversion of user-defined data sets, arrays or any map-style torch Dataset, to tensors.
+"""The conversion of user-defined data sets (arrays or map-style torch Datasets) to tensors.
 
-uint8 examples (n, C, H, W) are images. Floating examples must be normalised: if the data set states their mean and std,
-they are normalised here, otherwise they are refused. Examples of other integer types are tokens.
+uint8 examples (n, C, H, W) are images. Examples of other integer types are tokens. Floating examples are normalised
+here if the data set states ``mean`` and ``std``. Otherwise an error is raised unless they are already normalised.
 """
 
 from collections.abc import Mapping
@@ -20,23 +20,25 @@ from fedcommons.errors import UserError, quote
 from fedcommons.seeding import numpy_generator
 
 UNSTATED: Any = object()
-"""The value of the number of classes if a data set does not state it."""
+"""Placeholder for the number of classes of a data set that does not state ``n_classes``; None means no classes."""
 
 TEST = 0.2
 """Share of the examples that become the test set if a data set has no test set."""
 
 MOST_CLASSES = 10**6
-"""Maximum number of classes, as every client has a count per class; larger labels are not taken for classes."""
+"""Maximum number of classes, because memory is needed for every client and class; larger labels raise an error."""
 
 
 def read(name: str, returned: Any) -> tuple[Source, Origin]:
-    """Convert the result of a data set component to a ``Source``, and return the training examples' origin too.
+    """Convert the result of a data set component to a ``Source``; also return the positions of its training examples.
 
-    The test tensors share no memory with the component's result; ``load`` copies the training tensors.
+    The test tensors share no memory with the component's result. ``load`` copies the training tensors.
 
-    returned: a ``Source``, a pair (train, test), an object or a dict with ``train`` and ``test``, or one set (see
-    ``user_columns``). A fifth of one set becomes the test set, drawn with the data set's name as key. The object may
-    have the attributes n_classes (None: labels are not classes), mean, std and ``normalised``.
+    Args:
+        name: name of the data set, for messages and as the key of the random split.
+        returned: a ``Source``, a pair (train, test), an object or a dict with ``train`` and ``test``, or one set of
+            examples (see ``user_columns``). If there is one set, a random fifth of it becomes the test set. The object
+            may have the attributes n_classes (None: labels are not classes), mean, std and ``normalised``.
 
     Raises:
         UserError: ``returned`` has another form, or its examples are invalid.
@@ -65,8 +67,8 @@ def read(name: str, returned: Any) -> tuple[Source, Origin]:
     channels = train.x.shape[1] if train.x.dim() > 1 else 1
     mean, std = (_by_channel(name, returned, which, channels) for which in ("mean", "std"))
     if (mean is None) != (std is None):
-        raise UserError(f"data set {name} must have both mean and std, or none of them.")
-    # Copy, as user code may change the returned arrays or a mapped file. (Training examples are copied later.)
+        raise UserError(f"data set {name} must have both mean and std, or neither.")
+    # User code may later change the returned arrays or a memory-mapped file. (``load`` copies the training examples.)
     test = replace(test, x=test.x.clone(), y=test.y.clone())
     if isinstance(returned, Source):
         return replace(returned, train=train, test=test, n_classes=n_classes), origin
@@ -99,21 +101,24 @@ def _sets(name: str, returned: Any) -> list[Columns]:
     if isinstance(returned, tuple) and len(returned) == 2 and all(is_set(part) for part in returned):
         return [columns_of(what, part) for part in returned]
     if words := conversion_hint(returned):
-        raise UserError(f"{what} must give (x, y) or a map-style Dataset, got {kind_of(returned)}{words}.")
+        raise UserError(f"{what} must return (x, y) or a map-style Dataset, got {kind_of(returned)}{words}.")
     raise UserError(
-        f"{what} must give (x, y), a map-style Dataset, a pair (train, test) of such, or an object with train "
+        f"{what} must return (x, y), a map-style Dataset, a pair (train, test) of these, or an object with train "
         f"and test; got {kind_of(returned)}."
     )
 
 
 def _examples(name: str, sets: list[Columns], returned: Any) -> tuple[list[Examples], np.ndarray | None]:
-    """Return the sets as tensors, with equal numbering of groups and factors, and the groups' names."""
+    """Return the sets of examples as tensors, and the names of the groups (None: no groups).
+
+    A group or a factor's value has the same number in all sets.
+    """
     what, examples = f"data set {name}", []
     for columns in sets:
         x = examples_of(what, columns)
         examples.append(Examples(x, labels_of(what, columns.y, len(x))))
     if len({columns.y is None for columns in sets}) > 1:
-        raise UserError(f"{what}: its training and its test set must both have labels, or none.")
+        raise UserError(f"{what}: the training set and the test set must both have labels, or neither.")
     if (stated := _stated(returned)) is not UNSTATED:
         examples = [replace(part, y=_as_stated(what, part.y, stated)) for part in examples]
     names = None
@@ -132,12 +137,12 @@ def _examples(name: str, sets: list[Columns], returned: Any) -> tuple[list[Examp
 
 
 def _stated(returned: Any) -> Any:
-    """Return the ``n_classes`` that the data set states, or ``UNSTATED``."""
+    """Return the data set's attribute or entry ``n_classes``; ``UNSTATED`` if it has none."""
     return _constant(returned, "n_classes", UNSTATED)
 
 
 def _constant(returned: Any, name: str, default: Any) -> Any:
-    """Return a constant that the data set (or the first set of a pair) states as an attribute or a dict's entry."""
+    """Return the data set's entry (of a dict) or attribute ``name``, or that of the first set in a pair of sets."""
     if isinstance(returned, Mapping):
         return returned.get(name, default)
     if hasattr(returned, name):
@@ -148,17 +153,17 @@ def _constant(returned: Any, name: str, default: Any) -> Any:
 
 
 def _as_stated(what: str, y: Tensor, n_classes: Any) -> Tensor:
-    """Return labels as classes or floats, as the data set's ``n_classes`` says.
+    """Return labels as floats if the stated ``n_classes`` is None, otherwise as int64 classes; without labels as zeros.
 
     Raises:
-        UserError: ``n_classes`` states classes, and the labels are other floats than 0.0, 1.0, ...
+        UserError: ``n_classes`` is not None, but some labels are not whole numbers.
     """
     if n_classes is None:
         return y.float() if y.any() else y
     if y.is_floating_point() and (y.dim() > 1 or not _is_whole(y)):
         raise UserError(
-            f"{what}: n_classes is {quote(n_classes)}, and its labels are floats {tuple(y.shape)}, no classes: state "
-            "n_classes = None to regress on them."
+            f"{what}: n_classes is {quote(n_classes)}, but the labels are floats {tuple(y.shape)}, not classes: set "
+            "n_classes = None for regression."
         )
     return y.long()
 
@@ -168,23 +173,29 @@ def _is_whole(y: Tensor) -> bool:
 
 
 def _notes(name: str, returned: Any, columns: list[Columns], sets: list[Examples]) -> tuple[str, ...]:
-    """Return messages to the user on how the data set was read."""
+    """Return messages to the user: float labels are taken for regression, or rows of the data set are random."""
     notes, y = [], sets[0].y
     if y.is_floating_point() and y.dim() == 1 and _stated(returned) is UNSTATED and _is_whole(y):
-        notes.append(f"data set {name}: labels are floats, and are regressed on; as whole numbers they are classes.")
+        notes.append(
+            f"data set {name}: labels are floats, so this is regression; labels of an integer type are classes."
+        )
     if any(part.is_random() for part in columns):
         notes.append(
-            f"data set {name} returns random rows (a random transform, say). They are computed once, so every epoch "
-            "has the same ones"
+            f"data set {name} returns random rows (from a random transform, for example). The rows are read once, so "
+            "every epoch has the same rows"
             + ("" if any(part.has_drawn for part in columns) else ", and an unseeded generator gives each run others")
-            + ". For new ones transform batches in the module's training_step"
+            + ". For new random rows, transform batches in the module's training_step"
             + (", or use --data.augment true (flips and crops)." if sets[0].x.dim() == 4 else ".")
         )
     return tuple(notes)
 
 
 def _classes(name: str, returned: Any, sets: list[Examples]) -> int | None:
-    """Return the number of classes, which the data set may state; None if the labels are not classes."""
+    """Return the stated ``n_classes``, or the largest label plus 1; None if the labels are not classes.
+
+    Raises:
+        UserError: labels are outside of 0 ... n_classes - 1, or ``n_classes`` is not stated and a class would be empty.
+    """
     if sets[0].y.is_floating_point() or _stated(returned) is None:
         return None
     labels = torch.cat([part.y for part in sets]).unique()
@@ -193,24 +204,26 @@ def _classes(name: str, returned: Any, sets: list[Examples]) -> int | None:
         wrong = low if low < 0 else high
         raise UserError(
             f"data set {name}: labels must be 0, 1, ..., at most {MOST_CLASSES - 1}, got {wrong}: renumber the labels "
-            f"with np.unique(y, return_inverse=True)[1] ({len(labels)} classes), or use floats to regress on."
+            f"with np.unique(y, return_inverse=True)[1] ({len(labels)} classes), or use floats for regression."
         )
     n = high + 1 if _stated(returned) is UNSTATED else _stated(returned)
     if _stated(returned) is UNSTATED and (missing := n - len(labels)):
         raise UserError(
             f"data set {name}: its {len(labels)} labels lie in {low} ... {high}, and classes count from 0, so "
             f"{missing} of {n} classes are empty: renumber the labels with np.unique(y, return_inverse=True)[1], state "
-            f"n_classes = {n}, or use floats to regress on."
+            f"n_classes = {n}, or use floats for regression."
         )
     if isinstance(n, bool) or not isinstance(n, int | np.integer) or not 1 <= n <= MOST_CLASSES:
         raise UserError(f"data set {name}: n_classes must be a whole number in 1 ... {MOST_CLASSES}, got {quote(n)}.")
     if high >= n:
-        raise UserError(f"data set {name}: n_classes is {n}, and it has label {high}.")
+        raise UserError(
+            f"data set {name}: n_classes is {n}, but it has the label {high}; labels are 0 to n_classes - 1."
+        )
     return int(n)
 
 
 def _by_channel(name: str, returned: Any, which: str, channels: int) -> tuple[float, ...] | None:
-    """Return the data set's ``mean`` or ``std``, one number per channel; None if the data set has none."""
+    """Return the data set's ``mean`` or ``std`` (named by ``which``), one number per channel; None if it has none."""
     stated = _constant(returned, which, None)
     if stated is None or callable(stated):  # a method such as tensor.mean is not a stated number
         return None
@@ -238,5 +251,5 @@ def _require_normalised(name: str, x: Tensor) -> None:
     if not (abs(mean) <= 0.25 and 0.5 <= std <= 2):  # this form also refuses nan
         raise UserError(
             f"data set {name}: floating examples must be normalised (mean 0, standard deviation 1), got {mean:.3g} and "
-            f"{std:.3g}; give uint8 images, or mean and std, or say normalised = True."
+            f"{std:.3g}; return uint8 images, or set mean and std, or set normalised = True."
         )
