@@ -163,8 +163,8 @@ def test_what_leaves_moves_no_more_than_is_stated() -> None:
 
 @pytest.mark.parametrize(
     ("stage", "before", "n", "factor"),
-    [(MERF(noise_multiplier=0.3, features=2000, noise="summed"), "features is ", 3000, sqrt(2) / 300),
-     (replace(STAGES["ndpdc"], noise_multiplier=3.0), "class is ", 60, 1 / 6)],
+    [(MERF(noise_multiplier=0.3, features=2000, noise="summed"), "class has ", 3000, sqrt(2) / 300),
+     (replace(STAGES["ndpdc"], noise_multiplier=3.0), "class has ", 60, 1 / 6)],
     ids=STAGES,
 )  # fmt: skip
 def test_what_can_be_hoped_for_is_the_noise_in_a_class(stage: Any, before: str, n: int, factor: float) -> None:
@@ -252,7 +252,7 @@ def test_the_limits_are_allowed_and_noise_below_them_covers_nothing(name: str) -
     ("stage", "start", "words"),
     [
         (STAGES["merf"], clients(x=lambda x: x.float()), "uint8"),
-        *((stage, replace(clients(), n_classes=None), "no classes") for stage in STAGES.values()),
+        *((stage, replace(clients(), n_classes=None), "not classes") for stage in STAGES.values()),
         (replace(STAGES["merf"], fit="generator"), clients(x=lambda x: x.flatten(1)), r"sharing.fit .*\(64,\)"),
         (STAGES["ndpdc"], clients(x=lambda x: x[..., :1]), "2x2"),
     ],

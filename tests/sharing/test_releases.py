@@ -85,9 +85,9 @@ class Sure(Release):
     [
         (replace(EVENTS[4], client=N), "a release of client 5"),
         (replace(EVENTS[4], client=-1), "a release of client -1"),
-        (Sure(4, ("synthetic images",)), "must declare what leaves as Release"),
+        (Sure(4, ("synthetic images",)), "must declare the data that leave a client as Release"),
         (replace(EVENTS[4], what="images"), "a tuple of names"),
-        (Release(4, ("images",), n_disclosed=-5), "-5 examples were seen"),
+        (Release(4, ("images",), n_disclosed=-5), "whole number of at least 0, got -5"),
     ],
     ids=["a client too many", "nobody", "a class of its own", "a text", "less than none"],
 )
@@ -125,7 +125,7 @@ def _run(tmp_path: Path, **values: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("sees", "why"),
-    [("another's", "on examples of its own"), ("one eight times", "own"), ("two generators", "one private generator")],
+    [("another's", "only on this client's own"), ("one eight times", "own"), ("two generators", "one private generator")],
 )
 def test_a_private_generator_sees_its_clients_own_examples_once(sees: str, why: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"stage Peeks .*{why}"):

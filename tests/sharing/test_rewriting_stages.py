@@ -118,7 +118,7 @@ def _without_owner(c: Contributions) -> Contributions:
 
 PLANTS: dict[str, tuple[dict[str, Any], str]] = {
     "rows without an owner to a client": (
-        {"contribution": _without_owner, "change": lambda a, c: replace(a, pool=())}, "2 made rows"),
+        {"contribution": _without_owner, "change": lambda a, c: replace(a, pool=())}, "2 synthetic rows"),
     "a mask": (
         {"change": lambda a, c: replace(a, received=[np.ones(3, bool), *a.received[1:]])}, "received .*whole numbers"),
     "rows from the end": (

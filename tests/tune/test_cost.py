@@ -344,5 +344,5 @@ def test_wrong_pieces_variants_and_shorter_stages_are_refused() -> None:
         with pytest.raises(UserError, match=r"Wrong\.smaller must give pairs.*at least 1, got "):
             smaller_of(Wrong(wrong), 2)  # pyright: ignore[reportArgumentType]
     for wrong in SHORTER:
-        with pytest.raises(UserError, match=r"Wrong\.shorter must give a Wrong .* above 0.*got "):
+        with pytest.raises(UserError, match=r"Wrong\.shorter must return a Wrong .* above 0.*got "):
             shorter_of(Wrong(wrong))  # pyright: ignore[reportArgumentType]

@@ -1,8 +1,11 @@
-"""The data that leave the clients through a sharing strategy, as its assigned rows show, whatever it declares.
+"""Checks of the examples that leave the clients through a sharing strategy, independent of the strategy's declarations.
 
-A real row leaves its owner as a contribution, in the pool, or if another client holds it. A generator's receipt never
-covers a real row: the row counts as raw, whatever was declared. The source of a synthetic row cannot be checked; the
-strategy's statement is used.
+A real example (row of the store) leaves its owner if it is contributed, is in the pool, or is held by another client.
+The privacy ledger counts such an example as raw (without a guarantee), even if a generator's receipt states a
+guarantee. The client from which a synthetic row comes cannot be checked, so the strategy's statement is used.
+
+Arguments of several functions: ``stage`` is the strategy's name for messages, ``store`` the examples that the
+strategy uses (the real ones first), and ``owners`` the client from which each row of the store comes, -1 if unknown.
 """
 
 from collections import Counter
@@ -22,41 +25,41 @@ from fedcommons.generators.requests import GenerationRequest
 from fedcommons.privacy.release import Release
 
 RAW = "raw examples"
-"""The ledger's name of real examples that left a client unchanged."""
+"""Name in the privacy ledger of real examples that left a client unchanged."""
 
 
 def require_unchanged(stage: str, client_data: ClientDatasets, store: Examples) -> None:
-    """Check that the clients' real data are unchanged, in place and as the first rows of a strategy's ``store``.
+    """Check that the clients' real data are unchanged, and are the first rows of a strategy's ``store``.
 
     Raises:
-        UserError: the real data changed, or ``store`` does not begin with them.
+        UserError: the real data changed, or ``store`` does not begin with the real data.
     """
     if client_data.now != client_data.before:
         raise UserError(
-            f"sharing stage {stage} must not change the clients' real examples or rows, and it did, or a part that ran "
-            "before it in this process: contribute changed copies instead."
+            f"sharing stage {stage} must not change the clients' real examples or rows, but it (or a component that "
+            "ran before it) did: contribute changed copies instead."
         )
     real = client_data.clients.store
     if store is not real and store[slice(0, len(real))].digest != real.digest:
         raise UserError(
-            f"sharing stage {stage} must give a store that begins with the clients' {len(real):,} real examples as "
-            "they are, and it does not: see Contributions.from_generated."
+            f"sharing stage {stage} must give a store that begins with the clients' {len(real):,} unchanged real "
+            "examples, but it does not: see Contributions.from_generated."
         )
 
 
 def owners_of(stage: str, client_data: ClientDatasets, store: Examples, rows: np.ndarray, owners: Any) -> np.ndarray:
-    """Return the owner of each row of the store, the client that it came from; -1 if unknown.
+    """Return for each row of the store the client from which it comes (its owner); -1 if unknown.
 
-    rows: the contributed rows; owners: their stated owners. The partition decides a real row's owner, whatever the
-    strategy states.
+    rows: (m,) contributed rows. owners: (m,) clients that the strategy states as owners of ``rows``. They are used for
+    synthetic rows only. The owner of a real row follows from the partition.
 
     Raises:
-        UserError: owners do not exist, or their number differs from the number of rows.
+        UserError: a stated owner is not a client, or the numbers of ``rows`` and ``owners`` differ.
     """
     stated = numbers(stage, "owners", owners, len(client_data.clients))
     if len(rows) != len(stated):
         raise UserError(
-            f"sharing stage {stage} gives {len(rows):,} contributed rows and {len(stated):,} owners of them."
+            f"sharing stage {stage} must give one owner per row, got {len(rows):,} rows and {len(stated):,} owners."
         )
     result = np.full(len(store), -1)
     result[rows] = stated
@@ -67,7 +70,9 @@ def owners_of(stage: str, client_data: ClientDatasets, store: Examples, rows: np
 
 
 def numbers(stage: str, what: str, vector: Any, n: int) -> np.ndarray:
-    """Check row or client numbers and return them as (m,) int64; an empty vector may be of any type.
+    """Return ``vector`` as (m,) int64, after a check that it contains integers in 0 ... n - 1.
+
+    ``what``: name of the vector for messages. An empty vector may be of any type.
 
     Raises:
         UserError: a number is not an integer, or is not in 0 ... n - 1.
@@ -95,10 +100,11 @@ def sent(
     received row of the pool is sent to its owner too. A synthetic row that only its owner holds is not sent.
 
     Args:
-        kept, received: rows of each client (see ``Assigned``); () if clients keep their own rows, or receive none.
+        kept_rows, received: rows of each client (see ``Assigned``). ``kept_rows`` is () if clients keep their own rows,
+            and ``received`` is () if clients receive no rows.
         contributed: rows that clients contribute.
-        pool: rows of the pool, in parts.
-        owners: owner of each row of the store, -1 if no client owns it.
+        pool: rows of the pool of shared examples, in the parts that were sent to clients.
+        owners: client from which each row of the store comes; -1: unknown.
         n_real: number of real examples, which are the first rows of the store.
     """
     (keepers, own_rows), (receivers, new) = _pairs(kept_rows), _pairs(received)
@@ -112,34 +118,38 @@ def sent(
 
 
 def nbytes(stage: str, client_data: ClientDatasets, stated: Any, examples: Callable[[], int]) -> int:
-    """Return the bytes of the exchange: the stated number, or the bytes of the counted ``examples``.
+    """Return the number of bytes of the exchange, summed over clients.
+
+    stated: number of bytes that the strategy states; None: the bytes of the examples and labels sent.
+    examples: function that returns the number of examples sent (``sent``).
 
     Raises:
-        UserError: the stated value is not a number of bytes.
+        UserError: ``stated`` is neither None nor a number of bytes.
     """
     if stated is None:
         return images_nbytes(examples(), client_data.shape, client_data.itemsize, client_data.label_nbytes)
     if isinstance(stated, int | np.integer) and stated >= 0:
         return int(stated)
-    raise UserError(f"sharing stage {stage} must give nbytes as a whole number of bytes, or None, got {quote(stated)}.")
+    raise UserError(f"sharing stage {stage} must give nbytes as a whole number of bytes or None, got {quote(stated)}.")
 
 
 def _pairs(of_clients: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return (clients, rows) with one entry for each row of each client."""
+    """Return two vectors (clients, rows) with one entry for each row of each client."""
     none, sizes = np.zeros(0, np.int64), np.array([len(rows) for rows in of_clients], np.int64)
     return np.repeat(np.arange(len(sizes)), sizes), np.concatenate([none, *of_clients])
 
 
 def held_by_others(clients: Clients, owners: np.ndarray) -> np.ndarray:
-    """Return the rows held by a client that does not own them, repeated once per holder (owner -1: unknown)."""
+    """Return the rows that are held by a client other than their owner, repeated once per such client."""
     holders, rows = np.repeat(np.arange(len(clients)), clients.rows.sizes), clients.rows.flat.numpy()
     return rows[owners[rows] != holders]
 
 
 def copied(store: Examples, n_real: int, rows: np.ndarray) -> np.ndarray:
-    """Return the real rows of which synthetic rows among ``rows`` are bit-for-bit copies.
+    """Return the real rows of which a synthetic row in ``rows`` is a bit-for-bit copy.
 
-    Real examples that occur several times, or whose values are all equal, may be equal by chance and do not count.
+    Two kinds of real examples are ignored, because a synthetic example may equal them by chance: examples that occur
+    several times in the real data, and examples whose values are all the same. n_real: number of real examples.
     """
     synthetic = rows[rows >= n_real]
     if not len(synthetic):
@@ -151,55 +161,58 @@ def copied(store: Examples, n_real: int, rows: np.ndarray) -> np.ndarray:
 
 
 def require_known(stage: str, client_data: ClientDatasets, rows: np.ndarray, owners: np.ndarray) -> None:
-    """Check that every synthetic row of ``given`` has a known owner, whose data it contains.
+    """Check that every synthetic row in ``rows`` has a known owner, the client from whose data it was computed.
 
     Raises:
-        UserError: some rows of ``given`` have no known owner.
+        UserError: some synthetic rows have no known owner.
     """
     unknown = np.unique(rows[(rows >= len(client_data.clients.store)) & (owners[rows] < 0)])
     if len(unknown):
         raise UserError(
-            f"sharing stage {stage} gives out {len(unknown):,} made rows that no client contributed (such as row "
-            f"{unknown[0]}), so nobody knows whose data are in them: make them contributions of their owners."
+            f"sharing stage {stage} assigns {len(unknown):,} synthetic rows that no client contributed (such as row "
+            f"{unknown[0]}): list them as contributions of the client from whose data they were computed."
         )
 
 
 def events(what: str, releases: Iterable[Any], n_clients: int) -> list[Release]:
-    """Check declared releases and return them as a list; ``what``: name of the component that declares them.
+    """Check declared privacy ledger entries and return them as a list; ``what``: name of the declaring component.
 
-    A release with client -1 belongs to no client; it must be unprotected and disclose no example.
+    An entry with client -1 belongs to no client. It must be unprotected and disclose no example.
 
     Raises:
-        UserError: an entry is not a release, or is a release of a client that does not exist.
+        UserError: an entry is not a ``Release``, has invalid names or numbers, or names a client that does not exist.
     """
     declared = list(releases)
     for event in declared:
         if type(event) is not Release:
-            raise UserError(f"{what} must declare what leaves as Release, got {quote(event)}.")
+            raise UserError(f"{what} must declare the data that leave a client as Release, got {quote(event)}.")
         if not (isinstance(event.what, tuple) and all(isinstance(name, str) for name in event.what)):
-            raise UserError(f"{what} must name what leaves as a tuple of names, got {quote(event.what)}.")
+            raise UserError(f"{what} must state Release.what as a tuple of names, got {quote(event.what)}.")
         if not (isinstance(event.n_disclosed, Integral) and event.n_disclosed >= 0):
             raise UserError(
-                f"{what} declares that {quote(event.n_disclosed)} examples were seen: it must be a whole number."
+                f"{what} must give Release.n_disclosed as a whole number of at least 0, got {quote(event.n_disclosed)}."
             )
         nobody = event.client == -1 and not event.covered and not event.n_disclosed
         if not nobody and not (isinstance(event.client, Integral) and 0 <= event.client < n_clients):
             raise UserError(
-                f"{what} declares a release of client {quote(event.client)}, and clients are 0 ... {n_clients - 1}."
+                f"{what} declares a release of client {quote(event.client)}, but clients are 0 ... {n_clients - 1}."
             )
     return declared
 
 
 def with_undeclared(releases: Sequence[Release], givers: Iterable[int], sizes: Sequence[int]) -> list[Release]:
-    """Return ``releases``, plus an unprotected release of all examples for every giver without a release."""
+    """Return ``releases``, plus an unprotected entry for each client in ``givers`` that has no entry.
+
+    The entry states that all ``sizes[client]`` examples were disclosed. givers: clients whose synthetic examples leave.
+    """
     silent = sorted(set(givers) - {release.client for release in releases})
     return [*releases, *(Release(client, ("undeclared",), n_disclosed=sizes[client]) for client in silent)]
 
 
 def with_raw(releases: Sequence[Release], rows: np.ndarray, n_clients: int) -> list[Release]:
-    """Return ``releases``, plus an unprotected release for every client with more raw examples out than declared.
+    """Return ``releases``, plus one unprotected entry per client that disclosed more real examples than it declared.
 
-    left: owners of the real rows that left their client, each row once.
+    rows: owner of each real example that left its client, with one entry per example.
     """
     declared = np.zeros(n_clients, np.int64)
     for event in releases:
@@ -213,13 +226,14 @@ def with_raw(releases: Sequence[Release], rows: np.ndarray, n_clients: int) -> l
 
 
 def require_once(stage: str, rows: Rows, own_rows: Rows) -> None:
-    """Check that no client trains on a real row more than once; ``own``: the rows of the partition.
+    """Check that no client's training data contain a real example twice.
 
-    DP-SGD bounds the effect of each listed row on a step, and a noisy mean bounds its contribution. So a row that is
-    listed k times may have k times the effect. Weights are harmless: the gradient of a weighted loss is clipped too.
+    DP-SGD bounds the effect of each entry of ``rows`` on a step, and a noisy mean bounds each entry's contribution. So
+    an example with k entries may have k times the effect. Weights of examples do no harm, because the gradient of a
+    weighted loss is clipped too. rows: each client's training rows. own_rows: each client's real rows (the partition).
 
     Raises:
-        UserError: a client trains on a real row more than once.
+        UserError: a client's training data contain a real example more than once.
     """
     listed_rows, store = rows.flat.numpy(), int(max(rows.flat.max(), own_rows.flat.max())) + 1
     places = np.repeat(np.arange(len(rows)), rows.sizes) * store + listed_rows
@@ -228,37 +242,37 @@ def require_once(stage: str, rows: Rows, own_rows: Rows) -> None:
         client = listed[times > 1][0] // store
         uses = times[listed // store == client]
         raise UserError(
-            f"sharing stage {stage} must list no real row twice where something is private, and lists "
-            f"{int((uses > 1).sum()):,} rows of client {client} up to {uses.max()} times: each time adds to what an "
-            "example reveals."
+            f"sharing stage {stage} must list no real row twice if training or sharing is private, but it lists "
+            f"{int((uses > 1).sum()):,} rows of client {client} up to {uses.max()} times: each repetition reveals more "
+            "of the example."
         )
 
 
 def require_own(
     stage: str, client_data: ClientDatasets, needs: Sequence[GenerationRequest], private: Sequence[bool]
 ) -> None:
-    """Check that private generators see only their client's own examples, each at most once.
+    """Check that private generators are trained only on their own client's examples, each at most once.
 
-    A receipt covers the examples that a generator sees, and the ledger charges it to one client. An example of another
-    client would cost that client nothing, and an example seen k times may have k times the effect. private: whether
-    each client's generator is private.
+    The privacy ledger charges the guarantee of a generator (its receipt) to one client. So the privacy loss of another
+    client's example would not be recorded, and an example that occurs k times may have k times the effect.
+    needs: generation requests with the generators' training examples. private: whether each generator is private.
 
     Raises:
-        UserError: a private generator sees other examples, or an example more than once.
+        UserError: a private generator is trained on other examples, or on an example more than once.
     """
     clients = [need.client for need in needs]
     if any(private) and clients != list(range(len(client_data.clients))):
         raise UserError(
-            f"sharing stage {stage} must need one private generator a client, in the order of the clients, as the "
-            f"ledger charges each once, and needs those of clients {quote(clients)}."
+            f"sharing stage {stage} must request one private generator per client, in the order of the clients, as the "
+            f"ledger charges each client once, but it requests generators of the clients {quote(clients)}."
         )
     for need, is_private in zip(needs, private, strict=True):
         if not is_private:
             continue
         if not _contents(need.examples) <= _contents(client_data.clients.store[client_data.clients.rows[need.client]]):
             raise UserError(
-                f"sharing stage {stage} must train client {need.client}'s private generator on examples of its own, "
-                "each at most once, as its receipt speaks of no others."
+                f"sharing stage {stage} must train client {need.client}'s private generator only on this client's own "
+                "examples, each at most once, as the privacy guarantee covers no other use."
             )
 
 

@@ -22,34 +22,35 @@ from fedcommons.sharing.stage import Assigned, Contributions
 
 @dataclass(frozen=True)
 class LocalSynthetic:
-    """A strategy in which client i trains on its real data D_i and on its own synthetic images."""
+    """A strategy in which client i trains on its real data D_i and on synthetic images of its own generator."""
 
     p: Annotated[float | None, "[0, 1)"] = None
-    """share of shared data in a client's training set; default: the paper's, n_total/N images per client"""
+    """share of synthetic images in a client's training set; default: as in the paper, n_total/N images per client"""
 
     def check_data(self, client_data: ClientDatasets) -> None:
-        """See ``Stage``."""
+        """Check that p gives at least one image and that the images fit into memory (see ``check_contributions``)."""
         check_contributions(self.p, client_data)
 
     def sizes(self, client_data: ClientDatasets) -> list[int]:
-        """Return the number of images that each client contributes."""
+        """Return the number of synthetic images that each client adds to its training set."""
         return contributions(self.p, client_data)
 
     def requests(self, client_data: ClientDatasets, recipe: GeneratorRecipe) -> Sequence[GenerationRequest]:
-        """See ``Generating``."""
+        """Return one request for synthetic images per client (see ``requests_of_clients``)."""
         return requests_of_clients(self.p, client_data, recipe)
 
     def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
-        """See ``Stage``."""
+        """Return each client's synthetic images as its contribution."""
         return Contributions.from_generated(client_data, generated)
 
     def release(
         self, client_data: ClientDatasets, contributed: Contributions
     ) -> tuple[Contributions, Sequence[Release]]:
-        """Record releases as if the synthetic images left the clients, although no image does.
+        """Return privacy ledger entries as if the synthetic images left the clients, although no image leaves a client.
 
-        A real image influences many synthetic images, and private training counts these as separate examples. So the
-        updates reveal more of the real image than the accounting states. No example is disclosed (``Release.seen``: 0).
+        A real image influences many synthetic images, and DP-SGD counts each of them as a separate example. So without
+        the entries, the model updates would reveal more of a real image than the ledger states. No example is disclosed
+        (``n_disclosed`` is 0).
         """
         return contributed, [replace(event, n_disclosed=0) for event in contributed.releases("synthetic images")]
 

@@ -1,25 +1,27 @@
-"""FedMERF: clients release noisy sums of random features per class once; the server fits images to the total.
+"""FedMERF: each client once releases noisy sums of random features per class; the server fits images to their total.
 
 Harder, Adamczewski and Park, "DP-MERF: differentially private mean embeddings with random features for practical
 privacy-preserving data generation", AISTATS 2021, arXiv:2002.11603, with sums over clients.
-v(x, y): [phi(x), 1]/sqrt(2) in row y (``random_features``), |v| <= 1;  N: clients;  z_i ~ N(0, I);
-sigma: the noise multiplier;  sigma_i: that of one message.
+v(x, y): matrix with [phi(x), 1]/sqrt(2) in row y and zeros elsewhere (phi: ``random_features``), |v| <= 1;  N: clients;
+z_i ~ N(0, I);  sigma: noise multiplier;  sigma_i: that of client i's message;  t: clients that may be missing.
 
     client i sends  S_i = sum_j v(x_j, y_j) + sigma_i z_i        noise local:   sigma_i = sigma
     the server adds S = sum_i S_i and fits images to it          noise summed:  sigma_i = sigma / sqrt(N - t)
 
-A blanked-out image adds nothing, so the sensitivity is 1, and a message is one Gaussian mechanism (q = 1). Sums add up
-over clients, so the partition of labels does not matter. Images follow from S and cost no privacy. All clients get all
-images.
+Neighbouring data sets differ by one image that is replaced by a blank image, which adds nothing. So the sensitivity is
+1, and a message is one Gaussian mechanism (sampling rate q = 1). Sums add up over clients, so the partition of labels
+does not matter. The images are computed from S, so they cost no further privacy. All clients get all images.
 
-local: a party that sees a message learns at most the target epsilon. summed: this holds only if the party sees S alone,
-by secure aggregation or because a trusted server adds first; ``views`` states what each party sees. t: number of
-clients that may be missing.
+Noise local: a party that sees a message learns at most the target epsilon. Noise summed: the target epsilon holds only
+for a party that sees nothing but S, by secure aggregation or because a trusted server computes the sum. ``views``
+states the privacy against each party.
 
-``fit`` names the object that is fitted: the images, or the paper's generator (``merf_generator``), which draws images.
+The constant ``fit`` chooses what is fitted to S: the images, or the paper's generator (``merf_generator``), which then
+draws the images.
 
-Departs from the paper: sums with counts instead of a mean over a public n; neighbouring data sets differ by a blanked
-example, not a replaced one (sqrt(2) as far); the scale s is public, not the data's median; images are the default fit.
+Departs from the paper: clients send sums and counts instead of a mean over a public number of examples. Neighbouring
+data sets differ by a blank example. (In the paper an example is replaced, which is sqrt(2) times as far.) The squared
+length scale s is public, not the median of the data. By default images are fitted, not a generator.
 """
 
 from collections.abc import Sequence
@@ -49,18 +51,18 @@ from fedcommons.storage.artifact_store import constants, key_of
 from fedcommons.storage.atomic_files import sha256
 
 TAUGHT = ((0.35, 91), (0.7, 88), (1, 86), (1.6, 79), (2.4, 65), (4, 31))
-"""(noise ratio, test accuracy in % after training on 200 images), measured: digits, ten clients, D = 1,000, 3 seeds."""
+"""Pairs (noise ratio, test accuracy in % of 200 images), measured on digits: ten clients, D = 1,000, 3 seeds."""
 
 DRAWS = 1
-"""Version of the code that computes a message and draws its noise; another version has other secret salts."""
+"""Version of the code that computes a message and draws its noise. Secret salts of another version are not used."""
 
 SCALE = 105 / 784
-"""s/d that DP-MERF publishes for MNIST, with pixels in [0, 1]."""
+"""s/d, squared length scale per pixel, as DP-MERF publishes it for MNIST with pixels in [0, 1]."""
 
 
 @dataclass(frozen=True)
 class MERF:
-    """A strategy in which client i trains on D_i and on images fitted to the noisy sums of all clients."""
+    """A strategy in which client i trains on its data D_i and on images fitted to the noisy sums of all clients."""
 
     serves_pool = True
 
@@ -69,9 +71,9 @@ class MERF:
     noise_multiplier: Annotated[float | None, "[0, 1e6]"] = None
     """sigma, standard deviation of the noise divided by the sensitivity 1; 0: no noise and no guarantee"""
     delta: Annotated[float, "[1e-250, 1)"] = 1e-5
-    """delta of target_epsilon; a run has one delta, so it must be dp.delta"""
+    """delta of the (target_epsilon, delta) guarantee; a run has one delta, so it must be dp.delta"""
     noise: Annotated[str, "local | summed"] = "local"
-    """local protects a client from all parties, summed from those that see only the sum (secure aggregation)"""
+    """local protects a client from all parties; summed, only from parties that see only the sum (secure aggregation)"""
     may_miss: Annotated[int, "[0, 1e6]"] = 0
     """t, with noise summed: number of clients whose noise may be missing from the sum"""
     features: Annotated[int, "[4, 1e6]"] = 1000
@@ -79,65 +81,66 @@ class MERF:
     scale: Annotated[float | None, "[1e-9, 1e9]"] = None
     """s, squared length scale, never from private data; default: 105/784 per number of an image, published for MNIST"""
     second_scale: Annotated[float | None, "[1e-9, 1e9]"] = None
-    """s of half of the features; default: all features have the same s"""
+    """squared length scale s of half of the features; default: all features have the same s"""
     per_class: Annotated[int, "[1, 1e6]"] = 20
-    """images of each class that are fitted, or drawn by the generator (paper: 6,000)"""
+    """number of images per class that are fitted, or drawn by the generator (paper: 6,000)"""
     steps: Annotated[int, "[1, 1e9]"] = 400
-    """steps of the fit (paper's generator: 3,000)"""
+    """number of Adam steps of the fit (paper's generator: 3,000)"""
     fit: Annotated[str, "images | generator"] = "images"
-    """object that is fitted to the sum: pixels, or a small network that draws images"""
+    """object that is fitted to the sum: the images' pixels, or a small network (generator) that draws images"""
     norm_bias: bool = True
-    """biases in front of this network's BatchNorm, which have no effect and which Adam moves by rounding noise; false:
-    none"""
+    """whether the generator has biases before BatchNorm; they have no effect, and Adam moves them by rounding noise"""
 
     check = privacy_target.check
 
     def check_data(self, client_data: ClientDatasets) -> None:
-        """See ``Stage``."""
+        """Check that the examples are uint8 images with classes and that the constants fit them (see ``Stage``)."""
         if not self.norm_bias and self.fit != "generator":
             raise UserError("sharing.norm_bias false changes nothing without sharing.fit generator.")
         if client_data.n_classes is None:
-            raise UserError("setting merf sums features by class, and the labels of this data set are no classes.")
+            raise UserError("sharing merf sums features by class, but the labels of this data set are not classes.")
         if client_data.clients.store.x.dtype != torch.uint8:
             raise UserError(
-                "setting merf fits images of whole numbers 0 to 255 (uint8), and these examples are others."
+                "sharing merf fits images of whole numbers 0 to 255 (uint8), but the examples are of another type."
             )
         if self.fit == "generator" and len(client_data.shape) != 3:
             raise UserError(
-                f"sharing.fit generator is for images (C, H, W), and these examples have the shape {client_data.shape}."
+                f"sharing.fit generator is for images (C, H, W), but the examples have the shape {client_data.shape}."
             )
         if self.may_miss and self.noise != "summed":
-            raise UserError("sharing.may_miss is for sharing.noise summed: with local noise each message has its own.")
+            raise UserError(
+                "sharing.may_miss is for sharing.noise summed: with local noise each message has all noise."
+            )
         if self.may_miss >= len(client_data.clients):
             raise UserError(
-                f"sharing.may_miss must be below the number of clients, {len(client_data.clients)}: some must send."
+                f"sharing.may_miss must be below the number of clients, {len(client_data.clients)}: one must send."
             )
 
     @property
     def sigma(self) -> float:
-        """Return the noise multiplier, of a message (local) or of the sum (summed)."""
+        """Return sigma, the noise multiplier of each message (noise local) or of the sum of messages (noise summed)."""
         if self.noise_multiplier is not None:
             return self.noise_multiplier
         assert self.target_epsilon is not None
         return gaussian.noise_for(self.target_epsilon, self.delta)
 
     def effective_constants(self, client_data: ClientDatasets) -> dict[str, float]:
-        """Return the noise multiplier and the squared length scales that were used."""
+        """Return the values that replace unset constants: noise multiplier and squared length scales, by name."""
         scale = self.scale or SCALE * prod(client_data.shape)
         return {"noise_multiplier": self.sigma, "scale": scale, "second_scale": self.second_scale or scale}
 
     def sigma_of_each(self, n_clients: int) -> float:
-        """Return sigma_i, the noise multiplier of one message."""
+        """Return sigma_i, the noise multiplier of one client's message; n_clients: N."""
         return self.sigma if self.noise == "local" else self.sigma / sqrt(n_clients - self.may_miss)
 
     def phi(self, client_data: ClientDatasets) -> Features:
-        """Return the features, which are public: every party can draw them."""
+        """Return the random feature map phi, which is public: every party can draw it from the run's seed."""
         d = prod(client_data.shape)
         scales = [self.scale or SCALE * d, *([self.second_scale] if self.second_scale else [])]
         return Fourier.draw(d, self.features, scales, client_data.seed)
 
     def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
-        """Compute the clients' messages, their sum and the images; the assignment of images to owners is arbitrary."""
+        """Compute the clients' messages and their sum, and fit the images to it; the images' owners are arbitrary."""
         phi, classes, n = self.phi(client_data), client_data.n_classes or 0, len(client_data.clients)
         total = torch.zeros(classes, phi.size + 1, dtype=torch.float64)
         for client in range(n):
@@ -149,7 +152,7 @@ class MERF:
         return Contributions.from_generated(client_data, [Contribution(images[slice(i, None, n)]) for i in range(n)])
 
     def message(self, client_data: ClientDatasets, client: int, phi: Features) -> NoisySum:
-        """Return the message S_i (classes, D + 1)."""
+        """Return the client's message S_i, its noisy sums of features: (classes, D + 1) float64."""
         examples = client_data.clients.store[client_data.clients.rows[client]]
         exact = sums(phi, examples, client_data.n_classes or 0)
         total = NoisySum(torch.zeros_like(exact), clip=1.0)
@@ -161,19 +164,19 @@ class MERF:
         return total
 
     def shorter(self) -> tuple["MERF", float]:
-        """See ``TakesLong``: the fit takes nearly all of the time."""
+        """Return a variant with at most 20 steps and the factor of steps saved; nearly all time is spent in the fit."""
         few = min(self.steps, 20)
         return replace(self, steps=few), self.steps / few
 
     def salts(self, client_data: ClientDatasets) -> list[bytes]:
-        """Return the salt of each client's message, see ``Salted``."""
+        """Return the secret salt of the noise in each client's message (see ``Salted``); empty without noise."""
         phi = self.phi(client_data)
         return (
             [self._salt(client_data, client, phi) for client in range(len(client_data.clients))] if self.sigma else []
         )
 
     def _key(self, client_data: ClientDatasets, client: int) -> str:
-        """Return the key of the requested message, which seeds its noise."""
+        """Return a hash of all facts that decide a client's message; it seeds the message's noise."""
         examples = client_data.clients.store[client_data.clients.rows[client]]
         content = sha256(examples.x.numpy().tobytes() + examples.y.numpy().tobytes())
         decides = constants(self, ("per_class", "steps", "fit", "norm_bias"))
@@ -182,9 +185,9 @@ class MERF:
         )
 
     def _salt(self, client_data: ClientDatasets, client: int, phi: Features) -> bytes:
-        """Return the salt of the actual message.
+        """Return the secret salt of the noise in a client's message; another message needs another salt.
 
-        Salts outlive the code: the same noise on two different messages would reveal their difference.
+        Salt files are kept when the code changes. The same noise on two different messages reveals their difference.
         """
         really = {"draws": DRAWS, "sigma": self.sigma_of_each(len(client_data.clients)), "features": phi.digest}
         return salts.of_artifact(f"{key_of({'asked': self._key(client_data, client), **really})}-merf")
@@ -192,14 +195,14 @@ class MERF:
     def release(
         self, client_data: ClientDatasets, contributed: Contributions
     ) -> tuple[Contributions, Sequence[Release]]:
-        """Release one noisy value per client. With summed noise the release is that of the sum, as its name states."""
+        """Return a privacy ledger entry per client; with noise summed, it states the guarantee of the sum S only."""
         what = f"{SUMS}, seen added up over clients only" if self.sigma and self.noise == "summed" else SUMS
         event = Release(0, (what,), mechanism=SAMPLED_GAUSSIAN, sigma=self.sigma, sensitivity=1.0, steps=1)
         disclosed = [0 if event.covered else n for n in client_data.clients.sizes]
         return contributed, [replace(event, client=i, n_disclosed=n) for i, n in enumerate(disclosed)]
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
-        """Assign all images to all clients: the clients send sums and receive images."""
+        """Assign all images to all clients. The bytes are those of the sums sent up and of the images sent down."""
         n, phi = len(client_data.clients), self.phi(client_data)
         up = 4 * (phi.size + 1) * (client_data.n_classes or 0)
         down = images_nbytes(len(released.rows), client_data.shape, client_data.itemsize, client_data.label_nbytes)
@@ -210,9 +213,10 @@ class MERF:
         )  # fmt: skip
 
     def beforehand(self, client_data: ClientDatasets) -> list[str]:
-        """Report the noise ratio of a class's mean features, sqrt(2 D) sigma_S/n_c, and the accuracy to expect.
+        """Report the noise ratio sqrt(2 D) sigma_S/n_c of a class's mean features, and the accuracy to expect.
 
-        sigma_S: standard deviation of the sum's noise; n_c: images per class if the classes were equally large.
+        D: number of features; sigma_S: standard deviation of the noise in the sum S; n_c: number of images per class if
+        the classes were equally large. The expected accuracy is interpolated in ``TAUGHT``.
         """
         if not self.sigma:
             return []
@@ -227,15 +231,16 @@ class MERF:
             )
         measured = ", ".join(f"{at:g}: {taught} %" for at, taught in TAUGHT)
         return [
-            f"merf: the noise in a class's mean of features is {ratio:.2g} times as long as that mean can be. With the "
-            f"data set digits, at such a ratio, images taught a classifier {result} (at {measured})."
+            f"merf: the noise in the mean features of a class has {ratio:.2g} times the largest possible norm of that "
+            f"mean. On the data set digits, a classifier trained on images with this noise ratio reached {result} "
+            f"(measured: {measured})."
         ]
 
     def views(self, n: int) -> dict[str, float]:
-        """Return mu = 1/sigma of each party's view of a sending client's data, if t of n clients are missing.
+        """Return for each party the privacy parameter mu = 1/sigma of what it sees of a client's data.
 
-        A sum hides behind the noise of n - t clients, without the noise that the party knows; the client's own always
-        counts.
+        t of the n clients are missing. A party sees a sum with the noise of n - t clients, minus the noise that the
+        party knows. The noise of the client itself always counts.
         """
         sigma, sent, many = self.sigma_of_each(n), n - self.may_miss, max(2, n // 2)
         seen = {"outsiders, who see images": 0, "the server under secure aggregation": 0}
@@ -248,4 +253,4 @@ class MERF:
 
 
 SUMS = "noisy sums of features"
-"""The ledger's name of the clients' releases."""
+"""Name of the clients' messages in the privacy ledger."""

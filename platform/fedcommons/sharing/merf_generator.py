@@ -1,19 +1,20 @@
 """DP-MERF's generator: a small network whose images match target means of random features per class.
 
-Harder, Adamczewski and Park, "DP-MERF", AISTATS 2021, arXiv:2002.11603; the network and its training follow their
-released code (ParkLabML/DP-MERF).   z ~ N(0, I_5): a code;  e_y: class y as one-hot;  C: classes;  B: a batch;
-m_c: noisy mean of the features of class c (``random_features.means``).
+Harder, Adamczewski and Park, "DP-MERF", AISTATS 2021, arXiv:2002.11603. The network and its training follow the paper's
+released code (ParkLabML/DP-MERF).   z ~ N(0, I_5): a code;  y: a class;  C: number of classes;  B: batch size;
+phi: random features;  m_c: noisy mean of the features of class c (``random_features.means``).
 
-    G(z, y): FC 200, BN, ReLU, FC to 16 maps of a quarter of the sides, BN, [to half, conv 5x5 to 8, ReLU],
-             [to the whole, conv 5x5], sigmoid                                        166,161 weights for MNIST
+    G(z, y): FC 200, BN, ReLU, FC to 16 maps with a quarter of the image side, BN,
+             [enlarge to half of the side, conv 5x5 to 8 maps, ReLU], [enlarge to the side, conv 5x5], sigmoid
     a step:  draw y_k uniformly and descend   sum_c | 1/B sum_{k: y_k = c} phi(G(z_k, y_k)) - m_c/C |^2
 
-by Adam, whose learning rate is 0.01 and falls by a tenth after each fifth of the steps. Maps are enlarged bilinearly.
-If four does not divide a side, the side of the first maps is rounded up.
+The network has 166,161 weights for MNIST. The optimizer is Adam with the learning rate 0.01, which falls by a tenth
+after each fifth of the steps. Maps are enlarged bilinearly. If 4 does not divide a side, the side of the first maps is
+rounded up.
 
-Departs from the paper: all classes have equal weights, in the paper the noisy class shares; images are rounded to
-uint8. ``norm_bias`` false omits the biases in front of BatchNorm, which the released code has and which Adam moves by
-rounding noise.
+Departs from the paper: all classes have equal weights. (In the paper a class is weighted by its noisy share.) Images
+are rounded to uint8. ``norm_bias`` false omits the biases in front of BatchNorm. The released code has these biases,
+although they have no effect and Adam moves them by rounding noise.
 """
 
 import torch
@@ -25,17 +26,17 @@ from fedcommons.seeding import generator, keyed_globals
 from fedcommons.sharing.random_features import BLOCK, Features, bounded, means
 
 CODE = 5
-"""Length of z."""
+"""Length of a code z."""
 
 BATCH = 100
-"""B, images of a batch."""
+"""B, number of images in a batch."""
 
 LR = 0.01
-"""Adam's first learning rate."""
+"""Adam's learning rate at the first step."""
 
 
 class Generator(nn.Module):
-    """The network G for images of the shape (C, H, W)."""
+    """The network G; ``shape``: (channels, height, width) of an image; ``norm_bias``: biases in front of BatchNorm."""
 
     def __init__(self, shape: tuple[int, ...], n_classes: int, norm_bias: bool = True) -> None:
         super().__init__()
@@ -72,14 +73,17 @@ def generate_images(
     *,
     norm_bias: bool = True,
 ) -> Examples:
-    """Return images as ``random_features.fit_images`` does, but drawn from a generator trained for ``steps`` steps."""
+    """Train a generator for ``steps`` steps and draw ``per_class`` uint8 images of each class from it.
+
+    Arguments as for ``random_features.fit_images``; ``noisy`` are the noisy sums of features (classes, D + 1).
+    """
     return sample_images(train(features, noisy, shape, steps, seed, norm_bias=norm_bias), per_class, seed)
 
 
 def train(
     features: Features, noisy: Tensor, shape: tuple[int, ...], steps: int, seed: int, *, norm_bias: bool = True
 ) -> Generator:
-    """Train G on noisy ``sums`` (classes, D + 1) for ``steps`` steps and return it in evaluation mode."""
+    """Train G for ``steps`` steps on the noisy sums of features, (classes, D + 1); return G in evaluation mode."""
     wanted = means(noisy) / len(noisy)
     draws = generator(seed, "codes of batches")
     with keyed_globals(seed, "first weights of the generator"):
@@ -99,7 +103,7 @@ def train(
 
 
 def sample_images(network: Generator, per_class: int, seed: int) -> Examples:
-    """Draw ``per_class`` uint8 images of each class."""
+    """Draw ``per_class`` uint8 images of each class from a trained generator; ``seed`` decides the codes."""
     labels = torch.arange(network.n_classes).repeat_interleave(per_class)
     codes = torch.randn(len(labels), CODE, generator=generator(seed, "codes of images"))
     device = next(network.parameters()).device

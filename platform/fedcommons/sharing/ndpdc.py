@@ -1,25 +1,29 @@
-"""NDPDC: clients release noisy sums of features of random networks; the server fits images to the totals.
+"""NDPDC: in each step clients release noisy sums of a random network's features; the server fits images to their total.
 
-Zheng and Li, "Differentially private dataset condensation", NDSS 2024 workshop; the steps follow Dosser
-(humansensinglab/Dosser), with sums over clients.   phi_t: features of step t's random network, |phi_t| <= 1
-(``condensation``);  B_tic: a Poisson sample of client i's images of class c at rate q_i;  z: N(0, I);  sigma_i: the
-noise multiplier;  S_c: ipc images;  L: expected real images per class in a step;  R = sum_i q_i n_i/classes.
+Zheng and Li, "Differentially private dataset condensation", NDSS 2024 workshop. The steps follow Dosser
+(humansensinglab/Dosser), with sums over clients.
+phi_t: features of step t's random network, |phi_t| <= 1 (``condensation``);  T: number of steps;  n_i: images of client
+i;  B_tic: Poisson sample of client i's images of class c in step t at the sampling rate q_i;  z ~ N(0, I);  sigma_i:
+noise multiplier;  S_c: ipc fitted images of class c;  L: expected real images per class that a client uses in a step;
+R = sum_i q_i n_i/classes: expected real images per class that all clients use in a step.
 
     client i sends, T times   M_tic = sum_{x in B_tic} phi_t(x, c) + sigma_i z
     the server descends       sum_c | L/R sum_i M_tic - L/ipc sum_k phi_t(S_ck, c) |^2
 
-An image has one class, and a blanked-out image adds nothing. So the sensitivity of a step is 1, and a client's messages
-are T steps of the sampled Gaussian at q_i and sigma_i. A party that sees all messages learns at most epsilon.
-No message depends on the fitted images: these follow from the messages and cost no privacy. All clients get all images.
+Neighbouring data sets differ by one image that is replaced by a blank image, which adds nothing. An image has one
+class. So the sensitivity of a step is 1, and a client's messages are T steps of the sampled Gaussian mechanism with
+q_i and sigma_i. A party that sees all messages of a client learns at most epsilon. No message depends on the fitted
+images. The images are computed from the messages, so they cost no further privacy. All clients get all images.
 
-q_i = min(1, L classes/n_i), as if a client's classes were equally large: its class counts are private, and n_i is
-public. Every example is drawn at this rate, whatever its class. ``class_size`` is a public number that replaces n_i
-over the classes. Noise is drawn once, from a key of all that decides the messages: the same run sends the same bits.
+q_i = min(1, L classes/n_i), as if a client's classes were equally large, because class counts are private and n_i is
+public. Every example is drawn at the rate q_i, whatever its class. The public number ``class_size`` can replace
+n_i/classes. Samples and noise are seeded by all facts that decide the messages, so the same run sends the same bits.
 The messages of a step are added up and then deleted.
 
-Departs from the paper: real and fitted images are not augmented (see ``augment``; the paper augments both alike in a
-step); the paper's q is L/n_c of the smallest class; neighbouring data sets are those of the ledger; the distance is
-divided by (R/L)^2, so that the learning rate suits any number of clients; images become uint8 in the end.
+Departs from the paper: by default, real and fitted images are not augmented. (The paper applies the same augmentation
+to both in a step, see ``augment``.) The paper's sampling rate is L/n_c with the number n_c of images of the smallest
+class. Neighbouring data sets are those of the privacy ledger. The distance is divided by (R/L)^2, so that one learning
+rate suits any number of clients. The fitted images are rounded to uint8 at the end.
 """
 
 from collections.abc import Sequence
@@ -49,12 +53,12 @@ from fedcommons.storage.atomic_files import sha256
 SUMS = "noisy sums of features of random networks"
 
 DRAWS = 1
-"""Version of the code for messages, samples and noise; another version has other secret salts."""
+"""Version of the code for messages, samples and noise. Secret salts of another version are not used."""
 
 
 @dataclass(frozen=True)
 class NDPDC:
-    """A strategy in which client i trains on D_i and on images fitted to all clients' noisy sums of features."""
+    """A strategy in which client i trains on its data D_i and on images fitted to all clients' noisy sums."""
 
     serves_pool = True
 
@@ -63,49 +67,49 @@ class NDPDC:
     noise_multiplier: Annotated[float | None, "[0, 1e6]"] = None
     """sigma, standard deviation of the noise divided by the sensitivity 1; 0: no noise and no guarantee"""
     delta: Annotated[float, "[1e-250, 1)"] = 1e-5
-    """delta of target_epsilon; a run has one delta, so it must be dp.delta"""
+    """delta of the (target_epsilon, delta) guarantee; a run has one delta, so it must be dp.delta"""
     iterations: Annotated[int, "[1, 1e6]"] = 1000
-    """T, number of networks, each with a message and a step on the pixels (paper: 10,000)"""
+    """T, number of steps, each with a new random network, one message per client and an SGD step (paper: 10,000)"""
     per_class: Annotated[int, "[1, 1e6]"] = 10
-    """ipc, images of each class that are fitted (paper: 10 and 50)"""
+    """ipc, number of images per class that are fitted (paper: 10 and 50)"""
     batch: Annotated[int, "[1, 1e9]"] = 50
     """L, expected number of real images per class that a client uses in a step"""
     class_size: Annotated[int | None, "[1, 1e9]"] = None
-    """public number of a client's images per class, so that q = L/class_size; default: n_i divided by the classes"""
+    """public number of a client's images per class, so that q = L/class_size; default: n_i/(number of classes)"""
     width: Annotated[int, "[1, 1e4]"] = 128
     """channels of the random ConvNets"""
     depth: Annotated[int | None, "[1, 3]"] = None
     """blocks of the random ConvNets, each of which halves the image; default: until 4x4 positions remain (paper: 3)"""
     lr: Annotated[float, "(0, 1e38]"] = 1.0
-    """learning rate of the pixels"""
+    """learning rate of SGD on the pixels of the fitted images"""
     augment: Annotated[str, "none | translation | all"] = "none"
     """augmentation of both real and fitted images (the paper augments them); all: colour, translation and cutout"""
 
     check = privacy_target.check
 
     def check_data(self, client_data: ClientDatasets) -> None:
-        """See ``Stage``. Solve for every client's noise, so that an unreachable target is refused at once."""
+        """Check that the examples are uint8 images with classes, and that the noise of every client can be computed."""
         if client_data.n_classes is None:
-            raise UserError("setting ndpdc sums features by class, and the labels of this data set are no classes.")
+            raise UserError("sharing ndpdc sums features by class, but the labels of this data set are not classes.")
         if (
             client_data.clients.store.x.dtype != torch.uint8
             or len(client_data.shape) != 3
             or min(client_data.shape[1:]) < 2
         ):
             what = "images (C, H, W) of at least 2x2 whole numbers 0 to 255 (uint8)"
-            raise UserError(f"setting ndpdc fits {what}, and these examples are others.")
+            raise UserError(f"sharing ndpdc fits {what}, but the examples are of another type or shape.")
         for n in {*client_data.clients.sizes}:
             self.sigma(n, client_data.n_classes)
 
     def rate(self, n: int, classes: int) -> float:
-        """Return q of a client with n examples, computed from public numbers."""
+        """Return the sampling rate q of a client with n examples, computed from public numbers only."""
         return min(1.0, self.batch / self.class_size if self.class_size else self.batch * classes / max(n, 1))
 
     def sigma(self, n: int, classes: int) -> float:
-        """Return the noise multiplier of a client with n examples.
+        """Return the noise multiplier of a client with n examples, for data with ``classes`` classes.
 
         Raises:
-            UserError: even large noise does not reach the target.
+            UserError: even the largest noise multiplier does not reach the target epsilon.
         """
         if self.target_epsilon is None:
             return self.noise_multiplier or 0.0
@@ -114,7 +118,7 @@ class NDPDC:
         return noise_for(self.target_epsilon, *course)
 
     def effective_constants(self, client_data: ClientDatasets) -> dict[str, Any]:
-        """Return the noise multiplier and the class size of each client, and the depth that was used."""
+        """Return the values that replace unset constants: noise multiplier and class size per client, and the depth."""
         sizes, classes = client_data.clients.sizes, client_data.n_classes or 1
         return {
             "noise_multiplier": [self.sigma(n, classes) for n in sizes],
@@ -123,7 +127,7 @@ class NDPDC:
         }
 
     def networks(self, client_data: ClientDatasets) -> Networks:
-        """Return phi_1, ..., phi_T, which are public: every party can draw them."""
+        """Return the random feature maps phi_1, ..., phi_T, which every party can draw from the run's seed."""
         return Networks(
             shape=client_data.shape,
             n_classes=client_data.n_classes or 0,
@@ -135,7 +139,7 @@ class NDPDC:
         )
 
     def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
-        """Compute messages, totals and images step by step; the assignment of images to owners is arbitrary."""
+        """Run T steps, each with the clients' messages and a step on the images; the images' owners are arbitrary."""
         n = len(client_data.clients)
         senders = [self.sender(client_data, client) for client in range(n)]
 
@@ -155,12 +159,12 @@ class NDPDC:
         return Contributions.from_generated(client_data, [Contribution(images[slice(i, None, n)]) for i in range(n)])
 
     def expected(self, client_data: ClientDatasets) -> float:
-        """Return R, computed from public numbers."""
+        """Return R, the expected number of real images per class in a step, computed from public numbers only."""
         classes = client_data.n_classes or 1
         return sum(self.rate(n, classes) * n / classes for n in client_data.clients.sizes)
 
     def sender(self, client_data: ClientDatasets, client: int) -> Sender:
-        """Return the client's sender of T messages (classes, D)."""
+        """Return the object that computes the client's T messages, each (classes, D) noisy sums of D features."""
         examples, classes = client_data.clients.store[client_data.clients.rows[client]], client_data.n_classes or 0
         sigma = self.sigma(len(examples), classes)
         salt = self._salt(client_data, client) if client_data.is_secret and sigma else client_data.salt
@@ -169,26 +173,26 @@ class NDPDC:
         return Sender(examples, classes, self.rate(len(examples), classes), sigma, draws)
 
     def shorter(self) -> tuple["NDPDC", float]:
-        """See ``TakesLong``: all steps cost the same."""
+        """Return a variant with at most 3 steps and the factor of steps saved; all steps take the same time."""
         few = min(self.iterations, 3)
         return replace(self, iterations=few), self.iterations / few
 
     def salts(self, client_data: ClientDatasets) -> list[bytes]:
-        """Return the salt of each client's messages, see ``Salted``."""
+        """Return the secret salt of the noise in each client's messages (see ``Salted``); empty without noise."""
         has_noise = self.noise_multiplier != 0
         return [self._salt(client_data, client) for client in range(len(client_data.clients))] if has_noise else []
 
     def _key(self, client_data: ClientDatasets, client: int) -> str:
-        """Return the key of the requested messages, which seeds the samples and the noise."""
+        """Return a hash of all facts that decide a client's messages; it seeds their samples and noise."""
         examples = client_data.clients.store[client_data.clients.rows[client]]
         content = sha256(examples.x.numpy().tobytes() + examples.y.numpy().tobytes())
         decides = {**constants(self, ("per_class", "lr")), "classes": client_data.n_classes, "flip": client_data.flip}
         return key_of({"seed": client_data.seed, "client": client, "own": content, **decides})
 
     def _salt(self, client_data: ClientDatasets, client: int) -> bytes:
-        """Return the salt of the actual messages.
+        """Return the secret salt of the noise in a client's messages; other messages need another salt.
 
-        Salts outlive the code: the same noise on two different messages would reveal their difference.
+        Salt files are kept when the code changes. The same noise on two different messages reveals their difference.
         """
         n, classes = client_data.clients.sizes[client], client_data.n_classes or 0
         really = {
@@ -203,7 +207,7 @@ class NDPDC:
     def release(
         self, client_data: ClientDatasets, contributed: Contributions
     ) -> tuple[Contributions, Sequence[Release]]:
-        """Release T noisy values per client."""
+        """Return one privacy ledger entry per client, for its T noisy messages."""
         event, classes = Release(0, (SUMS,), mechanism=SAMPLED_GAUSSIAN, sensitivity=1.0), client_data.n_classes or 0
         events = []
         for client, n in enumerate(client_data.clients.sizes):
@@ -213,7 +217,7 @@ class NDPDC:
         return contributed, events
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
-        """Assign all images to all clients: each client sends T messages and receives images."""
+        """Assign all images to all clients. The bytes are those of T messages sent up and of the images sent down."""
         n = len(client_data.clients)
         up = 4 * self.iterations * (client_data.n_classes or 0) * self.networks(client_data).size
         down = images_nbytes(len(released.rows), client_data.shape, client_data.itemsize, client_data.label_nbytes)
@@ -223,7 +227,10 @@ class NDPDC:
         )  # fmt: skip
 
     def beforehand(self, client_data: ClientDatasets) -> list[str]:
-        """Report the noise of a total divided by the total's largest norm, and this ratio divided by sqrt(T)."""
+        """Report the noise-to-signal ratio of a step's total, and the ratio of the mean over T steps.
+
+        The ratio is the norm of the noise in the total of a class, divided by the largest norm of that total.
+        """
         if self.noise_multiplier == 0:
             return []
         classes = client_data.n_classes or 0
@@ -232,6 +239,6 @@ class NDPDC:
         )
         ratio = noise / self.expected(client_data)
         return [
-            f"ndpdc: the noise in a step's sum of a class is {ratio:.2g} times as long as that sum can be, and in the "
-            f"mean of {self.iterations:,} steps {ratio / sqrt(self.iterations):.2g} times."
+            f"ndpdc: the noise in the sum of a class has {ratio:.2g} times the largest norm of that sum in a step, and "
+            f"{ratio / sqrt(self.iterations):.2g} times in the mean of {self.iterations:,} steps."
         ]

@@ -1,4 +1,4 @@
-"""The module's old path, for one version: users' sharing strategies import ``needs`` from here."""
+"""Deprecated path of ``fedcommons.generators.requests``, from which users' sharing strategies import ``needs``."""
 
 from warnings import warn
 

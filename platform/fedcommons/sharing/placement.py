@@ -1,13 +1,14 @@
-"""The placement of copies on clients if a share of the examples is not private.
+"""The placement of raw copies on clients, for strategies in which a share of the examples is not private.
 
 Makkonen, Niemelä, Hollanti and Kas Hanna, "Approximate gradient coding for privacy-flexible federated learning with
-non-IID data", arXiv:2404.03524, sections II and III-A.   c: share of examples that are not private;  d: copies of
-such an example for other clients;  N: clients;  M: examples;  K: examples of a class;  Y: shares of a class over
-clients after sharing.
+non-IID data", arXiv:2404.03524, sections II and III-A.   c: share of examples that are not private;  d: number of
+other clients that get a copy of such an example;  N: clients;  M: examples;  K: examples of a class;  Y: (N,) each
+client's share of the examples of a class after sharing.
 
-The optimal placement minimises ||Y - 1/N||^2 and needs the label counts; section II names it and leaves it out.
-h_i: examples of the class that client i owns, K in total;  o_i: the examples among h_i that are not private;  s_ij:
-copies of client i's examples that client j gets;  Y_j = (h_j + sum_i s_ij)/(K + B) with B = d sum_i o_i.
+The optimal placement minimises ||Y - 1/N||^2 per class. It needs the clients' label counts. Section II of the paper
+mentions this placement but does not derive it. Symbols for one class:   h_i: examples that client i owns (sum over i:
+K);  o_i: examples among these that are not private;  s_ij: copies of client i's examples that client j gets;
+B = d sum_i o_i: all copies;  Y_j = (h_j + sum_i s_ij)/(K + B).
 Classes do not constrain each other, so each class is a separate problem. Examples of one owner and class are
 interchangeable, so counts are enough.
 """
@@ -19,26 +20,26 @@ import numpy as np
 
 
 def n_open(c: float, n: int) -> int:
-    """Return the number of n examples that are not private:  c n rounded to the nearest integer, halves rounded up."""
+    """Return how many of n examples are not private: c n, rounded to the nearest integer, halves up."""
     return int(c * n + 0.5 + 1e-9)
 
 
 def sample_shareable(labels: np.ndarray, owners: np.ndarray, c: float, rng: np.random.Generator) -> np.ndarray:
-    """Return the examples that are not private, in a random order; a smaller c returns the first of them.
+    """Choose the ``n_open(c, M)`` examples that are not private and return their numbers, in a random order.
 
-    labels, owners: (M,). The result has ``n_open(c, M)`` examples. About the share c of each class, and of a client's
-    examples of a class, is not private. The rounding is Webster's, so a larger c only adds examples. Ties are broken
-    at random.
+    About the share c of each class, and of each client's examples of a class, is chosen. Shares are rounded by
+    Webster's method. So with the same ``rng``, a larger c returns the examples of a smaller c first. Ties are broken at
+    random. labels, owners: (M,) class and client of each example.
     """
     order = rng.permutation(len(labels))
-    # first interleave the pairs (owner, class) in proportion to their sizes, then the classes
+    # First interleave the pairs (owner, class) in proportion to their numbers of examples, then the classes.
     for group in (owners * (labels.max() + 1) + labels, labels):
         order = order[np.argsort(_parts(group[order]), kind="stable")]
     return order[: n_open(c, len(labels))]
 
 
 def _parts(group: np.ndarray) -> np.ndarray:
-    """Return (k - 1/2)/n for the k-th of the n entries of each group: (M,)."""
+    """Return (k - 1/2)/n for the k-th of the n entries with the same value in ``group``: (M,)."""
     order = np.argsort(group, kind="stable")
     _, first, sizes = np.unique(group[order], return_index=True, return_counts=True)
     parts = np.empty(len(group))
@@ -55,15 +56,16 @@ def holdings(
     placement: str,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Return whether client i holds example j: (M, N) bool; the row sums d_j count the owner too.
+    """Return whether client i holds example j: (M, N) bool. The row sum d_j counts the owner and all copies.
 
-    exact: each example that is not private goes to d distinct other clients, uniformly at random. binomial: it goes to
-    each other client with probability d/(N-1), independently. optimal: it goes to d distinct other clients such that
-    the sum over classes of ||Y - 1/N||^2 is minimal. This needs all clients' label counts; the examples of a client and
-    class are assigned at random.
+    Values of ``placement``, for each example that is not private:
+    exact: d distinct other clients, chosen uniformly at random, get a copy.
+    binomial: each other client gets a copy with probability d/(N - 1), independently.
+    optimal: d distinct other clients get a copy such that the sum over classes of ||Y - 1/N||^2 is minimal. This needs
+    all clients' label counts. The examples of one client and class are assigned at random.
 
-    labels, owners: (M,). With the same random generator, a larger c or d keeps all copies of a smaller c or d, unless
-    the placement is optimal.
+    labels, owners: (M,) class and client of each example. With the same ``rng``, a larger c or d keeps all copies of a
+    smaller c or d, unless the placement is optimal.
     """
     is_held = np.zeros((len(labels), n_clients), dtype=bool)
     is_held[np.arange(len(labels)), owners] = True
@@ -74,7 +76,7 @@ def holdings(
             for owner in np.unique(owners[of_class]):
                 of_owner = of_class[owners[of_class] == owner]
                 receivers = np.repeat(np.arange(n_clients), plan.copies[owner])
-                # no client gets more than len(of_owner) copies, so cycling through the examples gives it none twice
+                # No client gets more than len(of_owner) copies, so cycling through the examples never repeats one.
                 is_held[np.resize(of_owner, len(receivers)), receivers] = True
         return is_held
     draws = rng.random((len(chosen), n_clients))
@@ -88,9 +90,10 @@ def holdings(
 
 @dataclass(frozen=True, eq=False)
 class Even:
-    """The optimal copies of one class.
+    """The optimal placement of the copies of one class.
 
-    copies: (N, N) int, s_ij. distance: ||Y - 1/N||^2 with these copies. bound: proven lower bound for every s.
+    copies: (N, N) int, s_ij copies of client i's examples for client j. distance: ||Y - 1/N||^2. bound: proven lower
+    bound of the distance over all placements.
     """
 
     copies: np.ndarray
@@ -100,12 +103,15 @@ class Even:
 
 @lru_cache(maxsize=1024)
 def optimal_copies(owned: tuple[int, ...], opened: tuple[int, ...], d: int) -> Even:
-    """Return the best s for the counts h (``owned``, K > 0) and o (``opened``) of one class, by linear programming.
+    """Return the optimal copies s_ij of one class, by linear programming (symbols: see the module's docstring).
 
-    Minimise sum_j T_j^2 for T_j = h_j + sum_i s_ij, as sum_j T_j = K + B is fixed, subject to s_ij <= o_i, s_ii = 0 and
-    sum_j s_ij = d o_i: then o_i examples can go to d distinct others each. With T_j = h_j + y_j1 + y_j2 + ..., each y
-    in [0, 1] and of cost (h_j + k)^2 - (h_j + k - 1)^2, the square is linear and exact at integers: the costs
-    rise, so the y fill up in order.
+    Minimise sum_j T_j^2 with T_j = h_j + sum_i s_ij, the number of examples of client j. (The sum of all T_j is fixed,
+    so this also minimises ||Y - 1/N||^2.) The constraints s_ij <= o_i, s_ii = 0 and sum_j s_ij = d o_i ensure that each
+    of the o_i examples can go to d distinct other clients. The square is made linear by T_j = h_j + y_j1 + y_j2 + ...
+    with y_jk in [0, 1] and the cost (h_j + k)^2 - (h_j + k - 1)^2 of y_jk. The costs rise in k, so y_j1, y_j2, ... fill
+    up in this order, and the linear cost is exact at integers.
+
+    owned: h, number of examples per client, with a sum K > 0. opened: o, number of them that are not private.
 
     Raises:
         RuntimeError: the solver finds no integer solution.
@@ -128,8 +134,8 @@ def optimal_copies(owned: tuple[int, ...], opened: tuple[int, ...], d: int) -> E
     right = np.concatenate([d * o, np.zeros(n)])
     least = float((h**2).sum())
     if len(i):
-        # Requiring integers would take far longer. The constraints are network flows, so every vertex is an integer
-        # solution, and the value of the relaxation is a bound in any case.
+        # An integer program would take far longer. The constraints are network flows, so every vertex of the linear
+        # program is an integer solution. Its value is a lower bound in any case.
         limits = Bounds(0, np.concatenate([o[i], np.ones(len(k))]))  # pyright: ignore[reportArgumentType]  (arrays too)
         solution = milp(cost, bounds=limits, constraints=(sent, right, right))
         if solution.x is None or np.abs(solution.x - np.rint(solution.x)).max() > 1e-6:
@@ -137,12 +143,15 @@ def optimal_copies(owned: tuple[int, ...], opened: tuple[int, ...], d: int) -> E
         copies[i, j] = np.rint(solution.x[: len(i)])
         least += solution.fun
     reached = float(((h + copies.sum(0)) ** 2).sum())
-    # sum_j T_j^2/(K + B)^2 - 1/N is ||Y - 1/N||^2
+    # ||Y - 1/N||^2 = sum_j T_j^2/(K + B)^2 - 1/N
     return Even(copies, reached / total**2 - 1 / n, least / total**2 - 1 / n)
 
 
 def plans(labels: np.ndarray, owners: np.ndarray, n_clients: int, opened: np.ndarray, d: int) -> dict[int, Even]:
-    """Return the best placement for each class present; labels, owners: (M,); ``opened``: examples not private."""
+    """Return the optimal placement of copies for each class that occurs in ``labels``.
+
+    labels, owners: (M,) class and client of each example. opened: row numbers of the examples that are not private.
+    """
 
     def counts(members: np.ndarray) -> tuple[int, ...]:
         return tuple(np.bincount(owners[members], minlength=n_clients).tolist())

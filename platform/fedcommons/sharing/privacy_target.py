@@ -1,4 +1,4 @@
-"""The privacy constants of a strategy that draws noise itself: the target epsilon or the noise, and one delta."""
+"""The check of a noisy sharing strategy's privacy constants: target epsilon or noise multiplier, and delta."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -8,7 +8,7 @@ from fedcommons.privacy.release import SIGMAS
 
 
 class Noisy(Protocol):
-    """A sharing strategy with the constants of a privacy target."""
+    """A sharing strategy that adds noise; either ``target_epsilon`` or ``noise_multiplier`` is None."""
 
     @property
     def target_epsilon(self) -> float | None: ...
@@ -19,10 +19,14 @@ class Noisy(Protocol):
 
 
 def check(stage: Noisy, fields: Mapping[str, Any]) -> None:
-    """Refuse inconsistent privacy constants, see ``Stage``."""
+    """Check that a strategy's privacy constants are consistent; ``fields``: the experiment's fields (see ``Stage``).
+
+    Raises:
+        UserError: not exactly one of target epsilon and noise multiplier is set, or a constant has no valid value.
+    """
     if (stage.target_epsilon is None) == (stage.noise_multiplier is None):
         which = "neither" if stage.target_epsilon is None else "both"
-        raise UserError(f"give either sharing.target_epsilon or sharing.noise_multiplier, not {which}.")
+        raise UserError(f"set either sharing.target_epsilon or sharing.noise_multiplier, not {which}.")
     if 0 < (sigma := stage.noise_multiplier or 0) < SIGMAS[0]:
         raise UserError(f"sharing.noise_multiplier must be 0 or at least {SIGMAS[0]:g}, got {sigma:g}.")
     if fields.get("dp.delta", stage.delta) != stage.delta:

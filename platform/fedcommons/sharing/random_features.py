@@ -1,7 +1,8 @@
-"""Random features of images, their sums per class, and a fit of images whose mean features match noisy sums.
+"""Random Fourier features of images, their sums per class, and a fit of images whose mean features match noisy sums.
 
 Rahimi and Recht (2007); Harder, Adamczewski and Park, "DP-MERF", AISTATS 2021, arXiv:2002.11603.
-W: (D/2, d) ~ N(0, 1/s);  s: the squared length scale of the kernel exp(-|x - y|^2/(2 s));  d: numbers of an image.
+x, y: images;  d: number of values of an image;  D: number of features;  W: (D/2, d) matrix with entries ~ N(0, 1/s);
+s: squared length scale of the kernel exp(-|x - y|^2/(2 s)).
 
     phi(x) = [cos W x, sin W x] / sqrt(D/2),   |phi(x)| = 1,   phi(x)^T phi(y) ~ exp(-|x - y|^2/(2 s))
 """
@@ -22,15 +23,15 @@ BLOCK = 4096
 """Number of images whose features are in memory at a time."""
 
 LR = 0.05
-"""Adam's first learning rate on the images' logits; it falls to zero."""
+"""Adam's learning rate for the images' logits at the first step; it falls linearly to zero."""
 
 
 class Features(Protocol):
-    """A public map of images to vectors, which torch can differentiate."""
+    """A public feature map from images to vectors, which torch can differentiate."""
 
     @property
     def size(self) -> int:
-        """Return D, the length of a vector."""
+        """Return D, the length of a feature vector."""
         ...
 
     @property
@@ -39,55 +40,55 @@ class Features(Protocol):
         ...
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return vectors (..., D) of images (..., d) with pixels in [0, 1]; ``bounded`` clips their norm to 1."""
+        """Return feature vectors (..., D) of images (..., d) in [0, 1]; ``bounded`` later clips their norm to 1."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Fourier:
-    """The Fourier features phi; w: (D/2, d)."""
+    """Random Fourier features phi; ``w``: the matrix W (D/2, d)."""
 
     w: Tensor
 
     @property
     def size(self) -> int:
-        """See ``Features``."""
+        """Return D, the length of a feature vector."""
         return 2 * len(self.w)
 
     @property
     def digest(self) -> str:
-        """See ``Features``."""
+        """Return a hash of the matrix W."""
         return sha256(self.w.numpy().tobytes())
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See ``Features``."""
+        """Return phi(x), (..., D) feature vectors of norm 1, for images (..., d) with pixels in [0, 1]."""
         wx = x @ self.w.T
         return torch.cat([wx.cos(), wx.sin()], -1) / sqrt(len(self.w))
 
     @staticmethod
     def draw(d: int, size: int, scales: Sequence[float], *key: int | str) -> "Fourier":
-        """Draw ``size`` features, an even number for each scale s, seeded by ``key``."""
+        """Draw D = ``size`` features of images with d values, divided equally over the squared length ``scales``."""
         draws = generator(*key, "random features")
         each = size // 2 // len(scales)
         return Fourier(torch.cat([torch.randn(each, d, generator=draws) / sqrt(s) for s in scales]))
 
 
 def pixels(x: Tensor) -> Tensor:
-    """Return images as (n, d) in [0, 1]; uint8 images are scaled."""
+    """Flatten images to (n, d) float32; uint8 images are divided by 255, other images are assumed to be in [0, 1]."""
     return x.flatten(1).float() / (255 if x.dtype == torch.uint8 else 1)
 
 
 def bounded(features: Features, x: Tensor) -> Tensor:
-    """Clip the norm of each feature vector to 1; a vector that is not finite becomes zero."""
+    """Return the feature vectors (..., D) of images x with norms clipped to 1; vectors that are not finite become 0."""
     phi = features(x)
     short = phi / phi.norm(dim=-1, keepdim=True).clamp_min(1)
     return torch.where(short.isfinite().all(-1, keepdim=True), short, 0.0)
 
 
 def sums(features: Features, examples: Examples, n_classes: int) -> Tensor:
-    """Return for each class the sum of [phi(x), 1]/sqrt(2), a vector of norm at most 1: (classes, D + 1) float64.
+    """Return per class the sum over examples x of [phi(x), 1]/sqrt(2): (classes, D + 1) float64.
 
-    An example adds only to the row of its class. A blank example (nan) adds nothing.
+    Summands have norms of at most 1. An example adds to the row of its class only. A blank example (NaN) adds nothing.
     """
     total = torch.zeros(n_classes, features.size + 1, dtype=torch.float64)
     for first in range(0, len(examples), BLOCK):
@@ -101,7 +102,10 @@ def sums(features: Features, examples: Examples, n_classes: int) -> Tensor:
 
 
 def means(noisy: Tensor) -> Tensor:
-    """Return sum_c/n_c (classes, D) of noisy ``sums`` (classes, D + 1); a noisy n_c below 1 counts as 1."""
+    """Return the noisy mean features per class, (classes, D), from the noisy result of ``sums``, (classes, D + 1).
+
+    A class's mean is its noisy sum of features divided by its noisy count (at least 1).
+    """
     per = noisy.float() * sqrt(2)
     return per[:, :-1] / per[:, -1:].clamp_min(1)
 
@@ -109,11 +113,12 @@ def means(noisy: Tensor) -> Tensor:
 def fit_images(
     features: Features, noisy: Tensor, shape: tuple[int, ...], per_class: int, steps: int, seed: int
 ) -> Examples:
-    """Fit ``per_class`` uint8 images per class to the mean features of the noisy ``sums`` (classes, D + 1).
+    """Fit ``per_class`` uint8 images per class to noisy mean features.
 
-        min over images of  sum_c | mean_k phi(x_ck) - sum_c/n_c |^2
+        min over images x_ck of  sum over classes c of | mean_k phi(x_ck) - m_c |^2,   m_c: result of ``means``
 
-    by Adam on the images' logits, which start from N(0, 1/4).
+    by ``steps`` steps of Adam on the images' logits, which start from N(0, 1/4). noisy: noisy result of ``sums``,
+    (classes, D + 1). shape: (C, H, W) of an image.
     """
     wanted, d = means(noisy), prod(shape)
     start = torch.randn(len(wanted), per_class, d, generator=generator(seed, "logits of images"))

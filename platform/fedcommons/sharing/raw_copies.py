@@ -1,14 +1,14 @@
-"""Privacy-flexible learning: a share c of each client's images is not private, and other clients get raw copies.
+"""Privacy-flexible learning: a share c of each client's images is not private, and other clients get raw copies of it.
 
 Makkonen, Niemelä, Hollanti and Kas Hanna, "Approximate gradient coding for privacy-flexible federated learning with
-non-IID data", arXiv:2404.03524.   d: copies of such an image for other clients;  d_j: number of clients that
-hold image j, including its owner.
+non-IID data", arXiv:2404.03524.   d: number of other clients that get a copy of an image that is not private;
+d_j: number of clients that hold image j, including its owner (the client whose image it is).
 
-Each holder's loss has image j with weight 1/d_j, so that it counts once over all clients. A copied image is sent up to
-the server once and down d_j - 1 times.
+In the loss of each client that holds image j, the image has the weight 1/d_j. So each image counts once over all
+clients. A copied image is sent to the server once, and from the server to d_j - 1 clients.
 
-Departs from the paper: if c times a client's images of a class is not an integer, it is rounded so that the
-share is c of all images and about c of each class; the clients must agree on this rounding.
+Departs from the paper: if c times the number of a client's images of a class is not an integer, it is rounded such that
+the share c of all images, and about c of each class, is not private. The clients must agree on this rounding.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,45 +34,47 @@ class RawCopies:
     c: Annotated[float | None, "[0, 1]"] = None
     """share of every client's images of a class that is not private; must be set"""
     d: Annotated[int, "[1, 1e9]"] = 2
-    """number of other clients that get a copy of such an image"""
+    """number of other clients that get a copy of each image that is not private"""
     placement: Annotated[str, "exact | binomial | optimal"] = "exact"
-    """their choice: exact (d at random), binomial (d on average) or optimal (d that even out classes; needs counts)"""
+    """choice of the clients: exact (d at random), binomial (d on average) or optimal (d that even out class counts)"""
 
     def check(self, fields: Mapping[str, Any]) -> None:
-        """See ``Stage``."""
+        """Check that c is set (see ``Stage``)."""
         if self.c is None:
-            raise UserError("sharing.c must be set for setting raw_copies: the share of images that is not private.")
+            raise UserError("sharing.c must be set for sharing raw_copies: the share of images that is not private.")
 
     def check_data(self, client_data: ClientDatasets) -> None:
-        """See ``Stage``."""
+        """Check that c, d and the placement fit the clients' data and that the copies fit into memory."""
         c, n, n_clients = self.c or 0.0, sum(client_data.clients.sizes), len(client_data.clients)
         if n_clients < 2:
-            raise UserError("setting raw_copies needs at least 2 clients, got N = 1: nobody could get a copy.")
+            raise UserError("sharing raw_copies needs at least 2 clients, got N = 1: no other client can get a copy.")
         if self.d > n_clients - 1:
-            raise UserError(f"sharing.d must be at most N - 1 = {n_clients - 1}, the number of others, got {self.d}.")
+            raise UserError(f"sharing.d must be at most N - 1 = {n_clients - 1}, all other clients, got {self.d}.")
         if c and n_open(c, n) < 1:
             raise UserError(
-                f"sharing.c = {c:g} of {n} images is not one image; it must be 0 or at least {0.5 / n:.2g}."
+                f"sharing.c = {c:g} of {n} images is not one image: it must be 0 or at least {0.5 / n:.2g}."
             )
         if self.placement == "optimal" and client_data.n_classes is None:
-            raise UserError("sharing.placement optimal evens out classes, and the labels of this data set are none.")
+            raise UserError(
+                "sharing.placement optimal evens out classes, but the labels of this data set are not classes."
+            )
         counts = np.bincount(self._labels(client_data), minlength=client_data.n_classes or 0)
         if self.placement == "optimal" and not counts.all():
             raise UserError(
-                f"sharing.placement optimal needs images of every class, and no client has one of class "
+                f"sharing.placement optimal needs images of every class, but no client has an image of class "
                 f"{int(counts.argmin())}."
             )
         memory_limit.require(f"copies at {n_clients:,} clients", n_clients * (n + 16 * n_open(c, n)), "sharing.c")
 
     def holdings(self, client_data: ClientDatasets) -> np.ndarray:
-        """Return whether a client holds an image: (images, N) bool, with the images in the order of the clients."""
+        """Return whether each client holds each image: (images, N) bool; images are in the order of the clients."""
         labels, owners = self._labels(client_data), _owners(client_data)
         return holdings(
             labels, owners, len(client_data.clients), self.c or 0.0, self.d, self.placement, _draws(client_data)
         )
 
     def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
-        """Contribute the images that at least one other client gets."""
+        """Return the contributions: each client's real images of which at least one other client gets a copy."""
         copied, ends = self.holdings(client_data).sum(1) > 1, np.cumsum(client_data.clients.sizes)[:-1]
         parts = zip(client_data.clients.rows, np.split(copied, ends), strict=True)
         return Contributions.from_real_rows(client_data, [rows[some] for rows, some in parts])
@@ -80,11 +82,11 @@ class RawCopies:
     def release(
         self, client_data: ClientDatasets, contributed: Contributions
     ) -> tuple[Contributions, Sequence[Release]]:
-        """Release the contributed raw images without protection; other images stay with their clients."""
+        """Return the contributions and one unprotected privacy ledger entry per client for its raw images."""
         return contributed, contributed.releases("raw examples")
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
-        """Assign copies beyond a client's own images; for equal work a client counts as sum_j 1/d_j images."""
+        """Assign each client its own images and the copies that it gets; image j has the weight 1/d_j."""
         if not len(released.rows):
             return Assigned(client_data.clients.rows)
         is_held, owners, rows = (
@@ -100,7 +102,7 @@ class RawCopies:
         return Assigned(client_data.clients.rows, received, weights, notes=self._notes(client_data))
 
     def _notes(self, client_data: ClientDatasets) -> list[str]:
-        """Report how evenly the optimal placement spreads the classes, and the lower bound of all placements."""
+        """Return a message on how evenly the optimal placement spreads the classes; empty for other placements."""
         if self.placement != "optimal":
             return []
         labels, owners = self._labels(client_data), _owners(client_data)
@@ -113,13 +115,13 @@ class RawCopies:
         )
         reached, bound = (sum(getattr(plan, name) for plan in by_class.values()) for name in ("distance", "bound"))
         return [
-            f"optimal placement of copies: sum over classes of ||Y - 1/N||^2 = {reached:.6g}, at least {bound:.6g} for "
-            f"any; gap {max(0.0, reached - bound):.2g}"
+            f"optimal placement of copies: sum over classes of ||Y - 1/N||^2 = {reached:.6g}; lower bound of all "
+            f"placements {bound:.6g}; gap {max(0.0, reached - bound):.2g}"
         ]
 
     @staticmethod
     def _labels(client_data: ClientDatasets) -> np.ndarray:
-        """Return the labels of the images, in the order of the clients; all zero if the labels are not classes."""
+        """Return the labels of all images, in the order of the clients; zeros if the labels are not classes."""
         if client_data.n_classes is None:
             return np.zeros(sum(client_data.clients.sizes), np.int64)
         return client_data.clients.store.y.numpy()[np.concatenate(list(client_data.clients.rows))]

@@ -14,15 +14,15 @@ class Real:
     """A strategy without sharing: no client contributes, and no data leave a client."""
 
     def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
-        """See ``Stage``."""
+        """Return empty contributions."""
         return Contributions.none(client_data)
 
     def release(
         self, client_data: ClientDatasets, contributed: Contributions
     ) -> tuple[Contributions, Sequence[Release]]:
-        """See ``Stage``."""
+        """Return the empty contributions without privacy ledger entries, as no data leave a client."""
         return contributed, ()
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
-        """See ``Stage``."""
+        """Assign each client its own real data."""
         return Assigned(client_data.clients.rows)

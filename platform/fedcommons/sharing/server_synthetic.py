@@ -1,10 +1,10 @@
-"""The server's pool: every client contributes synthetic images, which the server stores and does not send on.
+"""A pool at the server: every client contributes synthetic images, which the server stores and does not send on.
 
-The images are those of ``shuffled_synthetic`` (Li et al., arXiv:2306.13263); each is sent once, to the server. Clients
-train on their real data. The servers of ``one_shot`` and ``fedddpm`` train on the pool.
-n~: images that a client contributes;  p = n~/(n_i + n~), as if the client received n~ images.
+The images are those of ``shuffled_synthetic`` (Li et al., arXiv:2306.13263). Each image is sent once, to the server.
+Clients train on their real data only. In the methods ``one_shot`` and ``fedddpm`` the server trains on the pool.
+n_i: client i's real images;  n~: synthetic images that it contributes;  p = n~/(n_i + n~), as if it received n~ images.
 
-Departs from the paper: in the paper the pool is sent to the clients.
+Departs from the paper: the pool stays at the server. In the paper the pool is sent to the clients.
 """
 
 from collections.abc import Sequence
@@ -25,31 +25,31 @@ from fedcommons.sharing.stage import Assigned, Contributions
 
 @dataclass(frozen=True)
 class ServerSynthetic:
-    """A strategy in which client i trains on D_i and the server on the pool of synthetic images."""
+    """A strategy in which client i trains on its real data D_i and the server on the pool of synthetic images."""
 
     serves_pool = True
 
     p: Annotated[float | None, "(0, 1)"] = None
-    """n~/(n_i + n~) for n~ images of a client; default: the paper's, n_total/N images per client"""
+    """n~/(n_i + n~) if a client with n_i real images contributes n~; default: as in the paper, n~ = n_total/N"""
 
     def check_data(self, client_data: ClientDatasets) -> None:
-        """See ``Stage``."""
+        """Check that p gives at least one image and that the images fit into memory (see ``check_contributions``)."""
         check_contributions(self.p, client_data)
 
     def requests(self, client_data: ClientDatasets, recipe: GeneratorRecipe) -> Sequence[GenerationRequest]:
-        """See ``Generating``."""
+        """Return one request for synthetic images per client (see ``requests_of_clients``)."""
         return requests_of_clients(self.p, client_data, recipe)
 
     def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
-        """See ``Stage``."""
+        """Return each client's synthetic images as its contribution."""
         return Contributions.from_generated(client_data, generated)
 
     def release(
         self, client_data: ClientDatasets, contributed: Contributions
     ) -> tuple[Contributions, Sequence[Release]]:
-        """Release all images to the server; an image is as well protected as the generator that drew it."""
+        """Return all images and their ledger entries; an image has the privacy protection of its generator."""
         return contributed, contributed.releases("synthetic images")
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
-        """Assign clients their own data and the server the pool, with one part for each client's contribution."""
+        """Assign each client its own data, and the server the pool, with one part for each client's contribution."""
         return Assigned(client_data.clients.rows, pool=released.rows_by_client(len(client_data.clients)))

@@ -1,6 +1,6 @@
-"""A share p of every client's real images is swapped through a pool: Fedssyn with an ideal generator.
+"""The upper bound of Fedssyn (an ideal generator): a share p of every client's real images is swapped through a pool.
 
-Li et al., TMLR 2024, arXiv:2306.13263, figure 1(c).   A client's number of images n_i does not change.
+Li et al., TMLR 2024, arXiv:2306.13263, figure 1(c).   The number of images n_i of client i does not change.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,24 +26,24 @@ class ShuffledReal:
     """share of a client's real images that is swapped; must be set"""
 
     def check(self, fields: Mapping[str, Any]) -> None:
-        """See ``Stage``."""
+        """Check that p is set (see ``Stage``)."""
         if self.p is None:
-            raise UserError("sharing.p must be set for setting shuffled_real: the share of real data that is swapped.")
+            raise UserError("sharing.p must be set for sharing shuffled_real: the share of real data that is swapped.")
 
     def check_data(self, client_data: ClientDatasets) -> None:
-        """See ``Stage``."""
+        """Check that p is 0 or at least one image of the largest client (see ``Stage``)."""
         n = max(client_data.clients.sizes)
         if self.p and n_swapped(self.p, n) < 1:
             raise UserError(
-                f"sharing.p = {self.p:g} of {n} images is not one image; it must be 0 or more than {1 / n:.2g}."
+                f"sharing.p = {self.p:g} of {n} images is not one image: it must be 0 or more than {1 / n:.2g}."
             )
 
     def sizes(self, client_data: ClientDatasets) -> list[int]:
-        """Return the number of images that each client gives and receives."""
+        """Return the number of images that each client gives to the pool and gets from the pool."""
         return [n_swapped(self.p or 0, n) for n in client_data.clients.sizes]
 
     def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
-        """See ``Stage``."""
+        """Return the real images that each client gives to the pool."""
         sizes = self.sizes(client_data)
         return Contributions.from_real_rows(
             client_data,
@@ -56,11 +56,11 @@ class ShuffledReal:
     def release(
         self, client_data: ClientDatasets, contributed: Contributions
     ) -> tuple[Contributions, Sequence[Release]]:
-        """Release real images without protection."""
+        """Return the contributions and one unprotected privacy ledger entry per client for its real images."""
         return contributed, contributed.releases("real images")
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
-        """Assign each client its remaining images and a part of the shuffled pool, as large as its contribution."""
+        """Assign each client its remaining images and as many images of the shuffled pool as it gave."""
         sizes, parts = self.sizes(client_data), released.shuffled(len(client_data.clients), client_data.seed)
         rest = [
             rows[np.sort(_order(client_data, client)[sizes[client] :])]
@@ -70,5 +70,5 @@ class ShuffledReal:
 
 
 def _order(client_data: ClientDatasets, client: int) -> np.ndarray:
-    """Return the order in which images leave a client: a larger p includes the images of a smaller p."""
+    """Return a random order of a client's images. The first are swapped, so a larger p swaps those of a smaller p."""
     return numpy_generator(client_data.seed, "swapped", client).permutation(len(client_data.clients.rows[client]))

@@ -1,7 +1,8 @@
 """Fedssyn: clients contribute synthetic images to a pool, which is shuffled once and divided among the clients.
 
 Li et al., "Synthetic data shuffling accelerates the convergence of federated learning under data heterogeneity",
-TMLR 2024, arXiv:2306.13263, algorithm I.   n~: images that a client contributes and receives;  p = n~/(n_i + n~).
+TMLR 2024, arXiv:2306.13263, algorithm I.   n_i: real images of client i;  n~: number of synthetic images that client i
+contributes, and also receives;  p = n~/(n_i + n~).
 
 Departs from the paper: no known departure.
 """
@@ -25,34 +26,34 @@ from fedcommons.sharing.stage import Assigned, Contributions
 
 @dataclass(frozen=True)
 class ShuffledSynthetic:
-    """Fedssyn: client i trains on D_i and on its part of the shuffled pool of synthetic images."""
+    """Fedssyn: client i trains on its real data D_i and on its part of the shuffled pool of synthetic images."""
 
     p: Annotated[float | None, "[0, 1)"] = None
-    """share of shared data in a client's training set; default: the paper's, n_total/N images per client"""
+    """share of shared data in a client's training set; default: as in the paper, n_total/N images per client"""
 
     def check_data(self, client_data: ClientDatasets) -> None:
-        """See ``Stage``."""
+        """Check that p gives at least one image and that the images fit into memory (see ``check_contributions``)."""
         check_contributions(self.p, client_data)
 
     def sizes(self, client_data: ClientDatasets) -> list[int]:
-        """Return the number of images that each client contributes and receives."""
+        """Return the number of synthetic images that each client contributes, which is also the number it receives."""
         return contributions(self.p, client_data)
 
     def requests(self, client_data: ClientDatasets, recipe: GeneratorRecipe) -> Sequence[GenerationRequest]:
-        """See ``Generating``."""
+        """Return one request for synthetic images per client (see ``requests_of_clients``)."""
         return requests_of_clients(self.p, client_data, recipe)
 
     def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
-        """See ``Stage``."""
+        """Return each client's synthetic images as its contribution."""
         return Contributions.from_generated(client_data, generated)
 
     def release(
         self, client_data: ClientDatasets, contributed: Contributions
     ) -> tuple[Contributions, Sequence[Release]]:
-        """Release all images to the pool; an image is as well protected as the generator that drew it."""
+        """Return all images and their ledger entries; an image has the privacy protection of its generator."""
         return contributed, contributed.releases("synthetic images")
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
-        """Permute the pool once and assign each client a part as large as its contribution; all images are sent."""
+        """Permute the pool; assign each client its real data and a slice of the pool, as long as its contribution."""
         parts = released.shuffled(len(client_data.clients), client_data.seed)
         return Assigned(client_data.clients.rows, parts, n_own=client_data.clients.sizes, pool=parts)

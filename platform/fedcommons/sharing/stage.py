@@ -1,10 +1,12 @@
-"""The interface of sharing strategies, which decide the clients' training data in three steps.
+"""The interface of sharing strategies (class ``Stage``), which decide the clients' training data in three steps.
 
-make      each client contributes its real examples or examples generated from them
-release   the strategy releases, withholds or privatises the contributions; a ``Release`` records what leaves a client
-assign    the strategy assigns rows of one store to clients, with weights if the rows do not count equally
+make      each client contributes real examples, or synthetic examples generated from its real examples
+release   the strategy releases, withholds or privatises the contributions; a ``Release`` (privacy ledger entry) records
+          the data that leave a client
+assign    the strategy assigns examples (rows of one store) to clients, with weights if examples do not count equally
 
-Each row's owner, the client that contributed it, stays recorded. A strategy is a frozen dataclass of its constants.
+The client that contributed an example stays recorded as the example's owner. A strategy is a frozen dataclass of its
+constants.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,11 +38,13 @@ from fedcommons.sharing import disclosure
 @accepts_old_names(seen="n_sources", of_own="from_real_rows", of_made="from_generated", of_each="rows_by_client")
 @dataclass(frozen=True, eq=False)
 class Contributions:
-    """The clients' contributions: m rows of ``store``, which begins with the clients' real data.
+    """The examples that the clients contribute to sharing: m rows of a store.
 
-    rows: (m,) int64. owners: (m,), the client that contributed each row. receipts: receipt of the synthetic examples,
-    by client. seen: by client, number of its real examples that are contributed or that the synthetic examples come
-    from. of_labels: receipt of the class counts, by client.
+    store: all examples; the clients' real data are the first ones.
+    rows: (m,) int64 row numbers of the contributed examples. owners: (m,) client that contributed each of these rows.
+    receipts: client -> privacy protection of its synthetic examples (``Receipt``); None: no protection.
+    n_sources: client -> number of its real examples that it contributes or from which its synthetic examples come.
+    of_labels: client -> privacy protection of its class counts, from which labels are drawn.
     """
 
     store: Examples
@@ -53,22 +57,24 @@ class Contributions:
 
     @staticmethod
     def none(client_data: ClientDatasets) -> "Contributions":
-        """Return contributions without rows: no client contributes."""
+        """Return empty contributions, for a strategy in which no client contributes an example."""
         return Contributions(client_data.clients.store, np.zeros(0, np.int64), np.zeros(0, np.int64), {}, {})
 
     @staticmethod
     def from_real_rows(client_data: ClientDatasets, rows_of_each: Sequence[np.ndarray]) -> "Contributions":
-        """Return the contributions if client i contributes its real rows ``rows_of_each[i]``; no example is copied."""
+        """Return contributions in which client i contributes the real examples with row numbers ``rows_of_each[i]``."""
         sizes = [len(rows) for rows in rows_of_each]
         owners, rows = np.repeat(np.arange(len(sizes)), sizes), np.concatenate(rows_of_each)
         return Contributions(client_data.clients.store, rows, owners, {}, dict(enumerate(sizes)))
 
     @staticmethod
     def from_generated(client_data: ClientDatasets, generated: Sequence[Contribution]) -> "Contributions":
-        """Return the contributions if client i contributes ``drawn[i]``, which the store has after the real data.
+        """Return contributions in which client i contributes the synthetic examples ``generated[i]``.
+
+        The store of the result has the real examples first, then the synthetic examples.
 
         Raises:
-            ValueError: contributed examples have another type or shape than the real examples.
+            ValueError: synthetic examples have another type or shape than the real examples.
         """
         real, new = client_data.clients.store, [contribution.examples for contribution in generated]
         for examples in new:
@@ -85,18 +91,18 @@ class Contributions:
         return Contributions(store, np.arange(len(real), len(store)), owners, receipts, seen, of_labels=of_labels)
 
     def rows_by_client(self, n_clients: int) -> list[np.ndarray]:
-        """Return the rows that each client contributes."""
+        """Return one vector per client with the row numbers of the examples that it contributes."""
         return [self.rows[self.owners == client] for client in range(n_clients)]
 
     def shuffled(self, n_clients: int, seed: int) -> list[np.ndarray]:
-        """Permute all rows once and cut them into one part per client, of the size of the client's contribution."""
+        """Permute all rows once and return one vector of row numbers per client, as long as its contribution."""
         sizes = np.bincount(self.owners, minlength=n_clients)
         return np.split(numpy_generator(seed, "pool").permutation(self.rows), np.cumsum(sizes)[:-1])
 
     def releases(self, *what: str) -> list[Release]:
-        """Return a release for each contributing client, with its receipt; ``what``: names of what leaves the client.
+        """Return a privacy ledger entry (release) per contributing client, with the protection that its receipt states.
 
-        The class counts from which labels are drawn are a separate release.
+        The class counts are a separate entry. ``what``: names of the data that leave, such as "synthetic images".
         """
         events = []
         for client in np.unique(self.owners).tolist():
@@ -108,21 +114,21 @@ class Contributions:
 
 
 CLASS_COUNTS = ("class counts",)
-"""Name of the release of the class counts from which labels are drawn."""
+"""Name of the privacy ledger entry of the class counts from which labels are drawn."""
 
 
 @accepts_old_names(kept="own_rows", once="nbytes")
 @dataclass(frozen=True, eq=False)
 class Assigned:
-    """The rows of the contributions' store that each client gets.
+    """The examples on which each client trains, as row numbers in the contributions' store: one vector per client.
 
-    kept: each client's own rows. received: rows that each client gets from the exchange, () if no client gets any.
-    weights: weights of each client's kept rows, then of its received rows; None if all are 1 (see ``ClientData``).
-    n_own: number of each client's rows that count as its own in the rule of equal work; None: the sum of its weights.
-    pool: all contributions, in the parts that were sent to clients; () if there is no pool.
-    once: bytes of the exchange, up and down, summed over clients; None: bytes of the sent examples and labels
-    (``disclosure.sent``). notes: messages to the user.
-    views: for each party that sees a noisy release, mu = sensitivity / noise.
+    own_rows: real rows that the client keeps. received: rows that it gets by sharing; () if no client gets any.
+    weights: weights in the loss of ``own_rows``, then of ``received``; None if all are 1 (see ``ClientData``).
+    n_own: number of a client's rows that count as its own in the rule of equal work (``LocalSGD.epochs_for``), which
+        gives clients with shared examples fewer epochs; None: the sum of the client's weights.
+    pool: all contributed rows, in the parts that were sent to clients; () if there is no pool of shared examples.
+    nbytes: bytes sent up and down, summed over clients; None: bytes of the examples and labels sent (``disclosure``).
+    notes: messages to the user. views: party that sees noisy data -> mu = sensitivity / noise, its privacy parameter.
     """
 
     own_rows: Sequence[np.ndarray]
@@ -138,10 +144,11 @@ class Assigned:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Shared:
-    """The data of a run after sharing, with the share p of received training rows, the cost and the releases.
+    """The result of sharing: the clients' training data, the traffic, and the privacy ledger entries (``releases``).
 
-    owners: (rows of the store,), the client that each row came from, -1 if no client holds it.
-    disclosed: number of real examples that left their clients unchanged. notes, views: see ``Assigned``.
+    p: share of received examples among all clients' training examples. owners: for each row of the store, the client
+    from which it came; -1: unknown. disclosed: number of real examples that left their clients unchanged.
+    notes, views: messages to the user, and privacy per party (see ``Assigned``).
     """
 
     data: RunData
@@ -155,80 +162,82 @@ class Shared:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return, for the summary, the real examples disclosed raw and the mean number of clients per real example."""
+        """Return entries of the run's summary: disclosed real examples, and mean number of clients per real example."""
         rows, own_rows = self.data.clients.rows.flat, self.data.real.rows.flat
         n, holdings = len(own_rows), int(torch.isin(rows, own_rows).sum())
         return {"disclosed_raw": self.disclosed / n, "disclosed_examples": self.disclosed, "mean_copies": holdings / n}
 
 
 class Stage(Protocol):
-    """A sharing strategy: a frozen dataclass of constants, whose functions do not change arguments; draws are keyed.
+    """A sharing strategy: a frozen dataclass of constants.
 
-    Optional functions: ``needs`` (see ``Generating``), ``shorter`` (``TakesLong``), ``salts`` (``Salted``) and
-    ``beforehand`` (``Forewarning``). ``check(fields)`` refuses an experiment by its fields (dotted names to values);
-    ``check_data(client_data)`` refuses data for which the strategy is not defined; both raise ``UserError``.
-    The attribute ``serves_pool = True`` states that the server holds the pool and may train on it.
+    Its functions do not change their arguments and seed random draws by ``client_data.seed``. Optional functions:
+    requests, shorter, salts, beforehand: see ``Generating``, ``TakesLong``, ``Salted`` and ``Forewarning``.
+    check(fields): raise ``UserError`` if the experiment's fields (dotted names to values) do not fit the strategy.
+    check_data(client_data): raise ``UserError`` if the strategy is not defined for the clients' data.
+
+    The attribute ``serves_pool = True`` states that the server holds the pool of shared examples and may train on it.
     """
 
     def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
-        """Return the clients' contributions; ``drawn``: images for ``needs`` (see ``Generating``), in that order."""
+        """Return the clients' contributions; ``generated``: one result per request of ``Generating.requests``."""
         ...
 
     def release(
         self, client_data: ClientDatasets, contributed: Contributions
     ) -> tuple[Contributions, Sequence[Release]]:
-        """Return the contributions that leave the clients, and the releases that state their protection.
+        """Return the contributions that leave the clients, and the privacy ledger entries that state their protection.
 
-        A client that contributes synthetic examples without a release counts as unprotected. Real rows that are
-        contributed, pooled or assigned to another client count as unprotected, whatever the strategy states.
+        If a client contributes synthetic examples without an entry, the ledger counts them as unprotected. Real rows
+        that are contributed, pooled or assigned to another client always count as unprotected.
         """
         ...
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
-        """Assign rows of the released contributions to clients."""
+        """Return each client's training examples: rows of the store of the released contributions."""
         ...
 
 
 @runtime_checkable
 class Generating(Protocol):
-    """A strategy that uses generators' images; generators are trained beforehand, once for all trials of a sweep."""
+    """A sharing strategy that needs synthetic images; generators are trained before a sweep, once for all trials."""
 
     def requests(self, client_data: ClientDatasets, recipe: GeneratorRecipe) -> Sequence[GenerationRequest]:
-        """Return the generation requests to run before ``make``: one per client, in client order."""
+        """Return the generation requests to run before ``make``: one per client, in the order of the clients."""
         ...
 
 
 @runtime_checkable
 class Salted(Protocol):
-    """A strategy that draws noise itself, without a generator."""
+    """A sharing strategy that draws noise itself, without a generator."""
 
     def salts(self, client_data: ClientDatasets) -> Sequence[bytes]:
-        """Return the salts of all noise if the noise is secret; each salt is stored as the salt of an artifact."""
+        """Return the salts (secret random bytes, see ``privacy.salts``) of all noise, for runs with secret noise."""
         ...
 
 
 @runtime_checkable
 class Forewarning(Protocol):
-    """A strategy that can report messages before ``make``, which may take long."""
+    """A sharing strategy that reports messages before its ``make``, which may take long."""
 
     def beforehand(self, client_data: ClientDatasets) -> Sequence[str]:
-        """Return messages to the user, which depend on public numbers only and not on any client's examples."""
+        """Return messages to the user. They may depend on public numbers only, not on any client's examples."""
         ...
 
 
 @runtime_checkable
 class TakesLong(Protocol):
-    """A strategy whose ``make`` trains something and takes long; ``--dry-run`` runs a shorter variant instead."""
+    """A sharing strategy whose ``make`` takes long; ``--dry-run`` runs a variant with fewer steps instead."""
 
     def shorter(self) -> tuple[Stage, float]:
-        """Return a variant with less work but equal contributions, and the factor by which this one is slower."""
+        """Return a variant with less work and equal contribution sizes, and the factor by which ``self`` is slower."""
         ...
 
 
 def shorter_of(stage: Stage) -> tuple[Stage, float]:
-    """Return the strategy to run in a dry run, and the factor by which the ``make`` of ``stage`` is slower.
+    """Return the strategy to run in a dry run, and the factor by which the ``make`` of ``stage`` takes longer.
 
-    A strategy without ``shorter`` is returned itself, with factor 1.
+    If ``stage`` has no function ``shorter``, return ``stage`` and factor 1.
 
     Raises:
         UserError: ``shorter`` does not return a strategy of the same type and a positive finite number.
@@ -242,26 +251,26 @@ def shorter_of(stage: Stage) -> tuple[Stage, float]:
             return variant, float(times)
     kind, what = type(stage).__name__, name_of(stage)
     raise UserError(
-        f"{what}.shorter must give a {kind} that works less and a number above 0, how many times as long this one "
-        f"takes, got {quote(result)}."
+        f"{what}.shorter must return a {kind} with less work and a factor above 0, by which this one takes longer, "
+        f"got {quote(result)}."
     )
 
 
 def serves_pool(stage: Stage) -> bool:
-    """Return whether the server holds the pool: the strategy has the attribute ``serves_pool = True``."""
+    """Return whether the server holds the pool of shared examples (the attribute ``serves_pool`` is True)."""
     return getattr(stage, "serves_pool", False) is True
 
 
 def share(stage: Stage, client_data: ClientDatasets, generated: Sequence[Contribution] = ()) -> Shared:
-    """Apply a sharing strategy; ``drawn``: the images for its ``needs``."""
+    """Run all three steps of a sharing strategy; ``generated``: results of its generation requests, in their order."""
     return share_contributed(stage, client_data, contribute(stage, client_data, generated))
 
 
 def contribute(stage: Stage, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
-    """Return the result of the strategy's ``make``.
+    """Return the clients' contributions: call the sharing strategy's ``make`` and check the result's types.
 
     Raises:
-        ClientError: ``make`` failed or did not return contributions.
+        ClientError: ``make`` failed or did not return ``Contributions``.
     """
     with user_code_context(stage, "make"):
         return _contributions(stage.make(client_data, generated))
@@ -278,18 +287,20 @@ def _contributions(contributed: Any) -> Contributions:
 
 def _released(result: Any) -> tuple[Contributions, Sequence[Release]]:
     if not (isinstance(result, Sequence) and len(result) == 2):
-        raise ValueError(f"it must give a pair of Contributions and a list of Release, got {type(result).__name__}")
+        raise ValueError(f"it must return a pair of Contributions and a list of Release, got {type(result).__name__}")
     events = require_type(Iterable, result[1], "a pair of Contributions and a list of Release")
     return _contributions(result[0]), tuple(events)  # an iterator can be read only once
 
 
 def share_contributed(stage: Stage, client_data: ClientDatasets, contributed: Contributions) -> Shared:
-    """Apply ``release`` and ``assign`` of a strategy to the clients' contributions.
+    """Apply ``release`` and ``assign`` of a sharing strategy to the clients' contributions, and check the results.
 
-    Real rows that leave a client count as unprotected, whatever the strategy declares (see ``disclosure``).
+    The privacy ledger counts real rows that leave a client as unprotected, whatever the strategy declares (see
+    ``disclosure``).
 
     Raises:
-        UserError: the strategy changes the clients' real data, or returns rows or releases without an owner.
+        UserError: the strategy changed the clients' real data, or returned rows without a known owner, or ledger
+            entries of clients that do not exist.
         ClientError: a function of the strategy failed or returned another type.
     """
     with user_code_context(stage, "release"):
@@ -324,7 +335,7 @@ def _shared(
     leaving = np.concatenate([disclosure.held_by_others(clients, owners), *parts])
     disclosure.require_known(name, client_data, leaving, owners)
     examples = partial(disclosure.sent, kept_rows, received, rows, parts, owners, client_data.n_total)
-    # a real row also leaves if a synthetic row is a bit-for-bit copy
+    # A real example also leaves its client if a synthetic example is a bit-for-bit copy of it.
     copied = disclosure.copied(store, len(client_data.clients.store), np.unique(leaving))
     leaving = np.union1d(np.union1d(rows, leaving), copied)
     is_real = leaving < len(client_data.clients.store)
@@ -350,14 +361,14 @@ def _counted(stage: str, n_own: Any, n_clients: int) -> np.ndarray | None:
     values = np.asarray(n_own)
     if n_own is not None and not (values.shape == (n_clients,) and values.dtype.kind in "iuf" and (values >= 0).all()):
         raise UserError(
-            f"sharing stage {stage} must give n_own as a number of 0 or more for each of {n_clients} clients, "
+            f"sharing stage {stage} must return n_own as a number of 0 or more for each of {n_clients} clients, "
             f"got {quote(n_own)}."
         )
     return None if n_own is None else values
 
 
 def require_once(stage: Stage, shared: Shared) -> None:
-    """Check that no client trains on a real row more than once if training is private (see ``disclosure``)."""
+    """Check that no client's training data contain a real example twice, as private training requires."""
     if shared.data.clients is not shared.data.real:
         disclosure.require_once(type(stage).__name__, shared.data.clients.rows, shared.data.real.rows)
 
@@ -365,16 +376,21 @@ def require_once(stage: Stage, shared: Shared) -> None:
 def require_own(
     stage: Stage, client_data: ClientDatasets, needs: Sequence[GenerationRequest], generated: Sequence[Contribution]
 ) -> None:
-    """Check that private generators were trained on their own client's examples only (see ``disclosure``)."""
+    """Check that each private generator was trained on examples of its own client only.
+
+    ``needs``: the generation requests; ``generated``: the results of these requests.
+    """
     private = [any(r and r.release(0).covered for r in (draw.receipt, draw.of_labels)) for draw in generated]
     disclosure.require_own(type(stage).__name__, client_data, needs, private)
 
 
 def share_by_method(shared: Shared, algorithm: object, n_classes: int | None, seed: int) -> Shared:
-    """Return the clients' data after the method's own sharing before the first round, if any (``Shares``).
+    """Return ``shared`` with the examples that a federated method itself shares before round 1 (see ``Shares``).
+
+    A method without the function ``share`` changes nothing.
 
     Raises:
-        UserError: the method changes the clients' examples, or declares releases of clients that do not exist.
+        UserError: the method changed the clients' examples, or declared ledger entries of clients that do not exist.
     """
     if not isinstance(algorithm, Shares):
         return shared
@@ -386,9 +402,9 @@ def share_by_method(shared: Shared, algorithm: object, n_classes: int | None, se
         x, y = common.examples.x, common.examples.y
         nbytes = len(data.clients) * (x.nbytes + y.nbytes) if common.nbytes is None else index(common.nbytes)
     if nbytes < 0:
-        raise UserError(f"{name}.share must give Common.nbytes as at least 0, got {nbytes}.")
+        raise UserError(f"{name}.share must return Common.nbytes of at least 0, got {nbytes}.")
     if data.clients.store[slice(None)].digest != before:
-        raise UserError(f"{name}.share must not change the clients' examples, and it does.")
+        raise UserError(f"{name}.share must not change the clients' examples, but it did.")
     clients = data.clients.with_commons(common.examples)
     releases = disclosure.events(f"{name}.share", common.releases, len(clients))
     return replace(
