@@ -50,7 +50,7 @@ def test_what_it_is_not_defined_for_is_refused() -> None:
         ({"timesteps": 3}, r"generator\.sampling_steps .*at most .*3"),
         ({"channels": (8,)}, r"generator\.channels .*two or more"),
         ({"channels": (8, 12)}, r"generator\.channels .*of 8"),
-        ({"channels": (8,) * 4}, "multiple of 8, and mnist has 28"),
+        ({"channels": (8,) * 4}, "multiple of 8, but mnist has a side of 28"),
         ({"channels": (80_000,) * 2}, "smaller generator"),
     ):
         with pytest.raises(UserError, match=words):

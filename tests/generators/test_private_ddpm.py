@@ -137,7 +137,7 @@ def test_with_little_noise_it_learns() -> None:
         ({"generator__target_epochs": 3}, "generator.target_epochs is for generator.target_epsilon"),
         ({"generator__delta": 1e-6}, "generator.delta must be dp.delta = 1e-05, got 1e-06"),
         ({"generator__delta": 0.01, "dp__delta": 0.01}, "delta must be below 1/n = 0.00372.*client 0.*269"),
-        ({"generator__batch_size": 270}, "batch_size must be at most .* client 0's sees 269"),
+        ({"generator__batch_size": 270}, "batch_size must be at most .* client 0's generator is trained on 269"),
         ({"generator__channels": (8,)}, "generator.channels must be two or more multiples of 8"),
         ({"generator__physical_batch": 10**8}, "smaller generator.physical_batch"),
         ({**TARGET, "generator__target_epsilon": 0.05}, "client 0: .* noise multiplier above 100"),

@@ -68,7 +68,7 @@ def test_a_finished_training_is_read_not_repeated(tmp_path: Path) -> None:
 def test_central_synthetic_trains_on_what_the_clients_contribute(tmp_path: Path) -> None:
     config = smoke(sharing__setting="shuffled_synthetic", sharing__p=0.2, artifacts=str(tmp_path / "store"))
     line = Central("central_synthetic", config, epochs=1)
-    with pytest.raises(LookupError, match="have not been made"):
+    with pytest.raises(LookupError, match="have not been generated"):
         central.run(line, tmp_path / "out")
     store = Store(tmp_path / "store")
     for need in prepare(config).requests:  # grey images stand for what generators would draw

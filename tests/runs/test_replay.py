@@ -214,6 +214,6 @@ def test_a_client_that_does_not_train_and_a_bad_request_are_refused(tmp_path: Pa
 def test_images_that_are_gone_are_not_made_again(config: Experiment, tmp_path: Path) -> None:
     experiment.run(override(config, {**QUICK, "federation.rounds": 1}), tmp_path / "run", say=lambda _: None)
     shutil.rmtree(tmp_path / "artifacts" / "images")
-    with pytest.raises(UserError, match="the synthetic images of client 0 have not been made"):
+    with pytest.raises(UserError, match="the synthetic images of client 0 have not been generated"):
         replay(tmp_path / "run", 1, 0)
     assert not (tmp_path / "artifacts" / "images").exists()

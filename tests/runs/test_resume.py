@@ -106,7 +106,7 @@ def test_a_finished_run_is_read_and_not_overwritten(runs: Path, tmp_path: Path) 
 @pytest.mark.long
 def test_artifacts_are_built_where_they_are_missing_or_damaged(tmp_path: Path) -> None:
     said, shuffled = list[str](), small(tmp_path, POOL)
-    with pytest.raises(LookupError, match="client 0 have not been made"):  # a trial leaves them to its sweep
+    with pytest.raises(LookupError, match="client 0 have not been generated"):  # a trial leaves them to its sweep
         experiment.run(shuffled, tmp_path / "trial", may_generate=False)
     assert not (tmp_path / "artifacts").exists()
     experiment.run(shuffled, tmp_path / "first", say=lambda _: None)

@@ -125,7 +125,7 @@ def _run(tmp_path: Path, **values: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("sees", "why"),
-    [("another's", "only on this client's own"), ("one eight times", "own"), ("two generators", "one private generator")],
+    [("another's", "this client's own"), ("one eight times", "own"), ("two generators", "one private generator")],
 )
 def test_a_private_generator_sees_its_clients_own_examples_once(sees: str, why: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"stage Peeks .*{why}"):

@@ -1,12 +1,12 @@
 """A beta-VAE that draws around the mean code of a class (Fedssyn, appendix A.4; Burgess et al. 2018, arXiv:1804.03599).
 
-mu_c: the mean of the code means over the training images of class c. It is stored with the
-weights. A sample of class c is decoded from z ~ N(mu_c, I).
+The encoder maps an image to the mean of its code. mu_c is the average of these means over the training images of class
+c, and is stored with the weights. A sample of class c is decoded from a code z ~ N(mu_c, I).
 
-Departs from the paper: images with sides below 64 are halved less often, and images that are not square are padded;
-incomplete batches are used, which the code that the paper names drops; pixels stay grey (the paper does not state
-whether it rounds pixels to 0 and 1). One beta-VAE models all classes of a client without seeing labels: in the paper
-each client has one class.
+Departs from the paper: images with sides below 64 are halved less often, and images that are not square are padded. The
+last batch of an epoch is used even if it is smaller. (The code that the paper names drops it.) Pixels stay grey. (The
+paper does not state whether it rounds pixels to 0 and 1.) One beta-VAE models all classes of a client and is trained
+without labels. (In the paper each client has one class.)
 """
 
 from collections.abc import Collection, Mapping
@@ -29,7 +29,7 @@ COPIES = 4
 
 @dataclass(frozen=True)
 class BetaVAE:
-    """The beta-VAE of Fedssyn's dSprites. The defaults are the paper's, for images of 64x64."""
+    """The beta-VAE that Fedssyn uses for dSprites. The defaults are those of the paper, for images of 64x64."""
 
     epochs: Annotated[int, "[1, 1e9]"] = 360
     """passes over the client's images (the share rho)"""
@@ -38,26 +38,26 @@ class BetaVAE:
     lr: Annotated[float, "(0, 1e38]"] = 5e-4
     """learning rate of Adam"""
     latent: Annotated[int, "[1, 1e6]"] = 10
-    """numbers in a code"""
+    """dimension of a code"""
     filters: Annotated[int, "[1, 1e5]"] = 32
-    """channels of every convolution"""
+    """number of channels of every convolution"""
     hidden: Annotated[int, "[1, 1e5]"] = 256
-    """width of the linear layers"""
+    """number of units of each linear layer"""
     gamma: Annotated[float, "[0, 1e30]"] = 100.0
-    """weight of |KL - C|"""
+    """weight of |KL - C| in the loss, with the codes' KL divergence from N(0, I) and the capacity C"""
     capacity: Annotated[float, "[0, 1e30]"] = 20.0
-    """the largest C, in nats"""
+    """final value of the capacity C, in nats"""
     ramp: Annotated[int, "[1, 1e9]"] = 24
-    """epochs in which C rises from 0; in the paper the first 1/15 of 360"""
+    """number of epochs in which C rises from 0 to its final value (paper: the first 1/15 of 360 epochs)"""
 
     sampling: ClassVar[tuple[str, ...]] = ()
 
     def check_type(self, dtype: torch.dtype, data: str) -> None:
-        """See ``Generator``."""
+        """Check that the examples are uint8 images (see ``Generator``)."""
         require_images("beta_vae", dtype, data)
 
     def check_shape(self, shape: tuple[int, ...], data: str) -> None:
-        """See ``Generator``."""
+        """Check that the network fits into memory (see ``Generator``)."""
         numbers = 2 * (16 * self.filters * self.hidden + self.hidden**2) + 2 * 16 * self.filters**2
         capacity.require("the generator", COPIES * 4 * numbers, "generator.filters and generator.hidden")
 
@@ -65,7 +65,7 @@ class BetaVAE:
         self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False,
         progress: Progress | None = None,
     ) -> Mapping[int, TrainedGenerator]:  # fmt: skip
-        """See ``Generator``; fewer images than ``batch_size`` form one batch."""
+        """Train on a client's images (see ``Generator``). Fewer images than ``batch_size`` form one batch."""
         set_default_generator(seed, "initial weights")
         steps = self.ramp * -(-len(examples) // self.batch_size)
         model = self._build(tuple(examples.x.shape[1:]), n_classes, seed, flip, steps).to(device := default_device())
@@ -86,12 +86,12 @@ class BetaVAE:
         self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int,
         progress: Progress | None = None,
     ) -> Tensor:  # fmt: skip
-        """See ``Generator``. For a class without training images z ~ N(0, I)."""
+        """Draw one uint8 image per label (see ``Generator``). Classes without training images use codes z ~ N(0, I)."""
         model = self._read(weights, shape, n_classes)
         return model.sample(labels, seed_for(seed, "samples"), progress=progress).cpu()
 
     def losses(self, weights: Weights, examples: Examples, n_classes: int, seed: int) -> Tensor:
-        """Return BCE + KL of each image (n,), with equal noise for all images, for membership inference."""
+        """Return each image's binary cross entropy + KL, (n,), for membership inference; all images get equal noise."""
         model = self._read(weights, tuple(examples.x.shape[1:]), n_classes)
         return model.losses(examples.x, seed_for(seed, "losses")).cpu()
 
@@ -101,8 +101,8 @@ class BetaVAE:
         return model.to(default_device())
 
     def _build(self, shape: tuple[int, ...], n_classes: int, seed: int, flip: bool = False, ramp: int = 1):
-        """Build the LightningModule with initial weights from torch's default generator; ``seed``: for its noise."""
-        from lightning_modules import beta_vae  # slow to import (seconds), and most workers never need it
+        """Build the LightningModule; torch's default generator draws its weights, and ``seed`` decides its noise."""
+        from lightning_modules import beta_vae  # the import takes seconds, and most workers never need it
 
         return beta_vae.BetaVAE(
             shape=shape,

@@ -1,7 +1,8 @@
-"""The computations of NDPDC: a keyed sequence of random networks, noisy sums of features, and the fit of images.
+"""The computations of NDPDC: a seeded sequence of random networks, noisy sums of features, and the fit of images.
 
 Zhao and Bilen, "Dataset condensation with distribution matching", WACV 2023, arXiv:2110.04181; see ``ndpdc``.
-psi_t: features of step t's network, flattened;  A_tc: augmentation of class c;  D: length of psi_t;  S: images.
+psi_t: features of step t's random network, flattened to a vector of length D;  A_tc: augmentation of class c in step t;
+phi_t: features clipped to norm 1.
 
     phi_t(x, c) = psi_t(A_tc x) / max(1, |psi_t(A_tc x)|),   |phi_t| <= 1
 """
@@ -24,12 +25,16 @@ BLOCK = 256
 """Number of images whose features are computed at a time."""
 
 Phi = Callable[[Tensor, Tensor], Tensor]
-"""Features (n, D) of images (n, C, H, W) in [-1, 1] and their classes (n,)."""
+"""A function from images (n, C, H, W) in [-1, 1] and classes (n,) to feature vectors (n, D)."""
 
 
 @dataclass(frozen=True)
 class Networks:
-    """The public maps phi_1, phi_2, ..., which every party can draw. depth: blocks of ``ConvNet``; None: ``blocks``."""
+    """The public feature maps phi_1, phi_2, ..., which every party can draw from ``seed``.
+
+    shape: (C, H, W) of an image. width: channels. depth: number of blocks of each network; None: chosen from ``shape``.
+    augment: augmentation of the images (see ``ndpdc``). flip: whether the augmentation may mirror images.
+    """
 
     shape: tuple[int, ...]
     n_classes: int
@@ -56,7 +61,7 @@ class Networks:
         ).hexdigest()
 
     def at(self, step: int) -> Phi:
-        """Return phi_t, with one augmentation per class for both real and fitted images."""
+        """Return the map phi_t of step t = ``step``; in a step, all images of a class get the same augmentation."""
         with keyed_globals(self.seed, "network", step):
             network = self._network()
         augmentation = torch.rand(self.n_classes, 8, generator=generator(self.seed, "augmentation", step))
@@ -64,7 +69,7 @@ class Networks:
 
     @property
     def blocks(self) -> int:
-        """Return the number of blocks of each network."""
+        """Return the number of convolutional blocks of each network."""
         return self.depth or blocks(self.shape)
 
     def _network(self) -> RandomConvNet:
@@ -72,21 +77,21 @@ class Networks:
 
 
 def clipped(features: Tensor) -> Tensor:
-    """Clip features (n, D) to norm 1; features that are not finite become zero, so a blank image adds nothing."""
+    """Clip feature vectors (n, D) to norm 1. Vectors that are not finite become 0, so a blank image adds nothing."""
     short = features / features.norm(dim=1, keepdim=True).clamp_min(1)
     return torch.where(short.isfinite().all(1, keepdim=True), short, 0.0)
 
 
 def pixels(x: Tensor) -> Tensor:
-    """Scale pixels from 0 to 255 to [-1, 1]."""
+    """Scale pixels from the range 0 to 255 to the range -1 to 1."""
     return x.float() / 127.5 - 1
 
 
 def sums(phi: Phi, examples: Examples, n_classes: int) -> Tensor:
-    """Return each class's sum of features: (classes, D). An image adds only to the row of its class."""
+    """Return the sum of the feature vectors of each class, (classes, D) float64; images are processed in blocks."""
     parts = []
     with torch.no_grad():
-        for first in range(0, max(len(examples), 1), BLOCK):  # an empty sample has zeros
+        for first in range(0, max(len(examples), 1), BLOCK):  # without examples, the loop runs once and adds zeros
             part = examples[slice(first, first + BLOCK)]
             features = phi(pixels(part.x), part.y).double()
             parts.append(features.new_zeros(n_classes, features.shape[1]).index_add_(0, part.y, features))
@@ -95,7 +100,7 @@ def sums(phi: Phi, examples: Examples, n_classes: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Sender:
-    """A client with examples, sampling rate q and noise; ``draws`` hide its data, so it alone draws, once per step."""
+    """A client of NDPDC: its examples, sampling rate q, noise multiplier sigma and seeded or secret ``draws``."""
 
     examples: Examples
     n_classes: int
@@ -104,7 +109,7 @@ class Sender:
     draws: Draws
 
     def message(self, phi: Phi, step: int) -> NoisySum:
-        """Return the noisy sums (classes, D) of a Poisson sample: each example is drawn with probability q."""
+        """Return noisy sums of features (classes, D) over a Poisson sample of the examples with sampling rate q."""
         sample = np.flatnonzero(self.draws.stream("sample", step).random(len(self.examples)) < self.q)
         real = sums(phi, self.examples[torch.from_numpy(sample)], self.n_classes)
         total = NoisySum(torch.zeros_like(real), clip=1.0)
@@ -123,11 +128,12 @@ def fit_images(
     batch: int,
     lr: float,
 ) -> Examples:
-    """Fit ``per_class`` uint8 images per class by one SGD step for each noisy total (classes, D), computed once.
+    """Fit ``per_class`` uint8 images per class, with one SGD step per noisy total of the clients' messages.
 
-        S <- S - lr d/dS sum_c | L/R total_c - L/ipc sum_k phi_t(S_ck, c) |^2,   momentum 0.5, from N(0, 1)
+        S <- S - lr d/dS sum_c | L/R total_c - L/ipc sum_k phi_t(S_ck, c) |^2,   momentum 0.5
 
-    expected: R, expected real images per class in a total; batch: L, to which distances are scaled.
+    total: function from phi_t and t to the total (classes, D) of step t. per_class: ipc, images S_ck per class c, which
+    start from N(0, 1). expected: R, expected real images per class in a total. batch: L, scale of both terms.
     """
     y = torch.arange(networks.n_classes).repeat_interleave(per_class)
     images = torch.randn(len(y), *networks.shape, generator=generator(networks.seed, "first images")).requires_grad_()

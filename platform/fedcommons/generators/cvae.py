@@ -1,7 +1,8 @@
 """A class-conditional variational autoencoder (Kingma and Welling, ICLR 2014; networks of FedCVAE, ICLR 2023).
 
-Departs from FedCVAE: no batch norm by default, so that every image has a separate gradient; images may have any side;
-images with three channels also use the pixels' cross entropy, unless ``reconstruction`` is squares.
+Departs from FedCVAE: by default there is no batch norm, so that every image has a separate gradient. Images may have
+any side. The loss of images with three channels is also the cross entropy of pixels, unless ``reconstruction`` is
+``squares``.
 """
 
 from collections.abc import Collection, Mapping
@@ -33,9 +34,9 @@ COPIES = 4
 
 @dataclass(frozen=True)
 class Autoencoder:
-    """The constants of a CVAE with or without privacy; a base class, not a generator.
+    """The constants of a CVAE with or without privacy. This is a base class, not a generator.
 
-    sampling: see ``Generator``.
+    sampling: names of the constants that only sampling uses.
     """
 
     epochs: Annotated[int, "[1, 1e9]"] = 500
@@ -47,15 +48,15 @@ class Autoencoder:
     channels: Annotated[tuple[int, ...], "[1, 1e6]"] = (32, 32, 64, 64)
     """channels of the convolutions, each of which halves the image; the decoder mirrors them"""
     hidden: Annotated[int, "[1, 1e6]"] = 500
-    """width of the encoder's linear layer"""
+    """number of units of the encoder's linear layer"""
     latent: Annotated[int, "[1, 1e6]"] = 10
-    """l, numbers in a code"""
+    """dimension of a code"""
     beta: Annotated[float, "[0, 1e38]"] = 1.0
-    """weight of the codes' divergence from N(0, I)"""
+    """weight of the codes' KL divergence from N(0, I)"""
     reconstruction: Annotated[str, "cross_entropy | squares"] = "cross_entropy"
-    """loss that is summed over pixels: binary cross_entropy, or squares of the errors"""
+    """reconstruction loss, summed over pixels: binary cross_entropy, or squares of the errors"""
     truncate: Annotated[float, "[0.01, 100]"] = 3.0
-    """w: codes of new images are normal numbers truncated to [-w, w]"""
+    """w: codes of synthetic images are standard normal numbers truncated to [-w, w]"""
 
     sampling: ClassVar[tuple[str, ...]] = ("truncate",)
 
@@ -65,23 +66,23 @@ class CVAE(Autoencoder):
     """A variational autoencoder whose decoder is conditional on the class."""
 
     batch_norm: bool = False
-    """a BatchNorm after each convolution, as in FedCVAE"""
+    """whether a BatchNorm follows each convolution, as in FedCVAE"""
     norm_bias: bool = True
-    """biases in front of BatchNorm, which have no effect and which Adam moves by rounding noise; false: none"""
+    """whether layers have biases before BatchNorm; they have no effect, and Adam moves them by rounding noise"""
     even_batches: bool = False
-    """split an epoch's images into batches of equal sizes, at most batch_size; otherwise the last batch is smaller, and
-    Adam's step for it is equally large"""
+    """split an epoch's images into batches of equal sizes, at most batch_size; otherwise the last batch may be smaller,
+    but Adam's step for it is equally large"""
 
     def effective_constants(self, n: int) -> dict[str, int]:
-        """Return the batch size of a client whose generator sees n images."""
+        """Return the batch size that is used for a generator with n training images, as {"batch_size": number}."""
         return {"batch_size": min(n, batch_of(n, self.batch_size, self.even_batches))}
 
     def check_type(self, dtype: torch.dtype, data: str) -> None:
-        """See ``Generator``."""
+        """Check that the examples are uint8 images (see ``Generator``)."""
         require_images("cvae and private_cvae", dtype, data)
 
     def check_shape(self, shape: tuple[int, ...], data: str) -> None:
-        """See ``Generator``."""
+        """Check that the convolutions fit the image's side and the network fits into memory (see ``Generator``)."""
         if not (self.norm_bias or self.batch_norm):
             raise UserError("generator.norm_bias false changes nothing without generator.batch_norm true.")
         require_levels(self.channels, shape, data)
@@ -92,7 +93,7 @@ class CVAE(Autoencoder):
         self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False,
         progress: Progress | None = None,
     ) -> Mapping[int, TrainedGenerator]:  # fmt: skip
-        """See ``Generator``; fewer images than ``batch_size`` form one batch."""
+        """Train on a client's images (see ``Generator``). Fewer images than ``batch_size`` form one batch."""
         model = self.build(tuple(examples.x.shape[1:]), n_classes, seed, flip).to(default_device())
         optimizer = torch.optim.Adam(model.parameters(), self.lr, fused=True)
         size, generators = batch_of(len(examples), self.batch_size, self.even_batches), dict[int, TrainedGenerator]()
@@ -108,7 +109,7 @@ class CVAE(Autoencoder):
         return generators
 
     def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
-        """See ``Generator``."""
+        """Draw one uint8 image per label (see ``Generator``)."""
         model = self.build(shape, n_classes, seed)
         model.load_state_dict(dict(weights))
         z = cvae.truncated_normal(len(labels), self.latent, self.truncate, generator(seed, "samples"))
@@ -117,7 +118,10 @@ class CVAE(Autoencoder):
 
     @torch.no_grad()
     def losses(self, weights: Weights, examples: Examples, n_classes: int, seed: int, *, draws: int = 16) -> Tensor:
-        """Return the loss of each image (n,), a mean over equal draws for all images, for membership inference."""
+        """Return each image's training loss, (n,), for membership inference.
+
+        The loss is a mean over ``draws`` random codes, whose noise is the same for all images.
+        """
         model = self.build(tuple(examples.x.shape[1:]), n_classes, seed)
         model.load_state_dict(dict(weights))
         model.eval().to(device := default_device())
@@ -127,7 +131,7 @@ class CVAE(Autoencoder):
         return torch.cat(losses_of_parts).cpu()
 
     def build(self, shape: tuple[int, ...], n_classes: int, seed: int, flip: bool = False) -> cvae.CVAE:
-        """Build the networks; all their random draws, including the initial weights, are keyed by ``seed``."""
+        """Build the networks; ``seed`` decides their initial weights and all their later random draws."""
         set_default_generator(seed, "initial weights")
         return cvae.CVAE(
             shape=shape,
@@ -145,10 +149,10 @@ class CVAE(Autoencoder):
 
 
 def require_levels(channels: tuple[int, ...], shape: tuple[int, ...], data: str) -> None:
-    """Check that an image can be halved once per level.
+    """Check that an image of the given ``shape`` can be halved once per entry of ``channels``.
 
     Raises:
-        UserError: the smallest side, padded, would be less than one pixel.
+        UserError: ``channels`` is empty, or 2^(number of entries) is larger than the image's smaller side.
     """
     side = min(shape[1:])
     if not channels or 2 ** len(channels) > side:

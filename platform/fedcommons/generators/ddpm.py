@@ -1,7 +1,7 @@
 """A class-conditional DDPM trained by a Lightning Trainer (Ho et al. 2020; Fedssyn, algorithm I, line 3).
 
-Departs from the paper: the moving average of the weights warms up, because with a client's few steps a fixed decay of
-0.9995 would leave it dominated by the initial weights.
+Departs from the paper: the decay of the weights' moving average warms up. A client takes few steps, so with a fixed
+decay of 0.9995 the initial weights would dominate the average.
 """
 
 from collections.abc import Collection, Mapping
@@ -26,9 +26,9 @@ COPIES = 5
 
 @dataclass(frozen=True)
 class Diffusion:
-    """The constants of a DDPM with or without privacy; a base class, not a generator.
+    """The constants of a DDPM with or without privacy. This is a base class, not a generator.
 
-    sampling: see ``Generator``.
+    sampling: names of the constants that only sampling uses.
     """
 
     epochs: Annotated[int, "[1, 1e9]"] = 500
@@ -38,20 +38,20 @@ class Diffusion:
     lr: Annotated[float, "(0, 1e38]"] = 1e-4
     """learning rate of Adam"""
     channels: Annotated[tuple[int, ...], "[1, 1e6]"] = (64, 128, 128)
-    """channels of the U-Net's levels; each level halves the image"""
+    """channels of the U-Net's levels; between two levels the image is halved"""
     ema_decay: Annotated[float, "[0, 1)"] = 0.9995
-    """decay of the weights' moving average, reached by warm-up"""
+    """final decay of the weights' moving average, which is reached after a warm-up"""
     timesteps: Annotated[int, "[1, 1e6]"] = 1000
-    """T, steps of the diffusion in training"""
+    """T, number of diffusion steps in training"""
     schedule: Annotated[str, "linear | squaredcos_cap_v2"] = "linear"
     """noise schedule: linear (Ho et al.) or squaredcos_cap_v2 (cosine)"""
     prediction: Annotated[str, "epsilon | v_prediction | sample"] = "epsilon"
     """what the network predicts: epsilon (Ho et al.), the noise; sample, the image; or v_prediction (Salimans and Ho
-    2022), a mixture of both; the last two learn from far noisier gradients"""
+    2022), a mixture of both; sample and v_prediction have far noisier gradients"""
     sampler: Annotated[str, "ddpm | ddim"] = "ddpm"
-    """ddpm (ancestral) or ddim (deterministic, for few steps)"""
+    """sampler: ddpm (ancestral) or ddim (deterministic, for few steps)"""
     sampling_steps: Annotated[int, "[1, 1e6]"] = 1000
-    """steps of the sampler, at most T"""
+    """number of steps of the sampler, at most timesteps"""
 
     sampling: ClassVar[tuple[str, ...]] = ("sampler", "sampling_steps")
 
@@ -61,22 +61,23 @@ class DDPM(Diffusion):
     """A DDPM (Ho et al. 2020), conditional on the class."""
 
     even_batches: bool = False
-    """split an epoch's images into batches of equal sizes, at most batch_size; otherwise the last batch is smaller, and
-    Adam's step for it is equally large"""
+    """split an epoch's images into batches of equal sizes, at most batch_size; otherwise the last batch may be smaller,
+    but Adam's step for it is equally large"""
     steps: Annotated[int | None, "[1, 1e9]"] = None
-    """minimum number of training steps of every client's generator, which replaces epochs: the passes are increased
-    for few images; default: epochs"""
+    """number of training steps of every client's generator, rounded up to whole epochs; it replaces epochs, so clients
+    with few images train for more epochs; default: use epochs"""
     snr_gamma: Annotated[float | None, "(0, 1e6]"] = None
-    """gamma of min-SNR weighting (Hang et al. 2023: 5): losses of times with little noise weigh less; default: all
-    times have equal weights, as in Ho et al."""
+    """gamma of min-SNR weighting (Hang et al. 2023: 5): losses at diffusion times with little noise weigh less;
+    default: all times have equal weights, as in Ho et al."""
     precision: Annotated[str, "fp32 | bf16"] = "fp32"
-    """precision of training, by torch's autocast; images are drawn in fp32"""
+    """precision of training, by torch's autocast; synthetic images are always drawn in fp32"""
 
     def check(self, fields: Mapping[str, Any]) -> None:
-        """See ``Generator``."""
+        """Check ``channels`` and ``sampling_steps`` (see ``Generator``)."""
         if len(self.channels) < 2 or any(n % 8 for n in self.channels):
             raise UserError(
-                f"generator.channels must be two or more multiples of 8 (group norm), got {quote(list(self.channels))}."
+                f"generator.channels must be two or more multiples of 8, as group norm needs, "
+                f"got {quote(list(self.channels))}."
             )
         if self.sampling_steps > self.timesteps:
             raise UserError(
@@ -85,27 +86,30 @@ class DDPM(Diffusion):
             )
 
     def for_images(self, n: int) -> "DDPM":
-        """Return the DDPM for a client whose generator sees n images, with the epochs that ``steps`` need."""
+        """Return the DDPM for n training images, in which ``steps`` is replaced by the number of epochs it needs."""
         if self.steps is None:
             return self
         batches = -(-n // batch_of(n, self.batch_size, self.even_batches))
         return replace(self, epochs=-(-self.steps // batches), steps=None)
 
     def effective_constants(self, n: int) -> dict[str, int]:
-        """Return the epochs and the batch size of a client whose generator sees n images."""
+        """Return the epochs and the batch size that are used for a generator with n training images, by name."""
         return {"epochs": self.epochs, "batch_size": min(n, batch_of(n, self.batch_size, self.even_batches))}
 
     def check_type(self, dtype: torch.dtype, data: str) -> None:
-        """See ``Generator``."""
+        """Check that the examples are uint8 images (see ``Generator``)."""
         require_images("ddpm and private_ddpm", dtype, data)
 
     def check_shape(self, shape: tuple[int, ...], data: str) -> None:
-        """See ``Generator``. The memory is a lower bound: every level has at least three 3x3 convolutions."""
+        """Check that the levels fit the image's sides and the U-Net fits into memory (see ``Generator``).
+
+        The checked memory is a lower bound: every level has at least three 3x3 convolutions.
+        """
         halved = 2 ** (len(self.channels) - 1)
         if odd := [side for side in shape[1:] if side % halved]:
             raise UserError(
                 f"generator.channels has {len(self.channels)} levels, so the image side must be a multiple "
-                f"of {halved}, and {data} has {odd[0]}."
+                f"of {halved}, but {data} has a side of {odd[0]}."
             )
         memory_limit.require(
             "the generator", COPIES * 4 * sum(3 * 9 * n * n for n in self.channels), "generator.channels"
@@ -115,7 +119,7 @@ class DDPM(Diffusion):
         self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False,
         progress: Progress | None = None,
     ) -> Mapping[int, TrainedGenerator]:  # fmt: skip
-        """See ``Generator``; fewer images than ``batch_size`` form one batch."""
+        """Train on a client's images (see ``Generator``). Fewer images than ``batch_size`` form one batch."""
         import pytorch_lightning as lightning
 
         from fedcommons.generators import lightning_trainer
@@ -144,7 +148,7 @@ class DDPM(Diffusion):
         self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int,
         progress: Progress | None = None,
     ) -> Tensor:  # fmt: skip
-        """See ``Generator``."""
+        """Draw one uint8 image per label (see ``Generator``)."""
         model = self.build(shape, n_classes, seed)
         model.unet.load_state_dict(dict(weights))
         model.to(default_device())
@@ -152,15 +156,15 @@ class DDPM(Diffusion):
         return model.sample(labels, draws, sampler=self.sampler, steps=self.sampling_steps, progress=progress).cpu()
 
     def losses(self, weights: Weights, examples: Examples, n_classes: int, seed: int) -> Tensor:
-        """Return the loss of each image (n,), with equal times and noise for all images, for membership inference."""
+        """Return each image's loss, (n,), for membership inference; all images get equal diffusion times and noise."""
         model = self.build(tuple(examples.x.shape[1:]), n_classes, seed)
         model.unet.load_state_dict(dict(weights))
         model.to(default_device())
         return model.losses(examples.x, examples.y, seed_for(seed, "losses")).cpu()
 
     def build(self, shape: tuple[int, ...], n_classes: int, seed: int, flip: bool = False):
-        """Build the LightningModule with initial weights from torch's default generator; ``seed``: for its noise."""
-        from lightning_modules import ddpm  # slow to import (seconds), and most workers never need it
+        """Build the LightningModule; torch's default generator draws its weights, and ``seed`` decides its noise."""
+        from lightning_modules import ddpm  # the import takes seconds, and most workers never need it
 
         return ddpm.DDPM(
             shape=shape,

@@ -1,8 +1,8 @@
-"""The common base of generators trained by DP-SGD: constants, checks, noise, training and receipts.
+"""The common base of generators trained by DP-SGD: constants, checks, noise, training and statements of privacy.
 
-Each image's loss is a mean over ``draws`` draws, and its gradient is clipped. Noise is added to the sum over a Poisson
-sample, and Adam takes a step. The guarantee covers the weights after all steps and all images drawn from them. It
-does not cover the labels of the drawn images, which ``requests`` computes.
+Each image's loss is averaged over ``draws`` random draws, and the gradient of this mean is clipped. Noise is added to
+the sum of gradients over a Poisson sample, and Adam takes a step. The guarantee covers the weights after all steps and
+all images drawn from the weights. It does not cover the labels of the drawn images, which ``requests`` computes.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -25,75 +25,77 @@ from fedcommons.seeding import wide_key
 from fedcommons.storage.artifact_store import constants
 
 MOST_BY_PRV = 100.0
-"""The largest target epsilon for which the accountant prv takes only seconds: its grid of losses grows with epsilon."""
+"""Largest target epsilon that is allowed with the accountant prv, whose time and memory grow with epsilon."""
 
 
 @dataclass(frozen=True)
 class ByDPSGD:
-    """The constants of DP-SGD with Opacus' accountants; a base class, not a generator. n: a client's images.
+    """The constants of DP-SGD with Opacus' accountants. This is a base class, not a generator.
 
-    ``epochs`` and ``batch_size`` have another meaning here than without privacy.
+    n: number of images on which a client's generator is trained. B: expected batch size. ``epochs`` and ``batch_size``
+    have another meaning than without privacy, because batches are Poisson samples.
     """
 
     sampling: ClassVar[tuple[str, ...]] = ()
 
     epochs: Annotated[int, "[1, 1e9]"] = 500
-    """epochs of ceil(n/B) steps each"""
+    """number of epochs, each of ceil(n/B) steps for n training images"""
     batch_size: Annotated[int, "[1, 1e9]"] = 256
     """B, expected number of images per step; every image is in a batch with probability q = B/n"""
     target_epsilon: Annotated[float | None, "(0, 1000]"] = None
-    """epsilon of each client's generator, from which the noise is computed. Either this or noise_multiplier"""
+    """epsilon of each client's generator, from which the noise is computed. Set either this or noise_multiplier"""
     target_epochs: Annotated[int | None, "[1, 1e9]"] = None
-    """epochs after which target_epsilon is reached; default: generator.epochs"""
+    """number of epochs after which target_epsilon is reached; default: generator.epochs"""
     noise_multiplier: Annotated[float | None, "[0.001, 1e6]"] = None
     """sigma, standard deviation of the noise divided by clip"""
     delta: Annotated[float, "[1e-250, 1)"] = 1e-5
-    """delta of target_epsilon; a run has one delta, so it must be dp.delta"""
+    """delta of the (target_epsilon, delta) guarantee; a run has one delta, so it must be dp.delta"""
     clip: Annotated[float, "[1e-30, 1e30]"] = 1.0
     """clipping norm: largest L2 norm of an image's gradient"""
     draws: Annotated[int, "[1, 1e6]"] = 1
     """noise multiplicity: number of random draws over which an image's loss is averaged, before clipping"""
     accountant: Annotated[str, "rdp | prv"] = "rdp"
-    """accountant that computes the noise: rdp, as the ledger, or prv (less noise, larger epsilon in the ledger)"""
+    """accountant that computes the noise: rdp, as in the privacy ledger, or prv (less noise, so that the ledger reports
+    a larger epsilon)"""
     physical_batch: Annotated[int, "[1, 1e9]"] = 32
-    """number of images whose gradients are in memory at a time; it changes memory and rounding only"""
+    """number of images whose gradients are in memory at a time; it affects only memory and rounding"""
 
     def __post_init__(self) -> None:
-        """Set ``target_epochs``, which decides the noise for a target and so must be stored with the constants."""
+        """Set the default of ``target_epochs``, because it decides the noise and is stored with the constants."""
         if self.target_epsilon is not None and self.target_epochs is None:
             object.__setattr__(self, "target_epochs", self.epochs)
 
     def effective_constants(self, n: int) -> dict[str, int]:
-        """Return the epochs after which the target is reached; empty without a target."""
+        """Return {"target_epochs": number of epochs after which the target is reached}; empty without a target."""
         return {"target_epochs": self.target_epochs} if self.target_epochs else {}
 
     @property
     def plain(self) -> Any:
-        """Return the same generator without privacy; each private generator defines it."""
+        """Return the generator with the same constants but without privacy; subclasses define this property."""
         raise NotImplementedError
 
     def check_type(self, dtype: torch.dtype, data: str) -> None:
-        """See ``Generator``."""
+        """Check the type of the examples as the generator without privacy does (see ``Generator``)."""
         self.plain.check_type(dtype, data)
 
     def check_shape(self, shape: tuple[int, ...], data: str) -> None:
-        """See ``Generator``."""
+        """Check the shape of the examples as the generator without privacy does (see ``Generator``)."""
         self.plain.check_shape(shape, data)
 
     def check(self, fields: Mapping[str, Any]) -> None:
-        """See ``Generator``."""
+        """Check that the privacy constants are consistent; ``fields``: the experiment's fields (see ``Generator``)."""
         if hasattr(self.plain, "check"):
             self.plain.check(fields)
         if (self.target_epsilon is None) == (self.noise_multiplier is None):
             which = "neither" if self.target_epsilon is None else "both"
-            raise UserError(f"give either generator.target_epsilon or generator.noise_multiplier, not {which}.")
+            raise UserError(f"set either generator.target_epsilon or generator.noise_multiplier, not {which}.")
         if self.accountant == "prv" and (self.target_epsilon or 0) > MOST_BY_PRV:
             raise UserError(
                 f"generator.target_epsilon must be at most {MOST_BY_PRV:g} with generator.accountant prv, got "
-                f"{self.target_epsilon:g}: its grids would grow without end."
+                f"{self.target_epsilon:g}: this accountant needs too much time for a larger epsilon; use rdp."
             )
         if self.target_epochs is not None and self.target_epsilon is None:
-            raise UserError("generator.target_epochs is for generator.target_epsilon, which is not given.")
+            raise UserError("generator.target_epochs is for generator.target_epsilon, which is not set.")
         if self.target_epochs is not None and self.target_epochs < self.epochs:
             raise UserError(
                 f"generator.target_epochs must be at least generator.epochs = {self.epochs}, got {self.target_epochs}: "
@@ -103,17 +105,17 @@ class ByDPSGD:
             raise UserError(f"generator.delta must be dp.delta = {fields['dp.delta']:g}, got {self.delta:g}.")
 
     def check_sizes(self, sizes: Sequence[int]) -> None:
-        """See ``Generator``."""
+        """Check batch size, delta and target epsilon for each client; ``sizes``: training images per generator."""
         for client, n in enumerate(sizes):
             if n < self.batch_size:
                 raise UserError(
-                    f"generator.batch_size must be at most the number of images that each client's generator sees, as "
-                    f"the sampling rate is their ratio, got {self.batch_size}: client {client}'s sees {n}."
+                    f"generator.batch_size must be at most the number of images on which each client's generator is "
+                    f"trained, got {self.batch_size}: client {client}'s generator is trained on {n}."
                 )
             if self.delta * n >= 1:
                 raise UserError(
                     f"generator.delta must be below 1/n = {1 / n:.3g}, got {self.delta:g}: client {client}'s generator "
-                    f"sees {n} images, and at such a delta it could publish one of them."
+                    f"is trained on n = {n} images, and with this delta it could publish one of them."
                 )
             if self.target_epsilon is not None:
                 try:
@@ -122,19 +124,19 @@ class ByDPSGD:
                     raise UserError(f"client {client}: generator.{error}") from None
 
     def _course(self, n: int) -> tuple[float, int, float, str]:
-        """Return (q, steps, delta, accountant) of a training on n images, from which the noise is computed."""
+        """Return (sampling rate q, steps, delta, accountant), which decide the noise for n training images."""
         q, steps = DPSGD.sampling_rate(n, self.batch_size), DPSGD.steps(n, self.batch_size)
         return q, (self.target_epochs or self.epochs) * steps, self.delta, self.accountant
 
     def sigma(self, n: int) -> float:
-        """Return the noise multiplier for n images."""
+        """Return the noise multiplier for a generator with n training images: the set value, or from the target."""
         if self.noise_multiplier is not None:
             return self.noise_multiplier
         assert self.target_epsilon is not None
         return noise_for(self.target_epsilon, *self._course(n))
 
     def noise_alone(self, n_classes: int, flip: bool, seed: int) -> Noise:
-        """Return the noise of a training outside a run; it does not depend on epochs or sampling constants."""
+        """Return seeded noise for a training outside a run, which does not depend on epochs or sampling constants."""
         less = (*self.sampling, "epochs", "physical_batch")
         return Noise(Source(wide_key("generator", repr(constants(self, less)), n_classes, str(flip), seed)))
 
@@ -153,10 +155,11 @@ class ByDPSGD:
         weights: Callable[[], Mapping[str, Tensor]],
         progress: Progress | None = None,
     ) -> dict[int, TrainedGenerator]:
-        """Train ``module`` and return a generator per number of epochs, with a receipt of its q, sigma and steps.
+        """Train ``module`` by DP-SGD and return the generator after each number of epochs in ``epochs``.
 
-        loss, draw, draws: see ``dp_sgd_vmap.steps``. after: called after every step; it uses only the module and no
-        example, so it costs no privacy. weights: returns the weights of the generator.
+        Each generator's receipt states the sampling rate q, the noise multiplier sigma and the number of steps.
+        loss, draw, draws: see ``dp_sgd_vmap.steps``. after: function that is called after every step. It uses only the
+        module and no example, so it costs no privacy. weights: function that returns the generator's weights.
         """
         n, generators, protections = len(examples), dict[int, TrainedGenerator](), set[Release]()
         of_epoch, device = DPSGD.steps(n, self.batch_size), next(module.parameters()).device
@@ -180,6 +183,7 @@ class ByDPSGD:
             if progress:
                 progress(step, max(epochs) * of_epoch)
             if rest == 0 and epoch in epochs:
-                p = protection if len(protections) == 1 else Release()  # a receipt describes only one kind of step
+                # A receipt can state only steps with equal guarantees. Otherwise the generator counts as unprotected.
+                p = protection if len(protections) == 1 else Release()
                 generators[epoch] = TrainedGenerator(weights(), Receipt(p.mechanism, p.q, p.sigma, p.sensitivity, step))
         return generators

@@ -1,11 +1,11 @@
 """A class-conditional GAN with differentiable augmentation, our version of the GAN of Fedssyn's figure 4 (c).
 
-The discriminator is a small projection discriminator with spectrally normed convolutions or R1. The generator is
-convolutional with batch norm. Adam trains both on the logistic loss, and images are drawn from a moving average of the
-generator's weights (see ``lightning_modules/gan.py``). The GAN is meant for few images; it is not state of the art.
+The discriminator D is a small projection discriminator, regularised by spectral norm or by R1. The generator G is
+convolutional with batch norm. Adam trains both networks on the logistic loss. Images are drawn from a moving average of
+G's weights (see ``lightning_modules/gan.py``). The GAN is meant for few images. It is not state of the art.
 
-Fedssyn states "a conditional GAN with differentiable augmentation", but not the networks, loss, regulariser, type of
-augmentations, steps and learning rates. Each of these is a constant here.
+Fedssyn states "a conditional GAN with differentiable augmentation", but not the networks, the loss, the regulariser,
+the augmentations, the number of steps and the learning rates. These choices are ours, many of them constants below.
 """
 
 from collections.abc import Collection, Mapping
@@ -30,9 +30,9 @@ COPIES = 9
 
 @dataclass(frozen=True)
 class Adversarial:
-    """The constants of a GAN with or without privacy; a base class, not a generator.
+    """The constants of a GAN with or without privacy. This is a base class, not a generator.
 
-    sampling: see ``Generator``.
+    sampling: names of the constants that only sampling uses (none).
     """
 
     epochs: Annotated[int, "[1, 1e9]"] = 500
@@ -40,24 +40,23 @@ class Adversarial:
     batch_size: Annotated[int, "[1, 1e9]"] = 64
     """images per step"""
     lr: Annotated[float, "(0, 1e38]"] = 5e-4
-    """learning rate of both networks' Adam"""
+    """learning rate of Adam for both networks"""
     momentum: Annotated[float, "[0, 1)"] = 0.0
     """beta_1 of Adam; beta_2 is 0.99"""
     channels: Annotated[tuple[int, ...], "[1, 1e6]"] = (64, 128, 256)
     """channels of the discriminator's convolutions, each of which halves the image; the generator mirrors them"""
     latent: Annotated[int, "[1, 1e6]"] = 64
-    """l, number of normal variables from which the generator computes an image"""
+    """number of standard normal variables from which the generator computes an image"""
     regulariser: Annotated[str, "spectral | r1"] = "spectral"
     """regulariser of the discriminator: spectral norm of layers, or squared norm of the gradient at real images"""
     gamma: Annotated[float, "[0, 1e38]"] = 1.0
-    """weight of r1"""
+    """weight of the regulariser r1"""
     augment: Annotated[str, "none | translation | all"] = "all"
     """augmentation of real and synthetic images before the discriminator; all: colour, translation and cutout"""
     ema_decay: Annotated[float, "[0, 1)"] = 0.99
-    """decay of the moving average of the generator's weights, reached by warm-up"""
+    """final decay of the moving average of the generator's weights, which is reached after a warm-up"""
     norm_bias: bool = True
-    """biases in front of the generator's BatchNorm, which have no effect and which Adam moves by rounding noise; false:
-    none"""
+    """whether the generator has biases before BatchNorm; they have no effect, and Adam moves them by rounding noise"""
 
     sampling: ClassVar[tuple[str, ...]] = ()
 
@@ -67,19 +66,19 @@ class GAN(Adversarial):
     """A GAN with differentiable augmentation (Zhao et al. 2020), conditional on the class."""
 
     even_batches: bool = False
-    """split an epoch's images into batches of equal sizes, at most batch_size; otherwise the last batch is smaller, and
-    Adam's step for it is equally large"""
+    """split an epoch's images into batches of equal sizes, at most batch_size; otherwise the last batch may be smaller,
+    but Adam's step for it is equally large"""
 
     def effective_constants(self, n: int) -> dict[str, int]:
-        """Return the batch size of a client whose generator sees n images."""
+        """Return the batch size that is used for a generator with n training images, as {"batch_size": number}."""
         return {"batch_size": min(n, batch_of(n, self.batch_size, self.even_batches))}
 
     def check_type(self, dtype: torch.dtype, data: str) -> None:
-        """See ``Generator``."""
+        """Check that the examples are uint8 images (see ``Generator``)."""
         require_images("gan and private_gan", dtype, data)
 
     def check_shape(self, shape: tuple[int, ...], data: str) -> None:
-        """See ``Generator``."""
+        """Check that the convolutions fit the image's side and the networks fit into memory (see ``Generator``)."""
         require_levels(self.channels, shape, data)
         least = sum(16 * a * b for a, b in zip(self.channels, self.channels[1:], strict=False))
         memory_limit.require("the generator", COPIES * 4 * least, "generator.channels")
@@ -88,7 +87,7 @@ class GAN(Adversarial):
         self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False,
         progress: Progress | None = None,
     ) -> Mapping[int, TrainedGenerator]:  # fmt: skip
-        """See ``Generator``; fewer images than ``batch_size`` form one batch."""
+        """Train on a client's images (see ``Generator``). Fewer images than ``batch_size`` form one batch."""
         course = Course(self, self.build(tuple(examples.x.shape[1:]), n_classes, seed, flip))
         size, generators = batch_of(len(examples), self.batch_size, self.even_batches), dict[int, TrainedGenerator]()
         for epoch, x, y in batches(examples, size, max(epochs), seed, default_device(), progress):
@@ -99,7 +98,7 @@ class GAN(Adversarial):
         return generators
 
     def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
-        """See ``Generator``."""
+        """Draw one uint8 image per label (see ``Generator``)."""
         network = self.build(shape, n_classes, seed).generator
         network.load_state_dict(dict(weights))
         network.eval().to(device := default_device())
@@ -110,7 +109,7 @@ class GAN(Adversarial):
         return ((images + 1) * 127.5).round().to(torch.uint8).cpu()
 
     def build(self, shape: tuple[int, ...], n_classes: int, seed: int, flip: bool = False) -> gan.GAN:
-        """Build the networks; all their random draws, including the initial weights, are keyed by ``seed``."""
+        """Build both networks; ``seed`` decides their initial weights and all their later random draws."""
         set_default_generator(seed, "initial weights")
         return gan.GAN(
             shape=shape,
@@ -127,7 +126,7 @@ class GAN(Adversarial):
 
 
 class Course:
-    """A training of a GAN: its steps, and the moving average of the generator's weights."""
+    """The state of a GAN's training: both networks, their optimizers, and the moving average of G's weights."""
 
     def __init__(self, constants: Adversarial, model: gan.GAN) -> None:
         self.model = model.to(default_device())
@@ -138,7 +137,7 @@ class Course:
         self.average = [p.detach().clone() for p in model.generator.parameters()]
 
     def discriminator_step(self, x: Tensor, y: Tensor) -> None:
-        """Take one step of D on the real images x and on one synthetic image per label in y."""
+        """Update the discriminator D on the real images x with labels y, and on one synthetic image per label in y."""
         with torch.no_grad():
             fakes = self.model.images(y)
         for_real, for_fakes = self.model.draw(len(y)), self.model.draw(len(y))
@@ -148,7 +147,7 @@ class Course:
         self.of_discriminator.step()
 
     def generator_step(self, y: Tensor) -> None:
-        """Take one step of G on images of the classes y, after the step of D."""
+        """Update the generator G and the moving average of its weights, by synthetic images of the classes y (B,)."""
         self.model.discriminator.iterate()
         weights = list(self.model.generator.parameters())
         gradients = torch.autograd.grad(self.model.of_generator(y), weights)
@@ -161,7 +160,7 @@ class Course:
             average.lerp_(p.detach(), 1 - keep)
 
     def averaged(self) -> dict[str, Tensor]:
-        """Return G's averaged weights and the statistics of its batch norm, on the CPU."""
+        """Return the moving average of G's weights and the statistics of G's batch norm, by name, on the CPU."""
         network = self.model.generator
         averages = {name: t for (name, _), t in zip(network.named_parameters(), self.average, strict=True)}
         return {**state_of(network), **{name: t.cpu().clone() for name, t in averages.items()}}

@@ -1,4 +1,4 @@
-"""The interface of generators, which learn the images of each class from a client's data and draw new images."""
+"""The interface of generators, which are trained on one client's data and draw synthetic examples of given classes."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
@@ -15,14 +15,16 @@ from fedcommons.privacy.release import Release
 Weights = Mapping[str, Tensor]
 
 Progress = Callable[[int, int], None]
-"""A function that is called after each step with (steps done, total steps)."""
+"""A function that the generator calls after each step with (steps done, total steps)."""
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """The privacy protection of a trained generator and of all samples from it; the defaults state no protection.
+    """The privacy protection of a trained generator and of all its samples. The default values state no protection.
 
-    The fields are those of ``Release``. A receipt becomes a release when images leave a client.
+    mechanism: ``SAMPLED_GAUSSIAN``, or None for no protection. q: sampling rate. sigma: noise multiplier, the standard
+    deviation of the noise divided by the sensitivity. steps: number of noisy steps. When samples leave a client, the
+    receipt becomes an entry of the privacy ledger (``Release``), which has the same fields.
     """
 
     mechanism: str | None = None
@@ -32,70 +34,75 @@ class Receipt:
     steps: int = 0
 
     def release(self, client: int, *what: str, seen: int = 0) -> Release:
-        """Return the release of ``what`` (names) by ``client``; ``seen``: number of its examples, see ``Release``."""
+        """Return the privacy ledger entry for data, named ``what``, that leave ``client`` with this protection.
+
+        seen: number of the client's examples from which the data were computed.
+        """
         return Release(client, what, **asdict(self), n_disclosed=seen)
 
 
 @dataclass(frozen=True)
 class TrainedGenerator:
-    """A trained generator, which counts as unprotected if it has no receipt."""
+    """The weights of a trained generator, and its privacy protection; without a receipt it counts as unprotected."""
 
     weights: Weights
     receipt: Receipt | None = None
 
 
 class Generator(Protocol):
-    """A frozen dataclass of hyper-parameters, whose functions draw random numbers from ``seed`` only.
+    """A generator: a frozen dataclass of hyperparameters, whose functions draw random numbers from ``seed`` only.
 
-    sampling: names of the hyper-parameters that only ``sample`` uses; the other hyper-parameters decide the training.
-    If the generator has ``batch_size`` and ``sampling_steps``, ``--dry-run`` counts its steps by these.
+    sampling: names of the hyperparameters that only ``sample`` uses; the other hyperparameters decide the training.
+    ``--dry-run`` predicts the number of steps from the hyperparameters ``batch_size`` and ``sampling_steps``, if any.
 
-    Optional functions refuse an experiment with a ``UserError``. ``check(fields)`` checks its fields (dotted names to
-    values). ``check_type(dtype, data)`` and ``check_shape(shape, data)`` check the examples of the data set named
-    ``data``; the shape of images is (C, H, W). ``check_sizes(sizes)`` checks the number of each client's examples.
-    ``fit`` and ``sample`` may have a parameter ``progress``: a function (see ``Progress``) or None, for the screen.
-    ``for_images(n)`` may return a generator for a client with n examples, for example with equal steps per client.
+    A generator may have further functions. The functions ``check...`` raise ``UserError`` to refuse an experiment.
+    check(fields): check the experiment's fields (dotted names to values).
+    check_type(dtype, data), check_shape(shape, data): check the examples' type and shape, (C, H, W) for images;
+        ``data`` is the name of the data set.
+    check_sizes(sizes): check the number of training examples of each client's generator.
+    for_images(n): return the generator for a client with n training examples, for example with equal numbers of steps.
+    ``fit`` and ``sample`` may have a parameter ``progress``: a function (see ``Progress``), or None.
     """
 
     sampling: ClassVar[tuple[str, ...]]
 
     @property
     def epochs(self) -> int:
-        """Return the epochs of training after which samples are drawn."""
+        """Return the number of epochs of training after which samples are drawn."""
         ...
 
     def fit(
         self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False
     ) -> Mapping[int, TrainedGenerator]:
-        """Train on ``examples`` and return the generator after each number of epochs in ``epochs``.
+        """Train on ``examples`` and return the trained generator after each number of epochs in ``epochs``.
 
-        The weights after epoch e do not depend on the other requested epochs. ``flip``: mirrored images are as likely
-        as the images, and training may use them instead. A private generator has one more parameter, ``noise`` (see
-        ``core.noise.Noise``): all noise that its receipt states comes from it.
+        The weights after e epochs do not depend on the other numbers in ``epochs``. flip: whether training may mirror
+        images. A private generator has one more parameter, ``noise`` (see ``privacy.noise.Noise``), from which it must
+        draw all noise that its receipt states.
         """
         ...
 
     def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
-        """Draw one example for each label: (n, *shape), of the type of the training examples, uint8 for images."""
+        """Draw one example per label (n,): (n, *shape) in the training examples' type, which is uint8 for images."""
         ...
 
 
 def for_client(generator: Generator, n: int) -> Generator:
-    """Return the generator for a client with n examples: the result of ``for_images(n)`` if it has this function."""
+    """Return ``generator.for_images(n)``, the generator for n training examples, or ``generator`` without it."""
     for_images = getattr(generator, "for_images", None)
     return for_images(n) if for_images else generator
 
 
 def require_images(names: str, dtype: torch.dtype, data: str) -> None:
-    """Check that the data set ``data`` has uint8 images, as the generators of these ``names`` draw only such images.
+    """Check that the data set ``data`` has uint8 images, because the generators ``names`` draw only uint8 images.
 
     Raises:
         UserError: ``dtype`` is not uint8.
     """
     if dtype != torch.uint8:
         raise UserError(
-            f"generator.name {names} draw uint8 images, and {data} has {dtype} examples: name a "
-            "generator of your own that draws these."
+            f"generator.name {names} draw uint8 images, but {data} has {dtype} examples: use a "
+            "user-defined generator that draws examples of this type."
         )
 
 

@@ -1,7 +1,7 @@
-"""Clients' synthetic images as artifacts, which are generated once and stored with a receipt of their protection.
+"""The cache of clients' synthetic images and trained generators, each stored with its privacy protection (receipt).
 
-Fedssyn (Li et al., TMLR 2024, arXiv:2306.13263), algorithm I, lines 2 to 4: every client trains a generator on a part
-of its data and draws labelled images from the generator.
+Fedssyn (Li et al., TMLR 2024, arXiv:2306.13263), algorithm I, lines 2 to 4: every client trains a generator on the
+share rho of its data and draws labelled images from the generator. Runs that need the same images share them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,9 +25,10 @@ from fedcommons.storage.artifact_store import Store, constants, key_of
 
 @dataclass(frozen=True)
 class Job:
-    """One training of a generator, the requested images after some epochs, and the generators already stored.
+    """One training of a generator and the drawing of all images that are requested from it.
 
-    trained: the stored generators, by number of epochs.
+    requests: generation requests that differ only in the number of epochs and in the images to draw.
+    stored: number of epochs -> generator that the cache already has.
     """
 
     requests: list[GenerationRequest]
@@ -35,42 +36,42 @@ class Job:
 
     @property
     def epochs(self) -> list[int]:
-        """Return the numbers of epochs whose weights are missing; empty if no training is needed."""
+        """Return the requested numbers of epochs for which no generator is stored; empty if no training is needed."""
         return sorted({need.epochs for need in self.requests} - self.stored.keys())
 
 
 @dataclass(frozen=True)
 class JobResult:
-    """The result of a job: the missing generators by number of epochs, and the images for each of its needs."""
+    """The result of a job: the newly trained generators by number of epochs, and one tensor of images per request."""
 
     generators: dict[int, TrainedGenerator]
     images: list[Tensor]
 
 
 Step = Callable[[int, int, str], None]
-"""A function that is called after each step with (steps done, total steps, name of the task)."""
+"""A function that is called after each step with (steps done, total steps, "training" or "sampling")."""
 
 
 @fresh_torch()
 def make(job: Job, step: Step | None = None) -> JobResult:
-    """Train the generator if weights are missing, and draw the images.
+    """Train a job's generator for the epochs that are not stored, and draw the requested images.
 
-    ``step`` is called after each step if the generator reports its progress. If the generator cannot sample from stored
-    weights, because names or shapes differ, the weights are trained again.
+    ``step`` is called after each step if the generator reports its progress. If the job fails with stored weights, for
+    example because names or shapes changed, the generator is trained again.
 
     Raises:
         ClientError: the images do not have the type and shape of the real images.
     """
     try:
         return with_room(partial(_run_job, job, step))
-    except Exception:  # the error type depends on the generator
+    except Exception:  # a user-defined generator may raise any type of error
         if not job.stored:
             raise
     return with_room(partial(_run_job, Job(job.requests, {}), step))
 
 
 def _telling(function: Callable[..., Any], step: Step | None, what: str) -> dict[str, Any]:
-    """Return the argument ``progress`` for a generator's function that has this parameter, if ``step`` is not None."""
+    """Return {"progress": function that calls ``step``}; empty if ``function`` lacks this parameter or step is None."""
     if step is None or not takes(function, "progress"):
         return {}
     return {"progress": lambda number, total: step(number, total, what)}
@@ -95,10 +96,10 @@ def _run_job(job: Job, step: Step | None) -> JobResult:
 
 
 def _fitted(need: GenerationRequest, epochs: Sequence[int], step: Step | None) -> dict[int, TrainedGenerator]:
-    """Train and return the generators after each number of ``epochs``.
+    """Call the generator's ``fit``, check the result, and return the trained generator for each number of epochs.
 
     Raises:
-        ValueError: ``fit`` returns another type or not all epochs.
+        ValueError: the result of ``fit`` has another type, or lacks a number of epochs.
     """
     generator, what = need.recipe.generator, "a TrainedGenerator for each of the epochs"
     noise = {"noise": need.noise} if takes_noise(generator) else {}
@@ -106,7 +107,7 @@ def _fitted(need: GenerationRequest, epochs: Sequence[int], step: Step | None) -
     generators = generator.fit(need.examples, need.n_classes, need.seed, epochs, flip=need.flip, **more)
     generators = dict(require_type(Mapping, generators, what))
     if missing_epochs := [epoch for epoch in epochs if epoch not in generators]:
-        raise ValueError(f"it must give {what}, and gives none of epoch {missing_epochs[0]}")
+        raise ValueError(f"it must return {what}, but returned none for epoch {missing_epochs[0]}")
     for trained in generators.values():
         weights = require_type(TrainedGenerator, trained, what).weights
         for tensor in require_type(Mapping, weights, "tensors by name as weights").values():
@@ -117,24 +118,25 @@ def _fitted(need: GenerationRequest, epochs: Sequence[int], step: Step | None) -
 
 
 def require_like(x: Tensor, name: str, n: int, expected: Tensor) -> None:
-    """Check that the generator ``name`` drew n examples of the type and shape of the real examples x.
+    """Check that ``expected``, drawn by the generator ``name``, is n examples of the real examples' (x) type and shape.
 
     Raises:
-        ClientError: number, type or shape of the drawn examples differ, or they have no dense values.
+        ClientError: number, type or shape of the drawn examples are wrong, or the tensor is sparse or has no values.
     """
     if expected.dtype != x.dtype or expected.shape != (n, *x.shape[1:]):
         raise ClientError(
-            f"generator {name} drew {expected.dtype} {tuple(expected.shape)} for {n} labels, and examples are "
-            f"{x.dtype} {tuple(x.shape[1:])}: its sample must return these."
+            f"generator {name} drew {expected.dtype} {tuple(expected.shape)} for {n} labels, but real examples are "
+            f"{x.dtype} {tuple(x.shape[1:])}: its sample must return one such example per label."
         )
     if expected.is_meta or expected.layout != torch.strided:
-        raise ClientError(f"generator {name} drew examples that are sparse, or without values on the device meta.")
+        raise ClientError(f"generator {name} drew examples that are sparse, or have no values (device meta).")
 
 
 def missing(store: Store, wanted: Iterable[GenerationRequest]) -> list[Job]:
-    """Return the jobs for the images that the store lacks; equal requests of several configurations become one job.
+    """Return the jobs for the requested images that the store does not contain.
 
-    Requests whose generators differ only in their epochs share one training.
+    Requests whose generators differ only in their epochs form one job, with one training. Equal requests, such as those
+    of several trials of a sweep, are processed once.
     """
     images = {key_of(need.images_facts): need for need in wanted}
     courses: dict[str, list[GenerationRequest]] = {}
@@ -145,7 +147,7 @@ def missing(store: Store, wanted: Iterable[GenerationRequest]) -> list[Job]:
 
 
 def _images(store: Store, need: GenerationRequest) -> Contribution | None:
-    """Return the stored images of a generation request, or None."""
+    """Return the images stored for a generation request; None if the store has none or they are malformed."""
     artifact = store.get("images", key_of(need.images_facts))
     if artifact is None:
         return None
@@ -154,7 +156,7 @@ def _images(store: Store, need: GenerationRequest) -> Contribution | None:
     if images is None or images.shape != shape or images.dtype != need.examples.x.dtype:
         images = None
     if images is None or labels is None or not torch.equal(labels, need.labels):
-        store.say(f"the synthetic images of client {need.client} in {store.folder} are malformed; to be built again.")
+        store.say(f"the synthetic images of client {need.client} in {store.folder} are malformed; drawing them again.")
         return None
     return Contribution(Examples(images, labels), _receipt(artifact.findings))
 
@@ -168,7 +170,7 @@ def _stored(store: Store, needs: Sequence[GenerationRequest]) -> dict[int, Train
 
 
 def keep(store: Store, job: Job, result: JobResult) -> None:
-    """Store a job's generators and images, each with its receipt."""
+    """Store a job's newly trained generators and all its images, each with the generator's privacy receipt."""
     for epochs, trained in result.generators.items():
         facts = next(need for need in job.requests if need.epochs == epochs).generator_facts
         store.put("generators", dict(trained.weights), facts, _findings(trained))
@@ -179,7 +181,7 @@ def keep(store: Store, job: Job, result: JobResult) -> None:
 
 
 def _findings(trained: TrainedGenerator | None) -> dict[str, Any]:
-    """Return a generator's receipt as plain values; empty if the receipt states no protection."""
+    """Return {"receipt": fields as numbers for JSON; none if the guarantee is not valid}; empty without a receipt."""
     if trained is None or trained.receipt is None:
         return {}
     if not trained.receipt.release(0).covered:
@@ -188,14 +190,14 @@ def _findings(trained: TrainedGenerator | None) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a number of any library to a Python number for JSON."""
+    """Convert a number of any library to a Python int or float for JSON; return other values unchanged."""
     if isinstance(value, Integral):
         return int(value)
     return float(value) if isinstance(value, Real) else value
 
 
 def _receipt(findings: Mapping[str, Any]) -> Receipt | None:
-    """Return the receipt in stored findings; None if there is no receipt or its form is unknown."""
+    """Return the receipt that ``_findings`` stored; None if there is no receipt or its fields are unknown."""
     receipt = findings.get("receipt")
     if not isinstance(receipt, dict) or not receipt.keys() <= {field.name for field in fields(Receipt)}:
         return None
@@ -203,19 +205,21 @@ def _receipt(findings: Mapping[str, Any]) -> Receipt | None:
 
 
 def read(store: Store, need: GenerationRequest) -> Contribution:
-    """Return the images that a client contributes: a part of its stored images, with their class shares.
+    """Return the ``need.n`` images that a client contributes, chosen from its stored images in equal class shares.
 
     Raises:
-        LookupError: the images have not been generated.
+        LookupError: the images are not in the store.
     """
     contribution = _images(store, need)
     if contribution is None:
-        raise LookupError(f"the synthetic images of client {need.client} have not been made: not in {store.folder}")
+        raise LookupError(
+            f"the synthetic images of client {need.client} have not been generated: not in {store.folder}"
+        )
     available = np.bincount(contribution.examples.y.numpy(), minlength=need.n_classes)
     counts = largest_remainder(available, need.n)
     starts = np.cumsum(available) - available
     some = np.concatenate([np.arange(s, s + k) for s, k in zip(starts, counts, strict=True)])
     receipt = contribution.receipt
     if need.recipe.is_secret and not takes_noise(need.recipe.generator):
-        receipt = None  # such a generator's noise, if any, is seeded and not secret
+        receipt = None  # a generator without the parameter noise can only draw seeded noise, which is not secret
     return Contribution(contribution.examples[some], receipt, len(need.examples), need.recipe.of_counts)

@@ -1,4 +1,4 @@
-"""Training of DDPMs and central models with Lightning's Trainer, without output and with Ctrl-C to stop it."""
+"""Training of DDPMs and central models by Lightning's Trainer, without its output; Ctrl-C stops the program."""
 
 import logging
 import signal
@@ -23,10 +23,10 @@ def fit(
     module: LightningModule, batches: Iterable[Any], epochs: int, callbacks: Sequence[Callback],
     progress: Callable[[int, int], None] | None = None, precision: Any = "32-true",
 ) -> None:  # fmt: skip
-    """Train ``module`` in this process; each epoch is one pass over ``batches``.
+    """Train ``module`` in this process for a number of ``epochs``; each epoch is one pass over ``batches``.
 
-    progress: called with (steps done, total steps) after each step.
-    precision: argument of Lightning's Trainer.
+    progress: called after each step with (steps done, total steps).
+    precision: the argument ``precision`` of Lightning's Trainer.
 
     Raises:
         KeyboardInterrupt: the user pressed Ctrl-C.
@@ -44,17 +44,18 @@ def fit(
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        plugins=[LightningEnvironment()],  # inside a Slurm job Lightning would otherwise refuse to run
+        plugins=[LightningEnvironment()],  # without this plugin, Lightning refuses to run inside a Slurm job
     )
     on_ctrl_c = signal.getsignal(signal.SIGINT)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*does not have many workers.*")
             warnings.filterwarnings("ignore", category=FutureWarning, module="torch.utils._pytree")
-            warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning uses a name that torch has deprecated
+            warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning uses a name that torch deprecated
             trainer.fit(module, batches)
     except SystemExit as error:
         if not isinstance(error.__context__, KeyboardInterrupt):
             raise
-        signal.signal(signal.SIGINT, on_ctrl_c)  # Lightning sets SIGINT to be ignored and exits with code 1
+        # After Ctrl-C, Lightning ignores further SIGINT signals and exits with code 1. Undo both.
+        signal.signal(signal.SIGINT, on_ctrl_c)
         raise KeyboardInterrupt from None

@@ -1,7 +1,8 @@
 """The variational autoencoder of ``cvae.py`` trained by DP-SGD, so that its images are differentially private.
 
-Each image's loss is a mean over ``draws`` codes eps. The same noisy gradients train encoder and decoder; see
-``dp_training.py``. DP-SGD on a VAE is plain Abadi et al. (CCS 2016); there is no batch norm, which would mix examples.
+Each image's loss is averaged over ``draws`` random codes. The same noisy gradients train the encoder and the decoder
+(see ``dp_training.py``). DP-SGD on a VAE is that of Abadi et al. (CCS 2016). There is no batch norm, because it would
+make an image's gradient depend on other images.
 """
 
 from collections.abc import Collection, Mapping
@@ -29,7 +30,7 @@ class PrivateCVAE(ByDPSGD, Autoencoder):
 
     @property
     def plain(self) -> CVAE:
-        """Return the same generator without privacy."""
+        """Return the CVAE with the same network and training constants, but without privacy."""
         return CVAE(**{field.name: getattr(self, field.name) for field in fields(Autoencoder)})
 
     def fit(
@@ -43,7 +44,7 @@ class PrivateCVAE(ByDPSGD, Autoencoder):
         noise: Noise | None = None,
         progress: Progress | None = None,
     ) -> Mapping[int, TrainedGenerator]:
-        """See ``Generator``; each receipt states the q, sigma and steps up to its epoch."""
+        """Train by DP-SGD (see ``Generator``); each receipt states q, sigma and the number of steps up to its epoch."""
         noise = noise or self.noise_alone(n_classes, flip, seed)
         model = self.plain.build(tuple(examples.x.shape[1:]), n_classes, seed, flip).to(default_device())
 
@@ -61,9 +62,9 @@ class PrivateCVAE(ByDPSGD, Autoencoder):
         )  # fmt: skip
 
     def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
-        """See ``Generator``."""
+        """Draw one uint8 image per label, as the CVAE without privacy does."""
         return self.plain.sample(weights, shape, n_classes, labels, seed)
 
     def losses(self, weights: Weights, examples: Examples, n_classes: int, seed: int) -> Tensor:
-        """See ``CVAE``."""
+        """Return each image's loss, (n,), for membership inference (see ``CVAE.losses``)."""
         return self.plain.losses(weights, examples, n_classes, seed)

@@ -1,11 +1,10 @@
 """The DDPM of ``ddpm.py`` trained by DP-SGD, so that its images are differentially private (Dockhorn et al. 2023).
 
-Each image's loss is a mean over ``draws`` pairs (t, eps). After each step the moving average of the weights is
-updated. See ``dp_training.py``.
+Each image's loss is averaged over ``draws`` random pairs of diffusion time t and noise eps. After each step the moving
+average of the weights is updated (see ``dp_training.py``).
 
-Departs from Fedssyn, which prints a noise multiplier that gives its epsilon at one batch size only (see
-docs/notes/epsilon_of_the_paper.md): here the user sets the target, and every client's noise is computed
-from it.
+Departs from Fedssyn: the user sets the target epsilon, and every client's noise is computed from it. Fedssyn prints a
+noise multiplier, which gives the paper's epsilon at one batch size only (see docs/notes/epsilon_of_the_paper.md).
 """
 
 from collections.abc import Collection, Mapping
@@ -26,23 +25,23 @@ from fedcommons.privacy.noise import Noise
 from fedcommons.runtime import memory_limit
 from fedcommons.seeding import set_default_generator
 
-if TYPE_CHECKING:  # slow to import (seconds), and most workers never need it
+if TYPE_CHECKING:  # the import takes seconds, and most workers never need it
     from lightning_modules import ddpm
 
 
 @dataclass(frozen=True)
 class PrivateDDPM(ByDPSGD, Diffusion):
-    """A DDPM trained by DP-SGD with Opacus' accountants. n: images that a client's generator sees."""
+    """A DDPM trained by DP-SGD with Opacus' accountants. n: number of training images of a client's generator."""
 
     sampling: ClassVar[tuple[str, ...]] = Diffusion.sampling
 
     @property
     def plain(self) -> DDPM:
-        """Return the same generator without privacy."""
+        """Return the DDPM with the same network and training constants, but without privacy."""
         return DDPM(**{field.name: getattr(self, field.name) for field in fields(Diffusion)})
 
     def check_shape(self, shape: tuple[int, ...], data: str) -> None:
-        """See ``Generator``."""
+        """Check the shape as ``DDPM`` does, and that the gradients of a physical batch fit into memory."""
         self.plain.check_shape(shape, data)
         nbytes = 4 * self.physical_batch * sum(3 * 9 * n * n for n in self.channels)
         memory_limit.require("the gradients of a physical batch", nbytes, "generator.physical_batch")
@@ -58,7 +57,7 @@ class PrivateDDPM(ByDPSGD, Diffusion):
         noise: Noise | None = None,
         progress: Progress | None = None,
     ) -> Mapping[int, TrainedGenerator]:
-        """See ``Generator``; each receipt states the q, sigma and steps up to its epoch."""
+        """Train by DP-SGD (see ``Generator``); each receipt states q, sigma and the number of steps up to its epoch."""
         noise = noise or self.noise_alone(n_classes, flip, seed)
         set_default_generator(seed, "initial weights")
         model = self.plain.build(tuple(examples.x.shape[1:]), n_classes, seed, flip).to(default_device())
@@ -73,16 +72,19 @@ class PrivateDDPM(ByDPSGD, Diffusion):
         self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int,
         progress: Progress | None = None,
     ) -> Tensor:  # fmt: skip
-        """See ``Generator``."""
+        """Draw one uint8 image per label, as the DDPM without privacy does."""
         return self.plain.sample(weights, shape, n_classes, labels, seed, progress)
 
     def losses(self, weights: Weights, examples: Examples, n_classes: int, seed: int) -> Tensor:
-        """See ``DDPM``."""
+        """Return each image's loss, (n,), for membership inference (see ``DDPM.losses``)."""
         return self.plain.losses(weights, examples, n_classes, seed)
 
 
 def per_image(model: "ddpm.DDPM", draws: int) -> tuple[dp_sgd_vmap.Loss, dp_sgd_vmap.Draw]:
-    """Return the loss of one image, a mean over its draws, and the function that draws (t, eps) for images."""
+    """Return two functions: the loss of one image, averaged over its draws, and the draw of pairs (t, eps) for images.
+
+    draws: number of pairs of diffusion time t and noise eps per image.
+    """
 
     def loss(named: dict[str, Tensor], image: Tensor, label: Tensor, *noises: Tensor) -> Tensor:
         rows = image.expand(draws, *image.shape), label.expand(draws)

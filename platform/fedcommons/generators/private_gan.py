@@ -1,12 +1,13 @@
-"""The GAN of ``gan.py`` with DP-SGD on the discriminator, the only network that sees images (Xie et al. 2018).
+"""The GAN of ``gan.py`` with DP-SGD on the discriminator, the only network trained on real images (Xie et al. 2018).
 
-The loss of a real image is its term of D's loss, R1 included, plus the term of one synthetic image, averaged over
-``draws`` augmentations and synthetic images. D's layers process each image separately, and the power iteration uses
-weights only, so every image has a separate gradient. The generator learns from D only: its steps are post-processing.
-Its labels are uniform, as the client's labels would reveal its data. See ``dp_training.py``.
+The loss of a real image is its term in the loss of the discriminator D (with R1), plus the term of one synthetic image.
+It is averaged over ``draws`` pairs of augmentation and synthetic image. D's layers process each image separately, and
+the power iteration of spectral norm uses weights only, so every image has a separate gradient. The generator G learns
+from D only, so its steps are post-processing. Labels of G's images are drawn uniformly, because the client's labels
+would reveal its data. See ``dp_training.py``.
 
-Reference: arXiv:1802.06739. Departs from the paper: the norm of the gradient is clipped, not the weights, and the loss
-is not Wasserstein's.
+Reference: arXiv:1802.06739. Departs from the paper: gradients are clipped instead of weights, and the loss is the
+logistic loss instead of Wasserstein's.
 """
 
 from collections.abc import Collection, Mapping
@@ -32,7 +33,7 @@ class PrivateGAN(ByDPSGD, Adversarial):
 
     @property
     def plain(self) -> GAN:
-        """Return the same generator without privacy."""
+        """Return the GAN with the same network and training constants, but without privacy."""
         return GAN(**{field.name: getattr(self, field.name) for field in fields(Adversarial)})
 
     def fit(
@@ -46,7 +47,7 @@ class PrivateGAN(ByDPSGD, Adversarial):
         noise: Noise | None = None,
         progress: Progress | None = None,
     ) -> Mapping[int, TrainedGenerator]:
-        """See ``Generator``; each receipt states the q, sigma and steps up to its epoch."""
+        """Train D by DP-SGD (see ``Generator``); each receipt states q, sigma and the steps up to its epoch."""
         noise = noise or self.noise_alone(n_classes, flip, seed)
         model = self.plain.build(tuple(examples.x.shape[1:]), n_classes, seed, flip)
         course, draws = Course(self, model), self.draws
@@ -55,7 +56,7 @@ class PrivateGAN(ByDPSGD, Adversarial):
             return torch.randint(n_classes, (n,), generator=model.draws).to(default_device())
 
         def after() -> None:
-            """Take a step of G with draws keyed by its number: other draws would reveal the batch sizes."""
+            """Update G with random draws seeded by the step's number; a continued stream would reveal batch sizes."""
             model.draws.manual_seed(seed_for(seed, "step of the generator", course.steps))
             course.generator_step(classes(self.batch_size))
 
@@ -80,5 +81,5 @@ class PrivateGAN(ByDPSGD, Adversarial):
         )  # fmt: skip
 
     def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
-        """See ``Generator``."""
+        """Draw one uint8 image per label, as the GAN without privacy does."""
         return self.plain.sample(weights, shape, n_classes, labels, seed)

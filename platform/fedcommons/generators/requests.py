@@ -1,11 +1,12 @@
 """Generation requests: the synthetic images that clients need, and all facts on which the images depend.
 
-The labels of synthetic images follow the class counts n_k of the images that the generator sees. With ``label_noise``
-the labels follow n_k + N(0, s^2), with negative counts set to zero. This is a Gaussian mechanism, as blanking out one
-image changes one count by 1. Without ``label_noise`` the exact counts leave the client.
+The numbers of labels are proportional to the class counts n_k of the images on which the generator is trained. With
+``label_noise`` s, they are proportional to n_k + N(0, s^2), with negative values set to zero. This is a Gaussian
+mechanism of sensitivity 1, because blanking out one image changes one count by 1. Without ``label_noise`` the exact
+counts leave the client.
 
-s: ``label_noise``;  rho: share of a client's images on which its generator is trained;
-n~: images that the client contributes;  p = n~/(n_i + n~).
+rho: share of a client's images on which its generator is trained;  n_i: images of client i;
+n~: synthetic images that client i contributes;  p = n~/(n_i + n~);  N: clients;  n_total: images of all clients.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,24 +33,26 @@ from fedcommons.storage.artifact_store import constants, key_of
 from fedcommons.storage.atomic_files import sha256
 
 VERSION = 1
-"""Version of the code that trains and samples: increase it if a change of code or defaults changes the images."""
+"""Version of the code that trains and samples. Increase it if a change of code or defaults changes the images."""
 
 
 NOISE = 2
-"""Version of the noise of private generators: stored generators of other versions used other noise."""
+"""Version of the noise of private generators. Generators that were stored with another version are not reused."""
 
 
 DRAWS = 2
-"""Version of the other random draws of private generators with secret noise. Each version has another salt, because the
-same noise on sums of other draws would reveal the difference of the sums."""
+"""Version of the other random draws of private generators with secret noise. Each version has another salt, because
+equal noise on two different sums would reveal the difference of the sums."""
 
 
 @dataclass(frozen=True)
 class GeneratorRecipe:
-    """The specification of the clients' generators: the component, its name, and rho.
+    """The specification of the clients' generators: the generator component, its name, and rho.
 
-    digest: hash of the code of a user-defined component, which ``VERSION`` does not cover; None for built-in ones.
-    label_noise: standard deviation of the noise on class counts. is_secret: no noise can be drawn again.
+    rho: share of a client's images on which its generator is trained.
+    digest: hash of the code of a user-defined component, which ``VERSION`` does not cover; None if it is built in.
+    label_noise: standard deviation of the noise on class counts; 0: no noise.
+    is_secret: whether the run's noise comes from secret salts, so that an attacker cannot draw it again.
     """
 
     name: str
@@ -61,55 +64,55 @@ class GeneratorRecipe:
 
     @property
     def of_counts(self) -> Receipt:
-        """Return the receipt of the class counts from which labels are drawn."""
+        """Return the privacy protection (receipt) of the class counts from which labels are drawn."""
         if not self.label_noise:
             return Receipt()
         return Receipt(SAMPLED_GAUSSIAN, q=1.0, sigma=self.label_noise, sensitivity=1.0, steps=1)
 
     def facts(self, less: Sequence[str] = ()) -> dict[str, Any]:
-        """Return the facts that identify the generator, except rho (seen in the images) and the constants ``less``."""
+        """Return, by name, the generator's name, code hash (if user-defined) and constants, except those in ``less``."""
         of_source = {} if self.digest is None else {"digest": self.digest}
         return {"name": self.name, **of_source, "constants": constants(self.generator, less)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
-    """A generation request: all facts on which one client's synthetic images and their generator depend."""
+    """A request for one client's synthetic images: all facts on which the images and their generator depend."""
 
     client: int
     recipe: GeneratorRecipe
     flip: bool
     n_classes: int
-    examples: Examples  # the rho n_i images that the generator sees
-    labels: Tensor  # labels of the images to draw
+    examples: Examples  # the rho n_i images on which the generator is trained
+    labels: Tensor  # (m,) labels of the m images to draw
     seed: int
-    n: int  # number of the drawn images that are contributed
-    salt: bytes = field(default=b"", repr=False)  # salt of the generator's noise; empty: seeded or no noise
+    n: int  # number of images that the client contributes, at most m
+    salt: bytes = field(default=b"", repr=False)  # secret salt of the generator's noise; empty: seeded or no noise
 
     @property
     def epochs(self) -> int:
-        """Return the epochs after which the generator draws the images."""
+        """Return the number of epochs of training after which the images are drawn."""
         return self.recipe.generator.epochs
 
     @property
     def course_facts(self) -> dict[str, Any]:
-        """Return the facts on which the training depends, apart from its length."""
+        """Return all facts on which the training depends, by name, except the number of epochs."""
         return self._training("epochs")
 
     @property
     def generator_facts(self) -> dict[str, Any]:
-        """Return the facts on which the trained weights depend: all constants except those that only sampling uses."""
+        """Return all facts on which the trained weights depend, by name, including the number of epochs."""
         return self._training()
 
     @property
     def noise(self) -> Noise:
-        """Return the noise of the training, which does not depend on the number of epochs."""
+        """Return the random noise for DP-SGD in the training; it does not depend on the number of epochs."""
         facts = {name: value for name, value in self.course_facts.items() if name not in ("noise", "salt")}
         return Noise(Source(wide_key("generator", key_of(facts)), self.salt))
 
     @property
     def images_facts(self) -> dict[str, Any]:
-        """Return the facts on which the drawn images depend."""
+        """Return all facts on which the drawn images depend: hash of the generator, sampling constants, labels."""
         generator = self.recipe.generator
         chosen = constants(generator)
         return {
@@ -137,7 +140,7 @@ def require_constants(generator: Generator) -> None:
     """Check that a generator's ``epochs`` is a positive integer and its ``sampling`` is a tuple of names.
 
     Raises:
-        ClientError: ``epochs`` or ``sampling`` is not.
+        ClientError: ``epochs`` or ``sampling`` has another value.
     """
     with user_code_context(generator, "epochs"):
         if index(generator.epochs) < 1:
@@ -148,52 +151,53 @@ def require_constants(generator: Generator) -> None:
 
 
 def takes_noise(generator: Generator) -> bool:
-    """Return whether the generator's ``fit`` has a parameter ``noise``, as a private generator's has."""
+    """Return whether the generator's ``fit`` has a parameter ``noise``, as that of every private generator has."""
     return takes(generator.fit, "noise")
 
 
 def takes(function: Callable[..., Any], name: str) -> bool:
-    """Return whether a function of a generator has the parameter ``name``."""
+    """Return whether ``function`` has a parameter called ``name``."""
     return name in signature(function).parameters
 
 
 def salt_facts(needs: Sequence[GenerationRequest]) -> list[str]:
-    """Return the facts that reveal the secret salts of generators and class counts: salt names and image keys."""
+    """Return names of the generators' secret salts and hashes of the images, by which a run notices lost salts."""
     names = ([salts.name_of(need.salt)] if need.salt else [] for need in needs)
     return [key for name, need in zip(names, needs, strict=True) for key in (*name, key_of(need.images_facts))]
 
 
 def n_seen(rho: float, n_own: int) -> int:
-    """Return the number of images that the generator of a client with ``n_own`` images sees."""
+    """Return int(rho n_own), the number of images on which the generator of a client with n_own images is trained."""
     return int(rho * n_own)
 
 
 def contribution(p: float | None, n_total: int, n_clients: int, n_own: int) -> int:
-    """Return n~: n_total/N (the paper) if p is None, else p n_i/(1 - p)."""
+    """Return n~, the number of images that a client contributes: n_total/N if p is None, else p n_i/(1 - p)."""
     if p is None:
         return max(1, round(n_total / n_clients))
     return round(p * n_own / (1 - p))
 
 
 def contributions(p: float | None, client_data: ClientDatasets) -> list[int]:
-    """Return n~ of each client."""
+    """Return n~, the number of synthetic images to contribute, for each client; p: see ``contribution``."""
     return [contribution(p, client_data.n_total, len(client_data.clients), n) for n in client_data.clients.sizes]
 
 
 def check_contributions(p: float | None, client_data: ClientDatasets) -> None:
-    """Check that a p > 0 gives at least one client an image, and that all images fit into memory.
+    """Check that p is 0 or makes at least one client contribute an image, and that all images fit into memory.
 
     Raises:
-        UserError: no client would have an image, or the images do not fit into memory.
+        UserError: p > 0, but no client would contribute an image, or the images do not fit into memory.
     """
     sizes, largest = contributions(p, client_data), max(client_data.clients.sizes)
     if p and max(sizes) < 1:
         least = 1 / (2 * largest + 1)
         raise UserError(
-            f"sharing.p = {p:g} of {largest} images is not one image; it must be 0 or more than {least:.2g}."
+            f"sharing.p = {p:g} of {largest} images is not one image: it must be 0 or more than {least:.2g}."
         )
     n, numbers = sum(sizes), int(np.prod(client_data.shape))
-    memory_limit.require(f"{n:,} synthetic images", n * (numbers * client_data.itemsize + 8), "sharing.p")  # 8: a label
+    # A label in memory has 8 bytes.
+    memory_limit.require(f"{n:,} synthetic images", n * (numbers * client_data.itemsize + 8), "sharing.p")
 
 
 def requests_of_clients(
@@ -201,14 +205,14 @@ def requests_of_clients(
 ) -> list[GenerationRequest]:
     """Return one generation request per client.
 
-    The requested images are the same for every learning rate, and for every p with at most n_total/N images per client.
-    Labels have the class shares of the images that the generator sees.
+    The drawn images are the same for every learning rate, and for every p with which the client contributes at most
+    n_total/N images. Labels have the class shares of the images on which the generator is trained.
 
     Raises:
-        UserError: a client's share rho of images is less than one image.
+        UserError: the labels are not classes, or the share rho of a client's images is less than one image.
     """
     if client_data.n_classes is None:
-        raise UserError("generators draw examples of given classes, and the labels of this data set are no classes.")
+        raise UserError("generators draw examples of given classes, but the labels of this data set are not classes.")
     paper = -(-client_data.n_total // len(client_data.clients))
     result = []
     for client, (rows, wanted) in enumerate(zip(client_data.clients.rows, contributions(p, client_data), strict=True)):
@@ -216,8 +220,8 @@ def requests_of_clients(
         if seen < 1:
             raise UserError(f"generator.rho = {recipe.rho:g} of client {client}'s {len(rows)} images is not one image.")
         order = numpy_generator(client_data.seed, "generator subset", client).permutation(len(rows))
-        examples = client_data.clients.store[rows[order[:seen]]]  # a prefix, so that a smaller rho sees a subset
-        n_drawn = paper * max(1, -(-wanted // paper))  # the same images for every p up to 1/2
+        examples = client_data.clients.store[rows[order[:seen]]]  # a smaller rho takes a subset of these images
+        n_drawn = paper * max(1, -(-wanted // paper))  # a multiple of n_total/N, so that different p share the images
         counts = _counts(examples, client, client_data, recipe)
         labels = np.repeat(np.arange(client_data.n_classes), largest_remainder(counts, n_drawn))
         need = GenerationRequest(
@@ -237,7 +241,7 @@ def requests_of_clients(
 
 
 def _counts(examples: Examples, client: int, client_data: ClientDatasets, recipe: GeneratorRecipe) -> np.ndarray:
-    """Return the class counts (classes,) for a client's labels; all ones if the noisy counts are all zero."""
+    """Return the class counts (classes,) of ``examples``, with noise if required; ones if all noisy counts are 0."""
     counts = np.bincount(examples.y.numpy(), minlength=client_data.n_classes or 0)
     if not recipe.label_noise:
         return counts
@@ -250,7 +254,7 @@ def _counts(examples: Examples, client: int, client_data: ClientDatasets, recipe
 
 
 def largest_remainder(weights: np.ndarray, total: int) -> np.ndarray:
-    """Return integers in proportion to ``weights`` (not all zero) that sum to ``total``; ties favour low indices."""
+    """Return integers with the sum ``total``, in proportion to ``weights`` (not all 0); ties favour low indices."""
     exact = weights * (total / weights.sum())
     counts = np.floor(exact).astype(np.int64)
     order = np.argsort(-(exact - counts), kind="stable")
@@ -261,10 +265,11 @@ def largest_remainder(weights: np.ndarray, total: int) -> np.ndarray:
 @accepts_old_names(seen="n_sources")
 @dataclass(frozen=True)
 class Contribution:
-    """Synthetic examples of a client and the receipt of their protection; None: no protection.
+    """Synthetic examples that a client contributes, with their privacy protection.
 
-    seen: number of the client's examples that the synthetic examples come from. of_labels: receipt of the class counts
-    from which labels are drawn; None: labels are as well protected as the examples.
+    receipt: protection of the examples; None: no protection. n_sources: number of the client's real examples on which
+    the generator was trained. of_labels: protection of the class counts from which labels are drawn; None: labels have
+    the same protection as the examples.
     """
 
     examples: Examples

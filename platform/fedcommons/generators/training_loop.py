@@ -1,4 +1,4 @@
-"""The training batches of small generators, whose networks are faster than the overhead of Lightning's Trainer."""
+"""The training batches of small generators, for whose fast steps Lightning's Trainer has too much overhead."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from fedcommons.seeding import generator
 
 
 def batch_of(n: int, batch_size: int, is_even: bool) -> int:
-    """Return the batch size for n images: ``batch_size``; if even, the smallest with equally many batches per epoch."""
+    """Return ``batch_size``, or if ``is_even`` the smallest batch size with the same number of batches of n images."""
     return -(-n // -(-n // batch_size)) if is_even else batch_size
 
 
@@ -21,9 +21,10 @@ def batches(
 ) -> Iterator[tuple[int, Tensor, Tensor]]:  # fmt: skip
     """Yield (finished epochs, images, labels) for all batches; each epoch is one pass over the examples.
 
-    Finished epochs are 0 except after the last batch of an epoch. The order is keyed by ``seed`` alone. Fewer images
-    than ``batch_size`` form one batch. as_loader: use the orders of a DataLoader in a Trainer, which draws a seed
-    before each order, and one more order after a short last batch.
+    The first value is the epoch's number (from 1) for the last batch of an epoch, and 0 for other batches. The order of
+    the examples depends on ``seed`` only. Fewer images than ``batch_size`` form one batch. as_loader: use the same
+    orders as a DataLoader in Lightning's Trainer, which draws a seed before each order, and one more order after an
+    epoch with a smaller last batch.
     """
     x, y, order = examples.x.to(device), examples.y.to(device), generator(seed, "order")
     steps, done = -(-len(y) // batch_size), 0
