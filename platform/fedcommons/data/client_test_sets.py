@@ -39,12 +39,12 @@ def hold_out(
     n_test = np.maximum(1, (share * rows.sizes + 1e-9).astype(np.int64))
     flat, owner = rows.flat.numpy(), np.repeat(np.arange(len(rows)), rows.sizes)
     order = np.argsort(owner + numpy_generator(seed, "client test").random(len(flat)))
-    place = np.arange(len(flat)) - np.repeat(rows.starts, rows.sizes)  # position in the client's random order
+    place = np.arange(len(flat)) - np.repeat(rows.starts, rows.sizes)  # a row's position in the client's random order
     is_test = np.zeros(len(flat), bool)
     is_test[order[place < n_test[owner]]] = True
     is_training = np.ones(len(train), bool)
     is_training[flat[is_test]] = False
-    number = np.cumsum(is_training) - 1  # new number of each remaining row
+    number = np.cumsum(is_training) - 1  # a remaining row's number after the test rows are removed
     training_rows = cut(number[flat[~is_test]], rows.sizes - n_test)
     training = train[np.flatnonzero(is_training)]
     tests = Clients(train[flat[is_test]], _consecutive(n_test))

@@ -45,7 +45,7 @@ class ClientData:
     extra_columns: tuple[Tensor, ...] = ()
 
     def __len__(self) -> int:
-        return self.y.shape[0]  # len() of a tensor takes four times as long
+        return self.y.shape[0]  # len() of a tensor is four times slower
 
     @property
     def size(self) -> float:
@@ -168,7 +168,7 @@ class Rows(Sequence[np.ndarray]):
         return (self._slice(client, self.weight) * (self.sizes.item(client) / self.totals.item(client))).float()
 
     def to(self, device: torch.device) -> "Rows":
-        """Return a copy of the object whose tensors are on ``device``."""
+        """Return a copy with the tensors ``flat`` and ``weight`` on ``device``."""
         weight = None if self.weight is None else self.weight.to(device)
         return replace(self, flat=self.flat.to(device), weight=weight)
 

@@ -1,6 +1,6 @@
 """The package's data sets as uint8 images in memory, and the loading and splitting of any data set.
 
-``digits`` comes with scikit-learn. The other data sets are read by torchvision's classes from torchvision's folders.
+``digits`` comes with scikit-learn. torchvision reads the other data sets from the folders in which it stores them.
 """
 
 import os
@@ -44,7 +44,6 @@ def load(
     Global random generators are also seeded by the name while the data set is built.
 
     Args:
-        name: name of the data set, for messages and as the key of random draws.
         make: function that returns a ``Source``, or an object that ``user_data.read`` accepts.
         validation: share of the training images that becomes the validation set.
         validation_from: ``random`` or ``last``, the choice of the validation images.
@@ -197,10 +196,7 @@ def _examples(part) -> Examples:
 
 
 def flaw(train: Examples, test: Examples, n_classes: int) -> str | None:
-    """Return a message on the first error in the images and labels; None if they have no error.
-
-    Images must be square uint8 arrays of one shape, with one label in 0 ... n_classes - 1 per image.
-    """
+    """Return a message on the first error; None if images are square and uint8 with labels in 0 ... n_classes - 1."""
     for name, part in (("training", train), ("test", test)):
         if part.x.dtype != torch.uint8:
             return f"its {name} images are {part.x.dtype}, not uint8"

@@ -72,7 +72,7 @@ def group_sizes(
 def _all_get_one(class_sizes: np.ndarray, n_clients: int, alpha: float) -> float:
     """Return an upper bound on the probability that a draw gives every client an image.
 
-    N: clients; K: classes that have images. The first image of each class reaches at most K clients, so at least
+    N: clients; K: classes that have images. The first images of the K classes reach at most K clients, so at least
     m = N - K images must go to a client that is new to their class. In Polya's urn the i-th image of a class goes to a
     new client with probability at most N alpha/i. The rounding in ``_draw`` raises this probability by a factor of at
     most 1/(1 - 1/e) < 1.6. If the probabilities over all images sum to t, at least m of these events occur with
@@ -158,7 +158,7 @@ def _draw(class_sizes: np.ndarray, n_clients: int, alpha: float, batch: int, rng
         if n == 0:
             continue
         log_gamma = _log_gamma(alpha, (batch, n_clients), rng)
-        log_gamma[assigned >= fair] = -np.inf  # as images remain, at least one client is below its fair share
+        log_gamma[assigned >= fair] = -np.inf  # at least one client is below its fair share, as images remain
         cuts = np.floor(np.cumsum(_shares(log_gamma), 1) * n + 1e-9).astype(np.int64)
         cuts[:, -1] = n
         sizes[:, c] = np.diff(cuts, axis=1, prepend=0)

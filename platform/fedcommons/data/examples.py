@@ -46,14 +46,14 @@ class Examples:
         return hashed.hexdigest()
 
     def to(self, device: torch.device) -> "Examples":
-        """Return a copy of the object whose tensors are on ``device``."""
+        """Return a copy of the examples on ``device``."""
         groups = None if self.groups is None else self.groups.to(device)
         factors = {name: values.to(device) for name, values in self.factors.items()}
         return Examples(self.x.to(device), self.y.to(device), groups=groups, factors=factors)
 
 
 STANDARDISATION, N_CLASSES = "mean and standard deviation of all clients' images", "number of classes of all clients"
-"""Names of the values that are computed from the training examples if a data set does not state these values."""
+"""Names, for messages, of values that are computed from all clients' training examples if the data set states none."""
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,7 @@ class Origin:
 
     @property
     def moved(self) -> bool:
-        """Return whether some training example i is not row i of the returned set, or some rows are held out.
-
-        Then an example's number is not its row number in the user's file.
-        """
+        """Return whether an example's number is not its row number in the returned set, or rows were held out."""
         return len(self.rows) < self.n_given or bool((self.rows != np.arange(self.n_given)).any())
 
 

@@ -54,10 +54,7 @@ class ClientDatasets:
 
     @property
     def label_nbytes(self) -> int:
-        """Return the number of bytes of one label in a message.
-
-        A label is one byte for up to 256 classes, its floats for regression, and 0 bytes if there are no labels.
-        """
+        """Return the bytes of a label in a message: 1 for up to 256 classes, all floats of a regression label, or 0."""
         y = self.clients.store.y
         if y.is_floating_point():
             return y[:1].nbytes // len(y[:1])

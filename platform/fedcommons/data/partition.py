@@ -144,7 +144,7 @@ def dirichlet_classes(
 def dirichlet_niid(
     labels: np.ndarray, n_clients: int, n_classes: int, rng: np.random.Generator, alpha: Alpha = 0.1
 ) -> Rows:
-    """NIID-Bench (Li et al. 2022): per class Dir(alpha) over all clients; unequal sizes, at least 10 images per client.
+    """NIID-Bench (Li et al. 2022): per class, client shares ~ Dir(alpha); at least 10 images per client.
 
     A client that holds its fair share of images, n/N, gets no images of further classes. The draw is repeated until
     every client has at least 10 images.
@@ -158,7 +158,7 @@ def dirichlet_niid(
 def dirichlet_clients(
     labels: np.ndarray, n_clients: int, n_classes: int, rng: np.random.Generator, alpha: Alpha = 0.1
 ) -> Rows:
-    """FedDyn (Acar et al. 2021): per client Dir(alpha) over classes; images are assigned one by one to equal sizes.
+    """FedDyn (Acar et al. 2021): per client, class shares ~ Dir(alpha); all clients get equal numbers of images.
 
     Args:
         alpha: concentration of the Dirichlet distribution; smaller is more heterogeneous
@@ -170,7 +170,7 @@ def dirichlet_clients(
 def dirichlet_clients_all(
     labels: np.ndarray, n_clients: int, n_classes: int, rng: np.random.Generator, alpha: Alpha = 0.1
 ) -> Rows:
-    """FedCVAE (Heinbaugh et al. 2023): per client p_i ~ Dir(alpha), class c split by p_ic / sum_j p_jc; unequal sizes.
+    """FedCVAE (Heinbaugh et al. 2023): per client p_i ~ Dir(alpha); client i gets the share p_ic/sum_j p_jc of class c.
 
     p_i is client i's distribution over classes, and the sum is over all clients j. Clients without images are dropped,
     so N may be smaller than n_clients. In this case the released code raises an error. No client is dropped if every
@@ -186,10 +186,10 @@ def dirichlet_clients_all(
 def dirichlet_plain(
     labels: np.ndarray, n_clients: int, n_classes: int, rng: np.random.Generator, alpha: Alpha = 0.1
 ) -> Rows:
-    """Makkonen et al. (2024): per class Dir(alpha) over clients, without a cap; clients without images are dropped.
+    """Makkonen et al. (2024): per class, client shares ~ Dir(alpha); clients without images are dropped.
 
     So N may be smaller than n_clients. A client's number of images per class is rounded down. The class's remaining
-    images go to the clients that lost most by the rounding, one image per client.
+    images go to the clients that lost most by the rounding, one per client. No client has an upper limit of images.
 
     Args:
         alpha: concentration of the Dirichlet distribution; smaller is more heterogeneous
@@ -211,7 +211,7 @@ def single_class(labels: np.ndarray, n_clients: int, n_classes: int, rng: np.ran
 def shards(
     labels: np.ndarray, n_clients: int, rng: np.random.Generator, per_client: Annotated[int, "[1, 1e6]"] = 2
 ) -> Rows:
-    """McMahan et al. (2017): rows sorted by label and cut into equal shards; each client gets random shards.
+    """McMahan et al. (2017): rows are sorted by label and cut into equal shards; each client gets random shards.
 
     Args:
         per_client: number of shards per client

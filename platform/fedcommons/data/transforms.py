@@ -27,7 +27,7 @@ from fedcommons.errors import UserError
 from fedcommons.seeding import generator
 
 SIZES = {"noise": 0.1, "rotation": 90.0, "colour": 0.5}
-"""Default size s of each kind of shift: noise variance, degrees, and the largest change of a colour's factor."""
+"""Default size s of a shift: variance of the noise, angle in degrees, and largest relative change of a channel."""
 
 
 def shift_features(clients: Clients, kind: str, size: float | None, seed: int, part: str) -> Examples:
@@ -73,8 +73,8 @@ def flip_and_crop(x: Tensor, generator: torch.Generator, padding: int = 4) -> Te
     b, _, h, w = x.shape
     flip = torch.rand(b, generator=generator) < 0.5
     top, left = (torch.randint(2 * padding + 1, (b, 1), generator=generator) for _ in range(2))
-    columns = torch.where(flip[:, None], torch.arange(w - 1, -1, -1), torch.arange(w)) + left  # (B, W)
-    rows = torch.arange(h) + top  # (B, H)
+    columns = torch.where(flip[:, None], torch.arange(w - 1, -1, -1), torch.arange(w)) + left  # (B, W) source columns
+    rows = torch.arange(h) + top  # (B, H) source rows
     padded = F.pad(x, (padding,) * 4)
     index = torch.arange(b)[:, None, None].to(x.device), rows[:, :, None].to(x.device), columns[:, None].to(x.device)
     images = padded.permute(0, 2, 3, 1)[index].permute(0, 3, 1, 2)

@@ -10,10 +10,10 @@ from fedcommons.errors import UserError, quote
 
 _HOW = (
     ("toarray", "give x.toarray()"),  # scipy's sparse matrices
-    ("dataset", "give its .dataset"),  # DataLoader
+    ("dataset", "give its .dataset"),  # torch's DataLoader
     ("to_numpy", "give (frame[names].to_numpy(), frame[name].to_numpy())"),  # pandas, polars
-    ("keys", "give (np.asarray(d['x']), np.asarray(d['y']))"),  # Bunch, Hugging Face's
-    ("__next__", "give list(rows)"),  # generators
+    ("keys", "give (np.asarray(d['x']), np.asarray(d['y']))"),  # scikit-learn's Bunch, Hugging Face's Dataset
+    ("__next__", "give list(rows)"),  # Python's generators
 )  # fmt: skip
 
 

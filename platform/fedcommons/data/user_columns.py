@@ -169,7 +169,7 @@ def examples_of(what: str, columns: Columns) -> Tensor:
             "bytes as x.astype(int)."
         )
     if x.dtype == torch.uint8 and x.dim() == 3:
-        x = x.unsqueeze(1)  # (n, H, W): grey images
+        x = x.unsqueeze(1)  # images (n, H, W) are grey images without a channel dimension
     if x.dtype == torch.uint8 and x.dim() == 4 and x.shape[1] not in (1, 3) and x.shape[3] in (1, 3):
         x = x.permute(0, 3, 1, 2)
     elif x.dtype == torch.uint8 and x.shape[1] > 4 and x.shape[3] in (2, 4):
@@ -177,7 +177,7 @@ def examples_of(what: str, columns: Columns) -> Tensor:
             f"{what}: images must have the {x.shape[3]} channels first, (n, C, H, W), got {tuple(x.shape)}."
         )
     if x.dtype == torch.float64:
-        x = x.float()  # the type of the modules' weights
+        x = x.float()  # the weights of the modules are float32
     if x.is_floating_point() and not (finite := x.isfinite()).all():
         n = int((~finite.reshape(len(x), -1).all(1)).sum())
         raise UserError(f"{what}: examples must be finite numbers, but {n} of {len(x)} contain NaN or infinity.")

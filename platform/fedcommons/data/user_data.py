@@ -109,10 +109,7 @@ def _sets(name: str, returned: Any) -> list[Columns]:
 
 
 def _examples(name: str, sets: list[Columns], returned: Any) -> tuple[list[Examples], np.ndarray | None]:
-    """Return the sets of examples as tensors, and the names of the groups (None: no groups).
-
-    A group or a factor's value has the same number in all sets.
-    """
+    """Return the sets as tensors, and the group names or None; equal groups and factor values get equal numbers."""
     what, examples = f"data set {name}", []
     for columns in sets:
         x = examples_of(what, columns)
@@ -248,7 +245,7 @@ def _normalised(name: str, x: Tensor, mean: tuple[float, ...], std: tuple[float,
 
 def _require_normalised(name: str, x: Tensor) -> None:
     mean, std = float(x.mean()), float(x.std())
-    if not (abs(mean) <= 0.25 and 0.5 <= std <= 2):  # this form also refuses nan
+    if not (abs(mean) <= 0.25 and 0.5 <= std <= 2):  # a comparison with NaN is false, so NaN raises
         raise UserError(
             f"data set {name}: floating examples must be normalised (mean 0, standard deviation 1), got {mean:.3g} and "
             f"{std:.3g}; return uint8 images, or set mean and std, or set normalised = True."
