@@ -22,7 +22,7 @@ from fedcommons.sharing.stage import Assigned, Contributions
 
 @dataclass(frozen=True)
 class LocalSynthetic:
-    """A strategy in which client i trains on its real data D_i and on synthetic images of its own generator."""
+    """A strategy in which client i trains on its real data D_i and on synthetic images from its generator."""
 
     p: Annotated[float | None, "[0, 1)"] = None
     """share of synthetic images in a client's training set; default: as in the paper, n_total/N images per client"""
@@ -55,7 +55,7 @@ class LocalSynthetic:
         return contributed, [replace(event, n_disclosed=0) for event in contributed.releases("synthetic images")]
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
-        """Assign each client its own synthetic images."""
+        """Assign each client its real data and its own synthetic images."""
         return Assigned(
             client_data.clients.rows, released.rows_by_client(len(client_data.clients)), n_own=client_data.clients.sizes
         )

@@ -51,10 +51,10 @@ from fedcommons.storage.artifact_store import constants, key_of
 from fedcommons.storage.atomic_files import sha256
 
 TAUGHT = ((0.35, 91), (0.7, 88), (1, 86), (1.6, 79), (2.4, 65), (4, 31))
-"""Pairs (noise ratio, test accuracy in % of 200 images), measured on digits: ten clients, D = 1,000, 3 seeds."""
+"""Pairs (noise ratio, test accuracy in % after training on 200 images): digits, ten clients, D = 1,000, 3 seeds."""
 
 DRAWS = 1
-"""Version of the code that computes a message and draws its noise. Secret salts of another version are not used."""
+"""Version of the code that computes a message and draws its noise. Each version has separate secret salts."""
 
 SCALE = 105 / 784
 """s/d, squared length scale per pixel, as DP-MERF publishes it for MNIST with pixels in [0, 1]."""
@@ -67,7 +67,7 @@ class MERF:
     serves_pool = True
 
     target_epsilon: Annotated[float | None, "[0.001, 1000]"] = None
-    """epsilon of each client's releases. Either this or noise_multiplier"""
+    """epsilon of all messages of a client, from which the noise is computed. Set either this or noise_multiplier"""
     noise_multiplier: Annotated[float | None, "[0, 1e6]"] = None
     """sigma, standard deviation of the noise divided by the sensitivity 1; 0: no noise and no guarantee"""
     delta: Annotated[float, "[1e-250, 1)"] = 1e-5
@@ -75,11 +75,11 @@ class MERF:
     noise: Annotated[str, "local | summed"] = "local"
     """local protects a client from all parties; summed, only from parties that see only the sum (secure aggregation)"""
     may_miss: Annotated[int, "[0, 1e6]"] = 0
-    """t, with noise summed: number of clients whose noise may be missing from the sum"""
+    """t, number of clients whose messages may be missing from the sum; only with noise summed"""
     features: Annotated[int, "[4, 1e6]"] = 1000
     """D, number of random features of an image"""
     scale: Annotated[float | None, "[1e-9, 1e9]"] = None
-    """s, squared length scale, never from private data; default: 105/784 per number of an image, published for MNIST"""
+    """s, squared length scale, a public number; default: 105/784 times the number of values of an image (MNIST)"""
     second_scale: Annotated[float | None, "[1e-9, 1e9]"] = None
     """squared length scale s of half of the features; default: all features have the same s"""
     per_class: Annotated[int, "[1, 1e6]"] = 20
@@ -140,7 +140,7 @@ class MERF:
         return Fourier.draw(d, self.features, scales, client_data.seed)
 
     def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
-        """Compute the clients' messages and their sum, and fit the images to it; the images' owners are arbitrary."""
+        """Compute the clients' messages and sum, fit the images, and split them arbitrarily into contributions."""
         phi, classes, n = self.phi(client_data), client_data.n_classes or 0, len(client_data.clients)
         total = torch.zeros(classes, phi.size + 1, dtype=torch.float64)
         for client in range(n):

@@ -73,10 +73,7 @@ def generate_images(
     *,
     norm_bias: bool = True,
 ) -> Examples:
-    """Train a generator for ``steps`` steps and draw ``per_class`` uint8 images of each class from it.
-
-    Arguments as for ``random_features.fit_images``; ``noisy`` are the noisy sums of features (classes, D + 1).
-    """
+    """Train a generator on noisy sums of features and draw images; arguments as for ``random_features.fit_images``."""
     return sample_images(train(features, noisy, shape, steps, seed, norm_bias=norm_bias), per_class, seed)
 
 

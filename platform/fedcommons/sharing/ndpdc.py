@@ -53,7 +53,7 @@ from fedcommons.storage.atomic_files import sha256
 SUMS = "noisy sums of features of random networks"
 
 DRAWS = 1
-"""Version of the code for messages, samples and noise. Secret salts of another version are not used."""
+"""Version of the code for messages, samples and noise. Each version has separate secret salts."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class NDPDC:
     serves_pool = True
 
     target_epsilon: Annotated[float | None, "[0.001, 1000]"] = None
-    """epsilon of each client's releases. Either this or noise_multiplier"""
+    """epsilon of all messages of a client, from which the noise is computed. Set either this or noise_multiplier"""
     noise_multiplier: Annotated[float | None, "[0, 1e6]"] = None
     """sigma, standard deviation of the noise divided by the sensitivity 1; 0: no noise and no guarantee"""
     delta: Annotated[float, "[1e-250, 1)"] = 1e-5
@@ -77,9 +77,9 @@ class NDPDC:
     class_size: Annotated[int | None, "[1, 1e9]"] = None
     """public number of a client's images per class, so that q = L/class_size; default: n_i/(number of classes)"""
     width: Annotated[int, "[1, 1e4]"] = 128
-    """channels of the random ConvNets"""
+    """number of channels of the random ConvNets"""
     depth: Annotated[int | None, "[1, 3]"] = None
-    """blocks of the random ConvNets, each of which halves the image; default: until 4x4 positions remain (paper: 3)"""
+    """number of blocks of the random ConvNets; each halves the image; default: until 4x4 positions remain (paper: 3)"""
     lr: Annotated[float, "(0, 1e38]"] = 1.0
     """learning rate of SGD on the pixels of the fitted images"""
     augment: Annotated[str, "none | translation | all"] = "none"
@@ -139,12 +139,14 @@ class NDPDC:
         )
 
     def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
-        """Run T steps, each with the clients' messages and a step on the images; the images' owners are arbitrary."""
+        """Run T steps of messages and image updates, and split the images arbitrarily into clients' contributions."""
         n = len(client_data.clients)
         senders = [self.sender(client_data, client) for client in range(n)]
 
         def total(phi: Phi, step: int) -> Tensor:
-            return torch.stack([sender.message(phi, step).values.float() for sender in senders]).sum(0)  # as sent
+            return torch.stack([sender.message(phi, step).values.float() for sender in senders]).sum(
+                0
+            )  # messages are sent as float32
 
         images = fit_images(
             self.networks(client_data),

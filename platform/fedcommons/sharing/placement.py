@@ -1,9 +1,9 @@
 """The placement of raw copies on clients, for strategies in which a share of the examples is not private.
 
 Makkonen, Niemelä, Hollanti and Kas Hanna, "Approximate gradient coding for privacy-flexible federated learning with
-non-IID data", arXiv:2404.03524, sections II and III-A.   c: share of examples that are not private;  d: number of
-other clients that get a copy of such an example;  N: clients;  M: examples;  K: examples of a class;  Y: (N,) each
-client's share of the examples of a class after sharing.
+non-IID data", arXiv:2404.03524, sections II and III-A.   c: share of examples that are not private;  d: number of other
+clients that get a copy of an example that is not private;  N: clients;  M: examples;  K: examples of a class;
+Y: (N,) each client's share of the examples of a class after sharing.
 
 The optimal placement minimises ||Y - 1/N||^2 per class. It needs the clients' label counts. Section II of the paper
 mentions this placement but does not derive it. Symbols for one class:   h_i: examples that client i owns (sum over i:

@@ -60,7 +60,7 @@ class ShuffledReal:
         return contributed, contributed.releases("real images")
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
-        """Assign each client its remaining images and as many images of the shuffled pool as it gave."""
+        """Assign each client its remaining images and the same number of images from the shuffled pool as it gave."""
         sizes, parts = self.sizes(client_data), released.shuffled(len(client_data.clients), client_data.seed)
         rest = [
             rows[np.sort(_order(client_data, client)[sizes[client] :])]

@@ -102,7 +102,7 @@ class Contributions:
     def releases(self, *what: str) -> list[Release]:
         """Return a privacy ledger entry (release) per contributing client, with the protection that its receipt states.
 
-        The class counts are a separate entry. ``what``: names of the data that leave, such as "synthetic images".
+        The class counts are a separate entry. ``what``: names of the data that leave clients, as "synthetic images".
         """
         events = []
         for client in np.unique(self.owners).tolist():
@@ -262,7 +262,7 @@ def serves_pool(stage: Stage) -> bool:
 
 
 def share(stage: Stage, client_data: ClientDatasets, generated: Sequence[Contribution] = ()) -> Shared:
-    """Run all three steps of a sharing strategy; ``generated``: results of its generation requests, in their order."""
+    """Run all three steps of a sharing strategy; ``generated``: one result per generation request of the strategy."""
     return share_contributed(stage, client_data, contribute(stage, client_data, generated))
 
 
@@ -289,7 +289,7 @@ def _released(result: Any) -> tuple[Contributions, Sequence[Release]]:
     if not (isinstance(result, Sequence) and len(result) == 2):
         raise ValueError(f"it must return a pair of Contributions and a list of Release, got {type(result).__name__}")
     events = require_type(Iterable, result[1], "a pair of Contributions and a list of Release")
-    return _contributions(result[0]), tuple(events)  # an iterator can be read only once
+    return _contributions(result[0]), tuple(events)  # user code may return an iterator, which can be read only once
 
 
 def share_contributed(stage: Stage, client_data: ClientDatasets, contributed: Contributions) -> Shared:
@@ -376,10 +376,7 @@ def require_once(stage: Stage, shared: Shared) -> None:
 def require_own(
     stage: Stage, client_data: ClientDatasets, needs: Sequence[GenerationRequest], generated: Sequence[Contribution]
 ) -> None:
-    """Check that each private generator was trained on examples of its own client only.
-
-    ``needs``: the generation requests; ``generated``: the results of these requests.
-    """
+    """Check that private generators were trained on their own client's examples only; ``needs``: the requests."""
     private = [any(r and r.release(0).covered for r in (draw.receipt, draw.of_labels)) for draw in generated]
     disclosure.require_own(type(stage).__name__, client_data, needs, private)
 
