@@ -24,7 +24,7 @@ from fedcommons.runtime import memory_limit as capacity
 from fedcommons.seeding import seed_for, set_default_generator
 
 COPIES = 4
-"""Copies of the weights in memory during training: weights, gradient and Adam's two moments."""
+"""Number of copies of the weights in memory: weights, gradient and Adam's two moments."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class BetaVAE:
     """The beta-VAE that Fedssyn uses for dSprites. The defaults are those of the paper, for images of 64x64."""
 
     epochs: Annotated[int, "[1, 1e9]"] = 360
-    """passes over the client's images (the share rho)"""
+    """number of passes over the share rho of the client's images"""
     batch_size: Annotated[int, "[1, 1e9]"] = 256
-    """images per step"""
+    """number of images per training step"""
     lr: Annotated[float, "(0, 1e38]"] = 5e-4
     """learning rate of Adam"""
     latent: Annotated[int, "[1, 1e6]"] = 10
@@ -79,7 +79,7 @@ class BetaVAE:
             optimizer.step()
             if epoch in epochs:
                 model.centre(examples.x, examples.y)
-                generators[epoch] = TrainedGenerator(state_of(model), Receipt())  # no protection
+                generators[epoch] = TrainedGenerator(state_of(model), Receipt())  # an empty receipt states no privacy
         return generators
 
     def sample(

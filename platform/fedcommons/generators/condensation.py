@@ -52,7 +52,7 @@ class Networks:
 
     @property
     def digest(self) -> str:
-        """Return a hash of the networks' constants and of the first network's weights."""
+        """Return a hash of the networks' constants and of the weights of the network at step 0."""
         with keyed_globals(self.seed, "network", 0):
             weights = self._network().state_dict()
         prefix = repr((self.shape, self.n_classes, self.width, self.depth, self.augment, self.flip)).encode()

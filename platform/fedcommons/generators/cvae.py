@@ -29,7 +29,7 @@ from fedcommons.seeding import generator, seed_for, set_default_generator
 from lightning_modules import cvae
 
 COPIES = 4
-"""Copies of the weights in memory during training: weights, gradient and Adam's two moments."""
+"""Number of copies of the weights in memory: weights, gradient and Adam's two moments."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Autoencoder:
     """
 
     epochs: Annotated[int, "[1, 1e9]"] = 500
-    """passes over the client's images (the share rho)"""
+    """number of passes over the share rho of the client's images"""
     batch_size: Annotated[int, "[1, 1e9]"] = 32
-    """images per step"""
+    """number of images per training step"""
     lr: Annotated[float, "(0, 1e38]"] = 1e-3
     """learning rate of Adam"""
     channels: Annotated[tuple[int, ...], "[1, 1e6]"] = (32, 32, 64, 64)
@@ -105,7 +105,7 @@ class CVAE(Autoencoder):
             loss.backward()
             optimizer.step()
             if epoch in epochs:
-                generators[epoch] = TrainedGenerator(state_of(model), Receipt())  # no protection
+                generators[epoch] = TrainedGenerator(state_of(model), Receipt())  # an empty receipt states no privacy
         return generators
 
     def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
@@ -118,10 +118,7 @@ class CVAE(Autoencoder):
 
     @torch.no_grad()
     def losses(self, weights: Weights, examples: Examples, n_classes: int, seed: int, *, draws: int = 16) -> Tensor:
-        """Return each image's training loss, (n,), for membership inference.
-
-        The loss is a mean over ``draws`` random codes, whose noise is the same for all images.
-        """
+        """Return each image's loss, (n,), averaged over ``draws`` codes with equal noise, for membership inference."""
         model = self.build(tuple(examples.x.shape[1:]), n_classes, seed)
         model.load_state_dict(dict(weights))
         model.eval().to(device := default_device())

@@ -21,7 +21,7 @@ from fedcommons.runtime import memory_limit
 from fedcommons.seeding import generator, seed_for, set_default_generator
 
 COPIES = 5
-"""Copies of the weights in memory during training: weights, gradient, Adam's two moments and the moving average."""
+"""Number of copies of the weights in memory: weights, gradient, Adam's two moments and the moving average."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Diffusion:
     """
 
     epochs: Annotated[int, "[1, 1e9]"] = 500
-    """passes over the client's images (the share rho)"""
+    """number of passes over the share rho of the client's images"""
     batch_size: Annotated[int, "[1, 1e9]"] = 256
-    """images per step"""
+    """number of images per training step"""
     lr: Annotated[float, "(0, 1e38]"] = 1e-4
     """learning rate of Adam"""
     channels: Annotated[tuple[int, ...], "[1, 1e6]"] = (64, 128, 128)
@@ -101,10 +101,7 @@ class DDPM(Diffusion):
         require_images("ddpm and private_ddpm", dtype, data)
 
     def check_shape(self, shape: tuple[int, ...], data: str) -> None:
-        """Check that the levels fit the image's sides and the U-Net fits into memory (see ``Generator``).
-
-        The checked memory is a lower bound: every level has at least three 3x3 convolutions.
-        """
+        """Check that the levels fit the image's sides, and that three 3x3 convolutions per level fit into memory."""
         halved = 2 ** (len(self.channels) - 1)
         if odd := [side for side in shape[1:] if side % halved]:
             raise UserError(

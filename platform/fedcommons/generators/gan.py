@@ -25,7 +25,7 @@ from fedcommons.seeding import generator, seed_for, set_default_generator
 from lightning_modules import gan
 
 COPIES = 9
-"""Copies of the weights in memory during training: two networks, their gradients, Adam's moments and the average."""
+"""Number of copies of the weights in memory: two networks, their gradients, Adam's moments and the moving average."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class Adversarial:
     """
 
     epochs: Annotated[int, "[1, 1e9]"] = 500
-    """passes over the client's images (the share rho)"""
+    """number of passes over the share rho of the client's images"""
     batch_size: Annotated[int, "[1, 1e9]"] = 64
-    """images per step"""
+    """number of images per training step"""
     lr: Annotated[float, "(0, 1e38]"] = 5e-4
     """learning rate of Adam for both networks"""
     momentum: Annotated[float, "[0, 1)"] = 0.0
-    """beta_1 of Adam; beta_2 is 0.99"""
+    """beta_1 of Adam (beta_2 is always 0.99)"""
     channels: Annotated[tuple[int, ...], "[1, 1e6]"] = (64, 128, 256)
     """channels of the discriminator's convolutions, each of which halves the image; the generator mirrors them"""
     latent: Annotated[int, "[1, 1e6]"] = 64
@@ -94,7 +94,7 @@ class GAN(Adversarial):
             course.discriminator_step(x, y)
             course.generator_step(y)
             if epoch in epochs:
-                generators[epoch] = TrainedGenerator(course.averaged(), Receipt())  # no protection
+                generators[epoch] = TrainedGenerator(course.averaged(), Receipt())  # an empty receipt states no privacy
         return generators
 
     def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:

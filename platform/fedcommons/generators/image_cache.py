@@ -118,7 +118,7 @@ def _fitted(need: GenerationRequest, epochs: Sequence[int], step: Step | None) -
 
 
 def require_like(x: Tensor, name: str, n: int, expected: Tensor) -> None:
-    """Check that ``expected``, drawn by the generator ``name``, is n examples of the real examples' (x) type and shape.
+    """Check that the n examples ``expected``, drawn by a generator, have the type and shape of the real examples x.
 
     Raises:
         ClientError: number, type or shape of the drawn examples are wrong, or the tensor is sparse or has no values.
@@ -181,7 +181,7 @@ def keep(store: Store, job: Job, result: JobResult) -> None:
 
 
 def _findings(trained: TrainedGenerator | None) -> dict[str, Any]:
-    """Return {"receipt": fields as numbers for JSON; none if the guarantee is not valid}; empty without a receipt."""
+    """Return {"receipt": fields for JSON}, without fields if it states no guarantee; {} if there is no receipt."""
     if trained is None or trained.receipt is None:
         return {}
     if not trained.receipt.release(0).covered:

@@ -81,10 +81,7 @@ class PrivateDDPM(ByDPSGD, Diffusion):
 
 
 def per_image(model: "ddpm.DDPM", draws: int) -> tuple[dp_sgd_vmap.Loss, dp_sgd_vmap.Draw]:
-    """Return two functions: the loss of one image, averaged over its draws, and the draw of pairs (t, eps) for images.
-
-    draws: number of pairs of diffusion time t and noise eps per image.
-    """
+    """Return the loss of an image, averaged over ``draws`` pairs (time t, noise eps), and a function to draw them."""
 
     def loss(named: dict[str, Tensor], image: Tensor, label: Tensor, *noises: Tensor) -> Tensor:
         rows = image.expand(draws, *image.shape), label.expand(draws)

@@ -69,7 +69,7 @@ class PrivateGAN(ByDPSGD, Adversarial):
             of_each = classes(n), model.codes(n), model.draw(n), model.draw(n)
             of_rows = [part.unflatten(0, (images, draws))[rows] for part in of_each]
             y, z, for_real, for_fakes = (part.flatten(0, 1) for part in of_rows)
-            model.generator.eval()  # otherwise batch norm would reveal the number of images in a batch
+            model.generator.eval()  # in training mode, batch norm would reveal the batch's size
             with torch.no_grad():
                 fakes = model.images(y, z)
             model.generator.train()

@@ -47,9 +47,8 @@ equal noise on two different sums would reveal the difference of the sums."""
 
 @dataclass(frozen=True)
 class GeneratorRecipe:
-    """The specification of the clients' generators: the generator component, its name, and rho.
+    """The specification of the clients' generators: the component, and the share rho of images on which it is trained.
 
-    rho: share of a client's images on which its generator is trained.
     digest: hash of the code of a user-defined component, which ``VERSION`` does not cover; None if it is built in.
     label_noise: standard deviation of the noise on class counts; 0: no noise.
     is_secret: whether the run's noise comes from secret salts, so that an attacker cannot draw it again.
@@ -70,7 +69,7 @@ class GeneratorRecipe:
         return Receipt(SAMPLED_GAUSSIAN, q=1.0, sigma=self.label_noise, sensitivity=1.0, steps=1)
 
     def facts(self, less: Sequence[str] = ()) -> dict[str, Any]:
-        """Return, by name, the generator's name, code hash (if user-defined) and constants, except those in ``less``."""
+        """Return by name the generator's name, code hash (if user-defined) and constants, except those in ``less``."""
         of_source = {} if self.digest is None else {"digest": self.digest}
         return {"name": self.name, **of_source, "constants": constants(self.generator, less)}
 
