@@ -1,7 +1,7 @@
 """Partitions of the training data over clients: IID, label skew by Dirichlet distributions, and quantity skew.
 
-alpha: concentration of the Dirichlet distribution; N: number of clients; n_aux: number of clients in a group. Each
-group of clients divides an equal fraction of the training data among its clients (Lin et al., NeurIPS 2020,
+alpha: concentration of the Dirichlet distribution; N: number of clients; n_aux: number of clients in a group. A
+group of m clients divides the share m/N of the training data among its clients (Lin et al., NeurIPS 2020,
 arXiv:2006.07242, as in Fedssyn's released code, github.com/lyn1874/fedssyn).
 """
 
@@ -40,7 +40,7 @@ class Partitioned:
 
     @property
     def fingerprint(self) -> str:
-        """Return a hash of all clients' row numbers; two runs with equal seeds are comparable only if it is equal."""
+        """Return a hash of all clients' row numbers; runs with equal seeds are comparable only if hashes agree."""
         digest = hashlib.sha256()
         for rows in self.rows:
             digest.update(len(rows).to_bytes(8, "little") + rows.astype("<i8").tobytes())
