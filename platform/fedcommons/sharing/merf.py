@@ -237,7 +237,7 @@ class MERF:
         ]
 
     def views(self, n: int) -> dict[str, float]:
-        """Return for each party the privacy parameter mu = 1/sigma of what it sees of a client's data.
+        """Return mu = 1/sigma per party, the privacy parameter of the data that the party sees of a client.
 
         t of the n clients are missing. A party sees a sum with the noise of n - t clients, minus the noise that the
         party knows. The noise of the client itself always counts.
