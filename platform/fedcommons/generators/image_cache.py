@@ -156,7 +156,9 @@ def _images(store: Store, need: GenerationRequest) -> Contribution | None:
     if images is None or images.shape != shape or images.dtype != need.examples.x.dtype:
         images = None
     if images is None or labels is None or not torch.equal(labels, need.labels):
-        store.say(f"the synthetic images of client {need.client} in {store.folder} are malformed; drawing them again.")
+        store.say(
+            f"synthetic images of client {need.client} in {store.folder} are malformed; they will be built again."
+        )
         return None
     return Contribution(Examples(images, labels), _receipt(artifact.findings))
 
@@ -205,7 +207,7 @@ def _receipt(findings: Mapping[str, Any]) -> Receipt | None:
 
 
 def read(store: Store, need: GenerationRequest) -> Contribution:
-    """Return the ``need.n`` images that a client contributes, chosen from its stored images in equal class shares.
+    """Return the ``need.n`` images that a client contributes, a subset of its stored images with the same class shares.
 
     Raises:
         LookupError: the images are not in the store.

@@ -44,7 +44,7 @@ class PrivateCVAE(ByDPSGD, Autoencoder):
         noise: Noise | None = None,
         progress: Progress | None = None,
     ) -> Mapping[int, TrainedGenerator]:
-        """Train by DP-SGD (see ``Generator``); each receipt states q, sigma and the number of steps up to its epoch."""
+        """Train by DP-SGD (see ``Generator``); receipts state the sampling rate, noise multiplier and steps so far."""
         noise = noise or self.noise_alone(n_classes, flip, seed)
         model = self.plain.build(tuple(examples.x.shape[1:]), n_classes, seed, flip).to(default_device())
 

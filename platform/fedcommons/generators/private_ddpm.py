@@ -57,7 +57,7 @@ class PrivateDDPM(ByDPSGD, Diffusion):
         noise: Noise | None = None,
         progress: Progress | None = None,
     ) -> Mapping[int, TrainedGenerator]:
-        """Train by DP-SGD (see ``Generator``); each receipt states q, sigma and the number of steps up to its epoch."""
+        """Train by DP-SGD (see ``Generator``); receipts state the sampling rate, noise multiplier and steps so far."""
         noise = noise or self.noise_alone(n_classes, flip, seed)
         set_default_generator(seed, "initial weights")
         model = self.plain.build(tuple(examples.x.shape[1:]), n_classes, seed, flip).to(default_device())

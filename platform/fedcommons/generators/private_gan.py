@@ -47,7 +47,7 @@ class PrivateGAN(ByDPSGD, Adversarial):
         noise: Noise | None = None,
         progress: Progress | None = None,
     ) -> Mapping[int, TrainedGenerator]:
-        """Train D by DP-SGD (see ``Generator``); each receipt states q, sigma and the steps up to its epoch."""
+        """Train D by DP-SGD (see ``Generator``); receipts state the sampling rate, noise multiplier and steps."""
         noise = noise or self.noise_alone(n_classes, flip, seed)
         model = self.plain.build(tuple(examples.x.shape[1:]), n_classes, seed, flip)
         course, draws = Course(self, model), self.draws

@@ -19,7 +19,7 @@ def batches(
     examples: Examples, batch_size: int, epochs: int, seed: int, device: torch.device,
     progress: Progress | None = None, *, as_loader: bool = False,
 ) -> Iterator[tuple[int, Tensor, Tensor]]:  # fmt: skip
-    """Yield (finished epochs, images, labels) for all batches; each epoch is one pass over the examples.
+    """Yield (epoch or 0, images, labels) for all batches; each epoch is one pass over the examples.
 
     The first value is the epoch's number (from 1) for the last batch of an epoch, and 0 for other batches. The order of
     the examples depends on ``seed`` only. Fewer images than ``batch_size`` form one batch. as_loader: use the same
