@@ -45,7 +45,7 @@ def test_figure_3s_table_and_panels_have_each_dot_and_central_model(
     assert rows[2] == ["digits", "10", "1", "0.1", "fedavg", "no sharing", "55.0 ± 7.1", "56.0 ± 7.1", "0.50", "0.04"]
     assert rows[5] == ["digits", "-", "-", "-", "central", "central_real", "97.0 ± 1.4", "98.0 ± 1.4", "-", "0.04"]
     first, second = panels(tables.compared(pd.DataFrame(RUNS)))
-    assert first.dots[0] == Dot("fedavg", "real", [50.0, 60.0])
+    assert first.dots[0] == Dot("fedavg", "no sharing", [50.0, 60.0])
     assert [name for name, _ in first.lines] == ["central_real", "central_synthetic"]
     assert first.lines[0][1] == pytest.approx([98, 96])
     assert second.lines == first.lines[:1]  # this alpha has no synthetic images

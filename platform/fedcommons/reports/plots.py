@@ -14,8 +14,13 @@ from fedcommons.config.presets import SMOKE
 from fedcommons.storage.atomic_files import write_bytes
 from fedcommons.tracking.run_folder import read_class_counts
 
-COLOURS = {"real": "0.6", "local_synthetic": "#e8a29a", "shuffled_synthetic": "#c0392b", "shuffled_real": "#2e6da4"}
-"""Colours of the built-in sharing strategies, as in the Fedssyn paper; ``real`` is no sharing."""
+COLOURS = {
+    "no sharing": "0.6",
+    "local_synthetic": "#e8a29a",
+    "shuffled_synthetic": "#c0392b",
+    "shuffled_real": "#2e6da4",
+}
+"""Colours of the built-in sharing strategies, as in the Fedssyn paper, by the text in tables."""
 
 _MORE = ("#2e8b57", "#8e44ad", "#d68910", "#16a2b8")
 
