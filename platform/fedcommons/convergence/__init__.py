@@ -1,1 +1,1 @@
-"""The parameters of Fedssyn's convergence rates: zeta^2, sigma^2, delta^2, L (arXiv:2306.13263, section 2, A.3.5)."""
+"""Estimators of the parameters in Fedssyn's convergence rates (arXiv:2306.13263, section 2 and appendix A.3.5)."""

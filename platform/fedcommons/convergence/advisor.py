@@ -1,13 +1,17 @@
-"""How much sharing is enough: relative rounds for every share p, predicted by Corollary I from a short probe.
+"""Prediction of the number of rounds for every share p of shared data, relative to the rounds without sharing.
 
-A probe without sharing measures zeta^2, sigma^2, L and the pool's sigma~_avg^2, delta^2, L~_avg at a few models.
-Lemma 1 predicts zeta^2, sigma^2 and L for a share p of shared data. Corollary I (``rates``) then predicts T(p), the
-number of iterations to the accuracy epsilon = ||grad f||^2, up to a constant that cancels in T(p) / T(0). The steps per
-round tau do not depend on p (equal work), so T(p) / T(0) is also the ratio of rounds.
+f: the mean of the clients' losses;  zeta^2, sigma^2, L: gradient dissimilarity, gradient variance and smoothness of the
+clients;  sigma~_avg^2, delta^2, L~_avg: variance, shift and smoothness of the pool of shared examples (``estimators``).
 
-The band is the minimum to maximum over all models of the probe, over two values of epsilon (each model's ||grad f||^2
-and a tenth of it), and over the ends of the estimates' confidence intervals. It is not a confidence interval for the
-outcome: the corollary is an upper bound, for full participation and the best step size.
+A short training run without sharing (the probe) measures these six parameters at a few models. Lemma 1 (``lemma1``)
+predicts zeta^2, sigma^2 and L if a share p of the data is shared. Corollary I (``rates``) then predicts T(p), the
+number of iterations until ||grad f||^2 = epsilon, up to a constant factor that cancels in T(p) / T(0). The number tau
+of local steps per round does not depend on p (equal work), so T(p) / T(0) is also the ratio of rounds.
+
+The band of a prediction is the minimum to maximum over all models of the probe, over two values of epsilon (the model's
+||grad f||^2 and a tenth of it), and over the ends of the estimates' confidence intervals. The band is not a confidence
+interval for the real number of rounds, because the corollary is only an upper bound. The corollary assumes that all
+clients take part in every round, and the best step size.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,13 +21,17 @@ from typing import TYPE_CHECKING
 from fedcommons.convergence import lemma1, rates
 from fedcommons.errors import UserError
 
-if TYPE_CHECKING:  # torch takes seconds to import, and a prediction does not need it
+if TYPE_CHECKING:  # torch takes seconds to import, and a prediction does not need torch
     from fedcommons.convergence.laboratory import Estimate
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probed:
-    """The parameters at one model; ``gradient_sq``: ||grad f||^2; sigma^2 is per sample."""
+    """The parameters of Corollary I, measured at one model of the probe.
+
+    gradient_sq: ||grad f||^2. zeta_sq, sigma_sq: zeta^2 and sigma^2 (per sample) of the clients. sigma_pool_sq,
+    delta_sq: sigma~_avg^2 and delta^2 of the pool. L_max: largest smoothness of a client's loss. L_pool: L~_avg.
+    """
 
     gradient_sq: float
     zeta_sq: float
@@ -36,7 +44,7 @@ class Probed:
 
 @dataclass(frozen=True)
 class LocalWork:
-    """The work of a round: N participating clients, tau local steps per round, B samples per step."""
+    """The work of a round: number N of participating clients, tau local steps per client, B samples per step."""
 
     n_clients: int
     tau: float
@@ -45,7 +53,10 @@ class LocalWork:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Rounds with a share p of shared data, divided by rounds without sharing, and the prediction's band."""
+    """The predicted number of rounds with a share p of shared data, divided by the number without sharing.
+
+    relative: the ratio at the last model of the probe. low, high: ends of the band.
+    """
 
     p: float
     relative: float
@@ -54,7 +65,10 @@ class Prediction:
 
 
 def probed(estimates: "Mapping[str, Estimate]") -> list[Probed]:
-    """Return the estimated parameters, then variants with one parameter at an end of its interval; all at least 0."""
+    """Return the estimated parameters, then variants with one parameter at an end of its confidence interval.
+
+    Negative estimates are replaced by 0. estimates: an ``Estimate`` for every field of ``Probed``, by name.
+    """
     names = Probed.__dataclass_fields__
     central = Probed(**{name: max(estimates[name].value, 0.0) for name in names})
     uncertain = [name for name in names if estimates[name].standard_error]
@@ -63,7 +77,10 @@ def probed(estimates: "Mapping[str, Estimate]") -> list[Probed]:
 
 
 def relative_rounds(at: Probed, p: float, work: LocalWork, epsilon: float) -> float:
-    """Return T(p) / T(0) to accuracy ``epsilon``."""
+    """Return T(p) / T(0): iterations until ||grad f||^2 = ``epsilon`` with a share p, divided by those without sharing.
+
+    at: the parameters at one model. p: share of shared data, in [0, 1].
+    """
     return _iterations(at, p, work, epsilon) / _iterations(at, 0, work, epsilon)
 
 
@@ -75,14 +92,16 @@ def _iterations(at: Probed, p: float, work: LocalWork, epsilon: float) -> float:
 
 
 def predict(probe: Sequence[Sequence[Probed]], shares: Iterable[float], work: LocalWork) -> list[Prediction]:
-    """Return, for every share, the prediction at the probe's last model and its band; ``probe``: ``probed`` per model.
+    """Return a prediction, at the last model of the probe and with a band, for every share p in ``shares``.
+
+    probe: for every model of the probe, the list that ``probed`` returns.
 
     Raises:
-        UserError: at a model of the probe the gradient is zero, so no rounds can be saved.
+        UserError: the gradient at a model of the probe is zero, so no number of rounds can be predicted.
     """
     if any(variants[0].gradient_sq <= 0 for variants in probe):
         raise UserError(
-            "the probe found no gradient at one of its models: probe fewer rounds, or measure more samples."
+            "the gradient is zero at a model of the probe: train the probe for fewer rounds, or measure more samples."
         )
     models = [at for variants in probe for at in variants if at.gradient_sq > 0]
     predictions = []

@@ -1,24 +1,26 @@
-"""zeta^2, sigma^2 and delta^2 at one model, from the moments of the clients' and the pool's per-sample gradients.
+"""Estimators of zeta^2, sigma^2 and delta^2 at one model, from moments of per-sample gradients.
 
-f_i(x)         (1/n_i) sum_j w_j F(x, xi_j): mean loss of client i on its data, weighted if its examples have weights
-               w_j, in evaluation mode, without augmentation;  g_i = grad f_i(x)
-F(x, xi_j)     loss of one example, times its weight w_j if it has a weight
+x              the model's weights, a vector with P elements
+D_i, n_i, N    examples of client i, their number, and the number of clients;  D~: the pool of shared examples
+F(x, xi_j)     loss of example xi_j;  w_j: its weight in the loss, 1 if the examples have no weights
+f_i(x)         (1/n_i) sum_j w_j F(x, xi_j): mean loss of client i, in evaluation mode, without augmentation
+g_i            grad f_i(x): mean gradient of client i
 g, g~          mean of g_i over clients; gradient of the mean loss on the pool D~
 zeta^2       = (1/N) sum_i ||g_i - g||^2
 sigma^2      = (1/N) sum_i E_{xi ~ D_i} ||grad F(x, xi) - g_i||^2,  per sample (a batch of B has sigma^2 / B)
-sigma_avg^2  = sigma^2 of one client with all clients' examples; sigma~_avg^2: of one client with the pool's examples
+sigma_avg^2    sigma^2 of one client with the examples of all clients;  sigma~_avg^2: of one client with the pool
 delta^2      = ||g - g~||^2
-mix            of client i: the exact mixture (1 - p) D_i + p D~, with the whole pool
+mix            index for the exact mixtures (1 - p) D_i + p D~ of client i's data and the whole pool;  p: share of D~
 
 All values follow from E||X - EX||^2 = E||X||^2 - ||EX||^2. So a few mean gradients and the squared norms of per-sample
 gradients are enough, and ``per_sample`` computes these norms without storing the gradients. Gradients are computed in
-the model's precision, in batches; sums over batches and clients are in float64. Norms are Euclidean, over all
-parameters.
+the model's precision, in batches. Sums over batches and clients are in float64. Norms are Euclidean, over all
+parameters of the model.
 
-Subsampled (``Part``): a mean gradient over m of n_i examples has the squared standard error v_i = (1/m - 1/n_i) S_i^2,
-S_i^2: sample variance of the gradients. Its squared norm is too large by v_i on average. v_i is subtracted, so that
-every estimate is unbiased; an estimate may be negative. ``laboratory.measure`` averages over disjoint parts, whose
-spread gives the standard error.
+Measurements on a subset of the data (``Part``): a mean gradient over m of n_i examples has the squared standard error
+v_i = (1/m - 1/n_i) S_i^2, with the sample variance S_i^2 of the gradients. The squared norm of this mean gradient is
+too large by v_i on average. So v_i is subtracted, which makes every estimate unbiased, but possibly negative.
+``laboratory.measure`` averages over disjoint subsets, whose spread gives the standard error.
 Source: Fedssyn (Li et al., TMLR 2024), assumptions 1 and 2, lemma 1.
 """
 
@@ -38,25 +40,28 @@ from fedcommons.flat_tensors import data, sq_norm
 from fedcommons.seeding import numpy_generator, seed_for, set_default_generator
 
 BATCH = 32
-"""Examples per pass. Fixed, so that results do not depend on the machine; small, so that VGG-11 fits in memory."""
+"""Number of examples per forward and backward pass, equal on every machine; small, so that VGG-11 fits in memory."""
 
 PIECE = 1 << 20
-"""Number of elements that are converted to float64 at a time."""
+"""Number of elements of a gradient that are converted to float64 at a time, to save memory."""
 
 PARTS = 8
-"""Number of disjoint random parts of a subsampled measurement; the spread of their values gives its standard error."""
+"""Number of disjoint random subsets in a measurement on a subset of the data, whose spread gives the standard error."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Part ``number`` of ``PARTS`` disjoint parts of ``samples`` random examples per client; number None: all parts."""
+    """Subset ``number`` (None: all) of the ``PARTS`` disjoint subsets of ``samples`` random examples per client."""
 
     samples: int
     number: int | None
     seed: int
 
     def rows(self, which: str, client: int, n: int) -> np.ndarray:
-        """Return the rows of a client's n examples in this part: at least two; all rows if n is too small to split."""
+        """Return the indices, in 0 .. n - 1, of a client's examples in this subset; all indices if n is too small.
+
+        which: the data, "own", "train" or "pool" (``clients_of``). Every subset has at least two examples if n >= 2.
+        """
         m = min(self.samples, n)
         if m < 2 * PARTS:
             return np.arange(n)
@@ -66,7 +71,7 @@ class Part:
         return order[m * self.number // PARTS : m * (self.number + 1) // PARTS]
 
     def select(self, which: str, client: int, examples: ClientData) -> ClientData:
-        """Return the client's examples that are in the part."""
+        """Return the client's examples that are in this subset; ``which``: see ``clients_of``."""
         rows = torch.from_numpy(self.rows(which, client, len(examples))).to(examples.y.device)
         weight = None if examples.weight is None else examples.weight[rows]
         return ClientData(examples.x[rows], examples.y[rows], weight)
@@ -74,11 +79,12 @@ class Part:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Moments:
-    """Moments of the per-sample gradients of N sets of examples at one model.
+    """Moments of the per-sample gradients at one model, for N sets of examples, usually one set per client.
 
-    mean, pooled: (P,) float64, mean of g_i over sets, and mean over all examples; sizes: (N,), n_i or the sum
-    of the set's weights;  rows: (N,) n_i;  sq: (N,) ||g_i||^2;  sq_mean: (N,) E||grad F||^2;  v: (N,) squared standard
-    error of g_i, 0 if all examples were measured.
+    mean: (P,) float64, the mean of the mean gradients g_i over sets. pooled: (P,) float64, the mean gradient over all
+    examples. sizes: (N,), the number of examples n_i, or the sum of the weights of a set's examples. rows: (N,), n_i.
+    sq: (N,), ||g_i||^2. sq_mean: (N,), E||grad F||^2. v: (N,), v_i, the squared standard error of g_i, which is 0 if
+    all examples were measured.
     """
 
     mean: Tensor
@@ -91,42 +97,42 @@ class Moments:
 
     @property
     def zeta_sq(self) -> float:
-        """Return zeta^2 of the sets."""
+        """Return zeta^2 = (1/N) sum_i ||g_i - g||^2 over the N sets."""
         return self._rounded(self.mean_sq - self.sq_of_mean)
 
     @property
     def sigma_sq(self) -> float:
-        """Return sigma^2 of the sets, per sample."""
+        """Return sigma^2, the variance of per-sample gradients around g_i, averaged over the N sets."""
         return self._rounded(float(self.sq_mean.mean()) - self.mean_sq)
 
     @property
     def sigma_sq_of_each(self) -> np.ndarray:
-        """Return E||grad F - g_i||^2 of each set, (N,)."""
+        """Return the variance E||grad F - g_i||^2 of the per-sample gradients of each set, (N,)."""
         return self.sq_mean - self.sq + self.v
 
     @property
     def sigma_avg_sq(self) -> float:
-        """Return sigma_avg^2, per sample: sigma^2 of one client with all examples."""
+        """Return sigma_avg^2, the variance of per-sample gradients if one client had all examples of the N sets."""
         return self._rounded(self.sq_mean_of_pooled - self.sq_of_pooled)
 
     @property
     def mean_sq(self) -> float:
-        """Return (1/N) sum_i ||g_i||^2."""
+        """Return (1/N) sum_i ||g_i||^2, corrected by v_i."""
         return float((self.sq - self.v).mean())
 
     @property
     def sq_of_mean(self) -> float:
-        """Return ||g||^2."""
+        """Return ||g||^2 for the mean g of the g_i, corrected by the squared standard error of g."""
         return sq_norm(self.mean) - self.v_of_mean
 
     @property
     def sq_of_pooled(self) -> float:
-        """Return the squared norm of the gradient of the mean loss over all examples."""
+        """Return the squared norm of the mean gradient over all examples, corrected by the squared standard error."""
         return sq_norm(self.pooled) - self.v_of_pooled
 
     @property
     def v_of_mean(self) -> float:
-        """Return the squared standard error of g."""
+        """Return the squared standard error of g, the mean of the g_i: sum_i v_i / N^2."""
         return float(self.v.sum()) / len(self.v) ** 2
 
     @property
@@ -138,9 +144,9 @@ class Moments:
     def sq_mean_of_pooled(self) -> float:
         """Return E||grad F||^2 over all examples, with weights w_j normalised to mean 1 over all examples.
 
-        ``sq_mean`` of client i uses weights normalised to mean 1 over its own examples. So the weight  w_j n_i / W_i
-        becomes  w_j n / W,  W_i = sum_j w_j, n and W the sums over clients. Client i then has the factor
-        (n_i / n) (W_i n / (n_i W))^2.
+        ``sq_mean`` of client i uses weights normalised to mean 1 over client i's examples. Let W_i be the sum of client
+        i's weights, n = sum_i n_i and W = sum_i W_i. Then the weight  w_j n_i / W_i  becomes  w_j n / W,  so
+        ``sq_mean`` of client i has the factor  (n_i / n) (W_i n / (n_i W))^2  in the result.
         """
         shares, of_rows = self._shares, self.rows / self.rows.sum()
         return float((shares * (shares / of_rows)) @ self.sq_mean)
@@ -150,13 +156,13 @@ class Moments:
         return self.sizes / self.sizes.sum()
 
     def _rounded(self, value: float) -> float:
-        """Return zero for a value that is negative due to rounding; an estimate from a part may stay negative."""
+        """Return 0 for a value that is negative due to rounding; unbiased estimates from a subset may be negative."""
         return value if self.v.any() else max(value, 0.0)
 
 
 @dataclass(frozen=True)
 class Direction:
-    """A model and a vector (P,) in the space of its parameters."""
+    """A model, and a vector v with an element for every parameter of the model, (P,)."""
 
     at: ModelTask
     v: Tensor
@@ -167,15 +173,16 @@ class Direction:
 
 
 def delta_sq(clients: Moments, pool: Moments) -> float:
-    """Return delta^2 = ||g - g~||^2, the shift of the pool."""
+    """Return delta^2 = ||g - g~||^2, the squared distance of the mean gradients of the clients and of the pool."""
     shift = sq_norm(clients.mean - pool.pooled)
     return shift - clients.v_of_mean - pool.v_of_pooled
 
 
 def mixed(clients: Moments, pool: Moments, p: float) -> tuple[float, float]:
-    """Return (zeta_mix^2, sigma_mix^2) of the exact mixtures, whose gradients are (1 - p) g_i + p g~; p in [0, 1].
+    """Return (zeta_mix^2, sigma_mix^2), zeta^2 and sigma^2 if every client's data were the mixture (1 - p) D_i + p D~.
 
-    Both are differences of means of squares, which are algebraically equal to Lemma 1. Rounding: about 1e-15 ||g~||^2.
+    The gradients of the mixtures are (1 - p) g_i + p g~. p: share of the pool D~, in [0, 1]. Both results are computed
+    as differences of means of squares. They are algebraically equal to Lemma 1, up to rounding of 1e-15 ||g~||^2.
     """
     client_share, cross = 1 - p, float(clients.mean @ pool.pooled)
     shared = 2 * p * client_share * cross + p**2 * pool.sq_of_pooled
@@ -188,7 +195,11 @@ def mixed(clients: Moments, pool: Moments, p: float) -> tuple[float, float]:
 def moments(
     executor: Executor, at: ModelTask, which: str, n_sets: int, blocks: int, part: Part | None = None
 ) -> Moments:
-    """Return the moments at a model on the sets ``which`` (``clients_of``), in fixed blocks; part None: all data."""
+    """Return the moments of the per-sample gradients of a model on the sets of examples ``which`` (``clients_of``).
+
+    blocks: number of blocks of sets, which are summed in a fixed order, so that no result depends on the number of
+    workers. part: the subset of each set's examples that is measured; None: all examples.
+    """
     jobs = [(which, ids, part) for ids in cut(range(n_sets), blocks)]
     totals, scalars = zip(*executor.map(moments_of_block, at, jobs), strict=True)
     sums = {name: data(total) for name, total in add_blocks(totals).items()}
@@ -199,27 +210,28 @@ def moments(
 
 
 def zeta_sq_of_each(executor: Executor, at: ModelTask, which: str, moments: Moments, blocks: int) -> np.ndarray:
-    """Return ||g_i - g||^2 of each set, (N,), by a second pass in which clients get g; ``moments``: of all the data."""
+    """Return ||g_i - g||^2 of each set, (N,), in a second pass with g from ``moments``, which cover all examples."""
     jobs = [(which, ids) for ids in cut(range(len(moments.sq)), blocks)]
     along = np.concatenate(executor.map(along_of_block, Direction(at, moments.mean), jobs))
     return moments.sq - 2 * along + sq_norm(moments.mean)
 
 
 def along_of_block(worker: Worker, task: Direction, job: tuple[str, list[int]]) -> list[float]:
-    """Return <g_i, v> of each set in the job's ``ids``."""
+    """Return the inner product <g_i, v> for each set i of a job (which, ids); v: the vector of ``task``."""
     which, ids = job
     clients, v = clients_of(worker.data, which), task.v.to(worker.work.device)
     task.at.load(worker.work)
-    keys = [measurement_seed(task.at, which, i, None) for i in ids]  # as in the first pass
+    keys = [measurement_seed(task.at, which, i, None) for i in ids]  # the same seeds as in the first pass
     return [float(mean_gradient(worker, clients[i], key)[0] @ v) for i, key in zip(ids, keys, strict=True)]
 
 
 def moments_of_block(
     worker: Worker, task: ModelTask, job: tuple[str, list[int], Part | None]
 ) -> tuple[Total, list[list[float]]]:
-    """Return the sum of g_i over the sets ``ids``, the sum of n_i g_i if sizes differ, and the scalars of each set.
+    """Return sums of gradients over the sets of a job (which, ids, part), and a list of scalars for each set.
 
-    Scalars: (n_i or the sum of its weights, n_i, ||g_i||^2, E||grad F||^2, v_i).
+    Sums: ``gradient``, the sum of g_i, and ``pooled``, the sum of g_i times the set's size, if the sizes differ.
+    Scalars of a set: (size, n_i, ||g_i||^2, E||grad F||^2, v_i). size: n_i, or the sum of the examples' weights.
     """
     which, ids, part = job
     clients = clients_of(worker.data, which)
@@ -240,26 +252,29 @@ def moments_of_block(
 
 
 def clients_of(run: RunData, which: str) -> Clients:
-    """Return the measured sets of examples: "own", the clients' real data; "train", their training data; "pool".
+    """Return the sets of examples that are measured.
+
+    which: "own", the clients' real data; "train", the clients' training data, which may contain shared examples; or
+    "pool", the pool of shared examples.
 
     Raises:
-        ValueError: ``which`` is "pool" and there is no pool.
+        ValueError: ``which`` is "pool", and the run has no pool.
     """
     clients = {"own": run.real, "train": run.clients, "pool": run.pool}[which]
     if clients is None:
-        raise ValueError("nothing is in the commons: without a pool there is no delta^2, sigma~_avg^2 or mixture")
+        raise ValueError("no example is shared: without a pool, delta^2, sigma~_avg^2 and mixtures are not defined")
     return clients
 
 
 def measurement_seed(at: ModelTask, which: str, client: int, part: Part | None) -> int:
-    """Return the seed of a module's random draws on a client's examples, which is the same in every pass."""
+    """Return the seed for random numbers that the module draws on a client's examples, equal in every pass."""
     return seed_for(at.seed, "measured", which, client, -1 if part is None or part.number is None else part.number)
 
 
 def mean_gradient(worker: Worker, examples: ClientData, seed: int = 0) -> tuple[Tensor, float]:
-    """Return the mean gradient (P,), float64, of the examples at the loaded model, and the mean squared gradient norm.
+    """Return the mean gradient (P,), float64, of the examples, and the mean of the squared norms of their gradients.
 
-    seed: seed of the module's random draws.
+    The gradients are computed at the weights loaded in ``worker``. seed: seed for random numbers that the module draws.
     """
     work, n = worker.work, len(examples)
     total = torch.zeros(work.params.layout.size, dtype=torch.float64, device=work.device)
@@ -269,7 +284,7 @@ def mean_gradient(worker: Worker, examples: ClientData, seed: int = 0) -> tuple[
         set_default_generator(seed, first)
         mean, sq_norms = gradients(work.module, batch)
         for into, piece in zip(total.split(PIECE), mean.split(PIECE), strict=True):
-            into.add_(piece, alpha=len(batch[1]))  # to float64, piece by piece
+            into.add_(piece, alpha=len(batch[1]))  # the addition converts the piece to float64
         total_sq += float(sq_norms.sum(dtype=torch.float64))
         del mean, piece  # frees memory for the next batch
     return total.div_(n), total_sq / n

@@ -1,16 +1,20 @@
-"""Measurement of all convergence parameters at one model, next to the values that Lemma 1 predicts.
+"""Measurement of all convergence parameters at one model, together with the values that Lemma 1 predicts.
 
-gradient_sq                       ||grad f||^2, f the mean of the clients' losses on their real data
-zeta_sq, sigma_sq, sigma_avg_sq   on the clients' real data D_i
-zeta_hat_sq, sigma_hat_sq         on the clients' training data
-zeta_mix_sq, sigma_mix_sq         on the exact mixtures (1 - p) D_i + p D~
+D_i: real data of client i;  D~: the pool of shared examples;  p: share of the pool in mixtures;  f: the mean over
+clients of their losses on D_i;  L_i: smoothness of client i's loss. ``estimators`` defines zeta^2, sigma^2 and delta^2.
+
+gradient_sq                       ||grad f||^2
+zeta_sq, sigma_sq, sigma_avg_sq   zeta^2, sigma^2 and sigma_avg^2 on the clients' real data D_i
+zeta_hat_sq, sigma_hat_sq         zeta^2 and sigma^2 on the clients' training data, with shared examples
+zeta_mix_sq, sigma_mix_sq         zeta^2 and sigma^2 on the exact mixtures (1 - p) D_i + p D~
 zeta_lemma1_sq, sigma_lemma1_sq   Lemma 1's predictions of zeta_mix_sq and sigma_mix_sq
-sigma_pool_sq, delta_sq           noise and shift of the pool D~
-L_max; L_p; L_pool, L_lemma1      the largest L_i on D_i; on training data; L on the pool, and the lemma's bound
+sigma_pool_sq, delta_sq           sigma~_avg^2 and delta^2: gradient variance and shift of the pool
+L_max, L_p                        largest L_i on the clients' real data; on the clients' training data
+L_pool, L_lemma1                  smoothness L~_avg of the loss on the pool; Lemma 1's upper bound for the mixtures
 
-Without a pool the values that need a pool are omitted. p is the share of shared examples over all clients, even if
-single clients have different shares. If only parts of the data are measured, L is computed on all parts together: it
-is too large on average and has no standard error. Definitions, norms and modes: ``estimators`` and ``smoothness``.
+Without a pool, the values that need a pool are omitted. p is the share of shared examples over all clients, even if
+single clients have different shares. If only random subsets of the data are measured, L is computed on the union of the
+subsets. L is then too large on average and has no standard error.
 Source: Fedssyn (Li et al., TMLR 2024), figures 5 and A.7.
 """
 
@@ -25,14 +29,15 @@ from fedcommons.core.executor import Executor
 from fedcommons.core.worker import RunData
 
 STUDENT_T = 2.365
-"""Quantile 0.975 of Student's t with PARTS - 1 = 7 degrees of freedom."""
+"""Quantile 0.975 of Student's t distribution with ``PARTS`` - 1 = 7 degrees of freedom."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value, with a standard error from ``PARTS`` disjoint parts if only a part of the data was measured.
+    """An estimate of a convergence parameter.
 
-    standard_error: 0 if all data were measured, and for L, whose error is not known.
+    standard_error: computed from ``PARTS`` disjoint subsets if only a subset of the data was measured; 0 if all data
+    were measured, and for the smoothness L, whose standard error is not known.
     """
 
     value: float
@@ -40,14 +45,19 @@ class Estimate:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Return the 95 % confidence interval, which is too wide if the parts are a large share of the data."""
+        """Return the 95 % confidence interval, which is too wide if the measured subsets are most of the data."""
         half = STUDENT_T * self.standard_error
         return self.value - half, self.value + half
 
 
 @dataclass(frozen=True)
 class Laboratory:
-    """A measurement setup: workers and data. p: share of the pool in mixtures; ``samples``: per client, None: all."""
+    """Workers, data and settings for the measurement of convergence parameters.
+
+    p: share of the pool in mixtures, in [0, 1]. blocks: number of blocks in which clients are summed in a fixed order,
+    so that results do not depend on the number of workers. samples: number of examples that are measured per client;
+    None: all. seed: seed for the random choice of these examples.
+    """
 
     executor: Executor
     data: RunData
@@ -58,12 +68,15 @@ class Laboratory:
 
     @property
     def subsampled(self) -> bool:
-        """Return whether a client has more examples than are measured."""
+        """Return whether any client, or the pool, has more than ``samples`` examples, so that not all are measured."""
         measured = [clients for clients in (self.data.real, self.data.clients, self.data.pool) if clients is not None]
         return self.samples is not None and any(self.samples < clients.rows.sizes.max() for clients in measured)
 
     def measure(self, at: ModelTask, hessians: bool = False) -> dict[str, Estimate]:
-        """Return the parameters at this model; ``hessians``: also the L values, which cost hundreds of passes."""
+        """Return the estimates by name (see the module's list) at the model ``at``.
+
+        hessians: whether to estimate the smoothness values ``L_...`` too, which takes hundreds of passes over the data.
+        """
         if self.samples is None or not self.subsampled:
             values = self._gradients(at, None) | (self._hessians(at, None) if hessians else {})
             return {name: Estimate(value) for name, value in values.items()}
@@ -76,16 +89,17 @@ class Laboratory:
         return means | {name: Estimate(value) for name, value in every.items()}
 
     def nbytes(self, at: ModelTask, hessians: bool = False) -> int:
-        """Return the bytes that clients receive and send for ``measure`` besides training. The server has the pool.
+        """Return the bytes that all clients receive and send for ``measure``; the server measures the pool itself.
 
-        Down: the model once. Up, for each data set and part: g_i in float64, two numbers, and L_i with ``hessians``.
+        Each client receives the model once. Each client sends, per data set (real and training data) and subset, its
+        mean gradient in float64 and two numbers. With ``hessians``, a client also sends one L_i per data set.
         """
         sets = 1 if self.data.clients is self.data.real else 2
         up = (at.model.layout.size + 2) * 8 * (PARTS if self.subsampled else 1) + 8 * hessians
         return len(self.data.real) * (at.nbytes + sets * up)
 
     def moments(self, at: ModelTask, which: str, part: Part | None = None) -> Moments:
-        """See ``estimators.moments``."""
+        """Return the moments of per-sample gradients on the sets of examples ``which``; see ``estimators.moments``."""
         return moments(self.executor, at, which, self._sets(which), self.blocks, part)
 
     def _sets(self, which: str) -> int:

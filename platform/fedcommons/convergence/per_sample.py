@@ -1,17 +1,19 @@
 """Squared norms of per-sample gradients in one backward pass, without storing the gradients.
 
-For a layer with inputs a_b and gradients g_b of its outputs, b a sample of the batch, t a place in its output:
+a_b: input of a layer for sample b;  g_b: gradient of the loss in the layer's output for sample b;  t, s: positions in
+this output (pixels, tokens). The squared norm of the gradient in the layer's weight and bias is a sum of such terms:
 
 linear          ||sum_t g_bt a_bt^T||^2 = sum_ts <a_bt, a_bs> <g_bt, g_bs>;  with a single t  ||a_b||^2 ||g_b||^2
 convolution     as linear, with the patches under t as a_bt; or the sum over t explicitly, whichever is cheaper
-normalisation   ||sum_t g_bt xhat_bt||^2 + ||sum_t g_bt||^2, xhat the normalised input
+normalisation   ||sum_t g_bt xhat_bt||^2 + ||sum_t g_bt||^2,  xhat: the normalised input
 embedding       sum_ts [token_bt = token_bs] <g_bt, g_bs>
 
-The batch runs through the module under ``torch.vmap``: every operation runs for all samples at once, while the module
-sees one sample, as in a loop over batches of one. So a_b and g_b belong to sample b, even if the module permutes,
-repeats, folds or mixes its rows. The result is exact. If no closed form applies, the samples run one by one, which is
-exact but slow. This happens for parameters of other layers, or used twice or outside their layer; for a layer whose
-output is the same for all samples; and for a module that vmap cannot run, such as a module that branches on its input.
+The batch runs through the module under ``torch.vmap``. Every operation then runs for all samples at once, but the
+module sees one sample, as in a loop over batches of size 1. So a_b and g_b belong to sample b, even if the module
+permutes, repeats, folds or mixes rows of its input. The result is exact. If these formulas do not apply, the samples
+run one by one, which is exact but slow. The formulas do not apply to other kinds of layers, to parameters that are used
+twice or outside their layer, or to a layer whose output is the same for all samples. They also do not apply to a module
+that vmap cannot run, such as a module that branches on its input.
 Source: Goodfellow, "Efficient Per-Example Gradient Computations", arXiv:1510.01799; Rochette et al., arXiv:1912.06015.
 """
 
@@ -29,17 +31,17 @@ from fedcommons.core.logging_shim import Metrics
 Batch = Sequence[Tensor]
 
 CHUNK_ELEMENTS = 4_000_000
-"""Maximum number of elements of a layer's explicit per-sample gradients in memory at a time."""
+"""Maximum number of elements in memory at a time if per-sample gradients of a layer are computed explicitly."""
 
 
 def gradients(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the mean gradient over samples as one vector (P,), and each sample's squared gradient norm (B,).
+    """Return the mean gradient over the B samples as one vector (P,), and each sample's squared gradient norm (B,).
 
-    A sample's gradient is the gradient of its loss in a batch of this sample only. The module is set to evaluation
-    mode, so that BatchNorm does not mix samples and the standard layers draw no random numbers.
+    P: number of trained parameters. A sample's gradient is the gradient of the loss on a batch with only this sample.
+    The module is set to evaluation mode, so that BatchNorm does not mix samples and dropout draws no random numbers.
 
     Raises:
-        ValueError: a layer mixes samples in evaluation mode too.
+        ValueError: a layer mixes samples even in evaluation mode.
     """
     module.eval()
     require_apart(module)
@@ -49,7 +51,7 @@ def gradients(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def require_apart(module: nn.Module) -> None:
-    """Check that the loss of a sample does not depend on other samples of its batch.
+    """Check that the loss of a sample does not depend on the other samples in the batch.
 
     Raises:
         ValueError: a BatchNorm layer has no running statistics or uses the statistics of the batch.
@@ -57,20 +59,20 @@ def require_apart(module: nn.Module) -> None:
     for name, layer in module.named_modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm) and (layer.training or layer.running_mean is None):
             raise ValueError(
-                f"{name} normalises with the statistics of the batch, so that no sample has a gradient of its own; "
+                f"{name} normalises with the statistics of the batch, so that gradients depend on the other samples; "
                 "measure in evaluation mode with running statistics (federation.buffers average) or use GroupNorm"
             )
 
 
 def has_closed_forms(module: nn.Module) -> bool:
-    """Return whether every trained layer has a closed form and no parameter belongs to two layers."""
+    """Return whether every layer with trained parameters is in ``FORMS``, and no parameter belongs to two layers."""
     owners = _owners(module)
     parameters = [p for layer in owners for p in layer.parameters(recurse=False)]
     return all(_form(layer) is not None for layer in owners) and len(parameters) == len({id(p) for p in parameters})
 
 
 def _owners(module: nn.Module) -> list[nn.Module]:
-    """Return the layers that have trained parameters, without the parameters of their sublayers."""
+    """Return the layers with trained parameters; parameters in the sublayers of a layer do not count for it."""
     return [layer for layer in module.modules() if any(p.requires_grad for p in layer.parameters(recurse=False))]
 
 
@@ -99,19 +101,19 @@ def _one_by_one(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def _all_at_once(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor] | None:
-    """Compute ``gradients`` from the closed forms; return None if they do not cover the module."""
+    """Return the result of ``gradients``, computed by the formulas in ``FORMS``; None if they do not fit the module."""
     layers, parameters, seen = _owners(module), list(trainable_parameters(module).values()), []
 
     def alone(*rows: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """Return the loss of one sample, and the layers' inputs and outputs in the order of their calls."""
+        """Return the loss of one sample, and the inputs and outputs of all layers in the order of the layers' calls."""
         inputs, outputs = [], []
 
         def see(layer: nn.Module, args: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> Tensor:
-            (a,) = (*args, *named.values())  # every known layer has one input
+            (a,) = (*args, *named.values())  # every class of layer in FORMS has one input
             seen.append(layer)
             inputs.append(a.detach())
             outputs.append(output)
-            return output.clone()  # the module may change it in place
+            return output.clone()  # the module may change its copy in place
 
         handles = [layer.register_forward_hook(see, prepend=True, with_kwargs=True) for layer in layers]
         try:
@@ -123,10 +125,10 @@ def _all_at_once(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor]
     metrics = Metrics(module)
     try:
         losses, inputs, outputs = torch.vmap(alone)(*batch)
-    except (RuntimeError, ValueError):  # vmap cannot run the module; the loop raises the module's errors again
+    except (RuntimeError, ValueError):  # vmap cannot run the module; _one_by_one raises errors of the module again
         return None
     finally:
-        metrics.put_back()  # the metrics' states are tensors of vmap, which are invalid outside of it
+        metrics.put_back()  # the metrics' states may be tensors of vmap, which are invalid outside of vmap
     loss = losses.sum()
     uses = _uses(loss)
     if Counter(seen) != Counter(layers) or any(uses[id(p)] != 1 for p in parameters):
@@ -136,14 +138,14 @@ def _all_at_once(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor]
     sq_norms = torch.zeros_like(losses)
     for layer, a, g in zip(seen, inputs, of_outputs, strict=True):
         form = _form(layer)
-        if form is None or g is None:  # the output is the same for all samples
+        if form is None or g is None:  # without a gradient, the layer's output is the same for all samples
             return None
         sq_norms += form(layer, a, g)
     return torch.cat([g.reshape(-1) for g in of_parameters if g is not None]).div_(len(losses)), sq_norms
 
 
 def _uses(loss: Tensor) -> Counter[int]:
-    """Count how often each parameter, by its id, enters the graph of ``loss``."""
+    """Return the number of uses of each parameter in the autograd graph of ``loss``, by the parameter's id."""
     uses: Counter[int] = Counter()
     pending = [loss.grad_fn]
     seen = set(pending)
@@ -159,11 +161,12 @@ def _uses(loss: Tensor) -> Counter[int]:
     return uses
 
 
-# The closed forms take a and g (B, r, ...): the layer sees r rows per sample, nearly always one row.
+# In the functions below, a is the layer's input and g the gradient in the layer's output for a batch of B samples. The
+# shapes are (B, r, ...), because under vmap the layer gets r rows per sample, nearly always r = 1.
 
 
 def linear(layer: nn.Linear, a: Tensor, g: Tensor) -> Tensor:
-    """Return squared gradient norms (B,) of a linear layer: a (B, ..., in), g (B, ..., out)."""
+    """Return the squared gradient norms (B,) of a linear layer for inputs a (B, ..., in) and g (B, ..., out)."""
     a, g = _places(a), _places(g)
     of_bias = g.sum(1).square().sum(1) if layer.bias is not None else 0
     if a.shape[1] == 1:
@@ -172,12 +175,16 @@ def linear(layer: nn.Linear, a: Tensor, g: Tensor) -> Tensor:
 
 
 def _places(t: Tensor) -> Tensor:
-    """Return a tensor (B, ..., n) in the shape (B, T, n)."""
+    """Return a tensor (B, ..., n) in the shape (B, T, n), with all middle dimensions joined to T positions."""
     return t.reshape(len(t), -1, t.shape[-1])
 
 
 def convolution(layer: nn.Conv2d, a: Tensor, g: Tensor) -> Tensor:
-    """Return squared gradient norms (B,): a (B, r, C, H, W), g (B, r, K, h, w); no r if a sample is one image."""
+    """Return the squared gradient norms (B,) of a convolution for inputs a and output gradients g.
+
+    a: (B, r, C, H, W), C input channels. g: (B, r, K, h, w), K output channels. The dimension r is absent if the layer
+    gets each sample as one image without a batch dimension.
+    """
     if a.dim() == 4:
         a, g = a[:, None], g[:, None]
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
@@ -191,7 +198,7 @@ def convolution(layer: nn.Conv2d, a: Tensor, g: Tensor) -> Tensor:
 
 
 def _sum_over_places(a: Tensor, g: Tensor) -> Tensor:
-    """Return ||sum_t g_t a_t^T||^2, a (B, n, T), g (B, m, T), by inner products or by the sum, whichever is cheaper."""
+    """Return ||sum_t g_t a_t^T||^2 (B,) for a (B, n, T), g (B, m, T), T positions, with the cheaper of two formulas."""
     n, m, places = a.shape[1], g.shape[1], a.shape[2]
     if places * (n + m) < n * m:
         return ((a.mT @ a) * (g.mT @ g)).sum((1, 2))
@@ -201,12 +208,12 @@ def _sum_over_places(a: Tensor, g: Tensor) -> Tensor:
 
 
 def group_norm(layer: nn.GroupNorm, a: Tensor, g: Tensor) -> Tensor:
-    """Return squared gradient norms (B,) of a group normalisation: a, g (B, r, C, ...)."""
+    """Return the squared gradient norms (B,) of a group normalisation for a, g (B, r, C, ...) with C channels."""
     return _affine(F.group_norm(a.flatten(0, 1), layer.num_groups, eps=layer.eps), g, layer.bias)
 
 
 def batch_norm(layer: nn.BatchNorm2d, a: Tensor, g: Tensor) -> Tensor:
-    """Return squared gradient norms (B,) of a batch normalisation in evaluation mode: a, g (B, r, C, ...)."""
+    """Return the squared gradient norms (B,) of BatchNorm in evaluation mode for a, g (B, r, C, ...), C channels."""
     normalised = F.batch_norm(a.flatten(0, 1), layer.running_mean, layer.running_var, eps=layer.eps)
     return _affine(normalised, g, layer.bias)
 
@@ -218,14 +225,14 @@ def _affine(normalised: Tensor, g: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def layer_norm(layer: nn.LayerNorm, a: Tensor, g: Tensor) -> Tensor:
-    """Return squared gradient norms (B,) of a layer normalisation: a, g (B, ..., *shape)."""
+    """Return the squared gradient norms (B,) of a layer normalisation for a, g (B, ..., *shape)."""
     scaled = g * F.layer_norm(a, layer.normalized_shape, eps=layer.eps)
     scaled, g = (_places(t.flatten(-len(layer.normalized_shape))) for t in (scaled, g))
     return scaled.sum(1).square().sum(1) + (g.sum(1).square().sum(1) if layer.bias is not None else 0)
 
 
 def embedding(layer: nn.Embedding, tokens: Tensor, g: Tensor) -> Tensor:
-    """Return squared gradient norms (B,) of an embedding: tokens (B, ...), g (B, ..., dim)."""
+    """Return the squared gradient norms (B,) of an embedding for tokens (B, ...) and g (B, ..., dim)."""
     tokens, g = tokens.reshape(len(tokens), -1), _places(g)
     if layer.padding_idx is not None:
         g = g * (tokens != layer.padding_idx)[..., None]
@@ -242,7 +249,7 @@ FORMS: dict[type[nn.Module], Callable[..., Tensor]] = {
     nn.BatchNorm2d: batch_norm,
     nn.Embedding: embedding,
 }
-"""Class of the layer (not a base class) -> function (layer, inputs a, output gradients g) -> squared norms (B,)."""
+"""Exact class of a layer -> function of (layer, inputs a, output gradients g) that returns the squared norms (B,)."""
 
 
 def _form(layer: nn.Module) -> Callable[..., Tensor] | None:
@@ -251,5 +258,5 @@ def _form(layer: nn.Module) -> Callable[..., Tensor] | None:
     if {name for name, _ in layer.named_parameters(recurse=False)} not in ({"weight"}, {"weight", "bias"}):
         return None  # the weight is computed from other parameters, as in weight normalisation or pruning
     if not all(p.requires_grad for p in layer.parameters(recurse=False)):
-        return None  # a part of the layer is frozen
+        return None  # a parameter of the layer is frozen
     return FORMS.get(type(layer))

@@ -1,16 +1,18 @@
-"""Corollary I of Fedssyn: the number of iterations that FedAvg needs, T = R tau, up to constants.
+"""Corollary I of Fedssyn: the number of iterations that FedAvg needs, T = R tau in R rounds, up to constant factors.
 
-epsilon  accuracy: of ||grad f||^2 on average over iterations (non-convex), of f - f* (strongly convex)
-N, tau   clients, which all take part in every round; local steps per round
-zeta, s  gradient dissimilarity and standard deviation of a step's gradient (a batch of B samples has sigma^2 / B)
-L, mu    smoothness and strong convexity
+f, f*    mean of the clients' losses; its minimum
+epsilon  accuracy: upper bound of the mean of ||grad f||^2 over iterations (non-convex), or of f - f* (strongly convex)
+N, tau   number of clients, which all take part in every round; number of local steps per round
+zeta     square root of zeta^2, the dissimilarity of the clients' gradients
+s        standard deviation of a step's gradient;  s^2 = sigma^2 / B for batches of B samples
+L, mu    constants of smoothness and strong convexity
 
                     noise               drift                                              descent
 strongly convex  s^2 / (mu N epsilon) + sqrt(L / epsilon) (tau zeta + sqrt(tau) s) / mu + (L tau / mu) log(1/epsilon)
 non-convex       L s^2 / (N epsilon^2) + L (tau zeta + sqrt(tau) s) / epsilon^(3/2)     + L tau / epsilon
 
-Both are upper bounds, with the best step size for this epsilon. ``on_quadratics`` computes the strongly convex bound
-for a chosen step size, without noise, with all constants.
+Both lines are upper bounds, with the best step size for this epsilon. ``on_quadratics`` computes the strongly convex
+bound for a given step size, without gradient noise, with all constant factors.
 Source: Fedssyn (Li et al., TMLR 2024), corollary I, after Koloskova et al., ICML 2020, arXiv:2003.10422.
 """
 
@@ -20,7 +22,10 @@ from math import log, sqrt
 
 @dataclass(frozen=True)
 class Iterations:
-    """T, up to a constant, in three terms: iterations for noise, for drift between averages and for descent."""
+    """The three terms of T, the number of iterations up to a constant factor.
+
+    noise: from the gradients' noise. drift: from the clients' drift between two averages. descent: without both.
+    """
 
     noise: float
     drift: float
@@ -28,12 +33,15 @@ class Iterations:
 
     @property
     def total(self) -> float:
-        """Return T."""
+        """Return T, the sum of the three terms."""
         return self.noise + self.drift + self.descent
 
 
 def non_convex(epsilon: float, n: int, tau: float, zeta_sq: float, step_sq: float, smooth: float) -> Iterations:
-    """Return T for any smooth f; ``step_sq``: s^2, ``smooth``: L."""
+    """Return T for a smooth f, convex or not.
+
+    n: N, number of clients. tau: local steps per round. step_sq: s^2, variance of a step's gradient. smooth: L.
+    """
     drift = tau * sqrt(zeta_sq) + sqrt(tau * step_sq)
     return Iterations(smooth * step_sq / (n * epsilon**2), smooth * drift / epsilon**1.5, smooth * tau / epsilon)
 
@@ -41,10 +49,12 @@ def non_convex(epsilon: float, n: int, tau: float, zeta_sq: float, step_sq: floa
 def strongly_convex(
     epsilon: float, n: int, tau: float, zeta_sq: float, step_sq: float, smooth: float, mu: float
 ) -> Iterations:
-    """Return T for a mu-strongly convex f; ``step_sq``: s^2, ``smooth``: L.
+    """Return T for a mu-strongly convex f.
+
+    n: N, number of clients. tau: local steps per round. step_sq: s^2, variance of a step's gradient. smooth: L.
 
     Raises:
-        ValueError: epsilon is not in (0, 1); for larger values the bound is empty.
+        ValueError: epsilon is not in (0, 1). For epsilon >= 1 the upper bound has no meaning: log(1/epsilon) <= 0.
     """
     if not 0 < epsilon < 1:
         raise ValueError(f"epsilon must lie in (0, 1), got {epsilon:g}")
@@ -57,21 +67,23 @@ def strongly_convex(
 def on_quadratics(
     rounds: int, rate: float, tau: int, zeta_sq: float, smooth: float, mu: float, distance: float
 ) -> float:
-    """Return an upper bound of f(x_R) - f* after R rounds of FedAvg with full-batch steps, for any quadratics f_i.
+    """Return an upper bound of f(x_R) - f* after R rounds of FedAvg with full-batch steps, for quadratic losses f_i.
 
         sqrt(f(x_R) - f*) <= sqrt(L/8) eta (tau - 1) zeta / phi
                              + sqrt(L/2) (1 - phi eta tau mu)^R (||x_0 - x*|| + eta (tau - 1) zeta sqrt(L/mu) / (2 phi))
 
-    eta: the step size, in (0, 1/L], at which phi = (1 - (1 - eta L)^tau) / (eta tau L), in (0, 1]; f: the mean of the
-    f_i; L: the largest eigenvalue of the Hessians A_i of f_i; mu: the smallest eigenvalue of f's Hessian;
-    zeta^2 = (1/N) sum_i ||grad f_i(x*)||^2; rate: eta; smooth: L; distance: ||x_0 - x*||.
+    x_0, x_R, x*: model before round 1, after round R, and at the minimum of f, the mean of the f_i. rate: eta, the step
+    size, in (0, 1/L]. phi = (1 - (1 - eta L)^tau) / (eta tau L), in (0, 1]. smooth: L, the largest eigenvalue of the
+    Hessians A_i of the f_i. mu: the smallest eigenvalue of f's Hessian. zeta_sq: (1/N) sum_i ||grad f_i(x*)||^2.
+    distance: ||x_0 - x*||. tau: local steps per round.
     So f(x_R) - f* <= epsilon needs eta <= O(sqrt(epsilon / L) / (tau zeta)), which gives T of ``strongly_convex``.
 
-    A round is x <- x - Q (x - x'), Q = (1/N) sum_i P_i A_i, P_i = eta sum_(k < tau) (1 - eta A_i)^k. As functions of an
-    eigenvalue, D_i = eta tau - P_i is at most eta^2 tau (tau-1) A_i / 2, and P_i A_i at least phi eta tau A_i. The
-    gradients at x* add up to 0, so x' - x* = Q^-1 (1/N) sum_i D_i grad f_i(x*). By Cauchy and Schwarz its norm in Q is
-    at most c zeta, c^2 = max D^2 / (P A) <= eta^3 tau (tau-1)^2 L / (4 phi), and Q >= phi eta tau (1/N) sum_i A_i.
-    If a few clients have all the curvature, and gradients in proportion, x' comes close to this bound.
+    Proof: a round is x <- x - Q (x - x') with the fixed point x', Q = (1/N) sum_i P_i A_i and
+    P_i = eta sum_(k < tau) (1 - eta A_i)^k. As functions of an eigenvalue of A_i, D_i = eta tau - P_i is at most
+    eta^2 tau (tau-1) A_i / 2, and P_i A_i is at least phi eta tau A_i. The gradients at x* add up to 0, so
+    x' - x* = Q^-1 (1/N) sum_i D_i grad f_i(x*). By the Cauchy-Schwarz inequality, the norm of x' - x* in Q is at most
+    c zeta with c^2 = max D^2 / (P A) <= eta^3 tau (tau-1)^2 L / (4 phi). Also Q >= phi eta tau (1/N) sum_i A_i.
+    The bound is nearly reached if a few clients have all the curvature, and gradients in proportion to it.
 
     Raises:
         ValueError: eta is not in (0, 1/L].

@@ -1,15 +1,16 @@
-"""Smoothness L and strong convexity mu at one model, by Lanczos' iteration on Hessian-vector products.
+"""Estimators of smoothness L and strong convexity mu at one model, by Lanczos iteration on Hessian-vector products.
 
-L      = ||H||, the largest modulus of an eigenvalue of the Hessian H of f, the mean over clients of their mean losses
-L_i    = L of f_i;  L_max = max_i L_i;  L~_avg: L of the mean loss on the pool
-L_p    = max_i L of the loss on the training data of client i
-mu     = the smallest eigenvalue of H, computed as L - ||L I - H||; not positive if f is not strongly convex
+f_i    mean loss of client i on its real data;  f: mean of the f_i over clients;  H, H_i: Hessians of f and f_i
+L      ||H||, the largest modulus of an eigenvalue of H
+L_i    ||H_i||;  L_max = max_i L_i;  L~_avg: the same for the mean loss on the pool of shared examples
+L_p    maximum over clients of the same for the loss on a client's training data
+mu     the smallest eigenvalue of H, computed as L - ||L I - H||; not positive if f is not strongly convex
 
 The losses are defined in ``estimators``, with the examples' weights, in evaluation mode, without augmentation. Products
-are in the model's precision, sums over batches and clients in float64. The result is an eigenvalue within
-``TOLERANCE``, and nearly always the largest. Of 12,000 random starts on spectra whose largest eigenvalue was 1 to 20 %
-larger than the second, one start found the second (with a tolerance of 1e-3: 96 starts). On a part of the data
-(``Part``) the Hessian is computed on the part; with fewer examples, L is larger on average.
+are computed in the model's precision, and sums over batches and clients in float64. The result approximates an
+eigenvalue within ``TOLERANCE``, nearly always the largest eigenvalue. In 12,000 random starts on spectra whose largest
+eigenvalue was 1 to 20 % larger than the second, the result was the second eigenvalue once (96 times with a tolerance of
+1e-3). If only a subset of the data is measured (``Part``), L is larger on average, because there are fewer examples.
 """
 
 from collections.abc import Callable, Iterable
@@ -31,21 +32,24 @@ from fedcommons.flat_tensors import data
 from fedcommons.seeding import generator, set_default_generator
 
 TOLERANCE = 1e-5
-"""The iteration ends when an eigenvalue certainly lies within this relative distance of the computed value."""
+"""Relative tolerance: the iteration ends when an eigenvalue is proved to lie within it of the computed value."""
 
 MOST = 100
-"""The iteration ends at the latest after this number of products."""
+"""Maximum number of Hessian-vector products of an iteration."""
 
 
 def spectral_norm(
     apply: Callable[[Tensor], Tensor], start: Tensor, tolerance: float = TOLERANCE, most: int = MOST
 ) -> float:
-    """Return max |eigenvalue| of the symmetric matrix H that ``apply`` applies, from the float64 vector ``start``.
+    """Return the largest modulus of an eigenvalue of a symmetric matrix H; NaN if a product is not finite.
 
-    Lanczos' iteration, with three vectors in memory (ARPACK stores twenty): in the basis v_1, v_2, ... of the Krylov
-    space H is tridiagonal, with ``diagonal`` and ``off_diagonal``. Let theta be its eigenvalue of largest modulus, and
-    u the corresponding vector in the space of H. Then ||H u - theta u|| = beta |s|, s the last element of theta's
-    eigenvector. So an eigenvalue of H lies within beta |s| of theta. The result is NaN if a product is not finite.
+    apply: function that returns H v for a vector v. start: first vector of the iteration, float64. tolerance: relative.
+    most: maximum number of products.
+
+    The function runs Lanczos' iteration with three vectors in memory (ARPACK stores twenty). In the orthonormal basis
+    of the Krylov space, H is a tridiagonal matrix T with ``diagonal`` and ``off_diagonal``. Let theta be T's eigenvalue
+    of largest modulus, s the last element of theta's unit eigenvector, and u this eigenvector as a vector in the space
+    of H. Then ||H u - theta u|| = beta |s|, so an eigenvalue of H lies within beta |s| of theta.
     """
     v, before, beta, eigenvalue = start / start.norm(), torch.zeros_like(start), 0.0, 0.0
     diagonal: list[float] = []
@@ -71,13 +75,17 @@ def spectral_norm(
 def smoothness(
     executor: Executor, at: ModelTask, which: str, n_sets: int, blocks: int, part: Part | None = None
 ) -> float:
-    """Return L of the mean of the clients' losses; with ``which="pool"``, L of the mean loss on the pool's examples."""
+    """Return the smoothness L of the mean of the clients' losses; for ``which="pool"``, of the mean loss on the pool.
+
+    which: the data (``clients_of``). n_sets: number of clients. blocks: number of blocks in which clients are summed in
+    a fixed order. part: subset of the data; None: all data.
+    """
     apply = _hessian(executor, at, which, n_sets, blocks, part)
     return spectral_norm(apply, _start(at, 0))
 
 
 def strong_convexity(executor: Executor, at: ModelTask, which: str, n_sets: int, blocks: int) -> float:
-    """Return mu of the mean of the clients' losses, accurate to about 1e-5 L in float64, else to products' rounding."""
+    """Return mu of the mean of the clients' losses; error: about 1e-5 L in float64, else the products' rounding."""
     apply, start = _hessian(executor, at, which, n_sets, blocks, None), _start(at, 0)
     largest = spectral_norm(apply, start, 1e-9, 1000)
     return largest - spectral_norm(lambda v: largest * v - apply(v), start, 1e-9, 1000)
@@ -86,13 +94,13 @@ def strong_convexity(executor: Executor, at: ModelTask, which: str, n_sets: int,
 def smoothness_of_each(
     executor: Executor, at: ModelTask, which: str, n_sets: int, blocks: int, part: Part | None = None
 ) -> list[float]:
-    """Return L_i of every client; each client sends one scalar."""
+    """Return the smoothness L_i of every client's loss; each client sends one number. Arguments: see ``smoothness``."""
     jobs = [(which, ids, part) for ids in cut(range(n_sets), blocks)]
     return [value for block in executor.map(smoothness_of_block, at, jobs) for value in block]
 
 
 def smoothness_of_block(worker: Worker, task: ModelTask, job: tuple[str, list[int], Part | None]) -> list[float]:
-    """Return L_i of each client in the job's ``ids``, by a separate iteration per client."""
+    """Return the smoothness L_i of each client of a job (which, ids, part), by a separate iteration per client."""
     which, ids, part = job
     task.load(worker.work)
     norms = []
@@ -104,7 +112,11 @@ def smoothness_of_block(worker: Worker, task: ModelTask, job: tuple[str, list[in
 
 
 def products_of_block(worker: Worker, task: Direction, job: tuple[str, list[int], Part | None]) -> Total:
-    """Return the sum over the clients ``ids`` of H_i v / N; for the pool, of (n_i / n) H_i v, n = sum_i n_i."""
+    """Return the sum of H_i v / N over the clients of a job (which, ids, part), for the vector v of ``task``.
+
+    H_i: Hessian of client i's loss; N: number of clients. For the pool, the sum is over (n_i / n) H_i v, where n_i is
+    the number of examples in set i of the pool, and n = sum_i n_i.
+    """
     which, ids, part = job
     task.at.load(worker.work)
     total, sizes, v = BlockSum(), clients_of(worker.data, which).rows.sizes, task.v.to(worker.work.device)
@@ -118,12 +130,13 @@ def products_of_block(worker: Worker, task: Direction, job: tuple[str, list[int]
 
 
 def hessian_vector(module: LightningModule, batches: Iterable[Batch], v: Tensor, seed: int = 0) -> Tensor:
-    """Return H v for the Hessian H of the mean loss over all examples of the batches, (P,) float64, in evaluation mode.
+    """Return H v, (P,) float64, for the Hessian H of the module's mean loss over all examples, in evaluation mode.
 
-    seed: seed of the module's random draws, which must be the same for every v, because H depends on the draws.
+    v: (P,) float64. seed: seed for random numbers that the module draws. The seed must be equal for all products with
+    the same H, because H depends on the random numbers.
 
     Raises:
-        ValueError: the parameters are in half precision, or a layer mixes samples.
+        ValueError: the parameters are in half precision, or a layer mixes the samples of a batch.
     """
     parameters = list(trainable_parameters(module).values())
     if any(p.dtype.itemsize < 4 for p in parameters):
