@@ -1,14 +1,14 @@
 """fedcommons: federated learning when clients' data differ and clients may share more than model weights.
 
-``from fedcommons import ...`` imports what experiments and user-defined components need:
+``from fedcommons import ...`` imports the names that experiments and user-defined components need, by topic:
 
 runs        Experiment, experiment, run, load, Result, sweep, load_runs, load_rounds, load_clients, means, report,
             UserError, ClientError
 methods     Algorithm, ChoosesClients, Shares, Personal, TellsWork, Facts, State, Message, Reply, Replies, Common,
             Release, Work, LocalSGD, Correction, ClientData, Clients, Executor; check_algorithm, referee with Claims,
-            Verdict, adapted, least_squares and audit_method test them
+            Verdict, adapted, least_squares and audit_method are tests of methods
 arithmetic  Flat, Payload, flat, flatten, scalar, add, sub, scale, zeros_like, copy, select, put, norm, sq_norm
-draws       seed_for, generator, numpy_generator, set_default_generator
+randomness  seed_for, generator, numpy_generator, set_default_generator
 data        Examples, Source, Partition
 sharing     Stage, Generating, TakesLong, ClientDatasets, Contribution, Contributions, Assigned, GeneratorRecipe,
             GenerationRequest
@@ -16,8 +16,9 @@ generators  Generator, TrainedGenerator, Receipt
 stragglers  Rule
 tracking    Tracker, Measure, RunData
 
-The names, the fields of an experiment with their defaults, and the files of a run folder are stable. Everything else
-may change in any version. docs/own_parts.md, docs/notebook.ipynb and examples/ show how the names are used.
+These names are stable. The fields of an experiment, the default of each field, and the files of a run folder are stable
+too. Everything else may change in any version. docs/own_parts.md, docs/notebook.ipynb and examples/ show how to use the
+names.
 """
 
 from logging import NullHandler, getLogger
@@ -26,18 +27,19 @@ from warnings import warn
 
 import lazy_loader
 
-_attribute, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)  # torch alone takes seconds to import
+# Names are imported when they are first used, because torch takes seconds to import.
+_attribute, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 _OLD_NAMES = {"Dealt": "ClientDatasets", "Need": "GenerationRequest"}
-"""Names of version 0.2, which work with a warning for one version."""
+"""Old name of version 0.2 -> new name. An old name works for one more version, with a ``DeprecationWarning``."""
 
 
 def __getattr__(name: str) -> Any:
     if name in _OLD_NAMES:
-        warn(f"fedcommons.{name} is fedcommons.{_OLD_NAMES[name]}", DeprecationWarning, stacklevel=2)
+        warn(f"fedcommons.{name} is now fedcommons.{_OLD_NAMES[name]}", DeprecationWarning, stacklevel=2)
     return _attribute(_OLD_NAMES.get(name, name))
 
 
 __version__ = "0.2.0"
 
-getLogger(__name__).addHandler(NullHandler())  # silent unless the user configures logging
+getLogger(__name__).addHandler(NullHandler())  # the package logs nothing unless the user configures logging

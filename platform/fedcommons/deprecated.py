@@ -1,4 +1,4 @@
-"""Names of version 0.2 that users' code may use: each works for one version, with a ``DeprecationWarning``."""
+"""Old names of version 0.2 for user code: each works for one more version and gives a ``DeprecationWarning``."""
 
 import functools
 from collections.abc import Callable
@@ -9,9 +9,12 @@ C = TypeVar("C", bound=type)
 
 
 def accepts_old_names(**new_names: str) -> Callable[[C], C]:
-    """Return a class decorator that accepts old names of fields and functions: ``old="new"``.
+    """Return a class decorator that makes old names of fields and methods work in addition to the new names.
 
-    An old name is an attribute of the class and of its instances, and a keyword of its constructor.
+    An old name is then an attribute of the class and of the class's instances, and a keyword of the constructor.
+
+    Args:
+        new_names: the new name of each field or method, as keyword arguments ``old="new"``.
     """
 
     def decorate(cls: C) -> C:
@@ -33,11 +36,14 @@ def accepts_old_names(**new_names: str) -> Callable[[C], C]:
 
 
 OLD_METHODS = {"sharing": {"needs": "requests", "check_dealt": "check_data"}}
-"""Kind of component -> old name -> new name, of methods that users define."""
+"""Kind of component, such as "sharing" -> old name of a method that users define -> new name of the method."""
 
 
 def adopt_old_methods(kind: str, component: Any) -> None:
-    """Give a user-defined class the new names of the methods that it defines under old names."""
+    """Add methods to a user-defined class under their new names if the class defines them under old names only.
+
+    kind: kind of the component, a key of ``OLD_METHODS``. component: the class.
+    """
     for old, new in OLD_METHODS.get(kind, {}).items():
         owner = next((c for c in getattr(component, "__mro__", ()) if old in vars(c) or new in vars(c)), None)
         if owner is not None and new not in vars(owner):
@@ -45,7 +51,7 @@ def adopt_old_methods(kind: str, component: Any) -> None:
 
 
 class _OldName:
-    """A descriptor that returns the value of the new name, from an instance or from the class."""
+    """Descriptor for an old attribute name: it warns and returns the attribute with the new name."""
 
     def __init__(self, cls: type, old: str, new: str) -> None:
         self.names = cls, old, new

@@ -1,4 +1,4 @@
-"""Errors of user requests and of user code, each with a message of one sentence."""
+"""Exceptions for invalid input of the user and for failures of user code, each with a message of one sentence."""
 
 import re
 import sys
@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 SHOWN = 80
-"""Maximum number of characters of a value in a message; longer values are cut."""
+"""Maximum number of characters of a value that a message quotes; a longer value is cut."""
 
 FEW = 5
 """Maximum number of names that a message suggests."""
 
 LONGEST = 190
-"""Maximum length of a sentence about user code: with ``error: `` before it, a line has at most 200 characters."""
+"""Maximum number of characters of a message about user code; with ``error: `` before it, a line has at most 200."""
 
 _HERE = Path(__file__).resolve().parent
 _NOT_USER_CODE = tuple(
@@ -33,19 +33,20 @@ _NOT_USER_CODE = tuple(
 )
 
 RUN = "python sweeps/run.py" if (_HERE.parent.parent / "sweeps" / "run.py").is_file() else "fedcommons run"
-"""Command that runs one experiment: the script in a clone of the repository, else the installed command."""
+"""Command that runs one experiment: ``sweeps/run.py`` in a clone of the repository, else the installed command."""
 
 _TEXT_DIRECTION = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-"""Characters that change the direction of the text after them."""
+"""Unicode characters that change the direction (left to right, right to left) of the text after them."""
 
 T = TypeVar("T")
 
 
 class UserError(Exception):
-    """A user request that cannot be met; the message names field, value, allowed values and the nearest valid name.
+    """Error for invalid input of the user; the message names the field, the value, and the values that are allowed.
 
-    The error is raised before any work. In the sentence, words longer than ``SHOWN`` characters are cut, and so are
-    paths longer than four times ``SHOWN``. Control characters are escaped, because file names are not trusted.
+    The error is raised before training starts. In the message, words longer than ``SHOWN`` characters are cut, and so
+    are paths longer than four times ``SHOWN``. Control characters are escaped, because a message may quote file names,
+    which are not trusted.
     """
 
     def __init__(self, sentence: str) -> None:
@@ -54,10 +55,11 @@ class UserError(Exception):
 
 
 class ClientError(RuntimeError):
-    """A failure of user code, usually in a client's job; ``sentence`` names file, method, client and round if known.
+    """Error for a failure of user code, usually while a worker process runs a client.
 
-    client, round: set if this client can be run again alone. trace: the traceback as text, because an exception loses
-    its traceback when it is sent from another process.
+    sentence: the message, which names the file, method, client and round if they are known. client, round: numbers of
+    the client and the round, set if this client's work can be repeated alone. trace: the traceback as text, because an
+    exception loses the traceback when it is sent from another process.
     """
 
     def __init__(self, sentence: str, client: int | None = None, round: int | None = None, trace: str = "") -> None:
@@ -66,36 +68,38 @@ class ClientError(RuntimeError):
 
     @classmethod
     def from_exception(cls, error: BaseException, where: str, part: str = "", doing: Sequence[str] = ()) -> Self:
-        """Return the error that reports what user code has raised.
+        """Return a ``ClientError`` that reports the exception ``error`` of user code.
 
-        where: the code that was called. doing: what the code was doing. part: name of the component, which the message
-        quotes if the failing line is not in the user's file.
+        where: name of the called code in the message. doing: phrases that say what the code was doing. part: name of
+        the component; the message quotes this name if the failing line is not in the user's file.
         """
-        trace = "" if lacks_memory(error) else "".join(traceback.format_exception(error))  # user code is not the cause
+        # If memory is lacking, user code is not the cause, so no traceback is stored.
+        trace = "" if lacks_memory(error) else "".join(traceback.format_exception(error))
         return cls(_describe(error, where, part, doing), trace=trace)
 
 
 class Warned(str):
-    """A warning about a problem that does not stop the run; it is also printed with ``--quiet``."""
+    """Text of a warning about a problem that does not stop the run; the text is printed even with ``--quiet``."""
 
 
 class Ended(SystemExit):
-    """The exit of this process after a signal; unlike a ``SystemExit`` of user code, it is not turned into an error."""
+    """Exit of this process after a signal; unlike a ``SystemExit`` of user code, it is not turned into an error."""
 
 
 class user_code_context:
-    """Context around a call of user code that turns every exception into a ``ClientError`` with one sentence.
+    """Context for a call of user code: it turns an exception into a ``ClientError`` with a message of one sentence.
 
-    Checks of what user code returns stand in the same context. ``UserError``, ``ClientError``, Ctrl-C and the end of
-    the process pass unchanged. The context is no generator, because contextlib lets a ``StopIteration`` through.
+    Checks of the values that user code returns run in the same context. ``UserError``, ``ClientError``, Ctrl-C and
+    ``Ended`` pass unchanged. The context is a class and not a generator function of contextlib, because contextlib does
+    not convert a ``StopIteration``.
 
     Args:
-        part: an object, class or function, which the message names by file and name; or the name itself.
-        method: name of the called method; empty if the part itself is called.
-        at: the time of the call, such as ``round 3``.
+        part: the called object, class or function, which the message names by file and name; or the name as a string.
+        method: name of the called method; empty if ``part`` itself is called.
+        at: when the code is called, for the message, such as ``round 3``.
 
     Raises:
-        ClientError: another exception was raised; ``SystemExit`` counts.
+        ClientError: the code raised any other exception, including ``SystemExit``.
     """
 
     def __init__(self, part: object, method: str = "", *at: str) -> None:
@@ -113,16 +117,17 @@ class user_code_context:
 
 
 def is_exit(error: BaseException) -> bool:
-    """Return whether the user or a signal, not user code, ends this process."""
-    return isinstance(error, KeyboardInterrupt | Ended) or hasattr(error, "ray_terminate_msg")  # Ray's own SystemExit
+    """Return whether the exception ends this process at the request of the user, a signal or Ray, not of user code."""
+    # Ray raises a SystemExit with the attribute ray_terminate_msg.
+    return isinstance(error, KeyboardInterrupt | Ended) or hasattr(error, "ray_terminate_msg")
 
 
 @contextmanager
 def before_any_work() -> Iterator[None]:
-    """Turn a failure of user code in this context into a request that cannot be met.
+    """Context for user code that runs before training: it turns a ``ClientError`` into a ``UserError``.
 
     Raises:
-        UserError: a ``ClientError`` was raised; the sentence is the same.
+        UserError: the code raised a ``ClientError``; the message is the same.
     """
     try:
         yield
@@ -131,30 +136,32 @@ def before_any_work() -> Iterator[None]:
 
 
 def require_type(kind: type[T], value: object, what: str = "") -> T:
-    """Return the value that user code returned, if the value has this type. what: the type in words.
+    """Check that a value that user code returned has the type ``kind``, and return the value.
+
+    what: description of the type for the message; by default the type's name.
 
     Raises:
         ValueError: the value has another type.
     """
     if isinstance(value, kind):
         return value
-    raise ValueError(f"it must give {what or f'a {kind.__name__}'}, got {type(value).__name__}")
+    raise ValueError(f"it must return {what or f'a {kind.__name__}'}, got {type(value).__name__}")
 
 
 def name_of(part: Any) -> str:
-    """Return file and name of a class, a function or an object's class, such as ``my_lab.py:FedAvgM``."""
+    """Return the file and name of a class or function, or of an object's class, such as ``my_lab.py:FedAvgM``."""
     kind = part if hasattr(part, "__qualname__") else type(part)
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     return _cut(f"{Path(file).name if file else kind.__module__}:{kind.__name__}")
 
 
 def quote(value: object) -> str:
-    """Return a value for a message: text in quotes, control characters escaped, cut at ``SHOWN`` characters."""
+    """Return a value as text for a message: strings in quotes, control characters escaped, cut at ``SHOWN``."""
     return _cut(f"{value:g}" if isinstance(value, float) else repr(value))
 
 
 def clean(text: str) -> str:
-    """Return text for display; control characters, surrogates and changes of text direction are escaped."""
+    """Return the text with control characters, surrogates and changes of text direction escaped, for the screen."""
     return text if text.isascii() and text.isprintable() else "".join(map(_escaped, text))
 
 
@@ -168,7 +175,10 @@ def _cut(text: str, length: int = SHOWN) -> str:
 
 
 def sentence(error: BaseException) -> str:
-    """Return the error's message in one line."""
+    """Return a line that describes the error: the message, after the type's name if the error has another type.
+
+    The type's name is omitted for ``UserError``, ``ClientError`` and a lack of memory.
+    """
     cause = getattr(error, "cause", None)  # Ray wraps the error of another process in its own error
     cause = cause if isinstance(cause, BaseException) else error
     if isinstance(cause, ClientError):
@@ -177,12 +187,12 @@ def sentence(error: BaseException) -> str:
     if isinstance(cause, UserError):
         return message
     if lacks_memory(cause):
-        return f"out of memory: {_cut(message) or 'none is left'}"
+        return f"out of memory: {_cut(message) or 'no memory is available'}"
     return f"{type(cause).__name__}: {message}" if message else type(cause).__name__
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Return whether the error reports a lack of memory, or of resources for one more thread or process."""
+    """Return whether the error reports that memory, or the resources for another thread or process, are missing."""
     if isinstance(error, OSError):
         return error.errno in (ENOMEM, EAGAIN)
     matches = isinstance(error, RuntimeError | ImportError) and any(words in message_of(error) for words in _NO_MEMORY)
@@ -193,26 +203,26 @@ _NO_MEMORY = (
     "allocate memory", "not enough memory", "out of memory", "bad_alloc", "new thread", "map segment",
     "create a primitive",
 )  # fmt: skip
-"""Words for a lack of memory in the errors of torch, oneDNN, threading and the loader of shared libraries."""
+"""Words with which torch, oneDNN, threading and the loader of shared libraries report a lack of memory."""
 
 
 def message_of(error: BaseException) -> str:
-    """Return the error's message in one line; ``str`` of an error class of the user may itself fail."""
+    """Return the error's message in one line, or a fixed text if ``str`` of the user's exception class fails."""
     try:
         return clean(" ".join(str(error).split()))
     except BaseException:
-        return "it cannot say why"
+        return "its message cannot be read"
 
 
 def _describe(error: BaseException, where: str, part: str, doing: Sequence[str]) -> str:
-    """Return ``where: message (line in the user's file; doing)``; the message is cut first if the text is too long."""
+    """Return the text ``where: message (line in the user's file; doing)``, cut to about ``LONGEST`` characters."""
     frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     user_frames = [(code, line) for code, line in frames if is_user_code(code.co_filename)]
     place = [f"{Path(code.co_filename).name}, line {line} in {code.co_name}" for code, line in user_frames[-1:]]
     behind = "; ".join(filter(None, [*(place or [part]), *doing]))
     behind = f" ({_cut(behind, LONGEST // 2)})" if behind else ""
     message = sentence(error)
-    if type(error) is ValueError and not user_frames:  # raised by the package, so the type says nothing
+    if type(error) is ValueError and not user_frames:  # the package raised the error, so the type says nothing
         message = message.removeprefix("ValueError: ")
     where = _cut(where, LONGEST // 2)
     return f"{where}: {_cut(message, max(LONGEST - len(where) - len(behind) - 2, 20))}{behind}"
@@ -220,16 +230,16 @@ def _describe(error: BaseException, where: str, part: str, doing: Sequence[str])
 
 @lru_cache(maxsize=4096)
 def is_user_code(file: str) -> bool:
-    """Return whether a file is the user's: not installed, not part of Python and not part of this package."""
+    """Return whether a file is the user's: not an installed library, not part of Python and not of this package."""
     path = Path(file).resolve()
     installed = str(path).startswith(_NOT_USER_CODE) or {"site-packages", "dist-packages"} & set(path.parts)
     return not installed and not file.startswith("<")
 
 
 def unknown(what: str, name: str, names: Iterable[str], besides: str = "") -> UserError:
-    """Return the error for a name that is not in ``known``; its message suggests the nearest name.
+    """Return the error for a name that is not in ``names``; the message suggests the nearest valid name.
 
-    besides: what else is allowed, listed after the known names.
+    what: the noun before the name, such as ``field``. besides: another allowed value, listed after ``names``.
     """
     names = sorted(names)
     listing = f" Known: {', '.join([*names, *([besides] if besides else [])])}." if len(names) <= 16 else " See --help."
@@ -237,10 +247,11 @@ def unknown(what: str, name: str, names: Iterable[str], besides: str = "") -> Us
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return ``; did you mean 'x'?``, or a full stop if no name is near.
+    """Return the end of a message: ``; did you mean 'x'?`` with the nearest of ``names``; a full stop if none is near.
 
-    A name that differs only in dots, dashes and capitals is nearest. Next come names that start with ``name``, if they
-    are few. Else dotted names are compared by their last component first: ``--alpha`` is near ``--partition.alpha``.
+    A candidate that differs from ``name`` only in dots, dashes, underscores and capitals is nearest. Candidates that
+    start with ``name`` come next, if there are at most ``FEW``. Otherwise the last components of dotted names are
+    compared first, so ``--alpha`` is near ``--partition.alpha``.
     """
     names, letters = sorted(names), re.sub(r"[-_.]", "", name).lower()
     same = [candidate for candidate in names if re.sub(r"[-_.]", "", candidate).lower() == letters]

@@ -1,7 +1,8 @@
 """Arithmetic on named tensors that are views of one flat buffer.
 
-A model, a control variate or a gradient is a ``Flat``: one vector and a ``Layout`` that names its parts. So adding
-clients' updates, loading a module and sending a model take one operation each, for any number of layers.
+A model, a control variate or a gradient is a ``Flat``: one vector (the buffer), and a ``Layout`` with the names and
+shapes of the tensors in the vector. So adding clients' updates, loading a module and sending a model take one operation
+each, for any number of layers.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,14 +18,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Layout:
-    """Names and shapes of the parts of a flat buffer, in order."""
+    """Names and shapes of the tensors in a flat buffer, in their order."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
 
     @cached_property
     def parts(self) -> dict[str, tuple[slice, tuple[int, ...]]]:
-        """Position in the buffer and shape of each part, by name."""
+        """Position in the buffer (a slice) and shape of each tensor, by name."""
         parts, start = {}, 0
         for name, shape in zip(self.names, self.shapes, strict=True):
             parts[name] = slice(start, start + prod(shape)), shape
@@ -33,7 +34,7 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Number of elements of all tensors together."""
         return sum(prod(shape) for shape in self.shapes)
 
     def __reduce__(self) -> tuple:
@@ -41,7 +42,7 @@ class Layout:
 
 
 class Flat(Mapping[str, Tensor]):
-    """Named views of one flat buffer; it is pickled as one contiguous array and loaded as a fresh copy."""
+    """Mapping from names to tensors that are views of one flat buffer; pickling stores and copies the whole buffer."""
 
     __slots__ = ("buffer", "layout")
 
@@ -64,27 +65,27 @@ class Flat(Mapping[str, Tensor]):
 
 
 def _from_array(layout: Layout, array: np.ndarray) -> Flat:
-    # torch.tensor copies: a view of Ray's shared memory could be overwritten for every other reader.
+    # torch.tensor copies the array, because a write to a view of Ray's shared memory would change it for all processes.
     return Flat(layout, torch.tensor(array))
 
 
 Payload = Mapping[str, Flat | Tensor]
-"""The form of messages, client memory and server state: names to ``Flat`` or tensors."""
+"""Type of messages, client memory and server state: a mapping from names to ``Flat`` or tensors."""
 
 
 def layout_of(named: Iterable[tuple[str, Tensor]]) -> Layout:
-    """Return the layout of named tensors, in the order of ``named``."""
+    """Return the names and shapes of (name, tensor) pairs, in the order of ``named``."""
     items = [(name, tuple(t.shape)) for name, t in named]
     return Layout(tuple(n for n, _ in items), tuple(s for _, s in items))
 
 
 def flatten(named: Mapping[str, Tensor]) -> Flat:
-    """Return a ``Flat`` with a new buffer and copies of the named tensors."""
+    """Return a ``Flat`` with copies of the named tensors in a new buffer."""
     return Flat(layout_of(named.items()), torch.cat([t.detach().reshape(-1) for t in named.values()]))
 
 
 EMPTY = Flat(Layout((), ()), torch.empty(0, dtype=torch.float32, device="cpu"))
-"""The ``Flat`` without parts."""
+"""The ``Flat`` without tensors."""
 
 
 def copy(x: Flat) -> Flat:
@@ -98,7 +99,7 @@ def data(x: Flat | Tensor) -> Tensor:
 
 
 def require_payload(what: str, payload: Any) -> None:
-    """Check that ``payload`` has the form of a ``Payload``. what: its name in the message.
+    """Check that ``payload`` is a ``Payload``. what: name of the payload in the error message.
 
     Raises:
         ValueError: ``payload`` is no mapping from names to ``Flat`` or tensors.
@@ -126,31 +127,31 @@ def flat(payload: Payload, name: str) -> Flat:
 
 
 def scalar(payload: Payload, name: str) -> float:
-    """Return the number called ``name`` in a payload."""
+    """Return the entry ``name`` of a payload, a tensor with one element, as a number."""
     return float(data(payload[name]))
 
 
 def zeros_like(x: Flat) -> Flat:
-    """Return zeros with the layout of ``x``."""
+    """Return a ``Flat`` of zeros with the names and shapes of ``x``."""
     return Flat(x.layout, torch.zeros_like(x.buffer))
 
 
 def select(x: Flat, names: Sequence[str]) -> Flat:
-    """Return a copy of the parts ``names`` of ``x``, in that order; empty without names. A ``str`` is one name."""
+    """Return a copy of the tensors of ``x`` called ``names``, in the order of ``names``. A ``str`` is one name."""
     names = (names,) if isinstance(names, str) else tuple(names)
     return Flat(layout_of((n, x[n]) for n in names), torch.cat([x[n].reshape(-1) for n in names] or [x.buffer[:0]]))
 
 
 def put(whole: Flat, part: Flat) -> Flat:
-    """Return a copy of ``whole`` in which the parts of ``part`` are replaced; the inverse of ``select``.
+    """Return a copy of ``whole`` in which the tensors named in ``part`` have the values of ``part``.
 
     Raises:
-        ValueError: ``whole`` lacks a part of ``part``, or the shapes differ.
+        ValueError: ``whole`` lacks a tensor of ``part``, or two tensors with the same name have different shapes.
     """
     result = copy(whole)
     for name, values in part.items():
         if name not in whole.layout.parts:
-            raise ValueError(f"there is no part {name!r} to put in place")
+            raise ValueError(f"there is no tensor {name!r} that could be replaced")
         if values.shape != result[name].shape:
             raise ValueError(f"{name} has shape {tuple(result[name].shape)}, and not {tuple(values.shape)}")
         result[name].copy_(values)
@@ -158,34 +159,34 @@ def put(whole: Flat, part: Flat) -> Flat:
 
 
 def like(x: Flat | Tensor, values: Tensor) -> Flat | Tensor:
-    """Return ``values`` as a ``Flat`` with the layout of ``x`` if ``x`` is a ``Flat``, else unchanged."""
+    """Return ``values`` as a ``Flat`` with the names and shapes of ``x`` if ``x`` is a ``Flat``, else unchanged."""
     return Flat(x.layout, values) if isinstance(x, Flat) else values
 
 
 def sub(a: Flat, b: Flat) -> Flat:
-    """Return a - b."""
+    """Return a - b, for two ``Flat`` with equal names and shapes."""
     return Flat(a.layout, a.buffer - b.buffer)
 
 
 def add(a: Flat, b: Flat, scale: float = 1.0) -> Flat:
-    """Return a + scale b, computed in the wider of both types and converted to a's type."""
+    """Return a + scale * b, computed in the wider number type of a and b and converted to the number type of a."""
     wide = torch.promote_types(a.buffer.dtype, b.buffer.dtype)
     return Flat(a.layout, torch.add(a.buffer.to(wide), b.buffer, alpha=scale).to(a.buffer.dtype))
 
 
 def scale(a: Flat, factor: float) -> Flat:
-    """Return factor a; ``a`` itself if the factor is 1."""
+    """Return factor * a; if the factor is 1, return the object ``a`` itself and no copy."""
     return a if factor == 1 else Flat(a.layout, a.buffer * factor)
 
 
 def sq_norm(a: Flat | Tensor) -> float:
-    """Return ||a||^2, accumulated in float64."""
+    """Return the squared Euclidean norm ||a||^2, summed in float64."""
     x = data(a).double()
     return float(x.mul_(x).sum()) if x is not data(a) else float(x.square().sum())
 
 
 def norm(a: Flat | Tensor) -> float:
-    """Return ||a||; the result is infinite or nan only if a value of ``a`` is, not because squares overflow."""
+    """Return the Euclidean norm ||a||. Squares do not overflow: only infinite or nan values give such a result."""
     x = data(a)
     result = float(torch.linalg.vector_norm(x))
     if isfinite(result) or not x.isfinite().all():
@@ -195,12 +196,12 @@ def norm(a: Flat | Tensor) -> float:
 
 
 def nbytes(payload: Payload) -> int:
-    """Return the bytes of the numbers in a message, without names and headers."""
+    """Return the number of bytes of all tensors in a message, without names and headers."""
     return sum(data(x).nbytes for x in payload.values())
 
 
 def to_device(payload: Payload, device: torch.device) -> Payload:
-    """Return the payload on ``device``; the same object if it is already on ``device``."""
+    """Return the payload with all tensors on ``device``; the same object if all tensors are already there."""
     if not payload or all(data(x).device == device for x in payload.values()):
         return payload
     return {

@@ -1,10 +1,11 @@
-"""Seeds and random generators. Every random draw has a key: run seed, purpose, round, client, ...
+"""Seeds and random generators. Every use of random numbers has a key, such as (run seed, purpose, round, client).
 
-A seed is a hash of its key, so a new client, another executor or one more draw changes no other draw.
+A seed is a hash of the key. So random numbers for one key do not change if a client is added, another executor is used,
+or more random numbers are drawn for another key.
 
-A seed has 63 bits. torch's CPU generator uses the low 32 bits, so two keys may share a stream on a CPU. torch's GPU
-generator and numpy's generator use all bits. Draws that must differ for all keys and be hard to guess come from
-``wide_generator``.
+A seed has 63 bits. torch's CPU generator uses only the low 32 bits, so two keys may have the same random stream on a
+CPU. torch's GPU generator and numpy's generator use all bits. Random numbers that must differ for all keys and be hard
+to guess come from ``wide_generator``.
 """
 
 import hashlib
@@ -20,12 +21,12 @@ if TYPE_CHECKING:  # torch takes seconds to import
 
 
 def seed_for(*key: int | str) -> int:
-    """Return a 63-bit seed for a key, e.g. ``seed_for(run, "order", round, client)``; the same on every machine."""
+    """Return a 63-bit seed for a key, equal on every machine, e.g. ``seed_for(run, "order", round, client)``."""
     return _hash(key, 8) >> 1
 
 
 def wide_key(*key: int | str) -> int:
-    """Return 128 bits for a key, the seed of ``wide_generator``."""
+    """Return the 128-bit seed of ``wide_generator`` for a key."""
     return _hash(key, 16)
 
 
@@ -34,38 +35,38 @@ def _hash(key: tuple[int | str, ...], size: int) -> int:
 
 
 def generator(*key: int | str, device: "torch.device | str" = "cpu") -> "torch.Generator":
-    """Return a torch generator for a key: one of 2^32 streams on a CPU. A GPU's generator draws other numbers."""
+    """Return a torch generator for a key: one of 2^32 random streams on a CPU. A GPU generator has other streams."""
     import torch
 
     return torch.Generator(device).manual_seed(seed_for(*key))
 
 
 def numpy_generator(*key: int | str) -> np.random.Generator:
-    """Return a numpy generator for a key: one of 2^63 streams."""
+    """Return a numpy generator for a key: one of 2^63 random streams."""
     return np.random.default_rng(seed_for(*key))
 
 
 def wide_generator(*key: int | str) -> np.random.Generator:
-    """Return a numpy generator for a key: one of 2^128 streams, for draws that protect data.
+    """Return a numpy generator for a key: one of 2^128 random streams, for random numbers that protect data.
 
-    Philox uses the 128 bits unchanged. Philox is no cipher: an attacker with the key, or with much of a stream, can
-    predict the stream.
+    The generator Philox uses the 128 bits of the seed unchanged. Philox is not a cipher: an attacker who knows the
+    seed, or a long piece of the stream, can predict the stream.
     """
     return np.random.Generator(np.random.Philox(key=wide_key(*key)))
 
 
 def set_default_generator(*key: int | str) -> None:
-    """Seed torch's default generators; dropout and initialisation can draw from no other generator."""
+    """Seed torch's default generators, because dropout and weight initialisation can use no other generators."""
     import torch
 
     seed = seed_for(*key)
     torch.default_generator.manual_seed(seed)  # cheaper than torch.manual_seed, which visits every backend
-    if torch.cuda.is_initialized():  # is_available would look for a driver each time
+    if torch.cuda.is_initialized():  # is_available would search for a GPU driver in every call
         torch.cuda.manual_seed_all(seed)
 
 
 def global_states() -> tuple[Any, ...]:
-    """Return the states of Python's, numpy's and torch's global random generators in a comparable form."""
+    """Return the states of Python's, numpy's and torch's global random generators, in a form that == can compare."""
     import torch
 
     kind, keys, *rest = np.random.get_state()  # noqa: NPY002  (other libraries use this generator)
@@ -74,9 +75,9 @@ def global_states() -> tuple[Any, ...]:
 
 @contextmanager
 def keyed_globals(*key: int | str) -> Iterator[None]:
-    """Seed the global generators, for code that accepts no generator: torch's, numpy's and Python's ``random``.
+    """Context that seeds the global generators of torch, numpy and Python, for code that accepts no generator.
 
-    All states are restored afterwards.
+    The states of all these generators are restored afterwards.
     """
     import torch
 
@@ -88,7 +89,7 @@ def keyed_globals(*key: int | str) -> Iterator[None]:
 
 @contextmanager
 def keyed_besides_torch(*key: int | str) -> Iterator[None]:
-    """Seed numpy's global generator and Python's ``random``; restore their states afterwards."""
+    """Context that seeds the global generators of numpy and Python and restores both states afterwards."""
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  (other libraries use this generator)
     try:
         random.seed(seed_for(*key, "python"))
