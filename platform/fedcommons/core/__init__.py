@@ -1,1 +1,1 @@
-"""Code that methods and the engine share; methods and the engine do not import each other."""
+"""Code that federated methods and the round engine share, because methods and the engine do not import each other."""

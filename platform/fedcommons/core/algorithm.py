@@ -1,7 +1,7 @@
-"""Interface of federated algorithms: four functions over plain data, and the three kinds of data that never mix.
+"""Interface of federated algorithms: the four functions of ``Algorithm`` on messages, client memory, server state.
 
-A *message* travels between server and client, and its bytes are counted. *Memory* stays with the client and is never
-counted. *State* stays on the server, and ``state["model"]`` is the server model.
+A *message* travels between server and client, and the bytes of messages are counted. *Memory* is data that a client
+stores between rounds; it is never sent. *State* stays on the server, and ``state["model"]`` is the server model.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,18 +23,18 @@ from fedcommons.flat_tensors import Flat, Payload, nbytes
 from fedcommons.privacy.release import Release
 
 State = Payload
-"""State that the server stores from round to round.
+"""State that the server stores from round to round: names to ``Flat`` or tensors.
 
-``state["model"]`` is the server model. It is evaluated in every round, and so is any other ``state["model/NAME"]``.
+``state["model"]`` is the server model. The engine evaluates it in every round, and also each entry ``"model/NAME"``.
 A method with personal models of the clients (``Personal``) may have no server model.
 """
 
 
 @dataclass(eq=False)
 class Counts:
-    """Class counts of all clients, (N, classes), computed when the object is called.
+    """Function that returns the class counts of all N clients, (N, classes).
 
-    Every client sends its counts for a call, so ``nbytes`` stores the bytes of that traffic; 0: never called.
+    Every client sends its counts to the server for a call. nbytes: bytes of this traffic; 0 before the first call.
     """
 
     compute: Callable[[], Tensor]
@@ -48,19 +48,20 @@ class Counts:
 
 @dataclass(frozen=True)
 class Facts:
-    """Public facts of a federation, and the clients' class counts, which are not public.
+    """Public facts of a federation, and a function for the clients' class counts, which are not public.
 
-    arrival: per client, the probability that it takes part in a round and its whole reply arrives; None if no closed
-    form is known. counts: returns the number of examples per class and client, (N, classes). If a method or a straggler
-    rule calls ``counts`` in a run, every client sends its counts: the bytes are counted, and the privacy ledger lists
-    the counts once, as uncovered. shape: of an example. n_classes: number of classes; None if labels are no classes.
-    head, batch_norm: names of the parameters of the module's ``head`` and of its BatchNorm layers, in the model's
-    order; empty if the module has none. pool: number of examples in the server's pool of synthetic images; 0 without a
-    pool and before it is created. ``start`` copies the facts that ``down`` and ``merge`` need into the state.
+    arrival: per client, the probability that the client takes part in a round and that its whole reply arrives; None if
+    no closed form is known. counts: function that returns the number of examples per client and class, (N, classes). If
+    a method or a straggler rule calls ``counts``, every client sends its class counts. The bytes are then counted, and
+    the privacy ledger lists the class counts once, without a privacy guarantee (uncovered). shape: shape of an example.
+    n_classes: number of classes; None if labels are not classes. head, batch_norm: names of the parameters of the
+    module's ``head`` and of the BatchNorm layers, in the model's order; empty if the module has none. pool: number of
+    examples in the server's pool of synthetic images; 0 if there is no pool yet. Only ``start`` gets the facts, so it
+    copies the facts that ``down`` and ``merge`` need into the state.
     """
 
     n_clients: int
-    sizes: Sequence[float]  # per client: number of examples, or sum of the examples' weights
+    sizes: Sequence[float]  # per client: number of examples n_i, or sum of the examples' weights
     rounds: int
     weighting: str = "uniform"  # rule for the weights of clients in averages
     arrival: Sequence[float] | None = None
@@ -82,16 +83,17 @@ class Facts:
 
     @property
     def total_weight(self) -> float:
-        """Sum of the weights w_i over all N clients, whether they take part or not."""
+        """Sum of the weights w_i of all N clients in averages, including clients that do not take part in a round."""
         return total_weight(self.weighting, self.sizes)
 
 
 @accepts_old_names(own="individual")
 @dataclass(frozen=True)
 class Message:
-    """A message from the server to one client; ``own`` is for this client alone.
+    """A message from the server to one client.
 
-    ``common`` is the same object for all clients of a round, and each worker process receives it once.
+    common: the same object for all clients of a round; each worker process receives it once. individual: data for this
+    client only.
     """
 
     common: Payload
@@ -99,24 +101,25 @@ class Message:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that one client downloads."""
+        """Number of bytes that the client downloads."""
         return nbytes(self.common) + nbytes(self.individual)
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A client's reply to the server, its new memory, and its metrics for the experimenter.
+    """A client's reply to the server, the client's new memory, and metrics for the experimenter.
 
-    sums, each: a tensor under the same name in both is summed and also visible to the server by client. It travels
-        once; its part of the sum is the tensor in ``each`` times ``weight``.
-    metrics: measurements of the client for the experimenter. They are no message: they cost no bytes, have no epsilon,
-        and reach neither ``merge`` nor a client.
-    releases: protection of the tensors, by name. A tensor that no release names counts as unprotected (uncovered). A
-        release may name a tensor computed from memory only if the memory was computed from protected results.
+    sums, each: the engine adds the tensors in ``sums`` over clients; the server sees the tensors in ``each`` per
+        client. A name in both stands for one tensor that is sent once: ``sums`` has ``each`` times ``weight``.
+    metrics: measurements for the experimenter. They are not part of the message: their bytes are not counted, they have
+        no epsilon, and neither ``merge`` nor another client sees them.
+    releases: privacy ledger entries that state the protection of tensors by name. A tensor without a release counts as
+        unprotected (uncovered). A release may name a tensor computed from memory only if all data in the memory were
+        computed from protected results.
     """
 
-    sums: Payload = field(default_factory=dict)  # the engine adds them over clients: ``total`` in merge
-    each: Payload = field(default_factory=dict)  # travel separately: in merge's ``replies``
+    sums: Payload = field(default_factory=dict)  # added over clients: ``total`` in ``merge``
+    each: Payload = field(default_factory=dict)  # one set of tensors per client: ``replies`` in ``merge``
     _: KW_ONLY
     weight: float = 1.0  # the client's weight in averages; ``sums`` are already multiplied by it
     memory: Payload | None = None  # replaces the client's memory; None leaves the memory unchanged
@@ -125,36 +128,35 @@ class Reply:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the client uploads."""
+        """Number of bytes that the client uploads."""
         if self.each and (both := self.sums.keys() & self.each.keys()):
             return nbytes(self.sums) + nbytes({name: x for name, x in self.each.items() if name not in both})
         return nbytes(self.sums) + nbytes(self.each)
 
 
 Replies = Mapping[int, Reply]
-"""Replies of a round by client, in client order, without sums, memory and metrics."""
+"""Client number -> reply of the client in a round, in client order, without sums, memory and metrics."""
 
 
 class Algorithm(Protocol):
-    """A federated algorithm: a frozen dataclass of its constants with these functions, which change no argument.
+    """A federated algorithm: a frozen dataclass of hyperparameters with these functions, which change no argument.
 
-    A constant is ``mu: Annotated[float, "[0, inf)"] = 0.01``: type, range, default, and a line of help below it.
-    ``start`` raises an error for a model or data that the algorithm is not defined for.
+    A hyperparameter is declared as ``mu: Annotated[float, "[0, inf)"] = 0.01``: type, range and default. The string on
+    the next line is the help text. ``start`` raises an error if the algorithm is not defined for the model or data.
 
-    Optional protocols: ``ChoosesClients``, ``Shares``, ``Personal``, ``TellsWork``. Optional attributes:
-    ``trains_locally``, ``sees_statistics``, ``keeps_batch_norm``, ``refuses_batch_norm``, ``takes_partial``,
-    ``needs_pool``, ``waits_for``, ``needs`` (see ``needed``), and
+    Optional protocols: ``ChoosesClients``, ``Shares``, ``Personal``, ``TellsWork``. Optional attributes that are
+    described elsewhere: ``trains_locally``, ``sees_statistics``, ``keeps_batch_norm``, ``refuses_batch_norm``,
+    ``takes_partial``, ``needs_pool``, ``waits_for``, ``needs`` (see ``needed``). Further optional attributes:
 
-    ``watches_head = True``: the algorithm takes embeddings at the module's ``head`` (see ``features.Head``).
-    ``needs_classes = True``: the algorithm works per class; labels that are no classes are refused.
-    ``distils = True``: the server creates images and distils logits.
-    ``trains_images = True``: the server trains images by the model's logits; unsuitable examples and models are
-    refused.
+    ``watches_head = True``: the algorithm uses the embeddings at the module's ``head`` (see ``features.Head``).
+    ``needs_classes = True``: the algorithm works per class; data sets whose labels are not classes are refused.
+    ``distils = True``: the server creates images and distils knowledge by logits.
+    ``trains_images = True``: the server optimises images by the model's logits; unsuitable data and models are refused.
     ``check(fields)``: raises ``UserError`` if the algorithm is not defined for an experiment's fields.
     """
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        """Return the server's state before round 1."""
+        """Return the server's state before round 1. model: initial weights. seed: seed for random numbers."""
         ...
 
     def down(self, state: State, round: int, client: int) -> Message:
@@ -162,45 +164,48 @@ class Algorithm(Protocol):
         ...
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        """Run one client's round in a worker process; ``memory`` is empty when the client first takes part."""
+        """Run a client's work of a round in a worker process and return the reply.
+
+        message: what ``down`` returned. memory: the ``Reply.memory`` of the client's last round, empty if there is
+        none. data: the client's training data. seed: seed for random numbers of this client and round.
+        """
         ...
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         """Return the server's next state.
 
-        total: float64 sums of ``Reply.sums`` over the clients. replies: the clients' replies without sums, memory and
-        metrics; metrics are for the experimenter, and clients send what the server needs. An algorithm that trains on
-        the server runs the training as one job of ``executor``.
+        total: float64 sums of ``Reply.sums`` over the clients that replied. replies: their replies without sums, memory
+        and metrics. An algorithm that trains on the server runs the training as one job of ``executor``.
         """
         ...
 
 
 @runtime_checkable
 class ChoosesClients(Protocol):
-    """An algorithm that chooses a round's clients itself."""
+    """An algorithm that chooses the participating clients of a round itself, so that none are sampled."""
 
     def participants(self, state: State, round: int) -> Sequence[int]:
-        """Return the clients of ``round``, each once, in any order. Without clients, only ``merge`` is called."""
+        """Return the participants of ``round``, each once, in any order. Without any, only ``merge`` is called."""
         ...
 
 
 @runtime_checkable
 class Personal(Protocol):
-    """An algorithm with a personal model per client, which ``evaluate.clients`` evaluates."""
+    """An algorithm with a personal model per client, which the field ``evaluate.clients`` evaluates."""
 
     def personal(self, state: State, memory: Payload, message: Message) -> Payload:
-        """Return the client's personal model after a round: ``model``, a ``Flat`` of all weights, maybe ``buffers``.
+        """Return a client's personal model after a round: ``model``, a ``Flat`` of all weights, and maybe ``buffers``.
 
         state: the server's state. memory: the client's memory, empty if the client has not taken part yet. message: the
-        message that the client would download in the next round. Without ``buffers`` (BatchNorm's statistics), the
-        client uses the statistics that ``federation.buffers`` prescribes. Nothing travels: the result is for the
-        experimenter.
+        message that the client would download in the next round. ``buffers`` are BatchNorm's statistics; without them,
+        the client uses the statistics that ``federation.buffers`` prescribes. The result is for the experimenter and is
+        not sent, so its bytes are not counted.
         """
         ...
 
 
 BUFFERS = "buffers"
-"""Name of BatchNorm's statistics in replies. The engine averages them; algorithms do not see them by default.
+"""Name of BatchNorm's statistics in replies. The engine averages the statistics; an algorithm does not see them.
 
 An algorithm with the attribute ``sees_statistics = True`` gets client i's statistics in ``replies[i].each[BUFFERS]``.
 With ``federation.buffers`` keep, the statistics stay with the clients. A model without BatchNorm has no statistics.
@@ -208,14 +213,14 @@ With ``federation.buffers`` keep, the statistics stay with the clients. A model 
 
 
 def sees_statistics(algorithm: Algorithm) -> bool:
-    """Return whether the algorithm requests every client's BatchNorm statistics."""
+    """Return whether ``merge`` gets every client's BatchNorm statistics (attribute ``sees_statistics = True``)."""
     return getattr(algorithm, "sees_statistics", False) is True
 
 
 def keeps_batch_norm(algorithm: Algorithm) -> bool:
     """Return whether BatchNorm layers stay with the clients (attribute ``keeps_batch_norm = True``).
 
-    Such a method needs a model with BatchNorm and ``federation.buffers`` keep; otherwise it is refused.
+    A method with this attribute is refused unless the model has BatchNorm and ``federation.buffers`` is keep.
     """
     return getattr(algorithm, "keeps_batch_norm", False) is True
 
@@ -228,7 +233,7 @@ def refuses_batch_norm(algorithm: Algorithm) -> bool:
 def takes_partial(algorithm: Algorithm) -> bool:
     """Return whether the algorithm accepts partial work of stragglers (attribute ``takes_partial = True``).
 
-    Without this attribute, stragglers are dropped.
+    Without this attribute, replies of stragglers (clients that do not finish in time) are dropped.
     """
     return getattr(algorithm, "takes_partial", False) is True
 
@@ -236,27 +241,27 @@ def takes_partial(algorithm: Algorithm) -> bool:
 def needs_pool(algorithm: Algorithm) -> bool:
     """Return whether the server trains on a pool of synthetic images (attribute ``needs_pool = True``).
 
-    Such a method is refused with a sharing strategy that leaves the server without a pool.
+    A method with this attribute is refused if the sharing strategy gives the server no pool.
     """
     return getattr(algorithm, "needs_pool", False) is True
 
 
 def needed(algorithm: Algorithm) -> Mapping[str, str]:
-    """Return ``needs``: attributes required of the clients' module in addition to Lightning's, with their meaning."""
+    """Return attributes that the clients' module must have, name to meaning (the algorithm's attribute ``needs``)."""
     return getattr(algorithm, "needs", {})
 
 
 def require_attributes(algorithm: Algorithm, module: nn.Module) -> None:
-    """Check that the module has what the algorithm needs.
+    """Check that the algorithm can train the clients' module.
 
     Raises:
-        UserError: an attribute, BatchNorm or a usable ``head`` is missing, or the module has refused BatchNorm layers.
+        UserError: an attribute, BatchNorm or a usable ``head`` is missing, or there is BatchNorm that is refused.
     """
     for name, what in needed(algorithm).items():
         if not hasattr(module, name):
             raise UserError(
                 f"{type(algorithm).__name__} needs a model with an attribute {name}, and {type(module).__name__} has "
-                f"none: {what}. model.name vae has it; a LightningModule of your own can."
+                f"none: {what}. model.name vae has it; a user-defined LightningModule can define it."
             )
     if keeps_batch_norm(algorithm) and not batch_norm_parameters(module):
         raise UserError(
@@ -277,9 +282,9 @@ def require_attributes(algorithm: Algorithm, module: nn.Module) -> None:
 class Common:
     """Data that all clients have in common after an exchange before round 1.
 
-    examples: become each client's ``ClientData.commons``. nbytes: traffic of the exchange over all clients; None: every
-    example is uploaded once and downloaded by the N - 1 other clients. releases: privacy ledger entries of the
-    exchange; clients without an entry count as uncovered.
+    examples: the data, which become ``ClientData.commons`` of each client. nbytes: number of bytes of the exchange over
+    all N clients; None: every example is uploaded once and downloaded by the N - 1 other clients. releases: privacy
+    ledger entries of the exchange; a client without an entry counts as unprotected (uncovered).
     """
 
     examples: Examples
@@ -289,32 +294,32 @@ class Common:
 
 @runtime_checkable
 class Shares(Protocol):
-    """An algorithm whose clients share something once, before round 1."""
+    """An algorithm whose clients share data computed from their examples, once before round 1."""
 
     def share(self, clients: Clients, n_classes: int | None, seed: int) -> Common:
-        """Return the shared data, computed from the clients' training data; every random draw is keyed by ``seed``.
+        """Return the shared data, computed from the clients' training data.
 
-        n_classes: number of classes; None if labels are no classes, which ``needs_classes = True`` excludes.
+        n_classes: number of classes; None if labels are not classes. seed: seed for all random numbers.
         """
         ...
 
 
 def trains_locally(algorithm: Algorithm) -> bool:
-    """Return whether the clients take local steps by ``work.local`` (not with ``trains_locally = False``).
+    """Return whether the clients train by ``work.local``: True, unless the algorithm has ``trains_locally = False``.
 
-    Without local steps, ``--dry-run`` counts no steps of clients, and fields of local steps are refused. If the
-    algorithm has ``needs_pool``, the fields describe the server's steps.
+    Without local training, ``--dry-run`` counts no steps of clients, and experiment fields for local training are
+    refused. With ``needs_pool``, these fields are accepted and describe the server's training.
     """
     return getattr(algorithm, "trains_locally", True) is not False
 
 
 @runtime_checkable
 class TellsWork(Protocol):
-    """An algorithm with work outside its clients' local steps, whose amount it reports to ``--dry-run``.
+    """An algorithm that reports work in addition to the clients' local steps, so that ``--dry-run`` can estimate time.
 
-    A round takes  c + sum_k n_k s_k  seconds:  n_k pieces of kind k (``pieces``), of s_k seconds each, and c for local
-    steps and everything else. ``--dry-run`` estimates s_k from short rounds of variants with different n_k
-    (``smaller``). Example of a server that trains in ``merge``:
+    A round takes  c + sum_k n_k s_k  seconds.  n_k: number of pieces of work of kind k, such as server steps
+    (``pieces``).  s_k: seconds per piece.  c: seconds for local steps and everything else. ``--dry-run`` estimates s_k
+    from timed rounds of variants with different n_k (``smaller``). Example of a server that trains in ``merge``:
 
         def pieces(self, facts, loop, round, clients):
             return {"server_steps": self.epochs * 8}
@@ -324,19 +329,18 @@ class TellsWork(Protocol):
     """
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Return the number of pieces of work by kind in a round in which ``clients`` reply.
+        """Return, for each kind of work, the number of pieces of work in a round in which ``clients`` reply.
 
-        The algorithm chooses the names of the kinds. loop: how clients train locally; ``--dry-run`` already counts
-        local steps, unless ``trains_locally`` is False.
+        The algorithm chooses the names of the kinds. loop: settings of local training; ``--dry-run`` counts local steps
+        itself, unless ``trains_locally`` is False.
         """
         ...
 
     def smaller(self, times: int) -> "Sequence[tuple[Algorithm, int]]":
-        """Return variants of the algorithm to time, each with the number of examples of the single client.
+        """Return pairs (variant of the algorithm, number of examples), each to be timed in a round of one client.
 
-        Each variant is timed in a round of one client, whose examples may have any classes. The first variant has the
-        least possible work. There is at least one variant more than kinds; to measure a kind, a variant has ``times``
-        more pieces of this kind. Runs with equal variants share the measured times, so variants use the default of
-        every constant that does not change the time.
+        The examples may have any classes. The first variant has the least possible work. For each kind of work, another
+        variant has ``times`` more pieces of this kind. Runs with equal variants share the measured times, so variants
+        should use the default of every hyperparameter that does not change the time.
         """
         ...

@@ -1,7 +1,8 @@
-"""Sums over clients in fixed blocks, so that results do not depend on the number of workers.
+"""Sums over clients in blocks of a fixed order, so that results do not depend on the number of worker processes.
 
-A round's participants, sorted, are cut into ``blocks`` consecutive blocks. One worker trains a block and sums it in
-client order in float64; the blocks are then added in block order. Sums per worker would differ in their last bits.
+A round's participants, sorted, are divided into ``blocks`` consecutive blocks. One worker trains the clients of a block
+and adds their tensors in client order in float64. The sums of the blocks are then added in block order. If each worker
+added the clients that it trained, the sums would differ in the last bits for another number of workers.
 """
 
 from collections.abc import Sequence
@@ -25,37 +26,37 @@ def cut(items: Sequence[J], blocks: int) -> list[list[J]]:
 
 @dataclass(frozen=True)
 class Total:
-    """A finished float64 sum. No code changes it, so Ray can pass it to another process without a copy."""
+    """A finished float64 sum over the clients of a block. No code changes it, so Ray can pass it on without a copy."""
 
     arrays: dict[str, np.ndarray]
     layouts: dict[str, Layout]  # only for entries that are ``Flat``
 
 
 class BlockSum:
-    """A running float64 sum of payloads with equal names and shapes, added in the order of the calls."""
+    """A running float64 sum of payloads with equal names and shapes, which are added in the order of the calls."""
 
     def __init__(self) -> None:
         self.sums: dict[str, Flat | Tensor] = {}
 
     def add(self, payload: Payload) -> None:
-        """Add a client's sums; all clients must send the same names and shapes."""
+        """Add a client's tensors; all clients must send the same names and shapes."""
         if not self.sums:
             self.sums = {name: like(x, data(x).to(torch.float64, copy=True)) for name, x in payload.items()}
             return
         if payload.keys() != self.sums.keys():
             raise ValueError(f"clients sent sums of different names: {sorted(payload)} and {sorted(self.sums)}")
         for name, x in payload.items():
-            data(self.sums[name]).add_(data(x))  # in-place addition widens without a copy
+            data(self.sums[name]).add_(data(x))  # in-place addition converts to float64 without a copy
 
     @property
     def total(self) -> Total:
-        """Sum of the added payloads, on the CPU."""
+        """Sum of all added payloads, in CPU memory."""
         arrays = {name: data(x).cpu().numpy() for name, x in self.sums.items()}
         return Total(arrays, {name: x.layout for name, x in self.sums.items() if isinstance(x, Flat)})
 
 
 def add_blocks(totals: Sequence[Total]) -> dict[str, Flat | Tensor]:
-    """Return the sum of block totals, added in block order; empty without blocks."""
+    """Return the sum of the blocks' sums by name, added in block order; empty without blocks."""
     sums: dict[str, Flat | Tensor] = {}
     for name, first in totals[0].arrays.items() if totals else ():
         total = torch.empty(first.shape, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Training objects of one process: module, optimizer, local loop, and weights and buffers as flat tensors."""
+"""Training objects of a worker process: module, optimizer, local training, and weights and buffers as flat tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -24,27 +24,27 @@ ONE_EPOCH = LocalSGD(epochs=1, batch_size=32)
 
 
 class Work:
-    """Training objects of one process: a LightningModule, its optimizer, the local loop and the weighting rule.
+    """Training objects of a worker process: a LightningModule, the optimizer, local training and the weighting rule.
 
     An instance is built once per process and trains one client after another. The trainable parameters are views of one
-    flat buffer. Frozen parameters (``requires_grad = False`` at construction) are not in it; they are equal in every
-    process.
+    flat buffer, ``params``. Frozen parameters (``requires_grad = False`` at construction) are not in this buffer, and
+    they are equal in every process.
 
-    ``buffers``: the floating buffers of the module's state (BatchNorm's statistics), views of a second flat buffer; the
-    round engine loads the current client's values.
-    ``initial``, ``initial_buffers``: the values when the module was built.
-    ``share``: fraction of its work that a client does; the round engine sets it for a straggler's partial work.
+    ``buffers``: the floating-point buffers in the module's state (BatchNorm's statistics), views of a second flat
+    buffer; the round engine loads the current client's values.
+    ``initial``, ``initial_buffers``: the weights and buffers when the module was built.
+    ``share``: fraction of the round's work that the client does; below 1 only for a straggler's partial work.
     ``clock``: progress of the federation, which the module reads as ``self.current_epoch`` and so on.
-    ``noise``: noise of the client's round, set by the round engine from ``source``; all noise that protects a release
-    is drawn from it (``noise.call``).
-    ``rates``: learning rates of the optimizer's groups in this round.
-    ``instead``: called in place of local training if clients are batched (see ``vmap_clients``).
-    ``graphs``: trains by CUDA graphs, if requested and the device is a GPU (see ``cuda_graphs``); else None.
-    ``hooks``: calls the module's hooks in local training; None if the module overrides no hook (see ``hooks``).
-    ``evaluating``: submodules in evaluation mode at construction, such as a frozen BatchNorm, which stay in it.
-    ``has_user_code``: whether a part of the module is the user's code, which may use any random number generator.
-    ``listed``: under DP-SGD, how often the client has an example, by the example's contents.
-    ``trained``: a release per local training and gradient; the round engine empties the list before each client.
+    ``noise``: generator of all noise that protects the client's data in this round (``noise.call``); the round engine
+    creates it from ``source``.
+    ``rates``: learning rates of the optimizer's parameter groups in this round.
+    ``replacement``: function that is called instead of local training if clients are batched (see ``vmap_clients``).
+    ``graphs``: trainer with CUDA graphs, if requested and the device is a GPU (see ``cuda_graphs``); else None.
+    ``hooks``: trainer that calls the module's hooks; None if the module overrides no hook (see ``hooks``).
+    ``evaluating``: submodules that stay in evaluation mode, as at construction, such as a frozen BatchNorm.
+    ``has_user_code``: whether a submodule is the user's code, which may use any random number generator.
+    ``row_counts``: under DP-SGD, how often an example occurs in the client's data, by the example's contents.
+    ``releases``: privacy ledger entries, one per local training or gradient; emptied before each client.
 
     Raises:
         ValueError: ``configure_optimizers`` does not return exactly one optimizer (see ``optimizers.read``).
@@ -90,7 +90,10 @@ class Work:
         self.graphs, self.hooks = cuda_graphs.build_graphs(self), hooks.build_hooks(self)
 
     def begin(self, round: int, data: ClientData | None = None) -> None:
-        """Set the clock and the learning rates for a client's round. Round 0 means a job outside rounds."""
+        """Set the clock and the learning rates for a client's work in ``round`` (0: a job outside of rounds).
+
+        data: the client's training data, or None; it determines the number of steps that the clock shows.
+        """
         if self.logged.metrics.objects:
             self.logged.metrics.put_back()
         before = max(0, round - 1)
@@ -105,20 +108,20 @@ class Work:
         self.set_rates()
 
     def set_rates(self, lr: float | None = None) -> None:
-        """Set all learning rates to ``lr``, by default to those of the round, and reset the schedulers."""
+        """Set all learning rates to ``lr``; by default, to the round's learning rates, and reset the schedulers."""
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate if lr is None else lr
         if self.schedulers and lr is None:
             self.schedulers.begin(self.factor)
 
     def inputs(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the examples as the module's ``forward`` gets them: after the module's hooks for batch transfer."""
+        """Return the inputs for the module's ``forward``: ``x``, or ``x`` as changed by the module's transfer hooks."""
         batch: Any = self.hooks.transfer((x, y)) if self.hooks else (x, y)
         return batch[0] if isinstance(batch, Sequence) else x
 
     @property
     def round(self) -> int:
-        """Number of the round, from 1; 0 in a job outside rounds."""
+        """Number of the current round, from 1; 0 in a job outside of rounds, such as an evaluation before round 1."""
         return self.clock.round
 
     def local(
@@ -131,27 +134,29 @@ class Work:
         add_to_grad: AddToGrad | None = None,
         lr: float | None = None,
     ) -> LocalResult:
-        """Train from ``start`` and return the result, whose weights are overwritten by the next training.
+        """Train on ``data`` from the weights ``start`` and return the result; the next training overwrites its weights.
 
-        ``loss`` replaces the module's ``training_step``. ``add_to_grad`` may change the gradients before every step;
-        under DP-SGD it must not use the data, because its change is neither clipped nor noised. ``lr``: the learning
-        rate of all parameters and steps of this call; by default the module's learning rates times the round's factor.
+        seed: seed for random numbers of the training. loss: function that replaces the module's ``training_step``.
+        add_to_grad: function that may change the gradients before every step. Under DP-SGD this function must not use
+        the data, because the change is neither clipped nor noised. lr: learning rate for all parameters and steps;
+        default: the module's learning rates times the factor of the schedule in this round.
         """
         return self.loop.run(self, start, data, seed, loss=loss, add_to_grad=add_to_grad, lr=lr)
 
     def gradient(self, at: Flat, data: ClientData) -> Flat:
-        """Return the gradient at ``at`` of the client's mean loss, in evaluation mode, without augmentation.
+        """Return the gradient of the client's mean loss at the weights ``at``, in evaluation mode without augmentation.
 
-        DP-SGD does not protect this gradient, so a reply computed with it counts as uncovered, whatever it declares.
+        DP-SGD does not protect this gradient. So a reply that is computed with this gradient counts as unprotected
+        (uncovered), whatever releases the reply declares.
         """
         self.releases.append(BARE_GRADIENT)
         return self.loop.gradient(self, at, data)
 
     def times_listed(self, data: ClientData) -> int:
-        """Return the maximum number of times that ``data`` lists an example, rounded up.
+        """Return how often ``data`` contains each example of the client, rounded up: the maximum over all examples.
 
-        Examples with equal contents are counted together and divided by their number in the client's data. A row of
-        another client, or a row that a method has created, counts as an example.
+        For examples with equal contents, the number of rows in ``data`` is divided by the number in the client's data.
+        A row of another client, or a row that a method has created, counts as an example of the client.
         """
         return max(
             (-(-times // max(1, self.row_counts.get(content, 0))) for content, times in contents(data.x).items()),
@@ -159,31 +164,31 @@ class Work:
         )
 
     def weight(self, data: ClientData) -> float:
-        """Return w_i, the client's weight in averages: 1 or n_i, by ``federation.weighting``."""
+        """Return w_i, the client's weight in averages: 1 or the number of examples n_i, by ``federation.weighting``."""
         return weight(self.weighting, data.size)
 
     def load(self, model: Flat) -> None:
         """Copy the weights ``model`` into the module.
 
         Raises:
-            ValueError: names or shapes of the weights are not the module's.
+            ValueError: the names or shapes of the weights differ from the module's.
         """
         if model.layout != self.params.layout:
             raise ValueError("the weights' names or shapes are not those of this process's module")
         self.params.buffer.copy_(model.buffer.detach())
 
     def load_buffers(self, buffers: Flat) -> None:
-        """Copy ``buffers`` into the module and reset its counters (batches seen) to their initial values."""
+        """Copy ``buffers`` into the module and reset the integer buffers (BatchNorm's number of batches)."""
         if len(buffers):
             self.buffers.buffer.copy_(buffers.buffer)
         for counter, built in self.counters:
             counter.copy_(built)
 
     def copied(self, value: Any) -> Any:
-        """Return the value with copies of all its tensors that share memory with this worker's module.
+        """Return the value with every tensor that shares memory with this worker's module replaced by a copy.
 
-        The next training would overwrite such tensors. The search covers tensors, ``Flat``, and dicts, lists and tuples
-        of them.
+        The next training would overwrite these tensors. They are searched in tensors, ``Flat``, dicts, lists and
+        tuples.
         """
         tensors = (*self.module.parameters(), *self.module.buffers())
         tensors += tuple(x for m in self.module.modules() for x in vars(m).values() if isinstance(x, Tensor))
@@ -191,10 +196,9 @@ class Work:
         return _copied(value, storages - {0})
 
     def gather(self) -> bool:
-        """Copy values back into ``params`` if training has moved a parameter to other memory (``p.data = ...``).
+        """Make all parameters views of ``params`` again, with their current values, and return whether any was not.
 
-        Returns:
-            Whether a parameter was in other memory.
+        User code moves a parameter to other memory by ``p.data = ...``.
         """
         moved = [(name, p) for name, p, place in self._places if p.data_ptr() != place]
         for name, parameter in moved:
@@ -213,9 +217,9 @@ class Work:
         return copy(self.params)
 
     def sgd(self, method: str, *, momentum: bool) -> tuple[float, float]:
-        """Return (learning rate in this round, momentum) of SGD, for methods whose formulas need them.
+        """Return (learning rate in this round, momentum) of SGD, for methods with both numbers in their formulas.
 
-        momentum: whether the method allows momentum above 0.
+        method: name of the method in messages. momentum: whether the method allows momentum above 0.
 
         Raises:
             ValueError: the optimizer is not plain SGD, has several learning rates or a scheduler, or has momentum that
@@ -238,7 +242,7 @@ class Work:
 
 
 def one_or_all(schedulers: list[Any]) -> Any:
-    """Return the schedulers as Lightning's ``self.lr_schedulers()`` does: None, a single scheduler, or a list."""
+    """Return the schedulers in the form of Lightning's ``self.lr_schedulers()``: None, one scheduler, or a list."""
     return schedulers if len(schedulers) > 1 else next(iter(schedulers), None)
 
 
@@ -254,10 +258,10 @@ def _copied(value: Any, storages: set[int]) -> Any:
 
 
 def module_with(module: LightningModule, model: Flat, buffers: Flat) -> LightningModule:
-    """Copy weights and floating buffers into the module and return it; empty ``buffers`` change no buffer.
+    """Copy weights and floating-point buffers into the module and return it; empty ``buffers`` change no buffer.
 
     Raises:
-        ValueError: names or shapes of the weights or buffers are not the module's.
+        ValueError: the names or shapes of the weights or buffers differ from the module's.
     """
     weights = trainable_parameters(module)
     statistics = _state_buffers(module)[0] if len(buffers) else {}
@@ -271,17 +275,17 @@ def module_with(module: LightningModule, model: Flat, buffers: Flat) -> Lightnin
 
 
 def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that are trained and sent: all with ``requires_grad = True``, by name."""
+    """Return the parameters that are trained and sent, by name: all parameters with ``requires_grad = True``."""
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
 def floating_buffers(module: nn.Module) -> Flat:
-    """Return a copy of the floating buffers in the module's state, laid out as ``Work.buffers``; empty without any."""
+    """Return a copy of the floating-point buffers in the module's state, in the order of ``Work.buffers``."""
     return _flat_views(_state_buffers(module)[0])
 
 
 def _state_buffers(module: nn.Module) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """Return the floating buffers in the module's state by name, and a list of the other buffers in it."""
+    """Return the floating-point buffers in the module's ``state_dict`` by name, and a list of the other buffers."""
     saved = module.state_dict().keys()
     state = {name: b for name, b in module.named_buffers() if name in saved}
     floating = {name: b for name, b in state.items() if b.is_floating_point()}

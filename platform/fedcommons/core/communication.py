@@ -1,9 +1,10 @@
 """Communication cost in bytes, counted from messages only.
 
-All numbers are totals over clients: down and up in each round, and once for the exchange before the first round. For
-Fedssyn with FedAvg and C = 1 the total is 2 N Ms + 2 R N Mc. Ms: bytes of one client's synthetic data as uint8 images
-and labels;  Mc: bytes of the model;  R: rounds;  N: clients. The Fedssyn paper (arXiv:2306.13263, section 5) counts one
-client, so its formula has no N.
+All numbers are sums over clients: ``down`` (server to clients) and ``up`` (clients to server) in the rounds, and
+``once`` for the exchange before round 1. For Fedssyn with FedAvg the total is  2 N Ms + 2 R C N Mc.  N: number of
+clients;  Ms: bytes of one client's synthetic images (uint8) and labels;  R: number of rounds;  C: share of clients that
+take part in a round;  Mc: bytes of the model. The Fedssyn paper (arXiv:2306.13263, section 5) counts the bytes of one
+client, so the paper's formula has no N.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,11 @@ from statistics import fmean
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes, summed over clients.  ``lost``: bytes in ``down`` that were sent to clients without a reply."""
+    """Numbers of bytes, summed over clients.
+
+    down: server to clients. up: clients to server. once: exchange before round 1. lost: bytes in ``down`` that were
+    sent to clients whose reply did not arrive.
+    """
 
     down: int = 0
     up: int = 0
@@ -25,45 +30,48 @@ class Traffic:
         return Traffic(self.down + other.down, self.up + other.up, self.once + other.once, self.lost + other.lost)
 
     def metrics(self) -> dict[str, int]:
-        """Return a round's bytes by metric name."""
+        """Return the numbers of bytes ``down`` and ``up`` of a round, by metric name."""
         return {"comm/down_bytes": self.down, "comm/up_bytes": self.up}
 
     @property
     def total(self) -> int:
-        """Sum of down, up and once."""
+        """Sum of the bytes ``down``, ``up`` and ``once``."""
         return self.down + self.up + self.once
 
 
 def images_nbytes(n: int, shape: tuple[int, ...], itemsize: int = 1, label: int = 1) -> int:
-    """Return the bytes of n examples. itemsize: bytes per number, 1 for uint8 images. label: bytes per label."""
+    """Return the number of bytes of n examples of this shape. itemsize: bytes per pixel. label: bytes per label."""
     return n * (prod(shape) * itemsize + label)
 
 
 def pool_nbytes(n_clients: int, synthetic: int) -> int:
-    """Return the bytes of the shuffled pool:  2 N Ms.  Every client sends Ms bytes of images and receives Ms bytes."""
+    """Return the bytes 2 N Ms of exchanging a pool: N clients send and receive Ms (``synthetic``) bytes of images."""
     return 2 * n_clients * synthetic
 
 
 def round_nbytes(joined: int, model: int, control: int = 0) -> int:
-    """Return the bytes of a round:  2 |S| (Mc + Mv).  |S| clients receive and send a model and a control variate."""
+    """Return the bytes 2 |S| (Mc + Mv) of a round: |S| (``joined``) clients receive and send Mc (``model``) + Mv bytes.
+
+    Mv (``control``): bytes of a control variate.
+    """
     return 2 * joined * (model + control)
 
 
 @dataclass(frozen=True)
 class UntilTarget:
-    """Traffic of a run until it reaches the target accuracy, if every round costs the same."""
+    """Bytes that a run sends until it reaches the target accuracy, if every round sends the same number of bytes."""
 
     once: float
     per_round: float
-    rounds: float  # until the target, or all rounds if it was not reached
-    censored: bool  # the target was not reached, so rounds and bytes are lower bounds
+    rounds: float  # number of rounds until the target accuracy, or of all rounds if the run did not reach it
+    censored: bool  # whether the run missed the target, so that rounds and bytes are lower bounds
 
 
 def sent(runs: Sequence[UntilTarget], once_unit: float = 1, round_unit: float = 1) -> tuple[float, bool]:
-    """Return the mean over runs of  once/once_unit + R per_round/round_unit,  and whether it is a lower bound.
+    """Return the mean over runs of  once/once_unit + R per_round/round_unit,  and whether the mean is a lower bound.
 
-    For Fedssyn with FedAvg this is 2 N Ms + 2 R C N Mc over all clients; in the units N and C N it is the paper's
-    2 Ms + 2 R Mc.
+    R: rounds until the target. For Fedssyn with FedAvg the mean is 2 N Ms + 2 R C N Mc in the units 1, over all
+    clients. In the units N and C N, the mean is the paper's 2 Ms + 2 R Mc for one client (symbols: see the module).
     """
     mean = fmean(r.once / once_unit + r.rounds * r.per_round / round_unit for r in runs)
     return mean, any(r.censored for r in runs)
@@ -72,10 +80,10 @@ def sent(runs: Sequence[UntilTarget], once_unit: float = 1, round_unit: float = 
 def saved_percent(
     pool: Sequence[UntilTarget], vanilla: Sequence[UntilTarget], once_unit: float = 1, round_unit: float = 1
 ) -> str:
-    """Return the traffic that the pool of synthetic images saves, in percent:  100 (1 - pool/vanilla).
+    """Return how much traffic the pool of synthetic images saves, in percent, as text:  100 (1 - pool/vanilla).
 
-    The result is a bound (``>`` or ``<``) if only ``pool`` or only ``vanilla`` missed the target accuracy. The result
-    is ``-`` if both missed the target, or if there are no runs.
+    pool, vanilla: runs with and without the pool. The text begins with ``<`` if only runs in ``pool`` missed the target
+    accuracy, and with ``>`` if only runs in ``vanilla`` did. It is ``-`` if both did, or if there are no runs.
     """
     if not pool or not vanilla:
         return "-"

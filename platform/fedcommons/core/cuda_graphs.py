@@ -1,13 +1,14 @@
-"""Local steps as CUDA graphs: the kernels of a step are recorded once and then launched together.
+"""Local training steps as CUDA graphs: the GPU kernels of a step are recorded once and then launched together.
 
 A step of a small network has about forty kernels, and the CPU takes longer to launch the kernels than the GPU to
-compute them. A graph stores the kernels with the addresses that they read and write. So a step copies the batch to the
-graph's input memory and launches the graph. The result has the same bits as a step without a graph.
+compute them. A graph stores the kernels with the memory addresses that they read and write. So a step copies the batch
+to the graph's input memory and launches the graph. The result has the same bits as a step without a graph.
 
-Python's decisions during the recording are fixed in the graph, so the step must always be the same function of weights,
-buffers and batch. There is one graph per batch shape and kind of correction. SGD's learning rates are constants in a
-graph, so all graphs are recorded anew when a schedule changes the learning rates. A client is trained without graphs if
-its method supplies a loss function, a learning rate, or a gradient correction that is no ``Correction``.
+Branches that Python takes during the recording are fixed in the graph, so the step must always be the same function of
+weights, buffers and batch. There is one graph per batch shape and correction function. SGD's learning rates are
+constants in a graph, so all graphs are recorded again when a schedule changes the learning rates. A client is trained
+without graphs if the method has a separate loss function or learning rate, or changes the gradients by a function that
+is not a ``Correction``.
 """
 
 import random
@@ -34,10 +35,10 @@ from fedcommons.runtime.torch_settings import tf32
 from fedcommons.seeding import set_default_generator
 
 WARM_UP = 3
-"""Steps before a recording, in which libraries choose their kernels and reserve memory."""
+"""Number of steps before a recording, in which libraries choose kernels and reserve memory."""
 
 MOST = 64
-"""Maximum number of graphs of a worker; a method that creates new correction functions would need ever more."""
+"""Maximum number of graphs of a worker; without it, a method with new correction functions would fill the memory."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,10 @@ class _Graph:
 
 
 class Graphs:
-    """Trainer of a worker's clients by graphs. ``sums``: sums of loss and logged values over a client's steps."""
+    """Trainer that runs the local steps of a worker's clients as CUDA graphs.
+
+    sums: sums of the loss and the logged values over a client's steps, by name. momenta: SGD's momentum by parameter.
+    """
 
     def __init__(self, work: TrainingProcess) -> None:
         self.work, self.step = work, Step(work.module)
@@ -62,7 +66,7 @@ class Graphs:
     def train(
         self, start: Flat, data: ClientData, seed: int, correction: Correction | None, epochs: int
     ) -> LocalResult:
-        """Train a client, see ``Work.local``."""
+        """Train a client for ``epochs`` epochs and return the result; other arguments: see ``Work.local``."""
         work, loop = self.work, self.work.loop
         self._begin(start, seed)
         key, placed_correction = self._corrected(correction)
@@ -85,11 +89,11 @@ class Graphs:
         return LocalResult(work.params, {**means, "steps": steps}, UNCOVERED)
 
     def _begin(self, start: Flat, seed: int) -> None:
-        """Reset everything that steps change to its state before a client's first step."""
+        """Load the weights ``start``; reset momentum, sums, learning rates and random generators for a new client."""
         work = self.work
         work.load(start)
         work.optimizer.state.clear()
-        # With zero momentum, SGD's first step equals its step without state.
+        # SGD's first step with zero momentum equals a step without optimizer state.
         for parameter, momentum in self.momenta.items():
             work.optimizer.state[parameter] = {"momentum_buffer": momentum.zero_()}
         for total in self.sums.values():
@@ -104,7 +108,10 @@ class Graphs:
         set_default_generator(seed, "dropout")
 
     def _corrected(self, correction: Correction | None) -> tuple[Hashable, Correction | None]:
-        """Return a key for the kind of correction, and the correction with its values copied to the graphs' inputs."""
+        """Return a key for a correction's function and shapes, and a correction whose values are the graphs' inputs.
+
+        The values of ``correction`` are copied to the graphs' input memory.
+        """
         if correction is None:
             return None, None
         key = (correction.function, *(x.layout for x in correction.values))
@@ -115,7 +122,7 @@ class Graphs:
         return key, self.corrections[key]
 
     def _recorded(self, batch: Batch, correction: Correction | None) -> _Graph:
-        """Record a step with batches of this shape; weights, buffers and random generators do not change."""
+        """Record a step for batches of this shape; weights, buffers and random generators are restored afterwards."""
         work, loop, logs = self.work, self.work.loop, list[str]()
         place = tuple(column.clone() for column in batch)
         update, parameters = plain_step(work.optimizer), list(work.named.values())
@@ -160,7 +167,7 @@ class Graphs:
 
 
 def warm_up(play: Callable[[], None]) -> None:
-    """Call ``play`` a few times on a separate CUDA stream, as torch requires before a recording."""
+    """Call ``play``, a training step, a few times on a separate CUDA stream, as torch requires before a recording."""
     current, side_stream = torch.cuda.current_stream(), torch.cuda.Stream()
     side_stream.wait_stream(current)
     with torch.cuda.stream(side_stream):
@@ -170,7 +177,7 @@ def warm_up(play: Callable[[], None]) -> None:
 
 
 def record(play: Callable[[], None]) -> Callable[[], object]:
-    """Record the kernels that ``play`` launches, without computing them; a call of the result computes them.
+    """Record the GPU kernels that ``play`` launches and return a function that computes the kernels.
 
     Raises:
         ValueError: ``play`` waits for the GPU, or does something else that a graph cannot contain.
@@ -185,22 +192,22 @@ def record(play: Callable[[], None]) -> Callable[[], object]:
 
 
 def flaw(work: TrainingProcess, batch: Batch) -> str | None:
-    """Try a step on a batch and return the reason why the module's steps cannot be graphs; None if they can."""
+    """Try a step on ``batch`` and return why the module's steps cannot be CUDA graphs; None if they can."""
     if work.schedulers:
-        return "it has a learning rate scheduler of its own"
+        return "it has a learning rate scheduler"
     kind, groups = type(work.optimizer), work.optimizer.param_groups
     if kind is not torch.optim.SGD:
         return f"its optimizer is {kind.__name__}, and not SGD"
     if any(group["dampening"] for group in groups):
         return "its optimizer has dampening"
     before, training = [b.clone() for b in work.module.buffers()], work.module.training
-    NoClock("which a graph has as it was when recorded").attach(work.module.train())
+    NoClock("which is constant in a recorded graph").attach(work.module.train())
     outside = _outside()
     try:
         with _generators_as_before():
             Step(work.module)(batch, NO_NUMBER)[0].backward()
         if outside != _outside():
-            return "it draws random numbers from Python or numpy, which a graph has as they were when recorded"
+            return "it draws random numbers from Python or numpy, which are constant in a recorded graph"
     except Exception as error:  # user code may raise any exception
         return sentence(error)
     finally:
@@ -214,16 +221,16 @@ def flaw(work: TrainingProcess, batch: Batch) -> str | None:
 
 
 def _outside() -> tuple[Any, ...]:
-    """Return the positions of Python's and numpy's global random generators."""
+    """Return the states of Python's and numpy's global random generators, to see whether random numbers were drawn."""
     numpy_state: Any = np.random.get_state(legacy=False)  # noqa: NPY002  (other libraries use this generator)
     return random.getstate(), numpy_state["state"]["pos"], numpy_state["has_gauss"]
 
 
 def _generators_as_before() -> AbstractContextManager[None]:
-    """Restore the states of torch's default generators afterwards."""
+    """Return a context that restores the states of torch's default random generators afterwards."""
     return torch.random.fork_rng(devices=range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0))
 
 
 def build_graphs(work: TrainingProcess) -> Graphs | None:
-    """Return the ``Graphs`` of a worker if client.graphs is on and its device is a GPU; else None."""
+    """Return the ``Graphs`` of a worker if client.graphs is on and the worker's device is a GPU; else None."""
     return Graphs(work) if work.loop.graphs and work.device.type == "cuda" else None

@@ -1,9 +1,9 @@
-"""Hashes (digests) of Python objects: the digest of an object changes if anything in the object changes.
+"""Hashes (digests) of Python objects: the hash of an object changes if anything in the object changes.
 
-A digest covers numbers, texts, tensors, arrays, containers, attributes, slots, closures and default arguments. It also
-covers the contents of iterators, generators and caches, and the targets of weak references and context variables.
-Modules and code are not covered. The state of an object implemented in C is read through ``pickle`` or as bytes. If the
-object supports neither, the digest names its type as unknown.
+A hash covers numbers, strings, tensors, arrays, containers, attributes, slots, closures and default arguments. It also
+covers the contents of iterators, generators and caches, and the targets of weak references and context variables. It
+does not cover modules and code. The state of an object implemented in C is read through ``pickle`` or as bytes. If
+neither is possible, the result names the object's type as unknown.
 """
 
 import copyreg
@@ -30,7 +30,7 @@ PLAIN = (bool, int, float, complex, str, bytes)
 PLAIN_TYPES = frozenset({*PLAIN, type(None), type(Ellipsis), type(NotImplemented)})
 
 NOT_USERS = frozenset({*sys.stdlib_module_names, "fedcommons", "lightning_modules"}) - {"__main__"}
-"""Packages that are not the user's code, wherever their files are."""
+"""Packages whose code is not user code, wherever the files of the packages are."""
 
 CODE = (
     types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType,
@@ -43,42 +43,42 @@ VISITED = (
     types.BuiltinMethodType, types.MethodWrapperType, types.GeneratorType, property, staticmethod, classmethod,
     functools.partial, type(functools.cache(len)), type({}.keys()), type({}.values()), type({}.items()),
 )  # fmt: skip
-"""Types implemented in C for which ``gc.get_referents`` returns every object that they refer to."""
+"""Types implemented in C for whose objects ``gc.get_referents`` returns all objects that the object refers to."""
 
 UNORDERED = (set, frozenset, type(functools.cache(len)))
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
 
 OF_CLASSES = {"__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "_abc_impl", "__slotnames__"}
-"""Variables of a class that Python itself sets."""
+"""Attributes of a class that Python itself sets."""
 
 OF_LOGGERS = {*vars(Logger("")), "_cache"}
 
 
 class Digest(NamedTuple):
-    """The digest of a value. unknown: name of the first type in the value that cannot be read; empty if none."""
+    """The hash of an object. unknown: name of the first type found in the object that cannot be read; else empty."""
 
     value: bytes
     unknown: str = ""
 
 
 class _Unknown(Exception):
-    """Signal that an object cannot be read."""
+    """Exception that reports that an object cannot be read."""
 
 
 class Hasher:
-    """Hash function for several values; an object that occurs in several values is visited once.
+    """Hash function for several objects; an object that is contained in several of them is visited once.
 
     Args:
-        skipped: objects that are not visited; their names enter the digest instead.
+        skipped: name -> object that is not visited; the object's name enters the hash instead.
     """
 
     def __init__(self, skipped: Mapping[str, object]) -> None:
-        # The reference keeps the object alive, so its id stays unique.
+        # The stored reference keeps each object alive, so that the id stays unique.
         self._seen = {id(value): (name, value) for name, value in skipped.items()}
-        self._memory: dict[tuple[str, int], str] = {}  # device and address of a tensor's memory -> name of the memory
+        self._memory: dict[tuple[str, int], str] = {}  # (device, address) of a tensor's memory -> name of the memory
 
     def digest(self, name: str, value: object) -> Digest:
-        """Return the digest of the value. Each value needs a different name."""
+        """Return the hash of ``value``. name: name of the value, which must be unique within this ``Hasher``."""
         whole, unknown, todo, number = blake2b(digest_size=16), "", [value], 0
         while todo:
             x = todo.pop()
@@ -100,7 +100,9 @@ class Hasher:
         return Digest(whole.digest(), unknown)
 
     def _of_tensor(self, x: Tensor, whole: Any, name: str) -> list[Any]:
-        """Return the parts of a tensor to visit; the memory of its numbers is added to the hash ``whole`` once.
+        """Add the numbers of the tensor ``x`` to the hash ``whole``, and return the objects in ``x`` still to visit.
+
+        Memory that several tensors share is added once.
 
         Raises:
             _Unknown: the tensor's numbers cannot be read.
@@ -124,13 +126,13 @@ class Hasher:
             memory = x.untyped_storage()
             at, size = (str(x.device), memory.data_ptr()), len(self._memory)
             _add(whole, f"{x.storage_offset()} {x.stride()} {self._memory.setdefault(at, f'{name} {size}')};")
-            if len(self._memory) > size:  # hash the whole memory, because a view covers a part only
+            if len(self._memory) > size:  # hash the whole memory, because a view covers only some of the numbers
                 whole.update(torch.empty(0, dtype=torch.uint8, device=x.device).set_(memory).cpu().numpy().data)
         return others
 
 
 def user_variables(variables: Mapping[str, Any], hidden: Iterable[str] = OF_CLASSES) -> dict[str, Any]:
-    """Return the variables without those that Python itself sets."""
+    """Return the variables whose names are not in ``hidden``, the names of variables that Python itself sets."""
     return {name: value for name, value in variables.items() if name not in hidden}
 
 
@@ -148,14 +150,14 @@ def attributes(x: object) -> list[Any]:
 
 @functools.lru_cache(maxsize=4096)
 def _places(kind: type) -> tuple[list[Any], list[tuple[str, Any]]]:
-    """Return the descriptors of ``__dict__`` and of the slots for objects of a class."""
+    """Return the descriptors through which ``__dict__`` and the (named) slots of a class's objects are read."""
     each = [pair for base in kind.__mro__ for pair in vars(base).items()]
     dict_places = [x for name, x in each if name == "__dict__" and isinstance(x, types.GetSetDescriptorType)]
     return dict_places, [(name, x) for name, x in each if isinstance(x, types.MemberDescriptorType)]
 
 
 def of_tensor(x: Tensor) -> list[Any]:
-    """Return the parts of a tensor other than its numbers: attributes, hooks and gradient."""
+    """Return what a tensor contains in addition to numbers: attributes, hooks and gradient."""
     graph = [_Hidden()] if x.grad_fn is not None else []
     return [vars(x), x._backward_hooks, x.grad if x.is_leaf else None, *graph]
 
@@ -165,7 +167,7 @@ class _Hidden:
 
 
 def _parts(x: Any, whole: Any) -> Iterable[Any]:
-    """Return the objects in an object, in a fixed order; contents that are no objects are added to the hash ``whole``.
+    """Return the objects in ``x``, in a fixed order; contents that are not objects are added to the hash ``whole``.
 
     Raises:
         _Unknown: the object cannot be read.
@@ -185,7 +187,7 @@ def _parts(x: Any, whole: Any) -> Iterable[Any]:
             items = OrderedDict.items(x) if isinstance(x, OrderedDict) else dict.items(x)
             return [*(part for pair in items for part in pair), *attributes(x)]
         case types.FunctionType():
-            _add(whole, f"{hash(x.__code__)};")  # the hash of code covers its constants
+            _add(whole, f"{hash(x.__code__)};")  # Python's hash of code covers the constants in the code
             return [x.__closure__, x.__defaults__, x.__kwdefaults__, vars(x)]
         case weakref.ref():
             return [x(), *attributes(x)]
@@ -196,9 +198,9 @@ def _parts(x: Any, whole: Any) -> Iterable[Any]:
         case Logger():
             return [user_variables(vars(x), OF_LOGGERS)]
         case _ if isinstance(x, CODE) or _is_stream(x) or kind.__name__ == "_lru_list_elem":
-            return []  # a visit of the cache covers the parts of its elements
+            return []  # a visit of an lru_cache covers the objects in the elements of the cache
         case _ if isinstance(x, VISITED):
-            more = attributes(x)  # first, as this and the next line create objects that are visited
+            more = attributes(x)  # before the next line, because both lines create objects that are visited
             frame = x.gi_frame if isinstance(x, types.GeneratorType) else None
             parts = [part for part in gc.get_referents(x) if part is not frame]
             _add(whole, f"{frame.f_lasti};" if frame else "")
@@ -219,14 +221,14 @@ def _parts(x: Any, whole: Any) -> Iterable[Any]:
 
 
 def _is_stream(x: object) -> bool:
-    """Return whether ``x`` is a standard stream of the process, which is written to and not read."""
+    """Return whether ``x`` is a standard stream of the process (stdin, stdout or stderr)."""
     return any(
         x is getattr(sys, name) for name in ("stdin", "stdout", "stderr", "__stdin__", "__stdout__", "__stderr__")
     )
 
 
 def is_users(kind: type) -> bool:
-    """Return whether a class is user code: not installed, not part of Python and not part of this package."""
+    """Return whether a class is user code: not in an installed library, in Python or in this package."""
     name = kind.__module__
     if name.partition(".")[0] in NOT_USERS:
         return False
@@ -235,13 +237,13 @@ def is_users(kind: type) -> bool:
 
 
 def _place(x: Any) -> tuple[str, str, int]:
-    """Return a sort key that orders the same objects, or equal plain values, in the same way at every visit."""
+    """Return a sort key by which identical objects, or equal plain values, have the same order at every visit."""
     plain = type(x) in PLAIN_TYPES
     return type(x).__qualname__, repr(x) if plain else "", 0 if plain else id(x)
 
 
 def _hides(kind: type) -> bool:
-    """Return whether objects of a class are larger than attributes and slots need, so C code stores hidden state."""
+    """Return whether a class's objects are larger than attributes and slots require, so that C code hides state."""
     ours = [vars(base).values() for base in kind.__mro__ if "__slots__" in vars(base)]
     slots = sum(isinstance(value, types.MemberDescriptorType) for values in ours for value in values)
     pointers = slots + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
@@ -249,10 +251,10 @@ def _hides(kind: type) -> bool:
 
 
 def _pickled(x: Any, kind: type) -> list[Any]:
-    """Return the state that a library's object passes to ``pickle``, or its bytes.
+    """Return the state that an object of a library passes to ``pickle``, or the object's bytes.
 
     Raises:
-        _Unknown: the object supports neither.
+        _Unknown: the object supports neither ``pickle`` nor conversion to bytes.
     """
     reduced: Any
     try:

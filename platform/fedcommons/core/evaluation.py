@@ -1,7 +1,8 @@
-"""Evaluation of a model on common data sets or on each client's own examples, in chunks of fixed size.
+"""Evaluation of a model on common data sets or on each client's examples, in chunks of fixed size.
 
-The executor runs the chunks. The metrics are accuracy and loss, or what the module's ``validation_step`` logs or
-returns. Random draws of the module during evaluation are keyed by round, data set (or client) and chunk.
+The executor's workers evaluate the chunks. The metrics are accuracy and loss, or the metrics that the module's
+``validation_step`` logs or returns. If the module draws random numbers during evaluation, their seed depends on the
+task's seed, the data set (or client) and the chunk.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -24,24 +25,24 @@ from fedcommons.errors import user_code_context
 from fedcommons.flat_tensors import EMPTY, Flat, data
 from fedcommons.seeding import set_default_generator
 
-CHUNK = 1000  # default number of examples at once: fixed, so that no sum depends on the number of workers
-CLIENTS = 50  # clients per job when each client is evaluated separately
+CHUNK = 1000  # default number of examples per chunk; fixed, so that no sum depends on the number of workers
+CLIENTS = 50  # number of clients per job of the executor if each client is evaluated separately
 
 Totals = dict[str, tuple[float, int]]
-"""Metrics by name: (sum, number of terms); the metric is the quotient."""
+"""Name of a metric -> (sum, number of terms); the metric's value is the quotient."""
 
 Each = dict[str, list[float]]
-"""Metrics by name, each a list with a value per client."""
+"""Name of a metric -> list with a value per client, in the order of the clients."""
 
 
 @dataclass(frozen=True)
 class ModelTask:
-    """A model to evaluate, with the module's buffers.
+    """A model to evaluate, with the module's buffers (BatchNorm's statistics).
 
-    buffers: None means that BatchNorm uses the statistics of the batch. seed: of the module's random draws (a VAE's
-    codes, noise layers), so that the metrics depend on nothing else. round: the model is evaluated after this round.
-    step: K, the steps of a mean client; modules with a schedule read both (``core.trainer_shim``). chunk: number of
-    examples that the module sees at once.
+    buffers: None means that BatchNorm uses the statistics of the batch. seed: seed for random numbers that the module
+    draws (codes of a VAE, noise layers). round: number of the round after which the model is evaluated. step: number of
+    steps of a client of mean size per round; modules with a schedule read both numbers (``core.trainer_shim``). chunk:
+    number of examples that the module sees at once.
     """
 
     model: Flat
@@ -56,14 +57,14 @@ class ModelTask:
         return data(self.model).nbytes + (data(self.buffers).nbytes if self.buffers else 0)
 
     def on(self, device: torch.device) -> Flat:
-        """Return the model on ``device``, copied once for all jobs of this task in a process."""
+        """Return the model on ``device``; a process copies the model only once for all jobs of this task."""
         copies: dict[torch.device, Flat] = self.__dict__.setdefault("_copies", {})
         if device not in copies:
             copies[device] = Flat(self.model.layout, self.model.buffer.detach().to(device))
         return copies[device]
 
     def load(self, work: Work) -> None:
-        """Load this model into the worker's module, in evaluation mode."""
+        """Load this model and the buffers into the worker's module, and set the module to evaluation mode."""
         work.load(self.on(work.device))
         work.load_buffers(self.buffers or work.initial_buffers)
         work.clock.set(self.round, self.round * work.loop.epochs, self.round * self.step)
@@ -75,12 +76,11 @@ class ModelTask:
 
 
 def evaluate(executor: Executor, at: ModelTask, sizes: Mapping[str, int]) -> dict[str, float]:
-    """Return ``NAME/accuracy`` in [0, 1] and ``NAME/loss`` (mean cross entropy) for each data set.
+    """Return ``NAME/accuracy`` in [0, 1] and ``NAME/loss`` (mean cross entropy) for each data set NAME.
 
-    With a ``validation_step``, the result has all its metrics: numbers are averaged over the examples, torchmetrics
-    objects cover the whole set. ``accuracy`` is added if it is missing and the module returns logits, (B, classes).
-
-    sizes: name of each data set to its number of examples.
+    If the module has a ``validation_step``, the result contains the metrics of this function instead: numbers are
+    averaged over the examples, and torchmetrics objects cover the whole data set. ``accuracy`` is added if it is
+    missing and the module returns logits, (B, classes). sizes: name of each data set -> number of examples.
     """
     jobs = [(name, first) for name, n in sizes.items() for first in range(0, n, at.chunk)]
     totals: Totals = {}
@@ -100,24 +100,24 @@ def _means(totals: Totals) -> dict[str, float]:
 
 
 def evaluate_clients(executor: Executor, at: ModelTask, n_clients: int, *, on_tests: bool = False) -> Each:
-    """Return each metric of ``evaluate`` per client, on the client's own examples, and their number ``n``.
+    """Return, per client, each metric of ``evaluate`` on the client's examples, and the number ``n`` of examples.
 
-    on_tests: use the client's test examples instead of its training examples. Metrics of a client without examples are
-    nan.
+    on_tests: evaluate on the clients' test examples, if any, instead of their real training examples. Metrics of a
+    client without examples are nan.
     """
     jobs = [(on_tests, range(first, min(first + CLIENTS, n_clients))) for first in range(0, n_clients, CLIENTS)]
     return by_metric([metrics for results in executor.map(evaluate_some_clients, at, jobs) for metrics in results])
 
 
 def evaluate_some_clients(worker: Worker, task: ModelTask, job: tuple[bool, range]) -> list[dict[str, float]]:
-    """Return the metrics of the job's clients, each a mean over the client's own examples."""
+    """Return, for each client of a job (on_tests, clients), the metrics averaged over the client's examples."""
     on_tests, clients = job
     task.load(worker.work)
     return [on_own(worker, task, client, on_tests) for client in clients]
 
 
 def on_own(worker: Worker, task: ModelTask, client: int, on_tests: bool) -> dict[str, float]:
-    """Return metrics of the worker's loaded model on one client's own examples, and ``n``, their number."""
+    """Return metrics of the model loaded in ``worker`` on one client's examples, and the number ``n`` of examples."""
     all_data = worker.data.tests if on_tests and worker.data.tests is not None else worker.data.real
     examples = all_data[client]
     return {
@@ -127,18 +127,19 @@ def on_own(worker: Worker, task: ModelTask, client: int, on_tests: bool) -> dict
 
 
 def by_metric(of_clients: Sequence[Mapping[str, float]]) -> Each:
-    """Return the clients' metrics by name; nan if a client lacks a metric."""
+    """Convert a list of the clients' metrics to lists by metric name; a client without this metric gets nan."""
     names = dict.fromkeys(name for metrics in of_clients for name in metrics)
     return {name: [metrics.get(name, nan) for metrics in of_clients] for name in names}
 
 
 def spread(metric: str, values: Sequence[float], sizes: Sequence[float]) -> dict[str, float]:
-    """Return statistics of a metric over clients i = 1 .. N with n_i > 0 examples (``sizes``) and values v_i.
+    """Return statistics of a metric over the N clients that have examples.
 
-    mean: sum v_i / N;  weighted_mean: sum n_i v_i / sum n_i;  std: sqrt(sum (v_i - mean)^2 / N);  worst_decile:
-    the mean over the ceil(N/10) clients with the smallest accuracies, or the largest losses (Li et al., "Fair resource
-    allocation in federated learning", ICLR 2020, arXiv:1905.10497, tables 1 and 2). For other metrics the worst
-    clients are not defined, so ``worst_decile`` is absent. Statistics are nan if a value is not finite.
+    v_i: value of client i (``values``);  n_i: number of examples of client i (``sizes``).  mean: sum v_i / N.
+    weighted_mean: sum n_i v_i / sum n_i.  std: sqrt(sum (v_i - mean)^2 / N).  worst_decile: the mean over the
+    ceil(N/10) clients with the smallest accuracies, or the largest losses (Li et al., "Fair resource allocation in
+    federated learning", ICLR 2020, arXiv:1905.10497, tables 1 and 2). It is absent for other metrics, because the worst
+    clients are not defined. All statistics are nan if a value is not finite.
     """
     pairs = [(v, n) for v, n in zip(values, sizes, strict=True) if n]
     names, is_loss = ["mean", "weighted_mean", "std"], "loss" in metric
@@ -153,10 +154,10 @@ def spread(metric: str, values: Sequence[float], sizes: Sequence[float]) -> dict
 
 
 def evaluate_chunk(worker: Worker, task: ModelTask, job: tuple[str, int]) -> Totals:
-    """Return the sums of the metrics over one chunk, in evaluation mode, without augmentation.
+    """Return the sums of the metrics over the chunk of a job (name of the data set, index of the first example).
 
     For a module with torchmetrics objects, the job of the first chunk evaluates all chunks of the data set in order.
-    The reason: some such objects cannot be merged, and merged states would depend on the order of merging.
+    Some torchmetrics objects cannot be merged, and for others the result would depend on the order of merging.
     """
     name, first = job
     part, is_whole = worker.data.sets[name], bool(worker.work.logged.metrics.objects)
@@ -170,9 +171,9 @@ def evaluate_chunk(worker: Worker, task: ModelTask, job: tuple[str, int]) -> Tot
 def _of_chunks(
     worker: Worker, task: ModelTask, examples: Examples | ClientData, firsts: Iterable[int], *key: str | int
 ) -> Totals:
-    """Return sums over the chunks that begin at ``firsts``, and values of torchmetrics objects over all chunks.
+    """Return sums of metrics over the chunks that begin at the examples ``firsts``; torchmetrics objects cover all.
 
-    key: keys the module's random draws, together with the index of the first example of each chunk.
+    key: key of the seed for random numbers that the module draws; the index of a chunk's first example is added to it.
     """
     totals, work = Totals(), worker.work
     with work.logged:
@@ -186,10 +187,10 @@ def _of_chunks(
 
 
 def judged(work: Work, x: Tensor, y: Tensor, number: int, n_classes: int | None, called: str = "") -> dict[str, float]:
-    """Return the sums of the module's metrics over these examples, without values of torchmetrics objects.
+    """Return the sums of the module's metrics over the examples (x, y), without values of torchmetrics objects.
 
-    number: of the batch. n_classes: None if not known, 0 if labels are no classes. called: name of the module in
-    messages; if empty, its file and class.
+    number: batch index for ``validation_step``. n_classes: number of classes; None: not known; 0: labels are not
+    classes. called: name of the module in messages; if empty, the module's file and class.
 
     Raises:
         ValueError: the module returns no logits, and its ``validation_step`` logs no metric.
@@ -202,7 +203,7 @@ def judged(work: Work, x: Tensor, y: Tensor, number: int, n_classes: int | None,
             sums = {name: float(value) * len(y) for name, value in metrics.items()}
         names = {*metrics, *objects}
         if "accuracy" in names or (names and (n_classes == 0 or y.is_floating_point())):
-            return sums  # accuracy is not defined for labels that are no classes
+            return sums  # accuracy is not defined for labels that are not classes
         updates = work.logged.metrics.updates
         with user_code_context(called or work.module, "", "forward", at), work.logged:
             logits = work.module(work.inputs(x, y))
@@ -214,8 +215,8 @@ def judged(work: Work, x: Tensor, y: Tensor, number: int, n_classes: int | None,
         )
         if work.logged.metrics.updates != updates:
             raise ValueError(
-                "its forward updates a metric, and is called once more for accuracy: update it in validation_step, or "
-                "log accuracy there"
+                "its forward updates a metric, and forward is called again to compute accuracy: update the metric in "
+                "validation_step, or log accuracy there"
             )
         if of_classes:
             loss = {} if names else {"loss": float(F.cross_entropy(logits, y, reduction="sum"))}
@@ -225,14 +226,14 @@ def judged(work: Work, x: Tensor, y: Tensor, number: int, n_classes: int | None,
         shape = tuple(logits.shape[1:]) if isinstance(logits, Tensor) else type(logits).__name__
         raise ValueError(
             f"its forward returns {shape} for an example, no logits of {n_classes or 'the'} classes, and its "
-            "validation_step logs no metric: let it log accuracy, or what else the module is judged by"
+            "validation_step logs no metric: log accuracy, or another metric of the module, in validation_step"
         )
 
 
 def _own_metrics(work: Work, batch: tuple[Tensor, ...], number: int) -> tuple[dict[str, Any], Set[str]]:
     """Return the metrics that ``validation_step`` logs or returns, and the names of the logged torchmetrics objects.
 
-    Both are empty if the module does not define ``validation_step``.
+    Metrics and names are empty if the module does not define ``validation_step``.
     """
     module = work.module
     if type(module).validation_step is LightningModule.validation_step:

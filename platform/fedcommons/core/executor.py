@@ -1,6 +1,6 @@
-"""Interface of executors, which run jobs in worker processes.
+"""Interface of executors, which run jobs (functions of a client, a block of clients or a chunk) in worker processes.
 
-``serial`` and ``ray_actors`` return the same bits, because no result depends on the worker.
+The executors ``serial`` and ``ray_actors`` return the same bits, because no result depends on the worker.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,14 +10,14 @@ from fedcommons.errors import ClientError
 
 
 class JobData(Protocol):
-    """Data that all jobs of one ``map`` call need; the executor sends the data to each worker once."""
+    """Data that all jobs of one ``Executor.map`` call use; the executor sends the data to each worker once."""
 
     @property
     def nbytes(self) -> int: ...
 
 
 class WorkerDied(ClientError):
-    """The error that every process that ran ``jobs[job]`` died. times: number of attempts. why: the last reason."""
+    """Error: every process that ran the job with index ``job`` died. times: number of processes. reason: last cause."""
 
     def __init__(self, job: int, times: int, reason: str) -> None:
         super().__init__(f"the process that ran a job died {times} times (out of memory?): {reason}")
@@ -30,10 +30,12 @@ R = TypeVar("R")
 
 
 class Executor(Protocol):
-    """Workers that live for the whole run, each with one module and the clients' data."""
+    """A set of workers that exist for the whole run, each with one module and the clients' data."""
 
     def map(self, function: Callable[[Any, S, J], R], shared: S, jobs: Sequence[J]) -> list[R]:
-        """Return ``[function(worker, shared, job) for job in jobs]``; the function must be importable and pure.
+        """Return ``[function(worker, shared, job) for job in jobs]``, computed by the workers.
+
+        function: importable, with a result that depends on nothing but the arguments. shared: data for all jobs.
 
         Raises:
             WorkerDied: the process of a job died, and so did the processes that replaced it.
@@ -41,5 +43,5 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None:
-        """End the workers."""
+        """Stop the worker processes."""
         ...

@@ -1,4 +1,4 @@
-"""Access to a network's head (embedding and logits in forward passes), BatchNorm parameters and normalisation."""
+"""Access to a network's head (input: embedding, output: logits), to BatchNorm parameters and to normalised images."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,23 +13,23 @@ def head_parameters(module: nn.Module) -> tuple[str, ...]:
 
 
 def layers_of(names: Iterable[str]) -> str:
-    """Return the layers of parameters, separated by commas: the parameter names without the last component."""
+    """Return the names of these parameters' layers (parameter names without the last component), joined by commas."""
     return ", ".join(dict.fromkeys(name.rpartition(".")[0] for name in names))
 
 
 def batch_norm_parameters(module: nn.Module) -> tuple[str, ...]:
-    """Return the names of the parameters (scale and shift) of BatchNorm layers."""
+    """Return the names of the parameters (scale and shift) of all BatchNorm layers in the module."""
     layers = [n for n, layer in module.named_modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
     return tuple(n for n, _ in module.named_parameters() if n.rpartition(".")[0] in layers)
 
 
 class Head:
-    """Recorder of the ``inputs`` and ``outputs`` of a module's head in the latest forward pass.
+    """Recorder of ``inputs`` (embeddings) and ``outputs`` (logits) of a module's head in the latest forward pass.
 
     The module's attribute ``head`` is the dotted name of the submodule that maps the embedding to the logits.
 
     Raises:
-        ValueError: the module has no such attribute or submodule.
+        ValueError: the module has no attribute ``head``, or no submodule with this name.
     """
 
     inputs: Tensor  # (B, d)
@@ -39,7 +39,7 @@ class Head:
         name, kind = getattr(module, "head", None), type(module).__name__
         if not isinstance(name, str):
             raise ValueError(
-                f"{kind} must have an attribute head, the dotted name of the layer that makes logits of the embedding: "
+                f"{kind} must have an attribute head, the dotted name of the layer from the embedding to the logits: "
                 'in the class, head = "network.last"'
             )
         layers = dict(module.named_modules())
@@ -49,7 +49,7 @@ class Head:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Record forward passes in this context."""
+        """Context in which the head's inputs and outputs are recorded in every forward pass."""
 
         def note(layer: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
             self.inputs, self.outputs = inputs[0], outputs
@@ -62,6 +62,6 @@ class Head:
 
 
 def seen(module: nn.Module, pixels: Tensor) -> Tensor:
-    """Return images with pixels in [0, 1] scaled and normalised as the network does with uint8 images."""
+    """Scale images with pixels in [0, 1] to [0, 255] and normalise them as the module normalises uint8 images."""
     normalise = getattr(module, "normalise", None)
     return normalise(255 * pixels) if normalise else 255 * pixels

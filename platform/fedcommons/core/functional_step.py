@@ -1,4 +1,4 @@
-"""A LightningModule's training step as a function of its weights, for ``torch.func``."""
+"""A LightningModule's training step as a function of weights and batch, for ``torch.func`` and ``torch.vmap``."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from fedcommons.core.logging_shim import Metrics
 
 
 class Step(nn.Module):
-    """A client's training step as a function of weights and batch; it returns the loss and the logged values."""
+    """Module whose ``forward`` runs the training step of another module; it returns the loss and the logged values."""
 
     def __init__(self, module: LightningModule) -> None:
         super().__init__()

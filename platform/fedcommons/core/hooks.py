@@ -1,6 +1,6 @@
-"""The hooks of a LightningModule in a client's local training, called as Lightning's Trainer calls them.
+"""Calls of a LightningModule's hooks in a client's local training, in the order of Lightning's Trainer.
 
-A client's local training is one ``Trainer.fit``. Lightning's order (pytorch_lightning 2.6) is
+A client's local training corresponds to one ``Trainer.fit``. Lightning's order (pytorch_lightning 2.6) is
 
     configure_callbacks, prepare_data, setup, configure_model           once per process, when the module is built
     on_fit_start, on_train_start                                        per client, with its local steps in between
@@ -11,14 +11,15 @@ and for every batch
 
     on_before_batch_transfer, transfer_batch_to_device, on_after_batch_transfer, on_train_batch_start
     optimizer_step( training_step, on_before_zero_grad, optimizer_zero_grad, on_before_backward, backward,
-                    a method's correction, on_after_backward, on_before_optimizer_step, configure_gradient_clipping )
+                    the method's gradient correction, on_after_backward, on_before_optimizer_step,
+                    configure_gradient_clipping )
     on_train_batch_end
 
 A module that overrides no hook of ``CALLED`` is trained by the plain steps of ``LocalSGD``. After each client, all
-changes that hooks made to the module are undone, so no bit depends on the process in which a client is trained.
+changes that hooks have made to the module are undone, so no result depends on the process in which a client is trained.
 
-Departs from Lightning: ``client.clip_norm`` clips before a method's correction, as it does without hooks. A
-``configure_gradient_clipping`` of the module runs after the correction. The transfer hooks also run before
+Departs from Lightning: ``client.clip_norm`` clips before the federated method's gradient correction, as it does without
+hooks. A ``configure_gradient_clipping`` of the module runs after the correction. The transfer hooks also run before
 ``training_step`` and ``validation_step`` outside of local training (evaluation, estimators).
 """
 
@@ -48,10 +49,10 @@ FIT = (
     "on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_epoch_end", "on_train_end", "on_fit_end",
     "teardown",
 )  # fmt: skip
-"""Hooks around a client's epochs."""
+"""Hooks before and after a client's epochs."""
 
 TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-"""Hooks that may replace a batch."""
+"""Hooks that may replace a batch before the module gets the batch."""
 
 CLIPPING = ("configure_gradient_clipping", "clip_gradients")
 
@@ -59,17 +60,17 @@ STEP = (
     "on_train_batch_start", "optimizer_step", "on_before_zero_grad", "optimizer_zero_grad", "on_before_backward",
     "backward", "on_after_backward", "on_before_optimizer_step", *CLIPPING, "on_train_batch_end",
 )  # fmt: skip
-"""Hooks that see batches, gradients or steps."""
+"""Hooks of every step, with access to batches, gradients or the optimizer."""
 
 CALLED = (*FIT, *TRANSFER, *STEP, "lr_scheduler_step")
-"""Hooks that are called for each client."""
+"""All hooks that are called in the local training of each client."""
 
 REFUSED = {
     **dict.fromkeys(
         ("on_validation_start", "on_validation_end", "on_validation_epoch_start", "on_validation_epoch_end",
          "on_validation_batch_start", "on_validation_batch_end", "on_validation_model_zero_grad",
          "on_validation_model_eval", "on_validation_model_train"),
-        "a model is evaluated in parts by several processes: log metrics in validation_step",
+        "several processes evaluate a model, each on some chunks of the data: log metrics in validation_step",
     ),
     **dict.fromkeys(("on_save_checkpoint", "on_load_checkpoint"), "checkpoints hold weights and the server's state"),
     **dict.fromkeys(("train_dataloader", "val_dataloader"), "the data set of the experiment is partitioned: --data"),
@@ -80,11 +81,11 @@ REFUSED = {
         "Lightning 2 has no such hook",
     ),
 }  # fmt: skip
-"""Hooks that Lightning 2 or Lightning 1 would call and this package never calls; each with an alternative."""
+"""Hooks that Lightning 1 or 2 calls and this package never calls -> the reason or the alternative, for a message."""
 
 
 def overrides(module: LightningModule, name: str) -> bool:
-    """Return whether the module, its class or a base class of the user defines this hook."""
+    """Return whether the module, or a class that it inherits from below LightningModule, defines this hook."""
     default = getattr(LightningModule, name, None)
     return name in vars(module) or getattr(type(module), name, default) is not default
 
@@ -95,10 +96,10 @@ def overridden(module: LightningModule, names: Sequence[str]) -> list[str]:
 
 
 def require_called(module: LightningModule) -> None:
-    """Refuse a module with a hook that would never be called.
+    """Check that the module has no hook that would never be called.
 
     Raises:
-        ValueError: the module has such a hook, or a hook of ``CALLED`` that is no function.
+        ValueError: the module has a hook of ``REFUSED``, or a hook of ``CALLED`` that is not a function.
     """
     for name in overridden(module, tuple(REFUSED)):
         raise ValueError(f"its hook {name} is never called here: {REFUSED[name]}")
@@ -108,7 +109,7 @@ def require_called(module: LightningModule) -> None:
 
 
 def prepare(module: LightningModule) -> None:
-    """Call the hooks that run once per process and may create layers; a second call changes nothing.
+    """Call the hooks that run once per process and may create layers; a second call for a module does nothing.
 
     Raises:
         ValueError: the module configures callbacks, which need a Trainer.
@@ -125,7 +126,7 @@ def prepare(module: LightningModule) -> None:
     module.configure_model()
     for name in overridden(module, ("training_step", "validation_step")):
         step = getattr(module, name)
-        if not is_param_in_hook_signature(step, "batch_idx", min_args=2):  # Lightning then passes the batch only
+        if not is_param_in_hook_signature(step, "batch_idx", min_args=2):  # Lightning then passes only the batch
             vars(module)[name] = partial(_without_index, step)
     vars(module)["_is_prepared"] = True
 
@@ -135,10 +136,10 @@ def _without_index(step: Callable[[Any], Any], batch: Any, _: int) -> Any:
 
 
 class Hooks:
-    """Trainer of the clients of one process that calls the hooks of the module.
+    """Trainer for the clients of one process that calls the module's hooks.
 
     Raises:
-        ValueError: the module has an attribute that cannot be copied and therefore not be restored.
+        ValueError: an attribute of the module cannot be copied, so that it cannot be restored for the next client.
     """
 
     def __init__(self, work: TrainingProcess) -> None:
@@ -158,22 +159,23 @@ class Hooks:
         self, loop: "LocalSGD", data: "ClientData", seed: int, epochs: int, loss: "Loss", correct: "AddToGrad | None",
         *, is_own: bool,
     ) -> list[Tensor]:  # fmt: skip
-        """Run a client's epochs, return the losses of its steps, and restore the module afterwards.
+        """Run a client's epochs, restore the module afterwards, and return the loss of every step.
 
         Args:
-            loss: function of a batch and a number: the batch's index in the epoch or, if ``is_own``, the step's number.
-            correct: changes the gradients of every step.
-            is_own: whether the loss function comes from the method.
+            loss: function of (batch, number). The number is the batch's index in the epoch, or the step's number in
+                this training if ``is_own``.
+            correct: the method's function that changes the gradients of every step; None: no change.
+            is_own: whether the loss function comes from the method and not from the module.
 
         Raises:
-            ValueError: a hook has unfrozen or replaced a parameter, skipped all batches, not called a closure, or set
-                an attribute of the Trainer that has no effect; or local DP-SGD is on, which calls no hooks.
+            ValueError: a hook has unfrozen or replaced a parameter, skipped all batches, not called the closure, or set
+                an attribute of the Trainer that has no effect; or ``dp.local`` is on, which calls no hooks.
         """
         if loop.dp:
             raise ValueError("dp.local calls no hooks in its steps")
         work, module, clock, losses = self.work, self.module, self.clock, list[Tensor]()
         (first_epoch, first_step), last = work.started_at, loop.steps_of(len(data), 1) - 1
-        self._saved.put_attributes_back()  # calls of training_step outside of local training may have changed them
+        self._saved.put_attributes_back()  # earlier calls of training_step may have changed attributes
         if not module.training:
             work.train_mode()
         try:
@@ -212,7 +214,7 @@ class Hooks:
         return losses
 
     def transfer(self, batch: "Batch") -> "Batch":
-        """Return the batch as the module's hooks transfer it to the device."""
+        """Return the batch after the module's hooks for the transfer to the device, which may replace the batch."""
         batch = self.module.on_before_batch_transfer(batch, 0)
         batch = self.module.transfer_batch_to_device(batch, self.work.device, 0)
         return self.module.on_after_batch_transfer(batch, 0)
@@ -223,12 +225,12 @@ class Hooks:
         """Take a step on the mean loss over the examples of ``batches``.
 
         Args:
-            loss: function of a batch and its number.
+            loss: function of (batch, number).
             batches: the batches of the step, at most ``client.accumulate``.
             at: index of the first batch in the epoch.
-            number: number of the first batch for the loss function.
-            correct: changes the gradients once, directly after the last backward pass.
-            width: number of columns of a batch that the module sees; later columns are for the method's loss function.
+            number: number that the loss function gets for the first batch.
+            correct: function that changes the gradients once, directly after the last backward pass.
+            width: number of columns of a batch that hooks see; later columns are for the method's loss function.
 
         Returns:
             The loss; None if ``on_train_batch_start`` returned -1, which skips the rest of the epoch.
@@ -257,7 +259,7 @@ class Hooks:
         self.module.on_train_batch_end(*self._ended)
 
     def correct(self, correct: "AddToGrad | None") -> None:
-        """Apply a method's correction to the gradients; ``client.clip_norm`` clips before it, as without hooks."""
+        """Clip the gradients to ``client.clip_norm``, as without hooks, and apply the method's correction to them."""
         if correct is None:
             return
         clip_norm = self.work.loop.clip_norm
@@ -267,7 +269,10 @@ class Hooks:
         correct(self.work.named)
 
     def _step_in_hook(self, closure: Callable[[], Tensor] | None = None, **_: Any) -> Tensor | None:
-        """Replace ``optimizer.step`` in ``optimizer_step``: run closure, hook before the step, clipping, step."""
+        """Take a step as Lightning does: closure, ``on_before_optimizer_step``, clipping, then the optimizer's step.
+
+        The module's hook ``optimizer_step`` calls this method as ``optimizer.step``.
+        """
         optimizer, value = self.work.optimizer, None
 
         def compute() -> Tensor | None:
@@ -284,25 +289,28 @@ class Hooks:
         if type(optimizer).__module__.startswith("torch.optim") or "closure" not in signature(step).parameters:
             compute()
             plain_step(optimizer)()
-        else:  # such as SAM, which computes the gradient twice
+        else:  # an optimizer that calls the closure itself, such as SAM, which computes the gradient twice
             step(closure=compute)
         return value
 
     def _after_transfer(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the module's step for batches that no hook has transferred, such as those of an estimator."""
+        """Return ``training_step`` or ``validation_step`` (``step``) with a call of the transfer hooks before it.
+
+        In local training, ``_step`` has already called the transfer hooks.
+        """
         return lambda batch, *args: step(batch if self._in_step else self.transfer(batch), *args)
 
     def _optimizers(self, use_pl_optimizer: bool = True) -> Any:
-        """Replace ``self.optimizers()`` of the module."""
+        """Return the optimizer, as Lightning's ``self.optimizers()`` does; this method replaces it in the module."""
         return self.optimizer if use_pl_optimizer else self.work.optimizer
 
 
 @dataclass
 class _Closure:
-    """A closure that computes a batch's loss and gradients and calls the hooks; ``optimizer_step`` must call it.
+    """A closure for ``optimizer_step`` that computes a batch's loss and gradients and calls the hooks around them.
 
-    compute: returns the loss. share: the batch's fraction of the step's examples. at: index of the batch in the epoch.
-    correct: changes the gradients after the backward pass.
+    compute: function that returns the loss. share: the batch's fraction of the step's examples. at: index of the batch
+    in the epoch. correct: function that changes the gradients after the backward pass. value: the loss after the call.
     """
 
     hooks: Hooks

@@ -28,25 +28,26 @@ from fedcommons.runtime.torch_settings import tf32
 from fedcommons.seeding import generator, keyed_besides_torch, set_default_generator
 
 Batch = tuple[Tensor, ...]
-"""(x, y) or (x, y, weight); for a loss function of the method, the columns ``ClientData.beside`` follow."""
+"""(x, y) or (x, y, weight); for a loss function of the method, followed by the columns ``ClientData.extra_columns``."""
 
 Loss = Callable[[Batch, int], Tensor]
-"""Loss function of (batch, step number). A loss function of a method calls ``training_step`` itself.
+"""Function of (batch, step number) that returns the loss. A loss function of a method calls ``training_step`` itself.
 
-Extra forward passes must run in evaluation mode: they then draw no random numbers, so dropout's numbers do not change.
+Additional forward passes must run in evaluation mode, in which they draw no random numbers. So dropout in the training
+step has the same random numbers as without them.
 """
 
 AddToGrad = Callable[[Mapping[str, nn.Parameter]], None]
-"""Function that changes the gradients of the named parameters between the backward pass and the step."""
+"""Function that changes the gradients of the named parameters between the backward pass and the optimizer's step."""
 
 
 @accepts_old_names(of="values")
 @dataclass(frozen=True)
 class Correction:
-    """An ``AddToGrad`` that can run for a batch of clients at once: ``function(params, *of)``, only of tensors.
+    """An ``AddToGrad`` that can run for several clients at once; it calls ``function(params, *values)``.
 
-    of: the values that differ between clients; the function gets each value as a mapping from names to tensors. The
-    engine trains clients with equal functions together, by ``torch.vmap``. The function may use only ``grad`` and
+    values: the arguments that differ between clients; the function gets each as a mapping from names to tensors. The
+    engine trains clients with equal functions together, by ``torch.vmap``. So the function may use only ``grad`` and
     ``detach()`` of a parameter.
     """
 
@@ -62,50 +63,52 @@ class Correction:
 
 
 KINDS = {"bf16": torch.bfloat16, "fp16-mixed": torch.float16}
-"""Number type of each autocast precision."""
+"""Precision of an experiment -> number type that ``torch.autocast`` uses for it."""
 
 SCALE = 1024.0
-"""Initial loss scale of a local training in fp16; the scaler halves it when a gradient overflows."""
+"""Initial factor of the loss in a local training in fp16; the ``GradScaler`` halves it when a gradient overflows."""
 
 BARE_GRADIENT = Release(reason="work.gradient has no noise")
-"""Release of the gradient over all examples of a client, which no noise protects."""
+"""Privacy ledger entry (release) of a client's gradient over all examples, which no noise protects."""
 
 
 class LocalResult(NamedTuple):
-    """The result of a local training."""
+    """The result of a client's local training."""
 
-    model: Flat  # the worker's buffer, overwritten by the next training: copy it to store it or send it in ``each``
-    metrics: Mapping[str, float | Tensor]  # means over the steps of ``loss`` and of logged values; ``steps``: K
-    spent: Release  # protection of the model and of everything computed from it alone; none without DP-SGD
+    model: (
+        Flat  # the worker's buffer, which the next training overwrites; copy it to store it or to send it in ``each``
+    )
+    metrics: Mapping[str, float | Tensor]  # means over steps of ``loss`` and logged values; ``steps``, their number
+    spent: Release  # privacy ledger entry of the model and all data computed from it only; unprotected without DP-SGD
 
 
 @dataclass(frozen=True)
 class LocalSGD:
-    """Settings of local training: E epochs of minibatches in random order, keyed by (round, client, epoch).
+    """Settings of local training: E epochs of minibatches in a random order that depends on round, client and epoch.
 
-    With ``dp``, batches are Poisson samples and gradients are those of DP-SGD (see ``dp_sgd``).
+    With ``dp``, batches are Poisson samples, and the gradients are clipped and noised as in DP-SGD (see ``dp_sgd``).
     """
 
     epochs: int
     batch_size: int
     drop_last: bool = False  # drop an incomplete last batch, unless it is the only batch
-    equal_work: bool = True  # fewer epochs for clients with shared data, so that steps stay about equal
+    equal_work: bool = True  # fewer epochs with shared examples, so that the number of steps stays about equal
     augment: bool = False
     dp: DPSGD | None = None
-    onednn: bool = True  # slower than torch's own kernels on few pixels
-    schedule: Callable[[int], float] | None = None  # factor of the learning rates by round; None: 1
-    clip_norm: float | None = None  # maximum norm of a step's gradient, before ``add_to_grad``
+    onednn: bool = True  # use oneDNN, which is slower than torch's kernels on images with few pixels
+    schedule: Callable[[int], float] | None = None  # round -> factor of all learning rates; None: factor 1
+    clip_norm: float | None = None  # maximum norm of a step's gradient, clipped before ``add_to_grad``
     precision: str = "fp32"  # fp32, tf32, or autocast of the loss: bf16, fp16-mixed; weights stay float32
-    accumulate: int = 1  # batches per step; the step's gradient is that of the mean loss over all examples in them
+    accumulate: int = 1  # batches per step; a step uses the gradient of the mean loss over all examples in the batches
     batched: bool = False  # train the clients of a block at once (see ``vmap_clients``)
     graphs: bool = False  # on a GPU, run steps as CUDA graphs (see ``cuda_graphs``)
 
     def epochs_for(self, n: int, n_own: float | None, share: float = 1.0) -> int:
-        """Return the number of epochs for a client:  E' = max(1, floor(n_i E/(n_i + n~))),  the authors' rule.
+        """Return a client's number of epochs,  E' = max(1, floor(n_i E/(n_i + n~))),  the rule of Fedssyn's authors.
 
-        n~ of the n examples are not the client's own. E' is at most E, even if ``n_own`` is more than n. A client that
-        does only a ``share`` in (0, 1] of its work runs  ceil(share E')  epochs, so it completes the epoch in which it
-        stops. A uniform share then gives 1 .. E' epochs with equal probabilities.
+        E: ``epochs``. n: n_i + n~, number of training examples: n_i real examples of the client (``n_own``; None: all)
+        and n~ shared examples. E' is at most E, even if ``n_own`` is larger than n. share: fraction in (0, 1] of the
+        work that a straggler does: it runs  ceil(share E')  epochs, so 1 .. E' are equally probable for uniform share.
         """
         epochs = self.epochs
         if self.equal_work and n_own is not None:
@@ -113,11 +116,11 @@ class LocalSGD:
         return max(1, ceil(share * epochs - 1e-9))
 
     def steps_for(self, n: int, n_own: float | None) -> int:
-        """Return K, the steps of a client with n examples in a round; under DP-SGD, steps have Poisson batches."""
+        """Return K, the number of steps per round of a client with n training examples, of which ``n_own`` are real."""
         return self.steps_of(n, self.epochs_for(n, n_own))
 
     def steps_of(self, n: int, epochs: int) -> int:
-        """Return the number of steps in ``epochs`` epochs of n examples."""
+        """Return the number of steps in ``epochs`` epochs over n examples; under DP-SGD, of Poisson batches."""
         if self.dp:
             return epochs * self.dp.steps(n, self.batch_size)
         full, remainder = divmod(n, self.batch_size)
@@ -135,13 +138,15 @@ class LocalSGD:
         add_to_grad: AddToGrad | None = None,
         lr: float | None = None,
     ) -> LocalResult:
-        """Train from ``start``; see ``Work.local``.
+        """Train a client from the weights ``start``; the arguments are those of ``Work.local``.
 
         A loss function of the method gets the number of the step in this training. ``training_step`` gets the index of
-        the batch in its epoch, as in Lightning.
+        the batch in the epoch, as in Lightning.
         """
         if data.extra_columns and (loss is None or any(len(column) != len(data) for column in data.extra_columns)):
-            raise ValueError("columns beside a client's data are for a loss of the method's own, one row an example")
+            raise ValueError(
+                "ClientData.extra_columns need a loss function of the method, and one row per example of the client"
+            )
         if work.replacement:
             return work.replacement(work, self, start, data, seed, loss or lr, add_to_grad)
         if work.graphs and loss is None and lr is None and isinstance(add_to_grad, Correction | None):
@@ -154,7 +159,7 @@ class LocalSGD:
         scaler = GradScaler(work.device.type, init_scale=SCALE) if self.precision == "fp16-mixed" else None
         dp = self._private(work, data) if self.dp else None
         work.load(start)
-        optimizer.state.clear()  # momentum starts anew: it must not pass from client to client
+        optimizer.state.clear()  # momentum starts at zero, because it must not pass from client to client
         work.set_rates(lr)
         schedulers, last = work.schedulers if lr is None else None, 0
         if not module.training:
@@ -249,28 +254,31 @@ class LocalSGD:
         """Return DP-SGD's settings for this client; with a target epsilon, the noise depends on the client.
 
         Raises:
-            ValueError: a target is set, and the client has already trained in this round or lists an example several
-                times, so that the target would be missed.
+            ValueError: a target epsilon is set, but the client has already trained in this round, or ``data`` contain
+                an example several times. Epsilon would then be larger than the target.
         """
         assert self.dp
         if self.dp.target and work.releases:
             raise ValueError("dp.target_epsilon is for one local training of a client in a round, and this is another")
         if self.dp.target and (times := work.times_listed(data)) > 1:
-            raise ValueError(f"dp.target_epsilon is for examples that are listed once, and one is listed {times} times")
+            raise ValueError(
+                f"dp.target_epsilon is for examples that occur once, and an example is listed {times} times"
+            )
         return self.dp.of_client(len(data), self.batch_size, self.steps_for(len(data), data.n_own))
 
     def _spent(self, protections: set[Release], n: int, steps: int, listed: int) -> Release:
-        """Return one release for all steps; uncovered without DP-SGD, or if two steps were protected differently.
+        """Return one privacy ledger entry (release) for all steps; uncovered if the steps' releases differ.
 
-        An example that a method lists m times is in a batch with probability q' = 1 - (1 - q)^m, and adds at most m C.
-        A step then discloses at most as much as a sampled Gaussian mechanism with sampling rate q' and noise sigma / m.
-        The reason: the example's contribution is a mixture over its number of copies, and the divergence is convex.
+        The training data may contain an example m times. It is then in a batch with probability q' = 1 - (1 - q)^m, and
+        adds a gradient of norm at most m C. A step then discloses at most as much as a sampled Gaussian mechanism with
+        sampling rate q' and noise multiplier sigma / m, because the example's contribution is a mixture over its number
+        of copies in the batch, and the divergence is convex. q: sampling rate of one copy. C: clipping norm.
 
         Args:
-            protections: the different releases of the steps.
+            protections: the different releases of the steps; empty without DP-SGD, which is uncovered.
             n: number of training examples.
             steps: number of steps.
-            listed: m, the maximum number of times that an example is listed.
+            listed: m, the maximum number of copies of an example in the training data.
         """
         if self.dp is None or len(protections) != 1:
             return UNCOVERED
@@ -281,7 +289,7 @@ class LocalSGD:
         return replace(release, q=q, steps=steps)
 
     def _samples(self, private: Draws, data: ClientData, seed: int, epoch: int) -> Iterator[Any]:
-        """Yield the Poisson batches of an epoch, each with the seeds of its examples (see ``Draws.seeds``)."""
+        """Yield the Poisson batches of an epoch, each with a seed per example in the batch (see ``Draws.seeds``)."""
         assert self.dp
         n, steps, draws = len(data), self.dp.steps(len(data), self.batch_size), generator(seed, "order", epoch)
         for number in range(epoch * steps, (epoch + 1) * steps):
@@ -299,12 +307,12 @@ class LocalSGD:
             yield tuple(batch), seeds
 
     def steps(self, data: ClientData, seed: int, epoch: int) -> Iterator[list[Batch]]:
-        """Return an iterator over the steps of an epoch: a list of batches per step."""
+        """Return an iterator over the steps of an epoch: a list of at most ``accumulate`` batches per step."""
         batches = self.batches(data, seed, epoch)
         return iter(lambda: list(islice(batches, self.accumulate)), [])
 
     def _accumulated(self, loss: Loss, batches: Sequence[Batch], step: int, scaler: GradScaler | None) -> Tensor:
-        """Add the gradients of the mean loss over all examples of ``batches``, batch by batch, and return that loss."""
+        """Compute the gradients of the mean loss over all examples of ``batches``, batch by batch; return the loss."""
         n, values = sum(len(batch[1]) for batch in batches), []
         for number, batch in enumerate(batches, step * self.accumulate):
             value = loss(batch, number) * (len(batch[1]) / n)
@@ -313,10 +321,10 @@ class LocalSGD:
         return reduce(torch.add, values)
 
     def batches(self, data: ClientData, seed: int, epoch: int) -> Iterator[Batch]:
-        """Yield the batches of an epoch."""
+        """Yield the batches of an epoch in a random order, which depends on ``seed`` and ``epoch``."""
         n, b, columns = len(data), self.batch_size, (*data.columns, *data.extra_columns)
         if n <= b and not self.augment:
-            yield columns  # one batch contains all examples, so their order does not matter
+            yield columns  # one batch contains all examples, so the order does not matter
             return
         draws = generator(seed, "order", epoch)
         order = torch.randperm(n, generator=draws).to(data.y.device)
@@ -330,7 +338,7 @@ class LocalSGD:
         return (flip_and_crop(columns[0], draws), *columns[1:]) if self.augment else tuple(columns)
 
     def gradient(self, work: TrainingProcess, at: Flat, data: ClientData) -> Flat:
-        """Return the gradient at ``at`` of the client's mean loss, in evaluation mode, without augmentation."""
+        """Return the gradient of the client's mean loss at the weights ``at``, in evaluation mode, not augmented."""
         work.load(at)
         work.module.eval()
         n, b = len(data), self.batch_size
@@ -345,7 +353,7 @@ class LocalSGD:
 
 
 def autocast(loss: Loss, device: str, kind: torch.dtype) -> Loss:
-    """Return the loss function with matrix products in ``kind``; weights and gradients keep their type."""
+    """Return the loss function with matrix products in the number type ``kind``; weights and gradients stay float32."""
 
     def cast(batch: Batch, step: int) -> Tensor:
         with torch.autocast(device, kind):
@@ -356,7 +364,7 @@ def autocast(loss: Loss, device: str, kind: torch.dtype) -> Loss:
 
 
 def _skipped(scaler: GradScaler, optimizer: torch.optim.Optimizer) -> bool:
-    """Take a step with unscaled gradients; return True if the scaler skipped it for a gradient that is not finite."""
+    """Take a step with unscaled gradients and return whether the scaler skipped the step, for a non-finite gradient."""
     before = scaler.get_scale()
     scaler.step(optimizer)
     scaler.update()
@@ -365,7 +373,7 @@ def _skipped(scaler: GradScaler, optimizer: torch.optim.Optimizer) -> bool:
 
 @contextmanager
 def onednn(enabled: bool) -> Iterator[None]:
-    """Use oneDNN in this context, or torch's own kernels, which round differently; restore the setting afterwards."""
+    """Context in which torch uses oneDNN (``enabled``) or torch's kernels, which round differently, on the CPU."""
     before = torch.backends.mkldnn.enabled
     torch.backends.mkldnn.enabled = enabled  # pyright: ignore[reportAttributeAccessIssue]  (a descriptor that takes it)
     try:
@@ -375,7 +383,7 @@ def onednn(enabled: bool) -> Iterator[None]:
 
 
 def constant(correction: Flat) -> Correction:
-    """Return a ``Correction`` that adds the same vector, of all or some parameters, to every step's gradients."""
+    """Return a ``Correction`` that adds the vector ``correction``, for all or some parameters, to every gradient."""
     return Correction(_add, (correction,))
 
 
@@ -389,5 +397,5 @@ def _add(params: Mapping[str, nn.Parameter], correction: Mapping[str, Tensor]) -
 def clip_gradients(params: Iterable[nn.Parameter], most: float) -> None:
     """Scale the gradients so that their joint norm is at most ``most``; a ``Correction`` may call this function."""
     parameters = list(params)
-    is_vmapped = not isinstance(parameters[0], nn.Parameter)  # vmap has no rule for torch's fused form
+    is_vmapped = not isinstance(parameters[0], nn.Parameter)  # vmap cannot run torch's fused implementation
     nn.utils.clip_grad_norm_(parameters, most, foreach=False if is_vmapped else None)

@@ -1,4 +1,4 @@
-"""Collection of the numbers and torchmetrics objects that a LightningModule logs without a Trainer."""
+"""Collection of the numbers and torchmetrics objects that a LightningModule logs, in place of Lightning's Trainer."""
 
 import gc
 from collections.abc import Iterator, Mapping, Set
@@ -13,16 +13,16 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.wrappers import MetricTracker
 
 MEANS = ("mean", "avg", torch.mean)
-"""Values of ``reduce_fx`` that mean an average, the only reduction supported."""
+"""Values of the argument ``reduce_fx`` of ``self.log`` that mean an average, the only supported reduction."""
 
 LOADED = ("_parameters", "_buffers")
-"""Attributes of a module with tensors that the engine loads."""
+"""Attributes of a module that contain tensors which the engine loads for each client."""
 
 Number = float | Tensor
 
 
 class Metrics:
-    """The torchmetrics objects of a module, with a copy of their states at construction."""
+    """The torchmetrics objects in a module, with a copy of the objects' states when this instance was created."""
 
     def __init__(self, module: nn.Module) -> None:
         every = {id(part): part for part in module.modules()}
@@ -34,7 +34,7 @@ class Metrics:
         )
 
     def put_back(self) -> None:
-        """Restore the states and all other attributes of each metric."""
+        """Restore the copied states, and all other attributes, of each torchmetrics object."""
         for metric, state in zip(self.objects, self._copy(self._states), strict=True):
             loaded = {name: vars(metric)[name] for name in LOADED}
             vars(metric).clear()
@@ -42,26 +42,26 @@ class Metrics:
 
     @property
     def updates(self) -> int:
-        """Total number of updates of the module's metrics, each counted since the metric was reset."""
+        """Total number of updates of the module's torchmetrics objects, each counted since the object's last reset."""
         return sum(metric.update_count for metric in self.objects if isinstance(metric, Metric))
 
     def others(self) -> dict[int, tuple[Metric, int]]:
-        """Return all metrics in this process that ``put_back`` does not restore.
+        """Return all torchmetrics objects in this process that ``put_back`` does not restore.
 
         Returns:
-            Pairs of a metric and its number of updates, by id.
+            id of an object -> (object, number of its updates).
         """
         owned = {id(metric) for metric in self.objects}
         metrics = [metric for metric in gc.get_objects() if Metric in type(metric).__mro__ and id(metric) not in owned]
         return {id(metric): (metric, metric.update_count) for metric in metrics}
 
     def require_all(self, module: nn.Module, before: Mapping[int, tuple[Metric, int]]) -> None:
-        """Refuse a module that updates metrics that ``put_back`` does not restore.
+        """Check that the module's step has updated only torchmetrics objects that ``put_back`` restores.
 
-        before: result of ``others`` before the module's step.
+        before: result of ``others`` before the step.
 
         Raises:
-            ValueError: the module has updated such a metric.
+            ValueError: the step has updated another torchmetrics object.
         """
 
         def updated() -> list[Metric]:
@@ -69,7 +69,7 @@ class Metrics:
 
         if not updated():
             return
-        gc.collect()  # a metric that a step creates and drops is a reference cycle
+        gc.collect()  # a metric that a step creates and no longer uses is a reference cycle, which gc removes
         for metric in updated():
             name = type(metric).__name__
             is_late = any(metric is part for part in module.modules())
@@ -80,7 +80,7 @@ class Metrics:
             )
 
     def _copy(self, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Copy states, without copying modules and signatures in them; tensors with a graph are detached."""
+        """Return copies of states. Modules and signatures in the states are not copied; tensors are detached."""
         values = [*values_in([*states])]
         memo = {**self._modules, **{id(value): value for value in values if isinstance(value, Signature)}}
         tensors = (value for value in values if isinstance(value, Tensor) and not value.is_leaf)
@@ -88,7 +88,7 @@ class Metrics:
 
 
 def values_in(containers: list[Any]) -> Iterator[Any]:
-    """Yield the values in ``containers``, and in plain containers (dict, list, tuple, set) nested in them."""
+    """Yield all values in ``containers`` and in nested plain containers (dict, list, tuple, set)."""
     seen = set[int]()
     while containers:
         value = containers.pop()
@@ -100,21 +100,22 @@ def values_in(containers: list[Any]) -> Iterator[Any]:
 
 
 class Logged:
-    """Collector of the calls of ``self.log`` and ``self.log_dict`` in a context; calls outside of it are dropped.
+    """Context that collects the module's calls of ``self.log`` and ``self.log_dict``; calls outside have no effect.
 
-    Numbers are averaged by name over their calls within the innermost context; ``means`` is set when that context ends.
-    Torchmetrics objects cover all updates since the outermost context began: see ``values``. Without a Trainer,
-    Lightning itself would warn and drop every call. Tensors stay on their device, so logging never waits for a GPU.
+    Contexts may be nested. Numbers are averaged by name over the calls in the innermost context, and ``means`` has the
+    averages when this context has ended. Torchmetrics objects cover all updates since the outermost context began (see
+    ``values``). Without a Trainer, Lightning itself would ignore every call and warn. Logged tensors stay on their
+    device, so logging never waits for a GPU.
     """
 
     is_trial = False
-    """Whether ``values`` omits metrics that cannot be computed, such as with a batch of two examples."""
+    """Whether ``values`` omits metrics that cannot be computed, for example from a trial batch of two examples."""
 
     def __init__(self, module: LightningModule) -> None:
-        """Replace the module's ``log`` and ``log_dict``.
+        """Replace the module's methods ``log`` and ``log_dict``.
 
         Raises:
-            ValueError: the module's class overrides one of them.
+            ValueError: the module's class overrides ``log`` or ``log_dict``.
         """
         for name in ("log", "log_dict"):
             if getattr(type(module), name) is not getattr(LightningModule, name):
@@ -131,7 +132,7 @@ class Logged:
         return self._logged.keys()
 
     def put_back(self) -> None:
-        """Drop all logged values and restore the initial states of the torchmetrics objects."""
+        """Forget all logged values and restore the initial states of the torchmetrics objects."""
         if self.metrics.objects:
             self.metrics.put_back()
         self._logged, self.means = {}, {}
@@ -146,7 +147,7 @@ class Logged:
         self.means = {name: total / n for name, (total, n) in self._open.pop().items()}
 
     def add(self, sums: Mapping[str, Tensor], n: int) -> None:
-        """Add the sums of logged values over n examples, as if each example had logged its values separately."""
+        """Add sums of logged values over n examples, as if the module had logged the values of each example."""
         for name, value in sums.items():
             self._add(name, value, n)
 
@@ -154,10 +155,10 @@ class Logged:
         """Compute the torchmetrics objects that were logged since the outermost context began.
 
         Returns:
-            A number by name; the numbers of a collection or wrapper are called ``NAME_KEY``.
+            Numbers by name; if ``compute`` of the object NAME returns several numbers by KEY, they are ``NAME_KEY``.
 
         Raises:
-            ValueError: ``compute`` returns something else than numbers.
+            ValueError: ``compute`` returns anything other than numbers.
         """
         if not self._logged:
             return {}
@@ -174,7 +175,7 @@ class Logged:
         for name, value in results.items():
             if not (isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)):
                 kind = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-                raise ValueError(f"it logs {name}, whose compute gives {kind}, and a metric is one number")
+                raise ValueError(f"it logs {name}, whose compute returns {kind}, and a metric is one number")
         return {name: torch.as_tensor(value).detach().reshape(()) for name, value in results.items()}
 
     def _add(self, name: str, value: Number, n: int) -> None:

@@ -1,4 +1,4 @@
-"""Snapshots of a module and its optimizer, which restore both after a client has trained."""
+"""Snapshots of a module and its optimizer, by which both are restored after the local training of a client."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,14 +12,14 @@ from fedcommons.core.logging_shim import values_in
 from fedcommons.core.training_process import TrainingProcess
 
 OF_OPTIMIZER = ("state", "param_groups")
-"""Attributes of an optimizer that the engine empties for each client, or that ``put_back`` restores separately."""
+"""Attributes of an optimizer that the engine clears for each client, or that ``put_back`` restores separately."""
 
 OF_GRADIENT = ("_backward_hooks", "_post_accumulate_grad_hooks")
-"""Attributes of a parameter with the hooks on its gradient."""
+"""Attributes of a parameter in which torch stores the hooks on the parameter's gradient."""
 
 
 def gradient_hooks(module: nn.Module) -> list[str]:
-    """Return the names of the parameters with a hook on their gradient."""
+    """Return the names of the parameters that have a hook on the gradient."""
     return [name for name, p in module.named_parameters() if any(_hooks_of(p).values())]
 
 
@@ -28,9 +28,9 @@ def _hooks_of(parameter: Tensor) -> dict[str, list[tuple[int, Any]]]:
 
 
 class Saved:
-    """A snapshot of a worker's module and optimizer, without the weights and statistics that are sent.
+    """A snapshot of a worker's module and optimizer, without the weights and BatchNorm statistics that are sent.
 
-    others: objects that the module's attributes may refer to and that are not copied.
+    others: objects that are not copied, although attributes of the module may refer to them.
 
     Raises:
         ValueError: an attribute of the module cannot be copied.
@@ -40,7 +40,7 @@ class Saved:
         module, self.optimizer = work.module, work.optimizer
         self.parts = dict(module.named_modules())
         named = dict(module.named_parameters())
-        # copies refer to these objects themselves
+        # Copies of attributes refer to these objects themselves and not to copies of them.
         schedulers = [entry.scheduler for entry in work.schedulers.each] if work.schedulers else []
         self.shared = [
             *self.parts.values(), *named.values(), *module.buffers(), work, work.clock, work.logged, work.optimizer,
@@ -64,7 +64,7 @@ class Saved:
             self.namespaces[path].update(values)
 
     def put_back(self) -> None:
-        """Restore the whole snapshot."""
+        """Restore the whole snapshot: attributes, parameter groups, ``requires_grad``, hooks, and tensors not sent."""
         self.put_attributes_back()
         del self.optimizer.param_groups[:]
         for group, params, settings in self.groups:
@@ -81,14 +81,16 @@ class Saved:
                 t.copy_(value)
 
     def require_same_parameters(self) -> None:
-        """Check that the module has the same parameters as in the snapshot, and that frozen parameters still are.
+        """Check that the module has the same parameters as in the snapshot, and that no frozen one is trainable now.
 
         Raises:
-            ValueError: a hook has replaced a parameter, or has unfrozen a parameter, which is not sent.
+            ValueError: a hook has replaced a parameter, or has made a frozen parameter trainable, which is not sent.
         """
         now = {name: id(p) for part in self.parts for name, p in self._parameters_of(part)}
         if names := [name for name, (p, *_) in self.flags.items() if now.get(name) != id(p)]:
-            raise ValueError(f"a hook puts another parameter in the place of {names[0]}: write the values into it")
+            raise ValueError(
+                f"a hook replaces the parameter {names[0]}: copy the new values into the parameter instead"
+            )
         if names := [
             name for name, (p, was_trainable, _) in self.flags.items() if p.requires_grad and not was_trainable
         ]:
@@ -120,6 +122,6 @@ class Saved:
                 except Exception as error:  # copying a user's object may raise any exception
                     raise ValueError(
                         f"its attribute {path}{'.' * bool(path)}{name} ({type(value).__name__}) cannot be copied, so "
-                        "what a hook changes of it could not be put back for the next client"
+                        "a change of it by a hook could not be undone for the next client"
                     ) from error
         return copied

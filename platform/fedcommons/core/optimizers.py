@@ -1,12 +1,12 @@
 """Optimizer and learning rate schedulers from a module's ``configure_optimizers``.
 
-The return values are Lightning's: an optimizer; a dict with ``optimizer`` and ``lr_scheduler``, which is a scheduler or
-a dict of ``scheduler``, ``interval`` (epoch, the default, or step) and ``frequency``; and lists of optimizers and
-schedulers, as in ``([optimizer], [schedulers])``. An epoch is a pass over the client's data; a step is a step of the
+The accepted return values are Lightning's: an optimizer; a dict with ``optimizer`` and ``lr_scheduler``; or a pair of
+lists, ``([optimizer], [schedulers])``. An ``lr_scheduler`` is a scheduler or a dict with ``scheduler``, ``interval``
+(epoch, the default, or step) and ``frequency``. An epoch is a pass over the client's data; a step is a step of the
 optimizer.
 
-``plain_step`` takes a step without the profiler's region and the hooks that torch puts around it. Even without a hook
-to call, this wrapping takes as long as the step of a small model.
+``plain_step`` takes an optimizer's step without the profiling and the hooks that torch adds to every step. Even without
+a hook to call, this addition takes as long as the step of a small model.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 
 class Every(NamedTuple):
-    """A scheduler, and the number (``frequency``) of steps or epochs (``interval``) after which it steps."""
+    """A learning rate scheduler that steps after every ``frequency`` steps or epochs (``interval``)."""
 
     scheduler: LRScheduler
     interval: str
@@ -31,7 +31,7 @@ def read(returned: Any) -> tuple[Optimizer, list[Every]]:
     """Return the optimizer and the schedulers in the return value of ``configure_optimizers``.
 
     Raises:
-        ValueError: the value has another form, or a scheduler needs a monitored metric.
+        ValueError: the value is not accepted (see the module), or a scheduler needs a metric to monitor.
     """
     optimizers, schedulers = returned, []
     if isinstance(returned, Mapping):
@@ -60,7 +60,7 @@ def _every(config: Any, optimizer: Optimizer) -> Every:
         options.get("frequency", 1),
     )
     if isinstance(scheduler, ReduceLROnPlateau):
-        raise ValueError("ReduceLROnPlateau needs a metric to monitor, and a client has no validation: use another one")
+        raise ValueError("ReduceLROnPlateau needs a metric to monitor, which clients lack: use another scheduler")
     if not isinstance(scheduler, LRScheduler):
         raise ValueError(f"an lr_scheduler must be one of torch.optim.lr_scheduler, got {type(scheduler).__name__}")
     if interval not in ("epoch", "step"):
@@ -68,16 +68,16 @@ def _every(config: Any, optimizer: Optimizer) -> Every:
     if not (isinstance(frequency, int) and frequency >= 1):
         raise ValueError(f"the frequency of an lr_scheduler must be at least 1, got {frequency!r}")
     if scheduler.optimizer is not optimizer:
-        raise ValueError("the lr_scheduler is of another optimizer than the one that configure_optimizers gives")
+        raise ValueError("the lr_scheduler must belong to the optimizer that configure_optimizers returns")
     return Every(scheduler, interval, frequency)
 
 
 class Schedulers:
-    """The learning rate schedulers of a module, which begin anew for every client.
+    """The learning rate schedulers of a module, which are reset for every client.
 
-    ``begin`` restores the values that schedulers set (learning rates, sometimes momentum) from the module's
-    construction. ``factor``: of the round; it multiplies the schedulers' learning rates. ``step``: the module's hook
-    ``lr_scheduler_step``.
+    ``begin`` resets the values that schedulers set (learning rates, sometimes momentum) to those at the module's
+    construction. factor: factor of the round's schedule, which multiplies the schedulers' learning rates. step: the
+    module's hook ``lr_scheduler_step``.
     """
 
     def __init__(self, optimizer: Optimizer, each: Sequence[Every], step: Callable[[Any, None], None]) -> None:
@@ -89,7 +89,7 @@ class Schedulers:
         vars(optimizer)["_opt_called"] = True  # else torch warns that a scheduler steps before the optimizer does
 
     def begin(self, factor: float) -> None:
-        """Reset the schedulers for a new client in a round with this factor."""
+        """Reset the schedulers for a new client. factor: factor of the learning rates in this round."""
         self.factor = factor
         for group, built in zip(self.optimizer.param_groups, self._groups, strict=True):
             group.update(deepcopy(built))
@@ -98,7 +98,7 @@ class Schedulers:
         self._multiply()
 
     def after(self, interval: str, number: int) -> None:
-        """Step the schedulers that are due after the client's step or epoch (``interval``) with this number."""
+        """Step the schedulers that are due after the client's ``number``-th step or epoch (``interval``)."""
         due = [entry for entry in self.each if entry.interval == interval and number % entry.frequency == 0]
         if due:
             for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
@@ -115,7 +115,7 @@ class Schedulers:
 
 
 def plain_step(optimizer: Optimizer) -> Callable[[], object]:
-    """Return ``optimizer.step`` without the profiler's region; unchanged if hooks exist or other code wraps it."""
+    """Return ``optimizer.step`` without torch's profiling; unchanged if step hooks exist or other code wraps it."""
     step = type(optimizer).step
     plain = getattr(step, "__wrapped__", step)
     by_torch_alone = getattr(step, "hooked", False) and not getattr(plain, "hooked", False)

@@ -1,4 +1,4 @@
-"""Records of rejected replies, and the client that a message names if the merged model is unusable."""
+"""Records of clients' rejected replies, and of the largest reply, which a message names if the model is unusable."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,22 +10,22 @@ if TYPE_CHECKING:  # torch takes seconds to import, and reports need none
     from fedcommons.flat_tensors import Payload
 
 USABLE = ((2 - 2**-23) * 2.0**127) ** 0.5
-"""Largest usable norm: its square is the largest float32 number. Value: 1.8e19."""
+"""Largest norm of a vector with which training can continue, 1.8e19; its square is the largest float32 number."""
 
 NAMED = 3
-"""Maximum number of clients that a message names."""
+"""Maximum number of clients that a message about rejected replies names."""
 
 
 @dataclass(frozen=True)
 class Rejected:
-    """Number of rejected replies of a client, and the reason for the first rejection."""
+    """Number of rejected replies of a client (``replies``), and the reason for the first rejection (``why``)."""
 
     replies: int
     why: str
 
 
 def count_rejections(before: Mapping[int, Rejected], reasons: Mapping[int, str]) -> dict[int, Rejected]:
-    """Return ``before`` with one more round's rejections added; ``reasons``: client to reason."""
+    """Return the rejections by client after a round. before: up to the last round. reasons: client -> reason now."""
     after = dict(before)
     for client, reason in reasons.items():
         earlier = after.get(client, Rejected(0, reason))
@@ -34,17 +34,17 @@ def count_rejections(before: Mapping[int, Rejected], reasons: Mapping[int, str])
 
 
 def records(rejected: Mapping[int, Rejected]) -> list[dict[str, Any]]:
-    """Return plain values for summaries and checkpoints: ``client``, ``replies`` and ``why``, in client order."""
+    """Return the rejections as dicts of ``client``, ``replies`` and ``why``, in client order, for JSON files."""
     return [{"client": client, **asdict(rejection)} for client, rejection in sorted(rejected.items())]
 
 
 def read(records: Sequence[Mapping[str, Any]]) -> dict[int, Rejected]:
-    """Return rejections by client; the inverse of ``records``."""
+    """Return the rejections by client from the result of ``records``."""
     return {int(r["client"]): Rejected(int(r["replies"]), str(r["why"])) for r in records}
 
 
 def rejection_summary(records: Sequence[Mapping[str, Any]]) -> str:
-    """Return a message: ``3 replies of 1 client were rejected (client 2: its weight is nan)``."""
+    """Return a message, such as ``3 replies of 1 client were rejected (client 2: its weight is nan)``."""
     replies, clients = sum(r["replies"] for r in records), len(records)
     named = [f"client {r['client']}: {r['why']}" for r in records[:NAMED]]
     named += [f"and {clients - NAMED} more"] if clients > NAMED else []
@@ -54,7 +54,7 @@ def rejection_summary(records: Sequence[Mapping[str, Any]]) -> str:
 
 @dataclass(frozen=True)
 class Largest:
-    """The client with a round's largest reply norm, and the median of the other norms (None: no other replies)."""
+    """The largest reply norm of a round, its client, and the median of other clients' norms (None: no other reply)."""
 
     round: int
     client: int
@@ -62,17 +62,17 @@ class Largest:
     median: float | None
 
     def __str__(self) -> str:
-        others = "no other came" if self.median is None else f"the median of the others was {self.median:.3g}"
-        return f"in round {self.round} the largest was client {self.client}'s, of norm {self.norm:.3g}; {others}"
+        others = "no other reply arrived" if self.median is None else f"the median of the others was {self.median:.3g}"
+        return f"in round {self.round} the largest was client {self.client}'s, with norm {self.norm:.3g}; {others}"
 
     @property
     def stands_out(self) -> bool:
-        """Whether the norm is more than 100 times the median of the other clients' norms, or the only norm."""
+        """Whether the norm is more than 100 times the median of the other clients' norms, or there is no other norm."""
         return self.median is None or self.norm > 100 * self.median
 
 
 def largest(round: int, norms: Mapping[int, float]) -> Largest | None:
-    """Return the largest of a round's accepted replies; None without replies. ``norms``: client to norm."""
+    """Return the client with the largest reply norm. norms: client -> norm of the accepted reply; if empty, None."""
     if not norms:
         return None
     client = max(sorted(norms), key=lambda i: norms[i])
@@ -81,7 +81,7 @@ def largest(round: int, norms: Mapping[int, float]) -> Largest | None:
 
 
 def read_largest(values: Sequence[Any] | None) -> Largest | None:
-    """Return a ``Largest`` from the list of its fields; None from None.
+    """Return a ``Largest`` from a list (round, client, norm, median), as stored in a checkpoint; None for None.
 
     Raises:
         TypeError, ValueError: the fields have other types.
@@ -93,10 +93,10 @@ def read_largest(values: Sequence[Any] | None) -> Largest | None:
 
 
 def unusable(payload: "Payload") -> str | None:
-    """Return the reason why training cannot continue with the tensors of ``payload``; None if it can.
+    """Return the reason why training cannot continue with the tensors of ``payload``; None if it can continue.
 
     All values must be finite. Each vector's squared norm must be finite in float32, whatever the vector's type, because
-    losses, gradients and proximal terms contain such squares.
+    losses, gradients and proximal terms contain squared norms.
     """
     from fedcommons.flat_tensors import data, norm
 

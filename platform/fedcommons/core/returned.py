@@ -16,22 +16,23 @@ from fedcommons.privacy.release import Release
 
 
 def require_state(state: State, layout: Layout | None, *, has_model: bool = True) -> None:
-    """Check the state that ``start`` or ``merge`` returned.
+    """Check the server state that a method's ``start`` or ``merge`` returned.
 
-    layout: names and shapes of the server model; None without a server model. has_model: whether there must be one.
+    layout: names and shapes of the server model; None without a server model. has_model: whether the state must contain
+    a server model.
     """
     require_payload("the state", state)
     for name, x in state.items():
         is_model = name == "model" or name.startswith("model/")
         if is_model and not (isinstance(x, Flat) and x.layout == layout and x.buffer.is_floating_point()):
-            raise ValueError(f"the state's {name!r} must be a Flat of the model's weights by their names")
+            raise ValueError(f"the state's {name!r} must be a Flat with the names and shapes of the model's weights")
     if ("model" in state) != has_model:
-        reason = "the server model" if has_model else "as it had none before round 1"
+        reason = "the server model" if has_model else "because the state before round 1 had no model"
         raise ValueError(f"the state must {'' if has_model else 'not '}have 'model', {reason}")
 
 
 def require_message(message: Message, checked: Payload | None = None) -> None:
-    """Check the message that ``down`` returned. checked: a ``Message.common`` that has already passed the check."""
+    """Check the message that a method's ``down`` returned. checked: a ``Message.common`` that was checked before."""
     if message.__class__ is not Message:
         require_type(Message, message)
     if message.common is not checked:
@@ -40,7 +41,7 @@ def require_message(message: Message, checked: Payload | None = None) -> None:
 
 
 def require_reply(reply: Reply) -> None:
-    """Check a client's reply. The check runs for each client, so it skips slow tests for values of usual classes."""
+    """Check the reply that a method's ``client`` returned; fast, because the check runs for each client and round."""
     if reply.__class__ is not Reply:
         require_type(Reply, reply)
     require_payload("Reply.sums", reply.sums)
@@ -55,11 +56,11 @@ def require_reply(reply: Reply) -> None:
         if single.shape != added.shape or not torch.allclose(
             single.double(), added.double(), 1e-6, 0.0, equal_nan=True
         ):
-            raise ValueError(f"{name!r} is in Reply.sums and Reply.each, and the first is not the second times weight")
+            raise ValueError(f"{name!r} is in Reply.sums and Reply.each: the first must be the second times weight")
     if reply.memory is not None:
         require_payload("Reply.memory", reply.memory)
     if reply.weight.__class__ is not float and not _is_number(reply.weight):
-        raise ValueError(f"it must give a number as Reply.weight, got {type(reply.weight).__name__}")
+        raise ValueError(f"it must return a number as Reply.weight, got {type(reply.weight).__name__}")
     if reply.metrics.__class__ is not dict:
         require_type(Mapping, reply.metrics, "numbers by name as Reply.metrics")
     for name, value in reply.metrics.items():
@@ -83,19 +84,19 @@ def require_reply(reply: Reply) -> None:
 
 
 def require_personal(payload: Payload) -> None:
-    """Check the result of ``personal``; ``module_with`` checks names and shapes when it loads the model."""
-    require_payload("what it gives", payload)
+    """Check the personal model that a method's ``personal`` returned; ``module_with`` checks names and shapes later."""
+    require_payload("the returned value", payload)
     model, buffers = payload.get("model"), payload.get("buffers", EMPTY)
     if not (isinstance(model, Flat) and model.buffer.is_floating_point() and isinstance(buffers, Flat)):
-        raise ValueError("it must give 'model', a Flat of all weights, and may give 'buffers', a Flat of all buffers")
+        raise ValueError("it must return 'model', a Flat of all weights; 'buffers', a Flat of all buffers, is optional")
 
 
 def _is_number(value: object) -> bool:
-    """Return whether ``value`` is a real number that fits in a float, or a tensor or array with one such number."""
+    """Return whether ``value`` is a real number in the range of a float, or a tensor or array with one real number."""
     if not (isinstance(value, Real) or (isinstance(value, Tensor | np.ndarray) and prod(value.shape) == 1)):
         return False
     try:
         float(value)  # pyright: ignore[reportArgumentType]
-    except (OverflowError, RuntimeError, TypeError, ValueError):  # 10**400, or a complex number
+    except (OverflowError, RuntimeError, TypeError, ValueError):  # for example 10**400 or a complex number
         return False
     return True

@@ -1,8 +1,8 @@
-"""Learning rate schedules over rounds: functions that return a factor of the clients' learning rates for a round.
+"""Learning rate schedules over rounds: functions of the round that return a factor of the clients' learning rates.
 
-r: the round, from 1;  R: the number of rounds;  W: rounds of warm-up. The factor multiplies every learning rate of the
-module's optimizer in that round's local trainings. Within a round the learning rate is constant, unless the module has
-a scheduler. In the first W rounds every schedule multiplies its factor by  r/(W + 1).
+r: number of the round, from 1;  R: total number of rounds;  W: number of warm-up rounds. The factor multiplies every
+learning rate of the module's optimizer in the local training of the round. Within a round the learning rate is
+constant, unless the module has a scheduler. In the first W rounds, every schedule is multiplied by  r/(W + 1).
 """
 
 from collections.abc import Callable
@@ -20,17 +20,19 @@ def constant(round: int, warmup: Warmup = 0) -> float:
     """Return the constant factor 1.
 
     Args:
-        warmup: W, first rounds in which the rate rises linearly
+        warmup: W, number of first rounds in which the learning rate rises linearly
     """
     return _warm(round, warmup)
 
 
 def cosine(round: int, rounds: int, warmup: Warmup = 0, least: Annotated[float, "(0, 1]"] = 0.001) -> float:
-    """Return l + (1 - l)(1 + cos(pi (r - 1)/R))/2, from 1 towards l (Loshchilov and Hutter, ICLR 2017, no restarts).
+    """Return the factor  l + (1 - l)(1 + cos(pi (r - 1)/R))/2,  which falls from 1 towards l over the R rounds r.
+
+    Source: Loshchilov and Hutter, ICLR 2017, without restarts.
 
     Args:
-        warmup: W, first rounds in which the rate rises linearly
-        least: l, the factor that it falls to
+        warmup: W, number of first rounds in which the learning rate rises linearly
+        least: l, the factor towards which the learning rate falls
     """
     return _warm(round, warmup) * (least + (1 - least) * (1 + cos(pi * (round - 1) / rounds)) / 2)
 
@@ -38,12 +40,12 @@ def cosine(round: int, rounds: int, warmup: Warmup = 0, least: Annotated[float, 
 def step(
     round: int, warmup: Warmup = 0, every: Annotated[int, "[1, 1e9]"] = 10, gamma: Annotated[float, "(0, 1]"] = 0.5
 ) -> float:
-    """Return gamma^floor((r - 1)/s).
+    """Return the factor  gamma^floor((r - 1)/s)  in round r, which is multiplied by gamma after every s rounds.
 
     Args:
-        warmup: W, first rounds in which the rate rises linearly
-        every: s, rounds after which the rate falls
-        gamma: the factor by which it falls
+        warmup: W, number of first rounds in which the learning rate rises linearly
+        every: s, number of rounds after which the learning rate falls
+        gamma: the factor by which the learning rate is multiplied each time
     """
     return _warm(round, warmup) * gamma ** ((round - 1) // every)
 
@@ -54,13 +56,13 @@ def _warm(round: int, warmup: int) -> float:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule with checked values. ``function``: round to factor. ``what``: name of the schedule in messages."""
+    """A schedule that checks the factors. function: round -> factor. what: name of the schedule in messages."""
 
     function: Callable[[int], Any]
     what: str
 
     def __call__(self, round: int) -> float:
-        """Return the factor of a round.
+        """Return the factor of the learning rates in a round.
 
         Raises:
             UserError: the factor is not a positive finite number.
@@ -69,5 +71,7 @@ class Schedule:
         with user_code_context(self.what):
             value = self.function(round)
         if not isinstance(value, Real) or not isfinite(value) or value <= 0:
-            raise UserError(f"{self.what} must give a factor above 0 for every round, got {quote(value)} for {round}.")
+            raise UserError(
+                f"{self.what} must return a factor above 0 for every round, got {quote(value)} for {round}."
+            )
         return float(value)

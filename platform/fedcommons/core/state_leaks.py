@@ -1,14 +1,15 @@
-"""Detection of state leaks under DP: module and method are compared before and after each client.
+"""Detection of state leaks under DP-SGD: the state of module and method is compared before and after each client.
 
-The noise of DP-SGD hides an example only if no other state carries the example on. A queue, a running mean or a list on
-the module does so if training changes it: later steps and later clients see it without noise. So state that is not
-restored and differs after a client is reported, and so is state that cannot be read. The privacy ledger then counts
-nothing of the run as covered.
+The noise of DP-SGD hides an example only if no other state contains information on the example. A queue, a running mean
+or a list in the module is such state if training changes it, because later steps and later clients see it without
+noise. So state is reported if it is not restored and differs after a client, or if it cannot be read. The privacy
+ledger then counts no data of the run as protected (covered).
 
-The comparison (``digests``) covers: buffers that no message contains; all attributes of module, method, optimizer and
-worker; the attributes of their classes; every variable of the files that define these classes, and of the user's files
-that these files import; the environment variables. numpy's and Python's global generators are restored. The comparison
-does not cover other processes, files, threads, attributes set on a library, or modules imported by a computed name.
+The comparison uses hashes (``digests``). It covers: buffers that no message contains; all attributes of module, method,
+optimizer and worker; the attributes of their classes; every variable of the files that define these classes, and of the
+user's files that these files import; the environment variables. numpy's and Python's global generators are restored.
+The comparison does not cover other processes, files, threads, attributes set on a library, or modules whose import has
+a computed name.
 """
 
 import ast
@@ -31,26 +32,26 @@ from fedcommons.core.digests import NOT_USERS, Digest, Hasher, of_tensor, user_v
 from fedcommons.errors import is_user_code
 
 OURS = NOT_USERS | {"pytorch_lightning", "lightning_fabric", "torch"}
-"""Packages whose classes and files store no training state."""
+"""Packages whose classes and files are assumed to store no training state, so that they are not compared."""
 
 OF_THE_ENGINE = {
     "module", "optimizer", "params", "buffers", "noise", "releases", "clock", "logged", "started_at", "share",
     "replacement", "row_counts",
 }  # fmt: skip
-"""Attributes of a worker that the engine sets or loads before every client, or that are compared separately."""
+"""Attributes of a ``Work`` that the engine sets or loads before every client, or that are compared separately."""
 
 OF_FILES = {
     "__builtins__", "__cached__", "__doc__", "__file__", "__loader__", "__name__", "__package__", "__path__",
     "__spec__", "__warningregistry__",
 }  # fmt: skip
-"""Variables of a file that Python itself sets."""
+"""Variables of a module file that Python itself sets."""
 
 State = dict[str, Digest]
-"""Digest of each piece of state, by name."""
+"""Name of a piece of state, such as an attribute -> hash of the piece of state."""
 
 
 def put_back(work: Work) -> None:
-    """Reset the worker after a client: weights, gradients, metrics, momentum, learning rates and logged means."""
+    """Reset the worker after a client: weights, gradients, metrics, optimizer state, learning rates, logged values."""
     work.load(work.initial)
     work.logged.put_back()
     work.optimizer.state.clear()
@@ -60,11 +61,12 @@ def put_back(work: Work) -> None:
 
 
 def state(work: Work, algorithm: object, others: Mapping[str, object] | None = None) -> State:
-    """Return a digest, by name, of each piece of state that a client could pass on to the next client.
+    """Return the hash of each piece of state, by name, in which a client could pass on data to the next client.
 
     Args:
-        work: the worker after ``put_back``.
-        others: further objects, by name, that a client uses and that are not the client's own.
+        work: the worker's training objects, after ``put_back``.
+        algorithm: the federated method.
+        others: further objects, by name, that a client uses and that other clients use too.
     """
     sent = {id(t): t for t in _sent(work)}
     modules = dict(work.module.named_modules())
@@ -89,25 +91,25 @@ def state(work: Work, algorithm: object, others: Mapping[str, object] | None = N
 
 
 def engine_attributes(work: Work) -> dict[str, object]:
-    """Return the attributes of a worker and of its noise that the engine sets for a client, by name."""
+    """Return the attributes of ``work`` and ``work.noise`` that the engine sets for a client, by name."""
     attributes = {f"work ({name})": value for name, value in vars(work).items() if name in OF_THE_ENGINE}
     return attributes | {f"work (noise.{name})": value for name, value in vars(work.noise).items() if name != "calls"}
 
 
 def replaced(before: Mapping[str, object], after: Mapping[str, object]) -> set[str]:
-    """Return the names whose objects differ in identity, or that are in only one of the two mappings."""
+    """Return the names that refer to another object (by identity) in ``after``, or are in only one of the mappings."""
     return {name for name in {*before, *after} if name not in before or after.get(name) is not before[name]}
 
 
 def differing(before: State, after: State) -> set[str]:
-    """Return the names whose values differ, that are in only one of the two states, or whose values are unreadable."""
+    """Return the names of the pieces of state that differ, are in only one of the two states, or cannot be read."""
     differ = {name for name in {*before, *after} if before.get(name) != after.get(name)}
     unreadable = {f"{name}: cannot tell ({value.unknown})" for name, value in after.items() if value.unknown}
     return differ | {message for message in unreadable if message.partition(": ")[0] not in differ}
 
 
 def _sent(work: Work) -> Iterator[Tensor]:
-    """Yield the module's tensors that the engine loads before every client: weights, and statistics that are sent."""
+    """Yield the module's tensors that the engine loads before every client: trained weights and sent statistics."""
     yield from (p for name, p in work.named.items() if p.data_ptr() == work.params[name].data_ptr())
     if len(work.buffers):
         saved = work.module.state_dict().keys()
@@ -115,7 +117,7 @@ def _sent(work: Work) -> Iterator[Tensor]:
 
 
 def _of_work(work: Work) -> Iterator[tuple[str, object]]:
-    """Yield the attributes of a worker that no client may change, and the names of those that the engine sets."""
+    """Yield (name, value) of the attributes of ``work`` that no client may change, and the names of all attributes."""
     yield "names", sorted(vars(work))
     yield "clock", sorted(vars(work.clock))
     yield "logged", vars(work.logged)
@@ -133,7 +135,7 @@ def _of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, objec
 
 
 def _attributes(module: nn.Module, sent: Mapping[int, Tensor]) -> Iterator[tuple[str, object]]:
-    """Yield a module's tensors and attributes, without its submodules; of sent tensors, only what is not sent."""
+    """Yield (name, value) of a module's tensors and attributes, without submodules and numbers of sent tensors."""
     for name, value in vars(module).items():
         if name in ("_parameters", "_buffers"):
             yield from ((n, of_tensor(t) if id(t) in sent else t) for n, t in value.items() if t is not None)
@@ -151,7 +153,7 @@ def _is_ours(kind: type) -> bool:
 
 
 def _files(classes: Iterable[type]) -> dict[str, ModuleType]:
-    """Return the modules that define ``classes``, and the user's modules that these import, by name."""
+    """Return the Python modules that define ``classes``, and the user's modules that they import, by name."""
     files: dict[str, ModuleType] = {}
     todo = [kind.__module__ for kind in classes]
     while todo:
@@ -168,7 +170,7 @@ def _is_users(name: str) -> bool:
 
 
 def _imported(module: ModuleType) -> Iterator[str]:
-    """Yield the names of the modules that a module imports anywhere, and of modules that define its variables."""
+    """Yield the names of Python modules that a module imports, and of modules that define values of its variables."""
     file = getattr(module, "__file__", None)
     if file and is_user_code(file):
         yield from _imports(file, module.__package__ or "")
@@ -181,7 +183,7 @@ def _imported(module: ModuleType) -> Iterator[str]:
 @lru_cache(maxsize=1024)
 def _imports(file: str, package: str) -> list[str]:
     modules: list[str] = []
-    with suppress(OSError, SyntaxError, ValueError, ImportError):  # the file is compiled or was deleted
+    with suppress(OSError, SyntaxError, ValueError, ImportError):  # a compiled or deleted file has no source
         for node in ast.walk(ast.parse(Path(file).read_bytes())):
             if isinstance(node, ast.Import):
                 modules += [alias.name for alias in node.names]
@@ -192,7 +194,7 @@ def _imports(file: str, package: str) -> list[str]:
 
 
 def _variables(module: ModuleType) -> dict[str, Any]:
-    """Return all variables of a user's file; of an installed file only data, because objects there reach too far."""
+    """Return the variables of a module: all for a user's file, only plain data for an installed library's file."""
     variables = user_variables(vars(module), OF_FILES)
     file = getattr(module, "__file__", None)
     if file is None or is_user_code(file):

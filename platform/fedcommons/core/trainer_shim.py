@@ -1,11 +1,12 @@
-"""Replacement for Lightning's Trainer that reports the progress of the federation to a module.
+"""Replacement for Lightning's Trainer, from which a module reads the progress of the federation.
 
-r: the round;  E, K: epochs and steps of a client's round;  e, k: epochs and steps already done in this round.
+r: number of the round;  E, K: numbers of epochs and steps of a client per round;  e, k: epochs and steps that the
+client has finished in this round.
 
-In a client's round   current_epoch = (r - 1) E + e,  global_step = (r - 1) K + k:  as if the client had trained in all
-rounds before. When the server model is evaluated or measured after round r, the values are  r E  and  r K,  with K of a
-client of mean size. In any other job all values are 0. So a schedule in the module (such as a growing weight) advances,
-and no bit depends on the worker.
+In local training,  current_epoch = (r - 1) E + e  and  global_step = (r - 1) K + k,  as if the client had trained in
+all earlier rounds. When the server model is evaluated or measured after round r, the values are  r E  and  r K,  with K
+of a client of mean size. In any other job the values are 0. So a schedule in the module (such as a growing weight)
+advances from round to round, and no result depends on the worker.
 """
 
 from dataclasses import dataclass, fields
@@ -17,9 +18,9 @@ from pytorch_lightning.plugins.precision import Precision
 
 @dataclass
 class Clock:
-    """The values of ``self.current_epoch``, ``self.global_step`` and ``self.trainer.round`` in a module.
+    """Object that a module sees as ``self.trainer``: round, ``self.current_epoch`` and ``self.global_step``.
 
-    training: whether the module is in a client's local training. gradient_clip_val: ``client.clip_norm``.
+    training: whether a client is in local training. gradient_clip_val: maximum gradient norm, ``client.clip_norm``.
     """
 
     round: int = 0
@@ -28,7 +29,7 @@ class Clock:
     training: bool = False
     gradient_clip_val: float | None = None
 
-    # attributes that LightningModule's own code reads from its Trainer
+    # Lightning's code in LightningModule reads these attributes from the Trainer.
     global_rank: ClassVar[int] = 0
     local_rank: ClassVar[int] = 0
     is_global_zero: ClassVar[bool] = True
@@ -45,7 +46,7 @@ class Clock:
         )
 
     def attach(self, module: LightningModule) -> None:
-        """Make this clock the ``trainer`` of the module and of the LightningModules in it."""
+        """Make this object the ``trainer`` of the module and of all LightningModules in the module."""
         module.trainer = self  # pyright: ignore[reportAttributeAccessIssue]  (it has every attribute that is read)
 
     def require_unset(self) -> None:
@@ -58,12 +59,12 @@ class Clock:
             raise ValueError(f"it sets self.trainer.{name}, which changes nothing: clients have no Trainer here")
 
     def set(self, round: int, epoch: int, step: int) -> None:
-        """Set the progress of the federation."""
+        """Set the number of the round, and the values of ``current_epoch`` and ``global_step``."""
         self.round, self.current_epoch, self.global_step = round, epoch, step
 
 
 class NoClock(Clock):
-    """A clock that raises an error, with the reason ``why``, if the module reads its epoch or step."""
+    """A ``Clock`` that raises an error if the module reads epoch or step. why: end of the message, with the reason."""
 
     def __init__(self, why: str) -> None:
         super().__init__()
@@ -76,10 +77,10 @@ class NoClock(Clock):
 
 
 class _NoNumber:
-    """Placeholder for the batch index in calls that serve many batches; any use of the value raises an error."""
+    """Placeholder for the batch index in a call for many batches at once; any use of the index raises an error."""
 
     def _refuse(self, *_: object) -> Any:
-        raise ValueError("it reads its step's number (batch_idx)")
+        raise ValueError("it reads the index of the batch (batch_idx)")
 
     __eq__ = __lt__ = __le__ = __gt__ = __ge__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
     __mod__ = __truediv__ = __rtruediv__ = __floordiv__ = __pow__ = __rpow__ = __neg__ = _refuse

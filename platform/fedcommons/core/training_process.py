@@ -1,6 +1,6 @@
-"""Protocol of the process objects that local training uses: module, weights, optimizer, clock and noise.
+"""Protocol of the training objects of a process, which local training uses: module, weights, optimizer, noise, ...
 
-``client_worker.Work`` implements the Protocol. The loop, its hooks and its CUDA graphs use the Protocol only.
+``client_worker.Work`` implements the Protocol. ``local_training``, ``hooks`` and ``cuda_graphs`` use only the Protocol.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ from fedcommons.privacy.release import Release
 
 
 class TrainingProcess(Protocol):
-    """A process that trains one client after another; see ``Work`` for the meaning of each attribute."""
+    """Training objects of a process that trains one client after another; ``Work`` describes each attribute."""
 
     module: LightningModule
     device: torch.device

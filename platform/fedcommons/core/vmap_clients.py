@@ -1,12 +1,13 @@
-"""Joint training of the clients of a block: one tensor program (``torch.vmap`` over stacked weights) per step.
+"""Simultaneous local training of the N clients of a block, with ``torch.vmap`` over their stacked weights.
 
-N: number of clients. Each client has its own weights, batches and number of steps. The results equal those of training
-clients one after another, except for rounding. On networks of few pixels a step costs little compared with torch's
-overhead per call, which occurs once for all clients. On a GPU there are N times fewer kernel launches.
+Each client has separate weights, batches and a separate number of steps. The results equal those of training clients
+one after another, except for rounding. For small networks and images, torch's overhead per call takes most of the time;
+it now occurs once per step and not once per client. On a GPU there are N times fewer kernel launches.
 
-The engine calls a method's ``client`` twice. The first call stops at the local training and returns its arguments
-(``asked``). The second call, after the joint training, gets the result (``Work.instead``). A client is trained alone if
-its method supplies a loss function, a learning rate, or a gradient correction that is no ``Correction``.
+The engine calls a method's ``client`` twice. The first call is stopped at the local training, whose arguments are
+recorded (``request_training``). The second call, after the simultaneous training, gets the result
+(``Work.replacement``). A client is trained alone if the method has a separate loss function or learning rate, or
+changes the gradients by a function that is not a ``Correction``.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,12 +32,12 @@ if TYPE_CHECKING:
     from fedcommons.core.client_worker import Work
 
 STEPWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
-"""Optimizers that update every number separately, so one tensor can contain the weights of all clients."""
+"""Optimizers that update every weight independently of the others, so that clients' weights can be stacked."""
 
 
 @dataclass(eq=False)
 class Request(BaseException):
-    """Request for a local training with these arguments; ``except Exception`` in user code does not catch it."""
+    """Exception with the arguments of a local training; ``except Exception`` in user code does not catch it."""
 
     start: Flat
     data: ClientData
@@ -46,26 +47,26 @@ class Request(BaseException):
 
 
 class _Alone(BaseException):
-    """Signal that a client must be trained alone."""
+    """Exception that reports that a client must be trained alone."""
 
 
 def _ask(
     work: "Work", loop: LocalSGD, start: Flat, data: ClientData, seed: int, override: Any, add_to_grad: Any
 ) -> LocalResult:
-    """Replace a local training: raise its request. override: a loss function or learning rate of the method."""
+    """Raise the ``Request`` of a local training instead of training. override: the method's loss or learning rate."""
     if loop is not work.loop or override is not None or not isinstance(add_to_grad, Correction | None):
         raise _Alone
     raise Request(start, data, seed, add_to_grad, work.loop.epochs_for(len(data), data.n_own, work.share))
 
 
 def request_training(work: "Work", client: Callable[[], object]) -> Request | None:
-    """Return the local training that a call of a method's ``client`` requests; None: train the client alone."""
+    """Call a method's ``client`` and return the local training that it requests; None: train the client alone."""
     work.replacement = _ask
     try:
         client()
     except Request as request:
         return request
-    except BaseException as error:  # the client fails again when trained alone, and that error names it
+    except BaseException as error:  # the client fails again when it is trained alone, with an error that names it
         if is_exit(error):
             raise
         return None
@@ -75,7 +76,7 @@ def request_training(work: "Work", client: Callable[[], object]) -> Request | No
 
 
 def return_result(result: LocalResult) -> Callable[..., LocalResult]:
-    """Return a function for ``Work.instead`` that replaces a client's first local training by ``result``."""
+    """Return a function for ``Work.replacement`` that returns ``result`` instead of the client's first training."""
 
     def instead(work: "Work", *_: object) -> LocalResult:
         work.replacement = None
@@ -86,7 +87,7 @@ def return_result(result: LocalResult) -> Callable[..., LocalResult]:
 
 
 class Stacked:
-    """The weights of N clients, (N, *shape) by name, with optimizer and sums of loss and logged values over steps."""
+    """The stacked weights of N clients, (N, *shape) by name, with an optimizer and sums of loss and logged values."""
 
     def __init__(self, work: "Work", starts: Sequence[Flat]) -> None:
         self.n, self.step = len(starts), Step(work.module)
@@ -102,7 +103,10 @@ class Stacked:
         self.counts: dict[str, list[int]] = {}
 
     def add_gradients(self, batches: Mapping[int, Batch], number: int) -> None:
-        """Compute the gradients of the clients in ``batches``, with one call per batch shape."""
+        """Compute the gradients of all clients in ``batches`` (client -> batch), with one call per batch shape.
+
+        number: number of the step, which the module gets as batch index.
+        """
         for weights in self.weights.values():
             weights.grad = None
         groups: dict[tuple, list[int]] = {}
@@ -128,11 +132,11 @@ class Stacked:
                 counts[i] += 1
 
     def means(self, i: int) -> dict[str, Tensor]:
-        """Return client i's means of loss and logged values, each over the steps that logged the value."""
+        """Return client i's mean loss and mean logged values, each over the steps that logged the value."""
         return {name: total[i] / self.counts[name][i] for name, total in self.sums.items() if self.counts[name][i]}
 
     def clip(self, most: float) -> None:
-        """Scale each client's gradient to a norm of at most ``most``."""
+        """Scale each client's gradient so that the norm is at most ``most``."""
         grads = [w.grad for w in self.weights.values() if w.grad is not None]
         norms = torch.stack([g.reshape(self.n, -1).norm(dim=1) for g in grads]).norm(dim=0)
         factors = (most / (norms + 1e-6)).clamp(max=1.0)
@@ -145,9 +149,9 @@ class Stacked:
 
 
 def train(work: "Work", requests: Sequence[Request]) -> list[LocalResult]:
-    """Run all requested local trainings at once and return their results.
+    """Run all requested local trainings simultaneously and return a result for each.
 
-    During the training, the module's clock shows the beginning of a client's round.
+    During the training, the module's ``current_epoch`` and ``global_step`` keep the values of a round's first step.
     """
     loop, stacked = work.loop, Stacked(work, [r.start for r in requests])
     correct = _corrected([r.correction for r in requests])
@@ -155,7 +159,7 @@ def train(work: "Work", requests: Sequence[Request]) -> list[LocalResult]:
     ended: dict[int, Tensor] = {}
     if not work.module.training:
         work.module.train()
-    with onednn(True):  # oneDNN is faster for the pixels of all clients, not for the few of one client
+    with onednn(True):  # oneDNN is faster for the images of many clients, but not for small images of one client
         for number in range(max(loop.steps_of(len(r.data), r.epochs) for r in requests)):
             batches = {i: batch for i, each in remaining.items() if (batch := next(each, None)) is not None}
             for i in remaining.keys() - batches.keys():  # save the weights of clients that have finished
@@ -181,9 +185,9 @@ def _epochs(loop: LocalSGD, request: Request) -> Iterator[Iterator[Batch]]:
 
 
 def _corrected(corrections: Sequence[Correction | None]) -> Callable[[Mapping[str, Tensor]], None] | None:
-    """Return a function that applies each client's correction to the gradients of stacked weights; None without any.
+    """Return a function that applies each client's correction to the gradients of stacked weights, or None.
 
-    Values that all clients have in common, such as the server model, are not stacked.
+    All corrections have the same function. Values that all clients have in common (the server model) are not stacked.
     """
     first = corrections[0]
     if first is None:
@@ -212,7 +216,7 @@ def _corrected(corrections: Sequence[Correction | None]) -> Callable[[Mapping[st
 
 
 class _Row:
-    """A client's parameter as a correction sees it: ``grad`` and ``detach()``."""
+    """One client's parameter and gradient, with the only attributes that a correction may use: grad, detach()."""
 
     def __init__(self, value: Tensor, grad: Tensor) -> None:
         self.value, self.grad = value, grad
@@ -222,15 +226,15 @@ class _Row:
 
 
 def flaw(work: "Work", batch: Batch) -> str | None:
-    """Try a step on a batch and return the reason why clients of this module cannot be batched; None if they can."""
+    """Try a step on ``batch`` and return why clients cannot be trained simultaneously; None if they can."""
     if len(work.buffers) or work.counters:
-        return "it keeps statistics of its batches, as BatchNorm does"
+        return "it keeps statistics of batches, as BatchNorm does"
     if work.schedulers:
-        return "it has a learning rate scheduler of its own"
+        return "it has a learning rate scheduler"
     if type(work.optimizer) not in STEPWISE:
         return f"its optimizer is {type(work.optimizer).__name__}, and not SGD, Adam or AdamW"
     training = work.module.training
-    NoClock("in which clients of a batch differ").attach(work.module.train())
+    NoClock("which differs between clients that train simultaneously").attach(work.module.train())
     try:
         stacked = Stacked(work, [work.initial] * 2)
         stacked.add_gradients({0: batch, 1: batch}, NO_NUMBER)
@@ -244,7 +248,7 @@ def flaw(work: "Work", batch: Batch) -> str | None:
 
 
 def group_alike(requests: Mapping[int, Request]) -> list[list[int]]:
-    """Group the clients of the requests: clients with the same kind of correction can be trained at once."""
+    """Return groups of clients that can be trained simultaneously: with equal correction functions and shapes."""
     parts: dict[Any, list[int]] = {}
     for client, request in requests.items():
         c = request.correction

@@ -1,6 +1,7 @@
-"""Checks of the work that an algorithm reports in addition to local steps (``TellsWork``), and its cost in seconds.
+"""Checks of the work that an algorithm reports in addition to local steps (``TellsWork``), and estimates of its time.
 
-A round takes  c + sum_k n_k s_k  seconds:  n_k pieces of kind k, of s_k seconds each, and c for everything else.
+A round takes  c + sum_k n_k s_k  seconds.  n_k: number of pieces of work of kind k, such as server steps;  s_k: seconds
+per piece of kind k;  c: seconds for everything else.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -19,7 +20,7 @@ from fedcommons.errors import UserError, name_of, quote, user_code_context
 def pieces_of(
     algorithm: Algorithm, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]
 ) -> Mapping[str, float]:
-    """Return the algorithm's pieces of work in a round (``TellsWork.pieces``); empty if it does not report any.
+    """Return, by kind, the number of an algorithm's pieces of work in a round; empty if it is no ``TellsWork``.
 
     Raises:
         UserError: ``pieces`` does not map names to numbers of at least 0.
@@ -38,10 +39,10 @@ def pieces_of(
 
 
 def smaller_of(algorithm: TellsWork, times: int) -> Sequence[tuple[Algorithm, int]]:
-    """Return the algorithm's variants to time, see ``TellsWork.smaller``.
+    """Return the pairs (variant of the algorithm, number of examples) to time; see ``TellsWork.smaller``.
 
     Raises:
-        UserError: ``smaller`` does not return pairs of a variant of the algorithm and a number of examples.
+        UserError: ``smaller`` returns anything other than such pairs.
     """
     with user_code_context(algorithm, "smaller"):
         variants: Any = algorithm.smaller(times)
@@ -51,15 +52,15 @@ def smaller_of(algorithm: TellsWork, times: int) -> Sequence[tuple[Algorithm, in
             case (Hashable() as variant, int(n)) if type(variant) is kind and n >= 1:
                 continue
         raise UserError(
-            f"{name_of(kind)}.smaller must give pairs of a variant, a frozen {kind.__name__} too, and how many "
-            f"examples a client holds, at least 1, got {quote(pair)}."
+            f"{name_of(kind)}.smaller must give pairs of a variant, which is a frozen {kind.__name__}, and the "
+            f"number of a client's examples, at least 1, got {quote(pair)}."
         )
     return variants
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A timed round. alike: group of the round; rounds of a group differ in their pieces only and share c."""
+    """A timed round. alike: group of the round; rounds of a group differ only in the numbers n_k (``pieces``)."""
 
     alike: int
     pieces: Mapping[str, float]
@@ -67,10 +68,10 @@ class Timed:
 
 
 def prices(algorithm: str, rounds: Sequence[Timed]) -> dict[str, float]:
-    """Return the seconds of a piece of each kind, at least 0, by least squares of relative errors.
+    """Return the estimated seconds per piece s_k >= 0 of each kind k, by least squares of relative errors.
 
     Raises:
-        UserError: the rounds do not differ enough to estimate the seconds; the message names the ``algorithm``.
+        UserError: the rounds do not differ enough to estimate all s_k; the message names the ``algorithm``.
     """
     from scipy.optimize import nnls  # scipy takes a second to import
 
@@ -80,8 +81,8 @@ def prices(algorithm: str, rounds: Sequence[Timed]) -> dict[str, float]:
     largest = counts.max(0)
     if np.linalg.matrix_rank(counts / np.where(largest, largest, 1)) < counts.shape[1]:
         raise UserError(
-            f"{algorithm}.smaller does not tell the prices of {', '.join(names)} apart: it must give at least one "
-            "variant more than there are kinds of pieces, and two that differ in each kind."
+            f"{algorithm}.smaller does not tell the prices of {', '.join(names)} apart: it must return at least one "
+            "variant more than there are kinds of pieces, and for each kind two variants that differ in it."
         )
     scale = 1 / seconds
     scaled_prices, _ = nnls(counts * scale[:, None] / largest, np.ones(len(rounds)))
@@ -89,11 +90,11 @@ def prices(algorithm: str, rounds: Sequence[Timed]) -> dict[str, float]:
 
 
 def in_seconds(pieces: Mapping[str, float], prices: Mapping[str, float]) -> float:
-    """Return the seconds that ``pieces`` take at ``prices`` (seconds per piece).
+    """Return sum_k n_k s_k, the seconds for ``pieces`` (n_k by kind) with the seconds per piece ``prices`` (s_k).
 
     Raises:
-        UserError: a kind of pieces has no price.
+        UserError: s_k of a kind is not known.
     """
     if missing := sorted(name for name, n in pieces.items() if n and name not in prices):
-        raise UserError(f"--dry-run has no price of {', '.join(missing)}: no variant of smaller has any of it.")
+        raise UserError(f"--dry-run has no price of {', '.join(missing)}: no variant of smaller has such a piece.")
     return sum(n * prices[name] for name, n in pieces.items() if n)

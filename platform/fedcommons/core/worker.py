@@ -1,4 +1,4 @@
-"""Objects that one worker process stores for a whole run, and the set-up of the process."""
+"""The objects that a worker process stores for a whole run, and the process's settings of torch, GPU and memory."""
 
 import ctypes
 import os
@@ -25,7 +25,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 def default_device() -> torch.device:
-    """Return this process's GPU, prepared so that all processes round alike; without a GPU, return the CPU.
+    """Return this process's GPU, with settings by which all processes round equally; the CPU if there is no GPU.
 
     Raises:
         UserError: an earlier error has made the GPU unusable for this process.
@@ -33,13 +33,15 @@ def default_device() -> torch.device:
     if not torch_settings.has_gpu():
         return torch.device("cpu")
     if is_lost():
-        raise UserError("an earlier error has cut this process off from its GPU: start a new process.")
+        raise UserError("an earlier error has made the GPU unusable for this process: start a new process.")
     torch_settings.prepare_gpu()
     return torch.device("cuda")
 
 
 def require_precision(field: str, precision: str, device: torch.device) -> None:
-    """Refuse tf32 and bf16 on a GPU that can only emulate these number types.
+    """Check that the GPU supports the precision in hardware; tf32 and bf16 need compute capability 8.0.
+
+    field: name of the experiment's field in the message.
 
     Raises:
         UserError: the GPU lacks the number type ``precision``.
@@ -54,9 +56,10 @@ def require_precision(field: str, precision: str, device: torch.device) -> None:
 
 
 def set_up_process() -> None:
-    """Use one torch thread, because more threads would round differently, and keep freed memory in the process.
+    """Set torch to one thread, because more threads would round differently, and keep freed memory in the process.
 
-    By default glibc returns large blocks to the system. Their reuse then costs page faults: 5 % of VGG-11's time.
+    By default glibc returns large blocks of memory to the system. The next use of such a block then costs page faults,
+    which take 5 % of the training time of VGG-11.
     """
     torch.set_num_threads(1)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc only
@@ -72,7 +75,7 @@ def _forked() -> None:
     global _thread
     if _thread.acquire(blocking=False):
         _thread.release()
-    else:  # locked by a thread that does not exist in the child process
+    else:  # the lock is held by a thread that does not exist in the child process
         _thread = threading.RLock()
 
 
@@ -81,16 +84,16 @@ os.register_at_fork(after_in_child=_forked)
 
 @contextmanager
 def only_thread() -> Iterator[None]:
-    """Allow only the current thread of this process to run experiments; the context may be nested in this thread.
+    """Context in which only the current thread of this process may run experiments; this thread may nest it.
 
     Raises:
         UserError: another thread is in this context.
     """
-    lock = _thread  # a fork within the context may rebind the global name
+    lock = _thread  # a fork within the context may bind the global name to another lock
     if not lock.acquire(blocking=False):
         raise UserError(
-            "another thread of this process is in an experiment, and torch's settings and random state are the "
-            "process's: use one thread, or processes of their own."
+            "another thread of this process is in an experiment, and all threads share torch's settings and random "
+            "state: use one thread, or separate processes."
         )
     try:
         yield
@@ -100,7 +103,7 @@ def only_thread() -> Iterator[None]:
 
 @contextmanager
 def _draws_as_before() -> Iterator[None]:
-    """Restore the states of the default random generators afterwards, except those of a GPU that became unusable."""
+    """Context that restores torch's default random generators afterwards, except those of an unusable GPU."""
     with torch.random.fork_rng(devices=[]):
         before = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() and not is_lost() else []
         try:
@@ -112,11 +115,11 @@ def _draws_as_before() -> Iterator[None]:
 
 @contextmanager
 def fresh_torch() -> Iterator[None]:
-    """Run with torch's own defaults, whatever the caller has set, and restore the caller's settings afterwards.
+    """Context with torch's default settings, whatever the caller has set; restores the caller's settings afterwards.
 
     The defaults are: type float32, device CPU, gradients on, no autocast, and the settings of ``torch_settings``. The
     context also restores the number of threads, which ``set_up_process`` changes, and the states of the default random
-    generators, which are keyed. All of these settings belong to the process, so only one thread can be in this context.
+    generators, which the run seeds. All threads of a process share these settings, so only one thread can be in it.
 
     Raises:
         UserError: another thread of this process is in this context.
@@ -127,14 +130,14 @@ def fresh_torch() -> Iterator[None]:
         settings.callback(torch.set_num_threads, torch.get_num_threads())
         settings.enter_context(torch_settings.usual())
         settings.enter_context(np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"))
-        settings.enter_context(torch.inference_mode(False))  # ends no_grad as well
-        if torch.get_default_device().type != "cpu":  # only if needed: a device context slows down every call of torch
+        settings.enter_context(torch.inference_mode(False))  # this also ends no_grad
+        if torch.get_default_device().type != "cpu":  # a device context slows down every call of torch
             settings.enter_context(torch.device("cpu"))
         yield
 
 
 def give_back_freed() -> None:
-    """Return freed memory to the system (``set_up_process`` keeps it), for use when much less memory is needed."""
+    """Return freed memory, which ``set_up_process`` keeps in the process, to the operating system."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
@@ -143,14 +146,13 @@ def give_back_freed() -> None:
 @accepts_old_names(own="real")
 @dataclass(frozen=True)
 class RunData:
-    """All data of a run: the clients' training data, their own real data, and named data sets for evaluation.
+    """All data of a run. ``clients``, ``real`` and ``pool`` are rows of one store, so each example is stored once.
 
-    ``clients``, ``own`` and ``pool`` are rows of one store, so a process stores every example once.
-
-    pool: the shared examples, split as clients received them; None without sharing. n_classes: number of classes, which
-    is the width of logits; None: not known; 0: labels are no classes. tests: each client's own test examples, in the
-    order of the clients; None: no test examples. serves: whether the server has the pool. If so, a method's jobs at the
-    server get it as ``pool``, whose store has only the pool; else the jobs get None.
+    clients: the clients' training data, which may contain shared examples. real: the clients' real data. sets: data
+    sets for evaluation, by name. pool: the shared examples, one set per client that received them; None without
+    sharing. n_classes: number of classes, the width of logits; None: not known; 0: labels are not classes. tests: each
+    client's test examples; None: no test examples. serves: whether the server has the pool. If so, a method's jobs on
+    the server get a ``pool`` whose store contains only the pool; else their ``pool`` is None.
     """
 
     clients: Clients
@@ -162,7 +164,7 @@ class RunData:
     serves: bool = False
 
     def to(self, device: torch.device) -> "RunData":
-        """Return the same data on ``device``; parts that share a store still share a store there."""
+        """Return the same data on ``device``; fields that share a store of examples share a store there too."""
         moved: dict[int, Examples] = {}
 
         def move(examples: Examples) -> Examples:
@@ -182,18 +184,18 @@ class RunData:
 
 @dataclass(frozen=True)
 class Worker:
-    """A module with its optimizer, the algorithm and the data, on one device."""
+    """What a job's function gets as ``worker``: module and optimizer (``work``), algorithm and data, on one device."""
 
     work: Work
     algorithm: Algorithm
     data: RunData
 
     def run(self, function: Callable[["Worker", S, J], R], shared: S, job: J) -> R:
-        """Return the job's result; the job runs once more if the GPU had too little memory.
+        """Return ``function(self, shared, job)``; the function runs again if the GPU had too little memory.
 
-        The clock and the noise of earlier jobs are reset first.
+        The progress (``Work.clock``) and the noise of earlier jobs are reset first.
         """
-        name = getattr(function, "__name__", "a job")  # a partial has none
+        name = getattr(function, "__name__", "a job")  # a functools.partial has no name
 
         def play() -> R:
             self.work.begin(0)
