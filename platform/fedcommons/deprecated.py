@@ -12,9 +12,7 @@ def accepts_old_names(**new_names: str) -> Callable[[C], C]:
     """Return a class decorator that makes old names of fields and methods work in addition to the new names.
 
     An old name is then an attribute of the class and of the class's instances, and a keyword of the constructor.
-
-    Args:
-        new_names: the new name of each field or method, as keyword arguments ``old="new"``.
+    new_names: the new name of each field or method, as keyword arguments ``old="new"``.
     """
 
     def decorate(cls: C) -> C:

@@ -6,7 +6,7 @@ clients;  sigma~_avg^2, delta^2, L~_avg: variance, shift and smoothness of the p
 A short training run without sharing (the probe) measures these six parameters at a few models. Lemma 1 (``lemma1``)
 predicts zeta^2, sigma^2 and L if a share p of the data is shared. Corollary I (``rates``) then predicts T(p), the
 number of iterations until ||grad f||^2 = epsilon, up to a constant factor that cancels in T(p) / T(0). The number tau
-of local steps per round does not depend on p (equal work), so T(p) / T(0) is also the ratio of rounds.
+of local steps per round does not depend on p (``LocalSGD.equal_work``), so T(p) / T(0) is also the ratio of rounds.
 
 The band of a prediction is the minimum to maximum over all models of the probe, over two values of epsilon (the model's
 ||grad f||^2 and a tenth of it), and over the ends of the estimates' confidence intervals. The band is not a confidence

@@ -102,7 +102,7 @@ class Moments:
 
     @property
     def sigma_sq(self) -> float:
-        """Return sigma^2, the variance of per-sample gradients around g_i, averaged over the N sets."""
+        """Return sigma^2, the variance of the per-sample gradients in a set, averaged over the N sets."""
         return self._rounded(float(self.sq_mean.mean()) - self.mean_sq)
 
     @property
@@ -117,7 +117,7 @@ class Moments:
 
     @property
     def mean_sq(self) -> float:
-        """Return (1/N) sum_i ||g_i||^2, corrected by v_i."""
+        """Return (1/N) sum_i ||g_i||^2 for the sets' mean gradients g_i, corrected by the squared standard errors."""
         return float((self.sq - self.v).mean())
 
     @property
@@ -137,7 +137,7 @@ class Moments:
 
     @property
     def v_of_pooled(self) -> float:
-        """Return the squared standard error of the mean gradient over all examples."""
+        """Return the squared standard error of ``pooled``, the mean gradient over all examples."""
         return float(self._shares**2 @ self.v)
 
     @property

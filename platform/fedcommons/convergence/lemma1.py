@@ -20,7 +20,7 @@ from fedcommons.errors import UserError
 
 
 def zeta_sq(p: float, zeta_sq: float) -> float:
-    """Return zeta_mix^2, the dissimilarity of the clients' gradients on mixtures; ``p``: share of the pool."""
+    """Return zeta_mix^2, the dissimilarity of gradients on mixtures; ``p``: share of the pool in each mixture."""
     return (1 - share(p)) ** 2 * zeta_sq
 
 
@@ -35,7 +35,10 @@ def sigma_sq(p: float, sigma_sq: float, sigma_pool_sq: float, zeta_sq: float, de
 
 
 def smoothness(p: float, l_max: float, l_pool: float) -> float:
-    """Return the upper bound (1 - p) L_max + p L~_avg of the smoothness L_mix; ``l_pool``: L~_avg."""
+    """Return the upper bound (1 - p) L_max + p L~_avg of the smoothness of a client's loss on mixtures.
+
+    p: share of the pool. l_max, l_pool: L_max and L~_avg, smoothness on the clients' data (maximum) and on the pool.
+    """
     return (1 - share(p)) * l_max + p * l_pool
 
 

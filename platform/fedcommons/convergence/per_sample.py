@@ -72,7 +72,7 @@ def has_closed_forms(module: nn.Module) -> bool:
 
 
 def _owners(module: nn.Module) -> list[nn.Module]:
-    """Return the layers with trained parameters; parameters in the sublayers of a layer do not count for it."""
+    """Return the layers that have trained parameters directly, not only in their sublayers."""
     return [layer for layer in module.modules() if any(p.requires_grad for p in layer.parameters(recurse=False))]
 
 
@@ -132,7 +132,7 @@ def _all_at_once(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor]
     loss = losses.sum()
     uses = _uses(loss)
     if Counter(seen) != Counter(layers) or any(uses[id(p)] != 1 for p in parameters):
-        return None  # a layer is called twice or never, or a parameter is used outside its layer
+        return None  # the formulas fail if a layer is called twice or never, or a parameter is used elsewhere
     result = torch.autograd.grad(loss, [*parameters, *outputs], allow_unused=True)
     of_parameters, of_outputs = result[: len(parameters)], result[len(parameters) :]
     sq_norms = torch.zeros_like(losses)
@@ -166,7 +166,7 @@ def _uses(loss: Tensor) -> Counter[int]:
 
 
 def linear(layer: nn.Linear, a: Tensor, g: Tensor) -> Tensor:
-    """Return the squared gradient norms (B,) of a linear layer for inputs a (B, ..., in) and g (B, ..., out)."""
+    """Return squared gradient norms (B,) of a linear layer: inputs a (B, ..., in), output gradients g (B, ..., out)."""
     a, g = _places(a), _places(g)
     of_bias = g.sum(1).square().sum(1) if layer.bias is not None else 0
     if a.shape[1] == 1:
@@ -198,7 +198,7 @@ def convolution(layer: nn.Conv2d, a: Tensor, g: Tensor) -> Tensor:
 
 
 def _sum_over_places(a: Tensor, g: Tensor) -> Tensor:
-    """Return ||sum_t g_t a_t^T||^2 (B,) for a (B, n, T), g (B, m, T), T positions, with the cheaper of two formulas."""
+    """Return ||sum_t g_t a_t^T||^2 (B,), inputs a (B, n, T), output gradients g (B, m, T), by the cheaper formula."""
     n, m, places = a.shape[1], g.shape[1], a.shape[2]
     if places * (n + m) < n * m:
         return ((a.mT @ a) * (g.mT @ g)).sum((1, 2))
@@ -208,12 +208,12 @@ def _sum_over_places(a: Tensor, g: Tensor) -> Tensor:
 
 
 def group_norm(layer: nn.GroupNorm, a: Tensor, g: Tensor) -> Tensor:
-    """Return the squared gradient norms (B,) of a group normalisation for a, g (B, r, C, ...) with C channels."""
+    """Return squared gradient norms (B,) of a group normalisation: inputs a, output gradients g (B, r, C, ...)."""
     return _affine(F.group_norm(a.flatten(0, 1), layer.num_groups, eps=layer.eps), g, layer.bias)
 
 
 def batch_norm(layer: nn.BatchNorm2d, a: Tensor, g: Tensor) -> Tensor:
-    """Return the squared gradient norms (B,) of BatchNorm in evaluation mode for a, g (B, r, C, ...), C channels."""
+    """Return squared gradient norms (B,) of BatchNorm, not training: inputs a, output gradients g (B, r, C, ...)."""
     normalised = F.batch_norm(a.flatten(0, 1), layer.running_mean, layer.running_var, eps=layer.eps)
     return _affine(normalised, g, layer.bias)
 
@@ -225,14 +225,14 @@ def _affine(normalised: Tensor, g: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def layer_norm(layer: nn.LayerNorm, a: Tensor, g: Tensor) -> Tensor:
-    """Return the squared gradient norms (B,) of a layer normalisation for a, g (B, ..., *shape)."""
+    """Return squared gradient norms (B,) of a layer normalisation: inputs a, output gradients g (B, ..., *shape)."""
     scaled = g * F.layer_norm(a, layer.normalized_shape, eps=layer.eps)
     scaled, g = (_places(t.flatten(-len(layer.normalized_shape))) for t in (scaled, g))
     return scaled.sum(1).square().sum(1) + (g.sum(1).square().sum(1) if layer.bias is not None else 0)
 
 
 def embedding(layer: nn.Embedding, tokens: Tensor, g: Tensor) -> Tensor:
-    """Return the squared gradient norms (B,) of an embedding for tokens (B, ...) and g (B, ..., dim)."""
+    """Return the squared gradient norms (B,) of an embedding: tokens (B, ...), output gradients g (B, ..., dim)."""
     tokens, g = tokens.reshape(len(tokens), -1), _places(g)
     if layer.padding_idx is not None:
         g = g * (tokens != layer.padding_idx)[..., None]
@@ -258,5 +258,5 @@ def _form(layer: nn.Module) -> Callable[..., Tensor] | None:
     if {name for name, _ in layer.named_parameters(recurse=False)} not in ({"weight"}, {"weight", "bias"}):
         return None  # the weight is computed from other parameters, as in weight normalisation or pruning
     if not all(p.requires_grad for p in layer.parameters(recurse=False)):
-        return None  # a parameter of the layer is frozen
+        return None  # the formulas are for layers without frozen parameters
     return FORMS.get(type(layer))

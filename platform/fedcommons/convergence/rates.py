@@ -24,7 +24,7 @@ from math import log, sqrt
 class Iterations:
     """The three terms of T, the number of iterations up to a constant factor.
 
-    noise: from the gradients' noise. drift: from the clients' drift between two averages. descent: without both.
+    noise: term of the gradients' noise. drift: term of the clients' drift between averages. descent: all other.
     """
 
     noise: float
@@ -38,7 +38,7 @@ class Iterations:
 
 
 def non_convex(epsilon: float, n: int, tau: float, zeta_sq: float, step_sq: float, smooth: float) -> Iterations:
-    """Return T for a smooth f, convex or not.
+    """Return T, the iterations up to the accuracy ``epsilon`` of ||grad f||^2, for a smooth f, convex or not.
 
     n: N, number of clients. tau: local steps per round. step_sq: s^2, variance of a step's gradient. smooth: L.
     """
@@ -49,7 +49,7 @@ def non_convex(epsilon: float, n: int, tau: float, zeta_sq: float, step_sq: floa
 def strongly_convex(
     epsilon: float, n: int, tau: float, zeta_sq: float, step_sq: float, smooth: float, mu: float
 ) -> Iterations:
-    """Return T for a mu-strongly convex f.
+    """Return T, the iterations up to the accuracy ``epsilon`` of f - f*, for a mu-strongly convex f.
 
     n: N, number of clients. tau: local steps per round. step_sq: s^2, variance of a step's gradient. smooth: L.
 

@@ -160,7 +160,7 @@ class Algorithm(Protocol):
         ...
 
     def down(self, state: State, round: int, client: int) -> Message:
-        """Return the message that ``client`` downloads in ``round``."""
+        """Return the message that the server sends to ``client`` in ``round``, computed from the server's state."""
         ...
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
@@ -185,7 +185,7 @@ class ChoosesClients(Protocol):
     """An algorithm that chooses the participating clients of a round itself, so that none are sampled."""
 
     def participants(self, state: State, round: int) -> Sequence[int]:
-        """Return the participants of ``round``, each once, in any order. Without any, only ``merge`` is called."""
+        """Return the clients that take part in ``round``, each once; if there are none, only ``merge`` is called."""
         ...
 
 
@@ -247,7 +247,7 @@ def needs_pool(algorithm: Algorithm) -> bool:
 
 
 def needed(algorithm: Algorithm) -> Mapping[str, str]:
-    """Return attributes that the clients' module must have, name to meaning (the algorithm's attribute ``needs``)."""
+    """Return attributes that the clients' module must have: name -> meaning (the algorithm's attribute ``needs``)."""
     return getattr(algorithm, "needs", {})
 
 

@@ -29,7 +29,7 @@ class Total:
     """A finished float64 sum over the clients of a block. No code changes it, so Ray can pass it on without a copy."""
 
     arrays: dict[str, np.ndarray]
-    layouts: dict[str, Layout]  # only for entries that are ``Flat``
+    layouts: dict[str, Layout]  # names and shapes, only for entries that are ``Flat``
 
 
 class BlockSum:

@@ -108,7 +108,7 @@ class Work:
         self.set_rates()
 
     def set_rates(self, lr: float | None = None) -> None:
-        """Set all learning rates to ``lr``; by default, to the round's learning rates, and reset the schedulers."""
+        """Set all learning rates to ``lr``; if None, set the round's learning rates and reset the schedulers."""
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate if lr is None else lr
         if self.schedulers and lr is None:

@@ -161,7 +161,7 @@ class Graphs:
 
     def _add(self, values: dict[str, Tensor]) -> None:
         for name, value in values.items():
-            if name not in self.sums:  # created in the first warm-up step
+            if name not in self.sums:  # this happens in the first warm-up step
                 self.sums[name] = torch.zeros((), device=self.work.device)
             self.sums[name].add_(value)
 

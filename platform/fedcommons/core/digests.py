@@ -163,7 +163,7 @@ def of_tensor(x: Tensor) -> list[Any]:
 
 
 class _Hidden:
-    """Placeholder for an object that cannot be inspected."""
+    """Placeholder for a tensor's autograd graph, which cannot be inspected."""
 
 
 def _parts(x: Any, whole: Any) -> Iterable[Any]:
@@ -193,14 +193,14 @@ def _parts(x: Any, whole: Any) -> Iterable[Any]:
             return [x(), *attributes(x)]
         case ContextVar():
             return [x.get(None)]
-        case threading.local():  # only the values of this thread are visible
+        case threading.local():  # the object shows only the current thread's values
             return [threading.local.__getattribute__(x, "__dict__")]
         case Logger():
             return [user_variables(vars(x), OF_LOGGERS)]
         case _ if isinstance(x, CODE) or _is_stream(x) or kind.__name__ == "_lru_list_elem":
             return []  # a visit of an lru_cache covers the objects in the elements of the cache
         case _ if isinstance(x, VISITED):
-            more = attributes(x)  # before the next line, because both lines create objects that are visited
+            more = attributes(x)  # attributes come first, because reading them can create objects to visit below
             frame = x.gi_frame if isinstance(x, types.GeneratorType) else None
             parts = [part for part in gc.get_referents(x) if part is not frame]
             _add(whole, f"{frame.f_lasti};" if frame else "")

@@ -26,7 +26,7 @@ from fedcommons.flat_tensors import EMPTY, Flat, data
 from fedcommons.seeding import set_default_generator
 
 CHUNK = 1000  # default number of examples per chunk; fixed, so that no sum depends on the number of workers
-CLIENTS = 50  # number of clients per job of the executor if each client is evaluated separately
+CLIENTS = 50  # number of clients per job of the executor if the model is evaluated on each client's data
 
 Totals = dict[str, tuple[float, int]]
 """Name of a metric -> (sum, number of terms); the metric's value is the quotient."""

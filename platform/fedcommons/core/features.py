@@ -32,8 +32,8 @@ class Head:
         ValueError: the module has no attribute ``head``, or no submodule with this name.
     """
 
-    inputs: Tensor  # (B, d)
-    outputs: Tensor  # (B, classes)
+    inputs: Tensor  # (B, d): embeddings with d features of B examples
+    outputs: Tensor  # (B, classes): logits
 
     def __init__(self, module: nn.Module) -> None:
         name, kind = getattr(module, "head", None), type(module).__name__

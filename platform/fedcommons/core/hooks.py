@@ -294,10 +294,7 @@ class Hooks:
         return value
 
     def _after_transfer(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``training_step`` or ``validation_step`` (``step``) with a call of the transfer hooks before it.
-
-        In local training, ``_step`` has already called the transfer hooks.
-        """
+        """Return the module's ``step`` with the transfer hooks before it, unless ``_step`` has already called them."""
         return lambda batch, *args: step(batch if self._in_step else self.transfer(batch), *args)
 
     def _optimizers(self, use_pl_optimizer: bool = True) -> Any:

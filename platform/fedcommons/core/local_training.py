@@ -98,9 +98,9 @@ class LocalSGD:
     onednn: bool = True  # use oneDNN, which is slower than torch's kernels on images with few pixels
     schedule: Callable[[int], float] | None = None  # round -> factor of all learning rates; None: factor 1
     clip_norm: float | None = None  # maximum norm of a step's gradient, clipped before ``add_to_grad``
-    precision: str = "fp32"  # fp32, tf32, or autocast of the loss: bf16, fp16-mixed; weights stay float32
+    precision: str = "fp32"  # "fp32"; "tf32"; "bf16" or "fp16-mixed": autocast for the loss, weights stay float32
     accumulate: int = 1  # batches per step; a step uses the gradient of the mean loss over all examples in the batches
-    batched: bool = False  # train the clients of a block at once (see ``vmap_clients``)
+    batched: bool = False  # train all clients of a block simultaneously (see ``vmap_clients``)
     graphs: bool = False  # on a GPU, run steps as CUDA graphs (see ``cuda_graphs``)
 
     def epochs_for(self, n: int, n_own: float | None, share: float = 1.0) -> int:
@@ -179,7 +179,7 @@ class LocalSGD:
         steps: Callable[..., Iterator[Any]] = self.batches if is_plain else self.steps
         if private:
             steps = partial(self._samples, private)
-        plain = range(0 if work.hooks else epochs)  # ``Hooks.train`` trains a module with hooks
+        plain = range(0 if work.hooks else epochs)  # no epoch runs here if ``Hooks.train`` trains the module
         batches = ((epoch, at, b) for epoch in plain for at, b in enumerate(steps(data, seed, epoch)))
         step, written = plain_step(optimizer), Written(work.params.buffer, optimizer) if self.dp else None
         kernels = nullcontext() if torch.backends.mkldnn.enabled == self.onednn else onednn(self.onednn)

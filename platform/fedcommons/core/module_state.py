@@ -40,7 +40,7 @@ class Saved:
         module, self.optimizer = work.module, work.optimizer
         self.parts = dict(module.named_modules())
         named = dict(module.named_parameters())
-        # Copies of attributes refer to these objects themselves and not to copies of them.
+        # These objects are not copied: copied attributes refer to the same objects.
         schedulers = [entry.scheduler for entry in work.schedulers.each] if work.schedulers else []
         self.shared = [
             *self.parts.values(), *named.values(), *module.buffers(), work, work.clock, work.logged, work.optimizer,
@@ -64,7 +64,7 @@ class Saved:
             self.namespaces[path].update(values)
 
     def put_back(self) -> None:
-        """Restore the whole snapshot: attributes, parameter groups, ``requires_grad``, hooks, and tensors not sent."""
+        """Restore the whole snapshot: attributes, parameter groups, ``requires_grad``, hooks, unsent tensors."""
         self.put_attributes_back()
         del self.optimizer.param_groups[:]
         for group, params, settings in self.groups:

@@ -72,7 +72,7 @@ class Largest:
 
 
 def largest(round: int, norms: Mapping[int, float]) -> Largest | None:
-    """Return the client with the largest reply norm. norms: client -> norm of the accepted reply; if empty, None."""
+    """Return the client with the largest reply norm; None if ``norms`` (client -> norm of the reply) is empty."""
     if not norms:
         return None
     client = max(sorted(norms), key=lambda i: norms[i])

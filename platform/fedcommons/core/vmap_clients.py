@@ -228,7 +228,7 @@ class _Row:
 def flaw(work: "Work", batch: Batch) -> str | None:
     """Try a step on ``batch`` and return why clients cannot be trained simultaneously; None if they can."""
     if len(work.buffers) or work.counters:
-        return "it keeps statistics of batches, as BatchNorm does"
+        return "it keeps statistics of its batches, as BatchNorm does"
     if work.schedulers:
         return "it has a learning rate scheduler"
     if type(work.optimizer) not in STEPWISE:

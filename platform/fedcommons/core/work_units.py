@@ -90,10 +90,10 @@ def prices(algorithm: str, rounds: Sequence[Timed]) -> dict[str, float]:
 
 
 def in_seconds(pieces: Mapping[str, float], prices: Mapping[str, float]) -> float:
-    """Return sum_k n_k s_k, the seconds for ``pieces`` (n_k by kind) with the seconds per piece ``prices`` (s_k).
+    """Return the seconds sum_k n_k s_k for n_k (``pieces``) pieces of kind k at s_k (``prices``) seconds per piece.
 
     Raises:
-        UserError: s_k of a kind is not known.
+        UserError: the seconds per piece of a kind are not known.
     """
     if missing := sorted(name for name, n in pieces.items() if n and name not in prices):
         raise UserError(f"--dry-run has no price of {', '.join(missing)}: no variant of smaller has such a piece.")
