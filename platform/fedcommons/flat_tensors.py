@@ -65,7 +65,7 @@ class Flat(Mapping[str, Tensor]):
 
 
 def _from_array(layout: Layout, array: np.ndarray) -> Flat:
-    # torch.tensor copies the array, because a write to a view of Ray's shared memory would change it for all processes.
+    # torch.tensor copies the array. A write to a view of Ray's shared memory would change the array for all processes.
     return Flat(layout, torch.tensor(array))
 
 
@@ -186,7 +186,7 @@ def sq_norm(a: Flat | Tensor) -> float:
 
 
 def norm(a: Flat | Tensor) -> float:
-    """Return the Euclidean norm ||a||. Squares do not overflow: only infinite or nan values give such a result."""
+    """Return the Euclidean norm ||a||; large values do not overflow: the result is finite if all values are finite."""
     x = data(a)
     result = float(torch.linalg.vector_norm(x))
     if isfinite(result) or not x.isfinite().all():

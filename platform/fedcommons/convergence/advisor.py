@@ -77,7 +77,7 @@ def probed(estimates: "Mapping[str, Estimate]") -> list[Probed]:
 
 
 def relative_rounds(at: Probed, p: float, work: LocalWork, epsilon: float) -> float:
-    """Return T(p) / T(0): iterations until ||grad f||^2 = ``epsilon`` with a share p, divided by those without sharing.
+    """Return T(p) / T(0), where T(p) is the number of iterations until ||grad f||^2 = ``epsilon`` with a share p.
 
     at: the parameters at one model. p: share of shared data, in [0, 1].
     """

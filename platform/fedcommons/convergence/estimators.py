@@ -81,10 +81,10 @@ class Part:
 class Moments:
     """Moments of the per-sample gradients at one model, for N sets of examples, usually one set per client.
 
-    mean: (P,) float64, the mean of the mean gradients g_i over sets. pooled: (P,) float64, the mean gradient over all
-    examples. sizes: (N,), the number of examples n_i, or the sum of the weights of a set's examples. rows: (N,), n_i.
-    sq: (N,), ||g_i||^2. sq_mean: (N,), E||grad F||^2. v: (N,), v_i, the squared standard error of g_i, which is 0 if
-    all examples were measured.
+    mean: (P,) float64, the mean of the mean gradients g_i over sets. pooled: (P,) float64, the mean gradient over the
+    examples of all sets. sizes: (N,), the number of examples n_i, or the sum of the weights of a set's examples. rows:
+    (N,), n_i. sq: (N,), ||g_i||^2. sq_mean: (N,), E||grad F||^2, the mean squared norm of per-sample gradients. v:
+    (N,), v_i, the squared standard error of g_i, which is 0 if all examples were measured.
     """
 
     mean: Tensor
@@ -179,10 +179,10 @@ def delta_sq(clients: Moments, pool: Moments) -> float:
 
 
 def mixed(clients: Moments, pool: Moments, p: float) -> tuple[float, float]:
-    """Return (zeta_mix^2, sigma_mix^2), zeta^2 and sigma^2 if every client's data were the mixture (1 - p) D_i + p D~.
+    """Return (zeta^2, sigma^2) for the case that every client i's data were the exact mixture (1 - p) D_i + p D~.
 
-    The gradients of the mixtures are (1 - p) g_i + p g~. p: share of the pool D~, in [0, 1]. Both results are computed
-    as differences of means of squares. They are algebraically equal to Lemma 1, up to rounding of 1e-15 ||g~||^2.
+    D_i: data of client i. p: share of the pool D~, in [0, 1]. The mean gradients on mixtures are (1 - p) g_i + p g~.
+    Both results are differences of means of squares. They equal Lemma 1, up to rounding of 1e-15 ||g~||^2.
     """
     client_share, cross = 1 - p, float(clients.mean @ pool.pooled)
     shared = 2 * p * client_share * cross + p**2 * pool.sq_of_pooled

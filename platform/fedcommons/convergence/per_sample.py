@@ -1,7 +1,7 @@
 """Squared norms of per-sample gradients in one backward pass, without storing the gradients.
 
 a_b: input of a layer for sample b;  g_b: gradient of the loss in the layer's output for sample b;  t, s: positions in
-this output (pixels, tokens). The squared norm of the gradient in the layer's weight and bias is a sum of such terms:
+this output (pixels, tokens). The squared norm of the gradient in the weight (normalisation: in weight and bias) is:
 
 linear          ||sum_t g_bt a_bt^T||^2 = sum_ts <a_bt, a_bs> <g_bt, g_bs>;  with a single t  ||a_b||^2 ||g_b||^2
 convolution     as linear, with the patches under t as a_bt; or the sum over t explicitly, whichever is cheaper

@@ -32,7 +32,7 @@ from fedcommons.flat_tensors import data
 from fedcommons.seeding import generator, set_default_generator
 
 TOLERANCE = 1e-5
-"""Relative tolerance: the iteration ends when an eigenvalue is proved to lie within it of the computed value."""
+"""Relative error of an eigenvalue at which the iteration ends; the error is bounded, see ``spectral_norm``."""
 
 MOST = 100
 """Maximum number of Hessian-vector products of an iteration."""
@@ -85,7 +85,7 @@ def smoothness(
 
 
 def strong_convexity(executor: Executor, at: ModelTask, which: str, n_sets: int, blocks: int) -> float:
-    """Return mu of the mean of the clients' losses; error: about 1e-5 L in float64, else the products' rounding."""
+    """Return the strong convexity mu of the mean of the clients' losses; the error is about 1e-5 L in float64."""
     apply, start = _hessian(executor, at, which, n_sets, blocks, None), _start(at, 0)
     largest = spectral_norm(apply, start, 1e-9, 1000)
     return largest - spectral_norm(lambda v: largest * v - apply(v), start, 1e-9, 1000)

@@ -182,7 +182,7 @@ class Algorithm(Protocol):
 
 @runtime_checkable
 class ChoosesClients(Protocol):
-    """An algorithm that chooses the participating clients of a round itself, so that none are sampled."""
+    """An algorithm that chooses the participating clients of a round, in place of the engine's sampling."""
 
     def participants(self, state: State, round: int) -> Sequence[int]:
         """Return the clients that take part in ``round``, each once; if there are none, only ``merge`` is called."""

@@ -10,7 +10,7 @@ from fedcommons.flat_tensors import Flat, Payload, add, flat, scale, sub
 
 
 def weighted_reply(x: Flat, trained: LocalResult, weight: float, memory: Payload | None = None) -> Reply:
-    """Return a client's reply with the tensor ``delta`` = w_i (y_i - x) to be summed, and its privacy ledger entry.
+    """Return a client's reply with the tensor ``delta`` = w_i (y_i - x) to be summed, and the privacy ledger entry.
 
     x: server model. trained: result of local training. weight: w_i. memory: the client's new memory, see ``Reply``.
     """

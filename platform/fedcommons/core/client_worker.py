@@ -92,7 +92,7 @@ class Work:
     def begin(self, round: int, data: ClientData | None = None) -> None:
         """Set the clock and the learning rates for a client's work in ``round`` (0: a job outside of rounds).
 
-        data: the client's training data, or None; it determines the number of steps that the clock shows.
+        data: the client's training data, or None; the number of examples determines the global step of the clock.
         """
         if self.logged.metrics.objects:
             self.logged.metrics.put_back()
@@ -134,12 +134,12 @@ class Work:
         add_to_grad: AddToGrad | None = None,
         lr: float | None = None,
     ) -> LocalResult:
-        """Train on ``data`` from the weights ``start`` and return the result; the next training overwrites its weights.
+        """Train from the weights ``start`` and return the result; the next training overwrites the result's weights.
 
-        seed: seed for random numbers of the training. loss: function that replaces the module's ``training_step``.
-        add_to_grad: function that may change the gradients before every step. Under DP-SGD this function must not use
-        the data, because the change is neither clipped nor noised. lr: learning rate for all parameters and steps;
-        default: the module's learning rates times the factor of the schedule in this round.
+        data: training data. seed: seed for random numbers of the training. loss: function that replaces the module's
+        ``training_step``. add_to_grad: function that may change the gradients before every step. Under DP-SGD it must
+        not use the data, because the change is neither clipped nor noised. lr: learning rate for all parameters and
+        steps; default: the module's learning rates times the factor of the schedule in this round.
         """
         return self.loop.run(self, start, data, seed, loss=loss, add_to_grad=add_to_grad, lr=lr)
 
@@ -196,9 +196,10 @@ class Work:
         return _copied(value, storages - {0})
 
     def gather(self) -> bool:
-        """Make all parameters views of ``params`` again, with their current values, and return whether any was not.
+        """Move parameters that user code has moved (``p.data = ...``) back to views of ``params``; values stay.
 
-        User code moves a parameter to other memory by ``p.data = ...``.
+        Returns:
+            Whether any parameter was moved.
         """
         moved = [(name, p) for name, p, place in self._places if p.data_ptr() != place]
         for name, parameter in moved:

@@ -38,7 +38,7 @@ WARM_UP = 3
 """Number of steps before a recording, in which libraries choose kernels and reserve memory."""
 
 MOST = 64
-"""Maximum number of graphs of a worker; without it, a method with new correction functions would fill the memory."""
+"""Maximum number of graphs of a worker. Without a limit, a method with new functions in each round fills the memory."""
 
 
 @dataclass(frozen=True)

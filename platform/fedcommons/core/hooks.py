@@ -85,7 +85,7 @@ REFUSED = {
 
 
 def overrides(module: LightningModule, name: str) -> bool:
-    """Return whether the module, or a class that it inherits from below LightningModule, defines this hook."""
+    """Return whether the module object or its class overrides the hook ``name`` of LightningModule."""
     default = getattr(LightningModule, name, None)
     return name in vars(module) or getattr(type(module), name, default) is not default
 
@@ -259,7 +259,7 @@ class Hooks:
         self.module.on_train_batch_end(*self._ended)
 
     def correct(self, correct: "AddToGrad | None") -> None:
-        """Clip the gradients to ``client.clip_norm``, as without hooks, and apply the method's correction to them."""
+        """Clip the gradients to ``client.clip_norm`` and apply the method's correction; do nothing if it is None."""
         if correct is None:
             return
         clip_norm = self.work.loop.clip_norm

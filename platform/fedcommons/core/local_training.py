@@ -33,8 +33,8 @@ Batch = tuple[Tensor, ...]
 Loss = Callable[[Batch, int], Tensor]
 """Function of (batch, step number) that returns the loss. A loss function of a method calls ``training_step`` itself.
 
-Additional forward passes must run in evaluation mode, in which they draw no random numbers. So dropout in the training
-step has the same random numbers as without them.
+Additional forward passes must run in evaluation mode, in which no random numbers are drawn. So dropout in the training
+step has the same random numbers as without additional passes.
 """
 
 AddToGrad = Callable[[Mapping[str, nn.Parameter]], None]
@@ -63,7 +63,7 @@ class Correction:
 
 
 KINDS = {"bf16": torch.bfloat16, "fp16-mixed": torch.float16}
-"""Precision of an experiment -> number type that ``torch.autocast`` uses for it."""
+"""Value of ``LocalSGD.precision`` -> number type for ``torch.autocast``."""
 
 SCALE = 1024.0
 """Initial factor of the loss in a local training in fp16; the ``GradScaler`` halves it when a gradient overflows."""
@@ -275,7 +275,7 @@ class LocalSGD:
         of copies in the batch, and the divergence is convex. q: sampling rate of one copy. C: clipping norm.
 
         Args:
-            protections: the different releases of the steps; empty without DP-SGD, which is uncovered.
+            protections: the different releases of the steps; empty without DP-SGD, and the result is then uncovered.
             n: number of training examples.
             steps: number of steps.
             listed: m, the maximum number of copies of an example in the training data.

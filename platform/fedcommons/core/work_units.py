@@ -1,4 +1,4 @@
-"""Checks of the work that an algorithm reports in addition to local steps (``TellsWork``), and estimates of its time.
+"""Checks of the work that an algorithm reports in addition to local steps (``TellsWork``), and time estimates.
 
 A round takes  c + sum_k n_k s_k  seconds.  n_k: number of pieces of work of kind k, such as server steps;  s_k: seconds
 per piece of kind k;  c: seconds for everything else.
@@ -42,7 +42,7 @@ def smaller_of(algorithm: TellsWork, times: int) -> Sequence[tuple[Algorithm, in
     """Return the pairs (variant of the algorithm, number of examples) to time; see ``TellsWork.smaller``.
 
     Raises:
-        UserError: ``smaller`` returns anything other than such pairs.
+        UserError: ``smaller`` returns anything other than pairs of a variant and a number of at least 1.
     """
     with user_code_context(algorithm, "smaller"):
         variants: Any = algorithm.smaller(times)

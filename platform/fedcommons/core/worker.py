@@ -84,7 +84,7 @@ os.register_at_fork(after_in_child=_forked)
 
 @contextmanager
 def only_thread() -> Iterator[None]:
-    """Context in which only the current thread of this process may run experiments; this thread may nest it.
+    """Context in which only the current thread of this process may run experiments; contexts may be nested.
 
     Raises:
         UserError: another thread is in this context.
@@ -119,7 +119,7 @@ def fresh_torch() -> Iterator[None]:
 
     The defaults are: type float32, device CPU, gradients on, no autocast, and the settings of ``torch_settings``. The
     context also restores the number of threads, which ``set_up_process`` changes, and the states of the default random
-    generators, which the run seeds. All threads of a process share these settings, so only one thread can be in it.
+    generators, which the run seeds. All threads share these settings, so only one thread can be in the context.
 
     Raises:
         UserError: another thread of this process is in this context.
@@ -152,7 +152,7 @@ class RunData:
     sets for evaluation, by name. pool: the shared examples, one set per client that received them; None without
     sharing. n_classes: number of classes, the width of logits; None: not known; 0: labels are not classes. tests: each
     client's test examples; None: no test examples. serves: whether the server has the pool. If so, a method's jobs on
-    the server get a ``pool`` whose store contains only the pool; else their ``pool`` is None.
+    the server get a ``pool`` whose store contains only the pool; else ``pool`` is None in these jobs.
     """
 
     clients: Clients
