@@ -102,7 +102,7 @@ def test_put_is_the_inverse_of_select_and_refuses_other_parts() -> None:
     wide = select(numbers(1, torch.float64), ["bias"])
     assert put(x, wide).buffer.dtype == torch.float32
     assert torch.equal(put(x, wide)["bias"], wide["bias"].float())
-    with pytest.raises(ValueError, match="no part 'head'"):
+    with pytest.raises(ValueError, match="no tensor 'head'"):
         put(x, flatten({"head": torch.zeros(2)}))
     with pytest.raises(ValueError, match=r"bias has shape \(2,\), and not \(1,\)"):  # which would be spread over it
         put(x, flatten({"bias": torch.zeros(1)}))

@@ -299,7 +299,7 @@ def test_measuring_all_samples_is_exact_and_bytes_by_hand(least_squares: Problem
     at, n = ModelTask(network.model, network.work().buffers), network.model.layout.size
     assert _laboratory(network).nbytes(at) == 5 * (4 * n + 4 * 14 + 8 * (n + 2))  # 14 buffers
     assert _laboratory(network).measure(at).keys() == ALWAYS
-    with pytest.raises(ValueError, match="commons"):
+    with pytest.raises(ValueError, match="no example is shared"):
         _laboratory(network).moments(at, "pool")
 
 

@@ -269,16 +269,12 @@ class LocalSGD:
     def _spent(self, protections: set[Release], n: int, steps: int, listed: int) -> Release:
         """Return one privacy ledger entry (release) for all steps; uncovered if the steps' releases differ.
 
-        The training data may contain an example m times. It is then in a batch with probability q' = 1 - (1 - q)^m, and
-        adds a gradient of norm at most m C. A step then discloses at most as much as a sampled Gaussian mechanism with
-        sampling rate q' and noise multiplier sigma / m, because the example's contribution is a mixture over its number
-        of copies in the batch, and the divergence is convex. q: sampling rate of one copy. C: clipping norm.
-
-        Args:
-            protections: the different releases of the steps; empty without DP-SGD, and the result is then uncovered.
-            n: number of training examples.
-            steps: number of steps.
-            listed: m, the maximum number of copies of an example in the training data.
+        protections: the different releases of the steps; empty without DP-SGD, and the result is then uncovered. n:
+        number of training examples. steps: number of steps. listed: m, the maximum number of copies of an example in
+        the training data. The example is then in a batch with probability q' = 1 - (1 - q)^m, and adds a gradient of
+        norm at most m C. q: sampling rate of one copy. C: clipping norm. A step then discloses at most as much as a
+        sampled Gaussian mechanism with sampling rate q' and noise multiplier sigma / m. The reason: the example's
+        contribution is a mixture over its number of copies in the batch, and the divergence is convex.
         """
         if self.dp is None or len(protections) != 1:
             return UNCOVERED
