@@ -196,7 +196,7 @@ class Work:
         return _copied(value, storages - {0})
 
     def gather(self) -> bool:
-        """Move parameters that user code has moved (``p.data = ...``) back to views of ``params``; values stay.
+        """Move parameters that user code has moved (``p.data = ...``) back to ``params``, with the new values.
 
         Returns:
             Whether any parameter was moved.

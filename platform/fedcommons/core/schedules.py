@@ -17,7 +17,7 @@ Warmup = Annotated[int, "[0, 1e9]"]
 
 
 def constant(round: int, warmup: Warmup = 0) -> float:
-    """Return the constant factor 1.
+    """Return the factor 1 in every round after the warm-up.
 
     Args:
         warmup: W, number of first rounds in which the learning rate rises linearly
