@@ -219,7 +219,7 @@ OF_SUMS = ["--sharing", "merf", "--sharing.target_epsilon", "10"]
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--seeds", "0,1", "--seed", "2"], "use --seeds instead of 2"),
+        (["--seeds", "0,1", "--seed", "2"], "option --seeds instead"),
         (["--setting", "real"], "trains no generators"),
         (["--canaries", "3"], r"--canaries must lie in \[4, 1e9\], got 3"),
         (["--generator", "user_parts:Parrot", "--attacked", "4", "--dry-run"], r"--attacked .* got 4"),

@@ -171,5 +171,5 @@ def test_a_class_that_no_client_sends_is_refused() -> None:
     two, model = Clients(store, [np.arange(21), np.arange(21, 31)]), flatten({"w": torch.zeros(2)})
     facts = Facts(2, [21, 10], 1, counts=partial(two.counts, 3))
     FedDM().start(model, facts, 0)  # the second has no class of ten, so it sends its seven and its three
-    with pytest.raises(UserError, match=r"no client holds feddm\.least = 7 images of class 2"):
+    with pytest.raises(UserError, match=r"no client has feddm\.least = 7 images of class 2"):
         FedDM(least=7).start(model, facts, 0)

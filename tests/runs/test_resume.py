@@ -125,9 +125,9 @@ FOREIGN = ["notes.txt", "checkpoints/best.safetensors", ".draft.tmp", "config.ya
 def test_a_folder_with_files_of_the_user_is_refused_and_stays(name: str, tmp_path: Path) -> None:
     mine = contents(write_mine(tmp_path, name))
     for resume in (False, True):
-        with pytest.raises(UserError, match=rf"^--out: .* no run folder \(it has {name.split('/')[0]}\)"):
+        with pytest.raises(UserError, match=rf"^--out: .* is not a run folder \(it contains {name.split('/')[0]}\)"):
             experiment.run(TINY, tmp_path, resume=resume)
-        with pytest.raises(UserError, match="no folder of a sweep"), tuning.open_sweep(tmp_path, resume):
+        with pytest.raises(UserError, match="not a folder of a sweep"), tuning.open_sweep(tmp_path, resume):
             pytest.fail("opened")
     assert contents(tmp_path) == mine
 
@@ -164,9 +164,12 @@ def test_the_folder_of_a_sweep_is_no_run_folder_nor_the_other_way_round(runs: Pa
     with tuning.open_sweep(tmp_path, True, said.append):
         assert "holds no run to resume" in said[0]
     shutil.copytree(runs / "cut", tmp_path / "cell")
-    with pytest.raises(UserError, match=r"no run folder \(it has cell\)"):
+    with pytest.raises(UserError, match=r"not a run folder \(it contains cell\)"):
         experiment.run(TINY, tmp_path, resume=True)
-    for folder, resume, word in ((tmp_path / "cell", True, "no folder of a sweep"), (tmp_path, False, "add --resume")):
+    for folder, resume, word in (
+        (tmp_path / "cell", True, "not a folder of a sweep"),
+        (tmp_path, False, "add --resume"),
+    ):
         with pytest.raises(UserError, match=word), tuning.open_sweep(folder, resume):
             pytest.fail("opened")
 

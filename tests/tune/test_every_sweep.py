@@ -13,7 +13,7 @@ from fedcommons.errors import UserError
 REFUSED: dict[str, dict[str, str]] = {
     "advise": {
         "--p 0.5,1": "--p must lie in [0, 1)", "--settings local_synthetic": "mean 'shuffled_synthetic'",
-        "--sharing.p 0.5": "use --p instead", "--partition.name iid": "no alpha",
+        "--sharing.p 0.5": "option --p instead", "--partition.name iid": "no alpha",
         "--model.batch_norm true --federation.buffers keep --measure.every 0": "must be 0",
     },
     "commons": {"--ways reel": "did you mean 'real'", "--algorithms fedavg": "--algorithms is not for commons"},
@@ -37,7 +37,7 @@ REFUSED: dict[str, dict[str, str]] = {
     "replicate": {"--rows R13": "unknown row", "--rows R9": "not run here"},
     "sensitivity": {"--partition.alpha 1": "alpha is not", "--partition.name iid": "partition.alpha"},
     "table2": {
-        "--methods fedsyn": "fedssyn", "--data.validation 0": "must be above 0", "--lr 0.1 --rates 0.2": "use --rates",
+        "--methods fedsyn": "fedssyn", "--data.validation 0": "must be above 0", "--lr 0.1 --rates 0.2": "option --rates",
     },
     "fedcvae": {"--preset paper --dataset cifar10": "data.name 'cifar10'", "--data.validation 0": "--rates"},
     "dsprites": {"--checkpoints 2": "--checkpoints"}, "private_fedssyn": {"--epsilons 0": "epsilon"},

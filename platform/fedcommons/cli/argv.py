@@ -100,8 +100,8 @@ def _with_stored_names(option: Given) -> Given:
         return replace(option, value=f"{name}{equals}{_stored(values)}" if name in SETTINGS else option.value)
     if option.name not in SETTINGS or option.value is None:
         return option
-    is_text = isinstance(option.value, str)
-    return replace(option, value=_stored(option.value) if is_text else [_stored(name) for name in option.value])
+    names = option.value
+    return replace(option, value=_stored(names) if isinstance(names, str) else [_stored(name) for name in names])
 
 
 def _stored(names: str) -> str:

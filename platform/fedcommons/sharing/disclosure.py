@@ -85,6 +85,26 @@ def numbers(stage: str, what: str, vector: Any, n: int) -> np.ndarray:
     return values.astype(np.int64)
 
 
+def vectors(stage: str, what: str, each: Sequence[np.ndarray], n: int) -> list[np.ndarray]:
+    """Return the vectors of all clients as int64; see ``numbers`` for the checks."""
+    return [numbers(stage, what, rows, n) for rows in each]
+
+
+def own_counts(stage: str, n_own: Any, n_clients: int) -> np.ndarray | None:
+    """Return ``Assigned.n_own`` as a vector (n_clients,), or None.
+
+    Raises:
+        UserError: it is not one number of 0 or more for each client.
+    """
+    values = np.asarray(n_own)
+    if n_own is not None and not (values.shape == (n_clients,) and values.dtype.kind in "iuf" and (values >= 0).all()):
+        raise UserError(
+            f"sharing stage {stage} must return n_own as a number of 0 or more for each of {n_clients} clients, "
+            f"got {quote(n_own)}."
+        )
+    return None if n_own is None else values
+
+
 def sent(
     kept_rows: Sequence[np.ndarray],
     received: Sequence[np.ndarray],

@@ -81,7 +81,7 @@ class Contributions:
             if (examples.x.dtype, examples.x.shape[1:]) != (real.x.dtype, real.x.shape[1:]):
                 kind = f"{examples.x.dtype} {tuple(examples.x.shape[1:])}"
                 raise ValueError(
-                    f"contributions must be {real.x.dtype} {client_data.shape} like real examples, not {kind}"
+                    f"contributions must be {real.x.dtype} {client_data.shape} as real examples, not {kind}"
                 )
         store = Examples(torch.cat([real.x, *(e.x for e in new)]), torch.cat([real.y, *(e.y for e in new)]))
         owners = np.repeat(np.arange(len(new)), [len(e) for e in new])
@@ -321,13 +321,17 @@ def _shared(
     releases = disclosure.events(f"sharing stage {name}", releases, len(client_data.clients))
     real = Clients(store, client_data.clients.rows)
     clients, kept_rows = real, list[np.ndarray]()
-    received, parts = (_checked(name, what, getattr(assigned, what), len(store)) for what in ("received", "pool"))
+    received, parts = (
+        disclosure.vectors(name, what, getattr(assigned, what), len(store)) for what in ("received", "pool")
+    )
     if received or assigned.weights is not None:
-        kept_rows = _checked(name, "own_rows", assigned.own_rows, len(store))
+        kept_rows = disclosure.vectors(name, "own_rows", assigned.own_rows, len(store))
         rows = [np.concatenate(both) for both in zip(kept_rows, received, strict=True)] if received else kept_rows
         if len(rows) != len(real):
             raise UserError(f"sharing stage {name} must give rows to each of {len(real)} clients, got {len(rows)}.")
-        clients = Clients(store, Rows.from_lists(rows, assigned.weights), _counted(name, assigned.n_own, len(real)))
+        clients = Clients(
+            store, Rows.from_lists(rows, assigned.weights), disclosure.own_counts(name, assigned.n_own, len(real))
+        )
     pool = Clients(store, parts) if (parts := [part for part in parts if len(part)]) else None
     disclosure.require_unchanged(name, client_data, store)
     rows = disclosure.numbers(name, "contributed rows", contributed.rows, len(store))
@@ -351,20 +355,6 @@ def _shared(
         notes=assigned.notes,
         views=assigned.views,
     )
-
-
-def _checked(stage: str, what: str, each: Sequence[np.ndarray], n: int) -> list[np.ndarray]:
-    return [disclosure.numbers(stage, what, rows, n) for rows in each]
-
-
-def _counted(stage: str, n_own: Any, n_clients: int) -> np.ndarray | None:
-    values = np.asarray(n_own)
-    if n_own is not None and not (values.shape == (n_clients,) and values.dtype.kind in "iuf" and (values >= 0).all()):
-        raise UserError(
-            f"sharing stage {stage} must return n_own as a number of 0 or more for each of {n_clients} clients, "
-            f"got {quote(n_own)}."
-        )
-    return None if n_own is None else values
 
 
 def require_once(stage: Stage, shared: Shared) -> None:

@@ -59,8 +59,7 @@ def check_algorithm(
     ``device``: a device on which the clients train in one more check: "pretend" (a simulated GPU, see ``on_device``) or
     torch's name of a device, such as "cuda".
     ``private``: also run the method with DP-SGD on two neighbouring data sets with the same noise. Each noisy sum may
-    differ by its sensitivity and all other values must be equal, so false privacy claims are detected
-    (see ``sensitivity``).
+    differ by its sensitivity and all other values must be equal, which detects false claims (see ``sensitivity``).
 
     Raises:
         UserError: there is no such check or device, or the machine has too few resources for the actors.
@@ -104,10 +103,7 @@ def two_rounds_keep_names_shapes_and_types(algorithm: Algorithm, local: LocalSGD
     played = federation.run(algorithm, plan)
     require([now.round for now, _ in played] == [1, 2], "the run must have rounds 1 and 2, but it has other rounds")
     for after, model in [(f"after round {now.round}", m) for now, _ in played for m in models(algorithm, plan, now)]:
-        require(
-            model.layout == untrained.layout,
-            f"{after} the model has other names or shapes of weights than the untrained model",
-        )
+        require(model.layout == untrained.layout, f"{after} weights have other names or shapes than before training")
         require(
             model.buffer.dtype == untrained.buffer.dtype,
             f"{after} the model has type {model.buffer.dtype}, but the untrained model has {untrained.buffer.dtype}",
@@ -215,9 +211,7 @@ def bytes_are_those_of_the_tensors(algorithm: Algorithm, local: LocalSGD) -> Non
     plan = federation.plan(2, participation=0.4)
     played = federation.run(spy, plan)
     answers = [len(present) for _, present in rounds_of(federation, algorithm, plan, played)]
-    require(
-        len(spy.calls) == sum(answers), f"the clients trained {len(spy.calls)} times instead of {sum(answers)} times"
-    )
+    require(len(spy.calls) == sum(answers), f"the clients trained {len(spy.calls)} times, not {sum(answers)} times")
     down, up = [received(c) for c in spy.calls], [sent(c) for c in spy.calls]
     require(min(down, default=1) > 0, "a message to a client has no tensors, so the client's input was not sent")
     require(min(up, default=1) > 0, "a client's reply has no tensors, so the server's input was not sent")
@@ -277,10 +271,7 @@ def continuing_from_a_checkpoint_is_never_having_stopped(algorithm: Algorithm, l
 def _require_the_same_after_a_stop(
     algorithm: Algorithm, federation: Federation, plan: rounds.Plan, executor: Executor | None = None
 ) -> None:
-    """Check that a run that continues from a checkpoint of round 2 ends with the bits of an uninterrupted run.
-
-    executor: executor of the rounds after the stop; None: the serial executor.
-    """
+    """Check that ``executor`` (None: serial) continues a checkpoint of round 2 to the bits of an uninterrupted run."""
     later, played, last = deepcopy(algorithm), [], plan.facts.rounds
     with tempdirs.folder() as folder:
         start, before = federation.start(algorithm, plan), federation.serial(algorithm)
@@ -322,9 +313,7 @@ def what_a_module_draws_is_keyed_in_every_mode(algorithm: Algorithm, local: Loca
     ):
         in_process, elsewhere, again = (look(executor) for executor in (*executors, executors[0]))
         unequal = sorted({*differing(in_process, elsewhere), *differing(in_process, again)})
-        require(
-            not unequal, f"the {what} of a module with random layers gives other {listed(unequal)} in another process"
-        )
+        require(not unequal, f"the {what} of a module with random layers differs between processes: {listed(unequal)}")
 
 
 def batch_norms_statistics_follow_the_policy(algorithm: Algorithm, local: LocalSGD) -> None:

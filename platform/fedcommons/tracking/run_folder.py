@@ -262,10 +262,8 @@ def _require_same(path: Path, config: Experiment, data: str | None) -> None:
 def require_same_data(path: Path, name: str, data: str) -> None:
     """Check that the run in ``path`` began with the same data set: ``name``, with the hash ``data`` of its content.
 
-    A run of an earlier version of the platform has no hash and passes the check.
-
     Raises:
-        UserError: the run began with other examples.
+        UserError: the run began with other examples. A run of an earlier version has no hash and passes the check.
     """
     old_hash = _facts(path / "partition.json").get("data")
     if isinstance(old_hash, str) and old_hash != data:
@@ -279,16 +277,12 @@ def require_same_data(path: Path, name: str, data: str) -> None:
 def require_same_rounding(path: Path) -> None:
     """Check that environment variables which affect rounding are the same as when the run in ``path`` began.
 
-    A run of an earlier version of the platform has no record of them and passes the check.
-
     Raises:
-        UserError: a variable has changed, so that libraries would round differently.
+        UserError: a variable has changed. A run of an earlier version has no record of the variables and passes.
     """
     began = _facts(path / "environment.json").get("variables")
     if isinstance(began, dict) and (what := differing(began, variables())):
-        raise UserError(
-            f"{path} holds a run that began where libraries round otherwise ({what}); restore the old value."
-        )
+        raise UserError(f"{path} holds a run that began where libraries round otherwise ({what}); restore it.")
 
 
 def _sources(config: Experiment) -> dict[str, Any]:
@@ -327,9 +321,7 @@ def _facts(path: Path) -> Mapping[str, Any]:
 
 
 def read_class_counts(path: Path) -> list[list[int]]:
-    """Return the numbers of training images per client and class, as in partition.json: a list per client.
-
-    The result is empty if the labels are not classes.
+    """Return the numbers of training images by class, a list per client; empty if the labels are not classes.
 
     Raises:
         UserError: partition.json has no valid counts.
@@ -367,9 +359,9 @@ def read_summary(path: Path) -> dict[str, Any] | None:
 
 
 def read_run(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """Return (summary, lines of rounds.jsonl) of a run folder. The summary is None if it is missing or damaged.
+    """Return (summary, lines of rounds.jsonl) of a run folder; see ``read_summary`` and ``read_rounds``.
 
-    Control characters in the summary's texts are escaped. See ``read_summary`` and ``read_rounds``.
+    The summary is None if it is missing or damaged. Control characters in the summary's texts are escaped.
 
     Raises:
         UserError: summary.json or rounds.jsonl is not a regular file or is too large.
@@ -379,10 +371,8 @@ def read_run(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
         summary = safe_read.cleaned(_read_json(path / "summary.json"))
     except ValueError:
         return None, lines
-    if not isinstance(summary, dict):
-        return None, lines
-    is_damaged = is_run(path) and not (is_all and summary.get("rounds") == len(lines) - 1)
-    return None if is_damaged else summary, lines
+    is_whole = isinstance(summary, dict) and is_all and summary.get("rounds") == len(lines) - 1
+    return summary if is_whole or (isinstance(summary, dict) and not is_run(path)) else None, lines
 
 
 def accuracies(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
