@@ -1,9 +1,9 @@
-"""Predict how much sharing is enough: the effect of a share p of a pool, by Corollary I from a short probe run.
+"""Predict how much sharing is enough: the effect of a share p of pool images, by Corollary I from a short probe run.
 
 python sweeps/advise.py                                  # digits, alpha 0.01 and 0.1: under a minute on a laptop
 python sweeps/advise.py --alphas 0.05 --speed-up 3       # the smallest p that is predicted to train three times faster
-python sweeps/advise.py --check                          # runs p = 0 and three more, and says how it turned out
-python sweeps/advise.py --settings shuffled_real         # of swapping real images instead of synthetic ones
+python sweeps/advise.py --check                          # also trains with four p, and compares
+python sweeps/advise.py --settings shuffled_real         # predicts for swapped real instead of synthetic images
 """
 
 import time
@@ -26,23 +26,32 @@ POOLS = ("shuffled_synthetic", "shuffled_real")
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options of the advisor and of every field of the experiment."""
+    """Parse the options of the advisor, and an option for each field of the experiment's configuration."""
     more = (
         ("p", str, "0.05,0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9", "shares p to predict, in [0, 1), separated by commas"),
-        ("speed-up", Annotated[float, "(1, inf)"], 2.0, "wanted: so many times fewer rounds, > 1"),
-        ("probe-rounds", Annotated[int, "[1, 1e9]"], 3, "rounds of the probe, which share nothing"),
-        ("check-p", str, "0.1,0.25,0.5", "with --check: shares that are run besides p = 0"),
+        ("speed-up", Annotated[float, "(1, inf)"], 2.0, "wanted factor by which the number of rounds decreases, > 1"),
+        (
+            "probe-rounds",
+            Annotated[int, "[1, 1e9]"],
+            3,
+            "rounds of the probe run, in which the clients share no images",
+        ),
+        ("check-p", str, "0.1,0.25,0.5", "with --check: shares p to train with, in addition to p = 0"),
     )
     title = (__doc__ or "").partition("\n")[0]
     parser = grid.parser(title, argv, {"settings": POOLS[0]}, more, "advise")
-    parser.add_argument("--check", action="store_true", help="run some p to their end and compare")
+    parser.add_argument(
+        "--check", action="store_true", help="train with some p to the last round and compare with the predictions"
+    )
     parser.hide({"sharing.p"})
     options = parse.parse(parser, argv)
     grid.refuse_fields(options, {"sharing.p": "p"})
     for name in ("p", "check_p"):
         parse.split(f"--{name.replace('_', '-')}", options[name], float, "[0, 1)")
     if "partition.alpha" not in options.fields:
-        raise UserError(f"partition.name {options.partition.name} has no alpha, for which the advice is given.")
+        raise UserError(
+            f"partition.name {options.partition.name} has no alpha, and the predictions are made per alpha."
+        )
     if options.settings not in POOLS:
         raise unknown("--settings", options.settings, POOLS)
     if options.algorithms != "fedavg":
@@ -52,12 +61,12 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("dp.local", options.dp.local, False), ("client.equal_work", options.client.equal_work, True),
     ):  # fmt: skip
         if value != needed:
-            raise UserError(f"{name} must be {needed} here, as Corollary I has it, got {value}.")
+            raise UserError(f"{name} must be {needed}, as Corollary I assumes, got {value}.")
     return options
 
 
 def configs(options: parse.Options) -> list[Experiment]:
-    """Return for every alpha the experiment with its pool, with the first seed."""
+    """Return an experiment for each alpha, with the requested sharing strategy and the first seed."""
     seed, base = parse.split("--seeds", options.seeds, int)[0], grid.base(options)
     pool = {"sharing.setting": options.settings, "sharing.p": 0.5 if options.settings == "shuffled_real" else None}
     alphas = parse.split("--alphas", options.alphas, float)
@@ -67,20 +76,20 @@ def configs(options: parse.Options) -> list[Experiment]:
 
 
 def probed(config: Experiment, options: parse.Options) -> Experiment:
-    """Return the configuration of this experiment's probe."""
+    """Return the short probe run of this experiment, which measures all convergence parameters in each round."""
     rounds = {"federation.rounds": options.probe_rounds, "measure.every": 1, "measure.smoothness": True}
     return override(config, rounds)
 
 
 def cells(options: parse.Options) -> dict[tuple[float, float], list[sweep.Trial]]:
-    """Return the trials of ``--check``: for each (alpha, p) one trial per seed."""
+    """Return the trials of ``--check`` by (alpha, share p of pool images), one trial per seed."""
     shares = dict.fromkeys((0.0, *parse.split("--check-p", options.check_p, float)))
     runs = {}
     for c, p in product(configs(options), shares):
         sharing: dict[str, Any] = (
             {"sharing.setting": options.settings, "sharing.p": p} if p else {"sharing.setting": "real"}
         )
-        if not options.measure.every:  # then measure.samples applies only to the probe
+        if not options.measure.every:  # without measurements, only the probe run has measure.samples
             sharing |= {"measure.every": 0, "measure.samples": None}
         each = [{**c.flat, **sharing, "seed": seed} for seed in parse.split("--seeds", options.seeds, int)]
         runs[c.partition.alpha, p] = [authors.cell(options, fields) for fields in each]

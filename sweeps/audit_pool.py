@@ -2,9 +2,9 @@
 
 python sweeps/audit_pool.py                    # digits, some minutes on a laptop
 python sweeps/audit_pool.py --preset smoke     # the same code with smaller numbers
-python sweeps/audit_pool.py --seeds 0,1,2      # three federations: table and ROC with their range
+python sweeps/audit_pool.py --seeds 0,1,2      # three seeds: table and ROC curves with their range
 python sweeps/audit_pool.py --generator private_ddpm --generator.target_epsilon 10
-python sweeps/audit_pool.py --sharing merf --sharing.target_epsilon 10   # of noisy sums: an estimate of epsilon
+python sweeps/audit_pool.py --sharing merf --sharing.target_epsilon 10   # for noisy sums: an estimate of epsilon
 """
 
 import time
@@ -23,7 +23,7 @@ from papers.fedssyn import authors, private_presets
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options of the audit and of every field of the experiment."""
+    """Parse the options of the audit, and an option for each field of the experiment's configuration."""
     preset, dataset = parse.early(argv, "preset", "small"), parse.early(argv, "data.name", "digits")
     setting = {"sharing.setting": "shuffled_synthetic"}
     title = (__doc__ or "").partition("\n")[0]
@@ -36,15 +36,15 @@ def arguments(argv: Sequence[str]) -> parse.Options:
             "attacked",
             Annotated[int | None, "[0, 1e9]"],
             None,
-            "the client whose generator is attacked; default: whose sees most images",
+            "the client whose generator is attacked; default: the one whose generator sees most images",
         ),
         ("shadows", Annotated[int, "[2, 10000]"], 3 if few else 12, "shadow generators of the membership attack"),
         (
             "canaries",
             Annotated[int, "[4, 1e9]"],
             8 if few else 400,
-            "test images at most for the bound on epsilon; half are trained on. Of noisy sums: a 25th of the draws of "
-            "each world (merf), or a fourth of the canaries in the run (ndpdc)",
+            "largest number of test images for the bound on epsilon; half are trained on. For noisy sums: a 25th of the "
+            "draws of each world (merf), or a fourth of the canaries in the run (ndpdc)",
         ),
         ("out", str, f"runs/audit-{preset}-{registry.label(dataset)}", "folder of the results"),
     ):

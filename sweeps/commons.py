@@ -6,8 +6,9 @@ python sweeps/commons.py --alphas 0.01,0.1 --seeds 0,1,2
 python sweeps/commons.py --ways "real,Fedssyn (DDPM),FedDM" --lrs 0.04
 python sweeps/commons.py --dataset mnist --data-dir DIR
 
-The first seed tries every learning rate of --lrs and further rates of its row. The other seeds use the rates that were
-best by validation accuracy, without rates at which a seed diverged. With one rate in --lrs no rates are tried.
+With the first seed, each row tries every learning rate of --lrs and further learning rates of its method. The other
+seeds use the learning rates with the best validation accuracy, except those at which a seed diverged. With one value in
+--lrs, each row runs only with its default learning rates.
 """
 
 from collections.abc import Sequence
@@ -27,12 +28,12 @@ from papers.commons.ways import WAYS, Entry, Rates
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options of the comparison and of every field of the experiment."""
+    """Parse the options of the comparison, and an option for each field of the experiment's configuration."""
     preset, dataset = grid.preset_and_dataset(argv)
     if preset == "authors":
-        raise UserError("--preset authors is of one paper: use paper, small or smoke.")
+        raise UserError("--preset authors belongs to one paper: use paper, small or smoke.")
     more = (
-        ("ways", str, ",".join(WAYS), "rows, separated by commas"),
+        ("ways", str, ",".join(WAYS), "rows of the table (methods with their sharing strategies), separated by commas"),
         ("lrs", str, ways.rates(preset) if preset in ("smoke", "small", "paper") else "", 
          "learning rates of clients to choose from by validation accuracy"),
     )  # fmt: skip
@@ -43,7 +44,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     options = parse.parse(parser, argv)
     for name in ("algorithms", "settings"):
         if name in parse.named(argv):
-            raise UserError(f"--{name} is not for commons: its rows name them; --ways chooses among rows.")
+            raise UserError(f"--{name} is not for commons, whose rows set it: choose rows with --ways.")
     grid.refuse_fields(options, {"client.lr": "lrs"})
     if options.data.validation == 0:
         raise UserError("--lrs chooses by validation accuracy: data.validation must be above 0.")
@@ -51,7 +52,10 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def entries(options: parse.Options) -> list[Entry]:
-    """Return every row at every alpha, learning rate and seed; a row that cannot run has an error sentence as cell."""
+    """Return an entry for each row of the table, alpha, combination of learning rates, and seed.
+
+    A row that cannot run at an alpha has one entry there, with the error sentence as its ``cell``.
+    """
     for name in (chosen := parse.split("--ways", options.ways)):
         if name not in WAYS:
             raise unknown("way", name, WAYS)
@@ -65,7 +69,7 @@ def entries(options: parse.Options) -> list[Entry]:
         refused = [e for e in of_row if isinstance(e.cell, str)]
         result += refused[:1] or of_row
     if all(isinstance(e.cell, str) for e in result):
-        raise UserError(f"none of the rows can be played; {result[0].way}: {result[0].cell}")
+        raise UserError(f"none of the rows can run; {result[0].way}: {result[0].cell}")
     return result
 
 
@@ -88,7 +92,7 @@ def _entry(options: parse.Options, name: str, alpha: float, rates: Rates, seed: 
 
 
 def expected(entries: Sequence[Entry]) -> list[sweep.Trial]:
-    """Return the trials to run: all learning rates with the first seed, and one trial per row for each other seed.
+    """Return the trials to run: all learning rates with the first seed, and one trial per row, alpha and other seed.
 
     The trials of other seeds are placeholders for the best rates, which are unknown before the first seed has run.
     """
@@ -98,10 +102,11 @@ def expected(entries: Sequence[Entry]) -> list[sweep.Trial]:
 
 
 def run_cells(entries: Sequence[Entry], todo: sweep.Todo, out: Path, display: Display) -> sweep.Outcome:
-    """Run the first seed at every learning rate, then all seeds at the best rates, until no trial fails there.
+    """Run the first seed at every learning rate, then all seeds at the best learning rates (``best_rates``).
 
-    See ``measured``. Trials that failed in an earlier call are tried again first. A failure at rates that the table
-    does not need is reported, but not part of the outcome.
+    If a trial fails at the best learning rates of its row, the next best ones are run. Trials that failed in an earlier
+    call run again first. A failure at learning rates that the table does not show is displayed, but is not part of the
+    outcome.
     """
     from papers.commons.measured import at_rates, best_rates, failed
 
@@ -118,7 +123,7 @@ def run_cells(entries: Sequence[Entry], todo: sweep.Todo, out: Path, display: Di
     has_row = {(e.way, e.alpha) for e in at_best}
     needed = {cell.name for cell in _cells(at_best + [e for e in entries if (e.way, e.alpha) not in has_row])}
     for name in outcome.failures.keys() - needed:
-        display.say(f"Passed over, with its rates: {name}: {outcome.failures[name]}")
+        display.say(f"Skipped, with its learning rates: {name}: {outcome.failures[name]}")
     return replace(outcome, failures={n: reason for n, reason in outcome.failures.items() if n in needed})
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd
 
 AXES = {
-    "x": ("p", "what stands on the axis: a field or a number"),
+    "x": ("p", "the horizontal axis: a field or a number"),
     "y": ("last_accuracy", "a number: an accuracy, rounds_to_target, MB, epsilon, zeta_hat_sq, zeta_hat_sq_mean, ..."),
     "colour": (None, "a series for each value of this field"),
     "facet": (None, "a panel for each value of this field"),
@@ -32,7 +32,7 @@ AXES = {
 
 
 def arguments(argv: Sequence[str]):
-    """Parse the folders, then the options."""
+    """Parse the folders of runs, which come first, and then the options."""
     named = list(takewhile(lambda word: not word.startswith("-"), argv))
     title = (__doc__ or "").partition("\n")[0]
     parser = parse.Parser(description=title, usage="compare.py DIR [DIR ...] [options]")
@@ -47,10 +47,10 @@ def arguments(argv: Sequence[str]):
 
 
 def columns(runs: "pd.DataFrame", options) -> dict[str, str]:
-    """Return the columns of the requested axes.
+    """Return the name of the column of ``runs`` for each requested axis: x, y, colour and facet.
 
     Raises:
-        UserError: a column that no run has, or a y that is no number.
+        UserError: no run has the column, the axis is the seed, or y is not numeric.
     """
     result = {}
     for option in AXES:
@@ -60,10 +60,10 @@ def columns(runs: "pd.DataFrame", options) -> dict[str, str]:
         if full not in runs:
             raise unknown(f"column --{option}", name, runs.columns)
         if full == "seed":
-            raise UserError(f"--{option} seed cannot be shown: points are means over seeds.")
+            raise UserError(f"--{option} seed cannot be drawn: points are means over seeds.")
         result[option] = full
     if any(isinstance(value, str | tuple | bool) for value in runs[result["y"]].tolist()):
-        raise UserError(f"--y takes a number, and {options.y} is none.")
+        raise UserError(f"--y takes a number, and {options.y} is not one.")
     return result
 
 
@@ -82,7 +82,7 @@ def rows(compared: Sequence[Cell], names: dict[str, str]) -> "pd.DataFrame":
 
 
 def hint(runs: "pd.DataFrame", compared: Sequence[Cell], names: dict[str, str]) -> str | None:
-    """Return a hint at further varying fields, or None where the axes distinguish all configurations."""
+    """Return a message that names further varying fields, or None if the axes distinguish all configurations."""
     chosen = [name for option, name in names.items() if option != "y"]
     places: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in compared:
@@ -92,13 +92,13 @@ def hint(runs: "pd.DataFrame", compared: Sequence[Cell], names: dict[str, str]) 
         return None
     besides = [n for n in varied(runs) if any(len({str(series.value(c, n)) for c in group}) > 1 for group in shared)]
     return (
-        f"Some cells differ in more than {', '.join(chosen)} and share a place: they also vary in "
-        f"{', '.join(besides)}. Use --colour or --facet for it, or name fewer folders."
+        f"Some configurations have the same {', '.join(chosen)} and are drawn at the same place: they also differ in "
+        f"{', '.join(besides)}. Use --colour or --facet for such a field, or name fewer folders."
     )
 
 
 def panels(compared: Sequence[Cell], names: dict[str, str]) -> list[series.Panel]:
-    """Return a panel for each value of the facet."""
+    """Return a panel for each value of the facet field, with a point for each configuration that has a y."""
 
     def text(cell: Cell, option: str) -> str:
         return series.label(series.value(cell, names[option])) if option in names else ""
@@ -134,7 +134,7 @@ def compare(argv: Sequence[str]) -> int:
         write_text(out / "compare.csv", table.to_csv(index=False, lineterminator="\n"))
         legend = words(names["colour"]) if "colour" in names else ""
         series.draw(out / "compare.png", drawn_panels, names["y"], legend, series.title(runs))
-    print(f"{len(compared)} cells of {len(runs)} runs: {out / 'compare.png'}, {out / 'compare.csv'}.")
+    print(f"{len(compared)} configurations of {len(runs)} runs: {out / 'compare.png'}, {out / 'compare.csv'}.")
     return 0
 
 

@@ -16,18 +16,22 @@ from fedcommons.errors import UserError
 from fedcommons.tune import grid, main, sweep
 from papers.fedssyn.courses_report import NAMED, Figure, report
 
-PAPER = {"measure.every": 5, "generator.rho": 1.0}  # rho n_i = 4500 (A.3.5)
-PAPER_A8 = {"partition.n_clients": 40, "partition.alpha": 0.01, "generator.rho": 0.75}  # p = 1125/(845 + 1125)
-"""Fields of figures 5 and A.7, and of A.8, on top of preset paper; the user's own values take precedence."""
+PAPER = {"measure.every": 5, "generator.rho": 1.0}  # generators see rho n_i = 4500 images (A.3.5)
+PAPER_A8 = {
+    "partition.n_clients": 40,
+    "partition.alpha": 0.01,
+    "generator.rho": 0.75,
+}  # share of pool images: p = 1125/(845 + 1125)
+"""Fields that figures 5 and A.7 (``PAPER``) and A.8 (``PAPER_A8``) add to preset paper; the user's values prevail."""
 
-CHECKPOINTS = (0.1, 0.3, 0.5, 0.7, 0.9)  # of generator.epochs: the paper's 50 ... 450 of 500
+CHECKPOINTS = (0.1, 0.3, 0.5, 0.7, 0.9)  # shares of generator.epochs: 50 ... 450 of 500 in the paper
 TAKEN = {"seed": "seeds", "sharing.p": "p", "sharing.setting": "p", "measure.smoothness": "hessians",
          "generator.steps": "generator-epochs"}  # fmt: skip
-"""Fields that an option of the sweep sets; without figure A.8 the user may set generator.steps."""
+"""Fields that options of the sweep set, as field: option; without figure A.8 the user may set generator.steps."""
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options of the figures and of every field of the experiment."""
+    """Parse the options of the figures, and an option for each field of the experiment's configuration."""
     preset, dataset = grid.preset_and_dataset(argv)
     if preset == "authors":
         raise UserError("--preset authors has no such figures: use paper, small or smoke.")
@@ -38,14 +42,16 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     for name, kind, default, text in (
         ("preset", str, "small", "smoke, small or paper: sets the defaults of all fields"),
         ("seeds", str, "0", "seeds, separated by commas: mean and range over them"),
-        ("p", str, "0,0.06,0.5", "shares of synthetic data, in [0, 1), separated by commas; 0: setting real"),
+        ("p", str, "0,0.06,0.5", "shares of synthetic data, in [0, 1), separated by commas; 0: no sharing"),
         ("generator-epochs", str | None, None,
          f"figure A.8: epochs of the generators, empty for none; default: {shares} of generator.epochs"),
         ("generator-p", float, 0.57 if preset == "paper" else 0.5, "figure A.8: share of synthetic data, in (0, 1)"),
         ("out", str, f"runs/convergence-{preset}-{registry.label(dataset)}", "folder of the sweep"),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
-    parser.add_argument("--hessians", action="store_true", help="measure L_p too: hundreds of passes over the data")
+    parser.add_argument(
+        "--hessians", action="store_true", help="also measure the smoothness L_p: hundreds of passes over the data"
+    )
     parser.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
     parse.add_shared(parser)
     parser.hide(TAKEN)
@@ -58,7 +64,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def figure_a7(options: parse.Options) -> Figure:
-    """Return the curves of figures 5 and A.7: a curve for each share p, and IID clients without a pool."""
+    """Return the trials of figures 5 and A.7 by curve: one per share p of synthetic images, and IID without sharing."""
     curves: dict[str, dict[str, Any]] = {"IID": {"partition.name": "iid"}}
     for p in sorted(parse.split("--p", options.p, float, "[0, 1)")):
         shared = {"sharing.setting": "shuffled_synthetic", "sharing.p": p}
@@ -67,7 +73,7 @@ def figure_a7(options: parse.Options) -> Figure:
 
 
 def figure_a8(options: parse.Options) -> Figure:
-    """Return the curves of figure A.8, one per number of generator epochs; empty where the user leaves A.8 out."""
+    """Return the trials of figure A.8 by curve, one per number of generator epochs; empty if A.8 is left out."""
     listed, p = options.generator_epochs, options.generator_p
     if listed == "":
         return {}
@@ -90,7 +96,7 @@ def _cells(options: parse.Options, fields: Mapping[str, Any]) -> list[sweep.Tria
 def convergence_parameters(argv: Sequence[str]) -> int:
     options = arguments(argv)
     a7, a8 = figure_a7(options), figure_a8(options)
-    # by name: a trial that both figures show runs once
+    # a trial that both figures show runs once
     cells = grid.once(c for figure in (a7, a8) for several in figure.values() for c in several)
     return main.run(options, "convergence_parameters", cells, partial(report, a7, a8, options))
 

@@ -1,7 +1,7 @@
-"""Create a W&B workspace with panels that compare runs, which W&B has or will have.
+"""Create a W&B workspace whose panels compare runs that are, or will be, stored at W&B.
 
 python sweeps/dashboard.py runs/table1 runs/mine                            # writes runs/dashboard.json
-python sweeps/dashboard.py runs/table1 --entity ME --project fedcommons     # makes it on W&B's server
+python sweeps/dashboard.py runs/table1 --entity ME --project fedcommons     # creates it on W&B's server
 python sweeps/dashboard.py --entity ME --project fedcommons                 # the same with all panels, without folders
 """
 
@@ -26,19 +26,23 @@ ALLOWED = r"[^/\\#?%:\x00-\x1f\x7f-\x9f]{1,128}"
 
 
 def arguments(argv: Sequence[str]):
-    """Parse the folders, then the options."""
+    """Parse the folders of runs, which come first, and then the options."""
     named = list(takewhile(lambda word: not word.startswith("-"), argv))
     title = (__doc__ or "").partition("\n")[0]
     parser = parse.Parser(description=title, usage="dashboard.py [DIR ...] [options]")
-    text = "W&B user or team; with it the workspace is made on W&B's server, which needs a login"
+    text = "W&B user or team; with it the workspace is created on W&B's server, which needs a login"
     parser.add_argument("--entity", type=str | None, default=None, help=text)
     text = "W&B project; default: that of the first run, or fedcommons"
     parser.add_argument("--project", type=str | None, default=None, help=text)
     parser.add_argument("--name", type=str, default=NAME, help="name of the workspace")
-    parser.add_argument("--out", type=str, default="runs/dashboard.json", help="file for it, without --entity")
+    parser.add_argument(
+        "--out", type=str, default="runs/dashboard.json", help="file of the workspace, without --entity"
+    )
     options = parse.parse(parser, argv[len(named) :])
     if not named and options.entity is None:
-        raise UserError("name at least one folder with runs, DIR [DIR ...], or --entity ME for what W&B has.")
+        raise UserError(
+            "name at least one folder with runs, DIR [DIR ...], or --entity ME for all runs of the project at W&B."
+        )
     for option in ("entity", "project"):
         if options[option] is not None and not re.fullmatch(ALLOWED, options[option]):
             raise UserError(
@@ -53,7 +57,7 @@ def arguments(argv: Sequence[str]):
 
 
 def runs_in(folders: Sequence[Path]) -> list[Path]:
-    """Return the folders of all readable runs in these folders."""
+    """Return the folders of all readable runs in these folders, and print how many of the runs W&B does not have."""
     from fedcommons.reports.frames import load_runs
 
     runs = load_runs(*folders)
@@ -61,13 +65,13 @@ def runs_in(folders: Sequence[Path]) -> list[Path]:
         raise UserError(f"no run in {', '.join(map(str, folders))} can be read.")
     paths = [Path(run) for run in runs["run"]]
     if off := [path for path in paths if not (path / "wandb-id.txt").exists()]:
-        print(f"{len(off)} of {len(paths)} runs were played without W&B, which does not have them, as {off[0]}.")
+        print(f"{len(off)} of {len(paths)} runs ran without W&B, so W&B does not have them, such as {off[0]}.")
     return paths
 
 
 def project_of(run: Path) -> str:
-    """Return the W&B project of a run."""
-    with suppress(UserError):  # config.yaml may be of another version of fedcommons, or have an invalid name
+    """Return the W&B project that a run's config.yaml names, or ``PROJECT`` if it has no valid name."""
+    with suppress(UserError):  # config.yaml may come from another version of fedcommons
         if re.fullmatch(ALLOWED, project := read_config(run).tracking.project):
             return project
     return PROJECT
@@ -91,7 +95,7 @@ def dashboard(argv: Sequence[str]) -> int:
         try:
             board.save()
         except Exception as error:  # W&B and its libraries raise many types: no network, no such project, no permission
-            raise UserError(f"W&B did not take the workspace: {' '.join(str(error).split())}") from None
+            raise UserError(f"W&B refused the workspace: {' '.join(str(error).split())}") from None
         print(f"{message}: {board.url}")
         return 0
     out = Path(options.out)
@@ -100,7 +104,7 @@ def dashboard(argv: Sequence[str]) -> int:
         write_text(out, board._to_model().model_dump_json(by_alias=True, exclude_none=True, indent=1) + "\n")
     except OSError as error:
         raise UserError(f"--out: {out} cannot be written ({error.strerror}).") from None
-    print(f"{message}: {out}. After `wandb login`, and `wandb sync` of runs that were kept offline, this makes it:")
+    print(f"{message}: {out}. After `wandb login`, and `wandb sync` of offline runs, this command creates it:")
     flags = ["--project", project, *([] if options.name == NAME else ["--name", options.name])]
     print(shlex.join(["python", "sweeps/dashboard.py", *map(str, options.folders), *flags, "--entity", "YOURS"]))
     return 0

@@ -1,11 +1,11 @@
 """Test accuracy after some rounds against the disclosed share of the clients' data.
 
-Where runs release something that an epsilon covers, a second picture shows accuracy against this epsilon.
+If shared data has a differential privacy guarantee, a second picture shows accuracy against its epsilon.
 
-python sweeps/disclosure.py                     # digits: raw copies, and synthetic images that were shuffled
+python sweeps/disclosure.py                     # digits: raw copies, and shuffled synthetic images
 python sweeps/disclosure.py --shares 0.1,0.5 --rhos 0.25,0.75 --seeds 0,1,2
 python sweeps/disclosure.py --settings real,raw_copies,merf,ndpdc --epsilons 1,10 --seeds 0,1,2
-python sweeps/disclosure.py --also runs/mine,runs/other       # points from any other run folders beside these
+python sweeps/disclosure.py --also runs/mine,runs/other       # also draws runs of other folders
 """
 
 from collections.abc import Sequence
@@ -28,12 +28,12 @@ from papers.fedssyn import authors
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options of the picture and of every field of the experiment."""
+    """Parse the options of the picture, and an option for each field of the experiment's configuration."""
     more = (
-        ("shares", str, "0.05,0.1,0.2,0.5", "c of raw_copies: shares of examples that others get copies of"),
-        ("rhos", str, "0.25,0.75", "rho of stages with generators: shares of examples that they see"),
-        ("epsilons", str, "1,10", "of stages that release once under differential privacy, such as merf"),
-        ("round", int | None, None, "after which round accuracy is compared; default: federation.rounds, here 20"),
+        ("shares", str, "0.05,0.1,0.2,0.5", "c of raw_copies: shares of examples copied to other clients"),
+        ("rhos", str, "0.25,0.75", "rho of sharing strategies with generators: shares of examples that they see"),
+        ("epsilons", str, "1,10", "target epsilons of sharing strategies with one private release, such as merf"),
+        ("round", int | None, None, "round after which accuracy is compared; default: federation.rounds, here 20"),
         ("also", str | None, None, "folders with other runs to draw, separated by commas"),
     )
     title = (__doc__ or "").partition("\n")[0]
@@ -87,10 +87,10 @@ def report(cells_of_grid: Sequence[sweep.Trial], options: parse.Options, out: Pa
         return
     configurations = cells(runs)
     notes = [
-        "Given away: the share of all clients' training examples of which copies were sent, or from which something "
-        "that was sent was made, without a differential privacy that can be computed. Model updates, which every run "
-        "sends, do not count.",
-        "A synthetic image is not its original: a percent by raw copies shows more than a percent by generators.",
+        "Given away: the share of all clients' training examples that were sent as copies, or that shared data was "
+        "computed from without a differential privacy guarantee. Model updates, which every run sends, do not count.",
+        "One percent sent as raw copies discloses more than one percent seen by generators: synthetic images are not "
+        "the originals.",
         grids.work_note([cell.config for cell in cells_of_grid]),
         *tables.private_notes(runs),
         f"Seeds: {options.seeds}; ± is the sample standard deviation.",

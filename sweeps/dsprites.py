@@ -1,6 +1,6 @@
 """Figures A.9 and A.10 of Fedssyn, on dSprites: accuracy against the data and the epochs of the clients' beta-VAEs.
 
-python sweeps/dsprites.py                       # sprites of the same factors that are drawn here, not dSprites
+python sweeps/dsprites.py                       # drawn here with the same factors, instead of dSprites
 python sweeps/dsprites.py --preset smoke        # the same code with smaller numbers
 python sweeps/dsprites.py --preset paper --data.file dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz      # for GPUs
 """
@@ -21,11 +21,11 @@ from papers.fedssyn.sprites_report import Entry, report
 
 TAKEN = {"seed": "seeds", "generator.rho": "rhos", "sharing.p": "numbers", "sharing.setting": "rhos",
          "generator.steps": "checkpoints"}  # fmt: skip
-"""Fields that an option of the sweep sets."""
+"""Fields of the experiment that options of the sweep set, as field: option; the fields' own options are refused."""
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options of the sweep and of every field of the experiment."""
+    """Parse the options of the sweep, and an option for each field of the experiment's configuration."""
     preset = parse.early(argv, "preset", "small")
     if preset not in sprites_presets.FIELDS:
         raise unknown("preset", preset, sprites_presets.FIELDS)
@@ -35,15 +35,15 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     for name, kind, default, text in (
         ("preset", str, "small", f"{', '.join(sprites_presets.FIELDS)}: sets the defaults of all fields"),
         ("seeds", str, "0", "seeds, separated by commas"),
-        (
-            "rhos",
-            str,
-            rhos,
-            "rho: shares of a client's images that its generator sees, nested",
-        ),
+        ("rhos", str, rhos, "rho: shares of a client's images that its generator sees, nested"),
         ("checkpoints", str, checkpoints, "shares of generator.epochs after which images are drawn"),
-        ("numbers", str, numbers, "n~/n_i: synthetic images of a client for each of its own"),
-        ("numbers-rhos", str, numbers_rhos, "rho for which all of --numbers are tried; for others only 0.25"),
+        ("numbers", str, numbers, "n~/n_i: synthetic images of a client per real image of that client"),
+        (
+            "numbers-rhos",
+            str,
+            numbers_rhos,
+            "values of rho for which all of --numbers are tried; other values of rho use 0.25",
+        ),
         ("out", str, f"runs/dsprites-{preset}-{registry.label(dataset)}", "folder of the sweep"),
     ):
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
@@ -59,7 +59,11 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def entries(options: parse.Options) -> list[Entry]:
-    """Return per seed: no pool, every rho and checkpoint, and every number of images after the last epoch."""
+    """Return the entries of the runs.
+
+    Each seed has a run without sharing, a run for each rho and checkpoint with 0.25 synthetic images per real image,
+    and a run for each rho of ``--numbers-rhos`` and each of ``--numbers`` with fully trained generators.
+    """
     base, epochs, result = grids.base(options), options["generator.epochs"], []
     rhos = parse.split("--rhos", options.rhos, float, "(0, 1]")
     shares = parse.split("--checkpoints", options.checkpoints, float, "(0, 1]")

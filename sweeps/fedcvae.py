@@ -21,11 +21,11 @@ TAKEN = {
     "seed": "seeds", "algorithm": "methods", "fedcvae.variant": "methods", "partition.alpha": "alphas",
     "client.lr": "rates", "fedcvae.local_epochs": "client.epochs", "dense.client_epochs": "client.epochs",
 }  # fmt: skip
-"""Fields that an option of the sweep sets."""
+"""Fields of the experiment that options of the sweep set, as field: option; the fields' own options are refused."""
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options of the sweep and of every field of the experiment."""
+    """Parse the options of the sweep, and an option for each field of the experiment's configuration."""
     preset = parse.early(argv, "preset", "small")
     dataset = parse.early(argv, "data.name", "mnist" if preset == "paper" else "digits")
     fields, title = presets.fields(preset, dataset), (__doc__ or "").partition("\n")[0]
@@ -35,7 +35,11 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("seeds", "0", "seeds, separated by commas"),
         ("methods", ",".join(presets.METHODS), "methods, separated by commas; all but fedavg have one round"),
         ("alphas", "0.05,0.01,0.001", "Dirichlet concentrations, separated by commas"),
-        ("rates", presets.RATES[preset], "rates of clients that train the classifier, to choose from by validation"),
+        (
+            "rates",
+            presets.RATES[preset],
+            "learning rates of clients that train the classifier, chosen by validation accuracy",
+        ),
         ("out", f"runs/fedcvae-{preset}-{registry.label(dataset)}", "folder of the sweep"),
     ):
         parser.add_argument(f"--{name}", type=str, default=default, help=text)
@@ -46,14 +50,14 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     options = parse.parse(parser, argv)
     parse.refuse_fields(options, TAKEN)
     if (setting := options["sharing.setting"]) != "real":
-        raise UserError(f"sharing.setting must be real: these methods have no pool, got {quote(setting)}.")
+        raise UserError(f"sharing.setting must be real (no sharing): these methods have no pool, got {quote(setting)}.")
     if "partition.alpha" not in options.fields:
-        raise UserError(f"--alphas varies partition.alpha, which {options['partition.name']} has not.")
+        raise UserError(f"--alphas varies partition.alpha, which {options['partition.name']} does not have.")
     return options
 
 
 def entries(options: parse.Options) -> list[Entry]:
-    """Return a trial for each alpha, method, learning rate and seed; FedCVAE runs only at the paper's rates."""
+    """Return a trial for each alpha, method, learning rate and seed; FedCVAE has one learning rate."""
     base, result = grid.base(options), []
     alphas, rates = parse.split("--alphas", options.alphas, float), parse.split("--rates", options.rates, float)
     seeds, methods = parse.split("--seeds", options.seeds, int), parse.split("--methods", options.methods)

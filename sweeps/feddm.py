@@ -1,8 +1,8 @@
-"""FedDM: table 2, figures 1 to 3, the studies of ipc and radius, REAL, and pictures of the synthetic images.
+"""FedDM: table 2, figures 1 to 3, studies of images per class and radius, real images (REAL), synthetic images.
 
 python sweeps/feddm.py                     # digits, 348 runs of seconds
 python sweeps/feddm.py --preset smoke      # the same code with smaller numbers
-python sweeps/feddm.py --dataset mnist --data-dir DIR      # hours: 2,000 images, rates of their own
+python sweeps/feddm.py --dataset mnist --data-dir DIR      # hours: 2,000 images, other learning rates
 python sweeps/feddm.py --preset paper --dataset cifar10 --data-dir DIR --partition.n_clients 50      # for GPUs
 """
 
@@ -25,7 +25,7 @@ OF_RATES = {"image_rates": "feddm.image_lr", "rates": "client.lr"}
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options of the sweep and of every field of the experiment."""
+    """Parse the options of the sweep, and an option for each field of the experiment's configuration."""
     preset, dataset = grid.preset_and_dataset(argv)
     fields, (image_rates, rates) = presets.fields(preset, dataset), presets.rates(preset, dataset)
     title = (__doc__ or "").partition("\n")[0]
@@ -38,14 +38,14 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         (
             "image-rates",
             image_rates,
-            "rates of FedDM's pixels to choose from by validation; empty: feddm.image_lr alone",
+            "learning rates of FedDM's pixels, chosen by validation accuracy; empty: feddm.image_lr",
         ),
-        ("rates", rates, "rates of the others to choose from by validation; empty: client.lr alone"),
+        ("rates", rates, "learning rates of the other algorithms, chosen by validation accuracy; empty: client.lr"),
         ("ipcs", "1,3,5" if preset != "paper" else "3,5,10", "images per class to compare; empty for none"),
         ("radii", "3,5,10", "radii to compare; empty for none"),
         ("sigmas", "1,3,5", "noise levels of figure 3; empty for none"),
-        ("noisy", "feddm", "algorithms of figure 3: feddm as printed, others by DP-SGD of the same sigma (slow)"),
-        ("study-alpha", "0.1" if preset != "paper" else "0.5", "alpha of the studies"),
+        ("noisy", "feddm", "algorithms of figure 3; all but feddm use DP-SGD with the same sigma (slow)"),
+        ("study-alpha", "0.1" if preset != "paper" else "0.5", "alpha of the studies of ipc, radius and noise"),
         ("out", f"runs/feddm-{preset}-{registry.label(dataset)}", "folder of the sweep"),
     ):
         result.add_argument(f"--{name}", type=str, default=default, help=text)
@@ -58,7 +58,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         raise UserError("--ipcs, --radii and --sigmas compare FedDM: add feddm to --algorithms or leave them empty.")
     for name, field in OF_RATES.items():
         if field in options.asked and name not in parse.named(argv):
-            options[name] = ""  # only the rate that the user set
+            options[name] = ""  # only the learning rate that the user set
         owners |= {field: _option(name)} if options[name] else {}
         if len(_rates(options, name)) > 1 and options.data.validation == 0:
             raise UserError(f"--{_option(name)} chooses by validation accuracy: data.validation must be above 0.")
@@ -76,7 +76,7 @@ def _rates(options: parse.Options, name: str) -> Sequence[float]:
 
 
 def _alpha(options: parse.Options) -> float:
-    """Return the alpha of the studies.
+    """Return the Dirichlet concentration of the studies of images per class, radius and noise.
 
     Raises:
         UserError: ``--study-alpha`` is not one number.
@@ -88,7 +88,7 @@ def _alpha(options: parse.Options) -> float:
 
 
 def entries(options: parse.Options) -> list[Entry]:
-    """Return all rows with their trials, table by table."""
+    """Return an entry for each table, method, alpha, learning rate and seed."""
     base = grid.base(options)
     result: list[Entry] = []
     listed = {field: _rates(options, name) for name, field in OF_RATES.items()}

@@ -3,7 +3,7 @@
 python sweeps/feddpms.py                     # digits, some minutes on a laptop
 python sweeps/feddpms.py --preset smoke      # the same code with smaller numbers, under a minute
 python sweeps/feddpms.py --alphas 0.1,0.3,0.5 --clients 10:430,20:860,30:1290 --preliminary 0.3,0.4,0.5
-python sweeps/feddpms.py --dataset fmnist --data-dir DIR      # a part of Fashion-MNIST
+python sweeps/feddpms.py --dataset fmnist --data-dir DIR      # fewer images of Fashion-MNIST
 python sweeps/feddpms.py --preset paper --dataset fmnist --data-dir DIR      # the paper's numbers, for GPUs
 python sweeps/feddpms.py --preset authors --dataset cifar10 --data-dir DIR   # as the authors' released code runs it
 """
@@ -27,24 +27,24 @@ CONSTANTS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "sigmas": ("sigma", float), "quotas": ("quota", int), "privacies": ("privacy", str), "helpers": ("helpers", int),
     "preliminary": ("preliminary_rounds", float),
 }  # fmt: skip
-"""Options that vary one constant of FedDPMS at a time: table 5 and figure 3."""
+"""Options of table 5 and figure 3, each with the constant of FedDPMS that it varies and the type of the values."""
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options of the tables and of every field of the experiment."""
+    """Parse the options of the tables, and an option for each field of the experiment's configuration."""
     preset, dataset = grids.preset_and_dataset(argv)
     few, hundred = preset == "smoke", preset in ("paper", "authors") and dataset == "cifar100"
     more = (
-        ("sigmas", str, "1" if few else "0.5,1,2,4", "table 5: noise; empty for none, like those that follow"),
-        ("quotas", str, "2" if few else "2,5,10,20", "table 5: codes of a class"),
-        ("preliminary", str, "", "figure 3: shares of the rounds that stage I takes, such as 0.3,0.4,0.5"),
-        ("privacies", str, "", "paper, sound, or both"),
-        ("helpers", str, "", "numbers of clients whose codes one client gets, at most"),
+        ("sigmas", str, "1" if few else "0.5,1,2,4", "table 5: noise levels; empty for none, as in the options below"),
+        ("quotas", str, "2" if few else "2,5,10,20", "table 5: numbers of codes per class"),
+        ("preliminary", str, "", "figure 3: shares of the rounds that belong to stage I, such as 0.3,0.4,0.5"),
+        ("privacies", str, "", "table 5: variants of the noise: paper, sound, or both"),
+        ("helpers", str, "", "table 5: largest numbers of clients whose codes a client receives"),
         ("receives", str, "decoded,real,nothing" if preset == "small" else "",
-         "ablations at every alpha, beside FedAvg: decoded, real, nothing; empty for none"),
+         "ablations at every alpha, compared with FedAvg: decoded, real, nothing; empty for none"),
         ("lrs", str | None, None, "learning rates to choose from by validation accuracy; default: client.lr alone"),
         ("clients", str, ",".join(f"{n}:{500 * n}" for n in range(10, 60, 10)) if hundred else "",
-         "table 2: pairs N:images, N clients that share so many, at the first alpha"),
+         "table 2: pairs N:images, the number of clients and of all their images, at the first alpha"),
     )  # fmt: skip
     title, defaults = (__doc__ or "").partition("\n")[0], {"algorithms": ALGORITHMS, "settings": "real"}
     parser = grids.parser(title, argv, defaults, more, "feddpms", presets.fields(preset, dataset))
@@ -93,7 +93,7 @@ def _federations(text: str) -> list[tuple[int, int]]:
 
 
 def _preliminary(share: float, rounds: int) -> int | None:
-    """Return T_p, or None where T_p is the default, so that the run keeps its name."""
+    """Return the number of rounds of stage I; None for the default share, so that the run keeps its name."""
     last = round(share * rounds)
     return None if last == round(0.4 * rounds) else last
 
@@ -101,7 +101,7 @@ def _preliminary(share: float, rounds: int) -> int | None:
 def _cells(
     options: parse.Options, algorithm: str, alpha: float, values: Mapping[str, Any] | None = None
 ) -> list[sweep.Trial]:
-    """Return a trial per rate and seed. All train the same encoder and classifier; autoencoders add a decoder."""
+    """Return a trial per learning rate and seed. All methods train the same encoder; autoencoders add a decoder."""
     model = "vae" if algorithm in AUTOENCODERS else "encoder"
     field = {} if "model.name" in options.asked else {"model.name": model}
     rates = [options.client.lr] if options.lrs is None else parse.split("--lrs", options.lrs, float)

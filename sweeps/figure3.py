@@ -26,21 +26,21 @@ from papers.fedssyn import central_trials
 if TYPE_CHECKING:
     from papers.fedssyn.central import Central
 
-P = 0.5  # the paper's shuffled_synthetic: n_total/N pool images and n_total/N images of the client itself
+P = 0.5  # the paper: each of N clients trains on n_total/N pool images and n_total/N real images
 SETTINGS = "real,local_synthetic,shuffled_synthetic,shuffled_real"  # the sharing strategies of the figure
 CSV = ("dataset", "n_clients", "participation", "alpha", "algorithm", "setting", "seed", "p", "learning_rate",
        "rounds", "epochs", "images", "last_accuracy", "best_accuracy")  # fmt: skip
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options of the figure and of every field of the experiment."""
+    """Parse the options of the figure, and an option for each field of the experiment's configuration."""
     if grids.preset_and_dataset(argv)[0] == "authors":
         raise UserError("--preset authors has no central models: use paper, small or smoke.")
     more = (
         ("p-real", Annotated[float | None, "[0, 1)"], None,
          "share of real images that shuffled_real swaps; default: sharing.p, else 0.5"),
         ("central-epochs", Annotated[int | None, "[1, 1e9]"], None,
-         "epochs of the central models; default: as many as federation.rounds"),
+         "epochs of the central models; default: federation.rounds"),
     )  # fmt: skip
     title = (__doc__ or "").partition("\n")[0]
     parser = grids.parser(title, argv, {"settings": SETTINGS}, more, "figure3")
@@ -50,7 +50,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def grid(options: parse.Options) -> list[sweep.Trial]:
-    """Return the federated trials, in the figure's order."""
+    """Return the trials of federated learning, in the order of the figure."""
     base = grids.base(options)
     p = base.get("sharing.p")
     shared = P if p is None else p
@@ -79,7 +79,7 @@ def central_lines(cells: Sequence[sweep.Trial], options: parse.Options) -> "list
         lines.append(Central("central_real", config, epochs))
         if config.generator is not None:
             lines.append(Central("central_synthetic", config, epochs))
-    return list({line.name: line for line in lines}.values())  # many trials share a central model
+    return list({line.name: line for line in lines}.values())  # trials that share a central model give one line
 
 
 def footnotes(cells: Sequence[sweep.Trial], lines: Sequence[Mapping[str, Any]], options: parse.Options) -> list[str]:
@@ -89,19 +89,21 @@ def footnotes(cells: Sequence[sweep.Trial], lines: Sequence[Mapping[str, Any]], 
         f"Accuracy in %: top-1 of the server model on the whole test set; last: after round R = {c.federation.rounds}, "
         "best: of all rounds (epochs, for central models).",
         grids.work_note([cell.config for cell in cells]),
-        f"The learning rate was fixed at {c.client.lr:g} for all cells and central models, not chosen per cell.",
+        f"The learning rate was fixed at {c.client.lr:g} for all configurations and central models, not tuned.",
     ]
     if real := next((line for line in lines if line["setting"] == "central_real"), None):
         n, epochs = real["images"], real["epochs"]
         of_client = c.federation.rounds * c.client.epochs * n / c.partition.n_clients
         notes.append(
             f"central_real: one model on all {n} real training images; central_synthetic: on the union of all clients' "
-            f"synthetic images. Both: {epochs} epochs, same model, rate and batch size; on the real images "
+            f"synthetic images. Both: {epochs} epochs, same model, learning rate and batch size; on the real images "
             f"{epochs * n / c.client.batch_size:.0f} steps, and a client that takes part in every round makes about "
             f"{of_client / c.client.batch_size:.0f}."
         )
     if any(c.config.sharing.setting == "shuffled_real" for c in cells):
-        notes.append("shuffled_real: a share p of every client's real images is swapped, their number stays.")
+        notes.append(
+            "shuffled_real: a share p of each client's real images is swapped; the number of images is unchanged."
+        )
     return [*notes, f"Seeds: {options.seeds}; ± is the sample standard deviation."]
 
 

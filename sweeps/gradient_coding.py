@@ -24,21 +24,30 @@ if TYPE_CHECKING:  # torch takes seconds to import
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options and split comma lists; ``pairs``: (q, d); ``shares``: the values of c, which include 0."""
+    """Parse the options and split comma lists.
+
+    ``pairs`` becomes a list of (q, d): probability to straggle and number of copies. ``shares`` becomes the sorted list
+    of the shares c of images that are not private; 0 is always among them.
+    """
     preset = parse.early(argv, "preset", "small")
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
     chosen = PRESETS[preset]
     parser = parse.Parser(description=(__doc__ or "").partition("\n")[0])
     for name, kind, default, text in (
-        ("preset", str, preset, f"{', '.join(PRESETS)}: pixels, images, test images, and defaults of what follows"),
+        (
+            "preset",
+            str,
+            preset,
+            f"{', '.join(PRESETS)}: pixels, images, test images, and defaults of the options below",
+        ),
         ("dataset", str, chosen.dataset, "digits or mnist"),
         ("data-dir", str | None, None, "folder with the data sets; default: FEDCOMMONS_DATA, else ./data"),
         ("shares", str, "0,0.1,0.2,0.3,0.4,0.5", "c, shares of images that are not private; 0 is always among them"),
         ("pairs", str, "0.3:2,0.5:3,0.7:4", "q:d, probability to straggle and number of copies, separated by commas"),
         ("sharing", str, "exact", "exact: to d other clients; binomial: to each of them with probability d/(N-1)"),
         ("repetitions", Annotated[int, "[2, 1e6]"], chosen.repetitions, "repetitions of each curve"),
-        ("seed", Annotated[int, "[0, 4611686018427387904]"], 0, "seed of everything that is drawn"),
+        ("seed", Annotated[int, "[0, 4611686018427387904]"], 0, "seed of all random draws"),
         (
             "workers",
             Annotated[int | None, "[1, 1e6]"],
@@ -60,7 +69,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def pair(text: str) -> tuple[float, int]:
-    """Return q and d of a text such as ``0.5:3``."""
+    """Return the probability q to straggle and the number d of copies from a text such as ``0.5:3``."""
     q, _, d = text.partition(":")
     try:
         result = number(float, q), number(int, d)
@@ -72,7 +81,7 @@ def pair(text: str) -> tuple[float, int]:
 
 
 def settings(options: parse.Options) -> "dict[str, Setting]":
-    """Return the settings of the curves of figures 1 to 3, by the name of their files."""
+    """Return the setting of each curve of figures 1 to 3, by the name of the curve's file."""
     from papers.agc.gradient_coding import PARTITIONS, Setting
 
     preset = PRESETS[options.preset]

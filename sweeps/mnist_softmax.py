@@ -24,7 +24,11 @@ from papers.fedssyn.softmax_report import PARTITIONS, PER_CLASS, Curve, picture,
 if TYPE_CHECKING:  # torch takes seconds to import
     from papers.fedssyn.softmax_regression import Dataset
 
-PRESETS = {"smoke": ("digits", 3), "small": ("digits", 150), "paper": ("mnist", 60)}  # the paper names no rounds
+PRESETS = {
+    "smoke": ("digits", 3),
+    "small": ("digits", 150),
+    "paper": ("mnist", 60),
+}  # data set, rounds (not stated in the paper)
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
@@ -38,7 +42,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("preset", str, preset, f"{', '.join(PRESETS)}: sets the defaults of dataset and rounds"),
         ("dataset", str, dataset, "digits or mnist"),
         ("data-dir", str | None, None, "folder with the data sets; default: FEDCOMMONS_DATA, else ./data"),
-        ("seeds", str, "0", "seeds of everything that is drawn, separated by commas: median and range over them"),
+        ("seeds", str, "0", "seeds of all random draws, separated by commas: median and range over them"),
         ("p", str, "0,0.02,0.1,0.5,1", "shares of real images that are swapped, separated by commas"),
         ("epochs", str, "1,5", "E, full-batch steps of a client in a round, separated by commas"),
         ("noise", str, "0,0.5", "levels s of the gradient noise N(0, s^2/d), separated by commas"),
@@ -62,7 +66,10 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def train_all(datasets: "Mapping[int, Dataset]", options: parse.Options, display: Display) -> list[Curve]:
-    """Train and return each curve for each seed, in the order of the table; all noise levels are trained together."""
+    """Train and return the test-loss curves, in the order of the table.
+
+    There is a curve per seed, partition, share p of swapped images, number of epochs and noise level.
+    """
     from papers.fedssyn.softmax_regression import Labelled, clients, train, zeta_sq
 
     cells, settings = [], [(seed, name, p) for seed in datasets for name in PARTITIONS for p in options.p]
@@ -77,7 +84,7 @@ def train_all(datasets: "Mapping[int, Dataset]", options: parse.Options, display
             _, losses = train(data, test, lr=options.lr, steps=epochs, rounds=options.rounds,
                               noises=options.noise, seed=seed)  # fmt: skip
             if not losses.isfinite().all():
-                raise UserError(f"--lr {options.lr:g} is too much, or --noise: the test loss is not finite.")
+                raise UserError(f"--lr {options.lr:g} or --noise is too large: the test loss is not finite.")
             for noise, curve in zip(options.noise, losses.T.tolist(), strict=True):
                 reached = next((r for r, value in enumerate(curve) if value <= options.target), None)
                 ends = {"last_loss": curve[-1], "rounds_to_target": reached, "losses": curve}
@@ -93,7 +100,7 @@ def mnist_softmax(argv: Sequence[str]) -> int:
     from fedcommons.runs.load_data import load
     from papers.fedssyn.softmax_regression import balanced
 
-    torch.set_num_threads(1)  # more threads would round differently
+    torch.set_num_threads(1)  # with more threads, sums would be rounded differently
     loaded = load(Data(options.dataset, options.data_dir, options.download, validation=0))
     datasets, out = {seed: balanced(loaded, PER_CLASS, seed) for seed in options.seeds}, Path(options.out)
     dataset = datasets[options.seeds[0]]

@@ -3,7 +3,7 @@
 python sweeps/private_fedssyn.py                      # digits, minutes on a laptop
 python sweeps/private_fedssyn.py --preset smoke       # the same code with smaller numbers
 python sweeps/private_fedssyn.py --dataset mnist --data-dir DIR --epsilons 1,10 --sigmas 1.906
-python sweeps/private_fedssyn.py --settings real,shuffled_synthetic,merf,ndpdc      # and images fitted to noisy sums
+python sweeps/private_fedssyn.py --settings real,shuffled_synthetic,merf,ndpdc      # also images fitted to noisy sums
 python sweeps/private_fedssyn.py --preset paper --dataset cifar10 --data-dir DIR       # for GPUs
 """
 
@@ -21,7 +21,7 @@ from papers.fedssyn.private_report import Entry, report
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options of the sweep and of every field of the experiment; ``generator.`` is the private generator."""
+    """Parse the options of the sweep and of each field; the ``generator.`` fields belong to the private generator."""
     preset, dataset = grid.preset_and_dataset(argv)
     if preset not in private_presets.PRIVATE:
         names = ", ".join(private_presets.PRIVATE)
@@ -50,7 +50,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def _levels(options: parse.Options) -> dict[str, dict[str, Any]]:
-    """Return the names of the private pools and the fields of each pool."""
+    """Return the fields of each private pool of synthetic images, by the name of the pool."""
     epsilons, sigmas = (
         parse.split(f"--{name}", text, float) if (text := options[name]) else () for name in ("epsilons", "sigmas")
     )
@@ -64,9 +64,9 @@ def _levels(options: parse.Options) -> dict[str, dict[str, Any]]:
 
 
 def entries(options: parse.Options) -> list[Entry]:
-    """Return the trials without a pool, with the plain pool and with private pools.
+    """Return the entries of the runs: without synthetic images, and with images of plain and of private generators.
 
-    With the first method, private pools are also used after each checkpoint.
+    With the first algorithm, private generators also share images from each checkpoint of their training.
     """
     base, result, epochs = grid.base(options), [], options["generator.epochs"]
     plain = private_presets.plain(options.preset, base["data.name"])

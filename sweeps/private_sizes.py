@@ -2,7 +2,7 @@
 
 python sweeps/private_sizes.py                 # digits, a quarter of an hour on a laptop
 python sweeps/private_sizes.py --preset smoke  # the same code with smaller numbers
-python sweeps/private_sizes.py --ways merf,ndpdc --epsilons 1,10    # one noisy release of features, or one a step
+python sweeps/private_sizes.py --ways merf,ndpdc --epsilons 1,10    # noisy sums, once or in each step
 python sweeps/private_sizes.py --dataset mnist --data-dir DIR --sizes 1000,6000 --generator.channels [8,16,16]
 """
 
@@ -20,14 +20,14 @@ from papers.fedssyn import private_presets
 from papers.fedssyn.sizes_report import report
 
 TAKEN = {"data.limit": "sizes", "generator.target_epsilon": "epsilons", "seed": "seeds"}
-"""Fields that an option of the sweep sets."""
+"""Fields of the experiment that options of the sweep set, as field: option; the fields' own options are refused."""
 
 WAYS = ("plain", "private", "merf", "ndpdc")
-"""Generators without and with differential privacy, and strategies that fit images to clients' noisy sums."""
+"""Sources of images: generators without and with differential privacy, and strategies that fit images to noisy sums."""
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options of the study and of every field of the experiment."""
+    """Parse the options of the study, and an option for each field of the experiment's configuration."""
     preset, dataset = parse.early(argv, "preset", "small"), parse.early(argv, "data.name", "digits")
     if preset not in private_presets.PRIVATE:
         raise UserError(f"--preset must be one of {', '.join(private_presets.PRIVATE)}, got {preset}.")
@@ -39,8 +39,13 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     for name, kind, default, text in (
         ("preset", str, "small", ", ".join(private_presets.PRIVATE)),
         ("sizes", str, "40,80" if few else "129,322,645,1290", "numbers of images n, separated by commas"),
-        ("clients", Annotated[int, "[1, 1000]"], 10, "clients of n images each whose releases are also added up"),
-        ("ways", str, ",".join(WAYS), "pools beside the real images, separated by commas"),
+        (
+            "clients",
+            Annotated[int, "[1, 1000]"],
+            10,
+            "number of clients of n images each whose noisy sums are also added up",
+        ),
+        ("ways", str, ",".join(WAYS), "pools to compare with the real images, separated by commas"),
         ("epsilons", str, "10", "target epsilons, separated by commas"),
         ("seeds", str, "0" if few else "0,1,2", "seeds of the generators; the images that they see are the same"),
         ("out", str, f"runs/private_sizes-{preset}-{registry.label(dataset)}", "folder of the results"),
@@ -60,7 +65,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     options.ways = parse.split("--ways", options.ways)
     for name in options.ways:
         if name not in WAYS:
-            raise unknown("way", name, WAYS)
+            raise unknown("--ways", name, WAYS)
     return options
 
 
@@ -74,7 +79,7 @@ def private_sizes(argv: Sequence[str]) -> int:
         todo, pools = jobs(options), sum(1 for _ in of_sums(options))  # raises for impossible requests before any work
         if options.dry_run:
             needed = duration(dry_run.generators(todo) + seconds(of_sums(options)))
-            what = f"{len(todo)} generators to make, {pools} pools to fit to noisy sums"
+            what = f"{len(todo)} generators to train, {pools} pools to fit to noisy sums"
             display.say(f"{what}, in about {needed} here on one core.")
             return 0
         with sweep_folder.open_folder(out := Path(options.out)):

@@ -2,8 +2,8 @@
 
 python sweeps/quadratics.py                      # the paper's grid, ten seeds, seconds on one core
 python sweeps/quadratics.py --preset smoke       # the same code with fewer p and rounds
-python sweeps/quadratics.py --fit authors        # A_p and B_p as the released code fits them, and no other way
-python sweeps/quadratics.py --models clients     # the error as the captions have it: of models before they are averaged
+python sweeps/quadratics.py --fit authors        # fits A_p and B_p only as the released code does
+python sweeps/quadratics.py --models clients     # the error of clients' models before averaging, as in the captions
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ PRESETS = {"paper": (q.SHARES, q.ROUNDS, 10), "smoke": ((0.0, 0.25, 0.5, 0.75, 1
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options; ``shares``: the values of p, which include 0 as the theory refers to p = 0."""
+    """Parse the options; ``shares`` becomes the sorted swapped shares p, always with 0, to which the theory refers."""
     preset = parse.early(argv, "preset", "paper")
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
@@ -38,12 +38,12 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("preset", str, "paper", f"{', '.join(PRESETS)}: sets p, rounds and seeds"),
         ("target", float, q.TARGET, "error eps to be reached"),
         ("seeds", str, ",".join(map(str, range(seeds))), "seeds of samples, swaps and orders, separated by commas"),
-        ("zeta-sq", float, 10.0, "zeta^2, how much the clients differ"),
+        ("zeta-sq", float, 10.0, "zeta^2, difference between the clients"),
         ("sigma-sq", float, 0.0, "sigma^2, noise of the samples; figure 2 (a) always has 0 and 1000"),
         ("rounds", int, rounds, "rounds after which an error counts as not reached"),
         ("p", str | None, None, "shares that are swapped, separated by commas; 0 is always among them"),
         ("fit", str, ",".join(lines.FITS), "how A_p and B_p are fitted: plain, authors (the released code's), or both"),
-        ("models", str, "server", "whose error: server, or clients before they are averaged"),
+        ("models", str, "server", "models whose error is measured: server, or clients before averaging"),
         ("out", str, "runs/quadratics", "folder of the results"),
     ):
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
@@ -60,7 +60,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def swapped(options: parse.Options, seed: int, sigma_sq: float, shares: Sequence[float]) -> list[q.Quadratics]:
-    """Return the problem of a seed with each of these shares swapped."""
+    """Return the quadratic problem of a seed for each share p of samples that are swapped between clients."""
     unswapped = q.draw(seed, options.zeta_sq, sigma_sq)
     return [q.swap(unswapped, p, seed) for p in shares]
 
@@ -101,8 +101,8 @@ def run_all(problems: Mapping[int, Sequence[q.Quadratics]], out: Path, options: 
         floor, seed, k = min(floors)
         step, last = np.unravel_index(errors[seed][k].argmin(), errors[seed][k].shape)
         raise UserError(
-            f"no cell reaches target {options.target:g}: the floor of {grid(options)} is {floor}, at p = "
-            f"{options.shares[k]:g} with step size {q.STEP_SIZES[step]:.3g} in round {last}, seed {seed}."
+            f"no configuration reaches target {options.target:g}: the smallest error of {grid(options)} is {floor}, at "
+            f"p = {options.shares[k]:g} with step size {q.STEP_SIZES[step]:.3g} in round {last}, seed {seed}."
         )
     stacked = dict(zip(NOISES, np.stack(curves, axis=1), strict=True))
     rows = [row for seed, same_seed in problems.items() for row in table(same_seed, errors[seed], seed, options)]

@@ -28,7 +28,7 @@ OF_FIELDS = {"seeds": "seed", "generators": "generator.name", "rhos": "generator
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options of the study and of every field of the experiment, and build the experiments to judge."""
+    """Parse the options of the study and of each field, and build the experiments whose images are judged."""
     preset, dataset = parse.early(argv, "preset", "small"), parse.early(argv, "data.name", "digits")
     title = (__doc__ or "").partition("\n")[0]
     fields = presets.preset(preset, dataset, parse.early(argv, "generator.name", "ddpm"))
@@ -40,7 +40,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("rhos", str, "", "shares of a client's images that its generator sees, nested (default: generator.rho)"),
         ("checkpoints", str, "1", "shares of generator.epochs after which images are drawn"),
         ("neighbours", Annotated[int, "[1, 1000]"], 5, "k of precision, recall, density and coverage"),
-        ("images", Annotated[int, "[10, 1e6]"], 5000, "images of each kind at most"),
+        ("images", Annotated[int, "[10, 1e6]"], 5000, "largest number of images of each kind"),
         ("epochs", Annotated[int, "[1, 1e6]"], 20, "epochs of the two classifiers"),
         ("out", str, f"runs/quality-{preset}-{registry.label(dataset)}", "folder of the results"),
     ):
@@ -58,7 +58,10 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def pools(options: parse.Options) -> "list[Experiment]":
-    """Return the experiments whose pools are judged: each seed, generator, rho and checkpoint."""
+    """Return the experiments whose images are judged: one per seed, generator, rho and checkpoint of the training.
+
+    rho: share of a client's images that its generator sees.
+    """
     base, listed = parse.flat(options), partial(_listed, options)
     seeds, names = listed("seeds", int), listed("generators")
     rhos, shares = listed("rhos", float, "(0, 1]"), parse.split("--checkpoints", options.checkpoints, float, "(0, 1]")

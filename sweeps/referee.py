@@ -4,8 +4,8 @@ python sweeps/referee.py my_lab.py:FedAvgM
 python sweeps/referee.py my_lab.py:MyProx --constants mu=0.1 --special-case "mu=0 is fedavg" --down 1 --up 1
 python sweeps/referee.py my_lab.py:Drift --exact          # it reaches the optimum where clients differ
 python sweeps/referee.py my_lab.py:FedAvg --rate          # on quadratics its error is within Corollary I's bound
-python sweeps/referee.py my_lab.py:Noisy --private        # its releases hold: neighbouring data, canaries
-python sweeps/referee.py their.py:FlowerClient --strategy their.py:Server --special-case "is fedavg"  # see ``adapted``
+python sweeps/referee.py my_lab.py:Noisy --private        # its privacy holds: neighbouring data sets, canaries
+python sweeps/referee.py their.py:FlowerClient --strategy their.py:Server --special-case "is fedavg"  # by ``adapted``
 """
 
 import shlex
@@ -42,19 +42,19 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     parser = parse.Parser(description=(__doc__ or "").partition("\n")[0], usage="referee.py METHOD [options]")
     size = Annotated[float | None, "[0, 1e6]"]
     for name, kind, default, text in (
-        ("constants", str, "", 'of the method, as "mu=0.1 layers=*"'),
-        ("special-case", str | None, None, 'constants with which it is another method: "mu=0 is fedavg"'),
-        ("strategy", str | None, None, "of a client of Flower's form, its server, such as their.py:Server"),
-        ("down", size, None, "bytes that a client receives in a round, in sizes of the model"),
-        ("up", size, None, "bytes that a client sends in a round, in sizes of the model"),
+        ("constants", str, "", 'constants of the method, such as "mu=0.1 layers=*"'),
+        ("special-case", str | None, None, 'constants with which it equals another method: "mu=0 is fedavg"'),
+        ("strategy", str | None, None, "server of a client of Flower's form, such as their.py:Server"),
+        ("down", size, None, "claim: bytes that a client receives in a round, in multiples of the model's bytes"),
+        ("up", size, None, "claim: bytes that a client sends in a round, in multiples of the model's bytes"),
         ("out", str, "runs/referee", "folder for referee.md and referee.html"),
     ):
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
     for name, text in (
-        ("exact", "it reaches the minimiser of all clients' losses, however they differ"),
-        ("rate", "it converges as FedAvg: on quadratics within Corollary I's bound"),
-        ("private", "under DP-SGD all that it sends is covered, and its releases hold"),
-        ("no-row", "no row of table 1 beside FedAvg's, which takes a minute"),
+        ("exact", "claim: it reaches the minimiser of all clients' losses, however they differ"),
+        ("rate", "claim: it converges as FedAvg: on quadratics within Corollary I's bound"),
+        ("private", "claim: with DP-SGD all that clients send has a privacy guarantee, which tests do not refute"),
+        ("no-row", "do not run the method and FedAvg on table 1, which takes a minute"),
     ):
         parser.add_argument(f"--{name}", action="store_true", help=text)
     options = parse.parse(parser, argv[len(named) :])
@@ -65,19 +65,19 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def valued(constants: str) -> dict[str, str]:
-    """Return the constants by name, as unparsed text."""
+    """Split ``name=value`` pairs, separated by spaces; return each value as unparsed text, by name."""
     try:
         pairs = [part.partition("=") for part in shlex.split(constants)]
     except ValueError as error:
         raise UserError(f"constants cannot be read: {error}, in {constants!r}.") from None
     for name, is_there, value in pairs:
         if not name or not is_there:
-            raise UserError(f"constants are given as name=value, separated by spaces, got {name + is_there + value!r}.")
+            raise UserError(f"constants must be name=value, separated by spaces, got {name + is_there + value!r}.")
     return {name: value for name, _, value in pairs}
 
 
 def build_experiment(method: str, constants: Mapping[str, str], fields: Mapping[str, Any] = NOTHING) -> "Experiment":
-    """Return the experiment of the row with this method; constants are parsed as on a command line."""
+    """Return the experiment with this method on digits, preset small; constants are parsed as on a command line."""
     words = [f"--{registry.section('algorithm', method)}.{name}={value}" for name, value in constants.items()]
     argv = ["--algorithm", method, *words]
     parser = parse.parser("", argv, {**presets.preset("small", "digits"), **fields})
@@ -87,7 +87,7 @@ def build_experiment(method: str, constants: Mapping[str, str], fields: Mapping[
 def is_theirs(method: str) -> bool:
     """Return whether the method is a client of another framework.
 
-    It is a class without any function of the contract, or a function that takes a module and builds a client.
+    Such a client is a class without any method of ``Algorithm``, or a function with the parameter ``module``.
     """
     candidate = registry.find("algorithm", method)
     if isclass(candidate):
@@ -98,7 +98,7 @@ def is_theirs(method: str) -> bool:
 
 
 def theirs(of: str = "", strategy: str = "", constants: str = "") -> "Algorithm":
-    """Build the method that adapts a client of another framework; ``sweeps/referee.py:theirs`` names it in any run."""
+    """Build a method from another framework's client; a run names it as ``--algorithm sweeps/referee.py:theirs``."""
     from fedcommons import adapted
 
     values: dict[str, Any] = {}
@@ -111,11 +111,11 @@ def theirs(of: str = "", strategy: str = "", constants: str = "") -> "Algorithm"
 
 
 def build_method(method: str, constants: str, strategy: str | None = None) -> "Algorithm":
-    """Build the method with these constants."""
+    """Build the method with these constants, which may be a class of fedcommons' form or a client of Flower's form."""
     if is_theirs(method):
         return theirs(method, strategy or "", constants)
     if strategy:
-        raise UserError(f"--strategy is of a client of Flower's form, and {method} is a method of ours.")
+        raise UserError(f"--strategy needs a client of Flower's form, and {method} is a method of fedcommons.")
     return part_of(build_experiment(method, valued(constants)), "algorithm")
 
 
@@ -125,13 +125,13 @@ def special_case(options: parse.Options) -> "tuple[Algorithm, Algorithm] | None"
         return None
     constants, _, other = f" {options.special_case}".partition(" is ")
     if not other:
-        raise UserError(f'--special-case is given as "name=value is METHOD", got {options.special_case!r}.')
+        raise UserError(f'--special-case must be "name=value is METHOD", got {options.special_case!r}.')
     both = f"{options.constants} {constants}"  # of two values of a constant, the later value counts
     return build_method(options.method, both, options.strategy), build_method(other.strip(), "")
 
 
 def row(options: parse.Options, out: Path, display: Display) -> "Verdict":
-    """Run the method's row of table 1 and FedAvg's row."""
+    """Run the method and FedAvg on table 1's digits; return their accuracies as a verdict without pass or fail."""
     from fedcommons import Verdict, run
 
     results, fields = [], ROW
@@ -190,7 +190,7 @@ def write(out: Path, name: str, verdicts: "Sequence[Verdict]") -> None:
 def markdown(name: str, verdicts: "Sequence[Verdict]") -> str:
     """Return the page as Markdown, with one line per verdict."""
     failed = sum(v.passed is False for v in verdicts)
-    head = f"# {name}: {failed} of {len(verdicts)} checks failed" if failed else f"# {name}: nothing was found"
+    head = f"# {name}: {failed} of {len(verdicts)} checks failed" if failed else f"# {name}: no check failed"
     lines = [[v.check, v.word, escape(v.text, quote=False).replace("|", "\\|")] for v in verdicts]
     return f"{head}\n\n{tables.markdown(['check', 'verdict', 'what was seen'], lines)}"
 

@@ -21,12 +21,12 @@ from papers.replications.rows import NOT_HERE, ROWS, Quantity
 
 SMALL = "R1,R4,R5,R6,R10"
 VARIED = {"partition.name": "", "federation.participation": "C", "client.lr": "lr", "seed": "seed"}
-"""Fields in the names of run folders, and their labels there."""
+"""Fields whose values are part of the names of run folders, each with its label in the name."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A trial of a row's variant."""
+    """The trial of one seed of a variant of a row."""
 
     row: str
     variant: str
@@ -37,7 +37,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     """Parse the options; split and check rows and seeds."""
     parser = parse.Parser(description=(__doc__ or "").partition("\n")[0])
     for name, kind, default, text in (
-        ("rows", str, SMALL, f"which to run, separated by commas, of {', '.join(ROWS)}"),
+        ("rows", str, SMALL, f"rows to run, separated by commas, of {', '.join(ROWS)}"),
         ("seeds", str, "0,1,2,3,4", "seeds, separated by commas; with fewer than three there is no verdict"),
         ("data-dir", str | None, None, "folder with the data sets; default: FEDCOMMONS_DATA, else ./data"),
         ("out", str, "runs/replicate", "folder of the sweep"),
@@ -57,7 +57,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def entries(options: parse.Options) -> list[Entry]:
-    """Return the trials, in the order of the page."""
+    """Return an entry for each row, variant and seed, in the order of the page."""
     result = []
     for name in options.rows:
         for variant, fields in ROWS[name].variants.items():
@@ -68,7 +68,7 @@ def entries(options: parse.Options) -> list[Entry]:
 
 
 def numbers(folder: Path, quantities: Sequence[Quantity]) -> dict[str, float | None] | None:
-    """Return these quantities of a finished run, accuracies in percent; None: the run is not finished."""
+    """Return the values of these quantities by their words, accuracies in percent; None if the run is not finished."""
     if not is_run(folder) or (summary := read_summary(folder)) is None:
         return None
     accuracy = {line["round"]: 100 * line["test/accuracy"] for line in read_rounds(folder) if "test/accuracy" in line}

@@ -13,7 +13,7 @@ from fedcommons.storage.paths import user_path
 
 
 def arguments(argv: Sequence[str]):
-    """Parse the folders, then the options."""
+    """Parse the folders of runs, which come first, and then the options."""
     named = list(takewhile(lambda word: not word.startswith("-"), argv))
     title = (__doc__ or "").partition("\n")[0]
     parser = parse.Parser(description=title, usage="report.py RUNS [RUNS ...] [options]")

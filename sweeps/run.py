@@ -27,7 +27,7 @@ from papers.fedssyn import authors
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options of a run and of every field of the experiment."""
+    """Parse the options of a run, and an option for each field of the experiment's configuration."""
     chosen = ("preset", "small"), ("data.name", "digits"), ("generator.name", "ddpm")
     defaults = presets.preset(*(parse.early(argv, *option) for option in chosen))
     again = "With --replay RUN_DIR --round R --client I (and no other option) run that client of a run again."
@@ -35,8 +35,8 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     parser.add_argument("--preset", default="small", type=str, help=", ".join(presets.PRESETS))
     parser.add_argument("--out", default="runs/run", type=str, help="run folder")
     parser.add_argument("--resume", action="store_true", help="continue the run in that folder")
-    parser.add_argument("--dry-run", action="store_true", help="say what would run, and what it would cost, and stop")
-    parser.add_argument("--json", action="store_true", help="print the summary as JSON, and nothing else to stdout")
+    parser.add_argument("--dry-run", action="store_true", help="print what would run and what it would cost, and stop")
+    parser.add_argument("--json", action="store_true", help="print only the summary, as JSON, to stdout")
     parser.add_argument("--export", default=None, type=str | None, help="onnx: write the model to model.onnx too")
     parse.add_screen(parser)
     return parse.parse(parser, argv)
@@ -101,15 +101,19 @@ def play_again(argv: Sequence[str]) -> int:
     choosing = [kind.field for kind in KINDS.values()]
     names = {SHORT_NAMES.get(name, name) for name in parse.named(argv)}
     if other := sorted(names - {"replay", "round", "client", "pdb", "help", "data.dir", *choosing}):
-        raise UserError(f"--replay takes --round and --client only, all else is as in the run; got --{other[0]}.")
+        raise UserError(
+            f"--replay takes --round and --client only, as all other values are those of the run; got --{other[0]}."
+        )
     parser = parse.Parser(description="Run one client of one round of a run again.")
     parser.add_argument("--replay", type=str, help="run folder")
     parser.add_argument("--round", type=int, help="R, counted from 1")
     parser.add_argument("--client", type=int, help="I, counted from 0")
     parser.add_argument("--pdb", action="store_true", help="open the debugger where the client fails")
     for field in choosing:
-        parser.add_argument(f"--{field}", type=str, help="a part of your own that the run has: it is executed")
-    parser.add_argument("--data.dir", type=str, help="the folder of data that the run has: it is read")
+        parser.add_argument(
+            f"--{field}", type=str, help="the user-defined component of the run, whose code is executed"
+        )
+    parser.add_argument("--data.dir", type=str, help="the data folder of the run, which is read")
     options = parse.parse(parser, argv)
     if options.round is None or options.client is None:
         raise UserError("--replay needs --round R and --client I.")

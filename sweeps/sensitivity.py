@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 TAKEN = {"seed": "seeds", "generator.rho": "rhos", "sharing.p": "numbers", "sharing.setting": "rhos",
          "partition.n_clients": "clients", "generator.name": "generators",
          "generator.steps": "checkpoints"}  # fmt: skip
-"""Fields that an option of the sweep sets."""
+"""Fields of the experiment that options of the sweep set, as field: option; the fields' own options are refused."""
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options of the sweep and of every field of the experiment."""
+    """Parse the options of the sweep, and an option for each field of the experiment's configuration."""
     preset = parse.early(argv, "preset", "small")
     if preset not in presets.FIELDS:
         raise unknown("preset", preset, presets.FIELDS)
@@ -45,9 +45,9 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("preset", "small", f"{', '.join(presets.FIELDS)}: sets the defaults of all fields"),
         ("seeds", "0", "seeds, separated by commas"),
         ("rhos", rhos, "(a): rho, shares of a client's images that its generator sees, nested"),
-        ("numbers", numbers, "(a): n~/n_i, synthetic images of a client for each of its own"),
+        ("numbers", numbers, "(a): n~/n_i, synthetic images of a client per real image of that client"),
         ("checkpoints", checkpoints, "(b): shares of generator.epochs after which images are drawn"),
-        ("clients", clients, "(b): numbers of clients; (a) and (c) have the first"),
+        ("clients", clients, "(b): numbers of clients; (a) and (c) use the first number"),
         ("generators", generators, "(c): generators"),
         ("out", f"runs/sensitivity-{preset}-{registry.label(dataset)}", "folder of the sweep"),
     ):
@@ -61,12 +61,12 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     if "partition.alpha" in parse.named(argv):
         raise UserError("partition.alpha is not for figure 4: it is 0.1 in (a), 0.01 in (b) and (c).")
     if "partition.alpha" not in options.fields:
-        raise UserError(f"figure 4 varies partition.alpha, which {options['partition.name']} has not.")
+        raise UserError(f"figure 4 varies partition.alpha, which {options['partition.name']} does not have.")
     return options
 
 
 def entries(options: parse.Options) -> list[Entry]:
-    """Return per seed the pools of (a), (b) and (c), and each federation without a pool for comparison."""
+    """Return for each seed the runs of panels (a), (b) and (c), and a run without sharing for each federation."""
     base, epochs, result = grid.base(options), options["generator.epochs"], []
     rhos = parse.split("--rhos", options.rhos, float, "(0, 1]")
     numbers = parse.split("--numbers", options.numbers, float, "(0, 1e6]")
@@ -93,7 +93,7 @@ def entries(options: parse.Options) -> list[Entry]:
 
 
 def central_lines(entries: Sequence[Entry]) -> "list[Central]":
-    """Return for each seed a central model on all real images, with the total number of steps of all clients."""
+    """Return the central models on all real images, one per seed, with the number of steps of all clients together."""
     from papers.fedssyn.central import Central
 
     lines = []

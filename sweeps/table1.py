@@ -23,7 +23,7 @@ COLUMNS = "10:1,10:0.4,40:0.2,100:0.1"
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options of the table and of every field of the experiment."""
+    """Parse the options of the table, and an option for each field of the experiment's configuration."""
     preset, _ = grids.preset_and_dataset(argv)
     large = preset in ("paper", "authors")
     more = (
@@ -46,7 +46,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def _set_by_options(options: parse.Options) -> dict[str, str]:
-    """Return the fields that these options of the table set, with the option of each field."""
+    """Return the fields that ``--lrs`` and ``--federations`` set, each with the name of its option."""
     fields = {"client.lr": "lrs"} if options.lrs is not None else {}
     if options.federations is not None:
         fields |= {"partition.n_clients": "federations", "federation.participation": "federations"}

@@ -1,6 +1,6 @@
 """Table 2 of Fedssyn and its figures A.1 and A.2: Fedssyn against FedGEN, DENSE, FedDM and plain FedAvg.
 
-python sweeps/table2.py                     # digits, some minutes a seed
+python sweeps/table2.py                     # digits, some minutes per seed
 python sweeps/table2.py --preset smoke      # the same code with smaller numbers
 python sweeps/table2.py --preset paper --dataset cifar10 --data-dir DIR      # the paper's numbers, for GPUs
 """
@@ -20,13 +20,13 @@ from papers.fedssyn.published import fedssyn_table1
 from papers.fedssyn.table2_report import Entry, report
 
 OWNERS = {"seed": "seeds", "partition.alpha": "alphas", "algorithm": "methods", "sharing.setting": "methods"}
-"""Fields that an option of the sweep sets."""
+"""Fields of the experiment that options of the sweep set, as field: option; the fields' own options are refused."""
 OF_RATES = {"rates": "client.lr", "image_rates": "feddm.image_lr"}
 """Options that list learning rates to choose from, and the field that each option sets."""
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options of the sweep and of every field of the experiment."""
+    """Parse the options of the sweep, and an option for each field of the experiment's configuration."""
     preset, dataset = grid.preset_and_dataset(argv)
     fields, rates = presets.fields(preset, dataset), presets.RATES[preset]
     title = (__doc__ or "").partition("\n")[0]
@@ -37,8 +37,12 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("seeds", "0", "seeds, separated by commas"),
         ("methods", ",".join(presets.METHODS), "methods, separated by commas"),
         ("alphas", "0.01,0.1", "Dirichlet concentrations, separated by commas"),
-        ("rates", rates[0], "rates of the clients to choose from by validation; empty: client.lr alone"),
-        ("image-rates", rates[1], "rates of FedDM's pixels to choose from; empty: feddm.image_lr alone"),
+        ("rates", rates[0], "learning rates of the clients, chosen by validation accuracy; empty: client.lr"),
+        (
+            "image-rates",
+            rates[1],
+            "learning rates of FedDM's pixels, chosen by validation accuracy; empty: feddm.image_lr",
+        ),
         ("out", f"runs/table2-{preset}-{registry.label(dataset)}", "folder of the sweep"),
     ):
         result.add_argument(f"--{name}", type=str, default=default, help=text)
@@ -52,7 +56,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     for name, field in OF_RATES.items():
         option = name.replace("_", "-")
         if field in options.asked and name not in parse.named(argv):
-            options[name] = ""  # only the rate that the user set
+            options[name] = ""  # only the learning rate that the user set
         owners |= {field: option} if options[name] else {}
         if "," in options[name] and options.data.validation == 0:
             raise UserError(f"--{option} chooses by validation accuracy: data.validation must be above 0.")

@@ -24,7 +24,7 @@ CHOICES = {"scheduler": ("fifo", "asha"), "search": ("random", "optuna"), "mode"
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options of the sweep and of every field of the experiment."""
+    """Parse the options of the sweep, and an option for each field of the experiment's configuration."""
     chosen = ("preset", "small"), ("data.name", "digits"), ("generator.name", "ddpm")
     defaults = presets.preset(*(parse.early(argv, *option) for option in chosen))
     parser = parse.parser((__doc__ or "").partition("\n")[0], argv, defaults)
@@ -35,17 +35,17 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         f"NAME: a field or {', '.join(SHORT_NAMES)}",
     )  # fmt: skip
     for name, kind, default, text in (
-        ("seeds", str | None, None, "seeds, separated by commas: each point for each"),
+        ("seeds", str | None, None, "seeds, separated by commas; every point runs with every seed"),
         ("samples", Annotated[int, "[1, 10000]"], 10,
-         "draws of the distributions for each grid point; with optuna: points in each environment"),
-        ("search", str, "random", "random: grids and draws; optuna: points that follow from the results so far"),
+         "random draws for each grid point; with optuna: number of points per environment"),
+        ("search", str, "random", "random: grids and random draws; optuna: points that depend on the results so far"),
         ("scheduler", str, "fifo", "fifo, or asha: stop the runs of low validation accuracy early"),
         ("metric", str, "validation_accuracy",
          "what is best: MB, epsilon, rounds_to_target, ..., a convergence parameter such as zeta_hat_sq, or its mean "
          "over rounds, zeta_hat_sq_mean"),
         ("mode", str | None, None,
          "max or min; default: max for accuracies, min for losses, bytes, epsilons and convergence parameters; needed "
-         "for metrics of your own"),
+         "for user-defined metrics"),
         ("out", str, "runs/tune", "folder of the sweep"),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
@@ -67,7 +67,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def build_trials(points: Sequence[Mapping[str, Any]], options: parse.Options) -> list[sweep.Trial]:
-    """Return the trials of these points."""
+    """Return the trials of these points (values of the swept fields), without duplicates."""
     set_by_user = {*options.asked, *points[0]}
     labels = {name: name.rpartition(".")[2] for name in points[0]}
     configs = [choose({**options.base, **point}, options.fields) for point in points]
@@ -76,10 +76,10 @@ def build_trials(points: Sequence[Mapping[str, Any]], options: parse.Options) ->
 
 
 def cells(options: parse.Options) -> tuple[list[sweep.Trial], list[str]]:
-    """Return the trials of a random search, or the ends of Optuna's space; and the fields that vary.
+    """Return the trials and the names of the swept fields; with Optuna, the trials are the ends of the search space.
 
     Raises:
-        UserError: the trials cannot have a field, a value or a metric.
+        UserError: a swept field, a value or the metric is invalid for the trials.
     """
     swept = space(options)
     n = search_space.count(swept, options.samples)
@@ -98,7 +98,11 @@ def cells(options: parse.Options) -> tuple[list[sweep.Trial], list[str]]:
 
 
 def batches(options: parse.Options, out: Path) -> Iterator[list[sweep.Trial]]:
-    """Yield trials that run in parallel: all trials; with ASHA those of an environment; with Optuna its next points."""
+    """Yield batches of trials that run in parallel.
+
+    A batch has all trials; with ASHA, the trials of one environment (equal data, partition and
+    other fields without which results are not comparable); with Optuna, the points that it proposes next.
+    """
     fixed = around(space(options))
     seeds = fixed.pop("seed", [options.seed])
     if options.search == "optuna":

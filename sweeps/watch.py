@@ -13,17 +13,17 @@ from fedcommons.storage.paths import user_path
 
 
 def arguments(argv: Sequence[str]):
-    """Parse the folders, then the options."""
+    """Parse the folders of runs, which come first, and then the options."""
     named = list(takewhile(lambda word: not word.startswith("-"), argv))
     title = (__doc__ or "").partition("\n")[0]
     parser = parse.Parser(description=title, usage="watch.py RUNS [RUNS ...] [options]")
-    parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1; 0: one that is free")
+    parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1; 0: any free port")
     parser.add_argument("--title", type=str | None, default=None, help="title of the page; default: the folders' names")
     options = parse.parse(parser, argv[len(named) :])
     if not named:
         raise UserError("name at least one folder with runs: watch.py RUNS [RUNS ...]")
     if not 0 <= options.port < 2**16:
-        raise UserError(f"--port lies in 0 ... 65535, got {quote(options.port)}.")
+        raise UserError(f"--port must lie in 0 ... 65535, got {quote(options.port)}.")
     options.folders = [user_path("RUNS", name) for name in named]
     for folder in options.folders:
         if not folder.is_dir():
@@ -38,9 +38,11 @@ def watch(argv: Sequence[str]) -> int:
     try:
         server = Server(Watched(options.folders, options.title), options.port)
     except OSError as error:
-        raise UserError(f"--port {options.port} cannot be had ({error.strerror}).") from None
+        raise UserError(f"--port {options.port} cannot be used ({error.strerror}).") from None
     with server:
-        print(f"{server.address}\nOpen this address on this machine. Whoever has it sees the runs. Ctrl-C ends it.")
+        print(
+            f"{server.address}\nOpen this address on this machine. Everyone with it can see the runs. Ctrl-C ends it."
+        )
         try:
             server.serve_forever()
         except KeyboardInterrupt:
