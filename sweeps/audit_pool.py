@@ -43,8 +43,8 @@ def arguments(argv: Sequence[str]) -> parse.Options:
             "canaries",
             Annotated[int, "[4, 1e9]"],
             8 if few else 400,
-            "largest number of test images for the bound on epsilon; half are trained on. For noisy sums: a 25th of the "
-            "draws of each world (merf), or a fourth of the canaries in the run (ndpdc)",
+            "largest number of test images for the bound on epsilon; half are trained on. For noisy sums: a 25th of "
+            "the draws of each world (merf), or a fourth of the canaries in the run (ndpdc)",
         ),
         ("out", str, f"runs/audit-{preset}-{registry.label(dataset)}", "folder of the results"),
     ):

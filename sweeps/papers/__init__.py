@@ -1,1 +1,1 @@
-"""What belongs to one paper alone: its presets, studies, tables and pictures, for the sweeps beside this folder."""
+"""Presets, studies, tables and pictures of single papers, a folder each, for the scripts in ``sweeps``."""

@@ -1,1 +1,1 @@
-"""Gradient coding on data that is not private: Makkonen et al. 2024, arXiv:2404.03524."""
+"""Approximate gradient coding, with copies of examples that are not private: Makkonen et al., arXiv:2404.03524."""

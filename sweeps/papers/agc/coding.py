@@ -1,7 +1,8 @@
 """Table and pictures of the gradient coding study: figures 1 to 3 of Makkonen et al. (2024).
 
-A curve is an entry of the summary.json of sweeps/gradient_coding.py: partition, q, d, c, and two lists per quantity.
-For example, ``accuracy`` lists means over repetitions and ``accuracy_se`` lists their standard errors. Entry r of a
+A curve is an entry of the summary.json of sweeps/gradient_coding.py. It has the partition, q (probability that a client
+straggles), d (copies of an example), c (share of examples that is not private) and two lists per quantity. For example,
+``accuracy`` lists means over repetitions and ``accuracy_se`` lists the standard errors of these means. Entry r of a
 list belongs to the model after r rounds, before round r + 1.
 """
 
@@ -19,13 +20,13 @@ from fedcommons.reports import plots, tables
 Curve = Mapping[str, Any]
 
 NAMES = {"iid": "iid", "dirichlet_plain": "Dirichlet(0.1)", "single_class": "single class"}
-SHOWN = (10, 20)  # rounds in the table, besides the first and the last round
+SHOWN = (10, 20)  # rounds that the table shows in addition to the first and the last round
 SPAN = 1e4  # figure 3's axis is logarithmic above the smallest sum, or above the largest sum / SPAN
 CLOSE = 0.95  # share of the last accuracy of iid clients without sharing that counts as close
 
 
 def table(curves: Sequence[Curve]) -> str:
-    """Return the table: iid clients without sharing, and other clients with the smallest and the largest c."""
+    """Return the table as Markdown: iid clients without copies, and other clients with the smallest and largest c."""
     last = len(curves[0]["accuracy"]) - 1
     at = SHOWN[0] if SHOWN[0] < last else 0
     head = ["clients", "q", "d", "c", f"accuracy after {at}, %", f"accuracy after {last}, %",
@@ -43,7 +44,7 @@ def table(curves: Sequence[Curve]) -> str:
 
 
 def summary(curves: Sequence[Curve]) -> list[dict[str, Any]]:
-    """Return a row per curve: accuracy and second moment at some rounds, and rounds until it is close to iid."""
+    """Return a CSV row per curve: accuracy and second moment at some rounds, and rounds until ``CLOSE`` to iid."""
     last = len(curves[0]["accuracy"]) - 1
     at = [*(r for r in SHOWN if r < last), last]
     return [
@@ -57,13 +58,13 @@ def summary(curves: Sequence[Curve]) -> list[dict[str, Any]]:
 
 
 def _reached(curve: Curve, curves: Sequence[Curve]) -> int | None:
-    """Return the rounds until the accuracy is close to the last accuracy of iid clients at the same q; None: never."""
+    """Return the first round at ``CLOSE`` times the last accuracy of iid clients with the same q and d, or None."""
     (iid,) = (c for c in curves if (c["partition"], c["q"], c["d"], c["c"]) == ("iid", curve["q"], curve["d"], 0))
     return next((r for r, value in enumerate(curve["accuracy"]) if value >= CLOSE * iid["accuracy"][-1]), None)
 
 
 def rows(curves: Sequence[Curve], repetitions: int) -> list[dict[str, Any]]:
-    """Return a row per curve and round, with six digits: fields, then all quantities, empty where a curve has none."""
+    """Return a CSV row per curve and round: the curve's fields, then all quantities (six digits; empty if missing)."""
     names = list(dict.fromkeys(name for c in curves for name in c))
     fields = [name for name in names if not any(isinstance(c.get(name), list) for c in curves)]
     return [
@@ -96,13 +97,13 @@ def picture(curves: Sequence[Curve], partition: str, title: str) -> Figure:
         below.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5) if high < 100 * low else (1,)))
         below.yaxis.set(major_formatter="{x:g}", minor_locator=NullLocator())
     figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False,
-                  title="c: share of the images that is not private; each of these is copied to others")  # fmt: skip
+                  title="c: share of the images that is not private, and is copied to other clients")  # fmt: skip
     figure.suptitle(title, fontsize=10)
     return figure
 
 
 def products_picture(curves: Sequence[Curve], title: str) -> Figure:
-    """Plot figure 3: sums of scalar products of the examples' gradients over rounds, a panel for each curve."""
+    """Plot figure 3: sums of scalar products of pairs of examples' gradients over rounds, with a panel per curve."""
     figure, grid = plots.panels(1, len(curves), (1 + 4.6 * len(curves), 4.6), sharey=True)
     kinds = ("same_class", "cross_class", "norm_sq")
     sizes = [abs(value) for curve in curves for kind in kinds for value in curve[kind]]
@@ -130,7 +131,7 @@ def products_picture(curves: Sequence[Curve], title: str) -> Figure:
 
 
 def _line_and_band(axes: Axes, curve: Curve, quantity: str, label: str, **style: Any) -> None:
-    """Draw the mean over repetitions, and a band of one standard error to both sides."""
+    """Draw the mean of a quantity over repetitions, with a band of one standard error on both sides."""
     mean, error = np.array(curve[quantity]), np.array(curve[f"{quantity}_se"])
     axes.plot(mean, linewidth=1.3, label=label, **style)
     axes.fill_between(range(len(mean)), mean - error, mean + error, color=style["color"], alpha=0.25, linewidth=0)

@@ -18,7 +18,9 @@ import numpy as np
 
 
 def expected_distance(n_clients: int, d: int, c: float, k: int, distance: float) -> float:
-    """Return E||Y - 1/N||^2 of theorem 1, where ||X - 1/N||^2 = ``distance``.
+    """Return E||Y - 1/N||^2 of theorem 1: the expected distance of a class's shares from 1/N after copies.
+
+    n_clients: N; k: K; distance: ||X - 1/N||^2, before copies. See the module's docstring for the symbols.
 
     The value is exact for exact placement. For binomial placement it is exact if Y's denominator is the nominal
     K (1 + d c), not the drawn number of copies.
@@ -30,10 +32,10 @@ def expected_distance(n_clients: int, d: int, c: float, k: int, distance: float)
 
 @dataclass(frozen=True)
 class Pairs:
-    """A number for each kind of pair (a, b): same or other class; both private, mixed, or both open.
+    """A number for each kind of pair (a, b) of examples: same or other class; both private, mixed, or both open.
 
-    An example is open if it is not private. itself: a = b, open. A pair a = b of a private example has the kind
-    ``same_private``.
+    An example is open if it is not private. The kind ``itself`` is the pair of an open example with itself. The pair of
+    a private example with itself has the kind ``same_private``.
     """
 
     same_private: float
@@ -45,12 +47,12 @@ class Pairs:
     other_open: float
 
     def __matmul__(self, others: "Pairs") -> float:
-        """Return the sum over kinds of the products of two numbers."""
+        """Return the scalar product with other pairs: the sum over all kinds of the products of both numbers."""
         return sum(a * b for a, b in zip(vars(self).values(), vars(others).values(), strict=True))
 
 
 def coefficients(n_clients: int, d: int, q: float) -> Pairs:
-    """Return the coefficient of <g_a, g_b> in E||ghat||^2 for each kind of pair."""
+    """Return for each kind of pair (a, b) the coefficient of <g_a, g_b> in E||ghat||^2."""
     r, near = q / (1 - q), d / (n_clients - 1)
     return Pairs(
         same_private=1 + r,
@@ -64,13 +66,16 @@ def coefficients(n_clients: int, d: int, q: float) -> Pairs:
 
 
 def without_copies(q: float) -> Pairs:
-    """Return the coefficients where clients share no copies."""
+    """Return the coefficients of ``coefficients`` for clients that share no copies."""
     r = q / (1 - q)
     return Pairs(1 + r, 1 + r, 1 + r, 1 + r, 1, 1, 1)
 
 
 def sums(gram: np.ndarray, labels: np.ndarray, private: np.ndarray) -> Pairs:
-    """Sum <g_a, g_b> over the pairs of each kind; gram: (M, M), all <g_a, g_b>; private: (M,) bool."""
+    """Sum <g_a, g_b> over the pairs of each kind.
+
+    gram: (M, M) scalar products <g_a, g_b> of all gradients; labels: (M,) classes; private: (M,) bool.
+    """
     same, n_open = labels[:, None] == labels, (~private[:, None]).astype(int) + ~private
     itself = np.eye(len(labels), dtype=bool) & ~private
 
@@ -89,16 +94,17 @@ def sums(gram: np.ndarray, labels: np.ndarray, private: np.ndarray) -> Pairs:
 
 
 def second_moment(holds: np.ndarray, gram: np.ndarray, q: float) -> float:
-    """Return E||ghat||^2 over stragglers, in any setting:  ||sum_j g_j||^2 + r sum_i ||f_i||^2.
+    """Return E||ghat||^2 over random stragglers for any partition:  ||sum_j g_j||^2 + r sum_i ||f_i||^2.
 
-    f_i = sum_j g_j/d_j over the examples that client i holds. held: (M, N), 1 where client i holds example j.
+    f_i = sum_j g_j/d_j over the examples that client i holds. holds: (M, N), 1 where client i holds example j.
+    gram: (M, M), scalar products of the gradients.
     """
     shares = holds / holds.sum(1, keepdims=True)
     return float(gram.sum() + q / (1 - q) * np.einsum("ai,ab,bi->", shares, gram, shares, optimize=True))
 
 
 def assumption(pairs: Pairs) -> bool:
-    """Check assumption 1: sums over mixed and open pairs of a class are at least 0, and at least those of two."""
+    """Check assumption 1: the sums over mixed and over open pairs of one class are >= 0 and >= those of two classes."""
     return pairs.same_mixed >= max(0.0, pairs.other_mixed) and pairs.same_open + pairs.itself >= max(
         0.0, pairs.other_open
     )
@@ -107,6 +113,6 @@ def assumption(pairs: Pairs) -> bool:
 def promised(pairs: Pairs, d: int, q: float, negative: bool = False) -> float:
     """Return the lower bound of theorem 2 on the reduction of E||ghat||^2 by copies, if the assumption holds.
 
-    negative: return remark 1's value, which holds if sums over pairs of two classes are 0 or less.
+    pairs: from ``sums``. negative: return remark 1's bound, which holds if sums over pairs of two classes are <= 0.
     """
     return q / (1 - q) * (d if negative else d - 1) / (d + 1) * (pairs.same_mixed + pairs.same_open + pairs.itself)

@@ -1,4 +1,4 @@
-"""Computation of the curves of figures 1 to 3, by Ray with several workers, and their means over repetitions."""
+"""Computation of the curves of figures 1 to 3 on one or several workers (Ray), and of their means over repetitions."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,12 +12,12 @@ from fedcommons.runtime import ray_cluster
 from papers.agc.gradient_coding import Played, Problem, Setting, joined, play, select_examples
 from papers.agc.presets import PER_CLASS, PRESETS
 
-CHUNK = 100  # repetitions per job, a multiple of the study's BLOCK
+CHUNK = 100  # repetitions per job, a multiple of gradient_coding.BLOCK
 Curve = dict[str, Any]
 
 
 def load_problem(options: parse.Options) -> Problem:
-    """Load the images of the preset."""
+    """Load the preset's training and test images, with ``PER_CLASS`` training images of each class."""
     preset = PRESETS[options.preset]
     dataset = load(Data(options.dataset, options.data_dir, options.download, validation=0))
     train = select_examples(dataset, PER_CLASS, preset.first, options.seed)
@@ -31,7 +31,7 @@ def job(problem: Problem, setting: Setting, repetitions: range, seed: int) -> Pl
 
 
 def run_all(problem: Problem, wanted: Mapping[str, Setting], options: parse.Options) -> Iterator[tuple[str, Played]]:
-    """Yield each curve when all its repetitions are ready. The bits do not depend on the number of workers."""
+    """Yield (name, results) of each curve, in order. The bits of the results do not depend on the number of workers."""
     chunks = [range(options.repetitions)[i : i + CHUNK] for i in range(0, options.repetitions, CHUNK)]
     if options.workers == 1:
         for name, setting in wanted.items():
@@ -52,7 +52,7 @@ def run_all(problem: Problem, wanted: Mapping[str, Setting], options: parse.Opti
 
 
 def summed_up(setting: Setting, played: Played) -> Curve:
-    """Return the means over repetitions and their standard errors."""
+    """Return the curve: for each quantity, lists by round of means over repetitions and of their standard errors."""
     curve: Curve = {"partition": setting.partition, "q": setting.q, "d": setting.d, "c": setting.c}
     for name, values in (
         ("accuracy", played.accuracy),

@@ -1,24 +1,24 @@
-"""Raw copies and approximate gradient coding for a linear softmax model, with many repetitions in one batch.
+"""Raw copies and approximate gradient coding for a linear softmax model; many repetitions run as one batch.
 
 x_j, y_j  M images as rows of pixels with an appended 1 for the bias, and their labels          (M, D), (M,)
-W         server model, one for each repetition; PyTorch's random start of ``nn.Linear``        (D, K)
+W         server model, one per repetition; starts with the initial weights of ``nn.Linear``        (D, K)
 p_j       softmax(x_j W) - onehot(y_j);  the gradient of example j's cross-entropy is  g_j = x_j^T p_j
 N, q      number of clients, equal to that of classes; each straggles in a round with probability q in [0, 1)
-c, d      share of the examples that is not private, in [0, 1]; each is copied to d clients besides its owner
+c, d      share of the examples that is not private, in [0, 1]; each is copied to d other clients
 d_j       number of clients that hold example j, with its owner;  v_ij = 1/d_j if client i holds it, else 0     (N, M)
-z_i       1 if client i answers in a round, else 0
+z_i       1 if client i answers in a round, 0 if it straggles
 
-A round:  W <- W - lr g^,  g^ = 1/((1-q) M) sum_i z_i sum_j v_ij g_j,  which estimates the mean gradient without bias.
+A round:  W <- W - lr g^,  g^ = 1/((1-q) M) sum_i z_i sum_j v_ij g_j,  an unbiased estimate g^ of the mean gradient.
 The learning rate lr is multiplied by ``decay`` after a round with an answer; a round without answers changes nothing.
 
 Every model stays W_0 + sum_j x_j^T a_j. So a repetition needs only its (M, K) coefficients a, and its logits are
 X W_0 + G a  with the matrix of scalar products  G = X X^T,  which all repetitions share: one large product per round.
 The second moment E||g^||^2 needs the scalar products of the clients' coded gradients sum_j v_ij g_j, which are
-V H V^T  with  H_jl = <g_j, g_l> = G_jl <p_j, p_l>.  Then each draw of stragglers costs a product with an (N, N) matrix.
+V H V^T  with  H_jl = <g_j, g_l> = G_jl <p_j, p_l>.  Each draw of stragglers then costs a product with an (N, N) matrix.
 
 Models are float64: raw pixels, 0 to 255, make G as large as 5e7 and a step larger than the model, so that float32
-rounding would change single repetitions. Test logits and second moments, which do not move the model, are float32. This
-takes half of the time and changes their means by less than 1e-5 of their values.
+rounding would change single repetitions. Test logits and second moments, which do not influence the model, are float32.
+This halves the time and changes the means of both by less than 1e-5 of their values.
 
 Source: Makkonen, Niemelä, Hollanti and Kas Hanna, "Approximate gradient coding for privacy-flexible federated learning
 with non-IID data", arXiv:2404.03524, section IV, figures 1 to 3.
@@ -50,12 +50,15 @@ PARTITIONS = {"iid": {}, "dirichlet_plain": {"alpha": 0.1}, "single_class": {}} 
 STRAGGLER_DRAWS = 15  # draws per round that the second moment is averaged over, as in the authors' code
 
 BLOCK = 50
-"""Number of repetitions in one batch, so that their matrices fit into a cache. It decides how sums are rounded."""
+"""Number of repetitions in one batch, so that the batch fits into the cache. The rounding of sums depends on it."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The setting of one curve. per_class: a share c of each class is not private; else a share c of all examples."""
+    """The setting of one curve; q, d and c: see the module. decay: factor of the learning rate lr after each round.
+
+    per_class: True: a share c of each class is not private; False: a share c of all examples. sharing: see ``copies``.
+    """
 
     partition: str
     q: float
@@ -78,13 +81,13 @@ class Problem:
     test_y: Tensor  # (T,)
     n_classes: int
     products: Tensor  # (M, M), G
-    test_products: Tensor  # (T, M); its type is the type of all measured quantities
+    test_products: Tensor  # (T, M); test logits and second moments have its type
 
     @staticmethod
     def build(
         train: Examples, test: Examples, n_classes: int, white: float, measured: torch.dtype = torch.float32
     ) -> "Problem":
-        """Build the problem. white: value of a white pixel, 1 or 255; measured: type of quantities only measured."""
+        """Build the problem. white: value of a white pixel; measured: type of test logits and second moments."""
         x, test_x = (F.pad(part.x.flatten(1).double() * (white / 255), (0, 1), value=1.0) for part in (train, test))
         return Problem(x, train.y, test_x, test.y, n_classes, x @ x.T, (test_x @ x.T).to(measured))
 
@@ -93,22 +96,22 @@ class Problem:
 class Draws:
     """All random draws of one repetition."""
 
-    start: Tensor  # (D, K), the bias as its last row
-    holds: np.ndarray  # (N, M) bool: client holds example; N may be smaller than the number of classes
+    start: Tensor  # (D, K), initial W; the last row is the bias
+    holds: np.ndarray  # (N, M) bool: client holds example; N excludes clients without examples
     answers: np.ndarray  # (rounds, N) bool: client answers in the round
-    sampled: np.ndarray  # (rounds, STRAGGLER_DRAWS, N) bool: client answers, in draws for the second moment
+    sampled: np.ndarray  # (rounds, STRAGGLER_DRAWS, N) bool: the same for the second moment
 
 
 @dataclass(frozen=True)
 class Played:
-    """Results of each repetition (rows) before each round (columns); column 0 is the untrained model.
+    """Results of each repetition (rows) before each round (columns); column 0 belongs to the untrained model.
 
-    same_class, cross_class: sums of <g_j, g_l> over all pairs of examples of one class (j = l too) and of two classes;
-    together they are ||sum_j g_j||^2.
+    same_class, cross_class: sums of <g_j, g_l> over all pairs (j, l) of examples of one class, including j = l, and of
+    two classes. Both sums together are ||sum_j g_j||^2.
     """
 
     accuracy: np.ndarray  # on the test images, in [0, 1]
-    second_moment: np.ndarray  # of g^, the mean over ``STRAGGLER_DRAWS`` draws; 0 where no client answers
+    second_moment: np.ndarray  # ||g^||^2, mean over ``STRAGGLER_DRAWS`` draws of stragglers
     same_class: np.ndarray
     cross_class: np.ndarray
 
@@ -124,7 +127,7 @@ def select_examples(dataset: Dataset, per_class: int, first: bool, seed: int) ->
         of_class = np.flatnonzero(y == c)
         if len(of_class) < per_class:
             raise UserError(
-                f"gradient coding takes {per_class} training images of every class, and {dataset.name} has "
+                f"gradient coding needs {per_class} training images of every class, and {dataset.name} has "
                 f"{len(of_class)} of class {c}; name another data set."
             )
         random_rows = numpy_generator(seed, "images of class", c).choice(of_class, per_class, replace=False)
@@ -133,7 +136,7 @@ def select_examples(dataset: Dataset, per_class: int, first: bool, seed: int) ->
 
 
 def check(setting: Setting, n_clients: int, sizes: Sequence[int]) -> None:
-    """Check that a setting can run; ``sizes``: the number of examples of each class.
+    """Check that a setting can run with n_clients clients; sizes: the number of examples of each class.
 
     Raises:
         UserError: a field is out of its range, or c > 0 leads to no shared example.
@@ -157,15 +160,15 @@ def check(setting: Setting, n_clients: int, sizes: Sequence[int]) -> None:
             raise UserError(f"{name} must be {allowed}, got {value:g}.")
     if setting.c > 0 and n_swapped(setting.c, lowest) == 0:
         whose = "a class" if setting.per_class else "all examples"
-        raise UserError(f"c = {setting.c:g} of {whose}, {lowest} images, is less than one; use 0 or a larger c.")
+        raise UserError(f"c = {setting.c:g} of {whose}, {lowest} images, is less than one image; use 0 or a larger c.")
 
 
 def copies(owner: np.ndarray, shared: np.ndarray, d: int, keys: np.ndarray, variant: str) -> np.ndarray:
-    """Return (N, M) bool: which client holds which example after sharing.
+    """Return (N, M) bool: whether client i holds example j after copies are shared.
 
-    owner: (M,) client that an example comes from; shared: (M,) bool, whether the example is not private.
-    keys: (M, N) uniform in [0, 1). variant ``exact``: the d other clients with the smallest keys get a copy (all other
-    clients if fewer than d). variant ``binomial``: other clients whose key is below d/(N-1) get a copy.
+    owner: (M,) client to which the partition assigns an example; shared: (M,) bool, whether the example is not private.
+    keys: (M, N) random numbers, uniform in [0, 1). variant ``exact``: the d other clients with the smallest keys get a
+    copy (all other clients if fewer than d). variant ``binomial``: other clients with a key below d/(N-1) get a copy.
     """
     m, n = keys.shape
     others = np.where(np.arange(n) == owner[:, None], inf, keys)
@@ -176,7 +179,7 @@ def copies(owner: np.ndarray, shared: np.ndarray, d: int, keys: np.ndarray, vari
 
 
 def draw(problem: Problem, setting: Setting, repetition: int, seed: int) -> Draws:
-    """Draw one repetition. Settings with another c, d, q or partition use the same random numbers.
+    """Draw all random numbers of one repetition; they do not depend on c, d, q or the partition.
 
     The Dirichlet partition drops clients without examples; the draws of the remaining clients do not change.
     """
@@ -203,7 +206,7 @@ def draw(problem: Problem, setting: Setting, repetition: int, seed: int) -> Draw
 
 
 def play(problem: Problem, setting: Setting, repetitions: range, seed: int) -> Played:
-    """Run these repetitions, in blocks of ``BLOCK``."""
+    """Run the repetitions with these numbers, in batches of ``BLOCK``."""
     blocks = (repetitions[i : i + BLOCK] for i in range(0, len(repetitions), BLOCK))
     with without_denormals():
         return joined(
@@ -217,14 +220,14 @@ def joined(parts: Sequence[Played]) -> Played:
 
 
 def play_block(problem: Problem, setting: Setting, draws: Sequence[Draws]) -> Played:
-    """Run the repetitions with these draws as one batch."""
+    """Run one batch: a repetition for each of these draws."""
     m, k, b, n = len(problem.y), problem.n_classes, len(draws), max(len(repetition.holds) for repetition in draws)
     like, measured, images = problem.x, problem.test_products.dtype, torch.arange(m)
     holds = _stacked([repetition.holds.T for repetition in draws], n).to(like).mT  # (B, N, M)
     answers = _stacked([repetition.answers for repetition in draws], n).to(like)  # (B, R, N)
     sampled = _stacked([repetition.sampled for repetition in draws], n).to(measured)  # (B, R, STRAGGLER_DRAWS, N)
     weights, scale = holds / holds.sum(1, keepdim=True), 1 / ((1 - setting.q) * m)  # v
-    # sums over clients and over classes
+    # weights of examples in the N sums over clients, then in the K sums over classes
     sums = torch.cat([weights, F.one_hot(problem.y, k).T.expand(b, k, m)], 1).to(measured)
     products = problem.products.to(measured)
     starts = torch.stack([repetition.start for repetition in draws], -1).flatten(1)  # (D, K B)
@@ -238,7 +241,7 @@ def play_block(problem: Problem, setting: Setting, draws: Sequence[Draws]) -> Pl
         )  # argmax takes twenty times as long
         p = torch.addmm(logits, problem.products, moved).view(m, k, b).softmax(1)
         p[images, problem.y] -= 1
-        # one repetition after the other: its (M, M) matrix stays in the cache
+        # repetitions run one after another, so that the (M, M) matrix stays in the cache
         pairs = zip(p.permute(2, 0, 1).to(measured), sums, strict=True)
         of_sums = torch.stack([_products(products, errors, weighted) for errors, weighted in pairs])
         of_clients, of_classes = of_sums[:, :n, :n], of_sums[:, n:, n:].double()
@@ -255,12 +258,15 @@ def play_block(problem: Problem, setting: Setting, draws: Sequence[Draws]) -> Pl
 
 
 def _products(products: Tensor, p: Tensor, sums: Tensor) -> Tensor:
-    """Return (S, S): scalar products of sums of gradients; p: (M, K); sums: (S, M), weight of an example in a sum."""
+    """Return the (S, S) scalar products of S weighted sums of gradients.
+
+    products: (M, M), G; p: (M, K); sums: (S, M), the weight of each example in each sum.
+    """
     p = p.contiguous()
     return sums @ (p @ p.T).mul_(products) @ sums.T
 
 
 def _stacked(parts: Sequence[np.ndarray], n: int) -> Tensor:
-    """Stack the parts to (B, ..., n); clients that hold nothing and never answer replace the dropped clients."""
+    """Stack B arrays (..., N) with different N to (B, ..., n); added clients hold no example and never answer."""
     widths = [[(0, 0)] * (part.ndim - 1) + [(0, n - part.shape[-1])] for part in parts]
     return torch.from_numpy(np.stack([np.pad(part, width) for part, width in zip(parts, widths, strict=True)]))

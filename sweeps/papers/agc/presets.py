@@ -1,4 +1,4 @@
-"""Presets of the study of gradient coding: the paper's images, or the images of the released code."""
+"""Presets of the gradient coding study: images as in the paper, as in the authors' released code, or fewer."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ PER_CLASS = 30  # images per class, section IV-A
 
 @dataclass(frozen=True)
 class Preset:
-    """The data and sizes of a preset.
+    """The data set of a preset, and the numbers of images, repetitions and rounds.
 
-    white: value of a white pixel; first: use the first images of each class, else random images; n_test: number of test
-    images, None for all; per_class: a share c of each class is not private, else a share c of all images.
+    white: value of a white pixel. first: use the first images of each class (True) or random images. n_test: number of
+    test images, None for all. per_class: a share c of each class (True) or of all images is not private.
     """
 
     dataset: str = "mnist"

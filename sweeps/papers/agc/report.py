@@ -14,14 +14,14 @@ from papers.agc.presets import PER_CLASS, PRESETS
 
 
 def only(curve: Curve, *quantities: str) -> Curve:
-    """Return the curve with only the lists of these quantities and their standard errors."""
+    """Return the curve with all its fields, but only these quantities and their standard errors."""
     return {
         n: value for n, value in curve.items() if not isinstance(value, list) or n.removesuffix("_se") in quantities
     }
 
 
 def report(curves: Sequence[Curve], problem: Problem, options: parse.Options) -> str:
-    """Return the table and the notes that explain it."""
+    """Return the table of the curves, with notes, as Markdown."""
     preset = PRESETS[options.preset]
     images = "the first" if preset.first else "random"
     share = f"int(c {PER_CLASS}) of each class" if preset.per_class else f"int(c {len(problem.y)}) of all"
@@ -29,22 +29,22 @@ def report(curves: Sequence[Curve], problem: Problem, options: parse.Options) ->
     notes = f"""
 1. {options.dataset}, preset {options.preset}: {images} {PER_CLASS} training images of each class, \
 {len(problem.test_y)} test images, pixels in [0, {preset.white:g}]; {problem.n_classes} clients, of which \
-Dirichlet(0.1) drops those that get no image. Start: PyTorch's default, anew in each repetition.
+Dirichlet(0.1) drops those without images. Initial weights: PyTorch's default, anew in each repetition.
 2. {options.repetitions} repetitions, seed {options.seed}; ± is the standard error of their mean. All curves use the \
 same random numbers.
-3. A client straggles in a round with probability q. Learning rate 0.1, times 0.97 after each round that somebody \
-answers; in figure 3 it is 0.01 throughout.
-4. {share} are not private, drawn at random, and each is copied {copied}.
-5. second moment after r rounds: E||g^||^2 of the estimate for the next one, over 15 draws of stragglers; 0 if nobody \
-answers. It is of the mean gradient; that of the sum is {len(problem.y)}^2 times as large.
-6. rounds to {coding.CLOSE:.0%} of iid: until the mean accuracy is that part of the last one of iid clients that \
-share nothing, at the same q. All curves and c: gradient_coding_table.csv; each round of them: gradient_coding.csv.
+3. A client straggles in a round with probability q. Learning rate 0.1, times 0.97 after each round in which a \
+client answers; in figure 3 it is 0.01 in all rounds.
+4. {share} are not private, chosen at random, and each of these images is copied {copied}.
+5. second moment after r rounds: E||g^||^2 of the estimate g^ in the next round, over 15 draws of stragglers; 0 if no \
+client answers. g^ estimates the mean gradient; the second moment of the sum is {len(problem.y)}^2 times as large.
+6. rounds to {coding.CLOSE:.0%} of iid: rounds until the mean accuracy is this share of the last accuracy of iid \
+clients without copies, at the same q. All curves: gradient_coding_table.csv; all rounds: gradient_coding.csv.
 """
     return coding.table(curves) + notes
 
 
 def write_all(curves: Sequence[Curve], problem: Problem, options: parse.Options, display: Display) -> None:
-    """Write the summary, the tables and the pictures; the last two curves belong to figure 3."""
+    """Write summary.json, the tables and the pictures of these curves; the last two curves belong to figure 3."""
     grid = [only(curve, "accuracy", "second_moment") for curve in curves[:-2]]
     figure3 = [only(curve, "same_class", "cross_class", "norm_sq") for curve in curves[-2:]]
     out, smoke = Path(options.out), options.preset == "smoke"

@@ -1,1 +1,1 @@
-"""The study of which commons to choose: a comparison of all sharing strategies under one protocol."""
+"""Study of which commons (shared data) to choose: a comparison of all sharing strategies under one protocol."""

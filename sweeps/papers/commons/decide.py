@@ -1,4 +1,4 @@
-"""Decisions from the rows: the Pareto front of accuracy against a cost, and which method to choose under which limit.
+"""Advice from the table's rows: the Pareto front of accuracy against a cost, and the best method under each limit.
 
 All functions take plain numbers. Two methods differ significantly where Student's 95 % interval of their accuracy
 difference, paired by seed, excludes 0; with one seed no difference is significant.
@@ -11,21 +11,21 @@ from statistics import fmean
 from fedcommons.reports.intervals import student
 
 ROUNDING = 1e-9
-"""Largest width of an interval that rounding alone explains: the gaps are equal in all seeds."""
+"""Largest width of an interval that rounding alone explains, where accuracy differences are equal in all seeds."""
 
 FEW_COPIES = 0.05
-"""Largest allowed share of near-copies: a pool with more discloses images as raw copies do."""
+"""Largest share of near-copies that counts as no raw copies: with more, a pool discloses images as raw copies do."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """The results of a way (method and sharing strategy) in one federation.
+    """The results of a way (a method with a sharing strategy) for one partition of the data.
 
-    best: test accuracy by seed, in [0, 1], in the round of the best validation accuracy. mb: all bytes of all clients,
-    up and down, in 10^6; once: 10^6 bytes before round 1; rounds: number of rounds in which clients took part.
-    disclosed: share of all examples that was disclosed without an epsilon; raw: share that was sent unchanged.
-    near_copies: share of the images sent by clients that nearly repeat a training image. epsilon: of the commons, if
-    its noise were secret; None: no epsilon. bound: the way is an upper bound, for comparison only.
+    best: test accuracy by seed, in [0, 1], in the round of the best validation accuracy. mb: 10^6
+    bytes that all clients send and receive; pool_mb: those before round 1. rounds: number of rounds in which clients
+    took part. disclosed: share of all examples that was disclosed without an epsilon. raw: share that was sent raw.
+    near_copies: share of the images sent by clients that nearly repeat a training image. epsilon: privacy guarantee of
+    the shared data, if the noise were secret, or None. bound: the way is an upper bound, for comparison only.
     """
 
     way: str
@@ -47,8 +47,8 @@ class Row:
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
     """Return the indices of the Pareto front of points (cost, accuracy), in the order of cost.
 
-    No other point has a lower cost at the same or higher accuracy, or a higher accuracy at the same or lower cost.
-    Equal points are on the front together.
+    A point is on the front if no other point has a lower cost at the same or higher accuracy, or a higher accuracy at
+    the same or lower cost. Equal points are on the front together.
     """
     beaten = [
         any(c <= cost and a >= accuracy and (c, a) != (cost, accuracy) for c, a in points) for cost, accuracy in points
@@ -57,10 +57,10 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def is_ahead(first: Row, second: Row) -> bool:
-    """Return whether ``one`` is significantly more accurate than ``other``, by their common seeds.
+    """Return whether ``first`` is significantly more accurate than ``second`` on the seeds that both have.
 
-    Gaps that are equal in all seeds have an interval of width 0, which is not evidence: few seeds of a finite test set
-    agree by chance.
+    If the accuracy differences are equal in all seeds, the interval has width 0. This is not evidence: few seeds of a
+    finite test set agree by chance.
     """
     interval = student([first.best[seed] - second.best[seed] for seed in first.best if seed in second.best])
     return interval is not None and interval[0] > 0 and interval[1] - interval[0] > ROUNDING
@@ -77,12 +77,12 @@ LIMITS: Mapping[str, Callable[[Row], bool]] = {
         row.rounds <= 1 and row.disclosed == 0 and row.epsilon is not None
     ),
 }
-"""Limits that a user may have, and for each limit whether a row satisfies it."""
+"""Limits that a user may have, each with a function that returns whether a row satisfies the limit."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """Under a limit and a budget of ``mb``: the best way, and ways that are not significantly different (alike)."""
+    """The best way under a limit with at most ``mb`` 10^6 bytes; alike: ways that are not significantly worse."""
 
     limit: str
     mb: float
@@ -91,10 +91,10 @@ class Advice:
 
 
 def guide(rows: Sequence[Row]) -> list[Advice]:
-    """Return for each limit the best way for the fewest bytes, then each significantly better way for more bytes.
+    """Return for each limit the way with the fewest bytes, then each significantly better way that needs more bytes.
 
-    Upper bounds are excluded. ``alike``: ways that satisfy the limit, need no more bytes and are not significantly
-    worse. With one seed no difference is significant: only the most accurate way is named, all others are alike.
+    Upper bounds are excluded. The ways in ``alike`` satisfy the limit, need no more bytes and are not significantly
+    worse. With one seed no difference is significant, so only the most accurate way gets an advice.
     """
     advice = []
     for limit, keeps in LIMITS.items():
@@ -113,11 +113,11 @@ def guide(rows: Sequence[Row]) -> list[Advice]:
 
 
 def in_words(advice: Advice) -> str:
-    """Return the advice as a line of the guide."""
+    """Return the advice as a sentence: bytes, limit, best way, and ways without a significant difference."""
     message = f"If you may send {advice.mb:.3g} MB in all and {advice.limit}: {named(advice.best)}."
     if not advice.alike:
         return message
-    return f"{message} Cannot be told apart from it: {'; '.join(named(row) for row in advice.alike)}."
+    return f"{message} Not significantly different: {'; '.join(named(row) for row in advice.alike)}."
 
 
 def named(row: Row) -> str:

@@ -1,7 +1,7 @@
-"""What images that left clients disclose of their training images: near-copies and a membership advantage.
+"""Audit of images that clients send: near-copies of training images, and the advantage of a membership attack.
 
-The audit is the audit of pools (``fedcommons.audits.copies``), in pixels. Advantage, 2 a - 1: in matched pairs of a
-seen image and a held-out image, the nearest synthetic image identifies the seen image with probability a.
+The audit compares pixels (``fedcommons.audits.copies``). The advantage is 2 a - 1: in matched pairs of a training image
+and a held-out image, the distance to the nearest synthetic image identifies the training image with probability a.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from papers.fedssyn.private_presets import OF_SUMS
 
 @dataclass(frozen=True)
 class LeakAudit:
-    """Audit result. copies: share of images that are near-copies; advantage in [-1, 1]; low, high: 95 % interval."""
+    """Audit result: share of images that are near-copies, and membership advantage in [-1, 1] with 95 % interval."""
 
     copies: float
     advantage: float
@@ -36,23 +36,23 @@ class LeakAudit:
 
     @staticmethod
     def from_facts(facts: Mapping[str, Any]) -> "LeakAudit":
-        """Build the result from the ``facts`` of an audit."""
+        """Build the result from the record of an audit, which has the probability a (``closer``) and its interval."""
         ends = (2 * facts[name] - 1 for name in ("closer", "low", "high"))
         return LeakAudit(facts["near_copies"] / facts["images"], *ends)
 
 
 EXACT = LeakAudit(1.0, 1.0, 1.0, 1.0)
-"""Result of images that were sent unchanged."""
+"""Audit result of real images that were sent unchanged."""
 
 _OF_POOL = ("data.", "partition.", "sharing.", "dp.", "seed")
-"""Prefixes of the fields on which images that are fitted to noisy sums depend."""
+"""Prefixes of the fields that determine the images that are fitted to noisy sums."""
 
 STAYS = ("local_synthetic",)
 """Sharing strategies whose synthetic images do not leave the client."""
 
 
 def read_audit(summary: Mapping[str, Any], config: Experiment, folder: Path) -> LeakAudit | None:
-    """Return the audit result of a run; None where no image leaves a client (or only means, codes or features)."""
+    """Return the audit result of a run; None if clients send no images (but, for example, means, codes or features)."""
     if summary.get("disclosed_raw"):
         return EXACT
     if config.sharing.setting in STAYS:
@@ -67,15 +67,15 @@ def read_audit(summary: Mapping[str, Any], config: Experiment, folder: Path) -> 
 @cache
 @fresh_torch()
 def _of_fitted(fields: tuple[tuple[str, Any], ...]) -> LeakAudit | None:
-    """Audit images fitted to clients' noisy sums; the images are fitted again, with one thread as in the runs."""
-    torch.set_num_threads(1)  # on a busy machine two threads take up to a hundred times as long
+    """Audit images that are fitted to clients' noisy sums. They are fitted again, with one thread as in the runs."""
+    torch.set_num_threads(1)  # on a busy machine two threads are up to a hundred times slower
     prepared = prepare(choose(dict(fields)))
     pool = prepared.stage.make(prepared.client_data, ())
     return _against_all(prepared, pool.store[pool.rows])
 
 
 def _of_state(prepared: Prepared, folder: Path) -> LeakAudit | None:
-    """Audit the server's images of the last round against all clients' images and the validation data."""
+    """Audit the server's images of the last round against all clients' training images; None without such images."""
     checkpointed, dataset = checkpoint.load_latest(folder / "checkpoints"), prepared.dataset
     if checkpointed is None or "images" not in checkpointed.state:
         return None
@@ -87,7 +87,7 @@ def _of_state(prepared: Prepared, folder: Path) -> LeakAudit | None:
 
 
 def _against_all(prepared: Prepared, images: Examples) -> LeakAudit | None:
-    """Audit synthetic images that depend on all clients' images."""
+    """Audit synthetic images against the training images of all clients, with validation images as held-out images."""
     dataset = prepared.dataset
     of_all = subject(0, images, prepared.train, dataset.validation, prepared.config.seed)
     facts = audit([of_all], {"pixels": pixel_space}, prepared.config.seed).record()["pixels"]["all"]

@@ -1,4 +1,4 @@
-"""Results of a row of the table, from the run folders of its seeds at its chosen learning rates."""
+"""Results of a row of the table, from the run folders of all seeds at the chosen learning rates of the row."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,11 @@ if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
 
 @dataclass(frozen=True)
 class Measured:
-    """A row with its runs at the chosen rates; shown: the audit of images that left clients, of its first seed."""
+    """A row of the table, with its runs at the chosen learning rates.
+
+    to_target, last: rounds to the target accuracy and last test accuracy, by run. per_round: 10^6 bytes per round.
+    audit: result of the first run whose sent images could be audited.
+    """
 
     row: Row
     alpha: float
@@ -40,19 +44,19 @@ class Measured:
 
     @property
     def epsilon(self) -> str:
-        """Return the epsilon of the commons as text: with ``if secret``, ``none``, or ``-`` without a commons."""
+        """Return the epsilon of the shared data as text; ``none``: no guarantee; ``-``: nothing is shared."""
         if self.config.sharing.setting in left.STAYS:
             return "-"
         return tables.commons_epsilon(Cell({}, self.runs))
 
 
 def taking_part(lines: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return the rounds in which clients took part."""
+    """Return the numbers of the rounds in which clients took part, from the records of all rounds."""
     return [line["round"] for line in lines if line.get("clients")]
 
 
 def rounds_to_target(goal: float | str, lines: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return the number of rounds with clients until the target, or None; server-only rounds do not count."""
+    """Return the number of rounds with clients until the target accuracy ``goal``, or None if it is missed."""
     reached = target.first(goal, lines)
     return None if reached is None else sum(number <= reached for number in taking_part(lines))
 
@@ -64,7 +68,7 @@ def best_of(lines: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
 
 
 def failed(entry: Entry, out: Path) -> bool:
-    """Return whether an error, such as divergence, stopped the entry's run."""
+    """Return whether an error, such as divergence, ended the run of this entry."""
     if not isinstance(entry.cell, Trial):
         return False
     folder = out / entry.cell.name
@@ -72,10 +76,10 @@ def failed(entry: Entry, out: Path) -> bool:
 
 
 def best_rates(entries: Sequence[Entry], runs: "pd.DataFrame", out: Path) -> dict[tuple[str, float], Rates]:
-    """Choose for each way and alpha the rates of the best validation accuracy in any round of the first seed's run.
+    """Choose per way and alpha the learning rates with the best validation accuracy in any round of the first seed.
 
-    Rates at which the run of any seed failed are excluded: a row without its diverged seeds would look too good.
-    Ties go to the rates tried first; a way without valid rates is missing. The choice does not use test data.
+    Learning rates at which any seed's run failed are excluded, as a row without diverged seeds would look too good.
+    In a tie, the rates that were tried first are chosen. A way without valid rates is missing. Test data is not used.
     """
     done = set() if runs.empty else set(runs["run"])
     unstable = {(e.way, e.alpha, e.rates) for e in entries if failed(e, out)}
@@ -89,7 +93,7 @@ def best_rates(entries: Sequence[Entry], runs: "pd.DataFrame", out: Path) -> dic
 
 
 def at_rates(entries: Sequence[Entry], rates: Mapping[tuple[str, float], Rates]) -> list[Entry]:
-    """Return the entries at the chosen rates of their way and alpha."""
+    """Return the entries whose learning rates are the chosen ones of their way and alpha."""
     return [e for e in entries if rates.get((e.way, e.alpha)) == e.rates]
 
 

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PRIVATE, PLAIN, BOUND = "*", "o", "s"
-"""Markers of ways: the commons has an epsilon; no epsilon or no commons; an upper bound."""
+"""Markers of ways: shared data with an epsilon; no epsilon or no shared data; an upper bound."""
 
 
 def spread_out(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Return positions of labels close to ``places``, in the same order, at least ``gap`` apart."""
+    """Return label positions between low and high, close to ``places`` and in the same order, at least gap apart."""
     order = sorted(range(len(places)), key=lambda i: places[i])
     result = [0.0] * len(places)
     position = low - gap
@@ -33,7 +33,7 @@ def spread_out(places: Sequence[float], gap: float, low: float, high: float) -> 
 
 
 def draw(rows: Sequence[Measured], path: Path, title: str, smoke: bool) -> None:
-    """Draw the picture and write it to ``path``."""
+    """Draw a row of two panels for each alpha, and write the picture to ``path``."""
     alphas = list(dict.fromkeys(measured.alpha for measured in rows))
     most = max(sum(measured.alpha == alpha for measured in rows) for alpha in alphas)
     figure, grid = plots.panels(len(alphas), 2, (13, max(4.5, 1.2 + 0.24 * most) * len(alphas)))
@@ -43,11 +43,11 @@ def draw(rows: Sequence[Measured], path: Path, title: str, smoke: bool) -> None:
         _panel(right, of_alpha, [100 * measured.row.disclosed for measured in of_alpha])
         left.set(xscale="log", xlabel="MB in all, all clients, both ways", ylabel="test accuracy, %")
         plots.plain_ticks(left.xaxis)
-        right.set(xlabel="examples given away without an epsilon, %", xlim=(-4, 104))
+        right.set(xlabel="examples disclosed without an epsilon, %", xlim=(-4, 104))
         left.set_title(f"alpha = {alpha:g}", fontsize=10)
     figure.legend(handles=_keys(), loc="outside lower center", ncols=4, fontsize=8)
     several = any(len(measured.row.best) > 1 for measured in rows)
-    figure.suptitle(f"{title}{'; a line through a point: least to most of the seeds' * several}", fontsize=10)
+    figure.suptitle(f"{title}{'; a line through a point: minimum to maximum over seeds' * several}", fontsize=10)
     plots.save(figure, path, 120, smoke)
 
 
@@ -62,13 +62,13 @@ def _keys() -> list[Any]:
     return [
         point(PRIVATE, "the commons has an epsilon (if its noise were secret)", 11),
         point(PLAIN, "no epsilon, or no commons", 6),
-        point(BOUND, "bound, not on the front", 6, "none"),
+        point(BOUND, "upper bound, not on the front", 6, "none"),
         Line2D([], [], color="0.3", label="Pareto front", drawstyle="steps-post"),
     ]
 
 
 def _panel(axes: "Axes", rows: Sequence[Measured], costs: Sequence[float]) -> None:
-    """Draw points, the Pareto front, and names in a column at the right, each with a line to its point."""
+    """Draw accuracy against these costs: points, the Pareto front, and at the right a name linked to each point."""
     heights = [100 * measured.row.accuracy for measured in rows]
     colours = [COLOURS[list(WAYS).index(measured.row.way) % len(COLOURS)] for measured in rows]
     for measured, colour, x, y in zip(rows, colours, costs, heights, strict=True):

@@ -1,4 +1,4 @@
-"""Files that the commons sweep writes: table, CSV, picture and guide."""
+"""Files that ``sweeps/commons.py`` writes: table, CSV, picture and guide (advice under limits)."""
 
 import json
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ HEAD = (
 
 
 def report(entries: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
-    """Write all files from the finished run folders, and display table and guide."""
+    """Write all files from the folders of finished runs, and display the table and the guide."""
     from papers.commons.measured import measured
 
     cells = grid.once(e.cell for e in entries if isinstance(e.cell, sweep.Trial))
@@ -56,7 +56,7 @@ def name_of(measured: "Measured") -> str:
 
 
 def _seconds(rows: "Sequence[Measured]", out: Path, display: Display) -> dict[str, float]:
-    """Return the seconds of client work by the name of a row's first run; a file caches them, as each takes seconds."""
+    """Return the seconds of client work of each row, by the name of its first run; client_work.json caches them."""
     from papers.commons.work import client_seconds
 
     file = out / "client_work.json"
@@ -83,7 +83,7 @@ def _line(result: "Measured", seconds: float) -> list[object]:
 
 
 def _rates(rates: Rates) -> str:
-    """Return the rates as text, without the section of a field's name."""
+    """Return the learning rates as text, such as ``lr 0.04``, without the section (``client.``) of a field's name."""
     return ", ".join(f"{name.partition('.')[2]} {value:g}" for name, value in rates)
 
 
@@ -104,19 +104,17 @@ def _not_defined(entries: Sequence[Entry]) -> str:
 
 
 def _not_finished(entries: Sequence[Entry], rows: "Sequence[Measured]") -> str:
-    """Return a line for each way and alpha without a row, or whose row lacks seeds."""
+    """Return a line for each way and alpha without a row of the table, or whose row has not all seeds."""
     text = ""
     seeds = {e.seed for e in entries}
     ended = {(result.alpha, result.row.way): len(result.row.best) for result in rows}
     for alpha, way in dict.fromkeys((e.alpha, e.way) for e in entries if isinstance(e.cell, sweep.Trial)):
         n = ended.get((alpha, way), 0)
         if not n:
-            text += (
-                f"\n{way}, alpha {alpha:g}: no row: at all rates the run with seed {entries[0].seed} has not ended, "
-            )
-            text += "or a seed's failed\n"
+            text += f"\n{way}, alpha {alpha:g}: no row: at all learning rates, the run with seed {entries[0].seed} "
+            text += "has not ended or the run of some seed failed\n"
         elif n < len(seeds):
-            text += f"\n{way}, alpha {alpha:g}: of {n} of {len(seeds)} seeds; the other runs have not ended\n"
+            text += f"\n{way}, alpha {alpha:g}: {n} of {len(seeds)} seeds; the other runs have not ended\n"
     return text
 
 
@@ -139,24 +137,25 @@ def _notes(rows: "Sequence[Measured]", options: parse.Options) -> list[str]:
     return [
         f"All: {config.data.name}, N = {config.partition.n_clients}, {config.partition.name}, R = "
         f"{config.federation.rounds}, E = {c.epochs}, B = {c.batch_size}, {c.optimizer}; the classifier is "
-        f"{rows[0].config.model.name} (FedDPMS trains the autoencoder that has it). Same local steps for all clients "
-        "that train it: by the rule of equal work where they hold others' examples, all at once in one-shot methods.",
-        f"Rounds to target ({goal}) are those in which clients took part; an exchange before round 1 is none of them.",
-        "Last: after the last round, of the server too; best: the test accuracy in the round of the best validation "
-        "accuracy, whose model a run keeps; picture and guide are of it. With the first seed each row tries the rates "
-        f"{options.lrs} for clients that train the classifier, and the rates of a server or of images that are its "
-        "own, one changed at a time; the row, all its seeds, has those of the best validation accuracy there in any "
-        "round (of equals those tried first), but for rates at which a seed's run diverged. Rates of Fedssyn's "
-        "generators are fixed, by the generators' own quality. Near copies and advantage are of the first seed.",
-        "MB: 10^6 bytes of all clients, both ways; once: before round 1; a round: in which clients took part.",
-        "Client work: seconds of all clients on one core, counted (steps times the price of a step, as --dry-run), "
-        "with their generators.",
-        "Given away: share of all examples that were sent raw, or from which something was made that no epsilon "
-        "covers; updates of a model do not count. Epsilon: of what went into the commons, were its noise secret; none: "
-        "nothing covers some of it; -: there is no commons.",
-        "Near-copies, and membership advantage with its 95 % interval: of images that left clients, in pixels; -: no "
-        "image left, or means, codes or models did. FedDM's images are those of the last round, FedCVAE's those that "
-        "the server draws from decoders; both are judged against all clients'.",
+        f"{rows[0].config.model.name} (FedDPMS trains the autoencoder that contains it). Clients that train it "
+        "make the steps of E epochs on their own images in each round, also if they hold other clients' images; in "
+        "one-shot methods they make these steps at once.",
+        f"Rounds to target ({goal}) counts the rounds in which clients took part, without an exchange before round 1.",
+        "Last: test accuracy after the last round, server rounds included. Best: test accuracy in the round of the "
+        "best validation accuracy, whose model a run keeps; picture and guide use it. With the first seed each row "
+        f"tries the learning rates {options.lrs} of clients that train the classifier, and further learning rates of "
+        "its method, one at a time. All seeds then use those with the best validation accuracy in any round (in a tie, "
+        "those tried first), except rates at which a seed's run diverged. Learning rates of Fedssyn's generators are "
+        "fixed, by the quality of the images. Near-copies and membership advantage belong to the first seed.",
+        "MB: 10^6 bytes that all clients send and receive; once: before round 1; a round: per round with clients.",
+        "Client work: seconds of all clients on one core, generators included, computed as steps times the seconds "
+        "of a step, as with --dry-run.",
+        "Given away: share of all examples that were sent raw, or that shared data was computed from without an "
+        "epsilon; model updates do not count. Epsilon: privacy guarantee of shared data, if the noise were secret; "
+        "none: some shared data has no guarantee; -: nothing is shared.",
+        "Near-copies, and membership advantage with its 95 % interval: of images that clients send, in pixels; -: "
+        "clients send no images (but, for example, means, codes or models). FedDM: images of the last round; FedCVAE: "
+        "images that the server draws from decoders; both are compared with the images of all clients.",
         f"Seeds: {options.seeds}; ± is the sample standard deviation.",
     ]  # fmt: skip
 
@@ -172,8 +171,8 @@ def _guides(rows: "Sequence[Measured]") -> str:
 
 
 _HOW = (
-    "The first line of a limit is the way of the front that sends least, the next ones are told to be more accurate "
-    "than the line before: Student's 95 % interval over the seeds is above 0, for each pair alone (of 20 pairs of "
-    "equals one is told apart by chance), and the seeds' gaps are not all equal. Of one seed only the most accurate "
-    "way is named, and nothing is told apart. Limits and numbers are those of the table."
+    "For each limit, the first line names the way with the fewest bytes. Each next way is significantly more accurate "
+    "than the way in the line before: Student's 95 % interval of the difference, paired by seed, is above 0, and the "
+    "differences are not all equal. Intervals are not corrected for several comparisons. With one seed, only the most "
+    "accurate way is named, and no difference is significant. All numbers are those of the table."
 )

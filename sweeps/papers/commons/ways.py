@@ -1,10 +1,10 @@
-"""The rows of ``sweeps/commons.py``: every way (method and sharing strategy) to fill a commons, with its budget.
+"""The rows of ``sweeps/commons.py``: each way (a method with a sharing strategy), with its budget of training.
 
 All rows have one protocol: the same data, partition, clients and classifier (``encoder``; FedDPMS trains the
 autoencoder that contains it), with all clients in every round. A client that trains the classifier runs E epochs on its
-own images in each of R rounds. By the rule of equal work this also holds where the client holds other clients' images.
-A client of a one-shot method runs its E R epochs at once. Each row's ``budget`` states what the server and the
-generators train. Field values differ from the papers, whose values are on the papers' pages.
+own images in each of R rounds. A client that also holds other clients' images makes the same number of steps. A client
+of a one-shot method runs E R epochs at once. Each row's ``budget`` states what the server and the generators train.
+Field values differ from those of the papers, which are on the papers' pages.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,16 +17,16 @@ from fedcommons.tune.sweep import Trial
 from papers.fedssyn import private_presets
 
 LR = "client.lr"
-"""Field of the clients' learning rate; its rates are listed by ``--lrs``."""
+"""Name of the field of the clients' learning rate; ``--lrs`` lists the values to try."""
 
 
 @dataclass(frozen=True)
 class Way:
     """A row: its dotted fields, the learning rates to try, and its budget in words.
 
-    tries: rates to try, by field, one field at a time with all other fields at their defaults; default: ``client.lr``.
-    bound: an upper bound that is unrealistic in practice. smaller: fields of preset smoke; large: fields of preset
-    small on images of 28x28 and more.
+    tries: learning rates to try, by field; one field varies at a time, with the first value of all other fields.
+    bound: the way is an upper bound that is unrealistic in practice. smaller: further fields in preset smoke; large:
+    further fields in preset small for images of 28x28 and more.
     """
 
     fields: Mapping[str, Any]
@@ -38,12 +38,12 @@ class Way:
 
 
 Rates = tuple[tuple[str, float], ...]
-"""Field and value of each learning rate of a row."""
+"""The learning rates of a row, as pairs (field, value)."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A run of the sweep: its row and learning rates; ``cell``: the trial, or an error sentence if it cannot run."""
+    """A run of a way (row) with learning rates; cell: the trial, or an error sentence if the run is impossible."""
 
     way: str
     alpha: float
@@ -69,7 +69,7 @@ _DISTILS = "clients E R epochs once; server {server_epochs} epochs of distillati
 
 
 def _few(method: str) -> dict[str, Any]:
-    """Return the fields of preset smoke for a method that distils."""
+    """Return the fields of preset smoke for a method that distils an ensemble: few epochs and generator steps."""
     return {f"{method}.server_epochs": 1, f"{method}.generator_steps": 2}
 
 
@@ -82,7 +82,7 @@ _VAE = {"model.name": "vae", "model.normalise": True}
 
 
 def _fedcvae(variant: str, image_source: str) -> Way:
-    """Return a FedCVAE row. A client has few 8x8 images, so it trains more epochs than the paper's 15 on MNIST."""
+    """Return a FedCVAE row; clients have few 8x8 images, so they train for more epochs than the paper's 15 on MNIST."""
     return Way(
         {**_FEDCVAE, "fedcvae.variant": variant},
         _DECODERS + image_source,
@@ -119,7 +119,7 @@ WAYS: Mapping[str, Way] = {
     "FedDM": Way(
         _FEDDM,
         "clients {iterations} steps on the pixels a round, server {server_epochs} epochs of these images",
-        # with 0.3 for pixels, the value for the ConvNet of FedDM's page, this classifier diverges
+        # with a learning rate of pixels of 0.3 (FedDM's page, for a ConvNet) this classifier diverges
         {"feddm.image_lr": (0.01, 0.003, 0.03), "feddm.server_lr": (0.05, 0.02, 0.1)},
         smaller={"feddm.ipc": 1, "feddm.least": 1, "feddm.iterations": 2, "feddm.server_epochs": 2},
         large={"feddm.ipc": 5, "feddm.iterations": 30, "feddm.match_batch": 64},
@@ -150,7 +150,7 @@ WAYS: Mapping[str, Way] = {
     "FedCVAE-KD": _fedcvae("kd", " of a decoder that it trains for {decoder_epochs} epochs"),
     "gradient coding": Way({"algorithm": "gradient_coding", **_COPIES}, f"{_LOCAL}; {_TO_TWO}"),
 }  # fmt: skip
-"""All rows by name, in the order of the table."""
+"""All ways by the name of the row, in the order of the table."""
 
 ONE_SHOT = ("dense", "coboosting")
 """Methods whose clients train the classifier only once."""
@@ -165,14 +165,14 @@ _OF_PRESET: Mapping[str, Mapping[str, Any]] = {
 
 
 def rates(preset: str) -> str:
-    """Return the default of ``--lrs`` in a preset."""
+    """Return the default of ``--lrs`` in a preset: learning rates of clients, separated by commas."""
     return _RATES[preset]
 
 
 def tries(way: Way, lrs: Sequence[float], everything: bool) -> list[Rates]:
-    """Return the rates to try for a way: its defaults (the middle of ``lrs``), then variants with one other rate.
+    """Return the learning rates to try for a way: the defaults (the middle of ``lrs``), then variants of one rate.
 
-    everything: False varies only the clients' learning rate.
+    everything: vary all learning rates of the way (True), or only the clients' learning rate (False).
     """
     values = {name: (lrs[len(lrs) // 2], *lrs) if name == LR else grid for name, grid in way.tries.items()}
     default = {name: grid[0] for name, grid in values.items()}
@@ -181,12 +181,12 @@ def tries(way: Way, lrs: Sequence[float], everything: bool) -> list[Rates]:
 
 
 def base(preset: str, dataset: str) -> dict[str, Any]:
-    """Return the fields of all rows in a preset, before the command line changes fields."""
+    """Return the fields that all rows have in a preset; options of the command line override these fields."""
     return {**presets.preset(preset, dataset), **_OF_PRESET[preset]}
 
 
 def fields(way: Way, options: parse.Options) -> dict[str, Any]:
-    """Return the fields that a row sets on top of the base; options: the options of the sweep."""
+    """Return the fields that a row sets in addition to those of ``base``; options: the options of the sweep."""
     preset, result = options["preset"], dict(way.fields)
     if result["algorithm"] in ONE_SHOT:
         epochs = options["federation.rounds"] * options["client.epochs"]
@@ -204,7 +204,7 @@ def fields(way: Way, options: parse.Options) -> dict[str, Any]:
 
 
 def budget(way: Way, values: Mapping[str, Any]) -> str:
-    """Return a row's budget in words, with the numbers of these fields."""
+    """Return the text of a row's budget, with the numbers (epochs, steps) of the configuration ``values``."""
     sections = f"{values['algorithm']}.", "sharing."
     constants = {name.partition(".")[2]: value for name, value in values.items() if name.startswith(sections)}
     return way.budget.format(generator=values.get("generator.epochs"), **constants)

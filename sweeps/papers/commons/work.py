@@ -1,8 +1,7 @@
-"""Seconds of client work, counted as steps times the price of a step, as in ``--dry-run``.
+"""Seconds of client work, computed as the number of steps times the measured seconds of a step, as in ``--dry-run``.
 
-A run's clock would also count the server's work and other load of the machine. The count includes the local steps of
-the clients, the pieces of method-specific work that clients do (``OF_CLIENTS``), and the training and sampling of the
-clients' generators.
+The seconds of a run would also include the server's work and other load of the machine. Client work is the local steps
+of the clients, their method-specific work (``OF_CLIENTS``), and the training and sampling of their generators.
 """
 
 from fedcommons.config.experiment import Experiment
@@ -17,14 +16,14 @@ OF_CLIENTS = {
     "feddm": ("steps", "real", "synthetic"), "dense": ("local_examples",), "coboosting": ("local_examples",),
     "fedcvae": ("local_steps", "local_images"),
 }  # fmt: skip
-"""Pieces of method-specific work (``TellsWork``) that clients do; the server does all other pieces."""
+"""Method-specific units of work that clients do, by method; the server does all other units."""
 
 
 @fresh_torch()
 def client_seconds(config: Experiment, prices: dict[tuple, cost.GeneratorPrices]) -> float:
     """Return the seconds of work of all clients together, on one core of this machine at its current speed.
 
-    prices: prices of generators, extended here with each timed generator; rows that share a generator share its price.
+    prices: measured seconds of generators, extended here; rows with the same generator share its measurement.
     """
     prepared = build.prepare(config)
     contributed, _ = cost.contribute(prepared, [cost.stand_in(need) for need in prepared.requests])

@@ -1,1 +1,1 @@
-"""Replications: experiments whose settings other authors published numbers for."""
+"""Replications: experiments with the settings of other authors, compared with the numbers that they published."""

@@ -1,9 +1,10 @@
-"""The page of replications: each published number, our number and a verdict.
+"""The page of replications: each published number, the result of our runs, and a verdict.
 
-Our runs with n seeds give a prediction interval for the mean of m further runs, mean +- t s sqrt(1/m + 1/n) (95 %,
-Student's t with n - 1 degrees of freedom). The published number is the mean of m runs, mostly m = 1. Verdicts:
+Our runs with n seeds (mean and standard deviation s) give a 95 % prediction interval for the mean of m further runs:
+mean +- t s sqrt(1/m + 1/n), with Student's t for n - 1 degrees of freedom. The published number is the mean of m runs,
+mostly m = 1. Verdicts:
 
-inside        the published number lies in that interval; no tolerance is added
+inside        the published number lies in the prediction interval; no tolerance is added
 inside, wide  the number lies in the interval, but the half-width exceeds a tenth of the mean, so the test is weak
 outside       the number lies outside the interval
 cannot tell   there are fewer than three seeds, or a seed missed the target
@@ -22,12 +23,12 @@ from fedcommons.storage.atomic_files import write_json, write_text
 from papers.replications.rows import ROWS, Published, Quantity
 
 LEAST, WIDE = 3, 0.1
-"""Smallest number of seeds for a verdict; half-width of an interval over its mean above which it is wide."""
+"""Smallest number of seeds for a verdict; an interval is wide if half-width / mean exceeds the second number."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A published number and the numbers of our runs; values: by seed, None where a run missed the target."""
+    """A published number and our numbers; values: our number of each seed, None if the run missed the target."""
 
     row: str
     quantity: Quantity
@@ -58,9 +59,9 @@ class Compared:
 
 
 def compared(runs: Mapping[tuple[str, str], Mapping[int, Mapping[str, float | None]]]) -> list[Compared]:
-    """Return the comparisons of all published numbers of rows with runs, in the order of the rows.
+    """Return a comparison for each published number of the rows that have runs, in the order of the rows.
 
-    runs: by row and variant, then by seed of each finished run, the numbers by the quantities' words.
+    runs: (row, variant) -> seed of a finished run -> text of a quantity (``Quantity.words``) -> our number.
     """
     return [
         Compared(name, quantity, published, {seed: numbers[quantity.words] for seed, numbers in by_seed.items()})
@@ -82,7 +83,7 @@ def ours(comparison: Compared) -> str:
 
 
 def table(comparisons: Sequence[Compared], seeds: str) -> str:
-    """Return the table with its notes."""
+    """Return the table of the comparisons, with notes, as Markdown."""
     lines = []
     for item in comparisons:
         note = f", {item.published.note}" if item.published.note else ""
@@ -102,17 +103,17 @@ def table(comparisons: Sequence[Compared], seeds: str) -> str:
     notes = [
         *(f"{name}: {ROWS[name].setting}." for name in names),
         *(f"{name} departs: {ROWS[name].departs}." for name in names if ROWS[name].departs),
-        f"Seeds {seeds}; n: how many are finished. Ours: the mean, and the 95 % prediction interval for one run more, "
-        "or for the mean of as many as were published (Flower: five). Inside: the published number lies in it; no "
-        "tolerance is added. Wide: further than a tenth of the mean to each "
-        f"side, so it says little. With fewer than {LEAST} seeds, or a missed target, there is no verdict.",
+        f"Seeds {seeds}; n: number of finished seeds. Ours: the mean, and the 95 % prediction interval for one further "
+        "run, or for the mean of the published number of runs (Flower: five). Inside: the published number lies in the "
+        "interval, without tolerance. Wide: the interval is wider than a tenth of the mean on each "
+        f"side, so the test is weak. With fewer than {LEAST} seeds, or a missed target, there is no verdict.",
     ]
     head = ["row", "variant", "quantity", "published", "n", "ours", "verdict"]
     return tables.markdown(head, lines) + tables.numbered(notes)
 
 
 def records(comparisons: Sequence[Compared]) -> list[dict[str, object]]:
-    """Return a line for each published number and seed."""
+    """Return a CSV row for each published number and seed."""
     return [
         {
             "row": item.row, "variant": item.quantity.variant, "quantity": item.quantity.words,
@@ -125,7 +126,7 @@ def records(comparisons: Sequence[Compared]) -> list[dict[str, object]]:
 
 
 def picture(path: Path, comparisons: Sequence[Compared]) -> None:
-    """Draw our number over the published number: a dot for the mean, a bar for the prediction interval; 1: equal."""
+    """Draw our number divided by the published number: a dot for the mean, a bar for the prediction interval."""
     figure, grid = panels(1, 1, (7.5, 1.2 + 0.28 * len(comparisons)))
     axes = grid.flat[0]
     for y, item in enumerate(comparisons):
@@ -145,7 +146,7 @@ def picture(path: Path, comparisons: Sequence[Compared]) -> None:
         fontsize=7,
     )
     axes.set_ylim(len(comparisons) - 0.5, -0.5)
-    axes.set(xlabel="ours over the published number")
+    axes.set(xlabel="our number / published number")
     axes.grid(axis="x", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     save(figure, path, 120)

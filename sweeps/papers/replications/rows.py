@@ -1,19 +1,19 @@
-"""The rows of the replications: published numbers, their settings, and our experiments for them.
+"""The rows of the replications: published numbers, their settings, and our experiments with these settings.
 
-Settings and learning rates are those of the sources, except McMahan's rate; no setting here is chosen by results.
-Sources:
+Settings and learning rates are those of the sources, except McMahan's learning rate. No setting is tuned on results.
+E: local epochs; B: batch size; C: share of clients in a round. Sources:
 
-McMahan   McMahan et al., AISTATS 2017, arXiv:1602.05629, table 1: 2NN, E = 1, B = 10, rates tuned and not reported
-FedLab    SMILELab-FL/FedLab: readme_exp.ipynb (R4), mlp_exp.sh (the rate 0.02); the place of the numbers 43, 439 and
-          93.14 could not be found again
+McMahan   McMahan et al., AISTATS 2017, arXiv:1602.05629, table 1: 2NN, E = 1, B = 10, tuned learning rate unreported
+FedLab    SMILELab-FL/FedLab: readme_exp.ipynb (R4), mlp_exp.sh (learning rate 0.02); we no longer find the numbers
+          43, 439 and 93.14 there
 FLUTE     microsoft/msrflute, README: LR_MNIST, "about 81"
-DPIB      DPImageBench's table of DP-MERF: classifiers trained on its images, tested on real ones
+DPIB      DPImageBench's table of DP-MERF: classifiers trained on synthetic and tested on real images
 NDPDC     Zheng and Li, "Differentially private dataset condensation", NDSS 2024 workshop: ten images per class
 Flower    adap/flower, baselines/fedprox: a figure, read with an error of 0.03
 NIID      adap/flower, baselines/niid_bench, README: the best of 50 rounds, mean +- standard deviation of its seeds; the
           setting of Li et al., ICDE 2022
 
-The 2NN of 200 and 200 hidden units takes pixels in [0, 1], as in the sources.
+The 2NN, an MLP with two hidden layers of 200 units, takes pixels in [0, 1], as in the sources.
 """
 
 from collections.abc import Mapping
@@ -71,8 +71,8 @@ LATE = {"straggler.rule": "slow", "straggler.share": 0.9}
 class Published:
     """A published number and its source.
 
-    note: its precision by the source or by our reading; the table shows the note, and no verdict depends on it.
-    runs: number of runs that the number is the mean of.
+    note: precision of the number, by the source or by our reading; shown in the table, not used in the verdict.
+    runs: the number is the mean of this number of runs.
     """
 
     value: float
@@ -98,7 +98,7 @@ class Quantity:
 class Row:
     """A setting with its variants (fields of an experiment each) and the published quantities of the variants.
 
-    departs: differences from the source, where the source is specific.
+    departs: differences between our experiment and the source, where the source is specific.
     """
 
     setting: str
@@ -115,7 +115,7 @@ def _after(variant: str, round: int, value: float, source: str, note: str = "", 
     return Quantity(variant, round, (Published(value, source, note, runs),))
 
 
-RATES = "McMahan's rate is tuned and not told: ours is 0.1; FedLab's is that of its script, 0.02"
+RATES = "McMahan's learning rate is tuned but not reported: ours is 0.1; FedLab's is 0.02, from its script"
 
 ROWS = {
     "R1": Row(
@@ -125,7 +125,7 @@ ROWS = {
         RATES,
     ),
     "R2": Row(
-        "the same, two shards of sorted digits a client",
+        "the same, with two shards of sorted digits per client",
         {"E = 1": {**SHARDS, **MCMAHAN}, "E = 5": {**SHARDS, **FEDLAB}},
         (_to_97("E = 1", 664, "McMahan"), _to_97("E = 5", 439, "FedLab")),
         RATES,
@@ -153,13 +153,13 @@ ROWS = {
         "MNIST, 2NN, 100 clients by Dirichlet(0.5), C = 0.1, full batch, E = 5, rate 0.1",
         {"Dirichlet": DIRICHLET},
         (_after("Dirichlet", 200, 93.14, "FedLab"),),
-        "clients weigh alike, as FedLab's server averages without weights; where it has 93.14 was not seen again",
+        "all clients have the same weight, as in FedLab's server; we no longer find the source of 93.14",
     ),
     "R6": Row(
         "LR_MNIST: softmax regression, 1,000 clients of two digits, 10 a round, B = 10, E = 1, rate 0.03",
         {"FedAvg": {**SOFTMAX, "client.epochs": 1}},
         (_after("FedAvg", 100, 81, "FLUTE", "about"),),
-        "FLUTE's model puts a sigmoid before the softmax; pixels are standardised; sizes of clients are drawn anew",
+        "FLUTE's model puts a sigmoid before the softmax; pixels are standardised; clients' sizes are drawn anew",
     ),
     "R7": Row(
         "DP-MERF, one site with all images, 10,000 features, noise for epsilon 1 and 10 as theirs (2/n, replace-one)",
@@ -175,23 +175,23 @@ ROWS = {
             for name, values in (("MNIST", (80.3, 81.3)), ("Fashion-MNIST", (62.2, 62.2)))
             for epsilon, value in zip((1, 10), values, strict=True)
         ),
-        "two images in a hundred are held out, so the site has 58,800 of 60,000; 500 images a class are drawn from "
-        "their generator, theirs 6,000; the classifier is our CNN; DPIB's stored run has scale 105 for Fashion-MNIST",
+        "two percent of the images are held out, so the site has 58,800 of 60,000; we draw 500 images per class from "
+        "the generator, they 6,000; the classifier is our CNN; DPIB's stored run has scale 105 for Fashion-MNIST",
     ),
     "R8": Row(
-        "NDPDC, one site with all images, ten images a class, epsilon 1, L = 50, rate by the smallest class",
+        "NDPDC, one site with all images, ten images per class, epsilon 1, L = 50, sampling rate by the smallest class",
         {
             name: {**NDPDC, "data.name": data, "sharing.class_size": smallest}
             for name, data, smallest in (("MNIST", "mnist", 5421), ("Fashion-MNIST", "fmnist", 6000))
         },
         (_after("MNIST", 10, 93.1, "NDPDC"), _after("Fashion-MNIST", 10, 77.7, "NDPDC")),
-        "1,000 steps with networks of 32 channels, five to ten minutes of a core, theirs 10,000 with 128; real and "
-        "fitted images are not augmented, theirs are, alike in a step; images "
-        "become uint8; the ConvNet that judges them has 100 epochs of batches of ten at 0.01 with momentum 0.9, theirs "
-        "1,000 of 256 at 0.01, and a tenth of it in the second half",
+        "we take 1,000 steps with networks of 32 channels (five to ten minutes on a core), they 10,000 with 128; we do "
+        "not augment images, they augment real and fitted images equally in a step; our images become uint8; our "
+        "ConvNet trains for 100 epochs of batches of ten at 0.01 with momentum 0.9, theirs for 1,000 epochs of batches "
+        "of 256 at 0.01, and a tenth of it in the second half",
     ),
     "R10": Row(
-        "softmax regression, clients as R6, E = 10; 0 or 90 % of a round's clients do part of their epochs",
+        "softmax regression, clients as R6, E = 10; 0 or 90 % of a round's clients run only some of their epochs",
         {
             f"{name}, {share}": {**FEDPROX, **method, **late}
             for share, late in (("none late", {}), ("90 % late", LATE))
@@ -206,8 +206,8 @@ ROWS = {
             for share, values in (("none late", (83, 78, 85)), ("90 % late", (64, 80, 85)))
             for name, value in zip(("FedAvg, late ones dropped", "mu = 0", "mu = 2"), values, strict=True)
         ),
-        "theirs has weight decay 0.001, holds a tenth of each client out, weighs by batches and draws who is late; "
-        "with none late, FedAvg and mu = 0 are the same runs of ours",
+        "they use weight decay 0.001, hold out a tenth of each client's data, weight by batches and draw the "
+        "stragglers; without stragglers, FedAvg and mu = 0 are the same runs of ours",
     ),
     "R12": Row(
         "NIID-Bench: ten clients by Dirichlet(0.5), all in each round, B = 64, E = 10, rate 0.01, momentum 0.9",
@@ -227,15 +227,16 @@ ROWS = {
             )
             for method, (value, deviation) in zip(("fedavg", "fedprox", "fednova", "scaffold"), values, strict=True)
         ),
-        "theirs are the best of the 50 rounds by test images, ours the last; convolutions are 3x3, theirs 5x5 without "
-        "padding, and one dense layer of 120, theirs 120 and 84; mu is 0.01, theirs tuned and not told; SCAFFOLD's new "
-        "control is the gradient at the server's model (option 1), as the other is of SGD without momentum",
+        "their accuracy is the best of the 50 rounds on test images, ours the last; our convolutions are 3x3, theirs "
+        "5x5 without padding; we have one dense layer of 120, they 120 and 84; our mu is 0.01, theirs tuned but not "
+        "reported; SCAFFOLD's new control is the gradient at the server's model (option 1), as option 2 assumes SGD "
+        "without momentum",
     ),
 }  # fmt: skip
-"""Rows by the names that issues and the page use."""
+"""Rows by the names (R1, R2, ...) that the page of results uses."""
 
 NOT_HERE = {
     "R9": "Opacus' MNIST example as a client: docs/results/opacus_mnist.md",
     "R11": "FedProx' synthetic(alpha, beta): curves without numbers, examples/fedprox_synthetic.py",
 }
-"""Rows of the same list that this sweep does not run, with the reason or the page of the result."""
+"""Further rows of the page that this sweep does not run, each with the reason or with the page of the result."""
