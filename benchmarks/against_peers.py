@@ -1,22 +1,24 @@
-"""Seconds of a round of fedcommons and of other simulators, all against one bare PyTorch loop, in one run.
+"""Seconds per round of fedcommons and of other simulators, compared with one bare PyTorch loop in the same run.
 
 python benchmarks/against_peers.py [W1 W2 W3 LR] [--peers DIR] [--environments DIR] [--repeats 3] [--json]
 
-The workloads are those of round_time.py; LR is lr_mnist.py, whole commands on MNIST (FEDCOMMONS_DATA). A rival runs as
-a process of its own virtual environment, which should have our torch; its script is in DIR of ``--peers``, fluke's in
-peers/ here. One whose environment is not there is left out, and named. All of them take half an hour on two idle
-cores. BlazeFL is not measured: the package registry does not have it. Fairness:
+The workloads W1 to W3 are those of round_time.py; LR is lr_mnist.py, whole commands on MNIST (FEDCOMMONS_DATA). A rival
+(another simulator) runs as a process in a separate virtual environment, which should have the same torch version as
+ours. Its script is in DIR of ``--peers``; fluke's script is in peers/ here. A rival without an environment is skipped
+and reported. All rivals take half an hour on two idle cores. BlazeFL is not measured, as the package registry does not
+have it. Fairness:
 
-- In turns. A block, one stretch each of the bare loop and of ours, in one process and in two, is played before and
-  after every run of a rival. A rival's ratio is its seconds to the mean of the two blocks around it of the bare loop in
-  two processes, any other ratio that within a block: what slows the machine for minutes slows both sides.
-- Steady rounds. A rival's first round is left out (Flower starts its actors in it), as is our first block. A rival's
-  seconds are the median of its rounds; a stretch's are the mean, so that a round held up by the machine favours the
-  rivals. The table has the medians of these seconds and of these ratios, each for itself.
-- The same work: models, sizes, steps, one torch thread a process (FedJAX: XLA's threads), at most two processes. fluke,
-  FedLab's serial trainer and FedJAX have one; only FedJAX shuffles. No evaluation, tracking or start-up in the timed
-  part. Our processes sleep while a rival runs, but for a twentieth of a core that Ray always takes, from the bare loop
-  too.
+- Systems run in turns. Before and after every run of a rival, a block of measurements runs: some rounds each of the
+  bare loop and of fedcommons, in one process and in two. A rival's ratio is its seconds divided by the mean seconds of
+  the bare loop in two processes in the blocks before and after. The ratios of fedcommons are taken within a block. So a
+  slow period of the machine slows both numbers of a ratio.
+- Only steady rounds count. A rival's first round (in which Flower starts its actors) and our first block are left out.
+  A rival's seconds are the median of its rounds, ours are the mean, so that a delayed round favours the rivals. The
+  table has the median over runs of the seconds, and the median of the ratios.
+- All systems do the same work: models, numbers of examples, steps, one torch thread per process (FedJAX: XLA's
+  threads), at most two processes. fluke, FedLab's serial trainer and FedJAX have one process. Only FedJAX shuffles.
+  Evaluation, tracking and start-up are not timed. Our processes sleep while a rival runs, except for a twentieth of a
+  core that Ray always uses, also while the bare loop runs.
 """
 
 import argparse
@@ -58,12 +60,12 @@ ENVIRONMENTS = {
     "venv-fluke": "fluke-fl==0.8.1 torch",
     "venv-fedjax": 'fedjax==0.0.17 "jax[cpu]==0.10.2" torch',
 }
-"""What pip installs into each."""
+"""What pip installs into each virtual environment."""
 
 
 @dataclass(frozen=True)
 class Rival:
-    """A system of a virtual environment; ``command`` is its script and the script's arguments."""
+    """Another simulator; command: the name of its script in ``--peers`` or peers/, and the script's arguments."""
 
     name: str
     environment: str
@@ -82,35 +84,40 @@ RIVALS = (
 
 
 class RivalError(Exception):
-    """Why a rival's run has no seconds."""
+    """Reason why a run of a rival gave no seconds."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Seconds of a round, and the ratio to those of the bare loop in two processes at that time."""
+    """Seconds per round, and their ratio to the seconds of the bare loop in two processes at about the same time."""
 
     seconds: float
     ratio: float
 
 
 def interpreter(environments: Path, name: str) -> Path:
-    """The Python of a virtual environment, whether or not it is there."""
+    """Return the path of a virtual environment's Python, which need not exist."""
     return environments / name / "bin" / "python"
 
 
 def run(rival: Rival, workload: str, peers: Path, environments: Path) -> float:
-    """Median seconds of a steady round of a rival.
+    """Run a rival and return its median seconds per round, without the first round.
 
     Raises:
-        RivalError: it failed, took too long or played no steady round.
+        RivalError: the rival failed, exceeded ``TIMEOUT_S`` or ran only one round.
     """
     script, *arguments = rival.command.format(workload=workload).split()
     folder_of_script = OWN if (OWN / script).exists() else peers
     command = [interpreter(environments, rival.environment), folder_of_script / script, *arguments]
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}  # those are for ours
-    variables |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore"}  # nothing is written beside the scripts
-    variables |= {"PYTHONPATH": str(peers)}  # work.py, also for a script of ours
-    # Ray listens on all interfaces; a rival's that knows no tokens is not ours to shut
+    variables = {
+        name: value for name, value in os.environ.items() if not name.startswith("RAY_")
+    }  # these are for our Ray
+    variables |= {
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONWARNINGS": "ignore",
+    }  # write no files into the folders of scripts
+    variables |= {"PYTHONPATH": str(peers)}  # scripts in peers/ import work.py, too
+    # Ray listens on all interfaces; the token protects it in rivals whose Ray supports tokens
     variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -121,7 +128,7 @@ def run(rival: Rival, workload: str, peers: Path, environments: Path) -> float:
         )
         try:
             process.wait(TIMEOUT_S)
-        except BaseException as error:  # an interrupt too: the processes that it started would go on
+        except BaseException as error:  # also after an interrupt, as the rival's processes would continue
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             if isinstance(error, subprocess.TimeoutExpired):
@@ -141,14 +148,17 @@ def run(rival: Rival, workload: str, peers: Path, environments: Path) -> float:
 def measure(
     workload: str, rivals: list[Rival], repeats: int, peers: Path, environments: Path
 ) -> tuple[dict[str, Sample], dict[str, str]]:
-    """Medians of every system on a workload, and why a rival has none; one that fails is not run again."""
+    """Return the median sample of every system on a workload, and the error of each rival that failed.
+
+    A rival that fails is not run again.
+    """
     timed = WORKLOADS[workload].timed
     sides = {name: make(workload) for name, make in OURS.items()}
     samples: dict[str, list[Sample]] = defaultdict(list)
     failed: dict[str, str] = {}
 
     def block() -> float:
-        """Sample our sides, in turns; returns the seconds that are the measure of the others."""
+        """Time the bare loop and fedcommons once in each variant; return the seconds per round of ``REFERENCE``."""
         seconds = {}
         for name, side in sides.items():
             start = time.perf_counter()
@@ -159,7 +169,7 @@ def measure(
         return seconds[REFERENCE]
 
     block()
-    samples.clear()  # that was warming up
+    samples.clear()  # the first block only warms up
     for _ in range(repeats):
         before = block()
         for rival in rivals:
@@ -195,7 +205,7 @@ def main() -> None:
         parser.error(f"unknown workload {', '.join(sorted(unknown))}; known: {', '.join(WORKLOADS)}, LR")
     if options.repeats < 1:
         parser.error(f"--repeats {options.repeats}: at least 1 is needed")
-    peers = options.peers.absolute()  # the rivals run elsewhere
+    peers = options.peers.absolute()  # rivals run in another current folder
     environments = (options.environments or peers).absolute()
     for option, folder in (("--peers", peers), ("--environments", environments)):
         if not folder.is_dir():

@@ -1,13 +1,13 @@
-"""Seconds of a round of every algorithm against FedAvg's, interleaved in one run, in this process.
+"""Seconds per round of every algorithm, compared with FedAvg's; rounds are interleaved in one process.
 
 python benchmarks/algorithms.py [W1 W2] [--json] [--repeats 7] [--only fedgen,moon]
 
-W1: small CNN, 10 of 100 clients x 15 steps a round. W2: VGG-11, 10 clients x 2 steps of 64. No evaluation, no tracking
-in the timed part. Goals: fedprox, fednova 1.1; scaffold, fedpvr, feddyn 1.25; moon 2.1 (features of two models more);
-fedmix 3.2; feddpms 1.1 of fedvae, which train an autoencoder (feddpms: its first stage); fedgen 1.3 beside its server's
-steps, that is with one step in the place of fifty ("fedgen, one step of its server"). FedDM, DENSE and Co-Boosting do
-other work, which benchmarks/feddm.py and benchmarks/distillation.py time; one_shot, fedddpm and fedcvae train at the
-server.
+W1: small CNN, 10 of 100 clients x 15 steps per round. W2: VGG-11, 10 clients x 2 steps of 64 examples. Evaluation and
+tracking are not timed. Goals, as ratios to FedAvg: fedprox, fednova 1.1; scaffold, fedpvr, feddyn 1.25; moon 2.1, as it
+computes features of two further models; fedmix 3.2; feddpms (first stage) 1.1 times fedvae, as both train an
+autoencoder; fedgen 1.3 without most steps of its server, that is with one step instead of fifty ("fedgen, one step of
+its server"). benchmarks/feddm.py and benchmarks/distillation.py time FedDM, DENSE and Co-Boosting, whose work differs;
+one_shot, fedddpm and fedcvae train at the server.
 """
 
 import argparse
@@ -38,14 +38,14 @@ from fedcommons.federation.serial_executor import Serial
 from lightning_modules import Classifier, vae
 
 CONSTANTS = {"fedgen, one step of its server": {"iterations": 1}}
-"""Of methods that are timed twice."""
+"""Constants of methods that are timed a second time, by the label of that row."""
 
 OTHER_WORK = ("feddm", "dense", "coboosting", "one_shot", "fedddpm", "fedcvae")
-"""Methods whose rounds are no local steps."""
+"""Methods that do not run local steps of SGD in each round, and are not timed here."""
 
 
 def course(name: str, algorithm_name: str) -> Iterator:
-    """The rounds of one algorithm on a workload, for ever."""
+    """Return an endless iterator that runs one round of the algorithm on a workload per item."""
     w = WORKLOADS[name]
     rows = np.arange(w.clients * w.per_client).reshape(w.clients, w.per_client)
     clients = Clients(examples(w), list(rows))
@@ -53,7 +53,7 @@ def course(name: str, algorithm_name: str) -> Iterator:
     algorithm = registry.make("algorithm", algorithm_name.partition(",")[0], CONSTANTS.get(algorithm_name, {}))
     module = Classifier(network(name), lr=w.lr)
     module.head = [layer for layer, of in module.named_modules() if isinstance(of, torch.nn.Linear)][-1]
-    if needed(algorithm):  # of the same size, about: only their ratio to each other says something
+    if needed(algorithm):  # methods that need an autoencoder are compared only with each other
         module = vae(tuple(clients.store.x.shape[1:]), 10, w.lr, 0.0, 0.0, "sgd", latent=64)
     work = Work(module, default_device(), LocalSGD(w.epochs, w.batch))
     executor = Serial(lambda data: Worker(work, algorithm, data), RunData(clients, clients, {}))
@@ -67,7 +67,10 @@ def course(name: str, algorithm_name: str) -> Iterator:
 
 
 def measure(name: str, repeats: int, algorithms: Sequence[str]) -> dict[str, float]:
-    """Median seconds of a round of each algorithm, in turns, after two rounds of warming up (memories exist then)."""
+    """Return each algorithm's median seconds per round; rounds run in turns after two warm-up rounds.
+
+    After the warm-up, the clients' memories exist.
+    """
     courses = {algorithm: course(name, algorithm) for algorithm in algorithms}
     seconds: dict[str, list[float]] = {algorithm: [] for algorithm in courses}
     for repeat in range(repeats + 2):

@@ -1,9 +1,9 @@
-"""Clients trained at once (``client.batched``) against one after another: processor seconds of a round, in turns.
+"""CPU seconds per round with clients trained at once (``client.batched``) and one after another, in turns.
 
 python benchmarks/batched.py [--repeats 5]
 
-Ten clients of 120 digits with preset small's CNN, one epoch, B = 10 and 32; W1 and W3 of ``round_time.py``. One process
-of one torch thread.
+Workloads: ten clients of 120 digits with the CNN of preset small, one epoch, batch size B = 10 and 32; W1 and W3 of
+``round_time.py``. One process with one torch thread.
 """
 
 import argparse
@@ -32,7 +32,10 @@ from lightning_modules import Classifier
 
 
 def course(name: str, blocks: int, *, batched: bool) -> Iterator[object]:
-    """Rounds of FedAvg without evaluation."""
+    """Return an endless iterator that runs one round of FedAvg per item, without evaluation.
+
+    name: a workload of ``round_time.py`` or ``digits, B = 10``; blocks: number of blocks of clients in a round.
+    """
     if name in WORKLOADS:
         w = WORKLOADS[name]
         rows = np.arange(w.clients * w.per_client).reshape(w.clients, w.per_client)

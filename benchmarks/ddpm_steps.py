@@ -1,9 +1,9 @@
-"""CPU milliseconds of a step of a DDPM: as it is, in bf16, with channels last, compiled; in turns, in this process.
+"""CPU milliseconds per training step of a DDPM: in fp32, bf16, channels-last layout and compiled, in turns.
 
 python benchmarks/ddpm_steps.py [--repeats 5] [--compile]
 
-Batches of 64; the U-Nets of preset small. ``--compile``: torch.compile, too, whose first step takes minutes on two
-cores. First steps are seconds on the clock, as compilers run in processes of their own.
+Batches of 64 images and the U-Nets of preset small, in one process. ``--compile`` adds torch.compile, whose first step
+takes minutes on two cores. The first step is measured in wall-clock seconds, as compilers run in other processes.
 """
 
 import argparse
@@ -23,7 +23,10 @@ NETWORKS = (((1, 8, 8), (16, 32)), ((1, 28, 28), (16, 32, 32)), ((3, 32, 32), (1
 
 
 class Stepping:
-    """A DDPM, its optimizer, and what its steps took."""
+    """A DDPM and its optimizer; seconds: CPU seconds of each step; first: wall-clock seconds of the first step.
+
+    way: text with the variant: ``fp32``, ``bf16``, ``channels last``, ``compiled``.
+    """
 
     def __init__(self, way: str, shape: tuple[int, ...], channels: tuple[int, ...]) -> None:
         set_default_generator("initial weights")

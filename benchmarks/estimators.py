@@ -1,14 +1,15 @@
-"""The cost of measuring zeta^2, sigma^2 and L: processor seconds, counted in plain passes over the data, and memory.
+"""Cost of measuring zeta^2, sigma^2 and the smoothness L: CPU seconds, as multiples of a plain pass, and memory.
 
 python benchmarks/estimators.py [vgg11 cnn] [--json] [--repeats 5] [--steps 100]
 
-vgg11: 10 clients of 64 random 32x32 images. cnn: the small CNN on all digits, 10 clients. A plain pass is forward and
-backward over the same examples in batches of the same size, in evaluation mode as the measurement is, in turns with
-it; goals: zeta^2 and sigma^2 of all clients cost at most 1.6 passes with vgg11, 3 with cnn. L is that of the first
-client, by Lanczos' iteration of at most --steps products, in passes over its data. Memory, with vgg11 only: the largest
-resident size of a fresh process beyond that of one that makes a plain pass and keeps the gradients, for one batch's
-mean gradient and per-sample norms, and for all of the measurement, server and worker in one; goal: 100 MB, where
-per-sample gradients of one batch would take 32 times the model. It needs Linux.
+vgg11: 10 clients of 64 random 32x32 images. cnn: the small CNN on all digits, 10 clients. A plain pass is a
+forward and backward pass over the same examples in batches of the same size and in evaluation mode; it runs in turns
+with the measurement. Goals: zeta^2 and sigma^2 of all clients cost at most 1.6 passes with vgg11, 3 with cnn. L is
+measured for the first client, by at most --steps products of the Lanczos iteration, in passes over that client's data.
+Memory, only with vgg11 and on Linux: the largest resident size of a fresh process, minus that of a process that makes a
+plain pass and keeps the gradients. It is measured for one batch's mean gradient and per-sample norms, and for the whole
+measurement, with server and worker in one process. Goal: 100 MB; explicit per-sample gradients of one batch would take
+32 times the model.
 """
 
 import argparse
@@ -49,7 +50,7 @@ GOAL_MB = 100
 
 
 def federation(name: str) -> Serial:
-    """A worker with the network and its clients' data."""
+    """Return a serial executor whose worker has the network and the data of ``N_CLIENTS`` clients."""
     torch.manual_seed(0)
     if name == "vgg11":
         n = N_CLIENTS * 64
@@ -65,7 +66,7 @@ def federation(name: str) -> Serial:
 
 
 def plain(executor: Serial, n_clients: int = N_CLIENTS) -> None:
-    """Forward and backward over the first clients' examples; the last gradients are kept."""
+    """Run a plain pass over the examples of the first ``n_clients`` clients; the last batch's gradients stay."""
     work, clients = executor.worker.work, executor.worker.data.real
     work.module.eval()
     for i in range(n_clients):
@@ -79,26 +80,26 @@ def plain(executor: Serial, n_clients: int = N_CLIENTS) -> None:
 
 
 def measured(executor: Serial) -> None:
-    """zeta^2 and sigma^2 of all clients."""
+    """Measure zeta^2 and sigma^2 over all clients."""
     found = moments(executor, ModelTask(executor.worker.work.initial), "own", N_CLIENTS, BLOCKS)
     assert found.zeta_sq > 0 < found.sigma_sq
 
 
 def seconds_of(act: Callable[[], object]) -> float:
-    """Processor seconds, so that other work on the machine counts little."""
+    """Return the CPU seconds of a call, which depend little on other load of the machine."""
     start = time.process_time()
     act()
     return time.process_time() - start
 
 
 def in_turns(*acts: Callable[[], object], repeats: int) -> list[float]:
-    """Median seconds of each, in turns, after one round of warming up."""
+    """Return the median CPU seconds of each function; the functions run in turns, after one warm-up each."""
     seconds = [[seconds_of(act) for act in acts] for _ in range(repeats + 1)][1:]
     return [statistics.median(s) for s in zip(*seconds, strict=True)]
 
 
 def lanczos(executor: Serial, most: int) -> tuple[float, int]:
-    """Seconds and steps until L of the first client is found."""
+    """Return the CPU seconds and the number of products of the Lanczos iteration for L of the first client."""
     module, examples, steps = executor.worker.work.module, executor.worker.data.real[0], 0
     batches = list(zip(examples.x.split(BATCH), examples.y.split(BATCH), strict=True))
 
@@ -120,15 +121,15 @@ def times(name: str, repeats: int, most: int) -> dict[str, float]:
 
 
 def one_batch(executor: Serial) -> None:
-    """The mean gradient and the squared norms of per-sample gradients of one batch."""
+    """Compute the mean gradient and the squared norms of per-sample gradients of one batch."""
     examples = executor.worker.data.real[0]
     gradients(executor.worker.work.module, (examples.x[:BATCH], examples.y[:BATCH]))
 
 
 def peak(act: Callable[[Serial], None]) -> dict[str, float]:
-    """Megabytes of this process at most, with VGG-11."""
+    """Run ``act`` on VGG-11 and return the largest resident size of this process, in MB."""
     act(federation("vgg11"))
-    return {"mb": resident(largest=True)}  # not getrusage's, which has the parent's from before it became this process
+    return {"mb": resident(largest=True)}  # getrusage would include the parent's memory from before exec
 
 
 def main() -> None:

@@ -1,10 +1,11 @@
-"""Seconds of a client's matching iterations on ConvNet against bare loops of the same work, in turns, in this process.
+"""CPU seconds of a FedDM client's matching iterations on ConvNet, compared with bare loops of the same work, in turns.
 
 python benchmarks/feddm.py [--repeats 5] [--classes 10] [--images 32] [--side 32]
 
-The client holds as many real images of each class, of three channels; ipc 10, ConvNet of width 32. The bare loops draw
-weights, pass forward and backward, and step, without the package: with all classes in one forward pass, and with a pass
-for each class. Goals: 1.1 of the loop that does the same; 0.8 of the loop over classes.
+The client has --images real images of each class, with three channels, 10 synthetic images per class (ipc), and a
+ConvNet of width 32. The bare loops draw weights, run forward and backward passes and make steps, without the package:
+either with all classes in one forward pass, or with a pass for each class. Goals: ratios of 1.1 to the first loop,
+which does the same work, and of 0.8 to the second.
 """
 
 import argparse
@@ -31,7 +32,10 @@ ITERATIONS, IPC, RADIUS = 5, 10, 5.0
 
 
 def bare(network: ConvNet, real: Tensor, labels: Tensor, at_once: bool) -> None:
-    """The iterations, with ``real`` (k m, 3, side, side) sorted by class."""
+    """Run the matching iterations; real: (k m, 3, side, side), m images of each of k classes, sorted by class.
+
+    at_once: all classes in one forward pass (True), or a pass for each class (False).
+    """
     weights, k = [p.detach().clone() for p in network.parameters()], int(labels[-1]) + 1
     images = real.unflatten(0, (k, -1))[:, :IPC].flatten(0, 1).clone().requires_grad_()
     optimizer = torch.optim.SGD([images], 1.0, 0.5)

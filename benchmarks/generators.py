@@ -1,11 +1,11 @@
-"""CPU seconds of a training step of each generator against a bare loop of the same work, in turns, in this process.
+"""CPU milliseconds per training step of each generator, compared with a bare loop of the same work, in turns.
 
 python benchmarks/generators.py [--repeats 7] [--side 8] [--images 500] [--steps 16] [--only cvae,beta_vae]
 
-Images of one channel (32: of three); networks and batches are the generators' defaults, DDPM's U-Net is (16, 32). Ours
-is ``generator.fit``, as a client calls it. The bare loops take the same layers, initial weights and draws, and write
-out batches, forward passes, augmentation, losses and averages. Where both do not end at the same weights, bit for bit,
-this program stops. Goal: 1.1.
+Images have one channel, or three with side 32. Networks and batch sizes are the generators' defaults; DDPM's U-Net has
+16 and 32 channels. Our side calls ``generator.fit``, as a client does. The bare loops use the same layers, initial
+weights and random numbers, and write out batches, forward passes, augmentation, losses and averages of weights. If both
+sides do not end with the same weights, bit for bit, this program stops. Goal: a ratio of 1.1.
 """
 
 import argparse
@@ -35,7 +35,10 @@ How = GAN | CVAE | BetaVAE | DDPM
 
 
 def batches(x: Tensor, y: Tensor, how: How, epochs: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Those of ``how.fit``. A loader draws a seed before each order, and one more order after a short last batch."""
+    """Yield the batches of ``how.fit``.
+
+    A PyTorch data loader draws a seed before each epoch's order, and a further order after a short last batch.
+    """
     order, as_loader = generator(SEED, "order"), isinstance(how, BetaVAE | DDPM)
     for _ in range(epochs):
         if as_loader:
@@ -48,12 +51,12 @@ def batches(x: Tensor, y: Tensor, how: How, epochs: int) -> Iterator[tuple[Tenso
 
 
 def named(module: nn.Module, values: Iterable[Tensor]) -> dict[str, Tensor]:
-    """Values of a module's parameters, by their names."""
+    """Return these values by the names of the module's parameters."""
     return {name: value.detach() for (name, _), value in zip(module.named_parameters(), values, strict=True)}
 
 
 def augmented(x: Tensor, drawn: Tensor) -> Tensor:
-    """Colour, translation by an index into the padded image, and cutout by a mask; drawn: uniform, (B, 8)."""
+    """Return images with random colour, translation and cutout; drawn: (B, 8), uniform random numbers per image."""
     n, _, side, _ = x.shape
     u, places, most, hole = drawn.T[..., None], torch.arange(side), (side + 4) // 8, side // 2
     colour = u[:3, ..., None, None]
@@ -70,7 +73,7 @@ def augmented(x: Tensor, drawn: Tensor) -> Tensor:
 
 
 def decoded(layers: nn.Module, z: Tensor, y: Tensor, side: int) -> Tensor:
-    """Logits of pixels, cut to the image's side."""
+    """Return the decoder's pixel logits for latents z and labels y, cropped to side x side."""
     images = layers(torch.cat([z, F.one_hot(y, CLASSES).float()], 1))
     edge = (images.shape[-1] - side) // 2
     return images[..., edge : edge + side, edge : edge + side] if edge else images

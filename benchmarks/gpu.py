@@ -1,11 +1,11 @@
-"""What the package promises of a GPU, tried on one in ten minutes: each line says PASS or FAIL, and what was seen.
+"""Checks of the package on a real GPU, in ten minutes: each line has PASS or FAIL, and the observation.
 
 python benchmarks/gpu.py [--only WORDS]      # exit code 0: all passed; 1: not all; 2: torch finds no GPU
 
-The tests try the same on a GPU that is not there (``testing/pretend_gpu.py``), which has no speed and no rounding of
-its own. The last line is pfl's definition of CIFAR-10 (``image_classification/baseline.yaml``; Granqvist et al. 2024,
-arXiv:2404.06430): 1,000 users of 50 images, 50 of them in a round, E = 1, B = 10, rate 0.1, 1,626,442 parameters; the
-images are random, as no speed depends on them. Goal: its 1,500 rounds in 60 s.
+The tests check the same on a simulated GPU (``testing/pretend_gpu.py``), which has neither the speed nor the rounding
+of a GPU. The last line is pfl's benchmark on CIFAR-10 (``image_classification/baseline.yaml``; Granqvist et al. 2024,
+arXiv:2404.06430): 1,000 users of 50 images, 50 users in a round, one local epoch, batch size 10, learning rate 0.1,
+1,626,442 parameters. Images are random, as the speed does not depend on them. Goal: 1,500 rounds in 60 s.
 """
 
 import argparse
@@ -59,20 +59,20 @@ from lightning_modules.networks import CNN
 LOOP = LocalSGD(1, 10)
 METHODS = (FedAvg, FedProx, SCAFFOLD, FedDyn, FedPVR, FedNova)
 ROUNDS, SECONDS = 1500, 60.0
-"""Of pfl's definition, and the goal."""
+"""Number of rounds of pfl's benchmark, and the goal for their seconds."""
 
 ACTORS = (1, 4, 8, 12)
-"""Numbers of actors that share the GPU in pfl's definition."""
+"""Numbers of actors that share the GPU in pfl's benchmark, one measurement each."""
 
 PLAIN = 30
-"""Launches of a plain step on the pretended GPU (``test_on_a_gpu.py``)."""
+"""Number of GPU operations of a plain training step on the simulated GPU (``test_on_a_gpu.py``)."""
 
 Seen = tuple[bool, str]
-"""Whether it is as promised, and what was seen."""
+"""Result of a check: whether it passed, and the observation in words."""
 
 
 def pfl_network() -> nn.Module:
-    """Two convolutions without padding, a pool, two layers: 1,626,442 parameters."""
+    """Return pfl's CNN: two convolutions without padding, pooling and two linear layers, 1,626,442 parameters."""
     set_default_generator("initial weights of the benchmark")
     convolutions = nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)
     return nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(64 * 14 * 14, 128), nn.ReLU(), nn.Linear(128, 10))
@@ -84,7 +84,7 @@ def small_network() -> nn.Module:
 
 
 def images(clients: int, each: int, shape: tuple[int, ...] = (3, 32, 32)) -> Clients:
-    """Clients with random images and labels."""
+    """Return clients with ``each`` random images and labels per client."""
     draws, n = torch.Generator().manual_seed(1), clients * each
     x = torch.randint(0, 256, (n, *shape), dtype=torch.uint8, generator=draws)
     return Clients(Examples(x, torch.randint(0, 10, (n,), generator=draws)), list(np.arange(n).reshape(clients, each)))
@@ -99,7 +99,7 @@ def worker(network: Callable[[], nn.Module], loop: LocalSGD, data: RunData) -> W
 def course(
     clients: Clients, share: float, loop: LocalSGD, network: Callable[[], nn.Module], executor: Executor | None = None
 ) -> Iterator[Standing]:
-    """The server after each round of FedAvg without evaluation."""
+    """Yield the state of the server after each round of FedAvg, without evaluation."""
     data = RunData(clients, clients, {})
     build = partial(worker, network, loop)
     start = FedAvg().start(build(data).work.snapshot(), facts := Facts(len(clients), clients.sizes, 10**9), 0)
@@ -108,7 +108,7 @@ def course(
 
 
 def rate(rounds_: Iterator[Standing], seconds: float = 3.0, least: int = 3) -> tuple[float, Standing]:
-    """Rounds a second after two of warming up, and the last one."""
+    """Return rounds per second after two warm-up rounds, and the state of the server after the last round."""
     last = [*islice(rounds_, 2)][-1]
     started, n = time.perf_counter(), 0
     while n < least or time.perf_counter() - started < seconds:
@@ -117,7 +117,7 @@ def rate(rounds_: Iterator[Standing], seconds: float = 3.0, least: int = 3) -> t
 
 
 def digest() -> str:
-    """Of the model's bits after two rounds of each method, computed in this process."""
+    """Return a hash of the models' bits after two rounds of each method in this process."""
     found = sha256()
     for method in METHODS:
         standing = two_rounds(method(), digits().on(default_device()))
@@ -145,7 +145,7 @@ def as_on_the_cpu() -> Seen:
 
 
 def no_step_waits() -> Seen:
-    """Torch raises at a call that waits for the GPU, from a client's second step to its last one."""
+    """Check that no call waits for the GPU from a client's second step on; torch raises an error at such a call."""
     inside = worker(small_network, replace(LOOP, batch_size=5), RunData(c := images(1, 50), c, {}))
     step = inside.work.module.training_step
 
@@ -166,7 +166,7 @@ def no_step_waits() -> Seen:
 
 
 def launches() -> Seen:
-    """Kernels of a step: the difference between trainings of 20 and of 10 steps."""
+    """Check the number of GPU kernels per step, from the difference between trainings of 20 and of 10 steps."""
     found = []
     for n in (100, 200):
         inside = worker(small_network, LOOP, RunData(c := images(1, n), c, {}))
@@ -190,7 +190,7 @@ def precisions() -> Seen:
 
 
 def at_once() -> Seen:
-    """Batched clients and private examples in one call: at least as fast as one by one, the same but for rounding."""
+    """Check that batches of clients and of private examples are fast, and equal single ones up to rounding."""
     clients, off, told = images(20, 50), [], []
     private = replace(LOOP, dp=DPSGD(1.0, 1.0))
     for name, one, many in (
@@ -205,7 +205,7 @@ def at_once() -> Seen:
 
 
 def graphs() -> Seen:
-    """By CUDA graphs, in the same process as without: the same bits, batch norm and dropout too, and faster."""
+    """Check that CUDA graphs give the same bits as without, also with batch norm and dropout, and are faster."""
     other, device = [], default_device()
     for method in METHODS:
         plain = partial(digits, (9, 5, 14), method=method())
@@ -242,14 +242,14 @@ def actors() -> Seen:
 
 
 def a_share() -> Seen:
-    with patch.dict(os.environ):  # it is made for a task of its own
+    with patch.dict(os.environ):  # the measurement changes the environment of its process
         need, total = gpu_share.measured(".", experiment("smoke", values={"federation.gpus_per_actor": "auto"}))
     share = gpu_share.share(need, total, 4, 1)
     return 0 < need < total and share == 0.25, f"{need / 2**20:.0f} of {total / 2**20:.0f} MiB: a share of {share:g}"
 
 
 def a_full_gpu() -> Seen:
-    """A client without memory is named, and the next job of the same worker is right."""
+    """Check that an out-of-memory error names the client, and that the same worker's next job is correct."""
     clients = images(4, 50)
     inside = worker(small_network, LOOP, RunData(clients, clients, {}))
     right = next(course(clients, 1.0, LOOP, small_network)).model.buffer.clone()
@@ -272,14 +272,14 @@ def a_full_gpu() -> Seen:
 
 
 def a_lost_gpu() -> Seen:
-    """In a process of its own: an assertion fails on the device."""
+    """Check, in a separate process, the error after a failed assertion on the device."""
     done = subprocess.run([sys.executable, __file__, "--lose"], capture_output=True, text=True, encoding="utf-8")
     said = done.stdout.strip() or done.stderr.strip()
     return said.endswith("lost, and nothing begins"), said[-1500:]
 
 
 def lose() -> str:
-    """Break this process's GPU by a label that the network does not have, and begin again."""
+    """Break this process's GPU by an invalid label, try to start again, and return the observation."""
     clients = images(1, 10)
     clients.store.y.fill_(77)
     try:
@@ -318,7 +318,7 @@ class Loses(FedAvg):
 
 
 def a_sweep_that_loses_a_gpu() -> Seen:
-    """An assertion fails on the device in a sweep's first process: other processes play all, with the same results."""
+    """Check that a sweep whose first process loses its GPU finishes in other processes, with the same results."""
     fields = {"algorithm": "lab.py:Loses", "federation.rounds": 2, "client.epochs": 1, "tracking.wandb": "off"}
     before, found = Path.cwd(), list[list[float]]()
     with TemporaryDirectory() as folder:
@@ -326,7 +326,7 @@ def a_sweep_that_loses_a_gpu() -> Seen:
         os.chdir(folder)
         try:
             experiments = [experiment("smoke", values={**fields, "seed": seed}) for seed in (0, 1, 2)]
-            for name in ("first", "second"):  # nothing is lost in the second
+            for name in ("first", "second"):  # the GPU is not lost in the second sweep
                 found.append(sweep(experiments, name).sort_values("seed")["last_accuracy"].tolist())
             return found[0] == found[1] and Path("lost").exists(), f"accuracies {found[0]}, without a loss {found[1]}"
         finally:
@@ -334,7 +334,7 @@ def a_sweep_that_loses_a_gpu() -> Seen:
 
 
 def pfl_definition() -> Seen:
-    """Seconds of the 1,500 rounds: step by step, by graphs, and by graphs in actors that share the GPU."""
+    """Check the seconds of pfl's 1,500 rounds: without and with CUDA graphs, and in actors that share the GPU."""
     from fedcommons.federation.ray_executor import RayActors
 
     assert sum(p.numel() for p in pfl_network().parameters()) == 1_626_442
@@ -390,7 +390,7 @@ def main() -> int:
         started = time.perf_counter()
         try:
             passed, said = check()
-        except Exception as error:  # the other checks still tell something
+        except Exception as error:  # the other checks are still informative
             passed, said = False, f"{type(error).__name__}: {error}"
         failed += not passed
         seconds = time.perf_counter() - started

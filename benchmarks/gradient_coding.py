@@ -1,11 +1,12 @@
-"""Seconds of a repetition of gradient coding, batched, and as a plain PyTorch loop with the same draws.
+"""CPU seconds per repetition of the gradient coding study: batched, and as a plain PyTorch loop with the same draws.
 
 python benchmarks/gradient_coding.py --data-dir DIR [--repetitions 200] [--plain 2] [--json]
 
-The authors' setting, single class, q = 0.5, d = 3, c = 0.2: 50 rounds, each with the accuracy on 500 images, 15 draws
-of stragglers for the second moment, and a step. loop: ``nn.Linear``, autograd and SGD in float32, one backward pass for
-each draw, as the released code does it. Goal: 9 curves of 1000 repetitions (nothing shared) in 6 minutes on two cores.
-Processor seconds of one torch thread are compared, so that other work on the machine counts little.
+The authors' setting with one class per client: clients straggle with probability q = 0.5; a share c = 0.2 of the
+examples is copied to d = 3 clients. Each of 50 rounds has the accuracy on 500 images, 15 draws of stragglers for the
+second moment, and a step. The plain loop uses ``nn.Linear``, autograd and SGD in float32, with one backward pass per
+draw, like the released code. Goal: 9 curves of 1000 repetitions in 6 minutes on two cores. CPU seconds of one torch
+thread are compared, as they depend little on other load of the machine.
 """
 
 import argparse
@@ -30,11 +31,11 @@ sys.path.append(str(Path(__file__).parent.parent / "sweeps"))
 
 from papers.agc.gradient_coding import Draws, Problem, Setting, draw, play, select_examples
 
-GOAL = 6 * 60 * 2 / 9000  # processor seconds a repetition
+GOAL = 6 * 60 * 2 / 9000  # CPU seconds per repetition: 6 minutes of two cores for 9000 repetitions
 
 
 def loop(problem: Problem, setting: Setting, drawn: Draws) -> tuple[list[float], list[float]]:
-    """Accuracy and second moment before each round."""
+    """Run one repetition in plain PyTorch; return the accuracy and the second moment before each round."""
     x, test_x = problem.x[:, :-1].float(), problem.test_x[:, :-1].float()
     layer, held = nn.Linear(x.shape[1], problem.n_classes), torch.from_numpy(drawn.holds).float()
     with torch.no_grad():

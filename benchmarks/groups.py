@@ -1,9 +1,9 @@
-"""How long N = 10^5 clients with groups take to start: deal, hold out, prepare, assemble, write partition.json.
+"""Start-up seconds of a run with N = 10^5 clients, partitioned by groups: prepare, assemble, write partition.json.
 
 python benchmarks/groups.py [N]
 
-Ten examples of four numbers a client, a tenth of each client's examples its own tests. Goal: all
-but reading the data in about 1 s. Times are the best of three, in seconds.
+Each client has ten examples of four numbers; a tenth of them is the client's test data. Goal: about 1 s without reading
+the data. Times are the best of three calls, in seconds.
 """
 
 import sys
@@ -30,7 +30,7 @@ def many(n: int = 10):
 
 
 def best(function: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds of the quickest of three calls, and what the last one gave."""
+    """Return the seconds of the fastest of three calls, and the result of the last call."""
     times = []
     for _ in range(3):
         start = time.perf_counter()

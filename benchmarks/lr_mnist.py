@@ -1,15 +1,15 @@
-"""FLUTE's LR_MNIST, as a user meets it: seconds of whole commands, ours beside Flower's, pfl's and a bare loop's.
+"""FLUTE's benchmark LR_MNIST: seconds of whole commands of fedcommons, Flower, pfl and a bare loop.
 
 python benchmarks/lr_mnist.py --data-dir DIR [--environments DIR] [--repeats 3]
 
-Softmax regression on all of MNIST, 1,000 clients of two labels (partition labels_lognormal), 10 in a round, 100 rounds,
-an epoch of SGD, B = 10, lr 0.03, weighted by examples. Published of this definition (FLUTE's README): Flower 30:14 min,
-FLUTE 3:20 min on a CPU, about 81 %.
+Softmax regression on all of MNIST: 1,000 clients with two labels each (partition labels_lognormal), 10 clients per
+round, 100 rounds, one epoch of SGD, batch size 10, learning rate 0.03, averages weighted by numbers of examples.
+Published for this benchmark (FLUTE's README): Flower 30:14 min, FLUTE 3:20 min on a CPU, about 81 %.
 
-All sides have the same clients, first weights and clients of each round; we shuffle a client's images, the others do
-not. Ours is the command ``sweeps/run.py`` with its record of the run, W&B files, checkpoints and an evaluation every
-tenth round; the others train, and evaluate once when the clock has stopped. One side runs at a time. Rounds: from the
-first one's begin to the last one's end. Start-up: what the command takes besides.
+All systems have the same client data, initial weights and clients in each round. Only fedcommons shuffles a client's
+images. Ours is the command ``sweeps/run.py`` with the record of the run, W&B files, checkpoints and an evaluation every
+tenth round. The other systems train, and evaluate once after the timed part. One system runs at a time. Rounds are
+timed from the start of the first to the end of the last round. Start-up is the remaining time of the command.
 """
 
 import argparse
@@ -51,7 +51,7 @@ TIMEOUT_S = 1800
 
 @dataclass(frozen=True)
 class Took:
-    """Seconds of the whole command and of its rounds, and the accuracy on test images."""
+    """Seconds of a whole command and of its 100 rounds, and the accuracy on test images in [0, 1]."""
 
     command: float
     rounds: float
@@ -59,7 +59,7 @@ class Took:
 
 
 def write_work(file: Path) -> str:
-    """What the rivals read: our clients' images, who joins in each round, the first weights; returns the partition."""
+    """Write the rivals' input: clients' images, clients of each round, initial weights; return the partition's hash."""
     config = choose(SETTINGS)
     prepared = build.prepare(config)
     dataset, rows = prepared.dataset, prepared.partition.rows
@@ -84,7 +84,7 @@ def write_work(file: Path) -> str:
 
 
 def ours(folder: Path, partition: str) -> Took:
-    """One ``sweeps/run.py``, of this partition."""
+    """Run ``sweeps/run.py`` and return its times; partition: hash that its partition must have."""
     options = [word for name, value in SETTINGS.items() for word in (f"--{name}", str(value))]
     command = [sys.executable, HERE.parent / "sweeps" / "run.py", *options, "--data.limit", "null", "--out", folder]
     began = time.time()
@@ -100,7 +100,7 @@ def ours(folder: Path, partition: str) -> Took:
 
 
 def rival(python: Path, script: str, work: Path, folder: Path) -> Took:
-    """One run of a script of peers/."""
+    """Run a script of peers/ with this Python and return its times; work: the file of ``write_work``."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     variables |= {"LR_MNIST": str(work), "PYTHONPATH": str(HERE / "peers"), "PYTHONDONTWRITEBYTECODE": "1"}
     variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # Ray listens on all interfaces
@@ -124,7 +124,7 @@ def rival(python: Path, script: str, work: Path, folder: Path) -> Took:
 
 
 def compare(environments: Path | None, repeats: int) -> None:
-    """Run all sides in turns, and print medians; ``environments``: folder of the rivals' virtual environments."""
+    """Run all systems in turns and print medians; environments: folder of the rivals' virtual environments."""
     pythons: dict[str, Path] = {}
     for name, (environment, _) in RIVALS.items():
         python = (environments or HERE).absolute() / environment / "bin" / "python" if environment else sys.executable

@@ -1,12 +1,13 @@
-"""Resident memory of long runs and of clients that keep something, and what a million clients cost.
+"""Resident memory of long runs and of clients with memory between rounds, and the cost of a million clients.
 
 python benchmarks/memory.py [--actors] [--json]
 
-flat: the driver's resident size in a W3 run of 1500 rounds (1000 clients, 100 a round, one step of 10), in this process
-and, with --actors, with two Ray actors; goal: at most 1.05 times that of round 100. capped: 1000 clients that keep 1 MB
-each (SCAFFOLD, 250,000 parameters, 100 a round) with 64 MB of RAM for it, a checkpoint every 5 rounds: what the process
-has grown by at rest and at its largest. many: a million stateless clients of 10 examples next to a thousand, 100 a
-round; goal: they start in seconds, and a round costs the same. Each is measured in a fresh process; needs Linux.
+flat: the driver's resident size in a W3 run of 1500 rounds (1000 clients, 100 per round, one step of 10 examples), in
+one process and, with --actors, with two Ray actors. Goal: at most 1.05 times the size after round 100. capped: 1000
+clients with 1 MB of memory each (SCAFFOLD, 250,000 parameters, 100 per round), of which 64 MB may stay in RAM, and a
+checkpoint every 5 rounds. Reported: growth of the process at the end and at its largest. many: a million stateless
+clients of 10 examples compared with a thousand clients, 100 per round. Goal: a start in seconds, and equal seconds per
+round. Each part is measured in a fresh process; it needs Linux.
 """
 
 import argparse
@@ -44,13 +45,13 @@ from lightning_modules import Classifier
 
 Course = Iterator[tuple[Standing, dict[str, float]]]
 
-AT = (100, 500, 1000, 1500)  # rounds
-PER_ROUND = 100  # clients
+AT = (100, 500, 1000, 1500)  # rounds after which ``flat`` reports the resident size
+PER_ROUND = 100  # clients per round
 LOCAL = LocalSGD(1, 10)
 
 
 def resident(largest: bool = False) -> float:
-    """Megabytes of this process in RAM; ``largest``: at most, since the start or since ``forget_largest``."""
+    """Return the resident size of this process in MB; largest: its maximum since the start or ``forget_largest``."""
     name = "VmHWM:" if largest else "VmRSS:"
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024 / 1e6  # kB means 1024
@@ -61,7 +62,10 @@ def forget_largest() -> None:
 
 
 def course(n_clients: int, algorithm: Algorithm, net: nn.Module, store: Examples, memory: ClientMemory) -> Course:
-    """The rounds of clients of 10 examples each, for ever; of more than 1000 clients several hold the same examples."""
+    """Return an endless iterator that runs a round per item, of clients with 10 examples each.
+
+    With more than 1000 clients, several clients hold the same examples.
+    """
     rows = Rows(torch.arange(len(store)), np.arange(n_clients) * 10 % len(store), np.full(n_clients, 10))
     clients = Clients(store, rows)
 
@@ -75,7 +79,7 @@ def course(n_clients: int, algorithm: Algorithm, net: nn.Module, store: Examples
 
 
 def flat(actors: int | None) -> dict[str, Any]:
-    """The driver's resident size in a long run."""
+    """Measure the driver's resident size in a long run, with ``actors`` Ray actors or in one process (None)."""
     ours, played, found = Ours("W3", actors), 0, {}
     for number in AT:
         ours.stretch(number - played)
@@ -85,7 +89,7 @@ def flat(actors: int | None) -> dict[str, Any]:
 
 
 def capped(cap_mb: float = 64, upto: int = 40) -> dict[str, Any]:
-    """What a process grows by whose clients keep more than it may have in RAM."""
+    """Measure the growth of a process whose clients have more memory than ``cap_mb``, the most that may stay in RAM."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         memory = ClientMemory(cap_bytes=cap_mb * 1e6, folder=folder / "memory")
@@ -102,9 +106,9 @@ def capped(cap_mb: float = 64, upto: int = 40) -> dict[str, Any]:
 
 
 def many(n_clients: int = 1_000_000, repeats: int = 15) -> dict[str, Any]:
-    """Seconds until a first round could begin, and of a round, in turns with a thousand clients."""
+    """Measure seconds until the first round can start, and seconds per round in turns with a thousand clients."""
     store, started, courses = examples(WORKLOADS["W3"]), 0.0, {}
-    next(course(1000, FedAvg(), network("W3"), store, ClientMemory()))  # what is done once in a process
+    next(course(1000, FedAvg(), network("W3"), store, ClientMemory()))  # excludes work that a process does once
     before = resident()
     for n in (1000, n_clients):
         start = time.perf_counter()
@@ -127,7 +131,7 @@ def many(n_clients: int = 1_000_000, repeats: int = 15) -> dict[str, Any]:
 
 
 def apart(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Measured in a process of its own."""
+    """Return the result of ``measure`` from a fresh process."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         return process.submit(measure).result()
 

@@ -1,8 +1,8 @@
-"""Mutants of the package's source, for mutation.py: drawn at random, put into a source, probed.
+"""Mutants (small changes) of the package's source for mutation.py: random samples, changed and instrumented sources.
 
 A mutant changes one expression or statement of one file: a number, a comparison, a boolean, an arithmetic operator, a
-returned value, a deleted statement, two swapped arguments (operators of cosmic-ray). Text, annotations, decorators,
-messages of errors and logging stay as they are.
+returned value, a deleted statement or two swapped arguments (operators of cosmic-ray). Strings, annotations,
+decorators, error messages and logging are not changed.
 """
 
 import ast
@@ -91,7 +91,7 @@ def _is_text(node: ast.BinOp) -> bool:
 
 
 def _with(node: ast.expr, **parts: object) -> str:
-    """Return the text of an expression with other parts."""
+    """Return the source text of an expression whose AST fields ``parts`` are replaced."""
     old = {name: getattr(node, name) for name in parts}
     vars(node).update(parts)
     text = f"({ast.unparse(node)})"
@@ -100,14 +100,14 @@ def _with(node: ast.expr, **parts: object) -> str:
 
 
 def _place(source: bytes, mutant: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the first byte of the mutant's text, and the byte behind it."""
+    """Return the byte offsets of the start and the end of the text that the mutant replaces."""
     lines = source.splitlines(keepends=True)
     before = sum(map(len, lines[: mutant["line"] - 1])), sum(map(len, lines[: mutant["end_line"] - 1]))
     return before[0] + mutant["column"], before[1] + mutant["end_column"]
 
 
 def mutated(source: str, mutant: Mapping[str, Any]) -> str:
-    """Return the source with this mutant."""
+    """Return the source text with the change of this mutant."""
     whole = source.encode()
     start, stop = _place(whole, mutant)
     return (whole[:start] + mutant["new"].encode() + whole[stop:]).decode()
@@ -140,17 +140,17 @@ def sample(root: Path, seed: int, each: int) -> list[dict[str, Any]]:
 
 
 def _body(function: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.stmt:
-    """Return the first statement behind the docstring."""
+    """Return the first statement of a function after the docstring."""
     first = function.body[0]
     is_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
     return function.body[1] if is_docstring and len(function.body) > 1 else first
 
 
 def probed(source: str, mutants_here: Sequence[Mapping[str, Any]]) -> str:
-    """Return the source with a probe in front of the statement of each mutant.
+    """Return the source with a probe (a call that records the running test) before the statement of each mutant.
 
-    A mutant outside all functions, or in a default, gets a probe in each function of the module: importing the module
-    is no use of the mutant.
+    A mutant outside all functions, or in a default value, gets a probe in each function of the module, as importing the
+    module does not use the mutant.
     """
     lines, tree = source.splitlines(keepends=True), ast.parse(source)
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]

@@ -6,10 +6,10 @@
     python benchmarks/mutation.py run sample.json --reach reach.json --checkouts /tmp/A /tmp/B --out results.jsonl
     python benchmarks/mutation.py table before.jsonl after.jsonl
 
-``reach`` inserts a probe in front of each mutant's statement into a checkout and runs the tests once, to record which
-test reaches which mutant, in subprocesses too. ``run`` runs each mutant against the tests that reach it for at most
-``SECONDS``: first short tests that reach few mutants. A mutant that no test reaches survives. ``mutants.py`` draws the
-mutants.
+A mutant is a small change of the source. ``reach`` inserts a probe before each mutant's statement into a checkout and
+runs the tests once, to record which test executes which mutant, also in subprocesses. ``run`` runs each mutant against
+the tests that reach the mutant for at most ``SECONDS``: first short tests that reach few mutants. A mutant that no test
+reaches survives. ``mutants.py`` draws the mutants.
 """
 
 import argparse
@@ -35,10 +35,10 @@ from mutants import PACKAGES, mutated, probed, sample
 
 MARKERS = "not ray and not cluster and not browser and not slow"
 SECONDS = 60
-"""Seconds of a processor that the tests of one mutant may take, however busy the machine is."""
+"""Largest CPU seconds of the tests of one mutant, independent of other load of the machine."""
 CHECKOUT = "{checkout}"
 MOST_TESTS = 400
-"""Tests that one mutant meets at most."""
+"""Largest number of tests that run against one mutant."""
 
 LIBRARIES = ("torchvision", "pytorch_lightning", "sklearn.linear_model", "scipy.stats", "opacus", "pandas", "pytest")
 
@@ -60,7 +60,7 @@ def pytest_runtest_logreport(report):
 
 
 def checkout(path: Path) -> None:
-    """Make a worktree of HEAD with an environment that has this interpreter's libraries and the worktree's sources."""
+    """Create a git worktree of HEAD, with a virtual environment of our libraries and the worktree's sources."""
     subprocess.run(["git", "worktree", "add", "--quiet", "--force", "--detach", path], check=True)
     venv.create(path / ".venv", symlinks=True)
     own, here = (next((root / "lib").glob("python*/site-packages")) for root in (path / ".venv", Path(sys.prefix)))
@@ -91,7 +91,7 @@ def reach(drawn: Sequence[Mapping[str, Any]], checkout: Path, markers: str) -> d
         for path in Path(folder).glob("*.reach"):
             for line in path.read_text("utf-8").splitlines():
                 number, test = line.split("\t")
-                if "::" in test:  # a test that limits the size of files would cut its own name off
+                if "::" in test:  # a test that limits the size of files may write a truncated name
                     reached[number].add(test)
         for path in Path(folder).glob("*.seconds"):
             for line in path.read_text("utf-8").splitlines():
@@ -102,7 +102,10 @@ def reach(drawn: Sequence[Mapping[str, Any]], checkout: Path, markers: str) -> d
 
 
 def serve() -> None:
-    """Run pytest in forks of this process, which has imported the libraries: words in, exit code and last lines out."""
+    """Run pytest in forks of this process, which has imported the libraries.
+
+    Each line of stdin is a JSON list of pytest's arguments; each line of stdout has the exit code and the last output.
+    """
     for library in LIBRARIES:
         __import__(library)
     sys.path.insert(0, "")
@@ -141,7 +144,7 @@ def _test(words: list[str], output: int) -> None:
 
 
 class Server:
-    """The process ``serve`` in a checkout."""
+    """A subprocess that runs ``serve`` in a checkout."""
 
     def __init__(self, checkout: Path) -> None:
         self.checkout = checkout
@@ -152,7 +155,7 @@ class Server:
         )
 
     def __call__(self, words: Sequence[str]) -> dict[str, Any]:
-        """Run pytest with these words."""
+        """Run pytest with these arguments; return exit code (None: out of time) and the end of its output."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(words) + "\n")
@@ -161,7 +164,7 @@ class Server:
 
 
 def verdict(mutant: Mapping[str, Any], server: Server, tests: Sequence[str]) -> dict[str, Any]:
-    """Run the tests against a mutant in a checkout; return the mutant with verdict, reason and seconds."""
+    """Run tests against a mutant in the server's checkout; return the mutant with verdict, reason and seconds."""
     if not tests:
         return {**mutant, "verdict": "alive", "tests": 0, "why": "no test reaches it"}
     path, started = server.checkout / mutant["file"], time.monotonic()
@@ -174,7 +177,7 @@ def verdict(mutant: Mapping[str, Any], server: Server, tests: Sequence[str]) -> 
     try:
         code, text = (ran := server([*words, *meets]))["code"], ran["text"]
         while code == 4 and (gone := [t for t in meets if f"not found: {server.checkout / t}\n" in text]):
-            meets = [t for t in meets if t not in gone]  # the mutant has renamed a case
+            meets = [t for t in meets if t not in gone]  # the mutant has renamed a test case
             code, text = (ran := server([*words, *meets]))["code"], ran["text"]
     finally:
         path.write_text(source, "utf-8")
@@ -193,7 +196,10 @@ def verdict(mutant: Mapping[str, Any], server: Server, tests: Sequence[str]) -> 
 
 
 def run(drawn: Sequence[Mapping[str, Any]], contexts: Mapping[str, Any], checkouts: Sequence[Path], out: Path) -> None:
-    """Run all mutants that ``out`` does not have yet, one at a time in each checkout."""
+    """Run all mutants without a result in ``out``, one at a time in each checkout; append the results to ``out``.
+
+    contexts: the result of ``reach``.
+    """
     done = {json.loads(line)["number"] for line in out.read_text("utf-8").splitlines()} if out.exists() else set()
     reaches = Counter(test for tests in contexts["reach"].values() for test in tests)
 
@@ -219,9 +225,9 @@ def run(drawn: Sequence[Mapping[str, Any]], contexts: Mapping[str, Any], checkou
 
 
 def table(columns: Sequence[Sequence[Mapping[str, Any]]]) -> str:
-    """Return killed mutants by package, one column a result, and the total with its 95 % interval.
+    """Return a Markdown table of killed mutants by package, with a column per file of results.
 
-    The total weighs each package by its number of mutants.
+    The last row is the share of killed mutants with its 95 % interval; packages are weighted by numbers of mutants.
     """
     by = [defaultdict[str, list[Mapping[str, Any]]](list) for _ in columns]
     for packages, results in zip(by, columns, strict=True):
@@ -242,7 +248,7 @@ def table(columns: Sequence[Sequence[Mapping[str, Any]]]) -> str:
 
 
 def main() -> None:
-    """Run the command that the words name; see the module's docstring."""
+    """Run a command of the module's docstring: sample, checkout, reach, run or table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     drawing = commands.add_parser("sample")

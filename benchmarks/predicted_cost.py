@@ -1,10 +1,10 @@
-"""How well --dry-run predicts: seconds that two sweeps are said to take, and those that they then take.
+"""Accuracy of --dry-run: predicted and measured seconds of two sweeps.
 
 python benchmarks/predicted_cost.py
 
-Table 1 with two algorithms and figure 3 with three settings, both on digits, with few rounds; generators included. Each
-is predicted right before it runs. On a machine that others use as well a ratio tells no more than how evenly they do.
-The aim is a ratio within 1.5, either way.
+The sweeps are table 1 with two algorithms and figure 3 with three sharing strategies, both on digits with few rounds,
+generators included. Each sweep is predicted directly before it runs. If other programs use the machine, the ratio
+mainly shows how much their load varies. Goal: a ratio of measured to predicted seconds in [1/1.5, 1.5].
 """
 
 import os
@@ -25,7 +25,7 @@ UNITS = {"s": 1, "min": 60, "h": 3600}
 
 
 def play(command: list[str]) -> tuple[str, float]:
-    """What a command prints, and its seconds."""
+    """Run a command; return its output and its wall-clock seconds."""
     started = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8")
     if done.returncode:

@@ -1,11 +1,12 @@
-"""CPU seconds of a private DDPM step against a plain one with the same images, in turns; and of a ledger's epsilons.
+"""CPU seconds per private DDPM step, compared with a plain step on the same images, in turns; and of an epsilon.
 
 python benchmarks/private_step.py [--repeats 5]
 
-A private step draws a Poisson sample (here with q = 1: all images), clips each image's gradient, adds noise, and makes
-Adam's step and the average's; its noise is seeded or secret. The plain step is the module's own loss, backward pass,
-Adam and average. Goals: seeded over plain 2.2, and secret over seeded 1.4 on 8x8 images. The ledger holds a
-client who made 10^5 private steps, alike or in ten ways (q, sigma); goal for its epsilon: 0.1 s.
+A private step draws a Poisson sample (here with sampling rate q = 1: all images), clips each image's gradient, adds
+seeded or secret noise, makes a step of Adam and updates the average of the weights. A plain step computes the module's
+loss, a backward pass, a step of Adam and the average. Goals on 8x8 images: seeded / plain 2.2, and secret / seeded 1.4.
+The privacy ledger holds a client's 10^5 private steps, with one or with ten different pairs of sampling rate q and
+noise multiplier sigma. Goal for computing the epsilon: 0.1 s.
 """
 
 import argparse
@@ -30,11 +31,11 @@ from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from lightning_modules import ddpm
 
 SHAPES = ((8, (16, 32), 64, 1), (28, (8, 16), 64, 1), (28, (16, 32, 32), 32, 1), (28, (16, 32, 32), 16, 4))
-"""Side, channels, images of a physical batch, draws."""
+"""Side of an image, channels of the U-Net, images per physical batch, draws of noise and timestep per image."""
 
 
 def plain_steps(model: ddpm.DDPM, x: torch.Tensor, y: torch.Tensor, draws: int) -> Iterator[None]:
-    """Steps on all images, each ``draws`` times."""
+    """Yield after each plain step on all images, with ``draws`` draws of noise and timestep per image."""
     optimizer = model.configure_optimizers()
     while True:
         optimizer.zero_grad()
@@ -45,7 +46,7 @@ def plain_steps(model: ddpm.DDPM, x: torch.Tensor, y: torch.Tensor, draws: int) 
 
 
 def private_steps(model: ddpm.DDPM, x: torch.Tensor, y: torch.Tensor, draws: int, salt: bytes = b"") -> Iterator[None]:
-    """The same by DP-SGD; ``salt``: of secret noise."""
+    """Yield after each step of DP-SGD on the same images; salt: secret of the noise, empty for seeded noise."""
     loss, draw = per_image(model, draws)
     for _ in dp_sgd_vmap.steps(
         model, model.configure_optimizers(), loss, [x, y], draw, DPSGD(1.0, 1.0),
@@ -56,7 +57,7 @@ def private_steps(model: ddpm.DDPM, x: torch.Tensor, y: torch.Tensor, draws: int
 
 
 def seconds(side: int, channels: tuple[int, ...], images: int, draws: int, repeats: int) -> list[float]:
-    """Of a plain, a seeded and a secret step, medians."""
+    """Return the median CPU seconds of a plain step and of private steps with seeded and with secret noise."""
     kinds = plain_steps, private_steps, partial(private_steps, salt=secrets.token_bytes(salts.SIZE))
     x = torch.randint(256, (images, 1, side, side), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     y = torch.arange(images) % 10
@@ -71,7 +72,7 @@ def seconds(side: int, channels: tuple[int, ...], images: int, draws: int, repea
 
 
 def query(ways: int, steps: int) -> float:
-    """Seconds of an epsilon that was not asked for before."""
+    """Return the CPU seconds of computing an epsilon without a cached result; ways: number of pairs (q, sigma)."""
     kind = SAMPLED_GAUSSIAN
     events = [
         Release(

@@ -1,10 +1,11 @@
-"""Seconds of the quadratics' full grid (31 step sizes x 41 p x 800 rounds), against a loop over steps, extrapolated.
+"""CPU seconds of the full grid of quadratics (31 step sizes x 41 shares p x 800 rounds), against a plain loop.
 
 python benchmarks/quadratics.py [--rounds 50] [--json]
 
-loop: one step after the other in numpy, for one step size and one p, as the released code does it; with A_ij as a d x d
-matrix, as there, and as a number, which favours the loop. Goal of the grid: at most 60 s on two cores; it uses one.
-Processor seconds are compared, so that other work on the machine counts little.
+The plain loop makes one step after another in numpy, for one step size and one p (share of swapped samples), like the
+released code; its seconds are extrapolated to the grid. The coefficient A_ij of sample j of client i is a d x d matrix,
+as in that code, or a number, which favours the loop. Goal: at most 60 s for the grid on two cores, of which it uses
+one. CPU seconds are compared, as they depend little on other load of the machine.
 """
 
 import argparse
@@ -27,7 +28,7 @@ SEED, P, ETA = 12988, 0.5, q.STEP_SIZES[6]
 
 
 def loop(problem: q.Quadratics, rounds: int, gradient: Callable[[np.ndarray, int, int], np.ndarray]) -> float:
-    """||x - x*||^2 after these rounds of FedAvg."""
+    """Return ||x - x*||^2 after ``rounds`` rounds of FedAvg; gradient: function of (x, client i, sample j)."""
     n_clients, n, d = problem.b.shape
     x = np.ones(d)
     for r in range(1, rounds + 1):

@@ -1,10 +1,11 @@
-"""Seconds of a round against a bare PyTorch loop doing the same work, interleaved in one run.
+"""Seconds per round, compared with a bare PyTorch loop that does the same work, interleaved in one run.
 
 python benchmarks/round_time.py [W1 W2 W3] [--json] [--repeats 9]
 
-W1: small CNN, N = 100, 10 clients x 15 steps a round. W2: VGG-11 (9.5 M parameters), 10 clients x 2 steps of 64.
-W3: tiny MLP, N = 1000, 100 clients x 1 step of 10. No evaluation and no tracking in the timed part. ``serial`` is
-compared with the bare loop in one process, ``actors2`` with the bare loop in two; both of one torch thread a process.
+W1: small CNN, 10 of 100 clients per round x 15 steps. W2: VGG-11 (9.5 M parameters), 10 clients x 2 steps of 64
+examples. W3: tiny MLP, 100 of 1000 clients x 1 step of 10. Evaluation and tracking are not timed. ``serial`` (one
+process) is compared with the bare loop in one process, ``actors2`` (two Ray actors) with the bare loop in two
+processes; each process has one torch thread.
 """
 
 import argparse
@@ -43,7 +44,7 @@ from lightning_modules import Classifier
 
 @dataclass(frozen=True)
 class Workload:
-    """As in shared/peerbench/work.py."""
+    """Sizes of a workload: clients, examples per client, clients per round, local epochs, batch size, shape of x."""
 
     clients: int
     per_client: int
@@ -52,7 +53,7 @@ class Workload:
     batch: int
     shape: tuple[int, ...]
     lr: float
-    timed: int  # rounds in one timed stretch
+    timed: int  # rounds that are timed together
 
 
 WORKLOADS = {
@@ -102,7 +103,7 @@ def examples(w: Workload) -> Examples:
 def bare_client(
     model: nn.Module, weights: list[Tensor], total: list[Tensor], x: Tensor, y: Tensor, w: Workload
 ) -> None:
-    """Load the global weights, train, add the weights to ``total``."""
+    """Train a client from the server's weights and add the trained weights to ``total``."""
     with torch.no_grad():
         for p, q in zip(model.parameters(), weights, strict=True):
             p.copy_(q)
@@ -118,7 +119,11 @@ def bare_client(
 
 
 def bare_worker(name: str, rank: int, of: int, shared: tuple, outer, inner, go) -> None:
-    """One of ``of`` processes: plays a stretch between two waits at ``outer``; its rounds meet at ``inner``."""
+    """Run process ``rank`` of ``of`` processes of the bare loop.
+
+    Between two waits at the barrier ``outer`` it runs the workload's timed rounds, from round ``go`` on; a negative
+    ``go`` ends the process. In each round, all processes meet at the barrier ``inner``.
+    """
     torch.set_num_threads(1)
     w = WORKLOADS[name]
     x, y, weights, totals = shared
@@ -142,7 +147,7 @@ def bare_worker(name: str, rank: int, of: int, shared: tuple, outer, inner, go) 
 
 
 class Bare:
-    """The bare loop in ``of`` processes; ``stretch`` plays a workload's timed rounds."""
+    """The bare loop in ``of`` processes; ``stretch`` runs the workload's timed rounds."""
 
     def __init__(self, name: str, of: int) -> None:
         w = WORKLOADS[name]
@@ -178,7 +183,7 @@ class Bare:
 
 
 class Ours:
-    """Our round loop with an executor; ``stretch`` plays a workload's timed rounds."""
+    """The package's round loop, serial or with Ray actors; ``stretch`` runs the given number of rounds."""
 
     def __init__(self, name: str, actors: int | None, *, batched: bool = False) -> None:
         w = WORKLOADS[name]
@@ -192,7 +197,7 @@ class Ours:
         else:
             from fedcommons.federation.ray_executor import RayActors
 
-            ray_cluster.connect(num_cpus=2 * actors)  # another side may have its own, asleep while this one works
+            ray_cluster.connect(num_cpus=2 * actors)  # leaves cores for the actors of another instance
             self.executor = RayActors(build, RunData(clients, clients, {}), actors, 1.0)
         work = build(RunData(clients, clients, {})).work
         algorithm = FedAvg()
@@ -216,7 +221,7 @@ def build_worker(name: str, batched: bool, data: RunData) -> Worker:
 
 
 def compare(name: str, base: Callable[[], Bare], ours: Callable[[], Ours], repeats: int) -> tuple[float, float]:
-    """Median seconds of a round of the bare loop and of ours, in turns, after a round of warming up."""
+    """Return the median seconds per round of the bare loop and of our loop, in turns, after a warm-up."""
     timed = WORKLOADS[name].timed
     sides: list[Bare | Ours] = [base(), ours()]
     times: list[list[float]] = [[], []]
@@ -232,13 +237,13 @@ def compare(name: str, base: Callable[[], Bare], ours: Callable[[], Ours], repea
 
 
 def cpu_name() -> str:
-    """What the machine calls its processor."""
+    """Return the processor's name from /proc/cpuinfo."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     return next((s.partition(":")[2].strip() for s in lines if s.startswith("model name")), platform.processor())
 
 
 def machine() -> str:
-    """Today, the processor and torch: what seconds depend on."""
+    """Return date, processor, torch threads and torch version, on which seconds depend."""
     threads = f"{torch.get_num_threads()} torch thread a process"
     return f"{date.today()}, {cpu_name()}, {threads}, torch {torch.__version__}"
 

@@ -1,17 +1,17 @@
-"""What a round costs, and where: with more actors, hosts, clients and parameters than the usual run has.
+"""Seconds per round and per step of a round, with many actors, hosts, clients or parameters.
 
 python benchmarks/scaling.py [actors hosts clients participants parameters] [--json]
 
-actors: 1 to 8 on this machine. hosts: two hosts of tests/helpers/hosts.py, namespaces that share its cores, by
-TLS (needs root). clients: N from 10 to 10^6, ten of them a round. participants: C N from 10 to 10^4.
-parameters: models from 10^4 to 10^8. Each row is measured in a fresh process, after a round of warming up; it is the
-median over rounds of the seconds that
+actors: 1 to 8 Ray actors on this machine. hosts: two hosts of tests/helpers/hosts.py, network namespaces that share the
+machine's cores and use TLS (needs root). clients: N = 10 to 10^6 clients, ten clients per round. participants: 10 to
+10^4 clients per round. parameters: models of 10^4 to 10^8 parameters. Each row is measured in a fresh process, after a
+warm-up round. It has the median over rounds of these seconds:
 
-compute     the slowest actor trains its clients,
-serialise   the message and all blocks' sums are written into the object store and mapped again, in the driver,
-transport   the same blocks' sums take to come without any training, less serialise,
-wait        a round's map takes beyond these three: actors that start late, cores that are shared,
-server      the driver draws clients, makes messages, adds blocks and merges.
+compute     training of clients in the slowest actor
+serialise   the driver writes the message and all sums of client blocks into the object store, and reads them again
+transport   sending the same sums without training, minus serialise
+wait        the rest of the time for all clients of a round: actors that start late, shared cores
+server      the driver samples clients, builds messages, adds sums of blocks and updates the model
 """
 
 import argparse
@@ -55,7 +55,10 @@ PARTS = ("compute", "serialise", "transport", "wait", "server")
 
 @dataclass(frozen=True)
 class Scale:
-    """One row. parameters: of a linear model; None: the tiny MLP of W3 (25,450 parameters)."""
+    """One row of the table. participants: clients per round; blocks: groups of clients whose updates are summed.
+
+    parameters: number of parameters of a linear model; None: the tiny MLP of W3 (25,450 parameters).
+    """
 
     actors: int = 2
     clients: int = 1000
@@ -63,7 +66,7 @@ class Scale:
     parameters: int | None = None
     blocks: int = 8
     rounds: int = 8
-    steps: int = 1  # of ten examples, for each client
+    steps: int = 1  # local steps of ten examples per client
 
 
 ROWS = {
@@ -78,7 +81,7 @@ ROWS = {
 
 
 def build(scale: Scale, data: RunData) -> Worker:
-    """A worker with the row's model."""
+    """Return a worker with the model of this row."""
     torch.manual_seed(0)
     wide = nn.Linear(784, max(10, scale.parameters // 785)) if scale.parameters else network("W3")
     work = Work(Classifier(wide, lr=0.01), default_device(), LocalSGD(scale.steps, 10))
@@ -86,7 +89,7 @@ def build(scale: Scale, data: RunData) -> Worker:
 
 
 def timed(function: Callable, worker: Any, shared: Any, job: Any) -> tuple[Any, int, float]:
-    """A block's result, which the actor keeps, the actor's process and its seconds."""
+    """Run a block of clients in an actor, which keeps the result; return (result, process id, seconds)."""
     start = time.perf_counter()
     result = function(worker, shared, job)
     seconds = time.perf_counter() - start
@@ -97,25 +100,25 @@ def timed(function: Callable, worker: Any, shared: Any, job: Any) -> tuple[Any, 
 
 
 def kept(worker: Any, shared: Any, job: Any) -> Any:
-    """The block's last result, without training."""
+    """Return the block's last result, which the actor kept, without training."""
     return worker.work.kept[1][job.clients[0]]
 
 
 def size(worker: Any, shared: Any, job: Any) -> float:
-    """The actor's largest resident size so far, in MB."""
+    """Return the actor's largest resident size so far, in MB."""
     return resident(largest=True)
 
 
 @dataclass
 class Timed:
-    """An executor that measures what its inner one does, once it is asked to."""
+    """An executor that measures the calls of another executor ``inner`` once ``asked`` is True."""
 
     inner: Executor
     asked: bool = False
     found: list[dict[str, float]] = field(default_factory=list)
 
     def map(self, function: Callable, shared: Any, jobs: Sequence[Any]) -> list[Any]:
-        """See ``Executor``."""
+        """Run all jobs in the actors (see ``Executor.map``), and measure the steps if ``asked``."""
         import ray
 
         if not self.asked:
@@ -141,14 +144,14 @@ class Timed:
         return results
 
     def close(self) -> None:
-        """See ``Executor``."""
+        """Close the inner executor."""
         self.inner.close()
 
 
 def measure(scale: Scale) -> dict[str, float]:
-    """Seconds of a round, of its parts in further rounds, and of starting; and the largest resident sizes in MB.
+    """Return seconds of a round, of the steps of further rounds and of the start, and largest resident sizes in MB.
 
-    Those of the driver, less what it had before, and of an actor; what is mapped from the object store counts.
+    The sizes are the growth of the driver, and the size of an actor; both include memory mapped from the object store.
     """
     from fedcommons.federation.ray_executor import RayActors
 
@@ -182,14 +185,14 @@ def measure(scale: Scale) -> dict[str, float]:
 
 
 def seconds(course: Iterator) -> float:
-    """Of a round."""
+    """Run the next round and return its wall-clock seconds."""
     start = time.perf_counter()
     next(course)
     return time.perf_counter() - start
 
 
 def here(scale: Scale) -> dict[str, float]:
-    """The row, measured in a process of its own."""
+    """Return the result of ``measure`` for this row from a fresh process."""
     done = subprocess.run(
         [sys.executable, __file__, "--row", json.dumps(scale.__dict__)],
         capture_output=True,
@@ -201,7 +204,7 @@ def here(scale: Scale) -> dict[str, float]:
 
 
 def on_two_hosts(scales: Sequence[Scale]) -> list[dict[str, float]]:
-    """The rows, measured on the first of two hosts; the driver is there, and half of the actors are on the other."""
+    """Measure these rows on two hosts; the driver and half of the actors run on the first host."""
     sys.path.insert(0, str(ROOT / "tests" / "helpers"))
     import hosts  # pyright: ignore[reportMissingImports]
 

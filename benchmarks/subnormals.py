@@ -1,10 +1,11 @@
-"""How many numbers below the smallest normal float32 local steps, estimators and generators make, and what they cost.
+"""Number and cost of subnormal float32 numbers in local steps, estimators and generators.
 
 python benchmarks/subnormals.py
 
-Counts them in what every call of torch returns (but for new memory, which nobody has written), then plays the same run
-with and without ``torch.set_flush_denormal``, in turns: processor seconds. On Intel's CPUs such numbers may cost a
-hundred times a normal one's time, on AMD's little. Runs of preset smoke, longer than it makes them.
+The program counts subnormal numbers in the results of all torch calls, except uninitialised memory. Then it measures
+CPU seconds of the same run with and without ``torch.set_flush_denormal``. On Intel's CPUs, operations on subnormal
+numbers may take a hundred times longer than on normal numbers, on AMD's little longer. Runs are longer than in preset
+smoke.
 """
 
 import statistics
@@ -37,7 +38,7 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
 
 
 class Count(TorchDispatchMode):
-    """Numbers of float32 that calls returned, and how many of them are subnormal."""
+    """Count the float32 numbers that torch calls return, and the subnormal ones among them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +56,7 @@ class Count(TorchDispatchMode):
 
 
 def seconds(fields: Mapping[str, Any], flush: bool) -> float:
-    """Processor seconds of a run."""
+    """Return the CPU seconds of a run; flush: whether subnormal numbers are set to zero."""
     as_it_is = torch.set_flush_denormal
     with tempfile.TemporaryDirectory() as folder, patch("torch.set_flush_denormal", lambda on: as_it_is(flush)):
         began = time.process_time()
@@ -64,7 +65,7 @@ def seconds(fields: Mapping[str, Any], flush: bool) -> float:
 
 
 def play(fields: Mapping[str, Any], folder: Path) -> None:
-    """A run whose generators are trained anew."""
+    """Run an experiment of preset smoke with these fields; an empty folder of artifacts makes generators train anew."""
     off = {"tracking.wandb": "off", "artifacts": str(folder / "artifacts")}
     experiment.run(override(of_preset("smoke", "digits"), {**fields, **off}), folder / "run", say=lambda _: None)
 
