@@ -54,7 +54,9 @@ def resident(largest: bool = False) -> float:
     """Return the resident size of this process in MB; largest: its maximum since the start or ``forget_largest``."""
     name = "VmHWM:" if largest else "VmRSS:"
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024 / 1e6  # kB means 1024
+    return (
+        next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024 / 1e6
+    )  # kB in /proc means 1024 bytes
 
 
 def forget_largest() -> None:

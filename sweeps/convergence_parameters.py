@@ -16,7 +16,7 @@ from fedcommons.errors import UserError
 from fedcommons.tune import grid, main, sweep
 from papers.fedssyn.courses_report import NAMED, Figure, report
 
-PAPER = {"measure.every": 5, "generator.rho": 1.0}  # generators see rho n_i = 4500 images (A.3.5)
+PAPER = {"measure.every": 5, "generator.rho": 1.0}  # generators see rho n_i = 4500 of n_i images of a client (A.3.5)
 PAPER_A8 = {
     "partition.n_clients": 40,
     "partition.alpha": 0.01,

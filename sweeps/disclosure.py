@@ -78,7 +78,7 @@ def grid(options: parse.Options) -> list[sweep.Trial]:
 
 
 def report(cells_of_grid: Sequence[sweep.Trial], options: parse.Options, out: Path, display: Display) -> None:
-    """Write table, CSV and picture from the run folders, and display the table."""
+    """Write the table, CSV and picture from the folders of finished runs, and display the table."""
     folders = [folder for cell in cells_of_grid if (folder := out / cell.name).is_dir()]
     if not folders and not options.folders:
         return

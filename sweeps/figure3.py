@@ -83,7 +83,7 @@ def central_lines(cells: Sequence[sweep.Trial], options: parse.Options) -> "list
 
 
 def footnotes(cells: Sequence[sweep.Trial], lines: Sequence[Mapping[str, Any]], options: parse.Options) -> list[str]:
-    """Return the footnotes that explain the numbers."""
+    """Return the table's footnotes on accuracy, learning rate, models and seeds; lines: records of central models."""
     c = cells[0].config
     notes = [
         f"Accuracy in %: top-1 of the server model on the whole test set; last: after round R = {c.federation.rounds}, "
@@ -108,7 +108,7 @@ def footnotes(cells: Sequence[sweep.Trial], lines: Sequence[Mapping[str, Any]], 
 
 
 def report(cells: Sequence[sweep.Trial], options: parse.Options, out: Path, display: Display) -> None:
-    """Write table, picture and summary from the run folders, and display the table."""
+    """Write figure3.md, .csv, .png and summary.json from the folders of finished runs, and display the table."""
     import pandas as pd
 
     from papers.fedssyn.figures import accuracy_dots, accuracy_table, panels

@@ -32,7 +32,7 @@ PRESETS = {
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options, split comma lists and check the values."""
+    """Parse the options; ``p``, ``epochs``, ``noise`` and ``seeds`` become sequences of valid numbers."""
     preset = parse.early(argv, "preset", "small")
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)

@@ -34,7 +34,7 @@ class Entry:
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options; split and check rows and seeds."""
+    """Parse the options, and check the names of rows and the seeds; ``rows`` becomes a sequence."""
     parser = parse.Parser(description=(__doc__ or "").partition("\n")[0])
     for name, kind, default, text in (
         ("rows", str, SMALL, f"rows to run, separated by commas, of {', '.join(ROWS)}"),

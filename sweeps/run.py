@@ -86,7 +86,7 @@ def play(config: Experiment, out: Path, resume: bool, display: Display) -> Mappi
 
 
 def dry_run(config: Experiment, out: Path, display: Display) -> int:
-    """Print what a run would do and cost."""
+    """Print the rounds, clients and predicted cost of a run without running it; return the exit code 0."""
     display.say("Loading torch and the data ...")
     from fedcommons.tune.dry_run import print_costs
     from fedcommons.tune.sweep import Trial

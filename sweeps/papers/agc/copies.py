@@ -1,10 +1,9 @@
 """Effects of raw copies on label shares (theorem 1) and on the coded gradient's second moment (theorem 2).
 
 Makkonen, Niemelä, Hollanti and Kas Hanna, "Approximate gradient coding for privacy-flexible federated learning with
-non-IID data", arXiv:2404.03524.   N: clients;  K: examples of a class;  M: examples;  c: share of examples
-that are not private;  d: copies of each such example at other clients, ``exact`` placement;  q: probability that a
-client straggles;  r = q/(1 - q);  X, Y: shares of a class over clients, before and after sharing;
-g_j: gradient of example j;
+non-IID data", arXiv:2404.03524.   N: number of clients;  K: examples of a class;  M: examples;  c: share of examples that
+are not private;  d: copies of each such example, at d other clients;  q: probability that a client straggles;
+r = q/(1 - q);  X, Y: a class's shares over clients, before and after copies;  g_j: gradient of example j;  coded gradient
 ghat = sum_i I_i sum_j g_j/((1 - q) d_j) over the clients i that answer (I_i = 1) and the examples j that they hold.
 
 ``Pairs`` are for the single-class setting, in which client l owns class l. There E||ghat||^2 over copies and stragglers
@@ -20,10 +19,9 @@ import numpy as np
 def expected_distance(n_clients: int, d: int, c: float, k: int, distance: float) -> float:
     """Return E||Y - 1/N||^2 of theorem 1: the expected distance of a class's shares from 1/N after copies.
 
-    n_clients: N; k: K; distance: ||X - 1/N||^2, before copies. See the module's docstring for the symbols.
-
-    The value is exact for exact placement. For binomial placement it is exact if Y's denominator is the nominal
-    K (1 + d c), not the drawn number of copies.
+    n_clients: N; k: K, examples of a class; distance: ||X - 1/N||^2, before copies. The module explains all symbols.
+    The value is exact for copies to d other clients (``exact``). For ``binomial`` copies it is exact if Y's denominator
+    is the nominal K (1 + d c), not the drawn number of copies.
     """
     others = n_clients - 1
     noise = d * c * (others - d) / ((1 + d * c) ** 2 * others * k)
@@ -52,7 +50,7 @@ class Pairs:
 
 
 def coefficients(n_clients: int, d: int, q: float) -> Pairs:
-    """Return for each kind of pair (a, b) the coefficient of <g_a, g_b> in E||ghat||^2."""
+    """Return for each kind of pair (a, b) the coefficient of <g_a, g_b> in the second moment of the coded gradient."""
     r, near = q / (1 - q), d / (n_clients - 1)
     return Pairs(
         same_private=1 + r,
@@ -72,9 +70,9 @@ def without_copies(q: float) -> Pairs:
 
 
 def sums(gram: np.ndarray, labels: np.ndarray, private: np.ndarray) -> Pairs:
-    """Sum <g_a, g_b> over the pairs of each kind.
+    """Sum the scalar products <g_a, g_b> of examples' gradients over the pairs of each kind.
 
-    gram: (M, M) scalar products <g_a, g_b> of all gradients; labels: (M,) classes; private: (M,) bool.
+    gram: (M, M), all <g_a, g_b>; labels: (M,) classes; private: (M,) bool.
     """
     same, n_open = labels[:, None] == labels, (~private[:, None]).astype(int) + ~private
     itself = np.eye(len(labels), dtype=bool) & ~private
@@ -94,10 +92,11 @@ def sums(gram: np.ndarray, labels: np.ndarray, private: np.ndarray) -> Pairs:
 
 
 def second_moment(holds: np.ndarray, gram: np.ndarray, q: float) -> float:
-    """Return E||ghat||^2 over random stragglers for any partition:  ||sum_j g_j||^2 + r sum_i ||f_i||^2.
+    """Return the coded gradient's E||ghat||^2 over random stragglers, for any partition.
 
-    f_i = sum_j g_j/d_j over the examples that client i holds. holds: (M, N), 1 where client i holds example j.
-    gram: (M, M), scalar products of the gradients.
+    It is ||sum_j g_j||^2 + r sum_i ||f_i||^2 with f_i = sum_j g_j/d_j over the examples that client i holds. holds: (M,
+    N), 1 where client i holds example j. gram: (M, M), scalar products of gradients g_j. q: probability to straggle; r
+    = q/(1 - q).
     """
     shares = holds / holds.sum(1, keepdims=True)
     return float(gram.sum() + q / (1 - q) * np.einsum("ai,ab,bi->", shares, gram, shares, optimize=True))

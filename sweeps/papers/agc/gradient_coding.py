@@ -127,7 +127,7 @@ def select_examples(dataset: Dataset, per_class: int, first: bool, seed: int) ->
         of_class = np.flatnonzero(y == c)
         if len(of_class) < per_class:
             raise UserError(
-                f"gradient coding needs {per_class} training images of every class, and {dataset.name} has "
+                f"gradient coding takes {per_class} training images of every class, and {dataset.name} has "
                 f"{len(of_class)} of class {c}; name another data set."
             )
         random_rows = numpy_generator(seed, "images of class", c).choice(of_class, per_class, replace=False)
@@ -220,25 +220,25 @@ def joined(parts: Sequence[Played]) -> Played:
 
 
 def play_block(problem: Problem, setting: Setting, draws: Sequence[Draws]) -> Played:
-    """Run one batch: a repetition for each of these draws."""
+    """Run one batch of B repetitions, one for each of these draws, for R = ``setting.rounds`` rounds."""
     m, k, b, n = len(problem.y), problem.n_classes, len(draws), max(len(repetition.holds) for repetition in draws)
     like, measured, images = problem.x, problem.test_products.dtype, torch.arange(m)
     holds = _stacked([repetition.holds.T for repetition in draws], n).to(like).mT  # (B, N, M)
     answers = _stacked([repetition.answers for repetition in draws], n).to(like)  # (B, R, N)
     sampled = _stacked([repetition.sampled for repetition in draws], n).to(measured)  # (B, R, STRAGGLER_DRAWS, N)
-    weights, scale = holds / holds.sum(1, keepdim=True), 1 / ((1 - setting.q) * m)  # v
+    weights, scale = holds / holds.sum(1, keepdim=True), 1 / ((1 - setting.q) * m)  # weights: v_ij, (B, N, M)
     # weights of examples in the N sums over clients, then in the K sums over classes
     sums = torch.cat([weights, F.one_hot(problem.y, k).T.expand(b, k, m)], 1).to(measured)
     products = problem.products.to(measured)
     starts = torch.stack([repetition.start for repetition in draws], -1).flatten(1)  # (D, K B)
     logits, test_logits = problem.x @ starts, (problem.test_x @ starts).to(measured)
-    moved = like.new_zeros(m, k * b)  # a
+    moved = like.new_zeros(m, k * b)  # the coefficients a of all repetitions
     lr, quantities = like.new_full((b,), setting.lr), []
     for r in range(setting.rounds):
         outputs = torch.addmm(test_logits, problem.test_products, moved.to(measured)).view(-1, k, b)
         right = outputs[torch.arange(len(outputs)), problem.test_y] == outputs.amax(
             1
-        )  # argmax takes twenty times as long
+        )  # argmax is twenty times slower than == and amax
         p = torch.addmm(logits, problem.products, moved).view(m, k, b).softmax(1)
         p[images, problem.y] -= 1
         # repetitions run one after another, so that the (M, M) matrix stays in the cache
@@ -251,7 +251,7 @@ def play_block(problem: Problem, setting: Setting, draws: Sequence[Draws]) -> Pl
             right.double().mean(0), scale**2 * norms.double().mean(1),
             same, of_classes.sum((1, 2)) - same,
         ])  # fmt: skip
-        step = lr * scale * (answers[:, r, None] @ weights)[:, 0].T  # (M, B)
+        step = lr * scale * (answers[:, r, None] @ weights)[:, 0].T  # (M, B), lr/((1-q) M) sum_i z_i v_ij
         moved -= (step[:, None] * p).flatten(1)
         lr = torch.where(answers[:, r].any(1), lr * setting.decay, lr)
     return Played(*(torch.stack(column, 1).numpy() for column in zip(*quantities, strict=True)))

@@ -82,7 +82,7 @@ LIMITS: Mapping[str, Callable[[Row], bool]] = {
 
 @dataclass(frozen=True)
 class Advice:
-    """The best way under a limit with at most ``mb`` 10^6 bytes; alike: ways that are not significantly worse."""
+    """The best row under a limit with at most ``mb`` million bytes; alike: rows that are not significantly worse."""
 
     limit: str
     mb: float
@@ -91,10 +91,10 @@ class Advice:
 
 
 def guide(rows: Sequence[Row]) -> list[Advice]:
-    """Return for each limit the way with the fewest bytes, then each significantly better way that needs more bytes.
+    """Return for each limit the row with the fewest bytes, then each significantly better row that needs more bytes.
 
-    Upper bounds are excluded. The ways in ``alike`` satisfy the limit, need no more bytes and are not significantly
-    worse. With one seed no difference is significant, so only the most accurate way gets an advice.
+    Upper bounds are excluded. The rows in ``alike`` satisfy the limit, need no more bytes and are not significantly
+    worse. With one seed no difference is significant, so only the most accurate row gets an advice.
     """
     advice = []
     for limit, keeps in LIMITS.items():
@@ -113,7 +113,7 @@ def guide(rows: Sequence[Row]) -> list[Advice]:
 
 
 def in_words(advice: Advice) -> str:
-    """Return the advice as a sentence: bytes, limit, best way, and ways without a significant difference."""
+    """Return the advice as a sentence: bytes, limit, best row, and rows without a significant difference."""
     message = f"If you may send {advice.mb:.3g} MB in all and {advice.limit}: {named(advice.best)}."
     if not advice.alike:
         return message
@@ -121,5 +121,5 @@ def in_words(advice: Advice) -> str:
 
 
 def named(row: Row) -> str:
-    """Return the name of a way with its accuracy and bytes."""
+    """Return the name of a row's method with its accuracy in percent and its MB."""
     return f"{row.way} ({100 * row.accuracy:.1f} %, {row.mb:.3g} MB)"

@@ -76,10 +76,10 @@ def failed(entry: Entry, out: Path) -> bool:
 
 
 def best_rates(entries: Sequence[Entry], runs: "pd.DataFrame", out: Path) -> dict[tuple[str, float], Rates]:
-    """Choose per way and alpha the learning rates with the best validation accuracy in any round of the first seed.
+    """Choose per row and alpha the learning rates with the best validation accuracy in any round of the first seed.
 
     Learning rates at which any seed's run failed are excluded, as a row without diverged seeds would look too good.
-    In a tie, the rates that were tried first are chosen. A way without valid rates is missing. Test data is not used.
+    In a tie, the rates that were tried first are chosen. A row without valid rates is missing. Test data is not used.
     """
     done = set() if runs.empty else set(runs["run"])
     unstable = {(e.way, e.alpha, e.rates) for e in entries if failed(e, out)}
@@ -93,12 +93,12 @@ def best_rates(entries: Sequence[Entry], runs: "pd.DataFrame", out: Path) -> dic
 
 
 def at_rates(entries: Sequence[Entry], rates: Mapping[tuple[str, float], Rates]) -> list[Entry]:
-    """Return the entries whose learning rates are the chosen ones of their way and alpha."""
+    """Return the entries whose learning rates are the chosen ones of their row (``way``) and alpha."""
     return [e for e in entries if rates.get((e.way, e.alpha)) == e.rates]
 
 
 def measured(entries: Sequence[Entry], runs: "pd.DataFrame", out: Path) -> list[Measured]:
-    """Return a row for each way and alpha with finished runs, at the best rates of the first seed (``best_rates``)."""
+    """Return the results of each row and alpha with finished runs, at the best learning rates (``best_rates``)."""
     rows = []
     at_best = at_rates(entries, best_rates(entries, runs, out))
     for way, alpha in dict.fromkeys((e.way, e.alpha) for e in at_best):

@@ -98,13 +98,13 @@ def _percent(values: Sequence[float]) -> str:
 
 
 def _not_defined(entries: Sequence[Entry]) -> str:
-    """Return a line for each way and alpha that cannot run, with the reason."""
+    """Return a line for each method (``way``) and alpha that cannot run, with the reason."""
     errors = {(e.alpha, e.way): e.cell for e in entries if isinstance(e.cell, str)}
     return "".join(f"\n{way}, alpha {alpha:g}: not defined: {reason}\n" for (alpha, way), reason in errors.items())
 
 
 def _not_finished(entries: Sequence[Entry], rows: "Sequence[Measured]") -> str:
-    """Return a line for each way and alpha without a row of the table, or whose row has not all seeds."""
+    """Return a line for each method (``way``) and alpha whose runs have not finished, or not for all seeds."""
     text = ""
     seeds = {e.seed for e in entries}
     ended = {(result.alpha, result.row.way): len(result.row.best) for result in rows}

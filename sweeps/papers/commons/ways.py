@@ -43,7 +43,7 @@ Rates = tuple[tuple[str, float], ...]
 
 @dataclass(frozen=True)
 class Entry:
-    """A run of a way (row) with learning rates; cell: the trial, or an error sentence if the run is impossible."""
+    """A run of a row (way) with learning rates; cell: the trial, or an error sentence if the run is impossible."""
 
     way: str
     alpha: float
@@ -150,7 +150,7 @@ WAYS: Mapping[str, Way] = {
     "FedCVAE-KD": _fedcvae("kd", " of a decoder that it trains for {decoder_epochs} epochs"),
     "gradient coding": Way({"algorithm": "gradient_coding", **_COPIES}, f"{_LOCAL}; {_TO_TWO}"),
 }  # fmt: skip
-"""All ways by the name of the row, in the order of the table."""
+"""All rows (methods with sharing strategies) by name, in the order of the table."""
 
 ONE_SHOT = ("dense", "coboosting")
 """Methods whose clients train the classifier only once."""
@@ -170,9 +170,9 @@ def rates(preset: str) -> str:
 
 
 def tries(way: Way, lrs: Sequence[float], everything: bool) -> list[Rates]:
-    """Return the learning rates to try for a way: the defaults (the middle of ``lrs``), then variants of one rate.
+    """Return the learning rates to try for a row: the defaults (the middle of ``lrs``), then variants of one rate.
 
-    everything: vary all learning rates of the way (True), or only the clients' learning rate (False).
+    everything: vary all learning rates of the row (True), or only the clients' learning rate (False).
     """
     values = {name: (lrs[len(lrs) // 2], *lrs) if name == LR else grid for name, grid in way.tries.items()}
     default = {name: grid[0] for name, grid in values.items()}
