@@ -1,9 +1,10 @@
 """Effects of raw copies on label shares (theorem 1) and on the coded gradient's second moment (theorem 2).
 
 Makkonen, Niemelä, Hollanti and Kas Hanna, "Approximate gradient coding for privacy-flexible federated learning with
-non-IID data", arXiv:2404.03524.   N: number of clients;  K: examples of a class;  M: examples;  c: share of examples that
-are not private;  d: copies of each such example, at d other clients;  q: probability that a client straggles;
-r = q/(1 - q);  X, Y: a class's shares over clients, before and after copies;  g_j: gradient of example j;  coded gradient
+non-IID data", arXiv:2404.03524.   N: number of clients;  K: examples of a class;  M: examples;  c: share of examples
+that are not private;  d: copies of each such example, at d other clients;  q: probability that a client straggles;
+r = q/(1 - q);  X, Y: a class's shares over clients, before and after copies;  g_j: gradient of example j;
+coded gradient:
 ghat = sum_i I_i sum_j g_j/((1 - q) d_j) over the clients i that answer (I_i = 1) and the examples j that they hold.
 
 ``Pairs`` are for the single-class setting, in which client l owns class l. There E||ghat||^2 over copies and stragglers
