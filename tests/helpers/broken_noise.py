@@ -1,4 +1,4 @@
-"""Broken streams of secret noise, for audits that must detect them, and noise that no data changes."""
+"""Broken streams of secret noise, for audits that must detect these faults, and noise that ignores the data."""
 
 from collections.abc import Callable
 from itertools import count
@@ -11,7 +11,7 @@ from torch import Tensor
 from fedcommons.privacy.noise import CipherStream, Draws, Noise
 
 STEPS = 10
-"""Steps of one client in an audit; each step draws noise once."""
+"""Number of steps of one client in an audit; each step draws noise once."""
 
 
 def fixed(normal: np.ndarray, seed: int) -> np.ndarray:
@@ -28,7 +28,7 @@ STREAMS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
 
 
 def break_noise(patch: pytest.MonkeyPatch, name: str) -> None:
-    """Replace the Gaussian draws of every stream of secret noise."""
+    """Make every stream of secret noise return the broken stream ``name`` of ``STREAMS`` in this test."""
     right, numbers = CipherStream.standard_normal, count()
 
     def standard_normal(self: CipherStream, size: Any, dtype: type = np.float64) -> np.ndarray:
@@ -38,7 +38,7 @@ def break_noise(patch: pytest.MonkeyPatch, name: str) -> None:
 
 
 class OfNoData(Noise):
-    """Noise that ignores the data: trainings on two data sets then differ only because of the data."""
+    """Noise that does not depend on the data, so that trainings on two data sets differ only by the data."""
 
     def call(self, purpose: str, *data: Tensor) -> Draws:
         return super().call(purpose)

@@ -1,4 +1,4 @@
-"""Algorithms that break one promise of the contract each, by the check that must detect it."""
+"""Algorithms that each break one promise of the contract of methods, by the check that must detect the fault."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -23,7 +23,10 @@ Total = Mapping[str, Flat | Tensor]
 
 @dataclass(frozen=True)
 class Sound:
-    """FedAvg whose clients remember: m_i <- m_i / 2 + (y_i - x), x <- x + mean(m_i).  What follows breaks it."""
+    """FedAvg with client memory m_i <- m_i / 2 + (y_i - x), x <- x + mean(m_i). It keeps all promises.
+
+    x: server model; y_i: model of client i after local training. The classes below break one promise each.
+    """
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         return {"model": model}
@@ -44,7 +47,7 @@ class Sound:
 
 @dataclass(frozen=True)
 class KnowsItsProcess(Sound):
-    """Its replies differ in another process."""
+    """A method whose replies are different in another process."""
 
     home: int = field(default_factory=os.getpid)
 
@@ -54,15 +57,15 @@ class KnowsItsProcess(Sound):
 
 
 NOTES: dict[str, Any] = {}
-"""What an algorithm keeps outside its state and its clients' memory."""
+"""Values that a faulty algorithm keeps outside the server state and the clients' memory."""
 
 
 @dataclass(frozen=True)
 class Broken(Sound):
-    """``Sound``, except for what these functions change."""
+    """``Sound`` with faults: each function below changes one value of the method."""
 
     begin: Callable[[Flat], Any] = lambda model: model
-    """The model with which the run starts."""
+    """Returns the initial model of the run."""
     message: Callable[[State, Message, int], Message] = lambda state, message, client: message
     given: Callable[[Any], object] = lambda given: None
     """Changes a client's inputs: work, message, memory, data and seed."""
@@ -137,7 +140,7 @@ def _after_the_last_client(reply: Reply, given: Any) -> Reply:
 
 
 def _begin_with(name: str) -> Callable[[Flat], Flat]:
-    """Begin with a note of zeros."""
+    """Return a function that stores a zero vector in ``NOTES`` when a run starts."""
 
     def begin(model: Flat) -> Flat:
         NOTES[name] = scale(model, 0.0)
@@ -148,7 +151,7 @@ def _begin_with(name: str) -> Callable[[Flat], Flat]:
 
 @dataclass(frozen=True)
 class Personally(Broken):
-    """Its clients' models are ``own`` of the server's, given whether the client took part."""
+    """A method whose personal models are ``own(server model, whether the client took part)``."""
 
     own: Callable[[Flat, bool], Flat] = lambda model, took_part: model
 
@@ -163,7 +166,7 @@ def _moved(model: Flat, took_part: bool) -> Flat:
 
 @dataclass(frozen=True)
 class Priced(FedAvg):
-    """FedAvg that claims ``steps`` server steps in a round; a dry run would time ``variants`` to price one step."""
+    """FedAvg that claims ``steps`` server steps per round; a dry run times ``variants`` to price a step."""
 
     steps: int = 10
     variants: Callable[[Any, int], Any] = lambda self, times: [
@@ -241,4 +244,4 @@ BROKEN: dict[str, tuple[Any, ...]] = {
         DeniesItsLocalSteps(),
     ),
 }
-"""Each check of the contract, and what breaks its promise."""
+"""The checks of the contract by name, each with algorithms that the check must reject."""

@@ -1,4 +1,4 @@
-"""A real Chromium without a screen, for tests of pages: Debian's, driven by playwright."""
+"""Debian's Chromium in headless mode, driven by playwright, for tests of HTML pages."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ _FLAGS = [
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """A browser of its own, ended in the end. As root Chromium starts without its sandbox only."""
+    """Start a new browser and close it at the end; for root, Chromium must start without a sandbox."""
     root = ["--no-sandbox"] if os.getuid() == 0 else []
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=[*root, *_FLAGS])
@@ -34,7 +34,7 @@ def chromium() -> Iterator[Browser]:
 
 @contextmanager
 def opened(browser: Browser, url: str) -> Iterator[Page]:
-    """A page of this address, which in the end must have raised no error and lacked no file."""
+    """Open the page at this address; at the end, check that it logged no error and loaded all files."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     page, said = context.new_page(), list[str]()
     page.on("console", lambda line: said.append(line.text) if line.type in ("error", "warning") else None)

@@ -1,4 +1,4 @@
-"""Least squares for the tests of the algorithms, f_i(y) = y H_i y / 2 - c_i y, and a smooth module."""
+"""Closed forms for tests of algorithms on least squares, f_i(y) = y H_i y / 2 - c_i y, and a smooth module."""
 
 from collections.abc import Callable, Sequence
 
@@ -22,11 +22,11 @@ Problem = Callable[..., LeastSquares]
 """The types of the fixtures ``digits`` and ``least_squares``."""
 
 FULL = 1000
-"""A batch size above every client's number of examples: full-batch steps, in which the order only rounds."""
+"""A batch size above every client's number of examples: in full-batch steps, the order affects only rounding."""
 
 
 def quadratic(problem: LeastSquares, i: int) -> tuple[np.ndarray, np.ndarray]:
-    """H_i and c_i."""
+    """Return the Hessian H_i and the vector c_i of client i's loss f_i(y) = y H_i y / 2 - c_i y."""
     a, b = problem.a[i], problem.b[i]
     return a.T @ a / len(b), a.T @ b / len(b)
 
@@ -34,7 +34,10 @@ def quadratic(problem: LeastSquares, i: int) -> tuple[np.ndarray, np.ndarray]:
 def descended(
     problem: LeastSquares, i: int, start: np.ndarray, x: np.ndarray, lam: float, lr: float, steps: int
 ) -> np.ndarray:
-    """Gradient descent on f_i(v) + (lam/2) ||v - x||^2: v_K = v* + (I - eta (H + lam))^K (v - v*)."""
+    """Return the result of K steps of gradient descent on f_i(v) + (lam/2) ||v - x||^2 from ``start``.
+
+    In closed form: v_K = v* + (I - lr (H_i + lam I))^K (start - v*), with the minimiser v*.
+    """
     hessian, b = quadratic(problem, i)
     pulled = hessian + lam * np.eye(3)
     best = np.linalg.solve(pulled, b + lam * x)
@@ -42,7 +45,7 @@ def descended(
 
 
 def optimum(problem: LeastSquares, weights: Sequence[float] | np.ndarray) -> np.ndarray:
-    """The minimiser of sum_i weights_i f_i."""
+    """Return the minimiser of sum_i weights_i f_i over the clients' losses f_i."""
     parts = [(w, *quadratic(problem, i)) for i, w in enumerate(weights)]
     return np.linalg.solve(sum(w * h for w, h, _ in parts), sum(w * c for w, _, c in parts))
 
@@ -60,14 +63,14 @@ def play(
 
 
 def round_from(federation: Federation, algorithm: Algorithm, start: np.ndarray) -> np.ndarray:
-    """The model after one round from ``start``."""
+    """Return the server model after one round from the model ``start``."""
     plan, model = federation.plan(1), Flat(federation.model.layout, torch.from_numpy(start.copy()))
     played = federation.run(algorithm, plan, start=Standing(0, algorithm.start(model, plan.facts, 0)))
     return played[-1][0].model.buffer.numpy()
 
 
 def fixed_point(federation: Federation, algorithm: Algorithm, tolerance: float = 1e-12) -> np.ndarray:
-    """Where the federation stops. A round is an affine map w -> M w + c, so d + 1 rounds give M and c."""
+    """Return the fixed point of the rounds. A round is an affine map w -> M w + c, so d + 1 rounds give M and c."""
     c = round_from(federation, algorithm, np.zeros(3))
     m = np.stack([round_from(federation, algorithm, unit) - c for unit in np.eye(3)], axis=1)
     point = np.linalg.solve(np.eye(3) - m, c)
@@ -76,12 +79,12 @@ def fixed_point(federation: Federation, algorithm: Algorithm, tolerance: float =
 
 
 def slope(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> float:
-    """The order of convergence: the slope of log y over log x."""
+    """Return the order of convergence: the least-squares slope of log y over log x."""
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])
 
 
 def smooth_module(lr: float, scale: float = 1.0) -> Classifier:
-    """Four inputs, five features, three classes, in float64; smooth, so that every loss has a gradient everywhere."""
+    """Return a float64 MLP with four inputs, five features and three classes; it is differentiable everywhere."""
     set_default_generator("a smooth module")
     module = Classifier(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), lr=lr).double()
     module.head = "network.2"
@@ -95,6 +98,9 @@ def reply_of(
     method: Algorithm, module: LightningModule, data: ClientData, loop: LocalSGD | None = None,
     memory: Payload = EMPTY, x: Flat | None = None, seed: int = 0,
 ) -> Reply:  # fmt: skip
-    """A client's round-1 reply to ``x``, by default the module's weights; by default after one full-batch step."""
+    """Return a client's reply in round 1 to the model x (default: the module's weights).
+
+    loop: local training; default: one full-batch step.
+    """
     work = Work(module, torch.device("cpu"), loop or LocalSGD(1, FULL))
     return method.client(work, Message({"model": x or work.initial}), memory, data, 1, seed)

@@ -1,4 +1,4 @@
-"""Images of noise, cut into clients; the digits of five unequal clients; images that say whose they are."""
+"""Client data for tests: random images, the digits of five unequal clients, and images that encode their client."""
 
 import numpy as np
 import torch

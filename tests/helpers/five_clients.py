@@ -1,4 +1,4 @@
-"""The digits of five clients, synthetic images of theirs with a receipt, and what the ledger states of releases."""
+"""The digits of five clients, contributed images with a privacy receipt, and the privacy statement of releases."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -30,7 +30,7 @@ def dealt() -> ClientDatasets:
 
 
 def images(receipt: Receipt | None = RECEIPT) -> list[Contribution]:
-    """Return two images per client."""
+    """Return a contribution of two images per client; the pixels of client i's images have the value i."""
     x = torch.zeros(2, *DATASET.shape, dtype=torch.uint8)
     return [Contribution(Examples(x + client, torch.arange(2)), receipt, n_sources=10) for client in range(N)]
 

@@ -22,7 +22,7 @@ def train(module: nn.Module, loss: Loss, x: Tensor, y: Tensor, rate: float, epoc
 
 
 class FlowerStyle:
-    """The tutorial's client: parameters are those of the state."""
+    """The client of Flower's tutorial, whose parameters are all values of the module's state_dict."""
 
     def __init__(
         self, module: nn.Module, loss: Loss, x: Tensor, y: Tensor, rate: float, epochs: int, batch_size: int
@@ -44,7 +44,7 @@ class FlowerStyle:
 
 
 class FlowerProximal(FlowerStyle):
-    """FedProx. It takes no loss: cross entropy is written into it."""
+    """FedProx as a client of Flower's form; it takes no loss, as its loss is always cross entropy."""
 
     def __init__(
         self, module: nn.Module, x: Tensor, y: Tensor, rate: float, epochs: int, batch_size: int, mu: float = 0.1
@@ -62,7 +62,7 @@ class FlowerProximal(FlowerStyle):
 
 
 class Seeding:
-    """A client of PFLlib's form, which seeds torch when it is built; its number of examples is that of its data."""
+    """A client of PFLlib's form that seeds torch in its constructor; it has no attribute for the number of examples."""
 
     def __init__(
         self, module: nn.Module, loss: Loss, x: Tensor, y: Tensor, rate: float, epochs: int, batch_size: int
@@ -86,7 +86,7 @@ class Seeding:
 
 
 class Average:
-    """FedAvg's server, as a strategy."""
+    """FedAvg's server as a Flower strategy, weighted by numbers of examples."""
 
     def weights(self, results: list[tuple[str, Any]]) -> list[float]:
         return [float(result.num_examples) for _, result in results]
@@ -101,7 +101,7 @@ class Average:
 
 
 class Neither:
-    """A class that has half of an interface."""
+    """A class with only some of the methods of a Flower or PFLlib client."""
 
     def fit(self, x: Tensor) -> None:
         """Do nothing."""
@@ -109,4 +109,4 @@ class Neither:
 
 class AsksForMore(FlowerStyle):
     def __init__(self, module: nn.Module, loader: object) -> None:
-        """Take what no adapter hands over."""
+        """Require an argument that no adapter passes."""

@@ -1,4 +1,4 @@
-"""Commands in forks of this process, with limits of time and memory; and what each may leave behind."""
+"""Run commands in forks of this process, with limits of time and memory, and check the files that they leave."""
 
 import gc
 import logging
@@ -25,7 +25,7 @@ SMALL = {
     "preset": "smoke", "data.limit": "40", "client.epochs": "1", "federation.rounds": "2", "measure.every": "0",
     "model.channels": "[2,4]", "partition.n_clients": "3", "tracking.wandb": "off", "artifacts": "store", "out": "out",
 }  # fmt: skip
-"""Options of a run of a fraction of a second."""
+"""Options of a run that takes less than a second."""
 
 EXAMPLES = int(os.environ.get("FEDCOMMONS_EXAMPLES", "300"))
 
@@ -53,7 +53,7 @@ def examine(check: Callable[[Case], object], cases: st.SearchStrategy[Case], few
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended. code: its exit code, or minus the signal that killed it."""
+    """The end of a process: exit code (negative: the signal that killed the process), stdout and stderr."""
 
     code: int
     out: str
@@ -61,7 +61,7 @@ class Ended:
 
     @property
     def sentence(self) -> str:
-        """The one sentence that a command ends with; empty if there is not exactly one."""
+        """Return the line of stderr that starts with ``error:`` or ``stopped;``; empty unless there is exactly one."""
         said = [line for line in self.err.splitlines() if line.startswith(("error: ", "stopped; "))]
         return said[0] if len(said) == 1 else ""
 
@@ -74,18 +74,18 @@ def forked(
     seconds: int = 60,
     gigabytes: float = 3.0,
 ) -> Ended:
-    """Run ``action`` in a fork, in ``folder``, as a process of its own would; what it has started is killed at its end.
+    """Run ``action`` in a fork with current folder ``folder``; at the end, kill all processes that it started.
 
-    seconds: of processor time. gigabytes: of memory beyond what this process has.
+    seconds: limit of CPU time. gigabytes: limit of memory in addition to the memory of this process.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         if "wandb" in sys.modules:
-            sys.modules["wandb"].teardown()  # what a fork inherits of W&B's connection it can neither use nor end
+            sys.modules["wandb"].teardown()  # a fork could neither use nor close an inherited connection to W&B
         if not (process := os.fork()):
-            code: object = 70  # an exception that no code catches
+            code: object = 70  # exit code if even the handlers below fail
             try:
-                gc.freeze()  # objects of the tests are not looked through in the fork
-                logging.getLogger().handlers.clear()  # Opacus installs one when it is imported
+                gc.freeze()  # the fork's garbage collector skips the objects of the tests
+                logging.getLogger().handlers.clear()  # importing Opacus installs a handler
                 os.setsid()
                 os.dup2(out.fileno(), 1)
                 os.dup2(err.fileno(), 2)
@@ -120,13 +120,13 @@ def forked(
 
 
 def warm_up() -> None:
-    """Import here what a run imports late, and not again in every fork."""
+    """Import libraries that a run imports late, so that forks need not import them again."""
     for name in ("matplotlib.pyplot", "pandas", "safetensors.torch", "sklearn.datasets"):
         import_module(name)
 
 
 def call(script: Script, *words: str) -> None:
-    """Run a script of sweeps/ as from the command line."""
+    """Run a script of sweeps/ as the command line does, with these arguments."""
     from fedcommons.cli import parse
 
     os.environ.pop("FEDCOMMONS_PARTS", None)
@@ -135,12 +135,12 @@ def call(script: Script, *words: str) -> None:
 
 
 def words(fields: Mapping[str, str]) -> list[str]:
-    """Options of these names and values."""
+    """Return the options ``--name=value`` of these fields."""
     return [f"--{name}={value}" for name, value in fields.items()]
 
 
 def files(folder: Path) -> dict[str, tuple[int, int, str]]:
-    """Size, time and link target of all that is in a folder, by path."""
+    """Return size, modification time (ns) and link target of everything in a folder, by relative path."""
     found = {}
     for path in folder.rglob("*"):
         facts = path.lstat()
@@ -151,7 +151,7 @@ def files(folder: Path) -> dict[str, tuple[int, int, str]]:
 
 @contextmanager
 def camp(root: Path) -> Iterator[Path]:
-    """A folder for one example, ``here``, beside files of others, which no command may change; removed at its end."""
+    """Yield a folder ``here`` for one example, next to files that no command may change; remove all at the end."""
     with tempfile.TemporaryDirectory(dir=root, ignore_cleanup_errors=True) as name:
         folder = Path(name)
         for name in ("home", "tmp", "here"):
@@ -164,7 +164,7 @@ def camp(root: Path) -> Iterator[Path]:
 
 
 def write_mine(folder: Path, *names: str) -> Path:
-    """Write files of the user; return the folder."""
+    """Write files with these names, as a user's files, into the folder; return the folder."""
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(f"mine: {name}")
@@ -172,7 +172,7 @@ def write_mine(folder: Path, *names: str) -> Path:
 
 
 def ran(here: Path, action: Callable[[], object], *, seconds: int = 30) -> Ended:
-    """Run an action in a folder of ``camp``; check that it did its work, or that one sentence says why not."""
+    """Run an action in a folder of ``camp``; check that it succeeded, or ended with exactly one error sentence."""
     environment = {"HOME": str(here.parent / "home"), "TMPDIR": str(here.parent / "tmp"), "RAY_ADDRESS": ""}
     ended = forked(action, here, environment, seconds=seconds)
     assert "Traceback (most recent call last)" not in ended.err, ended.err

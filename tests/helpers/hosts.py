@@ -1,6 +1,6 @@
-"""Hosts of a lab on one machine: each has its own network, processes, home, /tmp and /dev/shm, and an SSH server.
+"""Simulated hosts on one machine, with separate network, processes, home, /tmp and /dev/shm, and an SSH server each.
 
-They share a bridge and one folder, /mnt, as hosts share storage. Takes root, Debian's iproute2 and openssh-server.
+The hosts share a network bridge and the folder /mnt. This needs root, and Debian's iproute2 and openssh-server.
 """
 
 import os
@@ -32,9 +32,9 @@ ip link set lo up
 echo started
 while :; do sleep 3600 & wait $!; done
 """
-"""What a host does first. $1: the shared folder; $2: the host's name; the rest: folders that stay, of what it hides.
+"""Shell script that starts a host. $1: shared folder; $2: name of the host; others: folders that stay visible.
 
-Its first process waits, so that it reaps those whose parents have ended."""
+The first process of the host waits in a loop, so that it reaps processes whose parents have ended."""
 
 SSHD = """
 Port 22
@@ -51,7 +51,7 @@ MaxStartups 100
 
 
 def missing() -> str | None:
-    """Return why there can be no hosts here; None if there can."""
+    """Return the reason why this machine cannot simulate hosts, or None if it can."""
     if os.geteuid() != 0:
         return "hosts in network namespaces take root"
     if lacking := [name for name in NEEDED if not shutil.which(name)]:
@@ -62,7 +62,7 @@ def missing() -> str | None:
 
 @dataclass(frozen=True)
 class Host:
-    """One host; pid: of its first process, as seen from outside."""
+    """A simulated host; pid: process id of the host's first process, outside the host's namespace."""
 
     name: str
     ip: str
@@ -79,7 +79,7 @@ class Host:
 
 @contextmanager
 def network(shared: Path, names: Sequence[str]) -> Iterator[list[Host]]:
-    """Hosts 198.18.7.1, 198.18.7.2, ... on one bridge; what they put into /mnt lies in ``shared``."""
+    """Start hosts 198.18.7.1, 198.18.7.2, ... on one bridge; their folder /mnt is ``shared``."""
     keys = shared / "keys"
     keys.mkdir(parents=True)
     for name in ("host", "operator"):
@@ -118,7 +118,7 @@ def _host(shared: Path, bridge: int, name: str, number: int) -> Iterator[Host]:
 
 @contextmanager
 def _started(*words: str) -> Iterator[int]:
-    """The process id, from outside, of a command that has said that it started, in namespaces of its own."""
+    """Run a command in new namespaces, wait until it prints ``started``, and yield its process id outside them."""
     kinds = ["--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
     process = subprocess.Popen(["unshare", *kinds, *words], stdout=subprocess.PIPE, text=True)
     try:
@@ -127,7 +127,7 @@ def _started(*words: str) -> Iterator[int]:
         (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="utf-8").split()
         yield int(child)
     finally:
-        process.kill()  # and with it all that runs in there
+        process.kill()  # this also ends all processes in the namespaces
         process.communicate()
 
 

@@ -1,4 +1,4 @@
-"""A small run with memories in files, a power cut, what a resumed run must leave, and a storage whose writes fail."""
+"""Helpers for tests of resuming: a small run, an interruption after a round, compared outputs, a failing storage."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,7 +27,7 @@ class PowerCut(Exception):
 
 
 def cut_at(last: int | None) -> Callable[[int, Mapping[str, float | None]], None]:
-    """A callback that ends a run after this round."""
+    """Return an ``on_round`` callback that raises ``PowerCut`` after round ``last`` (None: never)."""
 
     def cut(number: int, metrics: Mapping[str, float | None]) -> None:
         if number == last:
@@ -37,18 +37,18 @@ def cut_at(last: int | None) -> Callable[[int, Mapping[str, float | None]], None
 
 
 def outputs(folder: Path) -> dict[str, bytes]:
-    """Return the files that must not differ: metrics, summary, the last checkpoints and the memories that they name."""
+    """Return the files that must be equal after resuming, by name: metrics, summary, checkpoints, client memories."""
     paths = [folder / "rounds.jsonl", folder / "summary.json", *folder.glob("*/[!.]*-*[0-9].safetensors*")]
     return {path.name: path.read_bytes() for path in paths}
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Return all files of a folder by their paths in it."""
+    """Return the contents of all files in a folder, by relative path."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def require_resumed(config: Experiment, folder: Path, whole: Path, first: int | None) -> str:
-    """Check that the run goes on with this round (None: no round) and ends as ``whole``; return its messages."""
+    """Resume a run; check that it starts at round ``first`` (None: none) and ends like ``whole``; return messages."""
     seen: list[int] = []
     said: list[str] = []
     experiment.run(config, folder, resume=True, say=said.append, on_round=lambda number, _: seen.append(number))
@@ -62,7 +62,7 @@ def ignore(key: str) -> None:
 
 
 class Watched:
-    """A storage that calls ``before`` and ``after`` with the key of each write."""
+    """A storage that calls ``before(key)`` and ``after(key)`` around each write."""
 
     def __init__(self, place: str) -> None:
         self.plain = object_store.open_store(place)
@@ -80,6 +80,6 @@ class Watched:
 
 
 def refuse_lists(key: str) -> None:
-    """Take the objects of a snapshot, and not its list."""
+    """Raise an error for the write of a snapshot's list of objects; use it as ``Watched.before``."""
     if key.endswith(MANIFEST):
         raise StorageError("no answer")

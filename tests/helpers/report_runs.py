@@ -1,4 +1,4 @@
-"""Small runs for tests of frames, tables and reports, and their records read without the package's own frames."""
+"""Small runs for tests of frames, tables and reports, with functions that read records without the package."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ FIELDS = {
 
 
 def script(name: str) -> Any:
-    """Return a fixture, which is this script of sweeps/ as a module."""
+    """Return a pytest fixture that loads this script of sweeps/ as a module."""
 
     @pytest.fixture(scope="module")
     def load(sweeps: Callable[[str], ModuleType]) -> ModuleType:
@@ -30,19 +30,19 @@ def quiet(text: str) -> None: ...
 
 
 def small_run(folder: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The summary of a run with these fields on top of ``FIELDS``."""
+    """Run a small experiment with ``FIELDS`` and these fields, and return its summary."""
     return dict(run(experiment("smoke", values={**FIELDS, **fields}), folder, say=quiet).summary)
 
 
 def small_runs(out: Path, runs: Mapping[str, Mapping[str, Any]]) -> Path:
-    """A folder with a run for each name."""
+    """Run a small experiment in ``out/NAME`` for each name, and return ``out``."""
     for name, fields in runs.items():
         small_run(out / name, fields)
     return out
 
 
 def copies(source: Path, out: Path, *names: str) -> list[Path]:
-    """Copies of a run folder under these names."""
+    """Copy a run folder into ``out`` under these names, and return the new paths."""
     return [Path(shutil.copytree(source, out / name)) for name in names]
 
 
@@ -51,7 +51,7 @@ def summary(folder: Path) -> dict[str, Any]:
 
 
 def change(file: Path, **values: Any) -> None:
-    """Replace values of a JSON file; None: remove them."""
+    """Replace these values in a JSON file; the value None removes the key."""
     content = {**json.loads(file.read_text(encoding="utf-8")), **values}
     kept = {name: value for name, value in content.items() if value is not None}
     file.write_text(json.dumps(kept), encoding="utf-8")

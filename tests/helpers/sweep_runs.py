@@ -1,4 +1,4 @@
-"""Run the cells of a sweep in this process, so that its command finds them finished and needs no Ray."""
+"""Run the trials of a sweep in this process, so that the sweep's command finds finished trials and needs no Ray."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import chdir, redirect_stdout
@@ -15,13 +15,13 @@ from fedcommons.tune.sweep import Trial
 
 
 def rows_of(markdown: str, begin: str = "|") -> list[list[str]]:
-    """The cells of the table lines that begin so."""
+    """Return the texts of the table cells, for each line of the Markdown that starts with ``begin``."""
     lines = [line for line in markdown.splitlines() if line.startswith(begin)]
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
 
 
 def saved_figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """The figures that are saved from now on."""
+    """Return a list that collects all figures that are saved later in the test."""
     figures, save = list[Figure](), Figure.savefig
 
     def savefig(figure: Figure, *args: Any, **options: Any) -> None:
@@ -48,7 +48,10 @@ def complete(
     also: Callable[[], object] = lambda: None,
     again: bool = False,
 ) -> str:
-    """Run the cells, check what every sweep promises of the command that reports on them, and return its table."""
+    """Run the trials, check the files and messages of the sweep's command with them, and return its Markdown table.
+
+    also: further work before the command. again: check that a second call changes no file.
+    """
     for cell in {one.name: one for one in cells}.values():
         experiment.run(cell.config, out / cell.name)
     also()

@@ -1,4 +1,4 @@
-"""Components of a user's, for experiments that name them as ``user_parts:NAME``."""
+"""User-defined components, for experiments that name them as ``user_parts:NAME``."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ from fedcommons.sharing.stage import Assigned, Contributions
 
 @dataclass(frozen=True)
 class Parrot:
-    """A generator that draws the first images of a class that it was trained on."""
+    """A generator that returns the first training images of each class as samples."""
 
     epochs: int = 1
     sampling: ClassVar[tuple[str, ...]] = ()
@@ -44,7 +44,7 @@ class Parrot:
 
 @dataclass(frozen=True)
 class WithReceipt(Parrot):
-    """A generator of random images whose receipt covers them."""
+    """A generator of random images with a receipt that states a privacy guarantee."""
 
     sigma: float = 1.5
     steps: int = 20
@@ -59,7 +59,7 @@ class WithReceipt(Parrot):
 
 @dataclass(frozen=True)
 class Peeks(ShuffledSynthetic):
-    """Trains client 0's generator on others' examples, or on one of its own many times, or trains two of them."""
+    """Trains client 0's generator on another client's examples, or on one example repeated eight times, or twice."""
 
     sees: str = "its own"
 
@@ -82,7 +82,7 @@ class ManyTimes(Real):
 
 @dataclass(frozen=True)
 class Hints(FedAvg):
-    """Publishes a number in every round with a covered release, without DP-SGD."""
+    """Sends a number in every round, with a release that states a privacy guarantee, without DP-SGD."""
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         reply = super().client(work, message, memory, data, round, seed)
@@ -93,7 +93,7 @@ class Hints(FedAvg):
 
 @dataclass(frozen=True)
 class Broken(FedAvg):
-    """In round 2, with seed 0, client 1 sends what is not finite."""
+    """In round 2 of a run with seed 0, client 1 sends a weight that is not finite."""
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         reply = super().client(work, message, memory, data, round, seed)

@@ -1,7 +1,7 @@
-"""A stub of W&B's server on 127.0.0.1, which records what it is sent. The client, wandb with its core, is the real one.
+"""A stub of W&B's server on 127.0.0.1 that records all requests. The client is the real wandb with its core.
 
-Stubbed: every answer. The server knows one user, ``me``, keeps nothing, checks nothing, and says that no run is there
-yet (so nothing is resumed). What the real server would refuse, or draw, is not seen.
+All answers are stubs. The server knows one user, ``me``, stores nothing, checks nothing, and answers that no run exists
+yet, so that nothing is resumed. Tests with the stub cannot detect what the real server would refuse or display.
 """
 
 import gzip
@@ -13,11 +13,14 @@ from threading import Thread
 from typing import Any, cast
 
 KEY = "0a1b2c3d" * 5
-"""Of the form of W&B's keys; the stub takes any."""
+"""An API key in the form of W&B's keys; the stub accepts every key."""
 
 
 class Server(ThreadingHTTPServer):
-    """What came: GraphQL as (operation, variables), file streams, uploads, all bytes; ``refuses`` answers with 403."""
+    """The server and the requests so far: GraphQL (operation, variables), file streams, uploads and all bodies.
+
+    refuses: if True, POST requests are answered with status 403.
+    """
 
     daemon_threads = True
 
@@ -30,7 +33,7 @@ class Server(ThreadingHTTPServer):
         self.refuses = False
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that ends resets its connections, which is no error here."""
+        """Ignore errors: a client that ends resets its connections."""
 
     @property
     def url(self) -> str:
@@ -49,7 +52,7 @@ class Server(ThreadingHTTPServer):
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """History rows at the offsets at which W&B's client sent them, without W&B's own columns."""
+        """Return the rows of the run's history in order, without the columns that W&B adds (``_...``)."""
         return [{k: v for k, v in row.items() if k[0] != "_"} for row in self._file("wandb-history.jsonl")]
 
     @property
@@ -65,7 +68,7 @@ class Server(ThreadingHTTPServer):
 
 @contextmanager
 def serving() -> Iterator[Server]:
-    """A server, ended with the block."""
+    """Run a server during the with block."""
     server = Server()
     thread = Thread(target=server.serve_forever)
     thread.start()
@@ -124,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._say({})
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing is said."""
+        """Log nothing."""
 
     def _body(self) -> bytes:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
