@@ -103,7 +103,10 @@ def rival(python: Path, script: str, work: Path, folder: Path) -> Took:
     """Run a script of peers/ with this Python and return its times; work: the file of ``write_work``."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     variables |= {"LR_MNIST": str(work), "PYTHONPATH": str(HERE / "peers"), "PYTHONDONTWRITEBYTECODE": "1"}
-    variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # Ray listens on all interfaces
+    variables |= {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    }  # Ray listens on all interfaces: require a token
     command = [python, HERE / "peers" / script]
     began = time.time()
     done = subprocess.run(

@@ -58,7 +58,7 @@ def entries(options: parse.Options) -> list[Entry]:
     """
     for name in (chosen := parse.split("--ways", options.ways)):
         if name not in WAYS:
-            raise unknown("way", name, WAYS)
+            raise unknown("--ways", name, WAYS)
     alphas, seeds = parse.split("--alphas", options.alphas, float), parse.split("--seeds", options.seeds, int)
     rates = parse.split("--lrs", options.lrs, float, common_fields()["client.lr"].allowed)
     tries = {name: ways.tries(WAYS[name], rates, len(rates) > 1) for name in chosen}

@@ -34,7 +34,7 @@ def quadratic(problem: LeastSquares, i: int) -> tuple[np.ndarray, np.ndarray]:
 def descended(
     problem: LeastSquares, i: int, start: np.ndarray, x: np.ndarray, lam: float, lr: float, steps: int
 ) -> np.ndarray:
-    """Return the result of K steps of gradient descent on f_i(v) + (lam/2) ||v - x||^2 from ``start``.
+    """Return the result of K = ``steps`` steps of gradient descent on f_i(v) + (lam/2) ||v - x||^2 from ``start``.
 
     In closed form: v_K = v* + (I - lr (H_i + lam I))^K (start - v*), with the minimiser v*.
     """

@@ -1,4 +1,4 @@
-"""Flower-style and PFLlib-style clients and strategies without the libraries; the command line reads this file."""
+"""Flower-style and PFLlib-style clients and strategies without the libraries; tests name this file in options."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial

@@ -179,7 +179,7 @@ def copies(owner: np.ndarray, shared: np.ndarray, d: int, keys: np.ndarray, vari
 
 
 def draw(problem: Problem, setting: Setting, repetition: int, seed: int) -> Draws:
-    """Draw all random numbers of one repetition; they do not depend on c, d, q or the partition.
+    """Draw one repetition. Its random numbers are equal for all values of c, d and q and all partitions.
 
     The Dirichlet partition drops clients without examples; the draws of the remaining clients do not change.
     """

@@ -54,18 +54,18 @@ class Entry:
 
 _POOL = {"algorithm": "fedavg", "sharing.setting": "shuffled_synthetic", "sharing.audit": True}
 _SERVER = {"sharing.setting": "server_synthetic", "sharing.audit": True}
-_LOCAL, _OWN = "clients E epochs a round", "{generator} epochs of a generator a client"
+_LOCAL, _OWN = "clients E epochs per round", "{generator} epochs of a generator per client"
 _PRIVATE = {"generator.name": "private_ddpm", "generator.target_epsilon": 10.0}
 _MERF = {"algorithm": "fedavg", "sharing.setting": "merf", "sharing.target_epsilon": 10.0}
-_ONCE = "one noisy sum of features a client, epsilon 10"
+_ONCE = "one noisy sum of features per client, epsilon 10"
 _NDPDC = {"algorithm": "fedavg", "sharing.setting": "ndpdc", "sharing.target_epsilon": 10.0}
-_EACH_STEP = "{iterations} noisy sums of features a client, epsilon 10 for all"
+_EACH_STEP = "{iterations} noisy sums of features per client, epsilon 10 for all together"
 _COPIES = {"sharing.setting": "raw_copies", "sharing.c": 0.1, "sharing.d": 2}
-_AT_SERVER = "server E epochs a round on the pool"
-_TO_TWO = "copies of 10 % for two others each"
+_AT_SERVER = "server E epochs per round on the pool"
+_TO_TWO = "copies of 10 % of the images, each to two clients"
 _FEDDM = {"algorithm": "feddm", "feddm.ipc": 3, "feddm.iterations": 20, "feddm.image_lr": 0.01,
           "feddm.server_epochs": 30, "feddm.server_batch": 64, "feddm.server_lr": 0.05}  # fmt: skip
-_DISTILS = "clients E R epochs once; server {server_epochs} epochs of distillation a round"
+_DISTILS = "clients E R epochs once; server {server_epochs} epochs of distillation per round"
 
 
 def _few(method: str) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def _few(method: str) -> dict[str, Any]:
 
 
 _DECODERS = (
-    "clients {local_epochs} epochs of an autoencoder once; server {server_epochs} epochs a round on {samples} images"
+    "clients {local_epochs} epochs of an autoencoder once; server {server_epochs} epochs per round on {samples} images"
 )
 _FEDCVAE = {"algorithm": "fedcvae", "fedcvae.local_epochs": 200, "fedcvae.decoder_epochs": 20,
             "fedcvae.server_lr": 1e-3, "fedcvae.channels": (32, 64)}  # fmt: skip
@@ -97,7 +97,7 @@ WAYS: Mapping[str, Way] = {
     "raw copies": Way({"algorithm": "fedavg", **_COPIES}, f"{_LOCAL}; {_TO_TWO}"),
     "shuffled real": Way(
         {"algorithm": "fedavg", "sharing.setting": "shuffled_real", "sharing.p": 0.5},
-        f"{_LOCAL}; half of all dealt anew",
+        f"{_LOCAL}; half of all images swapped",
         bound=True,
     ),
     "local synthetic": Way({**_POOL, "sharing.setting": "local_synthetic"}, f"{_LOCAL}; {_OWN}"),
@@ -118,7 +118,7 @@ WAYS: Mapping[str, Way] = {
     "one-shot NDPDC": Way({**_NDPDC, "algorithm": "one_shot"}, f"{_AT_SERVER}; {_EACH_STEP}"),
     "FedDM": Way(
         _FEDDM,
-        "clients {iterations} steps on the pixels a round, server {server_epochs} epochs of these images",
+        "clients {iterations} steps on the pixels per round, server {server_epochs} epochs on these images",
         # with a learning rate of pixels of 0.3 (FedDM's page, for a ConvNet) this classifier diverges
         {"feddm.image_lr": (0.01, 0.003, 0.03), "feddm.server_lr": (0.05, 0.02, 0.1)},
         smaller={"feddm.ipc": 1, "feddm.least": 1, "feddm.iterations": 2, "feddm.server_epochs": 2},
@@ -126,7 +126,7 @@ WAYS: Mapping[str, Way] = {
     ),
     "FedDPMS": Way(
         {"algorithm": "feddpms", **_VAE, "feddpms.quota": 5, "feddpms.sigma": 1.0},
-        f"{_LOCAL} on the autoencoder's loss, others' decoded images besides",
+        f"{_LOCAL} on the autoencoder's loss, with other clients' decoded images",
     ),
     "FedMix": Way({"algorithm": "fedmix"}, f"{_LOCAL}; means of 64 images"),
     "FedGEN": Way(
