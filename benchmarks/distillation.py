@@ -2,9 +2,9 @@
 
 python benchmarks/distillation.py [--repeats 5] [--clients 5] [--side 8] [--epochs 3]
 
-Each epoch trains the small CNN on 64 further images, after 10 steps of the generator of width 32. Images have one
-channel, or three with side 32. The bare loops have a network per client and contain only the arithmetic. Goal: a ratio
-of 1.1.
+Each epoch trains a generator of width 32 for 10 steps, adds 64 of its images to the pool of synthetic images, and
+trains the small CNN on the pool. Images have one channel, or three with side 32. The bare loops have a network per
+client and contain only the arithmetic. Goal: a ratio of 1.1.
 """
 
 import argparse

@@ -5,8 +5,8 @@ python benchmarks/gradient_coding.py --data-dir DIR [--repetitions 200] [--plain
 The authors' setting with one class per client: clients straggle with probability q = 0.5; a share c = 0.2 of the
 examples is copied to d = 3 clients. Each of 50 rounds has the accuracy on 500 images, 15 draws of stragglers for the
 second moment, and a step. The plain loop uses ``nn.Linear``, autograd and SGD in float32, with one backward pass per
-draw, like the released code. Goal: 9 curves of 1000 repetitions in 6 minutes on two cores. CPU seconds of one torch
-thread are compared, as they depend little on other load of the machine.
+draw, like the released code. Goal: 9 curves of 1000 repetitions (no copies) in 6 minutes on two cores. CPU seconds of
+one torch thread are compared, as they depend little on other load of the machine.
 """
 
 import argparse

@@ -57,7 +57,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def entries(options: parse.Options) -> list[Entry]:
-    """Return a trial for each alpha, method, learning rate and seed; FedCVAE has one learning rate."""
+    """Return a trial for each alpha, method, learning rate and seed; FedCVAE uses the paper's learning rates."""
     base, result = grid.base(options), []
     alphas, rates = parse.split("--alphas", options.alphas, float), parse.split("--rates", options.rates, float)
     seeds, methods = parse.split("--seeds", options.seeds, int), parse.split("--methods", options.methods)
