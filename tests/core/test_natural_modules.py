@@ -120,7 +120,7 @@ REFUSED: dict[str, tuple[str, str, dict[str, object]]] = {
     "complex": (built("self.phase = nn.Parameter(torch.ones(2, dtype=torch.complex64))"), "torch.complex64", {}),
     "mixed": (built("self.last.bias.data = self.last.bias.data.double()"), "some are torch.float64", {}),
     "meta": (built("self.to('meta')"), "last.weight is on the meta device", {}),
-    "arguments": ("class Own(Net):\n    def __init__(self, width):\n        pass", "asks for width", {}),
+    "arguments": ("class Own(Net):\n    def __init__(self, width):\n        pass", "parameter width", {}),
     "of evaluation": (module("def on_validation_start(self): ..."), "on_validation_start", {}),
     "callbacks": (module("def configure_callbacks(self):\n    return [Callback()]"), "configure_callbacks .*Call", {}),
     "no function": (module("on_train_start = None"), "on_train_start is no function", {}),
@@ -265,7 +265,7 @@ def test_a_run_may_be_judged_by_other_metrics_than_accuracy(tmp_path: Path) -> N
         ("nothing", r"returns \(3,\) .*no logits of 10 classes"),
         ("listed", r"updates a metric \(MeanMetric\) that is not one"),
         ("late", r"updates a metric \(MeanMetric\) that its steps have made"),
-        ("size", "it logs n, which"),
+        ("size", "it logs n, a name"),
     ],
 )
 @pytest.mark.long

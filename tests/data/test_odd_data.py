@@ -292,7 +292,7 @@ def test_a_random_transform_is_drawn_once_by_the_name_of_the_data_set(tmp_path: 
     screen = io.StringIO()
     with Display(Console(file=screen, width=1000)) as display:
         todo([Trial(f"seed={config.seed}", config) for config in configs], tmp_path / "out", display)
-    assert screen.getvalue().count("random rows") == 1  # a sweep reports it once
+    assert screen.getvalue().count("returns random rows") == 1  # a sweep reports it once
 
 
 @pytest.mark.long

@@ -37,7 +37,8 @@ REFUSED: dict[str, dict[str, str]] = {
     "replicate": {"--rows R13": "unknown row", "--rows R9": "not run here"},
     "sensitivity": {"--partition.alpha 1": "alpha is not", "--partition.name iid": "partition.alpha"},
     "table2": {
-        "--methods fedsyn": "fedssyn", "--data.validation 0": "must be above 0", "--lr 0.1 --rates 0.2": "option --rates",
+        "--methods fedsyn": "fedssyn", "--data.validation 0": "must be above 0",
+        "--lr 0.1 --rates 0.2": "option --rates",
     },
     "fedcvae": {"--preset paper --dataset cifar10": "data.name 'cifar10'", "--data.validation 0": "--rates"},
     "dsprites": {"--checkpoints 2": "--checkpoints"}, "private_fedssyn": {"--epsilons 0": "epsilon"},
