@@ -71,7 +71,7 @@ class DENSE:
     latent: Annotated[int, "[1, 1e6]"] = 256
     """length of the noise vector of a synthetic image"""
     width: Annotated[int, "[1, 1e6]"] = 32
-    """channels of the generator's last feature maps; earlier ones have twice as many (paper: 64)"""
+    """channels of the generator's last feature maps; earlier ones have twice that number (paper: 64)"""
     norm_bias: bool = True
     """biases before the generator's BatchNorm; Adam moves them by rounding noise; false: none, as released"""
     generator_lr: Annotated[float, "(0, 1e38]"] = 1e-3
