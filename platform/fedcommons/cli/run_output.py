@@ -105,8 +105,8 @@ def ending(
         "target": _target(summary),
         "bytes": f"{_bytes(summary['bytes_down'])} down, {_bytes(summary['bytes_up'])} up"
         + (f", {_bytes(summary['bytes_once'])} once" if summary["bytes_once"] else ""),
-        "disclosed": f"{100 * summary['disclosed']:.3g} % of all examples went into shared data without an epsilon, "
-        "guaranteed or not",
+        "disclosed": f"{100 * summary['disclosed']:.3g} % of all examples were shared, directly or as synthetic data, "
+        "without differential privacy",
     }
     for name, key in _personal_metric(last):
         mean, worst = _number(last[f"{key}_mean"]), _number(last[f"{key}_worst_decile"])

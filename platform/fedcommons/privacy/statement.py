@@ -176,7 +176,7 @@ def _leak(name: str, times: int, ledger: Ledger) -> str:
         return f"{name}: {ledger.leaks[name]}"
     reason = f" ({WHY[name]})" if name in WHY else ""
     often = f"{times} time{'s'[: times > 1]}"
-    return f"{WORDS.get(name, name)}{reason}, released {often} with nothing that an epsilon can be computed from"
+    return f"{WORDS.get(name, name)}{reason}, released {often} without differential privacy"
 
 
 def _list(names: Sequence[str] | Mapping[str, int]) -> str:
