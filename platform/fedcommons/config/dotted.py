@@ -52,7 +52,7 @@ SHORT_NAMES = {
 """Short option name -> dotted name of the field. Every command accepts the short names; most are papers' symbols."""
 
 NO_SHARING = "none"
-"""What users may write for the sharing strategy ``real``. Configs and run folders store ``real``."""
+"""Name that users may write for the sharing strategy ``real`` (no sharing). Configs and run folders store ``real``."""
 
 _NON_SCALAR_FIELDS = {"constants", "source", "inactive", *SECTIONS}
 
@@ -106,10 +106,10 @@ def fields_for(chosen: Mapping[str, Sequence[str]], reread: bool = True) -> dict
 def full_name(
     name: str, names: Collection[str], chosen: Mapping[str, Sequence[str]], short: Mapping[str, str] = SHORT_NAMES
 ) -> str:
-    """Return the dotted name of a field, or ``name`` unchanged if it means none of the fields ``names``.
+    """Return the dotted name of the field that ``name`` means; an unknown ``name`` is returned unchanged.
 
-    name: dotted name, short name, or component and constant (``resnetgn.width`` for ``model.width``). chosen: kind of
-    component -> names of the chosen components. short: short name -> dotted name.
+    name: dotted name, short name, or component and constant (``resnetgn.width`` for ``model.width``). names: dotted
+    names of all fields. chosen: kind of component -> names of the chosen components. short: short name -> dotted name.
     """
     section, _, leaf = name.rpartition(".")
     for kind, parts_ in chosen.items() if name not in names else ():
@@ -134,7 +134,7 @@ def generates(setting: str) -> bool:
 
 
 def choose(values: Mapping[str, Any], inactive: Collection[str] = ()) -> Experiment:
-    """Return the experiment with these values. Values of components that are not chosen go to its ``inactive``.
+    """Return the experiment with these values; values of components that are not chosen become ``inactive`` values.
 
     Args:
         values: dotted name -> value; missing fields get their defaults.
@@ -198,7 +198,7 @@ def effective(values: Mapping[str, Any], p: float | None) -> dict[str, float]:
 
     Unused hyperparameters are left out: alpha (concentration) without a Dirichlet partition, rho (share of images that
     the generator sees) without a generator, sigma (noise multiplier) without DP-SGD or with a target epsilon.
-    values: the run's dotted fields. p: share of shared data among the training data that resulted, or None.
+    values: dotted name -> value of the run's fields. p: resulting share of shared data in the training data, or None.
     """
     solved = values.get("dp.target_epsilon") is not None  # sigma then follows from epsilon and differs between clients
     sigma = values["dp.noise_multiplier"] if values["dp.local"] and not solved else None
@@ -247,7 +247,7 @@ def from_dict(values: Mapping[str, Any]) -> Experiment:
 
 
 def same_results(a: Experiment, b: Experiment) -> list[str]:
-    """Return the names of the fields that differ and affect results; empty if both must have the same results."""
+    """Return the names of the fields that affect results and differ between ``a`` and ``b``; empty if none differ."""
     first, second = a.flat, b.flat
     missing = object()
     names = [n for n in {**first, **second} if not is_ignored(n)]
@@ -266,7 +266,7 @@ def deciding(config: Experiment) -> dict[str, Any]:
 
 
 def part_of(config: Experiment, kind: str) -> Any:
-    """Create the experiment's component of this kind (algorithm, sharing strategy, generator) with its constants."""
+    """Create the component of ``config`` for ``kind``, such as ``algorithm``, with the constants in ``config``."""
     section = config if kind == "algorithm" else getattr(config, kind)
     return registry.make(kind, config.chosen[kind], section.constants)
 
@@ -277,14 +277,20 @@ def parts_of_own(config: Experiment) -> list[str]:
 
 
 def not_chosen(name: str, config: Experiment) -> UserError:
-    """Return the error for a field ``name`` that the experiment lacks; it names the component or the nearest field."""
+    """Return the error for a field ``name`` that the experiment lacks.
+
+    The message names the component that has the field, or else the nearest field of the experiment.
+    """
     return unchosen_field_error(name, {k: [n] for k, n in config.chosen.items()}) or unknown(
         "config key", name, config.flat
     )
 
 
 def unchosen_field_error(name: str, chosen: Mapping[str, Sequence[str]]) -> UserError | None:
-    """Return the error for a field of a component that is not in ``chosen`` (kind -> names); None for other fields."""
+    """Return an error that names the components which have the field ``name``; None if no component has it.
+
+    ``name`` is a field that the chosen components, ``chosen`` (kind -> names), do not have.
+    """
     if (
         name.startswith("generator.")
         and not chosen.get("generator")
@@ -321,7 +327,7 @@ def _require_owned(name: str, valid_fields: Mapping[str, Field]) -> None:
 
 
 def _replaced(name: str, config: Experiment, now: Mapping[str, str]) -> bool:
-    """Return whether the field belongs to a component of ``config`` that is not chosen in ``now`` (kind -> name)."""
+    """Return whether the field ``name`` belongs to a component of ``config`` that ``now`` (kind -> name) replaces."""
     return (
         name not in common_fields()
         and any(

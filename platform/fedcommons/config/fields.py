@@ -187,7 +187,7 @@ def _hints(thing: Callable[..., Any]) -> Mapping[str, Any]:
     typed = thing.__init__ if inspect.isclass(thing) and not is_dataclass(thing) else thing
     try:
         return get_type_hints(typed, include_extras=True)
-    except NameError:  # a type is imported for type checkers only: read the other annotations one by one
+    except NameError:  # a type is imported for type checkers only, so each annotation is read alone
         hints: dict[str, Any] = {}
         for owner in reversed(inspect.getmro(typed)) if inspect.isclass(typed) else [inspect.unwrap(typed)]:
             names = getattr(owner, "__globals__", None) or vars(sys.modules.get(owner.__module__, inspect))

@@ -1,4 +1,4 @@
-"""Option names of other programs and papers, and the field of this platform or the hint that replaces each of them."""
+"""Option names of other programs and papers, and for each name this platform's field or a hint for the user."""
 
 import re
 from collections.abc import Collection
@@ -51,7 +51,7 @@ ELSEWHERE = {
 }
 """Kind of component -> names of components from the literature that the package may lack.
 
-For such a name, the error message suggests no similar name of the package. Names in the package take precedence."""
+For such a name, the error message suggests no similar name. A name that the package has raises no error."""
 
 
 def _plain(word: str) -> str:
@@ -74,5 +74,5 @@ def sentence_for(word: str) -> str | None:
 
 
 def is_elsewhere(kind: str, name: str) -> bool:
-    """Return whether ``ELSEWHERE`` lists a component of this kind and name."""
+    """Return whether ``ELSEWHERE``, the components from the literature, contains this name for this kind."""
     return _plain(name) in ELSEWHERE.get(kind, "").split()

@@ -19,13 +19,14 @@ _DIGITS_GENERATOR: dict[str, Any] = {
     "generator.epochs": 90,
     "generator.batch_size": 64,
     "generator.lr": 2e-3,
-    "generator.schedule": "squaredcos_cap_v2",  # it gives far better 8x8 images than "linear" in 150 steps
+    "generator.schedule": "squaredcos_cap_v2",  # gives far better 8x8 images than the schedule "linear" in 150 steps
     "generator.sampler": "ddim",
     "generator.sampling_steps": 25,
 }
 
 _FEW_PIXELS: dict[str, Any] = {
-    "client.onednn": False,  # per step of 10 8x8 images 0.45 ms, with oneDNN 0.65; oneDNN is faster from 32 images
+    # A training step on ten 8x8 images takes 0.45 ms, and 0.65 ms with oneDNN. From 32 images on, oneDNN is faster.
+    "client.onednn": False,
     "fedcvae.channels": (32, 64),  # the default of four levels would pad 8x8 images to 16x16
 }
 
@@ -61,7 +62,7 @@ _SMOKE: dict[str, Any] = {
     "measure.every": 3,
     "target": 0.2,
     "feddm.ipc": 1,
-    "feddm.least": 1,  # with 200 images, a client rarely has ten images of a class
+    "feddm.least": 1,  # the default, 10, would leave out most classes of a client with few images
     "feddm.iterations": 2,
     "feddm.server_epochs": 5,
     "dense.generated": 8,
@@ -104,7 +105,7 @@ _GENERATORS: dict[str, dict[str, dict[str, Any]]] = {
         "small": {"epochs": 200, "batch_size": 32, "lr": 1e-3, "channels": (32, 64), "augment": "translation"},
         "paper": {"epochs": 500, "batch_size": 64, "lr": 5e-4, "channels": (64, 128, 256), "augment": "all"},
     },
-    "private_ddpm": {"smoke": {"batch_size": 16}},  # with data.limit 200, a client has only about 37 images
+    "private_ddpm": {"smoke": {"batch_size": 16}},  # must not exceed a client's images, about 37 with data.limit 200
 }
 
 AUTHORS: Mapping[str, Any] = {
@@ -127,7 +128,7 @@ LARGE_IMAGES = ("mnist", "fmnist", "cifar10", "cifar100")
 
 
 def generator(name: str, preset: str) -> Mapping[str, Any]:
-    """Return dotted name -> value that a preset sets for a generator; empty if the DDPM's values apply."""
+    """Return dotted name -> value that a preset sets for a generator; empty: the preset's values for DDPM apply."""
     of_presets = _GENERATORS.get(name, _GENERATORS.get(name.removeprefix("private_"), {}))
     fields = of_presets.get("paper" if preset == "authors" else preset, {})
     return {f"generator.{field}": value for field, value in fields.items()}
@@ -180,7 +181,7 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``values`` with each value converted to the type that the command line would yield.
 
     Raises:
-        UserError: ``values`` is not a mapping from texts.
+        UserError: ``values`` is not a mapping, or a key is not a text.
     """
     import numpy as np
 

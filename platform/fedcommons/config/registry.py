@@ -34,8 +34,8 @@ class Kind:
     """A kind of component, such as algorithm, partition or generator.
 
     field: dotted name of the field that names the component. components: name -> import path of the package's
-    components. passed: arguments that the platform always passes to the component. required: arguments that it passes
-    only to a parameter without a default; a parameter with a default is a constant, as in earlier versions.
+    components. passed: arguments that the platform always passes to the component. required: arguments that the
+    platform passes only to parameters without a default. Such a parameter with a default is a constant instead.
     is_optional: a run may have no component of this kind; the field is then None. has: attributes that a component must
     have, such as the methods of its Protocol; () if the component is a function whose result is checked instead.
     """
@@ -266,7 +266,7 @@ def label(name: str) -> str:
 
 
 def section(kind: str, name: str) -> str:
-    """Return the section of a component's constants: ``fedprox`` for the algorithm FedProx, else that of its kind."""
+    """Return the section of a component's constants: ``fedprox`` for the algorithm FedProx, else the kind's section."""
     return label(name) if kind == "algorithm" else KINDS[kind].section
 
 
@@ -281,7 +281,7 @@ def constants(kind: str, name: str, reread: bool = True) -> Mapping[str, Field]:
 
 @lru_cache(maxsize=256)
 def read_constants(kind: str, name: str, digest: str | None) -> Mapping[str, Field]:
-    """Return what ``constants`` returns, from a cache. digest: hash of the code, so that changed code is read again."""
+    """Return a component's constants from a cache. digest: hash of the code, so that changed code is read again."""
     k = KINDS[kind]
     if name in k.components:
         return fields_in(k.components[name], k.passed)
@@ -353,12 +353,12 @@ def clash(names: Iterable[str]) -> str | None:
 
 
 def base() -> Path:
-    """Return the folder to which relative import paths refer: that in which the command was started."""
+    """Return the folder in which the command was started. Relative import paths refer to this folder."""
     return Path(os.environ.get(HERE) or os.getcwd())
 
 
 _codes: dict[tuple[str, str], Code | None] = {}
-"""(folder of the command, file or module) -> code as read last; None if the module is not a file of the user."""
+"""Result of ``_key`` -> the component's code as read last; None if the component is not in a file of the user."""
 
 
 def _key(where: str) -> tuple[str, str]:
@@ -387,9 +387,9 @@ def _code(where: str, what: str) -> Code | None:
 
 def _module(where: str, what: str) -> ModuleType:
     code = _code(where, what)
-    if code:  # an installed package must not import files of the user's folders
+    if code:  # for an installed package, no folder is added, so that it cannot import the user's files
         for folder in ([code.file.parent] if where.endswith(".py") else []) + [base()]:
-            user_imports.add_to_path(folder)  # Python adds only the script's folder to the path
+            user_imports.add_to_path(folder)  # otherwise the path has the script's folder only
     with before_any_work(), user_code_context(f"{what}: importing {where} failed"):
         try:
             return user_loader.load(code) if code else importlib.import_module(where)

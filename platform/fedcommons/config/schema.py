@@ -100,13 +100,13 @@ class Partition:
     """rule that assigns the training images to clients"""
     n_clients: Annotated[int, "[1, 1e9]"] = 10
     """N, number of clients. dirichlet_plain and dirichlet_clients_all drop clients that get no images. by_group and
-    by_factor ignore N: they create one client per group or per value of the factor, or partition.join clients"""
+    by_factor ignore N and create one client per group or per value of the factor, or partition.join clients"""
     shift: Annotated[str, "none | noise | rotation | colour"] = "none"
     """feature shift between clients, which grows with the client's number: none, noise (Gaussian), rotation or colour
     (random factor per colour channel)"""
     shift_size: Annotated[float | None, "(0, 360]"] = None
-    """size of the feature shift of the last client. Unit and default (null): for noise the variance, with pixels in
-    [0, 1], 0.1; for rotation degrees, 90; for colour the largest relative change of a channel, 0.5"""
+    """size of the feature shift of the last client: the variance for noise on pixels in [0, 1] (null: 0.1), degrees for
+    rotation (null: 90), or the largest relative change of a channel for colour (null: 0.5)"""
     constants: Constants = UNSET
     __getattr__ = _constant
 
@@ -121,8 +121,8 @@ class Generator:
     name: str = "ddpm"
     """generative model that every client trains to draw synthetic images"""
     label_noise: Annotated[float, "[0, 1e6]"] = 0.0
-    """standard deviation of the Gaussian noise that is added to each of a client's class counts, in images; the labels
-    of synthetic images follow these counts. 0: exact counts, which have no privacy guarantee"""
+    """standard deviation (number of images) of the Gaussian noise that is added to each of a client's class counts; the
+    labels of synthetic images follow the noisy counts. 0: exact counts, which have no privacy guarantee"""
     rho: Annotated[float, "(0, 1]"] = 0.75
     """rho, share of a client's images on which its generator is trained"""
     constants: Constants = UNSET
@@ -142,9 +142,9 @@ class Sharing:
     """test for memorisation: before synthetic images leave a client, compare them with the generator's training images
     and with held-out images, and write the result to audit.json"""
     withhold: Annotated[str, "none | near_copies"] = "none"
-    """synthetic images that are not shared: none, or near_copies, the images that the audit finds too close to a
-    training image of the generator; near_copies runs the audit too and voids the privacy guarantee (epsilon) of the
-    images"""
+    """synthetic images that are not shared: none, or near_copies (the images that the audit finds too close to a
+    training image of the generator). near_copies runs the audit too, and the images then have no privacy guarantee
+    (epsilon)"""
     constants: Constants = UNSET
     __getattr__ = _constant
 
@@ -198,7 +198,7 @@ class Client:
     """skip the last minibatch of an epoch if it is not full; a client's only minibatch is never skipped"""
     equal_work: bool = True
     """keep the number of steps about equal to that without sharing: a client with n_i own and n~ shared images trains
-    for max(1, floor(n_i E/(n_i + n~))) epochs; false: E epochs"""
+    for max(1, floor(n_i E/(n_i + n~))) epochs, where E is client.epochs; false: E epochs"""
     clip_norm: Annotated[float | None, "(0, inf)"] = None
     """maximum L2 norm of a step's gradient, which is clipped before the federated method adds its correction (null: no
     clipping)"""
@@ -214,8 +214,8 @@ class Client:
     graphs: bool = False
     """run each training step as a CUDA graph: faster for small networks on a GPU; no effect on a CPU"""
     onednn: bool = True
-    """use oneDNN's convolutions on CPUs in training; false is faster for small images (presets smoke and small set it
-    for the data set digits), and has no effect with client.batched true, which always uses oneDNN"""
+    """use oneDNN's convolutions on CPUs in training. false is faster for small images, so presets smoke and small set
+    false for the data set digits. No effect with client.batched true, which always uses oneDNN"""
     constants: Constants = UNSET
     __getattr__ = _constant
 
@@ -243,15 +243,15 @@ class Federation:
     """number of Ray processes for executor ray_actors, at most federation.blocks"""
     gpus_per_actor: Annotated[float | str, "[0.0001, 1] or auto"] = 1.0
     """share of a GPU that each Ray process reserves: 0.25 runs four processes on one GPU; no effect without a GPU.
-    auto: measure the memory of a process first, then put as many on each GPU as are needed and fit"""
+    auto: measure the memory of one process first, then spread the processes over all GPUs, as far as memory allows"""
     checkpoint_every: Annotated[int, "[1, 1e9]"] = 5
     """number of rounds between two checkpoints, from which --resume continues"""
     buffers: Annotated[str, "average | keep"] = "average"
     """running statistics of BatchNorm: average (the server averages them like weights) or keep (each client keeps its
     own statistics, which are never sent)"""
     memory_mb: Annotated[float, "(0, inf]"] = 1024.0
-    """maximum RAM, in MB (10^6 bytes), for the state that clients keep between rounds (such as control variates); state
-    beyond it is stored in the run folder. inf: no limit"""
+    """maximum RAM, in MB (10^6 bytes), for the state that clients keep between rounds (such as control variates); the
+    state above this maximum is stored in the run folder. inf: no limit"""
     max_norm: Annotated[float | None, "(0, inf)"] = None
     """maximum L2 norm of all values that a client sends for aggregation in a round; the server rejects larger replies
     (null: no maximum)"""
@@ -277,8 +277,8 @@ class Straggler:
     rule: str = "independent"
     """straggler rule, which decides which participants of a round do not finish in time"""
     partial: Annotated[str, "method | take | drop"] = "method"
-    """partial work of stragglers (under rules that leave any: deadline, slow): take (the server aggregates it), drop
-    (the server ignores it) or method (as the federated method defines; FedProx takes it)"""
+    """partial work of stragglers, which the rules deadline and slow leave: take (the server aggregates partial work),
+    drop (the server ignores it) or method (as the federated method defines; FedProx takes it)"""
     constants: Constants = UNSET
     __getattr__ = _constant
 
@@ -296,7 +296,7 @@ class DP:
     """sigma, standard deviation of DP-SGD's noise divided by the clipping norm; unused if dp.target_epsilon is set"""
     target_epsilon: Annotated[float | None, "(0, 1000]"] = None
     """epsilon that each client's local training may spend over all rounds; the noise multiplier of each client is
-    computed from it (null: dp.noise_multiplier applies)"""
+    computed from this epsilon (null: dp.noise_multiplier applies)"""
     clip: Annotated[float, "[1e-30, 1e30]"] = 5.0
     """clipping norm of DP-SGD: maximum L2 norm of the gradient of one example"""
     delta: Annotated[float, "[1e-250, 1)"] = 1e-5
@@ -333,17 +333,17 @@ class Measure:
     """number of rounds between two measurements of zeta^2 (heterogeneity of the clients), sigma^2 (gradient noise) and,
     with a pool of synthetic images, delta^2 (shift of the pool); 0: never"""
     samples: Annotated[int | None, "[16, 1e9]"] = None
-    """number of examples per client on which the parameters are estimated, with standard errors (null: all examples, so
-    no standard errors)"""
+    """number of examples per client on which the convergence parameters are estimated, with standard errors (null: all
+    examples, so no standard errors)"""
     smoothness: bool = False
-    """also measure the smoothness constants L: of the clients' data (L_max), of their training data (L_p) and of the
-    pool (L_pool); the Lanczos iteration takes hundreds of passes over the data"""
+    """also measure the smoothness constants L of the clients' own data (L_max), of all their training data (L_p) and of
+    the pool (L_pool). The Lanczos iteration takes hundreds of passes over the data"""
     clients: bool = False
     """evaluate the server model on each client's training images, in the rounds of evaluate.every: values per client go
     to clients.jsonl, the worst client's to rounds.jsonl. For test images or personalised models use evaluate.clients"""
     measure: str | None = None
-    """import path of a user-defined measure, such as my_lab.py:Name, which also runs every measure.every rounds; null:
-    none"""
+    """import path of a user-defined measure, such as my_lab.py:Name, which computes numbers from the server model
+    every measure.every rounds; null: none"""
     constants: Constants = UNSET
     __getattr__ = _constant
 
@@ -361,7 +361,7 @@ class Tracking:
     project: str = "fedcommons"
     """project of the run in W&B, MLflow or trackio"""
     group: str | None = None
-    """group of the run in W&B; null: data set and partition, or in a sweep the sweep's name"""
+    """group of the run in W&B; null: the sweep's name, or data set and partition for a run outside a sweep"""
     preset: str | None = None
     """name of the preset, shown as a tag of the run in W&B; --preset sets it"""
     tracker: str | None = None

@@ -29,7 +29,7 @@ def fields_in(where: str, handed: Collection[str]) -> dict[str, Field]:
     """
     tree, node = _find(where)
     names = {"Annotated": Annotated, "Any": Any, "Literal": Literal}
-    for line in tree.body:  # the module may define aliases of types, such as Alpha = Annotated[float, "(0, inf)"]
+    for line in tree.body:  # annotations may use the module's type aliases, such as Alpha = Annotated[float, "(0, 1)"]
         if isinstance(line, ast.Assign) and ast.unparse(line.value).startswith("Annotated["):
             names |= {target.id: _value(line.value, names) for target in line.targets if isinstance(target, ast.Name)}
     fields: dict[str, Field] = {}
@@ -43,7 +43,7 @@ def fields_in(where: str, handed: Collection[str]) -> dict[str, Field]:
 
 
 def has(where: str, method: str) -> bool:
-    """Return whether the class at ``where``, or a base class, defines a method, by ``def f`` or ``f = other.f``."""
+    """Return whether the class at ``where``, or a base class, defines a method: ``def f`` or ``f = other.f``."""
     body = _find(where)[1].body
     defined = {line.name for line in body if isinstance(line, ast.FunctionDef)}
     defined |= {
@@ -58,7 +58,7 @@ def summary(where: str) -> str:
 
 
 def _bases(where: str) -> list[str]:
-    """Return the import paths of the base classes in ``PACKAGES`` of the class at ``where``."""
+    """Return the import paths of those base classes of the class at ``where`` that packages in ``PACKAGES`` define."""
     (module, _, _), (tree, node) = where.rpartition(":"), _find(where)
     homes = {line.name: f"{module}:{line.name}" for line in tree.body if isinstance(line, ast.ClassDef)}
     for line in tree.body:
@@ -108,7 +108,7 @@ def _find(where: str) -> tuple[ast.Module, Declared]:
 @lru_cache(maxsize=256)
 def _tree(module: str) -> ast.Module:
     package, *rest = module.split(".")
-    spec = find_spec(package)  # find_spec of a module would import its parent packages
+    spec = find_spec(package)  # find_spec("a.b") would import package a
     assert spec is not None
     assert spec.submodule_search_locations is not None
     return ast.parse(Path(spec.submodule_search_locations[0], *rest).with_suffix(".py").read_text(encoding="utf-8"))

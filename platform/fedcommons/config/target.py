@@ -28,15 +28,15 @@ _OF_ROUNDS = ("train/", "comm/")
 
 
 class NotLogged(UserError):
-    """A field names a metric that no round logs. A new run then deletes its folder, unless its noise is secret."""
+    """A field names a metric that no round logs. Unless ``dp.noise`` is secret, a new run's folder is then deleted."""
 
 
 @dataclass(frozen=True)
 class Target:
     """A bound on a metric of rounds.jsonl.
 
-    metric: full name, such as ``test/accuracy``. way: ``max`` (metric >= bound is the target) or ``min`` (metric <=
-    bound).
+    metric: full name, such as ``test/accuracy``. way: ``max`` if the target is metric >= bound, ``min`` if it is
+    metric <= bound.
     """
 
     metric: str
@@ -86,13 +86,13 @@ def plain(value: float | str) -> float | str:
 
 
 def first(value: float | str, lines: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return the first round, from 1 on, that reached the target; None if there is none. lines: of rounds.jsonl."""
+    """Return the first round from 1 on that reached the target, or None. lines: the lines of rounds.jsonl."""
     target = read(value)
     return next((line["round"] for line in lines if line["round"] >= 1 and target.is_met(line)), None)
 
 
 def in_words(value: float | str) -> str:
-    """Return the target for the screen: a test accuracy as ``80 %``; a text without the prefix ``test/``."""
+    """Return the target as the screen shows it: ``80 %`` for a test accuracy, else a text such as ``loss <= 0.3``."""
     return value.removeprefix("test/") if isinstance(value, str) else f"{100 * value:g} %"
 
 
@@ -110,10 +110,10 @@ def require_measured(field: str, metric: str, metrics: Mapping[str, Any]) -> Non
 
 
 def require_logged(field: str, metric: str, round: int, logged: Collection[str]) -> None:
-    """Check once, in round 0 or for training metrics in round 1, that the run logs a metric.
+    """Check that the run logs a metric: in round 1 for a metric of training, in round 0 for any other metric.
 
     Round 0 logs all evaluations of models; later rounds may skip evaluations. A round in which no client replies logs
-    no training metric, so such a round passes the check.
+    no training metric, so that round passes the check.
     field: name of the field that requires the metric. metric: full name of the metric. round: number of the round.
     logged: names of the metrics that the round logged.
 

@@ -41,7 +41,7 @@ LARGEST = 16 * 2**20
 
 @dataclass(frozen=True)
 class Module:
-    """A Python file with its content. key: hash of this file and of all user's modules that it imports."""
+    """A Python file with its content. key: hash of the file and of all modules of the user that the file imports."""
 
     file: Path
     content: bytes
@@ -75,7 +75,7 @@ def of_file(path: Path, base: Path, what: str) -> Code:
         OSError: a file cannot be read.
     """
     modules, digest, files = _read("", path, Search((path.parent, base)), what)
-    name = f"part_{path.stem}_{digest[:8]}"  # all processes use the same name; other code has another
+    name = f"part_{path.stem}_{digest[:8]}"  # so equal code has the same name in all processes
     return Code(name, {name: modules.pop(""), **modules}, digest, files)
 
 
@@ -114,7 +114,8 @@ def clash(codes: Mapping[str, Code]) -> str | None:
 def _read(root: str, file: Path, search: Search, what: str) -> tuple[dict[str, Module], str, dict[str, str]]:
     """Read a module and all user's modules that it imports, directly or indirectly.
 
-    Returns name -> module with ``root`` first, the hash of all modules, and file name -> hash. what: for messages.
+    Returns name -> module with ``root`` first, the hash of all modules, and file name -> hash. what: component's name
+    for messages.
     """
     files, contents, edges, todo = {root: file}, {}, {}, [root]
     while todo:
@@ -181,7 +182,7 @@ def _missing_neighbour(module: str, line: Import, file: Path, search: Search) ->
     """Return a message if the import certainly lacks a module of the user, else None.
 
     A missing top-level module counts as the user's only if its name is similar to the name of a user's module.
-    Otherwise it may be a package that is not installed and that a function imports which is never called.
+    Any other missing module may be a package that is not installed and that only an unused function imports.
     """
     steps, above = module.split("."), Place(None, tuple(search.roots))
     for end in range(1, len(steps) + 1):
@@ -197,7 +198,7 @@ def _missing_neighbour(module: str, line: Import, file: Path, search: Search) ->
         above = place
     names = [f"{module}.{attribute}" for attribute in line.names if above.folders and not attribute.startswith("__")]
     lost = [name for name in names if search.place(name) is None]
-    if lost and is_empty(_content(above)):  # an empty package provides only its modules
+    if lost and is_empty(_content(above)):  # a package without code provides no names except its modules
         return _message(file, line.line, lost[0], _module_names(above.folders))
     return None
 
@@ -221,6 +222,6 @@ def _module_names(folders: Iterable[Path]) -> list[str]:
     """Return the sorted names of the modules and packages in the folders."""
     names: set[str] = set()
     for folder in folders:
-        with suppress(OSError):  # a folder may be readable by name but not be listed
+        with suppress(OSError):  # the user may have no permission to list the folder
             names.update(name.removesuffix(".py") for name in os.listdir(folder))
     return sorted(name for name in names if name.isidentifier() and not name.startswith("__"))

@@ -1,4 +1,4 @@
-"""Import of user-defined components, which run exactly the code that was hashed, even if files changed since."""
+"""Import of user-defined components, which run exactly the hashed code, even if the files changed afterwards."""
 
 import importlib
 import sys
@@ -57,7 +57,10 @@ class _Modules:
     run: dict[tuple[str, str], ModuleType] = field(default_factory=dict)
 
     def find_spec(self, name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return the spec of a loaded component's module, else None; ``importlib.reload`` (target) reads the file."""
+        """Return the spec of a loaded component's module; None for other modules, and if there is a ``target``.
+
+        ``importlib.reload`` passes a target. None then makes Python read the module's file again.
+        """
         modules = [code.modules[name] for code in self.code_by_file.values() if name in code.modules]
         if not modules or target is not None:
             return None
