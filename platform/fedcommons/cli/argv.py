@@ -57,11 +57,11 @@ class Given:
 
 
 class Line(tuple[str, ...]):
-    """The words of a command line, which caches the options that they mean."""
+    """The words of a command line, with a cache of the options that the words mean."""
 
     @cached_property
     def options(self) -> tuple[Given, ...]:
-        """Return the options, as ``read`` does. Words and config files are read only once."""
+        """Return the options that the words mean. Words and config files are read at the first access only."""
         return _options_in(self)
 
 
@@ -71,7 +71,7 @@ def read(argv: Sequence[str]) -> tuple[Given, ...]:
     argv: words of the command line; a ``Line`` caches its options.
 
     Raises:
-        UserError: a word is not an option, no field allows a text, or a config file cannot be read.
+        UserError: a word is not an option, a text is too long or has control characters, or a config file is invalid.
     """
     return argv.options if isinstance(argv, Line) else _options_in(argv)
 
@@ -95,7 +95,7 @@ def _options_in(argv: Sequence[str]) -> tuple[Given, ...]:
 
 def _with_stored_names(option: Given) -> Given:
     """Return the option with the stored name of the sharing strategy ``none``, which is ``real``."""
-    if option.name == "space" and isinstance(option.value, str):  # --space NAME=VALUES
+    if option.name == "space" and isinstance(option.value, str):  # the value is NAME=VALUES
         name, equals, values = option.value.partition("=")
         return replace(option, value=f"{name}{equals}{_stored(values)}" if name in SETTINGS else option.value)
     if option.name not in SETTINGS or option.value is None:
@@ -156,7 +156,7 @@ def _options(node: MappingNode, section: str, path: Path) -> Iterator[Given]:
         if not isinstance(key, ScalarNode):
             raise UserError(f"--config: {path} has a key that is no name{_line(key)}.")
         name = section + key.value.replace("-", "_")
-        named = not section and (value.value or name in NAMES)  # --print_config prints empty sections too
+        named = not section and (value.value or name in NAMES)  # a section in NAMES may be empty
         if isinstance(value, MappingNode) and named and value.tag == "tag:yaml.org,2002:map":
             yield from _options(value, f"{name}.", path)
         elif isinstance(value, SequenceNode) and value.tag == "tag:yaml.org,2002:seq":

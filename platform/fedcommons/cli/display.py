@@ -67,7 +67,7 @@ class _Row:
 
 
 class _Console(Console):
-    """A console that raises BrokenPipeError when the reader of its output ends; Rich would exit without a message."""
+    """A console that raises BrokenPipeError when its output has no reader; Rich would exit without a message."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError("no process reads the output")
@@ -117,7 +117,7 @@ class Display:
         self._before = LOG.level, LOG.propagate
         if self._file:
             LOG.addHandler(self._file)
-            LOG.propagate = False  # the root logger may print, as some libraries configure it
+            LOG.propagate = False  # a library may let the root logger print, so messages would appear twice
             LOG.setLevel(min(self._file.level, LOG.getEffectiveLevel()))
         if self.is_live:
             self._live.start()

@@ -46,7 +46,7 @@ def parser(
     Args:
         description: first text of ``--help``.
         argv: words of the command line.
-        defaults: dotted name -> default value that replaces the field's default; other components' fields are ignored.
+        defaults: dotted name -> default that replaces the field's default; fields of other components are ignored.
         lists: option of a sweep that names several components, such as ``algorithms`` -> default of this option.
 
     Raises:
@@ -62,7 +62,9 @@ def parser(
 
 
 def _help(name: str, field: Field, chosen: Mapping[str, Sequence[str]]) -> str:
-    """Return a field's help text with its range, or with the names and summaries of components if it names one.
+    """Return a field's help text, followed by the field's allowed range.
+
+    If the field names a component, the names and summaries of components follow instead of a range.
 
     chosen: kind of component -> names of the chosen components.
     """
@@ -164,7 +166,7 @@ def parse(parser: Parser, argv: Sequence[str]) -> Options:
         values[item.name] = _value(parser.options[item.name], item, values[item.name])
     for item in (item for item in items if item.name in parser.options):
         parser.options[item.name].field.check(item.name if item.name in parser.fields else str(item), values[item.name])
-    if {"preset", "tracking.preset"} <= values.keys():  # a printed config file may contain another preset
+    if {"preset", "tracking.preset"} <= values.keys():  # --preset takes precedence over the preset in a config file
         values["tracking.preset"] = values["preset"]
     for name, option in parser.options.items():
         if option.is_many:
@@ -185,7 +187,7 @@ def parse(parser: Parser, argv: Sequence[str]) -> Options:
 
 
 def _may_draw_noise(options: Options) -> bool:
-    """Return whether a component other than DP-SGD may draw privacy noise: generator, sharing, FedDPMS, user code."""
+    """Return whether a component other than DP-SGD may add privacy noise, such as a generator or user code."""
     is_own = any(":" in name for names in options.chosen.values() for name in names)
     return is_own or bool({"generator.label_noise", "sharing.delta", "feddpms.sigma"} & options.fields.keys())
 
@@ -235,9 +237,12 @@ def _unknown_error(parser: Parser, item: Given, names: Collection[str], options:
 
 
 def _hint(parser: Parser, item: Given) -> str | None:
-    """Return a hint for an unknown option that other programs use or another component has as a field; else None."""
+    """Return a hint for an unknown option, or None.
+
+    There is a hint if other programs use the option's name, or if a component has a constant of this name.
+    """
     others = [name for name in parser.options if name not in parser.fields]
-    # A hint would mislead for --epsilon if the script has --epsilons, which is the nearest name.
+    # If the script has --epsilons, the user of --epsilon probably meant it, and a hint on a field would mislead.
     if not parser.fields or any(name.startswith(item.name) for name in others):
         return None
     before = "" if item.file else "--"
@@ -269,7 +274,10 @@ def flat(options: Options) -> dict[str, Any]:
 
 
 def early(argv: Sequence[str], name: str, default: str) -> str:
-    """Return the text of an option before the parser exists, because defaults of other options depend on it."""
+    """Return the text of the option ``name``, or ``default`` if the user did not set the option.
+
+    Scripts call this function before the parser exists, because defaults of other options depend on this option.
+    """
     values = [item.text for item in read(argv) if name in (item.name, SHORT_NAMES.get(item.name))]
     return values[-1] if values else default  # as in ``parse``, the last value counts
 
@@ -328,7 +336,7 @@ def _run(function: Callable[[Sequence[str]], int], resumes: bool = True) -> int 
         except SystemExit as ended:  # --help and similar options raise it
             code = ended.code
         if sys.stdout is not None:
-            sys.stdout.flush()  # so that an error of writing is handled below and not at exit
+            sys.stdout.flush()  # a write error is thus raised here and handled below
         return code
     except UserError as error:
         return _fail(f"error: {sentence(error)}", 2)

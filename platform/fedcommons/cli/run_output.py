@@ -39,7 +39,7 @@ class Rounds:
 def line(number: int, rounds: int, metrics: Mapping[str, float | None], remaining: str, width: int) -> str:
     """Return the line of a round: ``round 3/30  accuracy 0.842  loss 0.512  stragglers 2  12 s left``.
 
-    The line has the values that exist. Last values are left out if the line has more than ``width`` characters.
+    The line has the values that exist. If it has more than ``width`` characters, its last values are left out.
     """
     parts = [f"round {number:>{len(str(rounds))}}/{rounds}"]
     parts += [f"{name} {value}" for name, value in judged(metrics).items()]
@@ -56,7 +56,7 @@ def line(number: int, rounds: int, metrics: Mapping[str, float | None], remainin
 def judged(metrics: Mapping[str, float | None]) -> dict[str, str]:
     """Return name -> text of the metrics to show: the test accuracy, or else another test metric, and a loss.
 
-    The loss is that of the server model on the test set, or else the training loss.
+    The loss is the server model's loss on the test set, or else the training loss.
     """
     of_test = {n.removeprefix("test/"): v for n, v in metrics.items() if n.startswith("test/")}
     others = [name for name in of_test if name != "loss"]
@@ -79,7 +79,7 @@ def _personal_metric(metrics: Mapping[str, float | None]) -> list[tuple[str, str
 
 
 _DATA = (("", ""), ("train_", "training "))
-"""(prefix of a metric's key, prefix on the screen), for clients' test examples and for their training examples."""
+"""(prefix of a metric's key, prefix on the screen), first for clients' test data, then for clients' training data."""
 
 
 def _number(value: float | None) -> str:

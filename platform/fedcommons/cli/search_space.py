@@ -73,13 +73,13 @@ def count(space: SearchSpace, samples: int) -> int:
 
 
 def some(lists: Sequence[Sequence[Any]], few: int) -> list[tuple[Any, ...]]:
-    """Return ``few`` random combinations of one value per list, the same in each call, without creating all."""
+    """Return ``few`` random combinations of one value per list, the same in each call; the others are not created."""
     rng = numpy_generator(0, "some combinations")
     return [tuple(values[int(rng.integers(len(values)))] for values in lists) for _ in range(few)]
 
 
 def ends(space: SearchSpace) -> list[dict[str, Any]]:
-    """Return points that together contain each value of the grids and both ends of each distribution, to check them.
+    """Return points for a check of the search space: they contain all grid values and both ends of all distributions.
 
     The first point has the first values. Each other point differs from the first point in one field. If both ends of a
     distribution are allowed, all values between the ends are allowed too.

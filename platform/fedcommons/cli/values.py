@@ -134,7 +134,7 @@ def number(kind: type, text: str) -> Any:
 
     The text is decimal, as for Python's ``int`` and ``float``: ``12``, ``+1_000``; for a float also ``.5``, ``1e-3``.
     Digits of any script are allowed, and surrounding spaces are ignored. ``.inf`` and ``.nan`` are floats, as in YAML.
-    Rejected are ``inf`` and ``nan``, other YAML numbers such as 0x10 (16) or 1:30 (90), and 1e3 as an int.
+    The texts ``inf`` and ``nan``, other YAML numbers such as 0x10 or 1:30, and 1e3 for an int are rejected.
 
     Raises:
         ValueError: the text is not such a number.
