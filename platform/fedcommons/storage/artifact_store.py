@@ -1,4 +1,4 @@
-"""The artifact store: costly results, stored under the hash of the facts they depend on, and verified when read."""
+"""The artifact store: costly results, stored under the hash of the facts that decide them, and verified when read."""
 
 import json
 import os
@@ -45,8 +45,8 @@ def constants(part: Any, less: Collection[str] = ()) -> dict[str, Any]:
 class Artifact:
     """A costly result.
 
-    tensors: the result. facts: plain values that the result depends on. findings: plain values found in its
-    computation.
+    tensors: the result. facts: plain values that the result depends on. findings: further plain values that
+    the computation returned.
     """
 
     tensors: "dict[str, Tensor]"
@@ -87,7 +87,7 @@ class Store:
             )
 
     def get(self, kind: str, key: str) -> Artifact | None:
-        """Return the artifact of this kind and key; None if it does not exist or is damaged, which ``say`` reports."""
+        """Return the artifact of this kind and key, or None; ``say`` reports an artifact that is damaged."""
         if artifact := self._read(kind, key):
             if self.storage and (kind, key) not in self._brought:
                 self._unsent.add((kind, key))
@@ -135,7 +135,7 @@ class Store:
                 if snapshots is None:
                     snapshots = self._snapshots(kind, key)
                     snapshots.look()
-                # An existing snapshot comes from another process, which has uploaded an artifact of the same facts.
+                # Any other snapshot is another process's upload of the same artifact, so this upload is not needed.
                 if (kind, key) in self._brought or snapshots.tag == object_store.NEW:
                     snapshots.upload(self.folder / kind)
             except object_store.ChangedError:

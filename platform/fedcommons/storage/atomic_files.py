@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def write_bytes(path: Path, content: bytes) -> None:
     """Write ``content`` to ``path`` atomically: even after a crash, the file has its old content or all new content."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)  # a killed process with the same id may have left it
+    temporary.unlink(missing_ok=True)  # a killed process with the same process id may have left this file
     try:
         with open(temporary, "xb") as file:
             file.write(content)
@@ -114,7 +114,7 @@ def read_tensors(path: Path, inner: int = 0) -> "tuple[dict[str, Tensor], dict[s
         if not intact:
             raise ValueError(f"{path} was truncated or altered: its checksum does not match")
         try:
-            tensors = load_file(f"/dev/fd/{file.fileno()}")  # the checked file, even if the path was replaced since
+            tensors = load_file(f"/dev/fd/{file.fileno()}")  # the checked file, even if ``path`` now names another
         except (OSError, SafetensorError) as error:
             raise ValueError(f"{path} cannot be read: {error}") from error
     # Clones have the memory alignment of torch's tensors. With another alignment, a kernel may round differently.

@@ -1,7 +1,7 @@
 """A lock that lets one process at a time use a folder: an flock on its file ``.lock``, which names the process.
 
 The kernel frees the lock when the process ends in any way, so a dead process does not block the folder. The lock file
-remains. It also shows that fedcommons created the files in the folder.
+remains, and shows that fedcommons created the files in the folder.
 """
 
 import errno
@@ -30,7 +30,7 @@ def _let_go() -> None:
     _open_locks.clear()
 
 
-os.register_at_fork(after_in_child=_let_go)  # else a forked child would keep the lock after its parent ends
+os.register_at_fork(after_in_child=_let_go)  # otherwise a forked child keeps the lock when its parent ends
 
 
 @contextmanager
@@ -90,8 +90,8 @@ def holder(folder: Path) -> tuple[int, str] | None:
 
 
 def strangers(folder: Path) -> list[str]:
-    """Return the sorted names of the entries of ``folder``, without the lock file if that is valid or empty."""
-    ours = holder(folder) is not None or _is_empty(folder / NAME)  # a killed process may leave it empty
+    """Return the sorted names of the entries of ``folder``, except a lock file that is valid or empty."""
+    ours = holder(folder) is not None or _is_empty(folder / NAME)  # a killed process may leave an empty lock file
     return sorted(path.name for path in folder.iterdir() if not (ours and path.name == NAME))
 
 

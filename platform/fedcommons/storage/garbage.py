@@ -37,7 +37,8 @@ def find(storage: object_store.Bucket | object_store.Disk) -> Iterator[Garbage]:
         StorageError: the storage cannot be listed, or a list in it is malformed.
     """
     named = dict[str, set[str]]()
-    for key, size, age in sorted(storage.list_objects()):  # files are listed before lists are read
+    # The objects are listed first. So a snapshot's list that is read later names all objects that are still in use.
+    for key, size, age in sorted(storage.list_objects()):
         if age < OLDEST_S:
             continue
         if match := re.fullmatch(_OBJECT, key):

@@ -44,7 +44,7 @@ def is_url(place: str) -> bool:
 
 
 def flaw(place: str) -> str | None:
-    """Return what a storage must be, as the end of a sentence, if ``place`` cannot be a storage; else None.
+    """Return the end of an error sentence, which says what a storage must be; None if ``place`` may be a storage.
 
     The text does not repeat parts of ``place`` that may contain a password.
     """
@@ -81,7 +81,7 @@ def _opened(place: str, process: int) -> "Bucket | Disk":
     if is_url(place) and find_spec("s3fs") is None:
         raise StorageError("s3:// needs a package: pip install 'fedcommons[s3]'")
     storage = Bucket(place) if is_url(place) else Disk(place)
-    for tag in (NEW, "0" * 32):  # if the storage was used before, the first write is refused too
+    for tag in (NEW, "0" * 32):  # the second write must fail; the first succeeds in a new storage only
         try:
             storage.write("fedcommons.json", b'{"storage": 1}\n', tag)
         except ChangedError:
@@ -108,7 +108,7 @@ class Bucket:
         self._fs: Any = fsspec.filesystem(
             "s3", skip_instance_cache=True, use_listings_cache=False, config_kwargs=retries | limits
         )
-        self._fs.retries = 2  # retries of s3fs also cover a connection that breaks within an object
+        self._fs.retries = 2  # s3fs also retries if a connection breaks while an object is read
 
     def look(self, key: str) -> tuple[int, str] | None:
         """Return the size in bytes and the tag of an object; None if the object does not exist."""
@@ -177,7 +177,7 @@ class Bucket:
 
 
 def _code(error: BaseException) -> str:
-    """Return S3's error code, or the HTTP status without an error code; an empty text if there is neither."""
+    """Return S3's error code, or the HTTP status if S3 sent no code; an empty text if the error has neither."""
     response = getattr(error.__cause__, "response", None) or getattr(error, "response", None) or {}
     return str(response.get("Error", {}).get("Code", ""))
 
@@ -204,12 +204,12 @@ class Disk:
         self.name = folder
 
     def look(self, key: str) -> tuple[int, str] | None:
-        """Return the size in bytes and the tag of an object; None if it does not exist."""
+        """Return the size in bytes and the tag of an object; None without an object ``key``."""
         content = self.read(key, safe_read.LARGEST_JSON + 1)
         return None if content is None else (len(content), sha256(content))
 
     def read(self, key: str, most: int) -> bytes | None:
-        """Return the first ``most`` bytes of an object; None if it does not exist."""
+        """Return the first ``most`` bytes of an object; None without an object ``key``."""
         try:
             with safe_read.open_file(Path(self.name) / key, float("inf"), inner=2) as file:
                 return None if file is None else file.read(most)
@@ -259,7 +259,7 @@ def _raise(error: OSError) -> None:
 
 
 def _of_disk(error: Exception) -> str:
-    """Return an error of a storage in a folder as a part of a sentence."""
+    """Describe an error of a storage in a folder (``Disk``), as a part of a sentence."""
     if isinstance(error, OSError):
         return f"{error.filename or 'its folder'} cannot be used ({error.strerror})"
     return f"{error}"

@@ -12,7 +12,7 @@ MEMORY_FILE = r"client-\d{7,}-round-\d{6,}\.safetensors"
 """Regular expression of the name of a file with a client's state between rounds; its facts are in NAME.json."""
 
 NOWHERE_YET = (FileNotFoundError, NotADirectoryError, PermissionError)
-"""Errors of ``os.stat`` that are possible for a valid path; the code that opens the path reports them."""
+"""Errors of ``os.stat`` that do not make a path invalid; the code that opens the path reports such errors."""
 
 
 def user_path(what: str, text: str) -> Path:

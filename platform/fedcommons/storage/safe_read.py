@@ -87,9 +87,9 @@ def _descriptor(path: Path, inner: int) -> int:
 
 
 def _refused(path: Path, inner: int) -> str | None:
-    """Return a part of a sentence on the first component of ``path`` with a wrong file type; None if all are right.
+    """Describe the first component of ``path`` with a wrong file type, as a part of a sentence; None if all are right.
 
-    Only the last ``inner`` components are checked. The last must be a regular file, the components before it folders.
+    Only the last ``inner`` components are checked: the last must be a regular file, the other components folders.
     """
     for component in [*reversed(path.parents[: max(0, inner - 1)]), path]:
         try:
@@ -174,7 +174,7 @@ def write_alone(path: Path, text: str) -> None:
 
 
 def flaw(folder: Path, files: str, folders: Collection[str] = ()) -> str | None:
-    """Return a part of a sentence on the first entry of ``folder`` that has a wrong file type; None if all are right.
+    """Describe the first entry of ``folder`` with a wrong file type, as a part of a sentence; None if all are right.
 
     files: regular expression of the names that must be regular files. folders: names that must be folders. Entries with
     other names are ignored.

@@ -68,7 +68,7 @@ class Snapshots:
 
     @property
     def whole(self) -> set[str]:
-        """Return the files in ``entries``, without those whose objects are known to be missing or damaged."""
+        """Return the files in ``entries``, except files whose objects are known to be missing or damaged."""
         return self.entries.keys() - self._damaged
 
     def look(self) -> Mapping[str, Entry]:
@@ -117,7 +117,7 @@ class Snapshots:
         return content if _digest(content) == entry.content else None
 
     def _object(self, entry: Entry) -> bytes | None:
-        """Return the content of a file's object, cut one byte after its stated size; None if the object is missing."""
+        """Return an object's content, at most one byte more than ``entry.size``; None if the object is missing."""
         return self.storage.read(f"{self.name}/objects/{entry.object}", entry.size + 1)
 
     def fetch(self, folder: Path) -> list[str]:
@@ -132,7 +132,7 @@ class Snapshots:
         """
         while True:
             damaged, tag = self._fetch(folder), self.tag
-            if not damaged or (self.look() and self.tag == tag):  # else try the snapshot that replaced this one
+            if not damaged or (self.look() and self.tag == tag):  # else the list was replaced: fetch the new one
                 self._damaged = set(damaged)
                 return list(damaged.values())
 
@@ -155,10 +155,10 @@ class Snapshots:
         return damaged
 
     def upload(self, folder: Path) -> None:
-        """Upload the folder's files as a new snapshot, which replaces the snapshot with the version ``tag``.
+        """Upload the folder's files as a new snapshot, which replaces the snapshot that was last read or written.
 
         Raises:
-            ChangedError: another process has written a snapshot with other content meanwhile, which stays.
+            ChangedError: another process has written a snapshot with other content since. That snapshot stays.
             StorageError: a request to the storage failed, and the previous snapshot stays. Or the previous snapshot
                 was removed meanwhile, and the next call uploads all files again.
         """
@@ -183,13 +183,16 @@ class Snapshots:
         self._replace(new)
 
     def is_same(self, folder: Path, *names: str) -> bool:
-        """Return whether the snapshot's files (only ``names`` if there are any) have the same content in the folder."""
+        """Return whether files have the same content in the folder and in the snapshot.
+
+        names: the files to compare; () compares all files of the snapshot.
+        """
         return all(
             _digest(_read(folder, n, e.size)) == e.content for n, e in self.entries.items() if not names or n in names
         )
 
     def remove_others(self, folder: Path) -> None:
-        """Remove the folder's files that match ``names`` and are not in the snapshot, or are damaged there."""
+        """Remove the folder's files that match ``names``, unless the snapshot has an undamaged copy of the file."""
         for name in [name for name in self._files(folder) if name not in self.whole]:
             (folder / name).unlink()
 
@@ -224,7 +227,10 @@ class Snapshots:
         self._sent = {digest: entry for digest, entry in self._sent.items() if entry.object in named_objects}
 
     def _is_own(self, entries: Mapping[str, Entry]) -> bool:
-        """Return whether this instance wrote a list: the list names objects that only this instance knows."""
+        """Return whether this instance wrote the list with ``entries``.
+
+        It did so if the list names objects that ``self.entries`` lacks, and if this instance wrote all these objects.
+        """
         unknown = {*entries.values()} - {*self.entries.values()}
         return bool(unknown) and unknown <= {*self._sent.values(), *self._stale}
 
