@@ -69,7 +69,7 @@ def _commit() -> tuple[str | None, bool | None]:
 
 
 def has_other_code(folder: Path) -> bool:
-    """Return whether a run used another version of the package's source code, by its environment.json."""
+    """Return whether a run used another version of the package's source code, according to environment.json."""
     try:
         hashes = safe_read.json_of(folder / "environment.json")["code_hashes"]
     except (ValueError, TypeError, KeyError):  # the file is missing, damaged, or from an earlier version

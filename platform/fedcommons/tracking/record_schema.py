@@ -21,7 +21,7 @@ LARGEST = 1e100
 """Maximum magnitude of a number in a table. Its square, and sums of such squares, are finite floats."""
 
 LONGEST = 4096
-"""Maximum number of characters of a text, as for options."""
+"""Maximum number of characters of a text, as for the value of an option."""
 
 _NEEDED = {"rounds.jsonl": "comm/total_bytes", "timing.jsonl": "train", "clients.jsonl": "n"}
 """File -> key that each line must have in addition to ``round``; its value is a number or a list of numbers."""
@@ -35,11 +35,11 @@ _NUMBERS = (
     "participation", "learning_rate", "last_accuracy", "best_accuracy", "validation_accuracy", "p",
     "disclosed", "bytes_down", "bytes_up", "bytes_once", "bytes_lost",
 )  # fmt: skip
-_EPSILONS = ("epsilon_of_messages", "pool_epsilon_max")  # prefixes of keys in the privacy statement
+_EPSILONS = ("epsilon_of_messages", "pool_epsilon_max")  # prefixes of the keys of epsilons in the privacy statement
 
 
 def flaw_of_summary(summary: Mapping[str, Any]) -> str | None:
-    """Return a part of a sentence on the first wrong value of a summary; None if all types and numbers are valid."""
+    """Describe the first wrong value of a summary, as a part of a sentence; None if all types and numbers are valid."""
     config = summary.get("config")
     is_own = isinstance(config, Mapping) and ":" in str(config.get("partition.name"))
     for name, value in summary.items():
@@ -96,7 +96,7 @@ def _is_table(table: Any) -> bool:
 
 
 def flaw_of_config(config: Any) -> str | None:
-    """Return a part of a sentence on the first wrong value of a config (dotted name -> value), or None."""
+    """Describe the first wrong value of ``config`` (field -> value), as a part of a sentence; None if all are valid."""
     if not isinstance(config, Mapping):
         return f"config is {quote(config)}"
     fields = _chosen_fields(config)
@@ -133,7 +133,7 @@ def _chosen_fields(config: Mapping[str, Any]) -> Mapping[str, Field]:
 
 
 def flaw_of_line(line: Mapping[str, Any], is_of_clients: bool) -> str | None:
-    """Return a part of a sentence on the first wrong value of a line of rounds.jsonl or clients.jsonl, or None."""
+    """Describe the first wrong value of a line of rounds.jsonl or clients.jsonl, as a part of a sentence, or None."""
     for name, value in line.items():
         if too_large(value):
             return f"{quote(name)} of round {line['round']} is above {LARGEST:g}"
@@ -161,7 +161,7 @@ def written(value: Any) -> Any:
 def lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
     """Read a file with one line per round: return its undamaged lines, and whether these are all lines of the file.
 
-    The lines are those of rounds 0, 1, ... before the first line that is damaged or out of order.
+    The returned lines are rounds 0, 1, ... before the first line that is damaged or out of order.
 
     Raises:
         UserError: the path is not a regular file, or the file is too large.
@@ -183,7 +183,7 @@ def lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
 
 
 def _line(part: bytes, needed: str) -> dict[str, Any] | None:
-    """Return a line as a dictionary; None unless it has ``round`` and ``needed`` and only numbers, lists and nulls."""
+    """Return a line as a dictionary; None if ``round`` or ``needed`` is missing, or a value has a wrong type."""
     try:
         line = json.loads(part.decode())
     except (ValueError, RecursionError):  # the line is not UTF-8, not JSON, or too deeply nested

@@ -2,7 +2,8 @@
 
 A copy (snapshot) contains the files that ``run_folder`` lists, without W&B's folder, locks and temporary files. The
 hidden file ``.storage.json`` names the snapshot that the local folder last equalled. A process reads the previous
-snapshot before it writes the next. So a different snapshot in the storage is later, unless the run was removed there.
+snapshot before it writes the next. So if the storage has another snapshot, it is newer than the local folder, unless
+the run was removed from the storage.
 """
 
 import re
@@ -68,7 +69,7 @@ class RunMirror:
             raise UserError(f"storage: {error}.") from None
 
     def fetch(self, resume: bool = True, patience: float = 0) -> None:
-        """Download the newest snapshot into the folder, unless there is none or the folder has more rounds.
+        """Download the newest snapshot, if there is one, into the folder, unless the folder has more rounds.
 
         resume: whether the user wants to resume the run. patience: seconds to wait for the folder's lock.
 
@@ -97,7 +98,7 @@ class RunMirror:
                 if self._is_further():
                     self.say(f"{self.folder} has more rounds than {place}, and the run continues from them.")
                     return
-                self._see("")  # a process killed from here on downloads the snapshot again
+                self._see("")  # if this process is killed below, the next one downloads again
                 flaws = self.snapshots.fetch(self.folder)
             except StorageError as error:
                 raise UserError(f"storage: {error}.") from None
@@ -109,7 +110,7 @@ class RunMirror:
             self.snapshots.remove_others(self.folder)
             self._see(self.snapshots.tag)
             if flaws:
-                self.upload()  # the next snapshot no longer lists the damaged files
+                self.upload()  # replaces the snapshot by one without the damaged files
         self.say(f"{self.folder} was downloaded from {place}.")
 
     def _stranger(self, path: Path) -> str | None:
@@ -141,7 +142,7 @@ class RunMirror:
     def upload(self) -> None:
         """Upload the folder. A failure is reported once, and later calls try again.
 
-        After a failed attempt, calls do nothing for nine times its duration, so a slow storage slows the run little.
+        After a failed attempt, calls do nothing for nine times the attempt's duration, so the run is slowed little.
 
         Raises:
             ClientError: another process has written to the snapshots meanwhile.
@@ -180,7 +181,10 @@ class RunMirror:
             )
 
     def _seen(self) -> str | None:
-        """Return the tag of the snapshot that the folder last equalled, empty during a download; None if unknown."""
+        """Return the tag (version) of the snapshot that the folder last equalled; None if unknown.
+
+        The tag is empty if a download began and has not ended.
+        """
         try:
             record = safe_read.json_of(self.folder / SEEN)
             return str(record["tag"]) if record["storage"] == self.storage else None

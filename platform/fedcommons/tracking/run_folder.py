@@ -60,7 +60,7 @@ def open_run(
     release the lock. resume, data: see ``RunFolder``.
 
     Raises:
-        UserError: another process holds the lock, the folder contains foreign files, or see ``RunFolder``.
+        UserError: another process holds the lock, or the folder contains foreign files. More errors: see ``RunFolder``.
     """
     with file_lock.open_lock(path, stranger, "run folder", say, patience):
         yield RunFolder(path, config, resume, data)
@@ -72,7 +72,7 @@ def is_run(path: Path) -> bool:
 
 
 def stranger(path: Path) -> str | None:
-    """Return the name of a file in ``path`` that no run writes; None if ``path`` is an empty, new or old run folder."""
+    """Return the name of a foreign file in ``path``; None if there is none, or if ``path`` is a run folder already."""
     if is_run(path):
         return None
     names = [n for n in file_lock.strangers(path) if n not in _BEFORE_CONFIG and not _is_half_written(n)]
@@ -91,7 +91,7 @@ class RunFolder:
 
     Raises:
         UserError: the folder cannot be written, or it contains a run and ``resume`` is false. Or the existing run has
-            another configuration, other data or more rounds, or libraries rounded differently when it began.
+            another configuration, other data, more rounds or other environment variables that affect rounding.
     """
 
     def __init__(self, path: Path, config: Experiment, resume: bool, data: str | None = None) -> None:
@@ -140,9 +140,9 @@ class RunFolder:
             self._hashes[name] = hashlib.sha256(text.encode())
 
     def _forget_ends(self, config: Experiment) -> None:
-        """Remove the last round of the old or of the new number of rounds, so that it runs again.
+        """Remove the lines of rounds that run again because ``federation.rounds`` has changed.
 
-        A last round has more metrics than other rounds, so a change of ``federation.rounds`` makes its line wrong. This
+        A last round has metrics that other rounds may lack, so the lines of the old and new last round are wrong. This
         is called before config.yaml changes, so that a run killed in between keeps the old number of rounds.
         """
         observed = [config.flat.get(name, 0) for name in ("measure.every", "evaluate.every")]
@@ -156,7 +156,7 @@ class RunFolder:
         return "".join(json.dumps(line) + "\n" for line in remaining_lines)
 
     def digest(self, after_round: int | None = None) -> str:
-        """Return the hash of all written lines, or up to a round, except timing.jsonl, which differs by run."""
+        """Return the hash of the lines up to ``after_round`` (None: all) in all files except timing.jsonl."""
         names = [name for name in self._courses if name != "timing.jsonl"]
         if after_round is None:
             each = [self._hashes[name].hexdigest() for name in names]
@@ -228,10 +228,10 @@ def read_config(path: Path) -> Experiment:
 
 
 def require_plain(path: Path) -> None:
-    """Check that the paths that a run writes have the right file type, so are no links, pipes or folders.
+    """Check the file types of all files and subfolders that a run may write in the run folder ``path``.
 
     Raises:
-        UserError: a path has a wrong file type.
+        UserError: a file of the run is not regular, or a subfolder is not a folder; it may be a link.
     """
     ours = rf"{FILES}|messages\.log|{re.escape(STOPPED)}|\{file_lock.NAME}"
     flaws = (
@@ -316,7 +316,7 @@ def _read_json(path: Path) -> Any:
 
 
 def _facts(path: Path) -> Mapping[str, Any]:
-    """Return the JSON object in a file as a mapping; empty if the file is missing, damaged or has other content."""
+    """Return the JSON object in a file as a mapping; empty if the file is missing, damaged or not an object."""
     return content if isinstance(content := _read_json(path), dict) else {}
 
 
@@ -345,7 +345,7 @@ def read_rounds(path: Path) -> list[dict[str, Any]]:
 
 
 def read_clients(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a run's clients.jsonl, as ``read_rounds`` does; empty if the run has no such file."""
+    """Return the lines of a run's clients.jsonl (see ``read_rounds``); empty if the run has no such file."""
     return record_schema.lines(path / "clients.jsonl")[0]
 
 

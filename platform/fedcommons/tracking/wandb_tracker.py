@@ -177,7 +177,7 @@ def _tags(config: Experiment) -> list[str]:
     components = {kind: name for kind, name in config.chosen.items() if kind != "tracker"}
     names = [
         label(name) for name in components.values() if name not in ("independent", "constant")
-    ]  # most runs have these default components
+    ]  # the names of these defaults would tag most runs
     preset = _without_folders(config.tracking.preset)
     return list(dict.fromkeys(filter(None, [preset, *names, "dp" if config.dp.local else None])))
 
@@ -204,7 +204,7 @@ def _init(folder: Path, config: Experiment, p: float, mode: str):
             save_code=False,
             disable_git=True,  # a git URL may contain a password; environment.json has the commit
             x_disable_stats=True,
-            x_disable_meta=True,  # metadata would contain arguments, host and folder
+            x_disable_meta=True,  # W&B's metadata would contain the arguments, host and folder of the command
             host="",
             program="fedcommons",  # by default W&B stores the script's path
         ),
