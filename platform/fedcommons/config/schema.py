@@ -137,7 +137,8 @@ class Sharing:
     """The sharing strategy, which adds shared data to the clients' training data before round 1."""
 
     setting: str = "real"
-    """sharing strategy, which decides what data clients get before round 1 in addition to their own data"""
+    """sharing strategy, which decides what data clients get before round 1 in addition to their own data; real or none:
+    no sharing"""
     audit: bool = False
     """test for memorisation: before synthetic images leave a client, compare them with the generator's training images
     and with held-out images, and write the result to audit.json"""
