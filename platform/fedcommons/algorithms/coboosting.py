@@ -1,18 +1,19 @@
 """Co-Boosting: one-shot distillation as in DENSE, with hard synthetic images and learned ensemble weights.
 
 Dai et al., "Enhancing one-shot federated learning through data and ensemble co-boosting", ICLR 2024, arXiv:2402.15070.
-x: server model, the student, with logits f_x;  f_i: logits of client i's model;  w_i: its learned weight, in [0, 1];
-f = sum_i w_i f_i / sum_i w_i: logits of the ensemble;  G: image generator, z: its input noise;  y: labels; p_y:
-probability of the label y by softmax(f);  CE: cross entropy;  e = 0, 1, ..: epoch of the server;
-KL_T(f || f_x) = T^2 KL(softmax(f/T) || softmax(f_x/T)): divergence with ``temperature`` T.
+x: server model, the student, with logits f_x;  f_i: logits of client i's model;  w_i: learned weight of client i's
+model, in [0, 1];  f = sum_i w_i f_i / sum_i w_i: logits of the ensemble;  G: image generator, z: its input noise;  y:
+labels; p_y: probability of the label y by softmax(f);  CE: cross entropy;  e = 0, 1, ..: epoch of the server;
+KL_T(f || f_x) = T^2 KL(softmax(f/T) || softmax(f_x/T)): divergence with ``temperature`` T;  step: ``weight_step``.
 
 Clients train and send their models as in ``dense``. One epoch of the server has three steps:
 
     1. hard images: G, z (new) <- steps of Adam down  mean [1 - p_y] CE(f(G(z)), y) - boundary * KL_T'(f || f_x), where
        [.] has no gradient and T' is ``boundary_temperature``; the result is the batch of lowest loss, with its labels
     2. weights, by one pass over the pool of the earlier epochs:  w <- clip(w - step 0.99^e sign(dCE(f, y)/dw), 0, 1)
-    3. the batch joins the pool;  distillation, by one pass over it:  pixels <- pixels + move sign(d u.softmax(f/T)),
-       u uniform in (-1, 1) for each image and class, and x <- a step of SGD down KL_T(f || f_x) at these pixels
+    3. the batch joins the pool;  distillation, by one pass over the pool:  pixels <- pixels + ``move`` times sign of
+       d(u . softmax(f/T)) / d(pixels),  with u uniform in (-1, 1) for each image and class;  x <- a step of SGD down
+       KL_T(f || f_x) at these pixels
 
 The server's pool contains the synthetic images of all epochs, as uint8. A client's weight w_i starts at its share of
 ``federation.weighting`` (paper: 1/N for N clients).
@@ -64,7 +65,7 @@ class CoBoosting:
     client_epochs: Annotated[int | None, "[1, 1e9]"] = None
     """local epochs of the clients' last training, whose models form the ensemble; default: client.epochs"""
     start_from: Annotated[str, "average | server"] = "average"
-    """initial server model of the distillation: the mean of the clients' models, or the last server model"""
+    """initial server model of the distillation: mean of the clients' models, or the model sent to clients (server)"""
     server_epochs: Annotated[int, "[1, 1e9]"] = 1
     """epochs of the server in a round (released code: 200 in total)"""
     generator_steps: Annotated[int, "[1, 1e9]"] = 30
@@ -74,17 +75,17 @@ class CoBoosting:
     latent: Annotated[int, "[1, 1e6]"] = 256
     """length of the noise vector of a synthetic image"""
     width: Annotated[int, "[1, 1e6]"] = 32
-    """channels of the generator's last feature maps; earlier ones have twice that number (released code: 64)"""
+    """channels of the generator's last feature maps; earlier maps have twice that number (released code: 64)"""
     norm_bias: bool = True
-    """biases before the generator's BatchNorm; Adam moves them by rounding noise; false: none, as released"""
+    """whether the generator's convolutions before BatchNorm have biases, which have no effect (released code: false)"""
     generator_lr: Annotated[float, "(0, 1e38]"] = 1e-3
     """learning rate of Adam for the generator and its input noise"""
     boundary: Annotated[float, "[0, 1e38]"] = 1.0
     """weight of the generator's reward for divergence between ensemble and server model"""
     boundary_temperature: Annotated[float, "(0, 1e6]"] = 3.0
-    """softmax temperature in this divergence between ensemble and server model"""
+    """softmax temperature of the divergence between ensemble and server model in the generator's loss"""
     weight_step: Annotated[float, "[0, 1]"] = 0.01
-    """step size of the ensemble's weights in the first epoch; 0: the weights are not learned"""
+    """step size with which the ensemble's client weights are learned in the first epoch; 0: they stay constant"""
     move: Annotated[float, "[0, 255]"] = 4.0
     """perturbation of each pixel before the distillation, in grey values of 0..255"""
     temperature: Annotated[float, "(0, 1e6]"] = 4.0
@@ -109,7 +110,7 @@ class CoBoosting:
         one_shot_models.check("coboosting", self.warmup_rounds, rounds, participation, buffers)
 
     def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, int]:
-        """Return the effective value of ``client_epochs``: local epochs of the clients' last training."""
+        """Return the ``client_epochs`` that a run uses: the option, or ``epochs`` (client.epochs) if it is None."""
         return {"client_epochs": self.client_epochs or epochs}
 
     def participants(self, state: State, round: int) -> Sequence[int]:
@@ -144,9 +145,10 @@ class CoBoosting:
         return Making(*how, self.clip, self.norm_bias)
 
     def score(self, ensemble: Ensemble, weights: Tensor, x: Tensor, labels: Tensor) -> Tensor:
-        """Return the generator's loss, a scalar: cross entropy of hard images minus divergence from the student.
+        """Return the generator's loss: mean of hardness times cross entropy, minus ``boundary`` times the divergence.
 
-        x: generated images as network inputs, (n, C, H, W). labels: (n,). weights: the ensemble's client weights, (N,).
+        Hardness: 1 minus the ensemble's probability of the label. Divergence: that of ensemble and student. x:
+        generated images as network inputs, (n, C, H, W). labels: (n,). weights: the ensemble's client weights, (N,).
         """
         f = mixed(weights, ensemble.logits(x))
         loss = F.cross_entropy(f, labels, reduction="none")
@@ -207,8 +209,9 @@ class CoBoosting:
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
         """Return the amount of work in a round, by kind, for the time estimate of ``--dry-run``.
 
-        Kinds: generator steps and images, server steps, and passes of images (``one_shot_models.server_pieces``). In an
-        epoch, an image of the pool takes three passes through every client's model and three through the student.
+        Kinds: generator steps, images in generator steps, server steps, and passes of single images through a network
+        (``one_shot_models.server_pieces``). In an epoch, an image of the pool takes three passes through every client's
+        model and three through the student.
         """
         epochs = one_shot_models.epochs_of(round, self.warmup_rounds, self.server_epochs)
         return {
@@ -217,9 +220,9 @@ class CoBoosting:
         }
 
     def smaller(self, times: int) -> Sequence[tuple["CoBoosting", int]]:
-        """Return variants for ``--dry-run`` to time: minimal work, more generator steps, images, epochs, server steps.
+        """Return variants that ``--dry-run`` times, each with a number of client examples; the first does minimal work.
 
-        Each comes with a number of client examples. Constants that do not change the duration keep their defaults.
+        Each later variant has more generator steps, generated images, server epochs, server steps or client epochs.
         """
         least = type(self)(generator_steps=1, generated=2, latent=self.latent, width=self.width)
         many = replace(least, generated=2 * MANY)

@@ -6,18 +6,20 @@ weight;  a_i = w_i / sum_j w_j;  f = sum_i a_i f_i: logits of the ensemble;  G: 
 labels, drawn uniformly;  CE: cross entropy;  p_T(f) = softmax(f/T) with ``temperature`` T.
 
 Rounds 1 to ``warmup_rounds`` are FedAvg's. In the next round, clients train and send y_i - x, and x becomes the mean of
-the received models y_i. If no model arrives, the next round repeats this. Afterwards only the server trains,
-``server_epochs`` epochs per round, and no client takes part. One epoch:
+the received models y_i. If no model arrives, all clients train and send again in the next round. Afterwards only the
+server trains, ``server_epochs`` epochs per round, and no client takes part. One epoch:
 
     G, z (new) <- ``generator_steps`` steps of Adam down  CE(f(G(z)), y) + BN + boundary * div
-    BN  = mean_i sum_l ||mean_l - m_il|| + ||variance_l - v_il||, over BatchNorm layers l of f_i with statistics m, v
+    BN  = mean_i sum_l (||mean_l - m_il|| + ||variance_l - v_il||), over the BatchNorm layers l of f_i
     div = - mean over images of [argmax f != argmax f_x] KL(softmax(f) || softmax(f_x))
     the batch with the lowest loss joins the pool
     x <- one pass of SGD over the whole pool down  T^2 KL(p_T(f) || p_T(f_x))
 
-BN is zero for a model without BatchNorm. In the released code BN is zero for every model (``bn released``), because its
-hooks do not find the clients' models in a plain list. Clients send their models once, with BatchNorm's statistics. The
-privacy guarantee of local training covers the models. The later rounds use no client data and cost no privacy.
+mean_l, variance_l: statistics of the batch of images at layer l;  m_il, v_il: the layer's running statistics in y_i.
+BN is zero for a model without BatchNorm. In the released code BN is zero for every model (``bn released``), because the
+code's hooks do not find the clients' models, which are in a plain Python list. Clients send their models once, with
+BatchNorm's statistics. The privacy guarantee of local training covers the models. The later rounds use no client data
+and cost no privacy.
 
 Departs from the paper: an epoch generates one batch of images, as in the released code. All clients take part. Images
 of the pool are not cropped and mirrored anew, so the ensemble labels each image once. The server's BatchNorm uses the
@@ -61,7 +63,7 @@ class DENSE:
     client_epochs: Annotated[int | None, "[1, 1e9]"] = None
     """local epochs of the clients' last training, whose models form the ensemble; default: client.epochs"""
     start_from: Annotated[str, "average | server"] = "average"
-    """initial server model of the distillation: the mean of the clients' models, or the last server model"""
+    """initial server model of the distillation: mean of the clients' models, or the model sent to clients (server)"""
     server_epochs: Annotated[int, "[1, 1e9]"] = 1
     """epochs of the server in a round (paper: 200 in total)"""
     generator_steps: Annotated[int, "[1, 1e9]"] = 30
@@ -71,17 +73,17 @@ class DENSE:
     latent: Annotated[int, "[1, 1e6]"] = 256
     """length of the noise vector of a synthetic image"""
     width: Annotated[int, "[1, 1e6]"] = 32
-    """channels of the generator's last feature maps; earlier ones have twice that number (paper: 64)"""
+    """channels of the generator's last feature maps; earlier maps have twice that number (paper: 64)"""
     norm_bias: bool = True
-    """biases before the generator's BatchNorm; Adam moves them by rounding noise; false: none, as released"""
+    """whether the generator's convolutions before BatchNorm have biases, which have no effect (released code: false)"""
     generator_lr: Annotated[float, "(0, 1e38]"] = 1e-3
     """learning rate of Adam for the generator and its input noise"""
     bn: Annotated[str, "paper | released"] = "paper"
-    """loss term of BatchNorm's statistics: as in the paper, or 0, as in the released code"""
+    """paper: the generator's loss has a term of BatchNorm's statistics; released: no such term, as in released code"""
     boundary: Annotated[float, "[0, 1e38]"] = 1.0
     """weight of the generator's reward for images on which ensemble and server model disagree"""
     boundary_temperature: Annotated[float, "(0, 1e6]"] = 1.0
-    """softmax temperature in this reward, the divergence between ensemble and server model"""
+    """softmax temperature of the divergence between ensemble and server model in the generator's loss"""
     temperature: Annotated[float, "(0, 1e6]"] = 20.0
     """T, softmax temperature of the distillation"""
     server_batch: Annotated[int, "[1, 1e9]"] = 256
@@ -98,7 +100,7 @@ class DENSE:
         one_shot_models.check("dense", self.warmup_rounds, rounds, participation, buffers)
 
     def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, int]:
-        """Return the effective value of ``client_epochs``: local epochs of the clients' last training."""
+        """Return the ``client_epochs`` that a run uses: the option, or ``epochs`` (client.epochs) if it is None."""
         return {"client_epochs": self.client_epochs or epochs}
 
     def participants(self, state: State, round: int) -> Sequence[int]:
@@ -132,9 +134,9 @@ class DENSE:
     def score(self, ensemble: Ensemble, weights: Tensor, x: Tensor, labels: Tensor) -> Tensor:
         """Return the generator's loss, a scalar:  cross entropy of the ensemble + BN + boundary * div.
 
-        BN: distance of the batch from BatchNorm's statistics. div: minus the divergence of ensemble and student where
-        they disagree. x: generated images as network inputs. labels: (n,). weights: the ensemble's client weights,
-        (N,).
+        BN: distance of the batch's statistics from those of the clients' BatchNorm layers. div: minus the mean
+        divergence of ensemble and student, which is 0 for images of which both predict the same class. x: generated
+        images as network inputs. labels: (n,). weights: the ensemble's client weights, (N,).
         """
         with ensemble.gaps() as gaps:
             f = torch.tensordot(weights, ensemble.logits(x), 1)
@@ -164,8 +166,8 @@ class DENSE:
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
         """Return the amount of work in a round, by kind, for the time estimate of ``--dry-run``.
 
-        Kinds: generator steps and images, server steps, and passes of images. A pool image takes three passes per
-        epoch.
+        Kinds: generator steps, images in generator steps, server steps, and passes of single images through a network.
+        An image of the pool takes three passes through the student per epoch.
         """
         epochs = one_shot_models.epochs_of(round, self.warmup_rounds, self.server_epochs)
         return {
@@ -174,9 +176,9 @@ class DENSE:
         }
 
     def smaller(self, times: int) -> Sequence[tuple["DENSE", int]]:
-        """Return variants for ``--dry-run`` to time: minimal work, more generator steps, images, epochs, server steps.
+        """Return variants that ``--dry-run`` times, each with a number of client examples; the first does minimal work.
 
-        Each comes with a number of client examples. Constants that do not change the duration keep their defaults.
+        Each later variant has more generator steps, generated images, server epochs, server steps or client epochs.
         """
         least = type(self)(
             generator_steps=1,
@@ -208,7 +210,7 @@ def teach(worker: Worker, task: Lessons[DENSE], seed: int) -> State:
             key, score = seed_for(seed, "epoch", epoch), partial(how.score, ensemble, room.weights)
             batches = order(
                 len(images) + how.generated, how.server_batch, key, work.device
-            )  # All draws of an epoch precede its training steps.
+            )  # The order is drawn before the epoch's training steps start.
             generated, _ = make(work, score, how.making, room.shape, room.classes, key)
             with torch.no_grad():
                 targets.append(torch.tensordot(room.weights, ensemble.logits(generated), 1))

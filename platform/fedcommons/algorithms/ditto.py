@@ -52,7 +52,7 @@ class Ditto:
         x = flat(message.common, "model")
         server = copy(work.buffers)
         reply = weighted_reply(x, work.local(x, data, seed), work.weight(data))
-        after = copy(work.buffers)  # The engine sends the statistics of the FedAvg model y_i.
+        after = copy(work.buffers)  # kept for the engine, which sends the statistics of y_i, not of v_i
         work.load_buffers(flat(memory, "statistics") if memory else server)
         anchors = dict(x)
 

@@ -11,9 +11,9 @@ Adam trains generator and noise together. The result is the batch with the lowes
 are in evaluation mode, except the student in distillation. The student's BatchNorm uses the mean of the clients'
 statistics, with which the server model is also evaluated.
 
-The generator G:  z (B, l) -> linear, to 2w maps of a quarter of the sides, BatchNorm -> twice [upsampling by 2,
-convolution 3x3, BatchNorm, LeakyReLU 0.2], to 2w and to w maps -> convolution 3x3, sigmoid: pixels in (0, 1). B: batch
-size;  l: ``latent``, length of z;  w: ``width``, number of channels.
+The generator G:  z (B, l) -> linear, to 2w maps of H/4 x W/4, BatchNorm -> twice [upsampling by 2, convolution 3x3,
+BatchNorm, LeakyReLU 0.2], to 2w and to w maps -> convolution 3x3, sigmoid: H x W pixels in (0, 1). B: batch size;  l:
+``latent``, length of z;  w: ``width``, number of channels.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ from fedcommons.flat_tensors import Flat
 from fedcommons.seeding import generator, set_default_generator
 
 Score = Callable[[Tensor, Tensor], Tensor]
-"""Function that returns the generator's loss, a scalar, of a batch (network inputs, labels)."""
+"""Function of a batch (network inputs, labels) that returns the generator's loss, a scalar."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Making:
 class Ensemble:
     """The clients' models on a worker, which all run in the worker's module.
 
-    models: weights of the N clients' models, (N, P), P numbers each in the module's order. statistics: floating-point
-    buffers (BatchNorm's statistics) of the N models, (N, B); B is 0 without BatchNorm.
+    models: weights of the N clients' models, (N, P), in the order of the module's parameters. statistics:
+    floating-point buffers (BatchNorm's statistics) of the N models, (N, B); B is 0 without BatchNorm.
     """
 
     def __init__(self, work: Work, models: Tensor, statistics: Tensor) -> None:
@@ -160,7 +160,7 @@ SCALE = 0.02
 
 
 class Upsampler(nn.Module):
-    """Generator from noise (B, latent) to images (B, C, H, W) in (0, 1); it crops feature maps larger than H x W.
+    """Generator from noise (B, latent) to images (B, C, H, W) in (0, 1); outputs larger than H x W are cropped.
 
     With latent 256, width 64 and 3x32x32 images the layers are those of the generator in DENSE's released code. In that
     code, convolutions before BatchNorm have no bias, as here with ``norm_bias`` false. That code draws the initial

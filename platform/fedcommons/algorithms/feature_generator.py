@@ -2,8 +2,8 @@
 
 G(eps, y) = A_2 relu(BN(A_1 [eps, onehot(y)])):  eps: noise, (B, noise_size);  y: a class;  A_1, A_2: affine maps;  z:
 values of G, embeddings (B, d), the input of the module's ``head``;  h_k: client k's head after its local steps;  n_ky:
-number of client k's examples of class y;  W_ky = n_ky / sum_k n_ky over the round's clients, 0 if all n_ky are 0;  CE:
-cross entropy;  b, c: examples of a batch;  eta: weight of the diversity term.
+number of client k's examples of class y;  W_k(y) = n_ky / sum_k n_ky over the round's clients, 0 if all n_ky are 0;
+CE: cross entropy;  b, c: examples of a batch;  eta: weight of the diversity term.
 
     J(G) = mean_b sum_k W_k(y_b) CE(h_k(z_b), y_b)
          + eta exp( - mean_{b,c} [ |eps_b - eps_c|^2 / noise_size * |z_b - z_c|_1 / d ] )
@@ -70,7 +70,7 @@ def draw_noise(kind: str, shape: tuple[int, ...], draws: torch.Generator) -> Ten
 
 
 def labels_at(cumulated: Tensor, at: Tensor) -> Tensor:
-    """Return the classes at quantiles ``at`` in [0, 1) of cumulated class shares; never a class with share 0."""
+    """Return the class at each quantile ``at``, in [0, 1), of the cumulated class shares, never one with share 0."""
     return torch.searchsorted(cumulated, at * cumulated[-1], right=True)
 
 
@@ -82,7 +82,8 @@ def label_weights(counts: Tensor) -> Tensor:
 def diversity(eps: Tensor, z: Tensor) -> Tensor:
     """Return exp(-mean over pairs of (mean squared difference of noises * mean absolute difference of features)).
 
-    The value is 1 if all noises give the same feature. So its minimisation spreads the features of different noises.
+    The value is 1 if all noises give the same feature. So minimising the value spreads the features of different
+    noises.
     """
     noise_distance = torch.cdist(eps, eps, compute_mode="donot_use_mm_for_euclid_dist").square() / eps.shape[1]
     return torch.exp(-(noise_distance * torch.cdist(z, z, p=1) / z.shape[1]).mean())
@@ -92,7 +93,7 @@ def diversity(eps: Tensor, z: Tensor) -> Tensor:
 class Training:
     """The server's task in a round: train the generator ``g``, whose Adam has taken ``steps`` steps.
 
-    heads: parameters of K clients' heads, stacked (K, ...), by the model's names; counts: numbers of examples per
+    heads: parameters of K clients' heads, stacked (K, ...), by parameter name; counts: numbers of examples per
     client and class, (K, classes); cumulated: cumulated class shares for sampling labels. The other fields are
     constants of FedGEN.
     """

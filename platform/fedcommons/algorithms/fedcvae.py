@@ -8,7 +8,7 @@ N(0, 1) numbers truncated to [-w, w];  S: ``samples``, number of synthetic image
 
     client, in round 1:  encoder, g_i <- argmin R(x_j, g_i(z_j, y_j)) + beta KL(q(z_j | x_j) || N(0, I))
     Ens:  int(S n_i / n) images g_i(z, y), y ~ p_i; the last client's decoder makes the remainder;  x learns from them
-    KD:   g <- argmin R(g_i(z, y), g(z, y)) over the S triples of Ens;  S images g(z, y), y uniform;  x learns from them
+    KD:   g <- argmin R(g_i(z, y), g(z, y)) at the S (i, z, y) of Ens;  S images g(z, y), y uniform;  x learns from them
 
 The server trains for ``server_epochs`` epochs in each round, from round 1 on, and continues with Adam's moments. No
 client takes part after round 1, unless no decoder arrived: then all clients take part again in the next round. A client
@@ -61,7 +61,7 @@ class FedCVAE:
     hidden: Annotated[int, "[1, 1e6]"] = 500
     """width of the encoder's linear layer"""
     norm_bias: bool = True
-    """biases in front of BatchNorm, which have no effect and which Adam moves by rounding noise; false: none"""
+    """whether convolutions before BatchNorm have biases, which have no effect but which Adam moves by rounding noise"""
     beta: Annotated[float, "[0, 1e38]"] = 1.0
     """weight of the divergence of the codes' distribution from N(0, I)"""
     local_epochs: Annotated[int, "[1, 1e9]"] = 15
@@ -94,7 +94,7 @@ class FedCVAE:
             )
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        levels = min(facts.shape[1:]).bit_length()  # 2^levels is at most twice the shorter side.
+        levels = min(facts.shape[1:]).bit_length()  # most halvings: 2^levels is at most twice the shorter side
         if not 1 <= len(self.channels) <= levels:
             raise UserError(
                 f"fedcvae.channels must have 1 to {levels} levels, as each halves images of shape {facts.shape}, got "
@@ -110,7 +110,7 @@ class FedCVAE:
         return self.truncate or (1.0 if self.variant == "kd" else 3.0)
 
     def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, float]:
-        """Return the effective value of ``truncate``, the truncation bound of codes."""
+        """Return the truncation bound that a run uses: ``truncate``, or the variant's default if it is None."""
         return {"truncate": self.bound}
 
     def participants(self, state: State, round: int) -> Sequence[int]:
@@ -151,7 +151,7 @@ class FedCVAE:
         return {**state, "model": model, "first": first, "second": second, "steps": torch.tensor(steps)}
 
     def networks(self, shape: tuple[int, ...], common: Payload) -> Networks:
-        """Return the sizes of encoder and decoder for images of ``shape``; common: contains the number of classes."""
+        """Return the sizes of encoder and decoder for images of ``shape``; common: has entry ``classes``."""
         return Networks(shape, int(scalar(common, "classes")), self.channels, self.latent, self.norm_bias)
 
     def drawing(self, state: State, replies: Replies) -> Drawing:
@@ -168,7 +168,7 @@ class FedCVAE:
         )
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Return numbers of client steps and images, sampled images and server steps, for ``--dry-run``."""
+        """Return numbers of client steps and their images, sampled images and server steps, for ``--dry-run``."""
         sizes, is_kd = [facts.sizes[client] for client in clients], self.variant == "kd"
         per_epoch = -(-self.samples // self.batch_size)
         once = {
@@ -181,7 +181,7 @@ class FedCVAE:
         return {**(once if clients else {}), **each}
 
     def smaller(self, times: int) -> Sequence[tuple["FedCVAE", int]]:
-        """Return variants for ``--dry-run`` to time: minimal work, more client steps, sampled images, server epochs."""
+        """Return variants that ``--dry-run`` times, each with a number of client images; the first has least work."""
         few = max(self.batch_size, self.server_batch)
         least = replace(
             type(self)(variant=self.variant, latent=self.latent, channels=self.channels, hidden=self.hidden),

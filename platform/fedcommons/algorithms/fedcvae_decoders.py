@@ -41,7 +41,7 @@ class Networks:
         """Return a decoder with these weights and BatchNorm statistics, or with random weights if None."""
         network = Decoder(self.shape, self.n_classes, self.channels, self.latent, True, self.norm_bias)
         if weights is not None:
-            network.load_state_dict(dict(weights), strict=False)  # BatchNorm's batch counters are absent and unused.
+            network.load_state_dict(dict(weights), strict=False)  # ``weights`` lacks BatchNorm's batch counters.
         return network
 
 
@@ -55,7 +55,7 @@ class Training:
 
 
 def batches(n: int, epochs: int, size: int, seed: int, device: torch.device) -> Iterator[tuple[int, Tensor]]:
-    """Yield (epoch from 0, row indices) of each step. A single row is duplicated, as BatchNorm needs two examples."""
+    """Yield (epoch from 0, row indices) of each step. A batch of one row repeats it, as BatchNorm needs two rows."""
     draws = generator(seed, "order")
     orders = torch.stack([torch.randperm(n, generator=draws) for _ in range(epochs)]).to(device)
     for epoch, order in enumerate(orders):
@@ -94,7 +94,7 @@ def train(
 
 
 def quotas(samples: int, sizes: Sequence[int]) -> list[int]:
-    """Return numbers of images per client, proportional to ``sizes`` and rounded down; the last gets the remainder."""
+    """Return images per client, proportional to ``sizes`` and rounded down; the last client gets the remainder."""
     counts = [samples * size // sum(sizes) for size in sizes]
     return [*counts[:-1], samples - sum(counts[:-1])]
 

@@ -2,9 +2,8 @@
 
 Xiong et al., "FedDM: Iterative distribution matching for communication-efficient federated learning", arXiv:2207.09653,
 equation 9 and algorithm 1.   x: server model;  w: weights in a ball around x;  rho: radius of the ball;  S_k: client
-k's synthetic images, ``ipc`` of each class;  h, z: embedding (the input of the module's ``head``) and logits;  n_k,
-n_k^S: numbers of client k's real and synthetic images;  D_c, S_c: client k's real and synthetic images of class c; T:
-``iterations``.
+k's synthetic images, ``ipc`` of each class;  h, z: embedding (the input of the module's ``head``) and logits;  D_c,
+S_c: client k's real and synthetic images of class c;  T: ``iterations``.
 
     L_c = ||mean h_w(D_c) - mean h_w(S_c)||^2 + ||mean z_w(D_c) - mean z_w(S_c)||^2
 
@@ -74,7 +73,7 @@ class FedDM:
     ipc: Annotated[int, "[1, 1e6]"] = 10
     """synthetic images per class (paper: 10, for CIFAR-100 5)"""
     least: Annotated[int, "[1, 1e9]"] = 10
-    """smallest number of real images for which a client sends a class, unless all its classes have fewer"""
+    """smallest number of real images of a class that a client sends; a client with fewer in all classes sends all"""
     iterations: Annotated[int, "[0, 1e9]"] = 20
     """T, SGD steps on the pixels in a round (paper: 1000); 0 sends the initial images (the paper's REAL)"""
     init: Annotated[str, "real | noise"] = "real"
@@ -100,9 +99,9 @@ class FedDM:
     server_decay: Annotated[float, "[0, 1e38]"] = 5e-4
     """weight decay of the server's SGD"""
     project: bool = True
-    """project the server model onto the ball after each step (paper: yes; code derived from it: no)"""
+    """project the server model onto the ball after each step (paper: yes; code based on the paper: no)"""
     loss: Annotated[str, "images | examples"] = "images"
-    """server loss: equal weight per synthetic image (equation 10), or a client's weight is its share of real images"""
+    """weights in the server's loss: equal per synthetic image (equation 10), or a client's share of real images"""
 
     def check(self, fields: Mapping[str, Any]) -> None:
         real = self.init == "real"
@@ -177,9 +176,9 @@ class FedDM:
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
         """Return the amount of work in a round, by kind, for the time estimate of ``--dry-run``.
 
-        Kinds: steps on pixels, server steps, and images in them. Real images take a forward pass; synthetic images take
-        a forward and a backward pass. Under DP-SGD, passes of synthetic images repeat for each image in the batch of a
-        client's largest class. Poisson batches count with their expected size.
+        Kinds: steps on pixels, passes of real and of synthetic images in steps on pixels, server steps, and images in
+        server steps. Under DP-SGD, the synthetic images take one pass per real image in the batch of the client's
+        largest class. A Poisson batch counts with its expected number of images.
         """
         assert facts.counts is not None
         counts = facts.counts()[list(clients)]
@@ -197,9 +196,10 @@ class FedDM:
         }
 
     def smaller(self, times: int) -> Sequence[tuple["FedDM", int]]:
-        """Return variants for ``--dry-run`` to time: no steps on pixels, then more steps or epochs, or more images.
+        """Return variants that ``--dry-run`` times, each with a number of client examples.
 
-        Of the other constants only ``sigma`` matters, because noise changes the duration of a step.
+        The first variant has no steps on pixels. Later variants have more steps on pixels, images or server epochs. All
+        have noise if ``sigma`` is above 0.
         """
         least = type(self)(ipc=1, least=1, iterations=0, server_epochs=1, sigma=float(self.sigma > 0))
         steps, epochs = replace(least, iterations=times), replace(least, server_epochs=1 + times)

@@ -4,7 +4,7 @@ u = (h, z): features of an image, its embedding h and its logits z concatenated;
 synthetic images S and the real images D of a class;  L_c = ||u(D) - u(S)||^2: loss of class c.
 
 One forward pass of real images and one of synthetic images serve all classes. In evaluation mode, the features of an
-image do not depend on other images. So the gradient of the sum of all L_c at a class's pixels equals that of its L_c.
+image do not depend on other images. So at the pixels of class c, the gradient of the sum of all losses is that of L_c.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -87,9 +87,9 @@ def match(
 
 
 def is_owned(counts: Tensor, least: int) -> Tensor:
-    """Return which classes each client sends, (N, classes): those with ``least`` images or, without such, all it has.
+    """Return which classes each client sends, (N, classes): those with at least ``least`` images.
 
-    counts: numbers of images, (N, classes).
+    A client without such a class sends all its classes. counts: numbers of images, (N, classes).
     """
     enough = counts >= least
     return torch.where(enough.any(1, keepdim=True), enough, counts > 0)
@@ -136,7 +136,7 @@ def batches(
 
 
 def samples(rows: Mapping[int, Tensor], size: int, dp: DPSGD, secret: Draws, step: int) -> list[Tensor]:
-    """Return the row indices of a Poisson sample of each class; its expected number is min(``size``, class size)."""
+    """Return the row indices of a Poisson sample of each class: on average min(``size``, number of images)."""
     return [r[dp.sample(len(r), size, secret.stream(f"batch of class {c}", step))] for c, r in enumerate(rows.values())]
 
 
@@ -186,11 +186,11 @@ def add_noise_level(gradient: Tensor, rows: Sequence[int], sigma: float, clip: f
 
 
 def terms(images: Tensor, u: Tensor, real: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Yield, per real image x, the gradient term 2 (du(S)/dS)^T (u(S) - u(x)) of each class, (k, ipc, ...).
+    """Yield for j = 0, 1, ... the gradient terms 2 (du(S)/dS)^T (u(S) - u(x_j)) of the k classes, (k, ipc, ...).
 
-    images: synthetic images S, (k ipc, ...). u: features of S, with an autograd graph. real: features of each class's
-    real images, (n_c, D). The term is zero for a class without a next image. The mean of a class's terms is the
-    gradient of its loss (equation 15).
+    x_j: real image j of the class; if the class has no image j, the term is zero. S (``images``): synthetic images,
+    (k ipc, ...). u: features of S, with an autograd graph. real: features of each class's n_c real images, (n_c, D).
+    The mean of a class's terms is the gradient of the class's loss (equation 15).
     """
     synthetic_means = u.unflatten(0, (len(real), -1)).mean(1)
     at = synthetic_means.detach()

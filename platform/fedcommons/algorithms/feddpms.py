@@ -22,15 +22,16 @@ With ``privacy`` sound, a client sends one mean per class, of codes clipped to n
 deviation sigma C/m. The count m is public. A client's classes are disjoint, so all its means together cost one entry of
 the privacy ledger (release). The *server's* encoder computes the codes, because the client's encoder has been trained
 on all its data. The receiver samples codes around the means and uses those that the server's model recognises, which
-costs no privacy. If it uses none, it receives means again in its next round. Abundant and scarce classes follow from
-class counts, which no epsilon covers.
+costs no privacy. If the model recognises none, the client receives means again in its next round. Abundant and scarce
+classes follow from class counts, which no epsilon covers.
 ``receive`` is for ablations. With real, a client sends at most ``quota`` real images per class instead of codes, which
 shows the decoder's loss of quality. With nothing, no client receives images, which shows the effect of the losses
 alone.
 
-Departs from the paper: ``federation.weighting`` sets the clients' weights; samples counts |D_i| with the images that
-joined. The server knows the scarce classes beforehand. A class without a recognised code does not count as given. Stage
-I lasts until the server has received a decoder. For the decay of the learning rate see ``fedvae``.
+Departs from the paper: ``federation.weighting`` sets the clients' weights; with samples, a client's weight is |D_i|,
+including the images that joined. The server knows the scarce classes beforehand. A class without a recognised code does
+not count as given. Stage I lasts until the server has received a decoder. For the decay of the learning rate see
+``fedvae``.
 """
 
 from collections.abc import Mapping
@@ -75,32 +76,32 @@ class FedDPMS:
     preliminary_rounds: Annotated[int | None, "[0, 1e9]"] = None
     """T_p, number of rounds in stage I, below federation.rounds; default: 40 % of federation.rounds"""
     classes: Annotated[int, "[1, 1e9]"] = 3
-    """n, number of a client's classes that count as abundant, and number that count as scarce"""
+    """n, number of a client's classes that count as abundant, and also the number of those that count as scarce"""
     quota: Annotated[int, "[1, 1e5]"] = 50
     """number of codes per abundant class that a client sends"""
     sigma: Annotated[float, "[0, 1e6]"] = 3.0
-    """standard deviation of the noise on a mean code; with privacy sound in units of its sensitivity, clip/m"""
+    """standard deviation of the noise on a mean code; if privacy is sound, in units of clip/m for a mean of m images"""
     tries: Annotated[int, "[1, 1e9]"] = 200
-    """largest number of times that `quota` codes are sampled for a class"""
+    """largest number of batches of `quota` codes that are sampled for a class"""
     privacy: Annotated[str, "paper | sound"] = "paper"
     """paper: noise as printed, which certifies no epsilon; sound: one noisy mean per class, with an epsilon"""
     clip: Annotated[float, "[1e-30, 1e30]"] = 5.0
-    """C, with privacy sound: norm to which each code in a mean is clipped"""
+    """C, norm to which each code in a mean is clipped if privacy is sound"""
     spread: Annotated[float, "[0, 1e38]"] = 1.0
-    """with privacy sound: standard deviation of the codes that a receiver samples around a mean"""
+    """standard deviation of the codes that a receiver samples around a mean if privacy is sound"""
     decay: Annotated[float, "(0, 1]"] = 1.0
     """factor by which the learning rate is multiplied after every 10 local epochs (paper: 0.5)"""
     helpers: Annotated[int, "[1, 1e9]"] = 1
     """largest number of clients whose codes one client receives"""
     receive: Annotated[str, "decoded | real | nothing"] = "decoded"
-    """images that a client receives: decoded or, as ablations, real images of the same classes, or nothing"""
+    """images that a client receives: decoded from codes; ablations: real images of the same classes, or nothing"""
 
     def check(self, fields: Mapping[str, Any]) -> None:
         if self.privacy == "sound" and self.receive == "real":
             raise UserError("feddpms.receive must not be real with feddpms.privacy sound: real images have no noise.")
 
     def effective_constants(self, model: Flat, facts: Facts, epochs: int = 0) -> dict[str, int]:
-        """Return the effective value of ``preliminary_rounds``, the number of rounds in stage I."""
+        """Return the number of rounds in stage I: ``preliminary_rounds``, or 40 % of all rounds if it is None."""
         rounds = self.preliminary_rounds
         return {"preliminary_rounds": round(0.4 * facts.rounds) if rounds is None else rounds}
 
@@ -153,7 +154,7 @@ class FedDPMS:
         names = list(y) if "ask" in message.common else x.layout.names
         delta = sub(
             select(y, names), select(put(work.initial, x), names)
-        )  # Server and clients all know the initial decoder.
+        )  # The server adds the decoder's delta to the same initial decoder.
         new_memory = {"decoder": select(y, [name for name in y if name not in x.layout.names])}
         return Reply(
             {"delta": scale(delta, w)},
@@ -185,7 +186,7 @@ class FedDPMS:
         y, metrics, spent = work.local(start, augmented, seed, loss=loss, lr=lr)  # pyright: ignore[reportArgumentType]
         w, delta = work.weight(augmented), sub(select(y, x.layout.names), x)
         if gives and self.privacy == "paper":
-            work.load(put(y, flat(message.individual, "decoder")))  # Local DP-SGD has changed the decoder.
+            work.load(put(y, flat(message.individual, "decoder")))  # replaces the decoder that DP-SGD has changed
             each = self._codes(work, data, seed)
             seen = int(torch.isin(data.y, data_of(each["labels"])).sum())
             why = "raw images" if self.receive == "real" else NOT_CERTIFIED
@@ -193,7 +194,7 @@ class FedDPMS:
         bare = {
             "weight": w not in (1, data.size),
             "served": "served" in each,
-        }  # Both follow from messages and the number of examples.
+        }  # Both follow from messages and the number of examples, so local training's guarantee covers them.
         covered = ("delta", *(name for name, is_sent in bare.items() if is_sent))
         releases = [spent.with_names(*covered), *releases]
         return Reply({"delta": scale(delta, w)}, each, weight=w, memory=new_memory, metrics=metrics, releases=releases)
@@ -220,7 +221,7 @@ class FedDPMS:
         return latents.assistants(client, data_of(state["scarce"])[client].tolist(), classes_of, self.helpers)
 
     def _codes(self, work: Work, data: ClientData, seed: int) -> dict[str, Tensor]:
-        """Return codes and labels that a client sends (``privacy`` paper); the module recognises their images."""
+        """Return the codes (or real images) and labels that a client sends once with ``privacy`` paper."""
         if self.receive == "real":
             return latents.real_images(data, self.classes, self.quota, seed)
         centres = [(c, z.mean(0)) for c, z in latents.codes_by_class(work, data, self.classes).items()]
@@ -229,13 +230,13 @@ class FedDPMS:
         return {"codes": codes, "labels": torch.tensor(labels).to(data.y)}
 
     def _private_means(self, work: Work, data: ClientData) -> tuple[dict[str, Tensor], Release]:
-        """Return noisy mean codes and labels that a client sends (``privacy`` sound), and the ledger's entry."""
+        """Return the means and labels that a client sends with ``privacy`` sound, and the ledger's entry (release)."""
         draws = work.noise.call("means", *data.columns).stream()
         class_codes = latents.codes_by_class(work, data, self.classes)
         means, releases = zip(
             *(latents.noisy_mean(z, self.clip, self.sigma, draws) for z in class_codes.values()), strict=True
         )
-        protection = releases[0] if len(set(releases)) == 1 else Release()  # Different releases have no common epsilon.
+        protection = releases[0] if len(set(releases)) == 1 else Release()  # If releases differ, there is no guarantee.
         return {"codes": torch.stack(means), "labels": torch.tensor(list(class_codes)).to(data.y)}, protection
 
     def _images(self, work: Work, received: Payload, data: ClientData, seed: int) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ h are zero at first.
 
 Departs from the paper: gradients are clipped at norm 10, as in the authors' code. ``squared=False`` uses the proximal
 term of Fedssyn's released code, (alpha/2) ||y - x||. With ``weighting="samples"`` the weights w_i / sum_j w_j replace
-the paper's 1/|S| and 1/N. The sum is over S for the mean and over all N clients for h.
+the paper's 1/|S| and 1/N. The sum over j is over S for the mean of the models and over all N clients for h.
 """
 
 from collections.abc import Mapping
@@ -67,7 +67,7 @@ class FedDyn:
         pull = torch.tensor(self.alpha, dtype=torch.float64)
         if not self.squared:
             distance = torch.stack([m.square().sum() for m in moved.values()]).sum().sqrt()
-            # The clamp makes the gradient of (alpha/2) ||y - x|| zero at y = x. A Python float would wait for the GPU.
+            # The clamp makes the gradient of (alpha/2) ||y - x|| zero at y = x, without a copy from the GPU.
             pull = pull / 2 / distance.double().clamp(min=1e-12)
         for name, y in params.items():
             if y.grad is not None:

@@ -11,8 +11,8 @@ class y among the examples of the clients that took part so far.
 
 Each client transfers 2 Mc + Mg bytes per round: Mc for the model in each direction, and Mg for the generator with its
 BatchNorm statistics and p(y). It also uploads class counts, 8 bytes per class, which no epsilon covers. The server does
-not sample a class that no client of the round has. Clients sample a class that no client has had only in the first
-round, in which p(y) is uniform. With ``weight`` 0 the trained model is FedAvg's.
+not sample a class that no client of the round has. Clients may sample a class that no client has, but only
+in the first round, in which p(y) is uniform. With ``weight`` 0 the trained model is FedAvg's.
 
 Departs from the paper: the server weights the losses of the clients' heads by label counts (``ensemble`` weighted);
 equation 4 has the loss of their mean logits (``ensemble`` mean). As in the released code, clients train on G's features
@@ -82,7 +82,7 @@ class FedGEN:
     decay: Annotated[float, "(0, 1]"] = 0.98
     """factor by which weight and kl are multiplied in each round"""
     kl: Annotated[float, "[0, 1e38]"] = 0.0
-    """weight of KL(head on a generated feature of class y || prediction on an example of y) (released code: 10)"""
+    """weight of KL(prediction on a generated feature || prediction on an example of its class) (released code: 10)"""
     first: Annotated[int, "[1, 1e9]"] = 2
     """first round in which clients learn from the generator; in round 1 the generator is untrained"""
     noise: Annotated[str, "uniform | normal"] = "uniform"
@@ -104,7 +104,7 @@ class FedGEN:
     diversity: Annotated[float, "[0, 1e38]"] = 1.0
     """eta, weight of the diversity term in the generator's loss"""
     ensemble: Annotated[str, "weighted | mean"] = "weighted"
-    """the generator's loss: heads' losses weighted by label counts, or the loss of their mean logits (equation 4)"""
+    """generator's loss: heads' losses weighted by label counts, or loss of the heads' mean logits (mean, equation 4)"""
     labels: Annotated[str, "counts | uniform"] = "counts"
     """distribution of sampled classes: the clients' class counts, or uniform (released code)"""
 
@@ -171,11 +171,11 @@ class FedGEN:
                 "steps": steps + self.iterations, "seen": values(state["seen"]) + counts.sum(0)}  # fmt: skip
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Return the server's steps in a round, for ``--dry-run``; timed local steps include clients' extra work."""
+        """Return the server's steps in a round, for ``--dry-run``; timed local steps include the generator."""
         return {"server_steps": self.iterations}
 
     def smaller(self, times: int) -> Sequence[tuple["FedGEN", int]]:
-        """Return variants for ``--dry-run`` to time: 1 and 1 + ``times`` server steps; clients use the generator."""
+        """Return variants for ``--dry-run`` to time on one client example: with 1 and 1 + ``times`` server steps."""
         least = type(self)(
             weight=float(self.weight > 0),
             kl=float(self.kl > 0),
@@ -188,7 +188,7 @@ class FedGEN:
         return [(least, 1), (replace(least, iterations=1 + times), 1)]
 
     def _cumulated(self, counts: Tensor) -> Tensor:
-        """Return cumulated class shares, by class counts or uniform; a class without examples has share 0."""
+        """Return cumulated class shares: by ``counts`` or, if ``labels`` is uniform, equal for classes that occur."""
         shares = (counts > 0).double() if self.labels == "uniform" else counts.double()
         return shares.cumsum(0) / shares.sum()
 
@@ -221,7 +221,7 @@ class FedGEN:
         """
         g, shape = flat(message.common, "generator"), (work.loop.batch_size, self.noise_size)
         shares = values(message.common["shares"])
-        is_trained = shares.diff(prepend=shares.new_zeros(1)) > 0  # The generator may not be trained on other classes.
+        is_trained = shares.diff(prepend=shares.new_zeros(1)) > 0  # Classes with share 0 may be untrained.
 
         def make(steps: Sequence[int]) -> tuple[Tensor]:
             noises = [draw_noise(self.noise, shape, generator("kl", seed, step)) for step in steps]
@@ -260,9 +260,10 @@ def _width(model: Flat, facts: Facts) -> int:
 
 
 def in_chunks(steps: int, make: Callable[[Sequence[int]], tuple[Tensor, ...]]) -> Callable[[int], tuple[Tensor, ...]]:
-    """Return a function from a step to the step's row of ``make(steps)``, computed for MANY steps at once.
+    """Return a function of a step's number that returns the step's row of each tensor of ``make``.
 
-    So one step launches few kernels and copies nothing to the device. ``steps``: approximate number of all steps.
+    It calls ``make`` for MANY steps at once, so that most steps launch few kernels and copy nothing to the device.
+    steps: approximate number of all steps.
     """
     cache: dict[int, tuple[Tensor, ...]] = {}
 

@@ -1,4 +1,4 @@
-"""FedMix: first-order mixup with mean images of the clients, so that no client shares a single image.
+"""FedMix: first-order mixup with mean images, which clients share instead of single images.
 
 Yoon et al., "FedMix: Approximation of mixup under mean augmented federated learning", ICLR 2021, arXiv:2107.00233,
 equation 4 and algorithm 2.   x, y: an image as network input, and its label;  M (``mean_size``): number of images per
@@ -7,10 +7,10 @@ of the mean image;  u = (1 - lambda) x.
 
 Before round 1 every client shares the means of groups of its images, as in algorithm 1.
 
-Departs from the paper: every step samples one mean from the means of all clients, including the client itself. The last
-loss term has no extra factor (1 - lambda), as in equation 4; ``box=True`` adds the factor, as in the paper's algorithm
-box. A client splits its images into groups of M to 2 M - 1 images. A client with fewer than M images shares one mean of
-all its images. The means have no noise, so they are not private.
+Departs from the paper: every step samples one mean from the means of all clients, including the client itself. The
+loss term with the gradient has no extra factor (1 - lambda), as in equation 4; ``box=True`` adds the factor, as in the
+paper's algorithm box. A client splits its images into groups of M to 2 M - 1 images. A client with fewer than M images
+shares one mean of all its images. The means have no noise, so they are not private.
 """
 
 from dataclasses import dataclass
@@ -54,10 +54,10 @@ class FedMix:
     mean_size: Annotated[int, "[1, 1e9]"] = 64
     """M, number of images in a mean; 1 shares every image unchanged"""
     box: bool = False
-    """true: multiply the last loss term by 1 - lambda, as in the paper's algorithm box"""
+    """true: multiply the loss term with the gradient by 1 - lambda, as in the paper's algorithm box"""
 
     def share(self, clients: Clients, n_classes: int, seed: int) -> Common:
-        """Return the mean images of all clients. The engine uploads each mean once and sends it to the N - 1 others."""
+        """Return the mean images of all clients. The engine uploads each mean once and sends it to all others."""
         means = mean_images(clients, self.mean_size, n_classes, seed)
         what = ("means of images", "means of labels")
         releases = [Release(client, what, n_disclosed=n) for client, n in enumerate(clients.sizes)]

@@ -39,7 +39,7 @@ class FedPer:
         return initial_state(model, personal_layers(model, self.layers, facts.head))
 
     def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, str]:
-        """Return the effective value of ``layers``: names of the personal layers, separated by commas."""
+        """Return the names of the personal layers that ``layers`` selects, separated by commas."""
         return {"layers": layers_of(personal_layers(model, self.layers, facts.head))}
 
     def down(self, state: State, round: int, client: int) -> Message:
@@ -56,9 +56,10 @@ class FedPer:
 
 
 def personal_layers(model: Flat, patterns: str | None, head: Sequence[str]) -> list[str]:
-    """Return the parameter names of the personal layers: those that match a pattern, or the head if None.
+    """Return the parameter names of the personal layers: those that match a pattern, or ``head``.
 
-    patterns: comma-separated. A layer's name is a parameter's name without the last component, such as ``weight``.
+    patterns: comma-separated name patterns; None selects ``head``, the head's parameters. A layer's name is a
+    parameter's name without the last component, such as ``weight``.
     """
     layers = list(dict.fromkeys(name.rpartition(".")[0] for name in model))
     available = f"the layers are {', '.join(layers)}."

@@ -40,7 +40,8 @@ class FedProto:
     """Clients share mean embeddings of classes (prototypes), and each client trains a personal model near them.
 
     Local loss f_i(y) + lam mean ||z - C^label||^2 / d, over examples whose class has a prototype.  f_i(y): client i's
-    loss of its model y;  z: embedding of an example, of length d;  C^label: the server's prototype of its class.
+    loss of its model y;  z: an example's embedding, of length d;  C^label: the server's prototype of the example's
+    class.
     """
 
     watches_head = needs_classes = True

@@ -55,7 +55,7 @@ class FedPVR:
         return {"model": model, "control": control, "everybody": everybody}
 
     def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, str]:
-        """Return the effective value of ``layers``: names of the corrected layers, separated by commas."""
+        """Return the names of the corrected layers that ``layers`` selects, separated by commas."""
         return {"layers": layers_of(corrected(model, _patterns(self.layers)))}
 
     def down(self, state: State, round: int, client: int) -> Message:

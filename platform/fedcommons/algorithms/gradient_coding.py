@@ -6,7 +6,8 @@ different examples;  d_j: number of clients that have example j;  q: probability
 vector that client i sends;  S: the clients whose reply arrives;  W_i = sum_j 1/d_j over client i's examples: its
 weighted number of examples, so sum_i W_i = M;  g_j: gradient on example j;  x, y_i: server's and client i's model.
 
-With one full-batch step, client i sends the paper's f_i = sum_j g_j / ((1 - q) d_j), and E_S sum_S f_i = sum_j g_j.
+With one full-batch step, client i sends the paper's f_i = sum_j g_j / ((1 - q) d_j). The mean over S is the full sum:
+E_S sum_S f_i = sum_j g_j.
 
 Several local steps are an extension that the paper leaves open: W_i (y_i - x) / (1 - q) replaces the gradients. The
 expected server step over random S is the step without stragglers, whether or not clients straggle independently. The
@@ -15,8 +16,8 @@ proved that this step is a descent direction of the pooled loss (it has FedAvg's
 copies reduce its variance, as Theorem 2 is about gradients at one model.
 
 Departs from the paper: q may differ between clients, and the server may sample clients (participation below 1). Each
-client divides by the probability that its reply arrives. ``form`` sum is the paper's form, ``form`` mean that of its
-released code. The learning rate decays as in that code.
+client divides by the probability that its reply arrives. ``form`` sum is the paper's form, ``form`` mean that of the
+released code. The learning rate decays as in the released code.
 """
 
 from collections.abc import Mapping
@@ -36,7 +37,7 @@ from fedcommons.flat_tensors import data as data_of
 
 @dataclass(frozen=True)
 class GradientCoding:
-    """x <- x + (1/M) sum_S W_i (y_i - x) / P(i in S), with ``form`` sum without the factor 1/M.
+    """x <- x + (1/M) sum_S W_i (y_i - x) / P(i in S), but ``form`` sum leaves out the factor 1/M.
 
     x: server model;  y_i: client i's model;  S: clients whose reply arrives;  W_i: weighted number of client i's
     examples; M = sum_i W_i. After k rounds with a reply, the learning rate is client.lr times decay^k.

@@ -33,23 +33,23 @@ AND_CROSS_ENTROPY = {
 
 
 def decayed(work: Work, decay: float, round: int) -> float | None:
-    """Return the learning rate of ``round``, multiplied by ``decay`` per 10 past local epochs; None without decay."""
+    """Return the learning rate of ``round``, multiplied by ``decay`` per 10 past local epochs; None if decay is 1."""
     return None if decay == 1 else work.rates[0] * decay ** ((round - 1) * work.loop.epochs // 10)
 
 
 def abundant(counts: Tensor, n: int) -> list[int]:
-    """Return the n classes with the most examples, given counts (classes,); no empty class; ties: lower class first."""
+    """Return up to n non-empty classes with the most examples, given counts (classes,); ties: lower class first."""
     order = counts.argsort(descending=True, stable=True)[:n]
     return [c for c in order.tolist() if counts[c] > 0]
 
 
 def scarce(counts: Tensor, n: int) -> Tensor:
-    """Return each client's n classes with fewest examples, (N, n), of ``counts`` (N, classes); lower class first."""
+    """Return each client's n classes with the lowest ``counts`` (N, classes), as (N, n); ties: lower class first."""
     return counts.argsort(dim=1, stable=True)[:, :n].clone()
 
 
 def assistants(client: int, scarce: Sequence[int], abundant: Mapping[int, Sequence[int]], n: int) -> list[int]:
-    """Return up to n other clients, those that have sent codes of the most of the client's scarce classes, best first.
+    """Return up to n other clients that have sent codes of the client's scarce classes, most such classes first.
 
     abundant: the classes whose codes each client has sent, by client. On ties, the lowest client number comes first.
     Clients that have sent no scarce class are left out.
@@ -68,7 +68,7 @@ def evaluation_mode(work: Work) -> Iterator[None]:
 
 
 def codes_by_class(work: Work, data: ClientData, n: int) -> dict[int, Tensor]:
-    """Return, for each of the client's n most abundant classes, the mean codes (m, l) of the class's m images."""
+    """Return the codes without noise, (m, l), of the m images of each of the client's n most abundant classes."""
     encode = work.module.encode
     with evaluation_mode(work):
         return {
@@ -78,7 +78,7 @@ def codes_by_class(work: Work, data: ClientData, n: int) -> dict[int, Tensor]:
 
 
 def real_images(data: ClientData, n: int, most: int, seed: int) -> dict[str, Tensor]:
-    """Return at most ``most`` random real images of each of the client's n most abundant classes (key ``codes``)."""
+    """Return at most ``most`` random real images of each of n abundant classes, as ``codes``, and their ``labels``."""
     draws, rows = generator(seed, "real images"), []
     for c in abundant(data.y.bincount(), n):
         of_class = (data.y == c).nonzero()[:, 0]
@@ -131,7 +131,7 @@ def decoded(work: Work, codes: Tensor, like: Tensor) -> Tensor:
 
 
 def augmented(data: ClientData, images: Tensor, labels: Tensor, seed: int) -> ClientData:
-    """Return n of the client's n and m decoded examples, sampled at random; in averages they count as n + m."""
+    """Return n random ones of the client's n examples and m decoded images, as client data with weight n + m."""
     n, m = len(data), len(labels)
     rows = torch.randperm(n + m, generator=generator(seed, "augmented"))[:n].to(data.y.device)
     weight = data.weight

@@ -12,7 +12,7 @@ rate and batch size of ``client``. So only the pool leaves the clients, and its 
 the overall guarantee. ``dp.local`` has no effect, as no client trains. Models with BatchNorm are refused, because
 BatchNorm's statistics would come from clients.
 
-Departs from the paper: there it is a reference for comparison, not a federated method.
+Departs from the paper: in the paper, this training is a reference for comparison, not a federated method.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ class OneShot:
         return {"model": model}
 
     def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, int]:
-        """Return the effective value of ``server_epochs``: the server's epochs on the pool in a round."""
+        """Return the ``server_epochs`` that a run uses: the option, or ``epochs`` (client.epochs) if it is None."""
         return {"server_epochs": self.server_epochs or epochs}
 
     def participants(self, state: State, round: int) -> Sequence[int]:

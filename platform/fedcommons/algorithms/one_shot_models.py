@@ -122,7 +122,7 @@ def load_models(worker: Worker, state: State) -> Classroom:
     work, shape = worker.work, tuple(worker.data.clients.store.x.shape[1:])
     w = values(state["weights"])
     statistics = values(state["statistics"])
-    if not statistics.shape[1]:  # The model has no BatchNorm, or clients keep BatchNorm's statistics.
+    if not statistics.shape[1]:  # No client has sent statistics, so the initial ones are used.
         statistics = work.initial_buffers.buffer.expand(len(w), -1)
     mean = (w[:, None].double().to(statistics.device) * statistics).sum(0).to(work.buffers.buffer)
     work.load(Flat(work.params.layout, flat(state, "model").buffer.to(work.device)))
@@ -148,7 +148,7 @@ def changed_state(work: Work, room: Classroom, images: Tensor) -> State:
 def local_pieces(
     facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int], warmup_rounds: int, epochs: int | None
 ) -> Mapping[str, float]:
-    """Return how many examples the last local training takes beyond client.epochs; empty if ``epochs`` is None."""
+    """Return how many more examples the last local training takes than with client.epochs; {} if epochs is None."""
     if epochs is None:
         return {}
     more = max(0, epochs - loop.epochs) if round > warmup_rounds else 0
@@ -156,17 +156,17 @@ def local_pieces(
 
 
 def epochs_of(round: int, warmup_rounds: int, epochs: int) -> range:
-    """Return the server's epochs in a round, counted from 0; none in warm-up. epochs: number per round."""
+    """Return the numbers of the server's epochs in a round, from 0 after the warm-up; epochs: epochs per round."""
     last = (round - warmup_rounds) * epochs
     return range(max(0, last - epochs), max(0, last))
 
 
 def server_pieces(facts: Facts, epochs: range, making: Making, batch: int, passes: int) -> Mapping[str, float]:
-    """Return, for ``--dry-run``, numbers of generator steps and images, server steps, and passes of single images.
+    """Return the numbers of generator steps, of images in them, of server steps and of passes, for ``--dry-run``.
 
-    A pass is a forward pass, or a backward pass to the image or to the weights. A generator step makes two passes per
-    network; the ensemble makes one pass over each new batch of the pool. epochs: numbers of the round's epochs. batch:
-    images per server step. passes: passes of an image of the pool per epoch.
+    A pass is a forward pass, or a backward pass to the image or weights, of one image. A generator step makes two
+    passes per network; the ensemble makes one pass over each new batch of the pool. epochs: numbers of the round's
+    epochs. batch: images per server step. passes: passes of an image of the pool per epoch.
     """
     pools, images = [(epoch + 1) * making.images for epoch in epochs], making.steps * making.images
     once = 2 * (facts.n_clients + 1) * images + facts.n_clients * making.images

@@ -39,11 +39,11 @@ def train_client(work: Work, message: Message, memory: Payload, data: ClientData
 
 
 def merge_shared(state: State, total: Payload, replies: Replies) -> State:
-    """Return the state with the next round's shared parameters, the weighted mean of the clients' ones."""
+    """Return the state with new shared parameters: the weighted mean of those that the clients sent."""
     return {**state, "shared": weighted_mean(flat(state, "shared"), total, replies)}
 
 
 def personal_model(state: State, memory: Payload, message: Message) -> Payload:
-    """Return the client's personal model: the shared parameters and the client's personal ones (untrained at first)."""
+    """Return the client's personal model: shared parameters, and personal parameters (untrained at first)."""
     model = put(flat(state, "untrained"), flat(message.common, "shared"))
     return {"model": put(model, flat(memory, "own")) if memory else model}

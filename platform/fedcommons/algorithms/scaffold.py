@@ -6,8 +6,8 @@ client i's loss;  c, c_i: control variates of server and client i, zero at first
 of client i's examples;  S: the clients of the round;  N: the number of all clients.
 
 Departs from the paper: with ``weighting="samples"`` the weights w_i / sum_j w_j replace the paper's 1/|S| and 1/N. The
-sum is over S for the model and over all N clients for c. Then c is the weighted mean of the c_i, and the fixed point is
-the minimum of sum_i n_i f_i. Option 1 computes the full gradient at x in evaluation mode.
+sum over j is over S for the model and over all N clients for c. Then c is the weighted mean of the c_i, and the fixed
+point is the minimum of sum_i n_i f_i. Option 1 computes the full gradient at x in evaluation mode.
 """
 
 from collections.abc import Mapping
@@ -65,7 +65,7 @@ class SCAFFOLD:
         y, metrics, spent = work.local(x, data, seed, add_to_grad=constant(sub(c, c_i)))
         delta = sub(y, x)
         new = add(sub(c_i, c), delta, -1 / (float(metrics["steps"]) * eta)) if at_x is None else at_x
-        protection = spent if at_x is None else Release()  # In option 1, the gradient at x has no noise.
+        protection = spent if at_x is None else Release()  # Option 1's gradient has no noise, hence no guarantee.
         sums = {"delta": scale(delta, w), "control": scale(sub(new, c_i), w)}
         return Reply(sums, weight=w, memory={"control": new}, metrics=metrics, releases=[protection.with_names(*sums)])
 

@@ -56,7 +56,7 @@ def apply_step(state: State, m: Tensor, v: Tensor, eta: float, tau: float) -> St
 
 @dataclass(frozen=True)
 class FedAvgM:
-    """x <- x + eta u, with velocity u <- beta u + Delta;  x: server model, Delta: mean update, eta: server_lr."""
+    """x <- x + eta u, with velocity u <- beta u + Delta; x: server model, Delta: mean client update, eta: server_lr."""
 
     beta: Share = 0.9
     """momentum of the server"""
@@ -82,7 +82,8 @@ class FedAvgM:
 class FedAdagrad:
     """FedAvg with Adagrad on the server: m <- beta_1 m + (1 - beta_1) Delta; v <- v + Delta^2; x <- x + s.
 
-    x: server model;  Delta: mean client update;  m, v: its moments;  s = server_lr * m / (sqrt(v) + tau): server step.
+    x: server model;  Delta: mean client update;  m, v: moments of Delta;  s = server_lr * m / (sqrt(v) + tau): the
+    step.
     """
 
     beta_1: Share = 0.0
@@ -110,7 +111,8 @@ class FedAdagrad:
 class FedAdam:
     """FedAvg with Adam on the server: m <- beta_1 m + (1 - beta_1) Delta; v <- beta_2 v + (1 - beta_2) Delta^2.
 
-    x <- x + eta m / (sqrt(v) + tau).  x: server model;  Delta: mean client update;  m, v: its moments;  eta: server_lr.
+    x <- x + eta m / (sqrt(v) + tau).  x: server model;  Delta: mean client update;  m, v: moments of Delta;  eta:
+    server_lr.
     """
 
     beta_1: Share = 0.9
@@ -146,7 +148,7 @@ class FedYogi:
     beta_1: Share = 0.9
     """decay of the first moment"""
     beta_2: Share = 0.99
-    """1 - beta_2 is the share of the squared mean update by which the second moment changes"""
+    """1 - beta_2 is the change of the second moment per round, as a multiple of the squared mean update"""
     server_lr: Rate = 0.01
     """eta, learning rate of the server"""
     tau: Tau = 1e-3

@@ -32,7 +32,7 @@ class OnPool:
 
 
 def train_on_pool(worker: Worker, task: OnPool, seed: int) -> Flat:
-    """Return the model trained on the pool, from BatchNorm's initial statistics; ``seed`` keys all random draws.
+    """Train the model on the pool, with BatchNorm's initial statistics, and return it; ``seed`` keys all random draws.
 
     Raises:
         ValueError: the server has no pool.
