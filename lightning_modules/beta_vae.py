@@ -86,11 +86,11 @@ class BetaVAE(LightningModule):
         return bce.mean() + self.gamma * (distance.mean() - self.target(self.steps)).abs()
 
     def target(self, step: int) -> float:
-        """Return the capacity, in nats, in a step; steps count from 1."""
+        """Return the capacity C, in nats, of a training step; steps count from 1."""
         return self.capacity * min(1.0, step / self.ramp)
 
     def forward(self, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Return binary cross entropy, summed over pixels, and KL of each image, both (B,); noise (B, l): for codes."""
+        """Return binary cross entropy, summed over pixels, and KL of each image, both (B,); ``noise``: (B, l)."""
         x = images / 255
         mean, log_variance = self.encode(images)
         decoded = self.decode(mean + (log_variance / 2).exp() * noise)
@@ -113,14 +113,14 @@ class BetaVAE(LightningModule):
 
     @torch.no_grad()
     def centre(self, images: Tensor, labels: Tensor) -> None:
-        """Set each class's mean code to that of its images; a class without images gets 0, the prior's mean."""
+        """Set each class's mean code to the mean over its images; a class without images gets 0, the prior's mean."""
         classes = torch.arange(len(self.means), device=self.device)
         total = torch.zeros(self.means.shape, dtype=torch.float64, device=self.device)
         for x, y in zip(images.split(256), labels.split(256), strict=True):
             of_class = (y.to(self.device) == classes[:, None]).double()
             total += (
                 of_class @ self.encode(x.to(self.device))[0].double()
-            )  # index_add_ would sum in an undefined order.
+            )  # a product, because index_add_ would sum in an undefined order
         counts = torch.bincount(labels, minlength=len(self.means)).clamp(min=1).to(self.device)
         self.means.copy_(total / counts[:, None])
 

@@ -63,7 +63,7 @@ class DDPM(LightningModule):
             num_class_embeds=n_classes,
         )
         self.prediction, self.snr_gamma = prediction, snr_gamma
-        self.schedule = DDPMScheduler(  # from_config would lose positional arguments.
+        self.schedule = DDPMScheduler(  # by keywords: from_config would lose positional arguments
             num_train_timesteps=timesteps,
             beta_schedule=schedule,  # pyright: ignore[reportArgumentType]
             prediction_type=prediction,  # pyright: ignore[reportArgumentType]
@@ -108,9 +108,9 @@ class DDPM(LightningModule):
     def time_weights(self) -> Tensor:
         """Return min-SNR loss weights per time, (T,) (Hang et al., ICCV 2023, arXiv:2303.09556, section 3.4).
 
-        The weight of the image's squared error is min(SNR, gamma), where SNR is the signal-to-noise ratio of the noisy
-        image. The squared errors of noise and v are SNR and SNR + 1 times that of the image, so their weights are
-        divided by these.
+        SNR: signal-to-noise ratio of the noisy image. gamma: ``snr_gamma``. The weight is min(SNR, gamma) if the
+        network predicts the image, min(SNR, gamma)/SNR if it predicts noise, and min(SNR, gamma)/(SNR + 1) if it
+        predicts v. So all predictions weigh errors of the image equally.
         """
         abar = self.schedule.alphas_cumprod.double()
         snr = abar / (1 - abar)

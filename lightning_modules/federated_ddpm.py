@@ -37,7 +37,7 @@ class FederatedDDPM(LightningModule):
         prediction: Annotated[str, "epsilon | v_prediction | sample"] = "epsilon",
     ) -> None:
         super().__init__()
-        from lightning_modules.ddpm import DDPM  # Importing diffusers takes seconds.
+        from lightning_modules.ddpm import DDPM  # imported only here, as importing diffusers takes seconds
 
         self.ddpm = DDPM(
             shape=shape,

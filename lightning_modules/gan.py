@@ -28,7 +28,7 @@ SHIFT, HOLE = 8, 2
 
 
 class Normed(nn.Module):
-    """A layer with spectrally normalised weights W/sigma(W), sigma(W) = u^T W v; u, v: from power iteration."""
+    """A layer with spectrally normalised weights W/sigma(W), sigma(W) = u^T W v, by power iteration for u and v."""
 
     u: Tensor
     v: Tensor
@@ -141,7 +141,7 @@ class GAN(nn.Module):
     def forward(
         self, images: Tensor, y: Tensor, fakes: Tensor, of_fakes: Tensor, drawn: Tensor, for_fakes: Tensor
     ) -> Tensor:
-        """Return the discriminator's mean loss of uint8 images with classes y and of generated images ``fakes``.
+        """Return the discriminator's mean loss on uint8 images with classes y and on generated images ``fakes``.
 
         of_fakes: classes of the fakes. drawn, for_fakes: the augmentation's random numbers for images and fakes.
         """
@@ -156,7 +156,7 @@ class GAN(nn.Module):
 
 
 def slopes(discriminator: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Return the squared gradient norm of each image's logit, (B,), for a D that processes each image separately."""
+    """Return per image ||grad_x D(x, y)||^2, (B,); the discriminator D must process each image separately."""
     return grad(lambda x: discriminator(x, y).sum())(x).square().flatten(1).sum(1)
 
 

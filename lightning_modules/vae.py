@@ -9,7 +9,7 @@ N(mu, e^v) in training, mu in evaluation;  F(z): logits;  x^: the image decoded 
 With ``normalise`` the encoder's input is (x - m) / s, with the data set's mean m and standard deviation s, as for other
 models; decoder and reconstruction stay in [0, 1].
 
-    loss = CE(F(z), y) + lambda (KL + MSE),   MSE = ||x^ - x||^2,   KL = mean over l of (mu^2 + e^v - 1 - v) / 2
+    loss = CE(F(z), y) + lambda (KL + MSE),   MSE = ||x^ - x||^2,   KL = mean over l numbers of (mu^2 + e^v - 1 - v)/2
 
 The paper does not say which terms are sums and which are means: this follows the authors' released code. That code
 replaces the MSE by a cross entropy of the pixels (``reconstruction``). It classifies the encoder's features instead of

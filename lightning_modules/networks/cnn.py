@@ -15,8 +15,8 @@ class CNN(nn.Module):
     Args:
         channels: channels of the two convolutions
         hidden: width of the hidden layer
-        batch_norm: BatchNorm after the convolutions
-        norm_bias: biases in front of BatchNorm, which have no effect and which Adam moves by rounding noise
+        batch_norm: whether BatchNorm follows each convolution
+        norm_bias: whether convolutions before BatchNorm have biases, which have no effect but which Adam moves
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class CNN(nn.Module):
         self.last = nn.Linear(hidden, n_classes)
 
     def embed(self, x: Tensor) -> Tensor:
-        # ReLU after pooling gives the same numbers as before it, with a quarter of the work.
+        # ReLU follows the pooling: the result is that of ReLU before the pooling, with a quarter of the work.
         x = F.relu(F.max_pool2d(self.norm1(self.conv1(x)), 2))
         x = F.relu(F.max_pool2d(self.norm2(self.conv2(x)), 2))
         return F.relu(self.hidden(torch.flatten(x, 1)))

@@ -22,7 +22,7 @@ class ConvNet(nn.Module):
 
     Args:
         width: channels of every convolution
-        norm_bias: biases in front of instance norm, which have no effect and which Adam moves by rounding noise
+        norm_bias: whether convolutions have biases, which have no effect before instance norm but which Adam moves
     """
 
     def __init__(
@@ -55,6 +55,6 @@ class ConvNet(nn.Module):
         return self.last(self.embed(x))
 
     def _padding(self, sides: "torch.Size | list[int]") -> tuple[int, int, int, int]:
-        """Return zeros to add at left, right, top and bottom; of an odd sum, right or bottom gets one more."""
+        """Return numbers of zeros to add at left, right, top, bottom; of an odd number, right or bottom gets one more."""
         height, width = (-side % self.multiple for side in sides)
         return width // 2, width - width // 2, height // 2, height - height // 2

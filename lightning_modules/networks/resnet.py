@@ -28,7 +28,7 @@ class ResNet18(nn.Module):
         self.body.conv1 = nn.Conv2d(shape[0], 64, 3, padding=1, bias=False)
         nn.init.kaiming_normal_(
             self.body.conv1.weight, mode="fan_out", nonlinearity="relu"
-        )  # as in torchvision's ResNet
+        )  # torchvision's initialisation of a ResNet
         self.body.maxpool = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
         self.body.fc = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
         self.last = nn.Linear(512, n_classes)
