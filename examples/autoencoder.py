@@ -53,7 +53,7 @@ class BetaVAE(LightningModule):
         return self.decoder(self.encoder(x / 255).chunk(2, 1)[0]).view(-1, *self.shape)
 
     def training_step(self, batch, batch_idx):
-        x, weight = batch[0] / 255, batch[2:]  # The labels batch[1] are zeros.
+        x, weight = batch[0] / 255, batch[2:]  # The labels batch[1] are zeros and unused.
         mean, log_variance = self.encoder(x).chunk(2, 1)
         z = mean + (log_variance / 2).exp() * torch.randn_like(mean)
         kl = (mean.square() + log_variance.exp() - 1 - log_variance).sum(1) / 2

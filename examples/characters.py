@@ -50,7 +50,7 @@ def docstrings(length: int = 20, stride: int = 9) -> dict[str, Any]:
             pieces.append(list(text[first : first + length]))
             following.append(text[first + length])
             modules.append(module.__name__)
-    y = np.array(following)  # Character codes are the classes; most codes below the highest one occur.
+    y = np.array(following)  # The classes are the character codes from 0 to the highest one.
     return {"x": np.array(pieces), "y": y, "groups": np.array(modules), "n_classes": y.max() + 1}
 
 

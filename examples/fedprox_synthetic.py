@@ -49,12 +49,12 @@ class Synthetic:
     """The data set synthetic(alpha, beta).
 
     Args:
-        alpha: standard deviation between clients of the mean of their models' weights
-        beta: standard deviation between clients of the mean of their inputs
+        alpha: standard deviation, over clients k, of u_k, the mean of the weights of client k's model
+        beta: standard deviation, over clients k, of B_k, around which the mean of client k's inputs is drawn
         iid: one model and one distribution of inputs for all clients; alpha and beta are not used
     """
 
-    normalised = True  # The paper does not scale the inputs either.
+    normalised = True  # The inputs are not scaled, as in the paper.
 
     def __init__(self, alpha: float = 1.0, beta: float = 1.0, iid: bool = False) -> None:
         draws = numpy_generator("fedprox synthetic")

@@ -6,7 +6,7 @@ arXiv:1909.06335.   x: server model;  y_i: client i's model;  v: velocity.
 Departs from the paper: all clients have equal weight. The package has FedAvgM too, with weights and a server learning
 rate (``algorithms/server_optimizers.py``).
 
-python examples/own_method.py         checks on a tiny federation that FedAvgM keeps every promise of a method
+python examples/own_method.py         checks on a tiny federation that FedAvgM meets all requirements of a method
 python sweeps/run.py --algorithm examples/own_method.py:FedAvgM --fedavgm.beta 0.5
 """
 
