@@ -101,7 +101,7 @@ class CoBoosting:
     server_schedule: Annotated[str, "cosine | constant"] = "cosine"
     """schedule of the server's learning rate: half a cosine to 0 over all server epochs, or constant"""
     clip: Annotated[float, "[1e-30, 1e30]"] = 10.0
-    """gradient norm above which gradients of the generator's and the server's weights are clipped"""
+    """norm to which the gradients of the generator's and of the server model's weights are clipped"""
 
     def check(self, fields: Mapping[str, Any]) -> None:
         rounds, participation, buffers = (

@@ -75,7 +75,7 @@ class Ensemble:
 
     @contextmanager
     def gaps(self) -> Iterator[list[Tensor]]:
-        """Collect, per BatchNorm layer and forward pass, the distance of the batch from the layer's statistics.
+        """Yield a list to which every forward pass adds, per BatchNorm layer, the batch's distance from its statistics.
 
         The distance is ||mean - m|| + ||variance - v||. mean, variance: those of the layer's input, per channel. m, v:
         the layer's running statistics.

@@ -151,7 +151,7 @@ class FedCVAE:
         return {**state, "model": model, "first": first, "second": second, "steps": torch.tensor(steps)}
 
     def networks(self, shape: tuple[int, ...], common: Payload) -> Networks:
-        """Return the sizes of encoder and decoder for images of ``shape``; common: has entry ``classes``."""
+        """Return the sizes of encoder and decoder for images of ``shape``; ``common`` has the number of classes."""
         return Networks(shape, int(scalar(common, "classes")), self.channels, self.latent, self.norm_bias)
 
     def drawing(self, state: State, replies: Replies) -> Drawing:

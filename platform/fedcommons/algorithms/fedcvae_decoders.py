@@ -1,8 +1,7 @@
 """FedCVAE's decoders: clients train them, and the server samples images from them and distils them into one decoder.
 
-z: codes, (n, l), l independent N(0, 1) numbers per image, truncated to [-w, w];  y: classes, (n,);  n_i: client i's
-number of images, n = sum_i n_i.   The networks are those of ``lightning_modules.cvae``, with BatchNorm, for images of
-any height and width.
+z: codes, (n, l), l independent N(0, 1) numbers per image, truncated to [-w, w];  y: classes, (n,);  n: number of
+images.   The networks are those of ``lightning_modules.cvae``, with BatchNorm, for images of any height and width.
 """
 
 from collections.abc import Iterator, Sequence
@@ -94,7 +93,7 @@ def train(
 
 
 def quotas(samples: int, sizes: Sequence[int]) -> list[int]:
-    """Return images per client, proportional to ``sizes`` and rounded down; the last client gets the remainder."""
+    """Return each client's number of images, proportional to ``sizes``, rounded down; the last gets the remainder."""
     counts = [samples * size // sum(sizes) for size in sizes]
     return [*counts[:-1], samples - sum(counts[:-1])]
 

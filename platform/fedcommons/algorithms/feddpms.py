@@ -67,7 +67,7 @@ class FedDPMS:
     from x on its data and, in stage II, the decoded images.
 
     Raises:
-        UserError: a constant does not fit the federation.
+        UserError: a constant does not fit the federation, such as more ``classes`` than the data has.
     """
 
     needs = latents.AND_CROSS_ENTROPY

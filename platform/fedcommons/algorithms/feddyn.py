@@ -71,7 +71,7 @@ class FedDyn:
             pull = pull / 2 / distance.double().clamp(min=1e-12)
         for name, y in params.items():
             if y.grad is not None:
-                # torch.func.vmap does not support addcmul_.
+                # torch.func.vmap does not support addcmul_, so y.grad gets a new tensor.
                 y.grad = torch.addcmul(y.grad.sub_(g_i[name]), moved[name], pull.to(y.grad.dtype))
         if self.clip is not None:
             clip_gradients(params.values(), self.clip)

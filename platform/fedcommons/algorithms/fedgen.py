@@ -11,15 +11,16 @@ class y among the examples of the clients that took part so far.
 
 Each client transfers 2 Mc + Mg bytes per round: Mc for the model in each direction, and Mg for the generator with its
 BatchNorm statistics and p(y). It also uploads class counts, 8 bytes per class, which no epsilon covers. The server does
-not sample a class that no client of the round has. Clients may sample a class that no client has, but only
-in the first round, in which p(y) is uniform. With ``weight`` 0 the trained model is FedAvg's.
+not sample a class that no client of the round has. Clients may sample a class that no client has, but only in the first
+round, in which p(y) is uniform. With ``weight`` 0 the trained model is FedAvg's.
 
 Departs from the paper: the server weights the losses of the clients' heads by label counts (``ensemble`` weighted);
 equation 4 has the loss of their mean logits (``ensemble`` mean). As in the released code, clients train on G's features
 from round ``first`` on, because G is untrained before. ``weight``, ``decay`` and uniform noise are those of the
 released code. An example counts in p(y) once per round in which its client took part. Until G has been trained on a
-class, p(y) is 0 for this class, and the term of ``kl`` skips its examples. The gradient of the loss on G's features is
-added to that of f_i after clipping. It uses no client data, so DP-SGD need not clip it.
+class, p(y) is 0 for this class, and the term of ``kl`` skips its examples. The gradient of f_i is clipped
+before the gradient of the loss on G's features is added. That loss uses no client data, so DP-SGD need not clip its
+gradient.
 
 The released code has ``labels`` uniform, ``kl`` 10, ``weight_decay`` 0.01 and ``lr_decay`` 0.98. It counts rounds from
 0. It starts class counts at 1 and counts the batches of each round, not all examples. It multiplies ``weight`` by the
@@ -260,7 +261,7 @@ def _width(model: Flat, facts: Facts) -> int:
 
 
 def in_chunks(steps: int, make: Callable[[Sequence[int]], tuple[Tensor, ...]]) -> Callable[[int], tuple[Tensor, ...]]:
-    """Return a function of a step's number that returns the step's row of each tensor of ``make``.
+    """Return a function from a step's number to the step's row of each tensor that ``make(steps)`` returns.
 
     It calls ``make`` for MANY steps at once, so that most steps launch few kernels and copy nothing to the device.
     steps: approximate number of all steps.

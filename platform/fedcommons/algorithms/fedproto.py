@@ -9,7 +9,7 @@ prototypes, >= 0.
     C^j = sum_i n_ij C_i^j / sum_i n_ij;   local loss  f_i(y) + lam mean_examples ||z - C^label||^2 / d
 
 The server has no model, so no server model is evaluated. Client i's personal model is y_i. It predicts by equation 4,
-argmin_j ||z - C^j||, among the classes that have a prototype. While no class has a prototype, and with ``predict``
+argmin_j ||z - C^j||, among the classes that have a prototype. While no class has a prototype, or if ``predict`` is
 head, it predicts the class with the largest logit.
 
 Departs from the paper: the loss uses the distance of each example's embedding, as in the authors' code, not that of the

@@ -1,6 +1,6 @@
 """FedVAE: FedAvg of a classifying autoencoder (encoder, decoder and classifier), without exchange of data.
 
-It is FedDPMS without its second stage, a baseline of that paper (Chen and Vikalo, "Federated learning in non-IID
+It is FedDPMS without its second stage, a baseline of FedDPMS's paper (Chen and Vikalo, "Federated learning in non-IID
 settings aided by differentially private synthetic data", arXiv:2206.00686).   x: server model;  y_i: client i's model,
 trained on the joint loss;  w_i: client i's weight;  n_i: number of client i's examples.
 

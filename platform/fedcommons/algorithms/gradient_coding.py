@@ -13,7 +13,7 @@ Several local steps are an extension that the paper leaves open: W_i (y_i - x) /
 expected server step over random S is the step without stragglers, whether or not clients straggle independently. The
 proof is E sum_S v_i / P(i in S) = sum_i v_i for any v_i that do not depend on S; tests enumerate all S. It is not
 proved that this step is a descent direction of the pooled loss (it has FedAvg's drift). It is also not proved that
-copies reduce its variance, as Theorem 2 is about gradients at one model.
+copies reduce the variance of this step, as Theorem 2 is about gradients at one model.
 
 Departs from the paper: q may differ between clients, and the server may sample clients (participation below 1). Each
 client divides by the probability that its reply arrives. ``form`` sum is the paper's form, ``form`` mean that of the

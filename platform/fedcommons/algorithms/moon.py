@@ -84,7 +84,7 @@ class MOON:
                 return [z[rows].flatten(0, 1) for z in cached]
             both = [features(model, inputs) for model in (server, previous)]
             if rows is not None:
-                parts = [z.unflatten(0, (len(inputs), -1)) for z in both]  # One image may have several embeddings.
+                parts = [z.unflatten(0, (len(inputs), -1)) for z in both]  # One row per image, with all its embeddings.
                 cached[:] = cached or [z.new_empty(n, *z.shape[1:]) for z in parts]
                 for z, part in zip(cached, parts, strict=True):
                     z[rows] = part

@@ -65,7 +65,7 @@ def participants(state: State, warmup_rounds: int, round: int) -> Sequence[int]:
 
 
 def reply(work: Work, message: Message, data: ClientData, seed: int, epochs: int | None) -> Reply:
-    """Train locally for ``epochs`` epochs (None: client.epochs) and return a reply with the model update y_i - x."""
+    """Train locally for ``epochs`` epochs (None: client.epochs) and return a reply with the model update."""
     x, w = flat(message.common, "model"), work.weight(data)
     loop = work.loop if epochs is None else replace(work.loop, epochs=epochs)
     y, metrics, spent = loop.run(work, x, data, seed)
