@@ -1,4 +1,4 @@
-"""Models as LightningModules; this package does not depend on federation, Ray or W&B."""
+"""Models as LightningModules; this package does not depend on the federated engine, Ray or W&B."""
 
 from lightning_modules.classifier import Classifier
 from lightning_modules.regressor import Regressor

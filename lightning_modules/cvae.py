@@ -123,7 +123,7 @@ class CVAE(nn.Module):
         return self.of_each(images, labels, eps, mirrored).mean()
 
     def of_each(self, images: Tensor, labels: Tensor, eps: Tensor, mirrored: Tensor | None = None) -> Tensor:
-        """Return the loss of each uint8 image, (B,), with noise ``eps`` (B, l); mirrored: which are mirrored."""
+        """Return the loss of each uint8 image, (B,), with noise ``eps`` (B, l); mirrored: which images are mirrored."""
         x = images / 255
         if mirrored is not None:
             x = torch.where(mirrored, x.flip(-1), x)

@@ -1,4 +1,4 @@
-"""A diffusion model for federated training: ``lightning_modules.ddpm`` with torch's default random generator."""
+"""A diffusion model for federated training: the model of ``ddpm.py``, with torch's default random generator."""
 
 from typing import Annotated
 

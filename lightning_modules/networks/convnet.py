@@ -55,6 +55,9 @@ class ConvNet(nn.Module):
         return self.last(self.embed(x))
 
     def _padding(self, sides: "torch.Size | list[int]") -> tuple[int, int, int, int]:
-        """Return numbers of zeros to add at left, right, top, bottom; of an odd number, right or bottom gets one more."""
+        """Return how many zeros to add at left, right, top and bottom.
+
+        If the height (width) needs an odd number of zeros, bottom (right) gets one more than top (left).
+        """
         height, width = (-side % self.multiple for side in sides)
         return width // 2, width - width // 2, height // 2, height - height // 2

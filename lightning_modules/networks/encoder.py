@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 def convolutions(channels_in: int, channels: tuple[int, ...], depth: int, batch_norm: bool = False) -> list[nn.Module]:
-    """Return, per entry of ``channels``, ``depth`` convolutions (3x3, ReLU, BatchNorm) and max-pool 2; then Flatten."""
+    """Return per entry of ``channels``: ``depth`` convolutions (3x3, ReLU, maybe BatchNorm), max-pool 2; then Flatten."""
     layers: list[nn.Module] = []
     for c in channels:
         for _ in range(depth):
