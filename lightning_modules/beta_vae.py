@@ -141,7 +141,7 @@ class BetaVAE(LightningModule):
 
     @torch.no_grad()
     def losses(self, images: Tensor, seed: int, *, draws: int = 16) -> Tensor:
-        """Return cross entropy + KL of each image, (n,), averaged over ``draws`` codes; all images use the same noise."""
+        """Return cross entropy + KL per image, (n,), averaged over ``draws`` codes; all images use the same noise."""
         noise = torch.randn(draws, 1, self.latent, generator=torch.Generator().manual_seed(seed)).to(self.device)
         image_losses = []
         for x in images.to(self.device).split(256):

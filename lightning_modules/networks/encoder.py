@@ -6,7 +6,10 @@ from torch import Tensor, nn
 
 
 def convolutions(channels_in: int, channels: tuple[int, ...], depth: int, batch_norm: bool = False) -> list[nn.Module]:
-    """Return per entry of ``channels``: ``depth`` convolutions (3x3, ReLU, maybe BatchNorm), max-pool 2; then Flatten."""
+    """Return per entry of ``channels``: ``depth`` convolutions (3x3, ReLU, BatchNorm) and max-pool 2; then Flatten.
+
+    batch_norm: whether there is a BatchNorm after every convolution.
+    """
     layers: list[nn.Module] = []
     for c in channels:
         for _ in range(depth):
@@ -33,7 +36,7 @@ def smallest_maps(shape: tuple[int, ...], channels: tuple[int, ...]) -> tuple[in
 
 
 class Encoder(nn.Module):
-    """The vae without its decoder: convolutions (3x3, ReLU, max-pool 2), a linear layer to the code, one to the logits.
+    """``vae`` without decoder: convolutions (3x3, ReLU, max-pool 2), a linear layer to the code, one to the logits.
 
     Table 3 of FedDPMS's paper: ``latent=32`` for Fashion-MNIST; ``latent=128, channels=(32, 64), depth=2`` for CIFAR.
     Input: images (B, C, H, W).

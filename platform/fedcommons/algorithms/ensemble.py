@@ -55,7 +55,7 @@ class Making:
 class Ensemble:
     """The clients' models on a worker, which all run in the worker's module.
 
-    models: weights of the N clients' models, (N, P), in the order of the module's parameters. statistics:
+    models: P weights of each of the N clients' models, (N, P), in the order of the module's parameters. statistics:
     floating-point buffers (BatchNorm's statistics) of the N models, (N, B); B is 0 without BatchNorm.
     """
 
