@@ -175,9 +175,9 @@ def _cut(text: str, length: int = SHOWN) -> str:
 
 
 def sentence(error: BaseException) -> str:
-    """Return a line that describes the error: the message, after the type's name if the error has another type.
+    """Return one line that describes the error: the name of the error's type, and the message.
 
-    The type's name is omitted for ``UserError``, ``ClientError`` and a lack of memory.
+    The name is omitted for ``UserError``, ``ClientError`` and a lack of memory.
     """
     cause = getattr(error, "cause", None)  # Ray wraps the error of another process in its own error
     cause = cause if isinstance(cause, BaseException) else error
@@ -222,7 +222,9 @@ def _describe(error: BaseException, where: str, part: str, doing: Sequence[str])
     behind = "; ".join(filter(None, [*(place or [part]), *doing]))
     behind = f" ({_cut(behind, LONGEST // 2)})" if behind else ""
     message = sentence(error)
-    if type(error) is ValueError and not user_frames:  # the package raised the error, so the type says nothing
+    if (
+        type(error) is ValueError and not user_frames
+    ):  # this package raised the error, so the name ``ValueError`` helps no user
         message = message.removeprefix("ValueError: ")
     where = _cut(where, LONGEST // 2)
     return f"{where}: {_cut(message, max(LONGEST - len(where) - len(behind) - 2, 20))}{behind}"

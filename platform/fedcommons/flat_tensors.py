@@ -137,7 +137,7 @@ def zeros_like(x: Flat) -> Flat:
 
 
 def select(x: Flat, names: Sequence[str]) -> Flat:
-    """Return a copy of the tensors of ``x`` called ``names``, in the order of ``names``. A ``str`` is one name."""
+    """Return a copy of the tensors of ``x`` called ``names``, in the order of ``names``; a string is one name."""
     names = (names,) if isinstance(names, str) else tuple(names)
     return Flat(layout_of((n, x[n]) for n in names), torch.cat([x[n].reshape(-1) for n in names] or [x.buffer[:0]]))
 

@@ -11,7 +11,7 @@ of local steps per round does not depend on p (``LocalSGD.equal_work``), so T(p)
 The band of a prediction is the minimum to maximum over all models of the probe, over two values of epsilon (the model's
 ||grad f||^2 and a tenth of it), and over the ends of the estimates' confidence intervals. The band is not a confidence
 interval for the real number of rounds, because the corollary is only an upper bound. The corollary assumes that all
-clients take part in every round, and the best step size.
+clients take part in every round, and that the step size is the best one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,8 +29,9 @@ if TYPE_CHECKING:  # torch takes seconds to import, and a prediction does not ne
 class Probed:
     """The parameters of Corollary I, measured at one model of the probe.
 
-    gradient_sq: ||grad f||^2. zeta_sq, sigma_sq: zeta^2 and sigma^2 (per sample) of the clients. sigma_pool_sq,
-    delta_sq: sigma~_avg^2 and delta^2 of the pool. L_max: largest smoothness of a client's loss. L_pool: L~_avg.
+    gradient_sq: ||grad f||^2 for the mean f of the clients' losses. zeta_sq, sigma_sq: gradient dissimilarity zeta^2
+    and gradient variance sigma^2 (per sample) of the clients. sigma_pool_sq, delta_sq: gradient variance sigma~_avg^2
+    and shift delta^2 of the pool. L_max: largest smoothness of a client's loss. L_pool: smoothness L~_avg on the pool.
     """
 
     gradient_sq: float
@@ -55,7 +56,7 @@ class LocalWork:
 class Prediction:
     """The predicted number of rounds with a share p of shared data, divided by the number without sharing.
 
-    relative: the ratio at the last model of the probe. low, high: ends of the band.
+    relative: the ratio at the last model of the probe. low, high: ends of the band of ratios (see the module).
     """
 
     p: float
@@ -79,7 +80,7 @@ def probed(estimates: "Mapping[str, Estimate]") -> list[Probed]:
 def relative_rounds(at: Probed, p: float, work: LocalWork, epsilon: float) -> float:
     """Return T(p) / T(0), where T(p) is the number of iterations until ||grad f||^2 = ``epsilon`` with a share p.
 
-    at: the parameters at one model. p: share of shared data, in [0, 1].
+    f: the mean of the clients' losses. at: the parameters at one model. p: share of shared data, in [0, 1].
     """
     return _iterations(at, p, work, epsilon) / _iterations(at, 0, work, epsilon)
 
@@ -92,9 +93,10 @@ def _iterations(at: Probed, p: float, work: LocalWork, epsilon: float) -> float:
 
 
 def predict(probe: Sequence[Sequence[Probed]], shares: Iterable[float], work: LocalWork) -> list[Prediction]:
-    """Return a prediction, at the last model of the probe and with a band, for every share p in ``shares``.
+    """Return a prediction for every share p in ``shares``, from a short training run without sharing (the probe).
 
-    probe: for every model of the probe, the list that ``probed`` returns.
+    probe: for every measured model of the run, the list that ``probed`` returns. The last model gives the prediction,
+    and all models give the band.
 
     Raises:
         UserError: the gradient at a model of the probe is zero, so no number of rounds can be predicted.

@@ -46,21 +46,25 @@ PIECE = 1 << 20
 """Number of elements of a gradient that are converted to float64 at a time, to save memory."""
 
 PARTS = 8
-"""Number of disjoint random subsets in a measurement on a subset of the data, whose spread gives the standard error."""
+"""Number of disjoint random subsets in a measurement on a part of the data; their spread gives the standard error."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Subset ``number`` (None: all) of the ``PARTS`` disjoint subsets of ``samples`` random examples per client."""
+    """A random subset of each client's examples, one of ``PARTS`` disjoint subsets.
+
+    samples: number of examples per client in all subsets. number: index of the subset; None: the union of all subsets.
+    """
 
     samples: int
     number: int | None
     seed: int
 
     def rows(self, which: str, client: int, n: int) -> np.ndarray:
-        """Return the indices, in 0 .. n - 1, of a client's examples in this subset; all indices if n is too small.
+        """Return the indices, in 0 .. n - 1, of a client's examples in this subset.
 
-        which: the data, "own", "train" or "pool" (``clients_of``). Every subset has at least two examples if n >= 2.
+        which: the data, "own", "train" or "pool" (``clients_of``). n: number of the client's examples. If subsets would
+        have fewer than two examples, all n indices are returned.
         """
         m = min(self.samples, n)
         if m < 2 * PARTS:
@@ -97,7 +101,7 @@ class Moments:
 
     @property
     def zeta_sq(self) -> float:
-        """Return zeta^2 = (1/N) sum_i ||g_i - g||^2 over the N sets."""
+        """Return zeta^2 = (1/N) sum_i ||g_i - g||^2 for the mean gradients g_i of the N sets and their mean g."""
         return self._rounded(self.mean_sq - self.sq_of_mean)
 
     @property
@@ -107,7 +111,7 @@ class Moments:
 
     @property
     def sigma_sq_of_each(self) -> np.ndarray:
-        """Return the variance E||grad F - g_i||^2 of the per-sample gradients of each set, (N,)."""
+        """Return, for each set, the variance E||grad F - g_i||^2 of per-sample gradients grad F with mean g_i, (N,)."""
         return self.sq_mean - self.sq + self.v
 
     @property
@@ -117,22 +121,22 @@ class Moments:
 
     @property
     def mean_sq(self) -> float:
-        """Return (1/N) sum_i ||g_i||^2 for the sets' mean gradients g_i, corrected by the squared standard errors."""
+        """Return (1/N) sum_i (||g_i||^2 - v_i) for the sets' mean gradients g_i with squared standard errors v_i."""
         return float((self.sq - self.v).mean())
 
     @property
     def sq_of_mean(self) -> float:
-        """Return ||g||^2 for the mean g of the g_i, corrected by the squared standard error of g."""
+        """Return ||g||^2 minus the squared standard error of g, where g is the mean of the sets' mean gradients."""
         return sq_norm(self.mean) - self.v_of_mean
 
     @property
     def sq_of_pooled(self) -> float:
-        """Return the squared norm of the mean gradient over all examples, corrected by the squared standard error."""
+        """Return the squared norm of the mean gradient over all examples, minus its squared standard error."""
         return sq_norm(self.pooled) - self.v_of_pooled
 
     @property
     def v_of_mean(self) -> float:
-        """Return the squared standard error of g, the mean of the g_i: sum_i v_i / N^2."""
+        """Return sum_i v_i / N^2, the squared standard error of the mean of the N sets' mean gradients."""
         return float(self.v.sum()) / len(self.v) ** 2
 
     @property
@@ -142,10 +146,10 @@ class Moments:
 
     @property
     def sq_mean_of_pooled(self) -> float:
-        """Return E||grad F||^2 over all examples, with weights w_j normalised to mean 1 over all examples.
+        """Return the mean squared norm of per-sample gradients, with weights normalised to mean 1 over all examples.
 
-        ``sq_mean`` of client i uses weights normalised to mean 1 over client i's examples. Let W_i be the sum of client
-        i's weights, n = sum_i n_i and W = sum_i W_i. Then the weight  w_j n_i / W_i  becomes  w_j n / W,  so
+        ``sq_mean`` of client i uses weights normalised to mean 1 over client i's n_i examples. Let W_i be the sum of
+        client i's weights w_j, n = sum_i n_i and W = sum_i W_i. Then the weight  w_j n_i / W_i  becomes  w_j n / W,  so
         ``sq_mean`` of client i has the factor  (n_i / n) (W_i n / (n_i W))^2  in the result.
         """
         shares, of_rows = self._shares, self.rows / self.rows.sum()
@@ -156,7 +160,10 @@ class Moments:
         return self.sizes / self.sizes.sum()
 
     def _rounded(self, value: float) -> float:
-        """Return 0 for a value that is negative due to rounding; unbiased estimates from a subset may be negative."""
+        """Return 0 for a negative value if all examples were measured, because the value is then a rounding error.
+
+        An estimate from a subset of the examples is returned unchanged. It is unbiased, so it may be negative.
+        """
         return value if self.v.any() else max(value, 0.0)
 
 
@@ -173,7 +180,7 @@ class Direction:
 
 
 def delta_sq(clients: Moments, pool: Moments) -> float:
-    """Return delta^2 = ||g - g~||^2, the squared distance of the mean gradients of the clients and of the pool."""
+    """Return delta^2 = ||g - g~||^2, the squared distance between the clients' mean gradient g and the pool's g~."""
     shift = sq_norm(clients.mean - pool.pooled)
     return shift - clients.v_of_mean - pool.v_of_pooled
 
@@ -181,8 +188,9 @@ def delta_sq(clients: Moments, pool: Moments) -> float:
 def mixed(clients: Moments, pool: Moments, p: float) -> tuple[float, float]:
     """Return (zeta^2, sigma^2) for the case that every client i's data were the exact mixture (1 - p) D_i + p D~.
 
-    D_i: data of client i. p: share of the pool D~, in [0, 1]. The mean gradients on mixtures are (1 - p) g_i + p g~.
-    Both results are differences of means of squares. They equal Lemma 1, up to rounding of 1e-15 ||g~||^2.
+    D_i: data of client i, with mean gradient g_i. D~: the pool, with mean gradient g~. p: share of the pool, in [0, 1].
+    The mean gradient on a mixture is (1 - p) g_i + p g~. Both results are differences of means of squares. They equal
+    the values of Lemma 1, up to rounding errors of 1e-15 ||g~||^2.
     """
     client_share, cross = 1 - p, float(clients.mean @ pool.pooled)
     shared = 2 * p * client_share * cross + p**2 * pool.sq_of_pooled
@@ -210,18 +218,21 @@ def moments(
 
 
 def zeta_sq_of_each(executor: Executor, at: ModelTask, which: str, moments: Moments, blocks: int) -> np.ndarray:
-    """Return ||g_i - g||^2 of each set, (N,), in a second pass with g from ``moments``, which cover all examples."""
+    """Return ||g_i - g||^2 for the mean gradient g_i of each set, (N,), by a second pass over the data.
+
+    moments: result of the first pass, over all examples; it contains g, the mean of the g_i.
+    """
     jobs = [(which, ids) for ids in cut(range(len(moments.sq)), blocks)]
     along = np.concatenate(executor.map(along_of_block, Direction(at, moments.mean), jobs))
     return moments.sq - 2 * along + sq_norm(moments.mean)
 
 
 def along_of_block(worker: Worker, task: Direction, job: tuple[str, list[int]]) -> list[float]:
-    """Return the inner product <g_i, v> for each set i of a job (which, ids); v: the vector of ``task``."""
+    """Return <g_i, v> for the mean gradient g_i of each set i of a job (which, ids) and the vector v of ``task``."""
     which, ids = job
     clients, v = clients_of(worker.data, which), task.v.to(worker.work.device)
     task.at.load(worker.work)
-    keys = [measurement_seed(task.at, which, i, None) for i in ids]  # the same seeds as in the first pass
+    keys = [measurement_seed(task.at, which, i, None) for i in ids]  # as in the first pass, so that g_i is equal
     return [float(mean_gradient(worker, clients[i], key)[0] @ v) for i, key in zip(ids, keys, strict=True)]
 
 
@@ -230,8 +241,9 @@ def moments_of_block(
 ) -> tuple[Total, list[list[float]]]:
     """Return sums of gradients over the sets of a job (which, ids, part), and a list of scalars for each set.
 
-    Sums: ``gradient``, the sum of g_i, and ``pooled``, the sum of g_i times the set's size, if the sizes differ.
-    Scalars of a set: (size, n_i, ||g_i||^2, E||grad F||^2, v_i). size: n_i, or the sum of the examples' weights.
+    Sums: ``gradient``, the sum of the sets' mean gradients g_i, and, if the sets' sizes differ, ``pooled``, the sum of
+    g_i times the size. Scalars of a set: (size, n_i, ||g_i||^2, mean squared norm of per-sample gradients, v_i). size:
+    sum of the examples' weights. n_i: number of examples. v_i: squared standard error of g_i.
     """
     which, ids, part = job
     clients = clients_of(worker.data, which)
@@ -267,12 +279,12 @@ def clients_of(run: RunData, which: str) -> Clients:
 
 
 def measurement_seed(at: ModelTask, which: str, client: int, part: Part | None) -> int:
-    """Return the seed for random numbers that the module draws on a client's examples, equal in every pass."""
+    """Return the seed for random numbers that the module draws on a client's examples; all passes use this seed."""
     return seed_for(at.seed, "measured", which, client, -1 if part is None or part.number is None else part.number)
 
 
 def mean_gradient(worker: Worker, examples: ClientData, seed: int = 0) -> tuple[Tensor, float]:
-    """Return the mean gradient (P,), float64, of the examples, and the mean of the squared norms of their gradients.
+    """Return the mean gradient (P,), float64, of the examples, and the mean squared norm of per-sample gradients.
 
     The gradients are computed at the weights loaded in ``worker``. seed: seed for random numbers that the module draws.
     """

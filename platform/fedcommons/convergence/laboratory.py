@@ -9,7 +9,7 @@ zeta_hat_sq, sigma_hat_sq         zeta^2 and sigma^2 on the clients' training da
 zeta_mix_sq, sigma_mix_sq         zeta^2 and sigma^2 on the exact mixtures (1 - p) D_i + p D~
 zeta_lemma1_sq, sigma_lemma1_sq   Lemma 1's predictions of zeta_mix_sq and sigma_mix_sq
 sigma_pool_sq, delta_sq           sigma~_avg^2 and delta^2: gradient variance and shift of the pool
-L_max, L_p                        largest L_i on the clients' real data; on the clients' training data
+L_max, L_p                        largest L_i on the clients' real data; largest L_i on the training data
 L_pool, L_lemma1                  smoothness L~_avg of the loss on the pool; Lemma 1's upper bound for the mixtures
 
 Without a pool, the values that need a pool are omitted. p is the share of shared examples over all clients, even if
@@ -45,7 +45,7 @@ class Estimate:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Return the 95 % confidence interval, which is too wide if the measured subsets are most of the data."""
+        """Return the 95 % confidence interval; it is too wide if the measured subsets contain most of the data."""
         half = STUDENT_T * self.standard_error
         return self.value - half, self.value + half
 

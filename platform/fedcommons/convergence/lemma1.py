@@ -20,15 +20,15 @@ from fedcommons.errors import UserError
 
 
 def zeta_sq(p: float, zeta_sq: float) -> float:
-    """Return zeta_mix^2, the dissimilarity of gradients on mixtures; ``p``: share of the pool in each mixture."""
+    """Return zeta_mix^2 = (1 - p)^2 zeta^2, the dissimilarity of gradients on mixtures with a share p of the pool."""
     return (1 - share(p)) ** 2 * zeta_sq
 
 
 def sigma_sq(p: float, sigma_sq: float, sigma_pool_sq: float, zeta_sq: float, delta_sq: float) -> float:
     """Return sigma_mix^2, the variance of per-sample gradients on mixtures.
 
-    p: share of the pool, in [0, 1]. sigma_sq, zeta_sq: sigma^2 and zeta^2 on the clients' data. sigma_pool_sq:
-    sigma~_avg^2, the variance on the pool. delta_sq: delta^2, the shift of the pool.
+    p: share of the pool, in [0, 1]. sigma_sq, zeta_sq: variance sigma^2 and dissimilarity zeta^2 of gradients on the
+    clients' data. sigma_pool_sq: the variance on the pool. delta_sq: squared distance of clients' and pool's gradients.
     """
     p = share(p)
     return (1 - p) * sigma_sq + p * sigma_pool_sq + p * (1 - p) * (zeta_sq + delta_sq)

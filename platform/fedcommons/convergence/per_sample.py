@@ -4,7 +4,7 @@ a_b: input of a layer for sample b;  g_b: gradient of the loss in the layer's ou
 this output (pixels, tokens). The squared norm of the gradient in the weight (normalisation: in weight and bias) is:
 
 linear          ||sum_t g_bt a_bt^T||^2 = sum_ts <a_bt, a_bs> <g_bt, g_bs>;  with a single t  ||a_b||^2 ||g_b||^2
-convolution     as linear, with the patches under t as a_bt; or the sum over t explicitly, whichever is cheaper
+convolution     as linear, with the input's patch at t as a_bt; or the sum over t explicitly, whichever is cheaper
 normalisation   ||sum_t g_bt xhat_bt||^2 + ||sum_t g_bt||^2,  xhat: the normalised input
 embedding       sum_ts [token_bt = token_bs] <g_bt, g_bs>
 
@@ -101,7 +101,7 @@ def _one_by_one(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def _all_at_once(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor] | None:
-    """Return the result of ``gradients``, computed by the formulas in ``FORMS``; None if they do not fit the module."""
+    """Return the result of ``gradients``, computed by the formulas in ``FORMS``; None if they do not apply."""
     layers, parameters, seen = _owners(module), list(trainable_parameters(module).values()), []
 
     def alone(*rows: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
@@ -138,7 +138,7 @@ def _all_at_once(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor]
     sq_norms = torch.zeros_like(losses)
     for layer, a, g in zip(seen, inputs, of_outputs, strict=True):
         form = _form(layer)
-        if form is None or g is None:  # without a gradient, the layer's output is the same for all samples
+        if form is None or g is None:  # no gradient: the output is the same for all samples
             return None
         sq_norms += form(layer, a, g)
     return torch.cat([g.reshape(-1) for g in of_parameters if g is not None]).div_(len(losses)), sq_norms
@@ -161,8 +161,8 @@ def _uses(loss: Tensor) -> Counter[int]:
     return uses
 
 
-# In the functions below, a is the layer's input and g the gradient in the layer's output for a batch of B samples. The
-# shapes are (B, r, ...), because under vmap the layer gets r rows per sample, nearly always r = 1.
+# In the functions below, a is a layer's input, and g is the gradient in the layer's output, for a batch of B samples.
+# The shapes of a and g are (B, r, ...), because under vmap a layer gets r rows per sample (nearly always r = 1).
 
 
 def linear(layer: nn.Linear, a: Tensor, g: Tensor) -> Tensor:
@@ -182,8 +182,8 @@ def _places(t: Tensor) -> Tensor:
 def convolution(layer: nn.Conv2d, a: Tensor, g: Tensor) -> Tensor:
     """Return the squared gradient norms (B,) of a convolution for inputs a and output gradients g.
 
-    a: (B, r, C, H, W), C input channels. g: (B, r, K, h, w), K output channels. The dimension r is absent if the layer
-    gets each sample as one image without a batch dimension.
+    a: (B, r, C, H, W), r images with C channels per sample. g: (B, r, K, h, w), K output channels. The dimension r is
+    absent if the layer gets each sample as one image without a batch dimension.
     """
     if a.dim() == 4:
         a, g = a[:, None], g[:, None]
@@ -198,7 +198,10 @@ def convolution(layer: nn.Conv2d, a: Tensor, g: Tensor) -> Tensor:
 
 
 def _sum_over_places(a: Tensor, g: Tensor) -> Tensor:
-    """Return ||sum_t g_t a_t^T||^2 (B,), inputs a (B, n, T), output gradients g (B, m, T), by the cheaper formula."""
+    """Return ||sum_t g_t a_t^T||^2 (B,) for vectors a_t and g_t at T positions t, by the cheaper of two formulas.
+
+    a: (B, n, T), inputs with n features. g: (B, m, T), gradients in outputs with m features. B: number of samples.
+    """
     n, m, places = a.shape[1], g.shape[1], a.shape[2]
     if places * (n + m) < n * m:
         return ((a.mT @ a) * (g.mT @ g)).sum((1, 2))
@@ -208,12 +211,15 @@ def _sum_over_places(a: Tensor, g: Tensor) -> Tensor:
 
 
 def group_norm(layer: nn.GroupNorm, a: Tensor, g: Tensor) -> Tensor:
-    """Return squared gradient norms (B,) of a group normalisation: inputs a, output gradients g (B, r, C, ...)."""
+    """Return squared gradient norms (B,) of a group normalisation for inputs a and output gradients g.
+
+    a, g: (B, r, C, ...): B samples, r images per sample (usually 1), C channels.
+    """
     return _affine(F.group_norm(a.flatten(0, 1), layer.num_groups, eps=layer.eps), g, layer.bias)
 
 
 def batch_norm(layer: nn.BatchNorm2d, a: Tensor, g: Tensor) -> Tensor:
-    """Return squared gradient norms (B,) of BatchNorm, not training: inputs a, output gradients g (B, r, C, ...)."""
+    """Return squared gradient norms (B,) of BatchNorm in evaluation mode; a and g: see ``group_norm``."""
     normalised = F.batch_norm(a.flatten(0, 1), layer.running_mean, layer.running_var, eps=layer.eps)
     return _affine(normalised, g, layer.bias)
 

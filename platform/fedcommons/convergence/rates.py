@@ -24,7 +24,8 @@ from math import log, sqrt
 class Iterations:
     """The three terms of T, the number of iterations up to a constant factor.
 
-    noise: term of the gradients' noise. drift: term of the clients' drift between averages. descent: all other.
+    noise: term of the gradients' noise. drift: term of the clients' drift between averages. descent: term that remains
+    without noise and drift.
     """
 
     noise: float
@@ -40,7 +41,8 @@ class Iterations:
 def non_convex(epsilon: float, n: int, tau: float, zeta_sq: float, step_sq: float, smooth: float) -> Iterations:
     """Return T, the iterations up to the accuracy ``epsilon`` of ||grad f||^2, for a smooth f, convex or not.
 
-    n: N, number of clients. tau: local steps per round. step_sq: s^2, variance of a step's gradient. smooth: L.
+    f: mean of the clients' losses, with smoothness L (``smooth``). n: number of clients. tau: local steps per round.
+    zeta_sq: zeta^2, dissimilarity of the clients' gradients. step_sq: s^2, variance of a step's gradient.
     """
     drift = tau * sqrt(zeta_sq) + sqrt(tau * step_sq)
     return Iterations(smooth * step_sq / (n * epsilon**2), smooth * drift / epsilon**1.5, smooth * tau / epsilon)
@@ -51,7 +53,9 @@ def strongly_convex(
 ) -> Iterations:
     """Return T, the iterations up to the accuracy ``epsilon`` of f - f*, for a mu-strongly convex f.
 
-    n: N, number of clients. tau: local steps per round. step_sq: s^2, variance of a step's gradient. smooth: L.
+    f: mean of the clients' losses, with minimum f* and smoothness L (``smooth``). n: number of clients. tau: local
+    steps per round. zeta_sq: zeta^2, dissimilarity of the clients' gradients. step_sq: s^2, variance of a step's
+    gradient.
 
     Raises:
         ValueError: epsilon is not in (0, 1). For epsilon >= 1 the upper bound has no meaning: log(1/epsilon) <= 0.
@@ -83,7 +87,7 @@ def on_quadratics(
     eta^2 tau (tau-1) A_i / 2, and P_i A_i is at least phi eta tau A_i. The gradients at x* add up to 0, so
     x' - x* = Q^-1 (1/N) sum_i D_i grad f_i(x*). By the Cauchy-Schwarz inequality, the norm of x' - x* in Q is at most
     c zeta with c^2 = max D^2 / (P A) <= eta^3 tau (tau-1)^2 L / (4 phi). Also Q >= phi eta tau (1/N) sum_i A_i.
-    The bound is nearly reached if a few clients have all the curvature, and gradients in proportion to it.
+    The bound is nearly reached if only a few clients' losses are curved, with gradients in proportion to the curvature.
 
     Raises:
         ValueError: eta is not in (0, 1/L].

@@ -2,8 +2,8 @@
 
 f_i    mean loss of client i on its real data;  f: mean of the f_i over clients;  H, H_i: Hessians of f and f_i
 L      ||H||, the largest modulus of an eigenvalue of H
-L_i    ||H_i||;  L_max = max_i L_i;  L~_avg: the same for the mean loss on the pool of shared examples
-L_p    maximum over clients of the same for the loss on a client's training data
+L_i    ||H_i||;  L_max = max_i L_i;  L~_avg: smoothness of the mean loss on the pool of shared examples
+L_p    maximum over clients of the smoothness of the loss on a client's training data
 mu     the smallest eigenvalue of H, computed as L - ||L I - H||; not positive if f is not strongly convex
 
 The losses are defined in ``estimators``, with the examples' weights, in evaluation mode, without augmentation. Products
@@ -35,7 +35,7 @@ TOLERANCE = 1e-5
 """Relative error of an eigenvalue at which the iteration ends; the error is bounded, see ``spectral_norm``."""
 
 MOST = 100
-"""Maximum number of Hessian-vector products of an iteration."""
+"""Maximum number of Hessian-vector products for one eigenvalue."""
 
 
 def spectral_norm(
@@ -43,13 +43,14 @@ def spectral_norm(
 ) -> float:
     """Return the largest modulus of an eigenvalue of a symmetric matrix H; NaN if a product is not finite.
 
-    apply: function that returns H v for a vector v. start: first vector of the iteration, float64. tolerance: relative.
-    most: maximum number of products.
+    apply: function that returns H v for a vector v. start: first vector of the iteration, float64. tolerance: relative
+    error at which the iteration ends. most: maximum number of products.
 
     The function runs Lanczos' iteration with three vectors in memory (ARPACK stores twenty). In the orthonormal basis
     of the Krylov space, H is a tridiagonal matrix T with ``diagonal`` and ``off_diagonal``. Let theta be T's eigenvalue
-    of largest modulus, s the last element of theta's unit eigenvector, and u this eigenvector as a vector in the space
-    of H. Then ||H u - theta u|| = beta |s|, so an eigenvalue of H lies within beta |s| of theta.
+    of largest modulus, s the last element of theta's unit eigenvector, u this eigenvector as a vector in the space of
+    H, and beta the next element of ``off_diagonal``. Then ||H u - theta u|| = beta |s|, so an eigenvalue of H lies
+    within beta |s| of theta.
     """
     v, before, beta, eigenvalue = start / start.norm(), torch.zeros_like(start), 0.0, 0.0
     diagonal: list[float] = []
@@ -62,7 +63,7 @@ def spectral_norm(
         beta = float(product.norm())
         if not isfinite(beta):
             return nan
-        values, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(off_diagonal, -1))  # eigh reads the lower half
+        values, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(off_diagonal, -1))  # eigh reads no upper half
         largest = int(np.abs(values).argmax())
         eigenvalue = abs(float(values[largest]))
         if beta * abs(vectors[-1, largest]) <= tolerance * eigenvalue:
@@ -85,7 +86,7 @@ def smoothness(
 
 
 def strong_convexity(executor: Executor, at: ModelTask, which: str, n_sets: int, blocks: int) -> float:
-    """Return the strong convexity mu of the mean of the clients' losses; the error is about 1e-5 L in float64."""
+    """Return the strong convexity mu of the mean of the clients' losses; the error is about 1e-5 times smoothness."""
     apply, start = _hessian(executor, at, which, n_sets, blocks, None), _start(at, 0)
     largest = spectral_norm(apply, start, 1e-9, 1000)
     return largest - spectral_norm(lambda v: largest * v - apply(v), start, 1e-9, 1000)

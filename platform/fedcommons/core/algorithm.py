@@ -34,7 +34,8 @@ A method with personal models of the clients (``Personal``) may have no server m
 class Counts:
     """Function that returns the class counts of all N clients, (N, classes).
 
-    Every client sends its counts to the server for a call. nbytes: bytes of this traffic; 0 before the first call.
+    At each call, every client sends its class counts to the server. nbytes: bytes that the clients have sent for the
+    last call; 0 before the first call.
     """
 
     compute: Callable[[], Tensor]
@@ -51,13 +52,13 @@ class Facts:
     """Public facts of a federation, and a function for the clients' class counts, which are not public.
 
     arrival: per client, the probability that the client takes part in a round and that its whole reply arrives; None if
-    no closed form is known. counts: function that returns the number of examples per client and class, (N, classes). If
-    a method or a straggler rule calls ``counts``, every client sends its class counts. The bytes are then counted, and
-    the privacy ledger lists the class counts once, without a privacy guarantee (uncovered). shape: shape of an example.
-    n_classes: number of classes; None if labels are not classes. head, batch_norm: names of the parameters of the
-    module's ``head`` and of the BatchNorm layers, in the model's order; empty if the module has none. pool: number of
-    examples in the server's pool of synthetic images; 0 if there is no pool yet. Only ``start`` gets the facts, so it
-    copies the facts that ``down`` and ``merge`` need into the state.
+    this probability has no known formula. counts: function that returns the number of examples per client and class,
+    (N, classes). If a method or a straggler rule calls ``counts``, every client sends its class counts. The bytes are
+    then counted, and the privacy ledger lists the class counts once, without a privacy guarantee (uncovered). shape:
+    shape of an example. n_classes: number of classes; None if labels are not classes. head, batch_norm: names of the
+    parameters of the module's ``head`` and of the BatchNorm layers, in the model's order; empty if the module has none.
+    pool: number of examples in the server's pool of synthetic images; 0 if there is no pool yet. Only ``start`` gets
+    the facts. So ``start`` copies into the state the facts that ``down`` and ``merge`` need.
     """
 
     n_clients: int
@@ -110,12 +111,13 @@ class Reply:
     """A client's reply to the server, the client's new memory, and metrics for the experimenter.
 
     sums, each: the engine adds the tensors in ``sums`` over clients; the server sees the tensors in ``each`` per
-        client. A name in both stands for one tensor that is sent once: ``sums`` has ``each`` times ``weight``.
+        client. A name in both stands for one tensor, which is sent once: ``sums[name]`` must equal
+        ``each[name]`` times the client's ``weight``.
     metrics: measurements for the experimenter. They are not part of the message: their bytes are not counted, they have
         no epsilon, and neither ``merge`` nor another client sees them.
     releases: privacy ledger entries that state the protection of tensors by name. A tensor without a release counts as
-        unprotected (uncovered). A release may name a tensor computed from memory only if all data in the memory were
-        computed from protected results.
+        unprotected (uncovered). If a tensor was computed from the client's memory, a release may name the tensor only
+        if all data in the memory were computed from protected results.
     """
 
     sums: Payload = field(default_factory=dict)  # added over clients: ``total`` in ``merge``
@@ -123,7 +125,7 @@ class Reply:
     _: KW_ONLY
     weight: float = 1.0  # the client's weight in averages; ``sums`` are already multiplied by it
     memory: Payload | None = None  # replaces the client's memory; None leaves the memory unchanged
-    metrics: Mapping[str, float | Tensor] = field(default_factory=dict)  # for the experimenter only
+    metrics: Mapping[str, float | Tensor] = field(default_factory=dict)  # measurements for the experimenter only
     releases: Sequence[Release] = ()
 
     @property
@@ -255,7 +257,8 @@ def require_attributes(algorithm: Algorithm, module: nn.Module) -> None:
     """Check that the algorithm can train the clients' module.
 
     Raises:
-        UserError: an attribute, BatchNorm or a usable ``head`` is missing, or there is BatchNorm that is refused.
+        UserError: the module lacks an attribute, BatchNorm or a usable ``head`` that the algorithm needs, or the module
+            has BatchNorm, which the algorithm refuses.
     """
     for name, what in needed(algorithm).items():
         if not hasattr(module, name):
@@ -331,16 +334,17 @@ class TellsWork(Protocol):
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
         """Return, for each kind of work, the number of pieces of work in a round in which ``clients`` reply.
 
-        The algorithm chooses the names of the kinds. loop: settings of local training; ``--dry-run`` counts local steps
-        itself, unless ``trains_locally`` is False.
+        The algorithm chooses the names of the kinds. The result omits the clients' local steps, which ``--dry-run``
+        counts, unless ``trains_locally`` is False. loop: settings of local training.
         """
         ...
 
     def smaller(self, times: int) -> "Sequence[tuple[Algorithm, int]]":
-        """Return pairs (variant of the algorithm, number of examples), each to be timed in a round of one client.
+        """Return pairs (variant of the algorithm, number of the client's examples) for timed rounds of one client.
 
         The examples may have any classes. The first variant has the least possible work. For each kind of work, another
-        variant has ``times`` more pieces of this kind. Runs with equal variants share the measured times, so variants
-        should use the default of every hyperparameter that does not change the time.
+        variant has more pieces of this kind than the first variant, by the factor or number ``times``. Equal variants
+        are timed once for all runs. So a variant should use the default of every hyperparameter that does not change
+        the time.
         """
         ...

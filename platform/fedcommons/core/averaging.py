@@ -12,7 +12,8 @@ from fedcommons.flat_tensors import Flat, Payload, add, flat, scale, sub
 def weighted_reply(x: Flat, trained: LocalResult, weight: float, memory: Payload | None = None) -> Reply:
     """Return a client's reply with the tensor ``delta`` = w_i (y_i - x) to be summed, and the privacy ledger entry.
 
-    x: server model. trained: result of local training. weight: w_i. memory: the client's new memory, see ``Reply``.
+    x: server model. trained: result of local training, with the client's model y_i. weight: w_i, the client's weight.
+    memory: the client's new memory, see ``Reply``.
     """
     y, metrics, spent = trained
     delta = scale(sub(y, x), weight)
@@ -20,7 +21,10 @@ def weighted_reply(x: Flat, trained: LocalResult, weight: float, memory: Payload
 
 
 def weighted_mean(x: Flat, total: Payload, replies: Replies) -> Flat:
-    """Return the server's new model:  x + sum_i w_i (y_i - x) / sum_i w_i.  total: the sums over clients i."""
+    """Return the server's new model:  x + sum_i w_i (y_i - x) / sum_i w_i.
+
+    x: server model. y_i, w_i: model and weight of client i. total: sums over clients; ``delta`` is sum_i w_i (y_i - x).
+    """
     return add(x, flat(total, "delta"), 1 / summed_weight(replies))
 
 

@@ -26,7 +26,7 @@ def cut(items: Sequence[J], blocks: int) -> list[list[J]]:
 
 @dataclass(frozen=True)
 class Total:
-    """A finished float64 sum over the clients of a block. No code changes it later, so Ray need not copy it."""
+    """A finished float64 sum over the clients of a block. No code changes the sum later, so Ray need not copy it."""
 
     arrays: dict[str, np.ndarray]
     layouts: dict[str, Layout]  # names and shapes, only for entries that are ``Flat``

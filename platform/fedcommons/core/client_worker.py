@@ -38,7 +38,7 @@ class Work:
     ``noise``: generator of all noise that protects the client's data in this round (``noise.call``); the round engine
     creates it from ``source``.
     ``rates``: learning rates of the optimizer's parameter groups in this round.
-    ``replacement``: function that is called instead of local training if clients are batched (see ``vmap_clients``).
+    ``replacement``: function that is called instead of local training if clients train together (``vmap_clients``).
     ``graphs``: trainer with CUDA graphs, if requested and the device is a GPU (see ``cuda_graphs``); else None.
     ``hooks``: trainer that calls the module's hooks; None if the module overrides no hook (see ``hooks``).
     ``evaluating``: submodules that stay in evaluation mode, as at construction, such as a frozen BatchNorm.
@@ -153,10 +153,10 @@ class Work:
         return self.loop.gradient(self, at, data)
 
     def times_listed(self, data: ClientData) -> int:
-        """Return how often ``data`` contains each example of the client, rounded up: the maximum over all examples.
+        """Return the maximum number of copies in ``data`` of one example of the client.
 
-        For examples with equal contents, the number of rows in ``data`` is divided by the number in the client's data.
-        A row of another client, or a row that a method has created, counts as an example of the client.
+        If k examples of the client have equal contents, each counts as 1/k of the rows in ``data`` with these contents,
+        rounded up. A row of another client, or a row that a method has created, counts as an example of the client.
         """
         return max(
             (-(-times // max(1, self.row_counts.get(content, 0))) for content, times in contents(data.x).items()),
@@ -187,8 +187,8 @@ class Work:
     def copied(self, value: Any) -> Any:
         """Return the value with every tensor that shares memory with this worker's module replaced by a copy.
 
-        The next training would overwrite these tensors. They are searched in tensors, ``Flat``, dicts, lists and
-        tuples.
+        The next training would overwrite a tensor that is not copied. ``value`` may be a tensor, a ``Flat``, or nested
+        dicts, lists and tuples that contain tensors.
         """
         tensors = (*self.module.parameters(), *self.module.buffers())
         tensors += tuple(x for m in self.module.modules() for x in vars(m).values() if isinstance(x, Tensor))
@@ -259,7 +259,7 @@ def _copied(value: Any, storages: set[int]) -> Any:
 
 
 def module_with(module: LightningModule, model: Flat, buffers: Flat) -> LightningModule:
-    """Copy weights and floating-point buffers into the module and return it; empty ``buffers`` change no buffer.
+    """Copy weights and floating-point buffers into the module and return the module; empty ``buffers``: only weights.
 
     Raises:
         ValueError: the names or shapes of the weights or buffers differ from the module's.

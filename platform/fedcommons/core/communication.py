@@ -50,9 +50,9 @@ def pool_nbytes(n_clients: int, synthetic: int) -> int:
 
 
 def round_nbytes(joined: int, model: int, control: int = 0) -> int:
-    """Return the bytes 2 |S| (Mc + Mv) of a round: |S| (``joined``) clients receive and send Mc (``model``) + Mv bytes.
+    """Return the bytes 2 |S| (Mc + Mv) of a round, in which |S| (``joined``) clients receive and send Mc + Mv bytes.
 
-    Mv (``control``): bytes of a control variate.
+    Mc (``model``): bytes of the model. Mv (``control``): bytes of a control variate.
     """
     return 2 * joined * (model + control)
 
@@ -63,15 +63,16 @@ class UntilTarget:
 
     once: float
     per_round: float
-    rounds: float  # number of rounds until the target accuracy, or of all rounds if the run did not reach it
+    rounds: float  # number of rounds until the target accuracy; number of all rounds if the run missed the target
     censored: bool  # whether the run missed the target, so that rounds and bytes are lower bounds
 
 
 def sent(runs: Sequence[UntilTarget], once_unit: float = 1, round_unit: float = 1) -> tuple[float, bool]:
     """Return the mean over runs of  once/once_unit + R per_round/round_unit,  and whether the mean is a lower bound.
 
-    R: rounds until the target. For Fedssyn with FedAvg the mean is 2 N Ms + 2 R C N Mc in the units 1, over all
-    clients. In the units N and C N, the mean is the paper's 2 Ms + 2 R Mc for one client (symbols: see the module).
+    once, per_round: bytes before round 1 and bytes per round, over all clients. R: number of rounds until the target
+    accuracy. N: number of clients. C: share of clients per round. In the units 1, the result is the bytes of all
+    clients. In the units N and C N, the result is the bytes of one client, as in the Fedssyn paper.
     """
     mean = fmean(r.once / once_unit + r.rounds * r.per_round / round_unit for r in runs)
     return mean, any(r.censored for r in runs)
@@ -80,10 +81,11 @@ def sent(runs: Sequence[UntilTarget], once_unit: float = 1, round_unit: float = 
 def saved_percent(
     pool: Sequence[UntilTarget], vanilla: Sequence[UntilTarget], once_unit: float = 1, round_unit: float = 1
 ) -> str:
-    """Return how much traffic the pool of synthetic images saves, in percent, as text:  100 (1 - pool/vanilla).
+    """Return the traffic that the pool of synthetic images saves, in percent, as text:  100 (1 - b_pool/b_vanilla).
 
-    pool, vanilla: runs with and without the pool. The text begins with ``<`` if only runs in ``pool`` missed the target
-    accuracy, and with ``>`` if only runs in ``vanilla`` did. It is ``-`` if both did, or if there are no runs.
+    pool, vanilla: runs with and without the pool. b_pool, b_vanilla: mean numbers of bytes of these runs (``sent``).
+    The text begins with ``<`` if a run in ``pool`` missed the target accuracy, and with ``>`` if a run in ``vanilla``
+    missed it. The text is ``-`` if runs in both missed it, or if ``pool`` or ``vanilla`` is empty.
     """
     if not pool or not vanilla:
         return "-"

@@ -38,7 +38,7 @@ WARM_UP = 3
 """Number of steps before a recording, in which libraries choose kernels and reserve memory."""
 
 MOST = 64
-"""Maximum number of graphs of a worker. Without a limit, a method with new functions in each round fills the memory."""
+"""Maximum number of graphs of a worker. A method with a new correction function in each round would fill the memory."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Graphs:
         work = self.work
         work.load(start)
         work.optimizer.state.clear()
-        # SGD's first step with zero momentum equals a step without optimizer state.
+        # A zero momentum changes nothing in SGD's first step, and the graphs need momentum tensors at fixed addresses.
         for parameter, momentum in self.momenta.items():
             work.optimizer.state[parameter] = {"momentum_buffer": momentum.zero_()}
         for total in self.sums.values():
@@ -108,9 +108,10 @@ class Graphs:
         set_default_generator(seed, "dropout")
 
     def _corrected(self, correction: Correction | None) -> tuple[Hashable, Correction | None]:
-        """Return a key for a correction's function and shapes, and a correction whose values are the graphs' inputs.
+        """Return a key, and a copy of the correction whose values lie in the graphs' input memory.
 
-        The values of ``correction`` are copied to the graphs' input memory.
+        Every call copies the values of ``correction`` to this memory. The key contains the correction's function, and
+        the names and shapes of the values. Corrections with equal keys use the same graphs.
         """
         if correction is None:
             return None, None
@@ -177,7 +178,7 @@ def warm_up(play: Callable[[], None]) -> None:
 
 
 def record(play: Callable[[], None]) -> Callable[[], object]:
-    """Record the GPU kernels that ``play`` launches and return a function that computes the kernels.
+    """Record the GPU kernels that ``play`` launches and return a function that launches the recorded kernels.
 
     Raises:
         ValueError: ``play`` waits for the GPU, or does something else that a graph cannot contain.

@@ -55,7 +55,7 @@ OF_LOGGERS = {*vars(Logger("")), "_cache"}
 
 
 class Digest(NamedTuple):
-    """The hash of an object. unknown: name of the first type found in the object that cannot be read; else empty."""
+    """The hash of an object. unknown: first type in the object whose state cannot be read; empty if all is readable."""
 
     value: bytes
     unknown: str = ""
@@ -75,7 +75,7 @@ class Hasher:
     def __init__(self, skipped: Mapping[str, object]) -> None:
         # The stored reference keeps each object alive, so that the id stays unique.
         self._seen = {id(value): (name, value) for name, value in skipped.items()}
-        self._memory: dict[tuple[str, int], str] = {}  # (device, address) of a tensor's memory -> name of the memory
+        self._memory: dict[tuple[str, int], str] = {}  # (device, address) of a tensor's memory -> name in hashes
 
     def digest(self, name: str, value: object) -> Digest:
         """Return the hash of ``value``. name: name of the value, which must be unique within this ``Hasher``."""
@@ -150,7 +150,7 @@ def attributes(x: object) -> list[Any]:
 
 @functools.lru_cache(maxsize=4096)
 def _places(kind: type) -> tuple[list[Any], list[tuple[str, Any]]]:
-    """Return the descriptors through which ``__dict__`` and the (named) slots of a class's objects are read."""
+    """Return the descriptors of a class that read an object's ``__dict__``, and (name, descriptor) for each slot."""
     each = [pair for base in kind.__mro__ for pair in vars(base).items()]
     dict_places = [x for name, x in each if name == "__dict__" and isinstance(x, types.GetSetDescriptorType)]
     return dict_places, [(name, x) for name, x in each if isinstance(x, types.MemberDescriptorType)]
@@ -179,7 +179,7 @@ def _parts(x: Any, whole: Any) -> Iterable[Any]:
         case types.ModuleType():  # ``state_leaks`` inspects the files of imported modules separately
             return [] if sys.modules.get(x.__name__) is x else [vars(x)]
         case np.ndarray() | np.generic():
-            numbers = np.asarray(x)  # a subclass may override methods
+            numbers = np.asarray(x)  # a plain array, because a subclass may override methods
             _add(whole, f"{numbers.dtype} {numbers.shape};")
             whole.update(b"" if numbers.dtype.hasobject else numbers.tobytes())
             return [*(numbers.ravel().tolist() if numbers.dtype.hasobject else []), x.base, *attributes(x)]
@@ -198,9 +198,11 @@ def _parts(x: Any, whole: Any) -> Iterable[Any]:
         case Logger():
             return [user_variables(vars(x), OF_LOGGERS)]
         case _ if isinstance(x, CODE) or _is_stream(x) or kind.__name__ == "_lru_list_elem":
-            return []  # a visit of an lru_cache covers the objects in the elements of the cache
+            return []  # a cache's element: the visit of the lru_cache itself covers the objects in its elements
         case _ if isinstance(x, VISITED):
-            more = attributes(x)  # attributes come first, because reading them can create objects to visit below
+            more = attributes(
+                x
+            )  # read first, because reading can create a ``__dict__``, which must be among x's referents
             frame = x.gi_frame if isinstance(x, types.GeneratorType) else None
             parts = [part for part in gc.get_referents(x) if part is not frame]
             _add(whole, f"{frame.f_lasti};" if frame else "")
@@ -237,13 +239,16 @@ def is_users(kind: type) -> bool:
 
 
 def _place(x: Any) -> tuple[str, str, int]:
-    """Return a sort key by which identical objects, or equal plain values, have the same order at every visit."""
+    """Return a sort key for objects in a set or cache, so that two visits of the unchanged set have the same order."""
     plain = type(x) in PLAIN_TYPES
     return type(x).__qualname__, repr(x) if plain else "", 0 if plain else id(x)
 
 
 def _hides(kind: type) -> bool:
-    """Return whether a class's objects are larger than attributes and slots require, so that C code hides state."""
+    """Return whether C code may store state of a class's objects outside of attributes and slots.
+
+    The sign is that an object has a variable size, or more bytes than its attributes and slots need.
+    """
     ours = [vars(base).values() for base in kind.__mro__ if "__slots__" in vars(base)]
     slots = sum(isinstance(value, types.MemberDescriptorType) for values in ours for value in values)
     pointers = slots + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
@@ -265,7 +270,7 @@ def _pickled(x: Any, kind: type) -> list[Any]:
             return [memoryview(x).tobytes()]
         except TypeError:
             raise _Unknown from None
-    if isinstance(reduced, str):  # the name of a global variable in the library
+    if isinstance(reduced, str):  # pickle stores a library's global variable by its name
         return [reduced]
     return [list(part) if index > 2 and part else part for index, part in enumerate(reduced)][1:]
 

@@ -41,8 +41,8 @@ class ModelTask:
 
     buffers: None means that BatchNorm uses the statistics of the batch. seed: seed for random numbers that the module
     draws (codes of a VAE, noise layers). round: number of the round after which the model is evaluated. step: number of
-    steps of a client of mean size per round; modules with a schedule read both numbers (``core.trainer_shim``). chunk:
-    number of examples that the module sees at once.
+    local steps per round of a client with the mean number of examples. A module can read ``round`` and ``step`` for a
+    schedule (``core.trainer_shim``). chunk: number of examples that the module sees at once.
     """
 
     model: Flat
@@ -127,7 +127,7 @@ def on_own(worker: Worker, task: ModelTask, client: int, on_tests: bool) -> dict
 
 
 def by_metric(of_clients: Sequence[Mapping[str, float]]) -> Each:
-    """Convert a list of the clients' metrics to lists by metric name; a client without this metric gets nan."""
+    """Convert a list of the clients' metrics to lists by metric name; nan stands for a metric that a client lacks."""
     names = dict.fromkeys(name for metrics in of_clients for name in metrics)
     return {name: [metrics.get(name, nan) for metrics in of_clients] for name in names}
 
@@ -138,8 +138,8 @@ def spread(metric: str, values: Sequence[float], sizes: Sequence[float]) -> dict
     v_i: value of client i (``values``);  n_i: number of examples of client i (``sizes``).  mean: sum v_i / N.
     weighted_mean: sum n_i v_i / sum n_i.  std: sqrt(sum (v_i - mean)^2 / N).  worst_decile: the mean over the
     ceil(N/10) clients with the smallest accuracies, or the largest losses (Li et al., "Fair resource allocation in
-    federated learning", ICLR 2020, arXiv:1905.10497, tables 1 and 2). It is absent for other metrics, because the worst
-    clients are not defined. All statistics are nan if a value is not finite.
+    federated learning", ICLR 2020, arXiv:1905.10497, tables 1 and 2). Only metrics with accuracy or loss in
+    the name have ``worst_decile``. All statistics are nan if a value is not finite.
     """
     pairs = [(v, n) for v, n in zip(values, sizes, strict=True) if n]
     names, is_loss = ["mean", "weighted_mean", "std"], "loss" in metric
@@ -157,7 +157,7 @@ def evaluate_chunk(worker: Worker, task: ModelTask, job: tuple[str, int]) -> Tot
     """Return the sums of the metrics over the chunk of a job (name of the data set, index of the first example).
 
     For a module with torchmetrics objects, the job of the first chunk evaluates all chunks of the data set in order.
-    Some torchmetrics objects cannot be merged, and for others the result would depend on the order of merging.
+    The reason: some torchmetrics objects of several jobs cannot be merged, and others depend on the order of merging.
     """
     name, first = job
     part, is_whole = worker.data.sets[name], bool(worker.work.logged.metrics.objects)
@@ -171,9 +171,10 @@ def evaluate_chunk(worker: Worker, task: ModelTask, job: tuple[str, int]) -> Tot
 def _of_chunks(
     worker: Worker, task: ModelTask, examples: Examples | ClientData, firsts: Iterable[int], *key: str | int
 ) -> Totals:
-    """Return sums of metrics over the chunks that begin at the examples ``firsts``; torchmetrics objects cover all.
+    """Return the sums of metrics over the chunks that begin at the examples ``firsts``.
 
-    key: key of the seed for random numbers that the module draws; the index of a chunk's first example is added to it.
+    A torchmetrics object gives one value for all these chunks. key: key of the seed for random numbers that the module
+    draws; the index of a chunk's first example is appended to the key.
     """
     totals, work = Totals(), worker.work
     with work.logged:
@@ -203,7 +204,7 @@ def judged(work: Work, x: Tensor, y: Tensor, number: int, n_classes: int | None,
             sums = {name: float(value) * len(y) for name, value in metrics.items()}
         names = {*metrics, *objects}
         if "accuracy" in names or (names and (n_classes == 0 or y.is_floating_point())):
-            return sums  # accuracy is not defined for labels that are not classes
+            return sums  # accuracy is already logged, or is not defined because labels are not classes
         updates = work.logged.metrics.updates
         with user_code_context(called or work.module, "", "forward", at), work.logged:
             logits = work.module(work.inputs(x, y))

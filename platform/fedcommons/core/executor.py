@@ -17,7 +17,7 @@ class JobData(Protocol):
 
 
 class WorkerDied(ClientError):
-    """Error: every process that ran the job with index ``job`` died. times: number of processes. reason: last cause."""
+    """Error: every process that ran the job with index ``job`` died. times: number of processes. reason: last error."""
 
     def __init__(self, job: int, times: int, reason: str) -> None:
         super().__init__(f"the process that ran a job died {times} times (out of memory?): {reason}")
@@ -35,7 +35,7 @@ class Executor(Protocol):
     def map(self, function: Callable[[Any, S, J], R], shared: S, jobs: Sequence[J]) -> list[R]:
         """Return ``[function(worker, shared, job) for job in jobs]``, computed by the workers.
 
-        function: importable, with a result that depends on nothing but the arguments. shared: data for all jobs.
+        function: an importable function whose result depends only on the arguments. shared: data for all jobs.
 
         Raises:
             WorkerDied: the process of a job died, and so did the processes that replaced it.

@@ -126,7 +126,9 @@ def prepare(module: LightningModule) -> None:
     module.configure_model()
     for name in overridden(module, ("training_step", "validation_step")):
         step = getattr(module, name)
-        if not is_param_in_hook_signature(step, "batch_idx", min_args=2):  # Lightning then passes only the batch
+        if not is_param_in_hook_signature(
+            step, "batch_idx", min_args=2
+        ):  # Lightning passes only the batch to such a step
             vars(module)[name] = partial(_without_index, step)
     vars(module)["_is_prepared"] = True
 
@@ -162,8 +164,8 @@ class Hooks:
         """Run a client's epochs, restore the module afterwards, and return the loss of every step.
 
         Args:
-            loss: function of (batch, number). The number is the batch's index in the epoch, or the step's number in
-                this training if ``is_own``.
+            loss: function of (batch, number). The number is the index of the batch in the epoch or, if ``is_own``, in
+                the whole training.
             correct: the method's function that changes the gradients of every step; None: no change.
             is_own: whether the loss function comes from the method and not from the module.
 
@@ -259,7 +261,7 @@ class Hooks:
         self.module.on_train_batch_end(*self._ended)
 
     def correct(self, correct: "AddToGrad | None") -> None:
-        """Clip the gradients to ``client.clip_norm`` and apply the method's correction; do nothing if it is None."""
+        """Clip the gradients to ``client.clip_norm`` and apply the method's correction; do nothing for None."""
         if correct is None:
             return
         clip_norm = self.work.loop.clip_norm
@@ -294,17 +296,17 @@ class Hooks:
         return value
 
     def _after_transfer(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the module's ``step`` with the transfer hooks before it, unless ``_step`` has already called them."""
+        """Return a function that calls the transfer hooks, unless ``_step`` has called them, and then ``step``."""
         return lambda batch, *args: step(batch if self._in_step else self.transfer(batch), *args)
 
     def _optimizers(self, use_pl_optimizer: bool = True) -> Any:
-        """Return the optimizer, as Lightning's ``self.optimizers()`` does; this method replaces it in the module."""
+        """Return the optimizer, as Lightning's ``optimizers()`` does; this method replaces the module's method."""
         return self.optimizer if use_pl_optimizer else self.work.optimizer
 
 
 @dataclass
 class _Closure:
-    """A closure for ``optimizer_step`` that computes a batch's loss and gradients and calls the hooks around them.
+    """A closure for ``optimizer_step`` that computes a batch's loss and gradients and calls the backward pass's hooks.
 
     compute: function that returns the loss. share: the batch's fraction of the step's examples. at: index of the batch
     in the epoch. correct: function that changes the gradients after the backward pass. value: the loss after the call.

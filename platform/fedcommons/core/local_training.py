@@ -28,7 +28,7 @@ from fedcommons.runtime.torch_settings import tf32
 from fedcommons.seeding import generator, keyed_besides_torch, set_default_generator
 
 Batch = tuple[Tensor, ...]
-"""(x, y) or (x, y, weight); for a loss function of the method, followed by the columns ``ClientData.extra_columns``."""
+"""(inputs, labels) or (inputs, labels, weights); a method's loss function also gets ``ClientData.extra_columns``."""
 
 Loss = Callable[[Batch, int], Tensor]
 """Function of (batch, step number) that returns the loss. A loss function of a method calls ``training_step`` itself.
@@ -78,8 +78,8 @@ class LocalResult(NamedTuple):
     model: (
         Flat  # the worker's buffer, which the next training overwrites; copy it to store it or to send it in ``each``
     )
-    metrics: Mapping[str, float | Tensor]  # means over steps of ``loss`` and logged values; ``steps``, their number
-    spent: Release  # privacy ledger entry of the model and all data computed from it only; unprotected without DP-SGD
+    metrics: Mapping[str, float | Tensor]  # ``loss`` and logged values, averaged over steps; ``steps``: number of steps
+    spent: Release  # privacy ledger entry of the model and of data computed from the model only
 
 
 @dataclass(frozen=True)
@@ -92,23 +92,23 @@ class LocalSGD:
     epochs: int
     batch_size: int
     drop_last: bool = False  # drop an incomplete last batch, unless it is the only batch
-    equal_work: bool = True  # fewer epochs with shared examples, so that the number of steps stays about equal
+    equal_work: bool = True  # reduces the epochs if examples are shared, to about the number of steps without sharing
     augment: bool = False
     dp: DPSGD | None = None
     onednn: bool = True  # use oneDNN, which is slower than torch's kernels on images with few pixels
     schedule: Callable[[int], float] | None = None  # round -> factor of all learning rates; None: factor 1
     clip_norm: float | None = None  # maximum norm of a step's gradient, clipped before ``add_to_grad``
-    precision: str = "fp32"  # "fp32"; "tf32"; "bf16" or "fp16-mixed": autocast for the loss, weights stay float32
+    precision: str = "fp32"  # "fp32", "tf32", "bf16" or "fp16-mixed"; the last two: autocast, with float32 weights
     accumulate: int = 1  # batches per step; a step uses the gradient of the mean loss over all examples in the batches
     batched: bool = False  # train all clients of a block simultaneously (see ``vmap_clients``)
     graphs: bool = False  # on a GPU, run steps as CUDA graphs (see ``cuda_graphs``)
 
     def epochs_for(self, n: int, n_own: float | None, share: float = 1.0) -> int:
-        """Return a client's number of epochs,  E' = max(1, floor(n_i E/(n_i + n~))),  the rule of Fedssyn's authors.
+        """Return a client's number of epochs, E' = max(1, min(E, floor(E n_own / n))), the rule of Fedssyn's authors.
 
-        E: ``epochs``. n: n_i + n~, number of training examples: n_i real examples of the client (``n_own``; None: all)
-        and n~ shared examples. E' is at most E, even if ``n_own`` is larger than n. share: fraction in (0, 1] of the
-        work that a straggler does: it runs  ceil(share E')  epochs, so 1 .. E' are equally probable for uniform share.
+        E: ``epochs``. n: number of training examples, real and shared. n_own: number of the client's real examples.
+        E' = E if ``n_own`` is None or ``equal_work`` is off. share: fraction in (0, 1] of the work that a straggler
+        does. A straggler runs  ceil(share E')  epochs, so all of 1 .. E' are equally probable for a uniform share.
         """
         epochs = self.epochs
         if self.equal_work and n_own is not None:
@@ -120,7 +120,7 @@ class LocalSGD:
         return self.steps_of(n, self.epochs_for(n, n_own))
 
     def steps_of(self, n: int, epochs: int) -> int:
-        """Return the number of steps in ``epochs`` epochs over n examples; under DP-SGD, of Poisson batches."""
+        """Return the number of steps in ``epochs`` epochs over n examples; under DP-SGD, one per Poisson batch."""
         if self.dp:
             return epochs * self.dp.steps(n, self.batch_size)
         full, remainder = divmod(n, self.batch_size)
@@ -267,14 +267,14 @@ class LocalSGD:
         return self.dp.of_client(len(data), self.batch_size, self.steps_for(len(data), data.n_own))
 
     def _spent(self, protections: set[Release], n: int, steps: int, listed: int) -> Release:
-        """Return one privacy ledger entry (release) for all steps; uncovered if the steps' releases differ.
+        """Return one privacy ledger entry (release) for all steps; without a guarantee if the steps' releases differ.
 
-        protections: the different releases of the steps; empty without DP-SGD, and the result is then uncovered. n:
-        number of training examples. steps: number of steps. listed: m, the maximum number of copies of an example in
-        the training data. The example is then in a batch with probability q' = 1 - (1 - q)^m, and adds a gradient of
-        norm at most m C. q: sampling rate of one copy. C: clipping norm. A step then discloses at most as much as a
-        sampled Gaussian mechanism with sampling rate q' and noise multiplier sigma / m. The reason: the example's
-        contribution is a mixture over its number of copies in the batch, and the divergence is convex.
+        protections: the different releases of the steps; empty without DP-SGD, which gives no guarantee. n: number of
+        training examples. steps: number of steps. listed: m, the maximum number of copies of an example in the data.
+        Symbols of DP-SGD: q, sampling rate; C, clipping norm; sigma, noise multiplier. An example with m copies is in
+        a batch with probability q' = 1 - (1 - q)^m, and adds a gradient of norm at most m C. So a step discloses at
+        most as much as a sampled Gaussian mechanism with sampling rate q' and noise multiplier sigma / m. The reason:
+        the example's contribution is a mixture over the number of copies in the batch, and the divergence is convex.
         """
         if self.dp is None or len(protections) != 1:
             return UNCOVERED
@@ -324,7 +324,7 @@ class LocalSGD:
             return
         draws = generator(seed, "order", epoch)
         order = torch.randperm(n, generator=draws).to(data.y.device)
-        shuffled = self._augmented([t.index_select(0, order) for t in columns], draws)  # one gather, then views
+        shuffled = self._augmented([t.index_select(0, order) for t in columns], draws)  # one copy; batches are views
         for first in range(0, n, b):
             if self.drop_last and 0 < first > n - b:
                 return
@@ -360,7 +360,7 @@ def autocast(loss: Loss, device: str, kind: torch.dtype) -> Loss:
 
 
 def _skipped(scaler: GradScaler, optimizer: torch.optim.Optimizer) -> bool:
-    """Take a step with unscaled gradients and return whether the scaler skipped the step, for a non-finite gradient."""
+    """Take a step with unscaled gradients and return whether the scaler skipped it (non-finite gradient)."""
     before = scaler.get_scale()
     scaler.step(optimizer)
     scaler.update()
@@ -369,7 +369,7 @@ def _skipped(scaler: GradScaler, optimizer: torch.optim.Optimizer) -> bool:
 
 @contextmanager
 def onednn(enabled: bool) -> Iterator[None]:
-    """Context in which torch uses oneDNN (``enabled``) or torch's kernels, which round differently, on the CPU."""
+    """Context in which torch uses oneDNN on the CPU if ``enabled``, else torch's kernels, which round differently."""
     before = torch.backends.mkldnn.enabled
     torch.backends.mkldnn.enabled = enabled  # pyright: ignore[reportAttributeAccessIssue]  (a descriptor that takes it)
     try:
@@ -379,7 +379,7 @@ def onednn(enabled: bool) -> Iterator[None]:
 
 
 def constant(correction: Flat) -> Correction:
-    """Return a ``Correction`` that adds the vector ``correction``, for all or some parameters, to every gradient."""
+    """Return a ``Correction`` that adds ``correction`` to the gradients of the parameters that ``correction`` names."""
     return Correction(_add, (correction,))
 
 

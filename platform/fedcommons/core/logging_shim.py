@@ -69,7 +69,7 @@ class Metrics:
 
         if not updated():
             return
-        gc.collect()  # a metric that a step creates and no longer uses is a reference cycle, which gc removes
+        gc.collect()  # removes metrics that a step has created and no longer uses, which are reference cycles
         for metric in updated():
             name = type(metric).__name__
             is_late = any(metric is part for part in module.modules())
@@ -124,7 +124,7 @@ class Logged:
         self.metrics = Metrics(module)
         self._open: list[dict[str, tuple[Number, int]]] = []
         self._logged: dict[str, Metric | MetricCollection] = {}
-        vars(module).update(log=self._log, log_dict=self._log_dict)  # instead of the class's methods
+        vars(module).update(log=self._log, log_dict=self._log_dict)  # replaces the methods of the class
 
     @property
     def objects(self) -> Set[str]:

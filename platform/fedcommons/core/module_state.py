@@ -40,7 +40,7 @@ class Saved:
         module, self.optimizer = work.module, work.optimizer
         self.parts = dict(module.named_modules())
         named = dict(module.named_parameters())
-        # These objects are not copied: copied attributes refer to the same objects.
+        # Copies of attributes refer to the objects in ``shared``, which are not copied.
         schedulers = [entry.scheduler for entry in work.schedulers.each] if work.schedulers else []
         self.shared = [
             *self.parts.values(), *named.values(), *module.buffers(), work, work.clock, work.logged, work.optimizer,
@@ -81,7 +81,7 @@ class Saved:
                 t.copy_(value)
 
     def require_same_parameters(self) -> None:
-        """Check that the module has the same parameters as in the snapshot, and that no frozen one is trainable now.
+        """Check that the module has the parameters of the snapshot, and that the frozen parameters are still frozen.
 
         Raises:
             ValueError: a hook has replaced a parameter, or has made a frozen parameter trainable, which is not sent.
@@ -111,7 +111,7 @@ class Saved:
         memo: dict[int, Any] = {id(x): x for x in self.shared}
         every = values_in([{**values} for values in attributes.values()])
         graphs = [x for x in every if isinstance(x, Tensor) and not x.is_leaf and id(x) not in memo]
-        memo |= {id(x): x.detach().clone() for x in graphs}  # deepcopy fails for a tensor with a graph
+        memo |= {id(x): x.detach().clone() for x in graphs}  # deepcopy fails for a tensor with an autograd graph
         copied: dict[str, dict[str, Any]] = {path: {} for path in attributes}
         for path, values in attributes.items():
             for name, value in values.items():

@@ -115,7 +115,7 @@ class Schedulers:
 
 
 def plain_step(optimizer: Optimizer) -> Callable[[], object]:
-    """Return ``optimizer.step`` without torch's profiling; unchanged if step hooks exist or other code wraps it."""
+    """Return ``optimizer.step``, without torch's profiling unless step hooks exist or other code wraps the method."""
     step = type(optimizer).step
     plain = getattr(step, "__wrapped__", step)
     by_torch_alone = getattr(step, "hooked", False) and not getattr(plain, "hooked", False)

@@ -6,7 +6,7 @@ from math import isfinite
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # torch takes seconds to import, and reports need none
+if TYPE_CHECKING:  # torch takes seconds to import, and reports do not need torch
     from fedcommons.flat_tensors import Payload
 
 USABLE = ((2 - 2**-23) * 2.0**127) ** 0.5
@@ -25,7 +25,10 @@ class Rejected:
 
 
 def count_rejections(before: Mapping[int, Rejected], reasons: Mapping[int, str]) -> dict[int, Rejected]:
-    """Return the rejections by client after a round. before: up to the last round. reasons: client -> reason now."""
+    """Return the rejections by client up to the current round.
+
+    before: rejections by client up to the previous round. reasons: client -> reason of the rejection in this round.
+    """
     after = dict(before)
     for client, reason in reasons.items():
         earlier = after.get(client, Rejected(0, reason))
@@ -39,7 +42,7 @@ def records(rejected: Mapping[int, Rejected]) -> list[dict[str, Any]]:
 
 
 def read(records: Sequence[Mapping[str, Any]]) -> dict[int, Rejected]:
-    """Return the rejections by client from the result of ``records``."""
+    """Return the rejections by client; ``records``: dicts from the function ``records``."""
     return {int(r["client"]): Rejected(int(r["replies"]), str(r["why"])) for r in records}
 
 
@@ -54,7 +57,7 @@ def rejection_summary(records: Sequence[Mapping[str, Any]]) -> str:
 
 @dataclass(frozen=True)
 class Largest:
-    """The largest reply norm of a round, its client, and the median of other clients' norms (None: no other reply)."""
+    """The largest reply norm of a round, with its client, and the median of all other norms (None: no other reply)."""
 
     round: int
     client: int
@@ -81,10 +84,10 @@ def largest(round: int, norms: Mapping[int, float]) -> Largest | None:
 
 
 def read_largest(values: Sequence[Any] | None) -> Largest | None:
-    """Return a ``Largest`` from a list (round, client, norm, median), as stored in a checkpoint; None for None.
+    """Return a ``Largest`` from a list (round, client, norm, median), as stored in a checkpoint, or None if it is None.
 
     Raises:
-        TypeError, ValueError: the fields have other types.
+        TypeError, ValueError: an element of the list has a wrong type.
     """
     if values is None:
         return None

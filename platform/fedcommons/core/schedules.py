@@ -26,7 +26,7 @@ def constant(round: int, warmup: Warmup = 0) -> float:
 
 
 def cosine(round: int, rounds: int, warmup: Warmup = 0, least: Annotated[float, "(0, 1]"] = 0.001) -> float:
-    """Return the factor  l + (1 - l)(1 + cos(pi (r - 1)/R))/2,  which falls from 1 towards l over the R rounds r.
+    """Return the factor  l + (1 - l)(1 + cos(pi (r - 1)/R))/2  of round r; in R rounds, it falls from 1 towards l.
 
     Source: Loshchilov and Hutter, ICLR 2017, without restarts.
 
@@ -40,7 +40,7 @@ def cosine(round: int, rounds: int, warmup: Warmup = 0, least: Annotated[float, 
 def step(
     round: int, warmup: Warmup = 0, every: Annotated[int, "[1, 1e9]"] = 10, gamma: Annotated[float, "(0, 1]"] = 0.5
 ) -> float:
-    """Return the factor  gamma^floor((r - 1)/s)  in round r, which is multiplied by gamma after every s rounds.
+    """Return the factor  gamma^floor((r - 1)/s)  of round r: after every s rounds, it is multiplied by gamma.
 
     Args:
         warmup: W, number of first rounds in which the learning rate rises linearly
@@ -56,7 +56,7 @@ def _warm(round: int, warmup: int) -> float:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule that checks the factors. function: round -> factor. what: name of the schedule in messages."""
+    """A schedule that checks each factor. function: round -> factor. what: name of the schedule in messages."""
 
     function: Callable[[int], Any]
     what: str

@@ -44,7 +44,7 @@ OF_FILES = {
     "__builtins__", "__cached__", "__doc__", "__file__", "__loader__", "__name__", "__package__", "__path__",
     "__spec__", "__warningregistry__",
 }  # fmt: skip
-"""Variables of a module file that Python itself sets."""
+"""Variables of a Python module that Python itself sets."""
 
 State = dict[str, Digest]
 """Name of a piece of state, such as an attribute -> hash of the piece of state."""
@@ -66,7 +66,7 @@ def state(work: Work, algorithm: object, others: Mapping[str, object] | None = N
     Args:
         work: the worker's training objects, after ``put_back``.
         algorithm: the federated method.
-        others: further objects, by name, that a client uses and that other clients use too.
+        others: further objects, by name, that several clients use.
     """
     sent = {id(t): t for t in _sent(work)}
     modules = dict(work.module.named_modules())
@@ -97,7 +97,7 @@ def engine_attributes(work: Work) -> dict[str, object]:
 
 
 def replaced(before: Mapping[str, object], after: Mapping[str, object]) -> set[str]:
-    """Return the names that refer to another object (by identity) in ``after``, or are in only one of the mappings."""
+    """Return the names that refer to different objects in ``before`` and ``after``, or are in only one of both."""
     return {name for name in {*before, *after} if name not in before or after.get(name) is not before[name]}
 
 
@@ -135,7 +135,7 @@ def _of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, objec
 
 
 def _attributes(module: nn.Module, sent: Mapping[int, Tensor]) -> Iterator[tuple[str, object]]:
-    """Yield (name, value) of a module's tensors and attributes, without submodules and numbers of sent tensors."""
+    """Yield (name, value) of a module's tensors and attributes, except submodules and the values in ``sent``."""
     for name, value in vars(module).items():
         if name in ("_parameters", "_buffers"):
             yield from ((n, of_tensor(t) if id(t) in sent else t) for n, t in value.items() if t is not None)
@@ -170,7 +170,7 @@ def _is_users(name: str) -> bool:
 
 
 def _imported(module: ModuleType) -> Iterator[str]:
-    """Yield the names of Python modules that a module imports, and of modules that define values of its variables."""
+    """Yield the names of the Python modules that ``module`` imports, or that define values of its variables."""
     file = getattr(module, "__file__", None)
     if file and is_user_code(file):
         yield from _imports(file, module.__package__ or "")

@@ -5,8 +5,8 @@ client has finished in this round.
 
 In local training,  current_epoch = (r - 1) E + e  and  global_step = (r - 1) K + k,  as if the client had trained in
 all earlier rounds. When the server model is evaluated or measured after round r, the values are  r E  and  r K,  with K
-of a client of mean size. In any other job the values are 0. So a schedule in the module (such as a growing weight)
-advances from round to round, and no result depends on the worker.
+of a client with the mean number of examples. In any other job the values are 0. So a schedule in the module (such as a
+growing weight) advances from round to round, and no result depends on the worker.
 """
 
 from dataclasses import dataclass, fields

@@ -2,7 +2,7 @@
 
 Each client has separate weights, batches and a separate number of steps. The results equal those of training clients
 one after another, except for rounding. For small networks and images, torch's overhead per call takes most of the time;
-it now occurs once per step and not once per client. On a GPU there are N times fewer kernel launches.
+this overhead now occurs once per step for all clients. On a GPU there are N times fewer kernel launches.
 
 The engine calls a method's ``client`` twice. The first call is stopped at the local training, whose arguments are
 recorded (``request_training``). The second call, after the simultaneous training, gets the result
@@ -53,7 +53,7 @@ class _Alone(BaseException):
 def _ask(
     work: "Work", loop: LocalSGD, start: Flat, data: ClientData, seed: int, override: Any, add_to_grad: Any
 ) -> LocalResult:
-    """Raise the ``Request`` of a local training instead of training. override: the method's loss or learning rate."""
+    """Raise the ``Request`` of a local training instead of training. override: loss or learning rate, or None."""
     if loop is not work.loop or override is not None or not isinstance(add_to_grad, Correction | None):
         raise _Alone
     raise Request(start, data, seed, add_to_grad, work.loop.epochs_for(len(data), data.n_own, work.share))
@@ -66,7 +66,7 @@ def request_training(work: "Work", client: Callable[[], object]) -> Request | No
         client()
     except Request as request:
         return request
-    except BaseException as error:  # the client fails again when it is trained alone, with an error that names it
+    except BaseException as error:  # the client trains alone and fails again, with an error that names the client
         if is_exit(error):
             raise
         return None
@@ -159,7 +159,7 @@ def train(work: "Work", requests: Sequence[Request]) -> list[LocalResult]:
     ended: dict[int, Tensor] = {}
     if not work.module.training:
         work.module.train()
-    with onednn(True):  # oneDNN is faster for the images of many clients, but not for small images of one client
+    with onednn(True):  # for images of many clients, oneDNN is faster than torch's kernels
         for number in range(max(loop.steps_of(len(r.data), r.epochs) for r in requests)):
             batches = {i: batch for i, each in remaining.items() if (batch := next(each, None)) is not None}
             for i in remaining.keys() - batches.keys():  # save the weights of clients that have finished
@@ -185,9 +185,10 @@ def _epochs(loop: LocalSGD, request: Request) -> Iterator[Iterator[Batch]]:
 
 
 def _corrected(corrections: Sequence[Correction | None]) -> Callable[[Mapping[str, Tensor]], None] | None:
-    """Return a function that applies each client's correction to the gradients of stacked weights, or None.
+    """Return a function that applies each client's correction to the gradients of stacked weights; None: no correction.
 
-    All corrections have the same function. Values that all clients have in common (the server model) are not stacked.
+    All corrections have the same function. A value that is the same object for all clients, such as the server model,
+    is not stacked.
     """
     first = corrections[0]
     if first is None:
@@ -248,7 +249,7 @@ def flaw(work: "Work", batch: Batch) -> str | None:
 
 
 def group_alike(requests: Mapping[int, Request]) -> list[list[int]]:
-    """Return groups of clients that can be trained simultaneously: with equal correction functions and shapes."""
+    """Return groups of clients that can train simultaneously: their corrections have equal functions and shapes."""
     parts: dict[Any, list[int]] = {}
     for client, request in requests.items():
         c = request.correction

@@ -20,7 +20,7 @@ from fedcommons.errors import UserError, name_of, quote, user_code_context
 def pieces_of(
     algorithm: Algorithm, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]
 ) -> Mapping[str, float]:
-    """Return, by kind, the number of an algorithm's pieces of work in a round; empty if it is no ``TellsWork``.
+    """Return, by kind, an algorithm's number of pieces of work in a round; empty if it does not report work.
 
     Raises:
         UserError: ``pieces`` does not map names to numbers of at least 0.
@@ -60,7 +60,7 @@ def smaller_of(algorithm: TellsWork, times: int) -> Sequence[tuple[Algorithm, in
 
 @dataclass(frozen=True)
 class Timed:
-    """A timed round. alike: group of the round; rounds of a group differ only in the numbers n_k (``pieces``)."""
+    """A timed round. alike: group of rounds that differ only in ``pieces``, the numbers of pieces of work by kind."""
 
     alike: int
     pieces: Mapping[str, float]
@@ -73,7 +73,7 @@ def prices(algorithm: str, rounds: Sequence[Timed]) -> dict[str, float]:
     Raises:
         UserError: the rounds do not differ enough to estimate all s_k; the message names the ``algorithm``.
     """
-    from scipy.optimize import nnls  # scipy takes a second to import
+    from scipy.optimize import nnls  # imported here, because scipy takes a second to import
 
     names, groups = sorted({name for r in rounds for name in r.pieces}), sorted({r.alike for r in rounds})
     rows = [[*(r.alike == g for g in groups), *(r.pieces.get(name, 0) for name in names)] for r in rounds]

@@ -62,7 +62,7 @@ def set_up_process() -> None:
     which take 5 % of the training time of VGG-11.
     """
     torch.set_num_threads(1)
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc only
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # only glibc has mallopt
     if mallopt:
         mallopt(M_MMAP_THRESHOLD, 1 << 30)
         mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
@@ -130,8 +130,8 @@ def fresh_torch() -> Iterator[None]:
         settings.callback(torch.set_num_threads, torch.get_num_threads())
         settings.enter_context(torch_settings.usual())
         settings.enter_context(np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"))
-        settings.enter_context(torch.inference_mode(False))  # this also ends no_grad
-        if torch.get_default_device().type != "cpu":  # a device context slows down every call of torch
+        settings.enter_context(torch.inference_mode(False))  # this also ends a ``no_grad`` of the caller
+        if torch.get_default_device().type != "cpu":  # only if needed: it slows down every call of torch
             settings.enter_context(torch.device("cpu"))
         yield
 
@@ -146,13 +146,13 @@ def give_back_freed() -> None:
 @accepts_old_names(own="real")
 @dataclass(frozen=True)
 class RunData:
-    """All data of a run. ``clients``, ``real`` and ``pool`` are rows of one store, so each example is stored once.
+    """All data of a run. ``clients``, ``real`` and ``pool`` are rows of one table of examples, the store.
 
     clients: the clients' training data, which may contain shared examples. real: the clients' real data. sets: data
     sets for evaluation, by name. pool: the shared examples, one set per client that received them; None without
     sharing. n_classes: number of classes, the width of logits; None: not known; 0: labels are not classes. tests: each
     client's test examples; None: no test examples. serves: whether the server has the pool. If so, a method's jobs on
-    the server get a ``pool`` whose store contains only the pool; else ``pool`` is None in these jobs.
+    the server get a ``pool`` with a separate store of the pool only; else ``pool`` is None in these jobs.
     """
 
     clients: Clients
@@ -164,7 +164,7 @@ class RunData:
     serves: bool = False
 
     def to(self, device: torch.device) -> "RunData":
-        """Return the same data on ``device``; fields that share a store of examples share a store there too."""
+        """Return the same data on ``device``; a table of examples that several fields use is copied only once."""
         moved: dict[int, Examples] = {}
 
         def move(examples: Examples) -> Examples:
@@ -184,7 +184,7 @@ class RunData:
 
 @dataclass(frozen=True)
 class Worker:
-    """What a job's function gets as ``worker``: module and optimizer (``work``), algorithm and data, on one device."""
+    """The argument ``worker`` of a job's function: module and optimizer (``work``), algorithm, data, on one device."""
 
     work: Work
     algorithm: Algorithm
