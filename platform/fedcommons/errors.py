@@ -222,9 +222,7 @@ def _describe(error: BaseException, where: str, part: str, doing: Sequence[str])
     behind = "; ".join(filter(None, [*(place or [part]), *doing]))
     behind = f" ({_cut(behind, LONGEST // 2)})" if behind else ""
     message = sentence(error)
-    if (
-        type(error) is ValueError and not user_frames
-    ):  # this package raised the error, so the name ``ValueError`` helps no user
+    if type(error) is ValueError and not user_frames:  # raised by this package, whose messages need no type
         message = message.removeprefix("ValueError: ")
     where = _cut(where, LONGEST // 2)
     return f"{where}: {_cut(message, max(LONGEST - len(where) - len(behind) - 2, 20))}{behind}"

@@ -61,7 +61,7 @@ def set_default_generator(*key: int | str) -> None:
 
     seed = seed_for(*key)
     torch.default_generator.manual_seed(seed)  # cheaper than torch.manual_seed, which visits every backend
-    if torch.cuda.is_initialized():  # is_available would search for a GPU driver in every call
+    if torch.cuda.is_initialized():  # not is_available, which searches for a GPU driver in every call
         torch.cuda.manual_seed_all(seed)
 
 

@@ -131,12 +131,12 @@ class Moments:
 
     @property
     def sq_of_pooled(self) -> float:
-        """Return the squared norm of the mean gradient over all examples, minus its squared standard error."""
+        """Return ||m||^2 minus the squared standard error of m, where m is the mean gradient over all examples."""
         return sq_norm(self.pooled) - self.v_of_pooled
 
     @property
     def v_of_mean(self) -> float:
-        """Return sum_i v_i / N^2, the squared standard error of the mean of the N sets' mean gradients."""
+        """Return sum_i v_i / N^2, the squared standard error of ``mean``; v_i: that of set i's mean gradient g_i."""
         return float(self.v.sum()) / len(self.v) ** 2
 
     @property
@@ -194,7 +194,7 @@ def mixed(clients: Moments, pool: Moments, p: float) -> tuple[float, float]:
     """
     client_share, cross = 1 - p, float(clients.mean @ pool.pooled)
     shared = 2 * p * client_share * cross + p**2 * pool.sq_of_pooled
-    mean_sq = client_share**2 * clients.mean_sq + shared  # (1/N) sum_i ||(1 - p) g_i + p g~||^2
+    mean_sq = client_share**2 * clients.mean_sq + shared  # mean of ||(1 - p) g_i + p g~||^2 over the clients i
     sq_of_mean = client_share**2 * clients.sq_of_mean + shared
     sq_mean = client_share * float(clients.sq_mean.mean()) + p * pool.sq_mean_of_pooled
     return mean_sq - sq_of_mean, sq_mean - mean_sq
@@ -228,11 +228,11 @@ def zeta_sq_of_each(executor: Executor, at: ModelTask, which: str, moments: Mome
 
 
 def along_of_block(worker: Worker, task: Direction, job: tuple[str, list[int]]) -> list[float]:
-    """Return <g_i, v> for the mean gradient g_i of each set i of a job (which, ids) and the vector v of ``task``."""
+    """Return <g_i, v> for each set i of a job (which, ids); g_i: the set's mean gradient; v: the vector of ``task``."""
     which, ids = job
     clients, v = clients_of(worker.data, which), task.v.to(worker.work.device)
     task.at.load(worker.work)
-    keys = [measurement_seed(task.at, which, i, None) for i in ids]  # as in the first pass, so that g_i is equal
+    keys = [measurement_seed(task.at, which, i, None) for i in ids]  # the first pass's seeds, so that g_i is equal
     return [float(mean_gradient(worker, clients[i], key)[0] @ v) for i, key in zip(ids, keys, strict=True)]
 
 

@@ -113,7 +113,7 @@ def _all_at_once(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor]
             seen.append(layer)
             inputs.append(a.detach())
             outputs.append(output)
-            return output.clone()  # the module may change its copy in place
+            return output.clone()  # a copy, because the module may change the output in place
 
         handles = [layer.register_forward_hook(see, prepend=True, with_kwargs=True) for layer in layers]
         try:

@@ -83,10 +83,11 @@ def on_quadratics(
     So f(x_R) - f* <= epsilon needs eta <= O(sqrt(epsilon / L) / (tau zeta)), which gives T of ``strongly_convex``.
 
     Proof: a round is x <- x - Q (x - x') with the fixed point x', Q = (1/N) sum_i P_i A_i and
-    P_i = eta sum_(k < tau) (1 - eta A_i)^k. As functions of an eigenvalue of A_i, D_i = eta tau - P_i is at most
-    eta^2 tau (tau-1) A_i / 2, and P_i A_i is at least phi eta tau A_i. The gradients at x* add up to 0, so
-    x' - x* = Q^-1 (1/N) sum_i D_i grad f_i(x*). By the Cauchy-Schwarz inequality, the norm of x' - x* in Q is at most
-    c zeta with c^2 = max D^2 / (P A) <= eta^3 tau (tau-1)^2 L / (4 phi). Also Q >= phi eta tau (1/N) sum_i A_i.
+    P_i = eta sum_(k < tau) (1 - eta A_i)^k. Let D_i = eta tau - P_i. As functions of an eigenvalue of A_i, D_i is at
+    most eta^2 tau (tau-1) A_i / 2, and P_i A_i is at least phi eta tau A_i. The gradients at x* add up to 0, so
+    x' - x* = Q^-1 (1/N) sum_i D_i grad f_i(x*). By the Cauchy-Schwarz inequality, x' - x* has at most the norm c zeta
+    in Q. Here c^2 is the largest D_i^2 / (P_i A_i) over all i and eigenvalues, which is at most
+    eta^3 tau (tau-1)^2 L / (4 phi). Also Q >= phi eta tau (1/N) sum_i A_i.
     The bound is nearly reached if only a few clients' losses are curved, with gradients in proportion to the curvature.
 
     Raises:

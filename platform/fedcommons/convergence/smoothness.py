@@ -63,7 +63,7 @@ def spectral_norm(
         beta = float(product.norm())
         if not isfinite(beta):
             return nan
-        values, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(off_diagonal, -1))  # eigh reads no upper half
+        values, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(off_diagonal, -1))  # only this half is read
         largest = int(np.abs(values).argmax())
         eigenvalue = abs(float(values[largest]))
         if beta * abs(vectors[-1, largest]) <= tolerance * eigenvalue:
@@ -101,7 +101,7 @@ def smoothness_of_each(
 
 
 def smoothness_of_block(worker: Worker, task: ModelTask, job: tuple[str, list[int], Part | None]) -> list[float]:
-    """Return the smoothness L_i of each client of a job (which, ids, part), by a separate iteration per client."""
+    """Return the smoothness L_i of each client of a job (which, ids, part), by one Lanczos iteration per client."""
     which, ids, part = job
     task.load(worker.work)
     norms = []

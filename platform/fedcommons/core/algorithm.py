@@ -25,7 +25,7 @@ from fedcommons.privacy.release import Release
 State = Payload
 """State that the server stores from round to round: names to ``Flat`` or tensors.
 
-``state["model"]`` is the server model. The engine evaluates it in every round, and also each entry ``"model/NAME"``.
+``state["model"]`` is the server model. In every round, the engine evaluates this model and each entry "model/NAME".
 A method with personal models of the clients (``Personal``) may have no server model.
 """
 
@@ -152,8 +152,8 @@ class Algorithm(Protocol):
 
     ``watches_head = True``: the algorithm uses the embeddings at the module's ``head`` (see ``features.Head``).
     ``needs_classes = True``: the algorithm works per class; data sets whose labels are not classes are refused.
-    ``distils = True``: the server creates images and distils knowledge by logits.
-    ``trains_images = True``: the server optimises images by the model's logits; unsuitable data and models are refused.
+    ``distils = True``: the server creates images and distils logits. Other data and models without logits are refused.
+    ``trains_images = True``: the server optimises images, so the model must accept floating pixels (``normalise``).
     ``check(fields)``: raises ``UserError`` if the algorithm is not defined for an experiment's fields.
     """
 
@@ -343,8 +343,8 @@ class TellsWork(Protocol):
         """Return pairs (variant of the algorithm, number of the client's examples) for timed rounds of one client.
 
         The examples may have any classes. The first variant has the least possible work. For each kind of work, another
-        variant has more pieces of this kind than the first variant, by the factor or number ``times``. Equal variants
-        are timed once for all runs. So a variant should use the default of every hyperparameter that does not change
-        the time.
+        variant has more pieces of this kind than the first variant; ``times`` says how many more. Equal variants are
+        timed once for all runs. So a variant should use the default of every hyperparameter that does not change the
+        time.
         """
         ...

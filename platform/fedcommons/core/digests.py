@@ -200,9 +200,7 @@ def _parts(x: Any, whole: Any) -> Iterable[Any]:
         case _ if isinstance(x, CODE) or _is_stream(x) or kind.__name__ == "_lru_list_elem":
             return []  # a cache's element: the visit of the lru_cache itself covers the objects in its elements
         case _ if isinstance(x, VISITED):
-            more = attributes(
-                x
-            )  # read first, because reading can create a ``__dict__``, which must be among x's referents
+            more = attributes(x)  # read first: this can create a ``__dict__``, which get_referents must return
             frame = x.gi_frame if isinstance(x, types.GeneratorType) else None
             parts = [part for part in gc.get_referents(x) if part is not frame]
             _add(whole, f"{frame.f_lasti};" if frame else "")
@@ -247,7 +245,7 @@ def _place(x: Any) -> tuple[str, str, int]:
 def _hides(kind: type) -> bool:
     """Return whether C code may store state of a class's objects outside of attributes and slots.
 
-    The sign is that an object has a variable size, or more bytes than its attributes and slots need.
+    This is assumed if objects have a variable size, or more bytes than attributes and slots need.
     """
     ours = [vars(base).values() for base in kind.__mro__ if "__slots__" in vars(base)]
     slots = sum(isinstance(value, types.MemberDescriptorType) for values in ours for value in values)

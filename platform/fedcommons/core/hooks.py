@@ -126,9 +126,7 @@ def prepare(module: LightningModule) -> None:
     module.configure_model()
     for name in overridden(module, ("training_step", "validation_step")):
         step = getattr(module, name)
-        if not is_param_in_hook_signature(
-            step, "batch_idx", min_args=2
-        ):  # Lightning passes only the batch to such a step
+        if not is_param_in_hook_signature(step, "batch_idx", min_args=2):  # Lightning passes such a step only the batch
             vars(module)[name] = partial(_without_index, step)
     vars(module)["_is_prepared"] = True
 

@@ -84,7 +84,7 @@ def largest(round: int, norms: Mapping[int, float]) -> Largest | None:
 
 
 def read_largest(values: Sequence[Any] | None) -> Largest | None:
-    """Return a ``Largest`` from a list (round, client, norm, median), as stored in a checkpoint, or None if it is None.
+    """Return a ``Largest`` from a list (round, client, norm, median), as stored in a checkpoint; None if no list.
 
     Raises:
         TypeError, ValueError: an element of the list has a wrong type.

@@ -32,7 +32,10 @@ def require_state(state: State, layout: Layout | None, *, has_model: bool = True
 
 
 def require_message(message: Message, checked: Payload | None = None) -> None:
-    """Check the message that a method's ``down`` returned. checked: a ``common`` that was checked before."""
+    """Check the message that a method's ``down`` returned.
+
+    checked: a ``Message.common`` that was checked before; this object is not checked again. None: check every object.
+    """
     if message.__class__ is not Message:
         require_type(Message, message)
     if message.common is not checked:

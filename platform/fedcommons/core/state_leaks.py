@@ -97,7 +97,7 @@ def engine_attributes(work: Work) -> dict[str, object]:
 
 
 def replaced(before: Mapping[str, object], after: Mapping[str, object]) -> set[str]:
-    """Return the names that refer to different objects in ``before`` and ``after``, or are in only one of both."""
+    """Return the names that refer to different objects in ``before`` and ``after``, or are in only one of the two."""
     return {name for name in {*before, *after} if name not in before or after.get(name) is not before[name]}
 
 
@@ -135,7 +135,7 @@ def _of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, objec
 
 
 def _attributes(module: nn.Module, sent: Mapping[int, Tensor]) -> Iterator[tuple[str, object]]:
-    """Yield (name, value) of a module's tensors and attributes, except submodules and the values in ``sent``."""
+    """Yield (name, value) of a module's tensors and attributes, except submodules and values of ``sent`` tensors."""
     for name, value in vars(module).items():
         if name in ("_parameters", "_buffers"):
             yield from ((n, of_tensor(t) if id(t) in sent else t) for n, t in value.items() if t is not None)

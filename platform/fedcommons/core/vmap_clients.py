@@ -53,7 +53,10 @@ class _Alone(BaseException):
 def _ask(
     work: "Work", loop: LocalSGD, start: Flat, data: ClientData, seed: int, override: Any, add_to_grad: Any
 ) -> LocalResult:
-    """Raise the ``Request`` of a local training instead of training. override: loss or learning rate, or None."""
+    """Raise the ``Request`` of a local training instead of training.
+
+    override: the method's separate loss function or learning rate; None: those of the module.
+    """
     if loop is not work.loop or override is not None or not isinstance(add_to_grad, Correction | None):
         raise _Alone
     raise Request(start, data, seed, add_to_grad, work.loop.epochs_for(len(data), data.n_own, work.share))

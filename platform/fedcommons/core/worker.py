@@ -131,7 +131,7 @@ def fresh_torch() -> Iterator[None]:
         settings.enter_context(torch_settings.usual())
         settings.enter_context(np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"))
         settings.enter_context(torch.inference_mode(False))  # this also ends a ``no_grad`` of the caller
-        if torch.get_default_device().type != "cpu":  # only if needed: it slows down every call of torch
+        if torch.get_default_device().type != "cpu":  # only if needed: the context slows down every call of torch
             settings.enter_context(torch.device("cpu"))
         yield
 
