@@ -27,7 +27,7 @@ LARGEST_SIGMA = 100.0
 """Largest accepted noise multiplier. A target epsilon that needs more noise is refused: the model would not learn."""
 
 Spent = tuple[tuple[float, float, int], ...]
-"""(sampling rate q, noise multiplier sigma, number of steps) of each of a client's noisy releases."""
+"""A tuple (sampling rate q, noise multiplier sigma, number of steps) for each mechanism that a client has run."""
 
 
 @contextmanager
@@ -62,14 +62,14 @@ def accountant_of(rates: Iterable[float]) -> str:
 
 @lru_cache(maxsize=100_000)
 def composed(spent: Spent, delta: float) -> float:
-    """Return the epsilon >= 0 of all steps of one client together: exact if all q = 1, else by rdp; 0 without steps."""
+    """Return the epsilon >= 0 of all steps of one client together: exact if each step has q = 1, else by "rdp"."""
     if accountant_of(q for q, _, steps in spent if steps) != "rdp":
         return gaussian.epsilon(sqrt(sum(steps / sigma**2 for _, sigma, steps in spent)), delta)
     orders, spent_at = _opacus().RDPAccountant.DEFAULT_ALPHAS, _opacus().analysis.rdp.get_privacy_spent
     costs = [steps * _renyi_of_a_step(q, sigma) for q, sigma, steps in spent if steps]
     with _quiet():
         total = spent_at(orders=orders, rdp=list(reduce(np.add, costs)), delta=delta)[0]
-    return max(0.0, float(total))  # rdp's formula is negative if the steps are (0, delta)-private
+    return max(0.0, float(total))  # the formula of "rdp" is negative if the steps are (0, delta)-private
 
 
 @lru_cache(maxsize=4096)

@@ -31,13 +31,13 @@ from fedcommons.seeding import set_default_generator
 
 
 def clipped(g: Tensor, clip: float) -> tuple[Tensor, float]:
-    """Clip the gradient g in place to g min(1, C/||g||), C = ``clip``, and return it and C; zero if g is not finite."""
+    """Clip the gradient g in place to g min(1, clip/||g||), or to 0 if g is not finite; return (g, clip)."""
     factor = (clip / torch.linalg.vector_norm(g)).nan_to_num(0).clamp(max=1)
     return g.mul_(factor).nan_to_num_(0), clip  # one nan or infinite element sets the whole g to zero
 
 
 class NoisySum:
-    """A sum of clipped gradients, and its noise. ``release`` states only clipping and noise that really took place.
+    """A sum of clipped gradients, with or without noise. ``release`` states the clipping and noise that were applied.
 
     values: the sum, a vector. clip: C, the clipping norm.
     bound: largest norm of an added vector, at least C; infinite if a vector was added without a stated norm.
@@ -53,7 +53,7 @@ class NoisySum:
         self.bound = max(self.bound, norm)
 
     def blur(self, sigma: float, noise: Stream) -> None:
-        """Add noise N(0, sigma^2 C^2 I) to the sum, in the more precise type of noise and sum, and round only once."""
+        """Add noise N(0, sigma^2 C^2 I) to the sum (C: clipping norm); round once, to the type of the sum."""
         kind = np.float64 if self.values.dtype == torch.float64 else np.float32
         normal = torch.from_numpy(noise.standard_normal(tuple(self.values.shape), dtype=kind)).to(self.values.device)
         if normal.dtype == self.values.dtype:
@@ -64,7 +64,7 @@ class NoisySum:
 
     @property
     def release(self) -> Release:
-        """Return the privacy ledger's entry for the sum (q = 1); its sigma is the noise's deviation over ``bound``."""
+        """Return the sum's privacy ledger entry, with q = 1. Its sigma is the noise's deviation over ``bound``."""
         sigma = self.sigma * (self.clip / self.bound)  # exactly ``self.sigma`` if no vector is longer than C
         return Release(mechanism=SAMPLED_GAUSSIAN, sigma=sigma, sensitivity=self.bound, steps=1)
 
@@ -78,7 +78,9 @@ class Target:
     rounds: int
 
     def sigma(self, q: float, steps: int) -> float:
-        """Return the smallest noise multiplier for a client that takes part in all rounds; q: sampling rate per step.
+        """Return the smallest noise multiplier that keeps a client within the target if it takes part in all rounds.
+
+        q: sampling rate of a step. steps: number of steps per round.
 
         Raises:
             UserError: the target epsilon needs a noise multiplier above ``accountants.LARGEST_SIGMA``.
@@ -104,7 +106,7 @@ class DPSGD:
     at_once: int = 1  # examples per gradient call in local training, unless the method defines the loss
 
     def of_client(self, n: int, batch_size: int, steps: int) -> "DPSGD":
-        """Return the settings of a client; a target epsilon is replaced by the client's noise multiplier."""
+        """Return the settings of a client with n examples; its noise multiplier replaces the target epsilon, if any."""
         if self.target is None:
             return self
         sigma = self.target.sigma(self.sampling_rate(n, batch_size), steps)
@@ -121,7 +123,7 @@ class DPSGD:
         return min(1.0, batch_size / n)
 
     def sample(self, n: int, batch_size: int, draws: Stream) -> Tensor:
-        """Draw a batch: sorted indices of examples, each of the n with probability q, independently; maybe empty."""
+        """Draw a Poisson batch, maybe empty: sorted indices, each of the n with probability min(1, batch_size / n)."""
         return torch.from_numpy(np.flatnonzero(draws.random(n) < self.sampling_rate(n, batch_size)))
 
     def gradients(
@@ -134,10 +136,10 @@ class DPSGD:
         noise: Stream,
         seeds: Sequence[int] = (),
     ) -> tuple[Tensor, Release]:
-        """Set ``p.grad`` of the parameters to the batch's clipped and noisy mean gradient, over ``expected`` examples.
+        """Set ``p.grad`` of the parameters to the noisy sum of the batch's clipped gradients, divided by ``expected``.
 
-        expected: min(B, n), the divisor of the sum. seeds: one seed per example for torch's default generators, which
-        the example's loss uses. If ``seeds`` is empty, the losses of all examples draw from one random stream.
+        expected: min(B, n), for batch size B and n examples of the client. seeds: one seed per example of the batch,
+        for torch's default generators, which the loss uses. If ``seeds`` is empty, all losses draw from one stream.
         Returns the batch's mean loss (zero for an empty batch) and the privacy ledger's entry for the gradients.
         """
         total = NoisySum(params[0].new_zeros(sum(p.numel() for p in params)), self.clip)
@@ -153,7 +155,7 @@ class DPSGD:
         return losses / max(n, 1), self.put(total, params, expected, noise)
 
     def put(self, total: NoisySum, params: Sequence[nn.Parameter], expected: int, noise: Stream) -> Release:
-        """Set the parameters' gradients to (``total`` + noise)/``expected``; return the privacy ledger's entry."""
+        """Set the gradients of ``params`` to (``total`` + noise)/``expected``; return the privacy ledger's entry."""
         total.blur(self.noise_multiplier, noise)
         mean = total.values.div_(expected)
         start = 0

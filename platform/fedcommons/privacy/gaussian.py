@@ -28,7 +28,7 @@ def delta(epsilon: float, mu: float) -> float:
 
 
 def _excess(epsilon_: float, mu: float, delta_: float) -> float:
-    """Return log(delta(epsilon_, mu) / delta_), which is 0 at the smallest epsilon_ for delta_."""
+    """Return log(delta(epsilon_, mu) / delta_), whose root is the epsilon (or mu) of the guarantee with delta_."""
     return log(max(delta(epsilon_, mu), 1e-300)) - log(delta_)
 
 

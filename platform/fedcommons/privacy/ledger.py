@@ -42,8 +42,9 @@ Events = Mapping[int, Mapping[tuple[float, float], int]]
 class Released:
     """Data that the clients have released, of one kind (contributions to a commons, or updates of the model).
 
-    covered: steps of releases with a privacy guarantee, by client and mechanism. names: names of the data in these
-    releases. uncovered: name of data -> number of releases without a privacy guarantee.
+    covered: number of steps of releases with a privacy guarantee, by client and by (q, sigma): sampling rate and noise
+    multiplier. names: names of the data in releases with a guarantee. uncovered: name of data -> number of releases
+    without a guarantee.
     """
 
     covered: Events = field(default_factory=dict)
@@ -51,18 +52,18 @@ class Released:
     uncovered: Mapping[str, int] = field(default_factory=dict)
 
     def and_also(self, new: Sequence[Release]) -> "Released":
-        """Return all releases of ``self`` and ``new``; counts of clients without a new release are not copied."""
+        """Return the releases of ``self`` and ``new`` together; ``self`` does not change."""
         if not new:
             return self
         names = dict.fromkeys((*self.names, *(name for event in new if event.covered for name in event.what)))
         return Released(_with(self.covered, new), tuple(names), _counted(self.uncovered, new))
 
     def epsilon(self, client: int, delta: float) -> float:
-        """Return the epsilon, at ``delta``, of a client's releases with a guarantee; 0 if there are none."""
+        """Return the epsilon, at ``delta``, of a client's covered releases; 0 if the client has no covered release."""
         return composed(_spent(self.covered.get(client, {})), delta)
 
     def largest_epsilon(self, delta: float) -> float:
-        """Return the largest ``epsilon`` of a client, at ``delta``; 0 if no release has a privacy guarantee."""
+        """Return the largest ``epsilon`` over clients, at ``delta``; 0 if no release has a privacy guarantee."""
         return max((self.epsilon(client, delta) for client in self.covered), default=0.0)
 
     def record(self) -> dict[str, Any]:
@@ -80,10 +81,10 @@ class Ledger:
     n_disclosed: client -> largest number of its examples that one uncovered release disclosed
     (``Release.n_disclosed``).
     outlived: names of objects, other than messages and memory, that a client's training changed and that the next
-    client can read (``core.state_leaks``). They carry data without noise, so no release of such a round is covered.
-    leaks: name -> reason, for other objects that carry data without noise into all trainings of a round. No release of
-    such a round is covered.
-    exposed: clients with a training without a privacy guarantee in some round. No epsilon is stated for their rounds.
+    client can read (``core.state_leaks``). They carry data without noise, so from that round on no release is covered.
+    leaks: name -> reason, for other objects that carry data without noise into all trainings of a round. From that
+    round on, no release is covered.
+    exposed: clients that ran a training without a privacy guarantee. No epsilon is stated for such a client's rounds.
     """
 
     commons: Released = field(default_factory=Released)
@@ -139,7 +140,7 @@ class Ledger:
         return {name: shared.get(name, 0) + sent.get(name, 0) for name in (*shared, *sent)}
 
     def epsilon_of_rounds(self, client: int, delta: float) -> float | None:
-        """Return the epsilon, at ``delta``, of all data that a client released in rounds, so not before round 1.
+        """Return the epsilon, at ``delta``, of all data that a client released in rounds, without data before round 1.
 
         None: a training of the client has no privacy guarantee.
         """
@@ -151,7 +152,7 @@ class Ledger:
         return composed(_spent({event: steps for event, steps in spent.items() if steps}), delta)
 
     def largest_epsilon_of_rounds(self, delta: float) -> float | None:
-        """Return the largest ``epsilon_of_rounds`` of a client; 0 without releases, None if a client has no epsilon."""
+        """Return the largest ``epsilon_of_rounds`` over clients; 0 without releases, None if it is None for one."""
         if self.exposed:
             return None
         clients = {**self.commons.covered, **self.updates.covered}
@@ -184,12 +185,12 @@ def read(record: Mapping[str, Any]) -> Ledger:
         KeyError, TypeError, ValueError, AttributeError: ``record`` does not have the form of a ``Ledger.record``.
     """
     given_away = {int(client): int(n) for client, n in record["given_away"]}
-    before = _events(record.get("before", ()))  # records of earlier versions lack this and the next entries
+    before = _events(record.get("before", ()))  # records of earlier versions lack "before" and later entries
     outlived = tuple(map(str, record.get("outlived", ())))
     leaks = {str(name): str(reason) for name, reason in record.get("leaks", {}).items()}
     commons, updates = _read(record["commons"]), _read(record["updates"])
     exposed = frozenset(map(int, record.get("exposed", ())))
-    if "exposed" not in record and updates.uncovered:  # a record of an earlier version: any client may be exposed
+    if "exposed" not in record and updates.uncovered:  # an old record does not say which clients are exposed
         exposed = frozenset({*commons.covered, *updates.covered, -1})
     return Ledger(commons, updates, given_away, before, outlived, leaks, exposed)
 
@@ -198,7 +199,7 @@ def _events(covered: Iterable[Sequence[float]]) -> Events:
     events: dict[int, dict[tuple[float, float], int]] = {}
     for client, q, sigma, steps in covered:
         event = Release(int(client), mechanism=SAMPLED_GAUSSIAN, q=float(q), sigma=float(sigma), steps=int(steps))
-        event = replace(event, sensitivity=1.0)  # records omit the sensitivity, which is finite for a covered release
+        event = replace(event, sensitivity=1.0)  # records omit the sensitivity, so any finite value is set
         if not event.covered:
             raise ValueError(f"a release in the record is not covered: {event.flaw or 'it has no noise'}")
         events.setdefault(event.client, {})[event.q, event.sigma] = event.steps
@@ -212,7 +213,7 @@ def _read(record: Mapping[str, Any]) -> Released:
 
 
 def _with(events: Events, new: Iterable[Release]) -> Events:
-    """Return ``events`` with the steps of the new covered releases added; counts of other clients are not copied."""
+    """Return ``events`` plus the steps of the covered releases in ``new``; ``events`` does not change."""
     after, changed = dict(events), {}
     for event in new:
         if event.covered:
@@ -232,7 +233,7 @@ def _counted(uncovered: Mapping[str, int], new: Iterable[Release]) -> Mapping[st
 
 
 def _most(given_away: Mapping[int, int], new: Iterable[Release]) -> Mapping[int, int]:
-    """Return client -> largest number of examples that one release without a guarantee disclosed, before or now."""
+    """Return client -> largest number of examples that one uncovered release disclosed: ``given_away`` and ``new``."""
     after = dict(given_away)
     for event in new:
         if event.n_disclosed and not event.covered:

@@ -1,6 +1,6 @@
 """Tables of the privacy mechanisms that a run used: noise multiplier, sampling rate and steps of each client.
 
-q: sampling rate;  sigma: noise multiplier;  steps: number of runs of the mechanism;  clip: C, the largest L2 norm that
+q: sampling rate;  sigma: noise multiplier;  steps: how often the mechanism ran;  clip: C, the largest L2 norm that
 one example adds to a sum before noise (the sensitivity). A release is an entry of the privacy ledger: data that left a
 client. It is covered if it has a privacy guarantee. A commons is data that clients shared, such as synthetic images.
 """
@@ -54,7 +54,7 @@ def ranges(table: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
 
 
 def in_words(table: Mapping[str, Any]) -> str:
-    """Return one line of text for a table: ranges of sigma, q and steps over clients, clip C, delta and accountant."""
+    """Return one line of text for a table: its constants, and the ranges of sigma, q and steps over clients."""
     numbers = [f"{name} {_range(*both)}" for name, both in ranges(table).items()]
     numbers += [] if table["clip"] is None else [f"C {table['clip']:g}"]
     return f"{table['what']}: {', '.join(numbers)}, delta {table['delta']:g}, {accountants(table)}"

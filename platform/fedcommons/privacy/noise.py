@@ -90,11 +90,11 @@ class Source:
 
 
 SEED_ALONE = Source()
-"""The noise source of tests and dry runs: it has no salt, and 0 instead of a hash."""
+"""The noise source of tests and dry runs: it has no salt, and ``facts`` is 0 instead of a hash."""
 
 
 def of_audit(seed: int) -> Source:
-    """Return a noise source for a reproducible audit of the cipher of secret noise: the seed decides the salt."""
+    """Return a source of secret noise for audits. The salt follows from the seed, so an audit can be repeated."""
     return Source(seed, hashlib.blake2b(f"salt of an audit {seed}".encode(), digest_size=32).digest())
 
 
@@ -122,8 +122,8 @@ class Draws:
     def stream_for(self, value: Tensor, *key: int | str) -> Stream:
         """Return the random stream for the noise on ``value``, which another run may compute with different rounding.
 
-        With secret noise, the key contains a hash of the value. So a value that differs in one bit gets different
-        noise; with equal noise, two values would disclose their difference. Seeded noise does not depend on the value.
+        With secret noise, the key contains a hash of the value. So two values that differ in one bit get different
+        noise. With equal noise they would disclose their difference. Seeded noise does not depend on the value.
         """
         return self.stream(*key, *([_digest([value])] if self.source.salt else []))
 
@@ -152,7 +152,7 @@ class Noise:
         self.is_closed = True
 
     def call(self, purpose: str, *data: Tensor) -> Draws:
-        """Return streams that no other call returns; ``data``: columns of the examples that the noise protects.
+        """Return streams that differ from those of all other calls; ``data``: columns of the protected examples.
 
         Raises:
             ValueError: the client's round is over.

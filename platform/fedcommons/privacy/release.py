@@ -18,7 +18,10 @@ SAMPLED_GAUSSIAN = "sampled gaussian"
 
 SIGMAS = (1e-4, 1e6)
 MOST_STEPS = 10**12
-"""Limits of sigma and of the number of steps; outside of them the accountant overflows or rounds a step's cost to 0."""
+"""Range of the noise multiplier sigma, and largest number of steps. Beyond these limits the accountant fails.
+
+It overflows, or it rounds the cost of a step to 0.
+"""
 
 
 @accepts_old_names(seen="n_disclosed", why="reason", of="with_names")
@@ -34,7 +37,7 @@ class Release:
     n_disclosed: number of the client's examples that were disclosed, directly or by data computed from the examples.
         It is 0 for an update of the model, which every run sends.
     commons: True for data that clients share (a commons), such as all data sent before round 1; False for updates.
-    reason: why a release with some protection is uncovered; the ledger reports it.
+    reason: why the release has no privacy guarantee, for the ledger's report.
     """
 
     client: int = -1
@@ -50,9 +53,9 @@ class Release:
     reason: str = ""
 
     def with_names(self, *what: str) -> "Release":
-        """Return this release with other names of tensors, ``what``.
+        """Return this release with ``what`` as the names of the tensors.
 
-        The tensors must be computed only from the protected result and the client's messages and memory.
+        The named tensors must be computed only from the protected result and the client's messages and memory.
         """
         return uncovered(what) if self is UNCOVERED else replace(self, what=what)
 
@@ -72,7 +75,7 @@ class Release:
     def flaw(self) -> str:
         """Return an error message for the first of q, sigma, sensitivity and steps that is out of range, or "".
 
-        No noise (sigma 0) and no bound (sensitivity inf) are in range, but such a release is uncovered.
+        No noise (sigma 0) and no bound (sensitivity inf) are in range, but the release then has no privacy guarantee.
         """
         if self.mechanism != SAMPLED_GAUSSIAN:
             return ""
@@ -95,10 +98,10 @@ def _number(value: Any) -> Any:
 
 
 UNCOVERED = Release()
-"""A release without a privacy mechanism and without names."""
+"""A privacy ledger entry (release) that states no privacy mechanism and no names of data."""
 
 
 @lru_cache(64)
 def uncovered(what: tuple[str, ...], commons: bool = False) -> Release:
-    """Return a cached release of data named ``what``, without a privacy guarantee, client and disclosed examples."""
+    """Return a cached release of data named ``what``, without a privacy guarantee; other attributes: the defaults."""
     return Release(what=what, commons=commons)

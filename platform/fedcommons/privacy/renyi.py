@@ -9,24 +9,27 @@ The divergence is log(A) / (a - 1), where with j = a - i and z = sigma^2 log(1/q
     A = sum_{i >= 0} binom(a, i) [ q^i (1-q)^j e^{(i^2 - i) / (2 sigma^2)} P(N < z - i)
                                  + q^j (1-q)^i e^{(j^2 - j) / (2 sigma^2)} P(N < j - z) ]
 
-For an integer order a, terms with i > a are zero, and A is the paper's binomial sum, split into two parts.
+For an integer order a, terms with i > a are zero, and A is the paper's binomial sum. The brackets have two summands.
 """
 
 import numpy as np
 
 BLOCK = 64
-"""Number of terms of the sum that are computed first, above the largest order; each further block is twice as long."""
+"""Number of terms of the sum in the first block, above the largest order (63); each further block is twice as long."""
 
 SMALL = -30.0
-"""Logarithm below which both parts of a term are negligible; the sum then ends, as in Opacus."""
+"""The sum ends at a term whose two summands (in brackets above) have logarithms below this value, as in Opacus."""
 
 
 def divergences(q: float, sigma: float, orders: np.ndarray) -> np.ndarray:
-    """Return (n,): the Renyi divergence of one step at each of n ``orders`` in (1, 64), for q in [0, 1], sigma > 0."""
+    """Return (n,): the Renyi divergence of one step at each of n ``orders`` in (1, 64).
+
+    q: sampling rate, in [0, 1]. sigma: noise multiplier, above 0.
+    """
     if q in (0, 1):
         return q * orders / (2 * sigma**2)
     signs, logs, last = _terms(q, sigma, orders, np.arange(BLOCK))
-    peak = logs.max((0, 2))  # is subtracted: e^(a^2 / (2 sigma^2)) may overflow
+    peak = logs.max((0, 2))  # subtracted before exp, because e^(a^2 / (2 sigma^2)) may overflow
     sums = _sum(signs, logs, peak)
     first, size, remaining = BLOCK, 2 * BLOCK, np.flatnonzero(last >= SMALL)
     while len(remaining):
@@ -37,9 +40,9 @@ def divergences(q: float, sigma: float, orders: np.ndarray) -> np.ndarray:
 
 
 def _terms(q: float, sigma: float, orders: np.ndarray, i: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return terms ``i`` of the sum for n orders: signs (n, terms), and logarithms (2, n, terms) of their two parts.
+    """Return terms ``i`` of the sum for n orders: signs (n, terms), and logarithms (2, n, terms) of the two summands.
 
-    The third result (n,) is the larger logarithm of the last term's two parts.
+    The third result (n,) is the larger logarithm of the two summands in the last term.
     """
     from scipy.special import binom, log_ndtr  # the import takes half a second
 

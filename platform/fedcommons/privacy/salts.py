@@ -85,7 +85,7 @@ def of_run(name: str, run: Path) -> bytes:
 
 
 def require_writable(store: Path) -> None:
-    """Check that salts can be stored, and create the folder of salts. The check runs before training.
+    """Check before training that salts can be stored, and create the folder of salts.
 
     Raises:
         UserError: salts cannot be stored, or the folder of salts is in ``store``, which has the synthetic images.
@@ -122,7 +122,7 @@ def _not_writable(where: Path, error: OSError) -> UserError:
 
 
 def _keep(name: str, salt: bytes) -> bytes:
-    """Store the salt under ``name`` and return it; if another process has stored one first, return the stored salt."""
+    """Store the salt under ``name`` and return it. If another process stored a salt first, return that salt."""
     where = folder()
     path, temporary = where / name, where / f".{name}.{os.getpid()}.{secrets.token_hex(4)}"
     try:

@@ -49,7 +49,7 @@ TRUSTED = {
 """Kind of component -> the statements of a user-defined component that the engine trusts without a check."""
 
 ADDED = ", for an observer who sees only the sum over clients of the data shared before round 1"
-"""Addition to the overall guarantee, if some parties see more than the sum over clients."""
+"""Text appended to the sentence about the overall guarantee, if a party sees more than the sum over clients."""
 
 DRAWN_AGAIN = "anyone who knows --seed can draw the noise again (dp.noise seeded; `--dp.noise secret` prevents it)"
 
@@ -67,16 +67,17 @@ def statement(
 ) -> dict[str, Any]:
     """Return the privacy statement of a run. An epsilon is stated only if it covers all data that it is stated for.
 
-    clients: number of clients. delta: of the (epsilon, delta) guarantee. rejected: number of rejected replies in the
-    run. local: whether local training is DP-SGD. secret: whether the noise is secret. user_code: kind -> name of the
-    user-defined components. views: party -> mu = sensitivity / noise of the data that it sees (``stage.Assigned``).
+    clients: number of clients. delta: delta of the (epsilon, delta) guarantee. rejected: number of rejected replies in
+    the run. local: whether local training is DP-SGD. secret: whether the noise is secret. user_code: kind of component
+    -> name of a user-defined component. views: party -> mu, the sensitivity over the noise's standard deviation, of
+    the data that the party sees (``stage.Assigned``).
 
     Returns:
-        commons: whether clients shared "nothing", or data that are all "covered" by a guarantee, or "uncovered".
-        pool_epsilon_max: the largest epsilon of a client for a covered commons (clients' data are disjoint), else None.
+        commons: "nothing" if clients shared no data, "covered" if all shared data have a guarantee, else "uncovered".
+        pool_epsilon_max: the largest epsilon over clients for the shared data, if ``commons`` is "covered", else None.
         pool_epsilon_of_each_view: for each party, the epsilon of a client's data shared before round 1, if the parties
         see different data. overall: the epsilon of all messages, or "none". epsilon_local_training: the epsilon of each
-        client's rounds, None without a guarantee; the largest is None if a client's is None.
+        client's rounds (None without a guarantee), and the largest of them (None if one is None).
         in_words: one sentence for the commons and one for the overall guarantee. trusted: statements of user-defined
         components that are not checked. Without ``secret``, all epsilons are None or "none", and the epsilons that
         would hold with secret noise have names that end in ``_if_secret``.
@@ -123,7 +124,7 @@ def statement(
 
 
 def in_short(statement: Mapping[str, Any]) -> dict[str, float | str]:
-    """Return the statement's entries for W&B's summary: ``overall``, the epsilons that are not None, and the notes."""
+    """Return the statement's entries for W&B's summary: epsilons that are not None, and texts on what they cover."""
     names = ("pool_epsilon_max", f"pool_epsilon_max{IF_SECRET}", f"epsilon_of_messages{IF_SECRET}")
     epsilons = {name: statement[name] for name in names if statement.get(name) is not None}
     notes = {name: "; ".join(statement[name]) for name in ("uncovered", "trusted")}
@@ -162,7 +163,7 @@ def _overall(leaks: Sequence[str], overall: float | None, delta: float, secret: 
 
 
 def _of_closer_views(of_views: Mapping[str, float], stated: float) -> list[str]:
-    """Return one note on the parties whose view has an epsilon above ``stated``, up to rounding; else an empty list."""
+    """Return a list of one note on the parties whose epsilon is above ``stated``, or [] without such a party."""
     closer = [f"{party} (epsilon {value:.4g})" for party, value in of_views.items() if value > stated * (1 + 1e-6)]
     return [f"larger epsilons of parties that see more of the data shared before round 1: {', '.join(closer)}"] * bool(
         closer

@@ -22,8 +22,8 @@ BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 class Written:
     """A detector of writes to the weights outside ``optimizer.step()``, and of writes to the optimizer's inputs.
 
-    weights: all weights of the module, as a vector. The detector compares bits of the weights, because nan differs from
-    nan. Only ``unprotected`` waits for a GPU.
+    weights: all weights of the module, as a vector. The detector compares bits of the weights, because nan is not
+    equal to nan. Only ``unprotected`` waits for a GPU.
     """
 
     def __init__(self, weights: Tensor, optimizer: Optimizer) -> None:
@@ -43,7 +43,7 @@ class Written:
         self._tensors = [tensor.clone() for tensor in tensors]
 
     def look(self) -> None:
-        """Compare weights and optimizer with the stored copies, and remember whether they differ."""
+        """Compare weights and optimizer with the copies of ``keep`` and ``begin``, and store whether they differ."""
         self._any |= (self._now != self._before).any()
         settings, tensors = self._read()
         self._is_steered |= settings != self._settings
@@ -53,7 +53,7 @@ class Written:
 
     @property
     def unprotected(self) -> Release | None:
-        """Return ``WRITTEN`` or ``STEERED`` if a comparison has found a difference, else None."""
+        """Return ``WRITTEN`` if ``look`` saw changed weights, ``STEERED`` if it saw a changed optimizer, else None."""
         if self._any:
             return WRITTEN
         return STEERED if self._is_steered or self._steered else None
@@ -69,7 +69,7 @@ class Written:
                 plain += [id(value), value.dtype, value.shape]
                 tensors.append(value.detach())
             else:
-                plain.append(repr(value))  # texts are compared, because nan differs from nan
+                plain.append(repr(value))  # as text, because nan is not equal to nan
         return plain, tensors
 
 
