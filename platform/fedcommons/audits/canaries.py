@@ -5,7 +5,7 @@ The training uses the same local loop as a client. The training states its priva
 of the privacy ledger. The audit compares these quantities with the statement:
 
 epsilon       a lower bound from guesses, by the noisy gradients, of which canaries are included (``lower_bound``); also
-              an estimate from the scores of included and excluded canaries (``white_box_estimate``), which detects more
+              an estimate from the scores of the canaries (``white_box_estimate``), which detects smaller violations
 noise         the standard deviation of the noisy sums over the excluded canaries
 sensitivity   the change of a sum by one example: two trainings with the same noise key, with and without the example
 batches       the numbers of examples in batches, compared with n independent draws with probability q
@@ -74,7 +74,11 @@ class _OfSeed:
 
 @dataclass(frozen=True, eq=False)
 class Watched:
-    """A recorded training: noisy sums (T, m) over C, numbers of examples in batches (T,), and the privacy entry."""
+    """A recorded training of T steps on m canaries.
+
+    sums: (T, m), the noisy sums divided by the clipping norm. sizes: (T,), numbers of examples in the batches.
+    spent: the privacy ledger's entry for the training.
+    """
 
     sums: np.ndarray
     sizes: np.ndarray
@@ -82,7 +86,7 @@ class Watched:
 
 
 def watch(loop: LocalSGD, there: np.ndarray, seed: int) -> Watched:
-    """Train on m canaries and record the steps. there: (m,) factor of each canary's gradient, 0: excluded."""
+    """Train on m canaries and record the steps. there: (m,) factor of each canary's gradient; 0 excludes the canary."""
     assert loop.dp is not None
     work, data, clip = _work(loop, len(there)), _data(there), loop.dp.clip
     work.noise = _OfSeed(work.source, seed)  # pyright: ignore[reportAttributeAccessIssue]
@@ -117,9 +121,9 @@ class Verdict:
 
     reported: the epsilon of the training's release; None if the release has no guarantee (is uncovered).
     bounds: lower bounds on epsilon, by kind of score. estimate: estimate of epsilon; None if there is no guarantee.
-    sensitivity: measured change of a sum by one example, over C. stated: the stated sensitivity, over C.
-    steps: number of steps that were run, and number that the release states.
-    batches: p-value of the numbers of examples in batches, for the stated sampling rate q.
+    sensitivity: measured change of a sum by one example, divided by the clipping norm C. stated: the sensitivity that
+    the release states, divided by C. steps: number of steps that were run, and number that the release states.
+    batches: p-value of the numbers of examples in batches, if batches are sampled at the stated rate q.
     """
 
     reported: float | None
@@ -158,10 +162,10 @@ class Verdict:
 def audit(loop: LocalSGD, seed: int, m: int = 1000, delta: float = 1e-5) -> Verdict:
     """Train with m canaries and guess that the m/4 canaries with the highest scores are included.
 
-    There are three scores. The error probability of 5 % is divided equally among them:
+    There are three scores. Each score's lower bound has one third of the error probability of 5 %:
 
     sum          the sum of the canary's coordinate of the noisy sums over all steps
-    difference   this score minus the same score for a second client without canaries, whose noise must be different
+    difference   the score ``sum`` minus that of a second client without canaries, whose noise must be different
     spread       the standard deviation of the canary's coordinate over the steps, which detects noise that is reused
     """
     assert loop.dp is not None
@@ -188,9 +192,10 @@ def audit(loop: LocalSGD, seed: int, m: int = 1000, delta: float = 1e-5) -> Verd
 
 
 def _influence(loop: LocalSGD, seed: int, m: int = 20) -> float:
-    """Return the largest change of a noisy sum by one example with a very large gradient, in units of C.
+    """Return the largest change of a noisy sum by one example with a very large gradient, divided by the clipping norm.
 
-    Two trainings with equal noise are compared step by step. They run ten epochs, so that a batch has the example.
+    Two trainings with equal noise are compared step by step: one has the example, the other has a zero gradient
+    instead. Each training has ten epochs, so that some batch contains the example.
     """
     loop = replace(loop, epochs=10)
     others = np.append(0.0, np.ones(m - 1))
@@ -200,7 +205,7 @@ def _influence(loop: LocalSGD, seed: int, m: int = 20) -> float:
 
 
 def _sizes(sizes: np.ndarray, n: int, q: float) -> float:
-    """Return the two-sided p-value of the numbers of examples per batch (``sizes``), if they are binomial (n, q)."""
+    """Return the two-sided p-value of the numbers of examples per batch (``sizes``), if each is Binomial(n, q)."""
     from scipy.stats import chi2  # the import takes half a second
 
     if q >= 1:
@@ -218,7 +223,7 @@ def audit_method(algorithm: Algorithm, loop: LocalSGD, seed: int, m: int = 1000,
 
     The epsilon is None if no tensor of the reply has a privacy guarantee. Only tensors of m numbers are used, with two
     scores for each tensor: a canary may raise its number (key "+NAME") or lower its number ("-NAME").
-    ``bound.verdict(epsilon)`` is "cannot tell" if even correct guesses could not give a bound above epsilon.
+    ``bound.verdict(epsilon)`` is "cannot tell" if the bound from only correct guesses is at most epsilon.
     """
     inside, work = coins(m, numpy_generator(seed, "coins")), _work(loop, m)
     state = algorithm.start(work.snapshot(), Facts(1, [m], 1), seed)

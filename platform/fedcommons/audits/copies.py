@@ -23,7 +23,7 @@ from fedcommons.audits.verdict import counts, independent, memorised
 def clopper_pearson(share: float, n: float, confidence: float = 0.95) -> tuple[float, float]:
     """Return the Clopper-Pearson confidence interval of a probability, from the observed ``share`` in n trials.
 
-    n may be fractional: for dependent trials, n is the number of independent trials with the same variance.
+    For dependent trials, n is the number of independent trials with the same variance, which may be fractional.
     """
     from scipy.stats import beta  # the import takes half a second
 
@@ -35,15 +35,19 @@ def clopper_pearson(share: float, n: float, confidence: float = 0.95) -> tuple[f
 def facts(compared: Sequence[Compared], label: int | None = None) -> dict[str, Any] | None:
     """Summarise the comparisons of clients, for all classes or for class ``label``; None without synthetic images.
 
-    ``images``: k, the number of synthetic images. ``closer``: share of synthetic images that are closer to a seen image
-    than to any held-out image; ``low``, ``high``: its 95 % confidence interval. Images with the same closest real image
-    r depend on each other. With k_r such images, the interval is that of k^2 / sum_r k_r^2 independent images.
-    ``near_copies``: number of synthetic images whose distance to a seen image is below the near-copy limit;
-    ``expected``: upper bound on the expected number for new real images; ``identical``: number of exact, moved or
-    mirrored copies. ``copied``, ``control``: numbers of seen and of held-out images that are nearer than the limit to a
-    synthetic image; ``copied_half``, ``control_half``: the same numbers for half of the limit.
-    ``to_seen``, ``to_held_out``: median distance to the closest matched seen image and to the closest held-out image.
-    ``memorised``: whether the counts are larger than chance explains.
+    A seen image is a training image; m seen images are matched by class with m held-out images.
+
+    images: k, the number of synthetic images.
+    closer: share of synthetic images that are closer to a matched seen image than to any held-out image.
+    low, high: 95 % confidence interval of ``closer``, as for k^2 / sum_r k_r^2 independent images. Of the k synthetic
+        images, k_r have the real image r as the closest one, and depend on each other.
+    near_copies: number of synthetic images whose distance to a seen image is below the near-copy limit.
+    expected: upper bound on the expected number of near-copies if the k images were new real images.
+    identical: number of synthetic images that are exact, moved or mirrored copies of a seen image.
+    copied, control: numbers of matched seen and of held-out images that a synthetic image is nearer to than the limit.
+    copied_half, control_half: the same numbers for half of the near-copy limit.
+    to_seen, to_held_out: median distance to the closest matched seen image, and to the closest held-out image.
+    memorised: whether one of the three tests in ``verdict.py`` reports memorised images.
     """
     masks = [
         c.subject.synthetic.y.numpy() == label if label is not None else np.full(len(c.near), True) for c in compared
@@ -86,7 +90,7 @@ def audit(subjects: Sequence[Subject], spaces: Mapping[str, Space], seed: int) -
 
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """The result of an audit: by space of distances, the comparisons of all clients; ``seed``: see ``audit``."""
+    """The result of an audit. compared: space of distances -> comparisons of all clients. seed: see ``audit``."""
 
     compared: Mapping[str, Sequence[Compared]]
     seed: int
@@ -102,9 +106,9 @@ class Audit:
     def record(self) -> dict[str, Any]:
         """Return the verdicts as dicts and numbers: for each space of distances, overall, per client and per class.
 
-        A verdict contains ``facts`` and the power: ``finds``, the smallest share of copies in this pool that the audit
-        detects with probability 0.9 (``detection_power``), and ``finds_images``, the number of these copies. Both are
-        None if the audit would not detect even a pool of copies only, or if the verdict is that images are memorised.
+        A verdict contains ``facts`` and the power of the audit: ``finds``, the smallest share of copies in this pool
+        that the audit detects with probability 0.9 (``detection_power``), and ``finds_images``, their number. Both are
+        None if images are memorised, or if the audit does not detect a pool that consists of copies only.
         """
         return {name: _of_space(of_space, self.seed) for name, of_space in self.compared.items()}
 

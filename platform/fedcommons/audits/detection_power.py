@@ -15,7 +15,7 @@ from fedcommons.audits.verdict import Planted, counts, memorised
 from fedcommons.seeding import numpy_generator
 
 SHARES = (0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""Tried shares of copies in a pool of synthetic images."""
+"""Shares of copies in a pool of synthetic images for which the audit is repeated."""
 DRAWS, ENOUGH = 100, 96
 """Number of random pools for each share, and the number of these pools that the audit must detect.
 
@@ -25,7 +25,7 @@ An audit that detects a pool with probability 0.9 detects 96 or more of 100 pool
 
 
 def fewest_copies(compared: Sequence[Compared], seed: int, label: int | None = None) -> int | None:
-    """Return the smallest number of copies, by ``SHARES``, that the audit detects with probability 0.9, or None.
+    """Return the smallest number of copies that the audit detects with probability 0.9, or None; tries ``SHARES``.
 
     compared: comparisons of the clients that get one joint verdict. label: class of the images (None: all classes).
     """
@@ -69,7 +69,7 @@ def plantings(
 
 
 def _places(compared: Sequence[Compared], label: int | None) -> np.ndarray:
-    """Return (k, 2): client's index and row of each synthetic image (of class ``label``) that a copy can replace."""
+    """Return (k, 2): index of the client and of the image for each replaceable synthetic image of class ``label``."""
     places = [np.zeros((0, 2), np.int64)]
     for i, c in enumerate(compared):
         rows = _rows(c.subject.synthetic.y.numpy(), label)

@@ -85,7 +85,7 @@ def pixel_space(records: Tensor) -> Distances:
 def feature_space(module: nn.Module) -> Space:
     """Return the space of distances between features: inputs of the module's head (last layer), in evaluation mode.
 
-    The module must not be trained on the compared images. 18 embeddings of each of the fixed images stay in memory.
+    The module must not be trained on the compared images. Embeddings of 18 variants of each record stay in memory.
 
     Raises:
         ValueError: the module has no head; see ``Head``.

@@ -38,7 +38,7 @@ def p_value(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
 
 
 def lower_bound(m: int, r: int, v: int, delta: float, confidence: float = 0.95) -> float:
-    """Return the largest epsilon >= 0, with a precision of 1e-6, that v right guesses of r about m canaries refute.
+    """Return the largest epsilon >= 0, to a precision of 1e-6, that v right guesses among r about m canaries refute.
 
     An (epsilon, delta)-DP run gets a lower bound above epsilon with probability at most 1 - ``confidence``. The bound
     is 0 if the guesses refute no epsilon.
@@ -60,15 +60,15 @@ def lower_bound(m: int, r: int, v: int, delta: float, confidence: float = 0.95) 
 
 
 def ceiling(m: int, r: int, delta: float, confidence: float = 0.95) -> float:
-    """Return the lower bound if all r guesses are right, which is the largest possible one; 0 if r is too small.
+    """Return the largest possible lower bound, from r right guesses about m canaries; 0 if r is too small.
 
-    At delta = 0 it is log(t / (1 - t)) with t = (1 - confidence)^(1/r). For 89 guesses this is 3.37.
+    At delta = 0 the bound is log(t / (1 - t)) with t = (1 - confidence)^(1/r). For 89 guesses this is 3.37.
     """
     return lower_bound(m, r, r, delta, confidence)
 
 
 def apart(first: float, second: float) -> tuple[str, str]:
-    """Return two numbers as text, with at least three digits and with enough digits that the texts differ."""
+    """Return two numbers as text, with at least three digits and with enough digits to see that the numbers differ."""
     both = ((f"{first:.{digits}g}", f"{second:.{digits}g}") for digits in range(3, 18))
     return next((texts for texts in both if texts[0] != texts[1]), (repr(first), repr(second)))
 
@@ -76,7 +76,7 @@ def apart(first: float, second: float) -> tuple[str, str]:
 def verdict(bound: float, most: float, reported: float | None) -> str:
     """Compare a lower bound with a reported epsilon (None: there is no privacy guarantee); return the result as text.
 
-    most: the largest possible lower bound; up to the reported epsilon, the audit "cannot tell".
+    most: the largest possible lower bound. If it is at most the reported epsilon, the result is "cannot tell".
     """
     if reported is None:
         return "no epsilon is reported"
@@ -87,7 +87,7 @@ def verdict(bound: float, most: float, reported: float | None) -> str:
 
 @dataclass(frozen=True)
 class LowerBound:
-    """A lower bound on epsilon from v right guesses of r among m canaries; ceiling: the bound for v = r."""
+    """A lower bound on epsilon from r guesses about m canaries, of which v are right; ceiling: the bound for v = r."""
 
     bound: float
     ceiling: float

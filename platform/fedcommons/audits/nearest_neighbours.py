@@ -22,7 +22,7 @@ NEAR = 0.01
 COPIES = 1000
 """Largest number of copies of a client's training images; ``detection_power`` replaces synthetic images by copies."""
 ROUNDING = 1e-6
-"""Largest distance of equal examples, as a share of the near-copy limit; above 0, because of rounding."""
+"""Distance up to which two examples count as equal, as a share of the near-copy limit; above 0 because of rounding."""
 
 
 def pixels(x: Tensor) -> Tensor:
@@ -35,7 +35,8 @@ class Subject:
     """The images of one client that the audit compares.
 
     synthetic: k synthetic images. training: the n training images of the client's generator (seen images). held_out: m
-    images that were not used for training. matched: (m,) indices of training images with the classes of ``held_out``.
+    images that were not used for training. matched: (m,) indices in ``training``; entry j has the class of held-out
+    image j.
     """
 
     client: int
@@ -46,7 +47,7 @@ class Subject:
 
 
 def subject(client: int, synthetic: Examples, training: Examples, unseen: Examples, seed: int) -> Subject:
-    """Draw the held-out images of a client from ``unseen``: per class the number of training images, or all if fewer.
+    """Draw held-out images from ``unseen``: of each class as many as in ``training``, or all if there are fewer.
 
     The random numbers depend on ``seed`` and ``client`` only.
 
@@ -79,10 +80,10 @@ class Nearest:
     """The nearest neighbours of each of k images among the real images of a client.
 
     to_seen: (k,) distance to the closest of all n training images (seen); closest_seen: (k,) index of that image.
-    to_matched, to_held_out: (k,) distance to the closest of the m matched training images and of the m held-out images.
-    record: (k,) index of the closest of these 2m real images (records); 0 to m - 1 are matched, m to 2m - 1 held out.
-    below: (k, 2, ceil(2m/8)) bits, ``numpy.packbits`` of whether each of the 2m records is nearer than the near-copy
-    limit, and nearer than half of the limit.
+    to_matched, to_held_out: (k,) distance to the closest of the m training images that match the held-out images by
+    class, and of the m held-out images. record: (k,) index of the closest of these 2m real images (records); 0 to m - 1
+    are training images, m to 2m - 1 are held-out images. below: (k, 2, ceil(2m/8)), packed bits: whether each record is
+    nearer than the near-copy limit, and whether it is nearer than half of the limit.
     """
 
     to_seen: np.ndarray
@@ -130,8 +131,8 @@ def compare(subject: Subject, space: Space, seed: int) -> Compared:
     """Compare one client's images in a space of distances; ``seed``: seed of the random copies of training images.
 
     The near-copy limit is the j-th smallest of the m distances of held-out images to their closest training image, with
-    j = max(1, floor(0.01 (m + 1))). A new image of any distribution, from which the held-out images come too, is nearer
-    than the limit with probability at most j/(m + 1).
+    j = max(1, floor(0.01 (m + 1))). If a new image has the distribution of the held-out images, its distance to the
+    training images is below the limit with probability at most j/(m + 1).
 
     For m held-out, n training and k synthetic images and b <= ``COPIES`` copies, this computes (m + k + b) (n + m)
     distances, of which ``CHUNK`` (n + m) are in memory at the same time.

@@ -1,8 +1,8 @@
 """A lower bound on a generator's epsilon from one training, with canaries among the training images (``lower_bound``).
 
 A fair coin decides whether a canary is used for training. Without the canary there are n - 1 training images. The bound
-treats n as public, as the privacy ledger does. So it neglects that the sampling rate q = B/n (B: batch size) changes by
-one image.
+treats n as public, as the privacy ledger does. So it neglects that the sampling rate q = B/n (B: batch size) is a bit
+larger without the canary.
 
 Canaries are unchanged images that are not in the generator's training data. With generators of digits, they were more
 informative than images with a wrong label or inverted images. A denoising network hardly uses the label, and training
@@ -28,7 +28,7 @@ FEWEST = 4
 """Smallest number of canaries for a bound: with four canaries there is one guess."""
 
 LOOKS = 4
-"""Number of random draws over which a canary's score is averaged: of diffusion times and noise, or of the pool."""
+"""Number of scores per canary that are averaged, each with new diffusion times and noise, or with a new pool."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,6 @@ def bound(
 
 
 def _centred(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return the scores minus the mean score of the image's class: canaries make all images of a rare class easier."""
+    """Subtract the mean score of the class from each score: canaries make all images of a rare class easier."""
     means = np.bincount(labels, scores) / np.maximum(np.bincount(labels), 1)
     return scores - means[labels]

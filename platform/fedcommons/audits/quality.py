@@ -151,7 +151,7 @@ def pool_quality(
 
 
 def _some(examples: Examples, n: int, seed: int, which: str) -> Examples:
-    """Return n random examples in a random order, so that the first ones are a random sample too."""
+    """Return n random examples in a random order, so that the first examples are a random sample too."""
     return examples[numpy_generator(seed, "quality", which).permutation(len(examples))[:n]]
 
 

@@ -37,7 +37,7 @@ from fedcommons.privacy.accountants import composed
 from fedcommons.privacy.release import Release
 
 CONFIDENCE = 0.95
-"""Confidence of the two-sided interval of mu."""
+"""Confidence of the two-sided interval of mu, the distance between included and excluded scores."""
 
 ALARM = 1e-3
 """Probability of a false alarm: the noise is correct, but it is reported as too small."""
@@ -70,11 +70,12 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 class Estimate:
     """The estimate of epsilon from k canary directions.
 
-    mu: mean score of included directions minus that of excluded ones, in standard deviations of excluded scores.
+    mu: (mean score of included directions - mean score of excluded directions) / standard deviation of the latter.
     low, high: confidence interval of mu. epsilon: the epsilon for mu = ``low``. reported: the accountant's epsilon.
     sigma: the stated noise multiplier. ceiling: the epsilon of a correct run if mu were known exactly. half: the
     epsilon that the estimate would reach with probability 0.9 if the noise were half of the stated noise.
-    noise: the measured noise multiplier (standard deviation of scores out / sqrt(T)), and its 99.9 % upper bound.
+    noise: the measured noise multiplier (standard deviation of excluded scores / sqrt(steps)), and its 99.9 % upper
+    bound.
     """
 
     k: int
@@ -92,7 +93,7 @@ class Estimate:
     def verdict(self) -> str:
         """Compare the estimate with the reported epsilon: "above ...", "not above ..." or "cannot tell".
 
-        The estimate cannot tell if even half of the stated noise would not raise it above the reported epsilon.
+        The result is "cannot tell" if the estimate for half of the stated noise is at most the reported epsilon.
         """
         return verdict(self.epsilon, self.half, self.reported)
 
@@ -109,14 +110,14 @@ class Estimate:
 def estimate(scores: np.ndarray, inside: np.ndarray, release: Release, delta: float) -> Estimate:
     """Return the estimate of epsilon from the scores of directions, compared with the values that the release states.
 
-    Noise that is reused in several steps makes the sums of scores over steps vary more, so mu does not detect it. The
-    standard deviation of a score over the steps detects it. If an upper bound on this deviation is below the stated
-    noise, epsilon is computed from the upper bound.
+    Noise that is reused in several steps makes the sums of scores over steps vary more. So mu, which is relative to
+    this variation, does not detect reuse. The standard deviation of a score over the steps detects reuse. If an upper
+    bound on this deviation is below the stated noise, epsilon is computed from the upper bound.
 
     Args:
         scores: (T, k), the score of each direction in each step, or (k,), the sums over steps.
         inside: (k,) bool, the included directions.
-        release: the stated q, sigma and number of steps.
+        release: states the sampling rate q, the noise multiplier sigma and the number of steps.
         delta: the delta of the (epsilon, delta) guarantee.
 
     Raises:
@@ -135,7 +136,7 @@ def estimate(scores: np.ndarray, inside: np.ndarray, release: Release, delta: fl
     mu = apart / spread if spread else inf * apart if apart else 0.0
     margin = z * _error(mu, those_in.std(ddof=1) / spread, len(those_in), len(those_out)) if spread else 0.0
     honest, q = release.q * unit / release.sigma, release.q
-    of_half = sqrt(1 + 4 * q * (1 - q) / release.sigma**2)  # for half the noise: deviation of scores in over scores out
+    of_half = sqrt(1 + 4 * q * (1 - q) / release.sigma**2)  # std of scores in / std of scores out, at half noise
     power = z + float(norm.isf(0.1))  # the estimate reaches `half` with probability 0.9
     half = 2 * honest - power * _error(2 * honest, of_half, len(those_in), len(those_out))
 
@@ -163,7 +164,10 @@ def estimate(scores: np.ndarray, inside: np.ndarray, release: Release, delta: fl
 
 
 def _error(mu: float, ratio: float, inside: int, outside: int) -> float:
-    """Return the standard error of mu; ratio: deviation of scores in over deviation of scores out."""
+    """Return the standard error of mu. ratio: standard deviation of included scores over that of excluded scores.
+
+    inside, outside: numbers of included and of excluded directions.
+    """
     return sqrt(ratio**2 / inside + 1 / outside + mu**2 / (2 * outside))
 
 
@@ -176,8 +180,8 @@ def of_release(
     (False), before the mechanism divides the vector by a number. The example should be the worst case, which adds
     ``release.sensitivity`` times ``axis``, a vector of length 1. Then the component along ``axis`` is the best score.
 
-    The standard error of mu is about sqrt(2 / draws). So 10^4 draws detect 0.8 of the reported epsilon up to a sigma of
-    2, and 4 * 10^4 draws up to a sigma of 3.
+    The standard error of mu is about sqrt(2 / draws). So an estimate reaches 0.8 of the reported epsilon with 10^4
+    draws for noise multipliers up to 2, and with 4 * 10^4 draws for noise multipliers up to 3.
     """
     inside = np.arange(2 * draws) < draws
     scores = np.array([draw(bool(present)) @ axis for present in inside]) / release.sensitivity

@@ -39,7 +39,10 @@ def directions(k: int, d: int, seed: int) -> Tensor:
 
 
 class Directed(LightningModule):
-    """A module in which example (j, factor) has the gradient steepness * factor * u[j], for all values of weights."""
+    """A module in which example (j, factor) has the gradient steepness * factor * u[j], for all weights.
+
+    u: (k, d), one direction per row, in the d parameters of ``module``. factor: 1 if direction j is included, else 0.
+    """
 
     def __init__(self, module: nn.Module, u: Tensor, steepness: float) -> None:
         super().__init__()
