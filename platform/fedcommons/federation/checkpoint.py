@@ -52,7 +52,7 @@ def save(folder: Path, standing: Standing, record: str = "") -> None:
 
 
 def prune(folder: Path, memory: ClientMemory) -> None:
-    """Remove all but the last two checkpoints, and the memory files that neither they nor ``memory`` name."""
+    """Remove all but the last two checkpoints. Keep only memory files that a kept checkpoint or ``memory`` names."""
     checkpoints = _checkpoints(folder)
     for number in sorted(checkpoints)[:-KEEP]:
         _remove(checkpoints.pop(number))
@@ -130,7 +130,10 @@ def load_latest(
 
 
 def _flaw(facts: Mapping[str, Any], run: str, record: str | None) -> str | None:
-    """Return why a checkpoint is not of this run (identifier) or this record (hash), or None; values may be missing."""
+    """Return why the checkpoint with ``facts`` must be skipped, or None. A value that ``facts`` lacks is not checked.
+
+    run: identifier that the checkpoint must have. record: hash of the record files that it must have; None: any.
+    """
     if run and facts.get("run", run) != run:
         return "is of a run with other fields, data, code or secret noise"
     if record and facts.get("record", record) != record:
@@ -149,7 +152,7 @@ def _standing(payloads: dict[str, Payload], facts: dict[str, Any], memory: Clien
         entries = {int(k.removeprefix("memory ")): p for k, p in payloads.items() if k.startswith("memory ")}
         entries |= {int(client): name for client, name in facts["files"].items()}
         ordered = {client: entries[client] for client in facts["order"]}
-        # Checkpoints of earlier versions have no lost bytes in traffic, and lack rejected and largest.
+        # Checkpoints of earlier versions lack the lost bytes, ``rejected`` and ``largest``, so defaults replace them.
         down, up, once, lost = [*facts["traffic"], *([0] if len(facts["traffic"]) == 3 else [])]
         buffers = flat(payloads["module"], "buffers")
         state = payloads["state"]

@@ -46,8 +46,8 @@ class RoundTask:
     """The input that all blocks of a round share.
 
     algorithm: name of the method. common: the message to all clients. buffers: the averaged buffers of the module (such
-    as BatchNorm's statistics). keep_buffers: buffers stay with the clients. buffers_singly: each client's buffers are
-    sent separately, not only as a sum. max_norm: largest accepted L2 norm of an update; None: no limit.
+    as BatchNorm's statistics). keep_buffers: whether buffers stay with the clients. buffers_singly: whether each client
+    sends its buffers separately, not only as a sum. max_norm: largest accepted L2 norm of an update; None: no limit.
     """
 
     algorithm: str
@@ -151,7 +151,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
             failed.client, failed.round = client, task.round
             raise failed from error
         finally:
-            worker.work.share, worker.work.replacement = 1.0, None  # the server's jobs must not use them
+            worker.work.share, worker.work.replacement = 1.0, None  # the client's values are not for the server's jobs
         if private:
             state_leaks.put_back(worker.work)
             after = state_leaks.state(worker.work, worker.algorithm, {"commons": rows.commons})
@@ -237,16 +237,20 @@ def _client(worker: Worker, task: RoundTask, message: Message, memory: Payload, 
 
 
 def _released(reply: Reply, client: int, rows: ClientData, *, has_drawn: bool) -> tuple[list[Release], bool]:
-    """Return the privacy ledger's entries (releases) of a reply, and whether the client's trainings may be covered.
+    """Return the privacy ledger's entries (releases) of a reply, and whether its trainings may have a guarantee.
 
     A release is covered if it has a privacy guarantee. The entries are the covered releases, and one uncovered release
     for all other tensors (two if some belong to a commons, data that clients share). A reply's weight is public if it
     is 1 or n_i, the client's number of examples. BatchNorm's statistics, which the engine sends, are never covered. No
     release is covered if the client has not drawn noise from ``work.noise``.
 
-    The client's trainings may be covered if three conditions hold: a release is covered or nothing is sent; each tensor
-    is declared in a release; each release declared as covered is covered. Releases declared as uncovered (such as class
-    counts) and the weight are not results of a training, so they do not matter here.
+    The client's trainings may have a guarantee if three conditions hold:
+
+    - the reply has a covered release, or no tensors
+    - the reply's releases name each of its tensors
+    - the client has drawn noise, if a release states a guarantee
+
+    The weight and releases that state no guarantee (such as class counts) do not matter, as no training computes them.
     """
     sent, is_whole = {*reply.sums, *reply.each}, True
     bare = {*sent, "weight"} if reply.weight != 1 and reply.weight != rows.size else set(sent)
@@ -262,7 +266,7 @@ def _released(reply: Reply, client: int, rows: ClientData, *, has_drawn: bool) -
             bare.difference_update(event.what)
             others.append(event)
     is_whole = is_whole and not bare & sent and bool(events or not sent)
-    names, seen = {False: bare, True: set[str]()}, {False: 0, True: 0}  # keys: ``Release.commons``
+    names, seen = {False: bare, True: set[str]()}, {False: 0, True: 0}  # keys: values of ``Release.commons``
     for event in others:
         names[event.commons].update(event.named)
         seen[event.commons] = max(event.n_disclosed, seen[event.commons])
@@ -275,7 +279,7 @@ def _released(reply: Reply, client: int, rows: ClientData, *, has_drawn: bool) -
 
 
 def _unnamed(trained: Sequence[Release], named: Sequence[Release], client: int) -> list[Release]:
-    """Return a ledger entry for every local training or gradient of the client that the reply's releases omit.
+    """Return a privacy ledger entry for every local training or gradient that the reply's releases omit.
 
     trained: entries of all trainings that the client ran. named: the releases of the reply. A later training may start
     from the result of an omitted training, so the reply depends on both. If no release of the reply has a privacy
@@ -319,7 +323,7 @@ def _form(reply: Reply) -> Form:
 
 
 def _norm(reply: Reply, max_norm: float | None) -> float | str:
-    """Return the L2 norm of the whole reply, with ``sums`` divided by the weight, or the reason to reject the reply.
+    """Return the L2 norm of the whole reply, with ``sums`` divided by the reply's weight, or the reason to reject it.
 
     max_norm: largest accepted norm of the update; None: no limit. The update is all floating point tensors in ``sums``
     together, divided by the weight, without scalars (such as FedNova's number of steps) and without module buffers.

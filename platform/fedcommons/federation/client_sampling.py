@@ -11,7 +11,7 @@ def joining(n_clients: int, participation: float) -> int:
 
 
 def participants(n_clients: int, participation: float, seed: int, round: int) -> list[int]:
-    """Return the sorted numbers of ``joining`` clients, sampled uniformly without replacement from all clients."""
+    """Return the participants in ascending order, sampled uniformly without replacement; see ``joining``."""
     k = joining(n_clients, participation)
     if k == n_clients:
         return list(range(n_clients))

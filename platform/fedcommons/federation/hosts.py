@@ -30,9 +30,10 @@ T = TypeVar("T")
 
 
 def facts() -> dict[str, Mapping[str, str]]:
-    """Return values that must be equal on all hosts: hashes of source files, versions, variables that affect rounding.
+    """Return the values of this host that are compared between hosts.
 
-    They are in ``files`` and ``variables``; ``host`` has the name of this host.
+    files: hashes of source files, and versions of packages. variables: environment variables that affect rounding.
+    host: the name of this host, for error messages.
     """
     return {"files": source_files.hashes(), "variables": variables(), "host": {"name": socket.gethostname()}}
 
@@ -70,14 +71,14 @@ def _difference(name: str, ours: Mapping[str, str], theirs: Mapping[str, str]) -
 
 
 def run_if_same(theirs: Mapping[str, Mapping[str, str]], function: Callable[..., T], *arguments: Any) -> T:
-    """Call the function after ``cpu_kind.require_this_kind`` and ``require_same`` have checked this process of Ray."""
+    """Call the function after ``cpu_kind.require_this_kind`` and ``require_same`` have checked this Ray process."""
     cpu_kind.require_this_kind()
     require_same(theirs)
     return function(*arguments)
 
 
 def require_alike(pin: Mapping[str, str], shared: Sequence[tuple[str, Path]], advice: str) -> None:
-    """Check that each host of Ray with the labels ``pin`` has the driver's source files and sees its folders.
+    """Check that each host of Ray with the labels ``pin`` has the driver's source files and its folders.
 
     The driver is this process, which started the command. It must be connected to Ray.
 

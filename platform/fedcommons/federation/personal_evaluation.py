@@ -59,8 +59,8 @@ class Job:
 def personal_model(algorithm: Algorithm, now: Standing, client: int, *, keep_buffers: bool) -> tuple[Flat, Flat]:
     """Return the weights and the module buffers of a client's personalised model in the state ``now``.
 
-    If the method returns no buffers, the buffers are those in the client's memory (``keep_buffers``), else the averaged
-    ones. They are empty before round 1 and for a module without buffers.
+    If the method returns no buffers, the buffers are those in the client's memory (``keep_buffers``), else the
+    averaged buffers. The buffers are empty before round 1 and for a module without buffers.
 
     Raises:
         ClientError: the method raised an error, or its ``personal`` returned tensors of a wrong form.
@@ -87,7 +87,7 @@ def evaluate_personal(
 ) -> Each:
     """Evaluate every client's personalised model on the client's examples; return each metric as a list over clients.
 
-    at: seed, round and step of the evaluation; ``at.model`` is not used. on_tests: use the clients' test examples
+    at: has seed, round and step of the evaluation; ``at.model`` is not used. on_tests: use the clients' test examples
     instead of the training examples.
     """
     n, metrics = plan.facts.n_clients, list[dict[str, float]]()
@@ -124,7 +124,7 @@ def evaluate_some_models(worker: Worker, task: ModelTask, job: Job) -> list[dict
 def _by_own_rule(
     worker: Worker, algorithm: Predicts, task: ModelTask, client: int, personal: Payload, on_tests: bool
 ) -> dict[str, float]:
-    """Return the accuracy of the classes from the method's ``predictions``; an empty dict if it returns None."""
+    """Return the accuracy of the method's ``predictions``; an empty dict if ``predictions`` returns None."""
     data_sets = worker.data.tests if on_tests and worker.data.tests is not None else worker.data.real
     examples, right = data_sets[client], 0
     for first in range(0, len(examples), CHUNK):

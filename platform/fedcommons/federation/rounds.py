@@ -1,6 +1,6 @@
 """The round loop of a federation: sample clients, send messages, train blocks of clients, add replies, merge.
 
-The blocks do not depend on the number of workers, so neither do the results.
+Blocks and results do not depend on the number of workers.
 """
 
 from collections import Counter
@@ -115,7 +115,7 @@ def run(
     now = replace(start, state=to_device(start.state, CPU))
     for number in range(start.round + 1, plan.facts.rounds + 1):
         now, facts = _round(algorithm, executor, plan, now, number)
-        if now.memory.in_files:  # client memories are in files only if RAM is short
+        if now.memory.in_files:  # RAM is short, so return freed memory to the system
             give_back_freed()
         yield now, facts
 
@@ -165,11 +165,11 @@ def answering(algorithm: Algorithm, plan: Plan, state: State, number: int) -> tu
 
 
 CLASS_COUNTS = Release(what=("class counts",), commons=True, reason="read by the method or the straggler rule")
-"""The privacy ledger's entry of each client's class counts, which it sends once if ``Facts.counts`` is read."""
+"""The privacy ledger's entry for a client's class counts. Every client sends them once, if ``Facts.counts`` is read."""
 
 
 def with_counts(now: Standing, facts: Facts) -> Standing:
-    """Return ``now`` with class counts added to privacy ledger and traffic, if they were read for the first time."""
+    """Return ``now``, with class counts in ledger and traffic after ``facts.counts`` is read for the first time."""
     if not facts.counts_nbytes or not now.ledger.uncovered.keys().isdisjoint(CLASS_COUNTS.named):
         return now
     ledger = now.ledger.after([CLASS_COUNTS] * facts.n_clients)
@@ -238,7 +238,7 @@ def _round(
         raise _all_rejected(name, number, rejected, now.largest)
     norms = {client: norm for r in results for client, norm in r.norms.items() if client in accepted}
     top = largest(number, norms) or now.largest
-    # ``merge`` gets neither the memory, which stays with the client, nor metrics, which are only for the experimenter.
+    # ``merge`` gets no memory, because it stays with the client, and no metrics, because they are for the experimenter.
     replies = {i: replace(reply, memory=None, metrics={}) for i, reply in accepted.items()}
     state, buffers = now.state, now.buffers
     if BUFFERS in total:
@@ -276,8 +276,8 @@ def _round(
 def _all_rejected(name: str, number: int, rejected: Mapping[int, str], before: Largest | None) -> ClientError:
     """Return the error for a round in which all replies were rejected; it names the client that most likely caused it.
 
-    If a reply of the previous round was far too large, the error names its client, because the merged model may be too
-    large to be trained although it is finite. Else the error names the first rejected client.
+    If a reply of the last round was much larger than the others (``stands_out``) and now no reply is finite, the error
+    names the client of the large reply: the model may have become too large. Else it names the first rejected client.
     """
     if before and before.stands_out and all(reason.endswith(NOT_FINITE) for reason in rejected.values()):
         text = f"round {number}, {name}: no reply was finite; among the replies, {before} (see federation.max_norm)"
