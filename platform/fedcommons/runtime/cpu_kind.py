@@ -69,7 +69,7 @@ def require_this_kind() -> None:
 def _label(text: str) -> str:
     """Convert text to a valid value of a Ray label.
 
-    It has at most 63 letters, digits and characters of ``._-``, and begins and ends with a letter or digit.
+    The value has at most 63 letters, digits and characters of ``._-``, and begins and ends with a letter or digit.
     """
     return re.sub("[^A-Za-z0-9._-]+", "-", text)[:63].strip("._-") or "unnamed"
 

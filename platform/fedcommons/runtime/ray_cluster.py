@@ -81,7 +81,7 @@ def _coming_up(what: str) -> Iterator[None]:
     except Exception as error:
         with suppress(Exception):  # the shutdown of a partly started Ray may fail
             ray.shutdown()
-        if lacks_memory(error) or (isinstance(error, OSError) and error.errno):  # the system's error, not Ray's
+        if lacks_memory(error) or (isinstance(error, OSError) and error.errno):  # raised by the system, not by Ray
             raise
         raise UserError(f"{what} ({sentence(error).rstrip('.')}).") from error
 
@@ -103,7 +103,7 @@ def _start(num_cpus: int | None) -> None:
 
     mode = os.environ.get("RAY_AUTH_MODE", "")
     if mode.lower() not in ("", "token", "disabled"):
-        raise UserError(f"RAY_AUTH_MODE must be token or disabled, got {mode!r}.")  # Ray would not require tokens
+        raise UserError(f"RAY_AUTH_MODE must be token or disabled, got {mode!r}.")  # else Ray would require no token
     if not mode:
         # An empty mode is removed, because Ray has read the mode at its import. Without a mode, ray.init uses tokens.
         os.environ.pop("RAY_AUTH_MODE", None)
@@ -161,7 +161,7 @@ def _loopback_only() -> Iterator[None]:
     """
     from ray._private import ray_constants
 
-    # The constant is changed too, because Ray reads the variable at its import.
+    # Ray reads the environment variable only at its import, so the constant in Ray is changed too.
     name, before = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", ray_constants.ENABLE_RAY_CLUSTER
     value = os.environ.get(name)
     os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False

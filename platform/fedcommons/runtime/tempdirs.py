@@ -1,4 +1,4 @@
-"""Temporary folders that only this user can enter. They are removed when the process ends, or when a later one starts.
+"""Temporary folders that only this user can enter. They are removed when this process ends or a later process starts.
 
 Any user can create files in a folder such as /tmp. So only folders that this module created for the same user are
 removed, and no link is followed. A process locks each of its folders by an flock on the file ``.fedcommons`` in the
@@ -112,7 +112,10 @@ def _remove_abandoned(base: str) -> None:
 
 
 def _remove_if_abandoned(base: str, inside: int, name: str) -> None:
-    """Remove the folder ``name`` in ``base`` (open as ``inside``) if this module created it and no process uses it."""
+    """Remove the folder ``name`` in ``base`` if this module created it and no process uses it.
+
+    inside: the open descriptor of ``base``.
+    """
     with ExitStack() as stack, suppress(OSError):
         descriptor = _opened(stack, name, os.O_RDONLY | os.O_DIRECTORY, inside)
         mark = _opened(stack, MARK, os.O_RDWR | os.O_NONBLOCK, descriptor)

@@ -24,7 +24,7 @@ class Setting:
     read: Callable[[], Any]
     write: Callable[[Any], object]
     usual: Any
-    alike: Any = None  # another value with the same meaning
+    alike: Any = None  # another value with the meaning of ``usual``
 
 
 def _attribute(owner: Any, name: str, usual: Any) -> Setting:
@@ -32,7 +32,7 @@ def _attribute(owner: Any, name: str, usual: Any) -> Setting:
 
 
 def _old(read: Callable[[], Any], write: Callable[[Any], object], usual: Any) -> Setting:
-    """Return a deprecated setting. Its ``read`` returns None if torch refuses it because the newer setting is used."""
+    """Return a deprecated setting. Its ``read`` returns None if torch allows only the newer setting in its place."""
 
     def value() -> Any:
         try:
@@ -46,7 +46,7 @@ def _old(read: Callable[[], Any], write: Callable[[Any], object], usual: Any) ->
 def _precision(owner: Any) -> Setting:
     """Return the float32 precision setting of a torch backend; the value in a run is "ieee" (no TF32).
 
-    owner: the backend. The value "none" inherits from the level above, and means "ieee" at the top level.
+    owner: the backend. The value "none" means the value of the level above it, and "ieee" at the top level.
     """
 
     def read() -> str:
@@ -71,7 +71,7 @@ def has_gpu() -> bool:
 
 
 _FILLS = _attribute(torch.utils.deterministic, "fill_uninitialized_memory", lambda: not has_gpu())
-"""Whether torch fills uninitialised memory in deterministic mode, which takes time; in a run only without a GPU."""
+"""Setting that fills uninitialised memory in deterministic mode. It takes time, so a run with a GPU turns it off."""
 
 
 def prepare_gpu() -> None:
