@@ -44,7 +44,7 @@ def facts(compared: Sequence[Compared], label: int | None = None) -> dict[str, A
     near_copies: number of synthetic images whose distance to a seen image is below the near-copy limit.
     expected: upper bound on the expected number of near-copies if the k images were new real images.
     identical: number of synthetic images that are exact, moved or mirrored copies of a seen image.
-    copied, control: numbers of matched seen and of held-out images that a synthetic image is nearer to than the limit.
+    copied, control: numbers of matched seen and of held-out images within the near-copy limit of a synthetic image.
     copied_half, control_half: the same numbers for half of the near-copy limit.
     to_seen, to_held_out: median distance to the closest matched seen image, and to the closest held-out image.
     memorised: whether one of the three tests in ``verdict.py`` reports memorised images.

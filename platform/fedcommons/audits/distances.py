@@ -125,7 +125,10 @@ def embedding(module: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 def _smallest(sides: Iterator[tuple[Tensor, Tensor, int]]) -> Tensor:
-    """Return (n, r): the smallest Euclidean distance over variants (n points, r points, coordinates to scale up to)."""
+    """Return (n, r): the smallest Euclidean distance over variants, each (n points, r points, coordinates of a whole).
+
+    A squared distance between points with fewer coordinates is scaled up to the coordinates of a whole image.
+    """
     best = None
     for left, right, whole in sides:
         a, b = left.flatten(1), right.flatten(1)

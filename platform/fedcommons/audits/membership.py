@@ -8,7 +8,8 @@ other generators are its shadow models. The attack compares an image's score und
 shadow models that were trained on the image and under shadow models that were not.
 
 Departs from the paper: the attacker knows all n images, but not which were used for training. Images are not augmented.
-If all shadow models were trained on an image, or none, the missing mean is that of all images.
+If all shadow models or no shadow models were trained on an image, one of the image's two means is missing. The mean
+over all images replaces it.
 """
 
 from collections.abc import Callable, Sequence
@@ -55,7 +56,7 @@ def by_loss(generator: Generator, weights: Weights, images: Examples, n_classes:
 def halves(labels: np.ndarray, generators: int, seed: int) -> np.ndarray:
     """Draw (K, n) bool: which of K generators is trained on which of n images, a random half of each class.
 
-    In a class with an odd number of images, even generators get the smaller half and odd generators the larger half.
+    If a class has an odd number of images, generators 0, 2, ... get the smaller half and 1, 3, ... the larger half.
     """
     inside = np.zeros((generators, len(labels)), bool)
     for k in range(generators):
@@ -88,8 +89,8 @@ def scores(
 def likelihood_ratios(scores: np.ndarray, inside: np.ndarray) -> np.ndarray:
     """Return (K, n): log p(score | image was trained on) - log p(score | image was not trained on), per generator.
 
-    The densities are normal and fitted to the scores of the K - 1 other generators. There are two means per image, for
-    generators trained on it and not trained on it, and one variance for all images.
+    The densities are normal and fitted to the scores of the K - 1 other generators. Each image has two means, one for
+    generators trained on the image and one for the other generators. All images have one variance.
     """
     means = []
     for side in (inside, ~inside):

@@ -118,7 +118,7 @@ class Compared:
 
     @property
     def near(self) -> np.ndarray:
-        """Return (k,) bool: whether a synthetic image is a near-copy, that is, below the limit."""
+        """Return (k,) bool: whether a synthetic image is a near-copy: its distance to a seen image is below ``limit``."""
         return self.nearest.to_seen < self.limit
 
     @property

@@ -100,10 +100,11 @@ def _kernel(a: Tensor, b: Tensor) -> Tensor:
 class Quality:
     """The result of ``pool_quality``.
 
-    pool: the measures of ``compared`` for the pool, and fidelity: the share of pool images for which the classifier
-    trained on real images predicts their label. unseen: the same measures for test images instead of the pool, as a
-    reference; fidelity is then the test accuracy of that classifier. accuracy: test accuracy of a classifier trained on
-    the pool. points: number of compared images of each kind. trained: number of training images of each classifier.
+    pool: the measures of ``compared`` for the pool, and fidelity: the share of pool images whose label the classifier
+    trained on real images predicts. unseen: the same measures for test images instead of the pool, as a reference. Its
+    fidelity is the test accuracy of the classifier trained on real images. accuracy: test accuracy of the classifier
+    trained on the pool. points: number of compared images of each kind. trained: number of training images of each
+    classifier.
     """
 
     pool: Mapping[str, float]
@@ -118,8 +119,8 @@ def pool_quality(
 ) -> Quality:
     """Measure the quality of a pool of labelled synthetic images by comparison with real training images.
 
-    Two classifiers start from ``work.initial`` and are trained by ``work.local``: one on real images, one on the same
-    number of pool images, at most ``most``. The classifier trained on real images computes the features. k: number of
+    ``work.local`` trains two classifiers from ``work.initial``: one on real images, one on pool images. Each gets the
+    same number of images, at most ``most``. The classifier trained on real images computes the features. k: number of
     nearest neighbours.
 
     Raises:

@@ -45,7 +45,7 @@ def counts(comparison: Compared, label: int | None = None, planted: Planted = NO
     0     k, the number of synthetic images
     1     the number of synthetic images that are closer to a matched seen image than to any held-out image
     2     the sum over records r of k_r^2, where k_r synthetic images have the closest record r
-    3, 4  the numbers of matched seen and of held-out images that a synthetic image is nearer to than the near-copy limit
+    3, 4  the numbers of matched seen and of held-out images within the near-copy limit of a synthetic image
     5, 6  the same two numbers for half of the near-copy limit
 
     planted: copies that replace synthetic images. The replaced images must be of class ``label``.
@@ -66,12 +66,12 @@ def counts(comparison: Compared, label: int | None = None, planted: Planted = NO
             ).numpy()
             == label
         )
-    hits = hit.reshape(4, m).sum(1)  # seen, held-out images near to a synthetic image: by limit, by half of it
+    hits = hit.reshape(4, m).sum(1)  # seen, held-out images within the limit, then within half of it
     return np.array([len(records), closer, np.square(np.bincount(records)).sum(), *hits], float)
 
 
 def independent(total: np.ndarray) -> float:
-    """Return k^2 / sum_r k_r^2, the number of independent images with as much information; see ``counts``."""
+    """Return k^2 / sum_r k_r^2, the number of independent images with the same variance; see ``counts``."""
     return float(total[0] ** 2 / total[2])
 
 

@@ -30,7 +30,7 @@ Rows = Tensor | slice
 """Indices of examples."""
 
 Draw = Callable[[int, Rows], Sequence[Tensor]]
-"""Function (n, rows) -> columns of random numbers of a step: it draws for n examples and returns those of ``rows``."""
+"""Function (n, rows) -> columns of random numbers: it draws a step's numbers for n examples and selects ``rows``."""
 
 
 def require_examples_apart(module: nn.Module) -> None:
@@ -71,7 +71,7 @@ def noisy_sum(
     of_each = torch.vmap(grad(loss), in_dims=(None, *(0,) * len(columns)))
     with sdpa_kernel(SDPBackend.MATH):  # ``torch.vmap`` would run other attention kernels in a loop over examples
         for rows in zip(*(column.split(physical_batch) for column in columns), strict=True):
-            if len(rows[0]):  # an empty batch yields one empty piece, which is skipped
+            if len(rows[0]):  # an empty batch yields one piece without examples
                 total.add(*clipped_sum(list(of_each(values, *rows).values()), clip))
     return total
 
@@ -79,7 +79,7 @@ def noisy_sum(
 def of_step(
     dp: DPSGD, step: nn.Module, named: Mapping[str, nn.Parameter], batch: Sequence[Tensor], number: int
 ) -> tuple[NoisySum, dict[str, Tensor]]:
-    """Return the sum of a local step's clipped gradients, without noise yet, and sums of the loss and logged metrics.
+    """Return the noiseless sum of a local step's clipped gradients, and the batch's sums of loss and logged metrics.
 
     step: the training step as a function of the weights (``functional_step.Step``). number: index of the step.
     One call computes the gradients of ``dp.at_once`` examples. The module gets each example as a batch of one.
@@ -136,9 +136,9 @@ def steps(
 
     Args:
         columns: the examples, n rows in each column.
-        draw: draws a step's random numbers for examples. With secret noise it draws for all n examples, so the numbers
-            do not disclose which examples are in the batch, and each term of the sum depends on one example only, as
-            amplification by sampling requires. With seeded noise it draws for the examples of the batch only.
+        draw: draws a step's random numbers for examples. With seeded noise it draws for the examples of the batch only.
+            With secret noise it draws for all n examples, so the numbers do not disclose which examples are in the
+            batch. Then each term of the sum depends on one example only, as amplification by sampling requires.
         draws: the generator that ``draw`` reads, or None; with secret noise every step seeds it from the salt.
 
     Raises:

@@ -13,7 +13,7 @@ mu^2 (Dong, Roth and Su, arXiv:1905.02383).
 from math import exp, expm1, inf, log
 
 MU = (1e-7, 1e7)
-"""Range of mu in which equations are solved. Below 1e-7 a value is almost only noise; above 1e7 noise is negligible."""
+"""Range of mu in which equations are solved. Below 1e-7 the noise hides the value; above 1e7 noise is negligible."""
 
 
 def delta(epsilon: float, mu: float) -> float:

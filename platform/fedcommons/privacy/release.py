@@ -1,4 +1,4 @@
-"""Releases: the privacy ledger's entries, one for data that left a client and the privacy mechanism that protects them.
+"""Releases: entries of the privacy ledger. A release states which data left a client and what protects the data.
 
 q: sampling rate;  sigma: noise multiplier, the noise's standard deviation over the sensitivity;  sensitivity: largest
 change, in L2 norm, that one example makes to the value before noise;  steps: how often the mechanism ran.

@@ -88,7 +88,7 @@ def require_writable(store: Path) -> None:
     """Check before training that salts can be stored, and create the folder of salts.
 
     Raises:
-        UserError: salts cannot be stored, or the folder of salts is in ``store``, which has the synthetic images.
+        UserError: salts cannot be stored, or the folder of salts is in ``store``, the folder of synthetic images.
     """
     require_outside(store)
     where = folder()
