@@ -206,7 +206,7 @@ def _influence(loop: LocalSGD, seed: int, m: int = 20) -> float:
 
 def _sizes(sizes: np.ndarray, n: int, q: float) -> float:
     """Return the two-sided p-value of the numbers of examples per batch (``sizes``), if each is Binomial(n, q)."""
-    from scipy.stats import chi2  # the import takes half a second
+    from scipy.stats import chi2  # imported here, because it takes half a second
 
     if q >= 1:
         return float((sizes == n).all())

@@ -25,7 +25,7 @@ def clopper_pearson(share: float, n: float, confidence: float = 0.95) -> tuple[f
 
     For dependent trials, n is the number of independent trials with the same variance, which may be fractional.
     """
-    from scipy.stats import beta  # the import takes half a second
+    from scipy.stats import beta  # imported here, because it takes half a second
 
     k, tail = share * n, (1 - confidence) / 2
     low = float(beta.ppf(tail, k, n - k + 1)) if k > 0 else 0.0

@@ -25,7 +25,7 @@ def p_value(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
         ValueError: 0 <= v <= r <= m does not hold, epsilon is below 0, or delta is outside of [0, 1].
     """
     from scipy.special import expit
-    from scipy.stats import binom  # the import takes half a second
+    from scipy.stats import binom  # imported here, because it takes half a second
 
     if not (0 <= v <= r <= m and epsilon >= 0 and 0 <= delta <= 1):
         raise ValueError(

@@ -127,10 +127,10 @@ class Attack:
 
 
 def attack(ratios: np.ndarray, inside: np.ndarray, seed: int, draws: int = 400) -> Attack:
-    """Compute the ROC curve over all K n pairs (generator, image), with 95 % confidence intervals.
+    """Compute the ROC curve over all pairs of K generators and n images, with 95 % confidence intervals.
 
     The interval of the AUC is from ``draws`` bootstrap samples of images, not of pairs, because an image's K ratios
-    depend on each other. The interval of the true positive rate is that of Clopper and Pearson for n/2 images.
+    depend on each other. The interval of the true positive rate is Clopper and Pearson's, as for n/2 images.
     """
     fpr, tpr = roc(ratios.ravel(), inside.ravel())
     n, again = ratios.shape[1], numpy_generator(seed, "bootstrap")

@@ -17,7 +17,7 @@ from fedcommons.errors import UserError
 from fedcommons.seeding import numpy_generator
 
 NEAR = 0.01
-"""Share of held-out images that are closer to a training image than the near-copy limit; it defines the limit."""
+"""Share of held-out images that are allowed to be near-copies; the near-copy limit is computed from this share."""
 
 COPIES = 1000
 """Largest number of copies of a client's training images; ``detection_power`` replaces synthetic images by copies."""
@@ -118,7 +118,7 @@ class Compared:
 
     @property
     def near(self) -> np.ndarray:
-        """Return (k,) bool: whether a synthetic image is a near-copy: its distance to a seen image is below ``limit``."""
+        """Return (k,) bool: whether a synthetic image is a near-copy (distance to a seen image below ``limit``)."""
         return self.nearest.to_seen < self.limit
 
     @property

@@ -50,7 +50,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
     Balle and Wang 2018, arXiv:1805.06530, theorem 8.
     """
-    from scipy.special import log_ndtr, ndtr  # the import takes half a second
+    from scipy.special import log_ndtr, ndtr  # imported here, because it takes half a second
 
     def spent(e: float) -> float:
         return float(ndtr(mu / 2 - e / mu)) - exp(min(0.0, e + float(log_ndtr(-mu / 2 - e / mu))))
@@ -59,7 +59,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return 0.0
     if isinf(mu):
         return inf
-    low, high = 0.0, mu * mu / 2 + mu * sqrt(2 * log(1 / delta))  # Mironov's bound for the Gaussian mechanism
+    low, high = 0.0, mu * mu / 2 + mu * sqrt(2 * log(1 / delta))  # upper bound by Mironov, for the Gaussian mechanism
     while high - low > 1e-9 * max(1.0, high):
         middle = (low + high) / 2
         low, high = (middle, high) if spent(middle) > delta else (low, middle)
@@ -123,7 +123,7 @@ def estimate(scores: np.ndarray, inside: np.ndarray, release: Release, delta: fl
     Raises:
         ValueError: there are fewer than two included or two excluded directions, or the release has no guarantee.
     """
-    from scipy.stats import chi2, norm  # the import takes half a second
+    from scipy.stats import chi2, norm  # imported here, because it takes half a second
 
     by_step = np.atleast_2d(scores)
     scores = by_step.sum(0)

@@ -98,7 +98,7 @@ class BlockResult:
     sums: dict[Form, Total]
     replies: dict[int, tuple[Form, Reply]]
     norms: dict[int, float]  # client -> L2 norm of its whole reply
-    rejected: dict[int, str]  # client -> reason
+    rejected: dict[int, str]  # client -> reason why its reply is rejected
     up_bytes: int
     releases: list[Release]  # the privacy ledger's entries of all tensors that were sent, with and without guarantee
     outlived: set[str]  # with DP, names of objects other than messages and memory that a client's training changed

@@ -78,7 +78,7 @@ def run_if_same(theirs: Mapping[str, Mapping[str, str]], function: Callable[...,
 
 
 def require_alike(pin: Mapping[str, str], shared: Sequence[tuple[str, Path]], advice: str) -> None:
-    """Check that each host of Ray with the labels ``pin`` has the driver's source files and its folders.
+    """Check that each host of Ray with the labels ``pin`` has the driver's source files and shares its folders.
 
     The driver is this process, which started the command. It must be connected to Ray.
 

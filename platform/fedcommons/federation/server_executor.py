@@ -55,7 +55,7 @@ def _without_clients(worker: Worker, job: _Job, number: Any) -> Any:
 
 
 def _alone(pool: Clients) -> Clients:
-    """Return a copy of the pool in new tensors, because ``pool.store`` also contains the clients' real examples."""
+    """Return a copy of the pool in new tensors, because ``pool.store`` also has the clients' real examples."""
     rows = pool.rows.flat
     store = Examples(pool.store.x.index_select(0, rows), pool.store.y.index_select(0, rows))
     sizes = pool.rows.sizes

@@ -167,7 +167,7 @@ class Slow:
 def arrival(rule: Rule | None, n_clients: int, joining: int | None, seed: int) -> tuple[float, ...] | None:
     """Return, per client, the probability that the client takes part in a round and its whole reply arrives.
 
-    The result is None if there is no closed form. It is stored as ``Facts.arrival``.
+    The result is stored as ``Facts.arrival``. It is None if the probabilities have no closed form.
     rule: the straggler rule; None: no client is a straggler. joining: number of clients that are sampled uniformly per
     round; None if the method chooses the clients (no closed form).
 

@@ -64,7 +64,7 @@ class NoisySum:
 
     @property
     def release(self) -> Release:
-        """Return the sum's privacy ledger entry, with q = 1. Its sigma is the noise's deviation over ``bound``."""
+        """Return the sum's privacy ledger entry, without sampling (q = 1). sigma: noise deviation over ``bound``."""
         sigma = self.sigma * (self.clip / self.bound)  # exactly ``self.sigma`` if no vector is longer than C
         return Release(mechanism=SAMPLED_GAUSSIAN, sigma=sigma, sensitivity=self.bound, steps=1)
 
@@ -100,7 +100,7 @@ class DPSGD:
     C: clipping norm;  sigma: noise multiplier;  B: batch size;  g_j: gradient on example j.
     """
 
-    noise_multiplier: float  # sigma, the standard deviation of the noise over C
+    noise_multiplier: float  # sigma, the standard deviation of the noise divided by C
     clip: float  # C, the clipping norm
     target: Target | None = None  # if set, each client's sigma is computed from this target epsilon
     at_once: int = 1  # examples per gradient call in local training, unless the method defines the loss

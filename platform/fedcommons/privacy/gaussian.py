@@ -13,7 +13,7 @@ mu^2 (Dong, Roth and Su, arXiv:1905.02383).
 from math import exp, expm1, inf, log
 
 MU = (1e-7, 1e7)
-"""Range of mu in which equations are solved. Below 1e-7 the noise hides the value; above 1e7 noise is negligible."""
+"""Range of mu (sensitivity over noise) in which equations are solved; outside, one of the two is negligible."""
 
 
 def delta(epsilon: float, mu: float) -> float:
@@ -21,7 +21,7 @@ def delta(epsilon: float, mu: float) -> float:
 
     mu: sensitivity over the standard deviation of the noise, above 0.
     """
-    from scipy.special import log_ndtr  # the import takes half a second
+    from scipy.special import log_ndtr  # imported here, because it takes half a second
 
     first, second = float(log_ndtr(mu / 2 - epsilon / mu)), float(log_ndtr(-mu / 2 - epsilon / mu))
     return -exp(first) * expm1(min(0.0, epsilon + second - first)) if first > -inf else 0.0

@@ -54,7 +54,7 @@ def ranges(table: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
 
 
 def in_words(table: Mapping[str, Any]) -> str:
-    """Return one line of text for a table: its constants, and the ranges of sigma, q and steps over clients."""
+    """Return one line of text for a table: ranges over clients of noise multiplier, sampling rate and steps; constants."""
     numbers = [f"{name} {_range(*both)}" for name, both in ranges(table).items()]
     numbers += [] if table["clip"] is None else [f"C {table['clip']:g}"]
     return f"{table['what']}: {', '.join(numbers)}, delta {table['delta']:g}, {accountants(table)}"

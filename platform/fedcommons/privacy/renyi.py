@@ -44,11 +44,11 @@ def _terms(q: float, sigma: float, orders: np.ndarray, i: np.ndarray) -> tuple[n
 
     The third result (n,) is the larger logarithm of the two summands in the last term.
     """
-    from scipy.special import binom, log_ndtr  # the import takes half a second
+    from scipy.special import binom, log_ndtr  # imported here, because it takes half a second
 
     j = orders[:, None] - i
     z, coefficient = sigma**2 * np.log(1 / q - 1) + 0.5, binom(orders[:, None], i)
-    with np.errstate(divide="ignore"):  # log(0): the coefficient is 0 for i above an integer order
+    with np.errstate(divide="ignore"):  # log(0) is fine: coefficients above an integer order are 0
         size = np.log(np.abs(coefficient))
     logs = np.stack(
         [
