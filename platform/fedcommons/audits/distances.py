@@ -46,7 +46,7 @@ class Look:
         return self._mirrored(x)[..., rows, :][..., columns] if self.down or self.right else self._mirrored(x)
 
     def overlap(self, x: Tensor, records: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the pixels of the images x that overlap with the changed records, and the records' pixels there."""
+        """Return the pixels of the images x, and of the changed records, in the area in which both overlap."""
         return _window(x, self.down, self.right), _window(self._mirrored(records), -self.down, -self.right)
 
     def _mirrored(self, x: Tensor) -> Tensor:

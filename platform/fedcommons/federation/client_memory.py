@@ -60,7 +60,7 @@ class ClientMemory(Mapping[int, Payload]):
 
     def updated(self, round: int, new: Mapping[int, Payload]) -> "ClientMemory":
         """Return the memories after ``round``, with ``new`` in place of old ones. Above the limit, files are used."""
-        entries = {i: e for i, e in self.entries.items() if i not in new} | dict(new)  # the first go to files
+        entries = {i: e for i, e in self.entries.items() if i not in new} | dict(new)  # oldest first, for ``_spill``
         after = ClientMemory(entries, self.cap_bytes, self.folder, self.run)
         if self.folder is not None:
             after._spill(self.folder, round)

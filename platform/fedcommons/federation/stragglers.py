@@ -136,7 +136,7 @@ class Fastest:
         return dict.fromkeys(sorted(joined, key=lambda i: (times[i], i))[self.k :], 0.0)
 
     def arrival(self, n_clients: int, joining: int, seed: int) -> list[float] | None:
-        """Return k/|S|, the probability to be among the fastest k of |S|, if clients are equally fast; else None."""
+        """Return k/|S|, the share of a round's |S| clients that is awaited, if all are equally fast; else None."""
         alike = not self.client_spread and self.spread
         return [min(1.0, self.k / joining)] * n_clients if alike else None
 

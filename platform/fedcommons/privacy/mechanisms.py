@@ -54,7 +54,7 @@ def ranges(table: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
 
 
 def in_words(table: Mapping[str, Any]) -> str:
-    """Return one line of text for a table: ranges over clients of noise multiplier, sampling rate and steps; constants."""
+    """Return one line of text for a table: its constants, and ranges of noise multiplier, sampling rate and steps."""
     numbers = [f"{name} {_range(*both)}" for name, both in ranges(table).items()]
     numbers += [] if table["clip"] is None else [f"C {table['clip']:g}"]
     return f"{table['what']}: {', '.join(numbers)}, delta {table['delta']:g}, {accountants(table)}"
@@ -83,7 +83,7 @@ def columns(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, floa
 
 
 def _rows(events: Events, less: Events | None = None) -> list[tuple[int, float, float, int]]:
-    """Return rows (client, sampling rate, noise multiplier, steps) of ``events``; steps in ``less`` are subtracted."""
+    """Return rows (client, sampling rate, noise multiplier, steps) of ``events``, minus the steps in ``less``."""
     before = less or {}
     rows = [
         (client, q, sigma, steps - before.get(client, {}).get((q, sigma), 0))
