@@ -17,7 +17,7 @@ from fedcommons.testing.spy import Spy
 
 @dataclass(frozen=True)
 class InTurn:
-    """A straggler rule that applies one of ``rules`` per round, in turn; after the last rule the first one follows."""
+    """A straggler rule that applies its ``rules`` in turn, one per round, and starts again after the last rule."""
 
     rules: tuple[Rule, ...]
 
@@ -43,13 +43,13 @@ def rounds_of(
     played: Sequence[tuple[Standing, dict[str, float]]],
     start: Standing | None = None,
 ) -> list[tuple[list[int], list[int]]]:
-    """Return for each round the clients that take part, and those of them whose reply must arrive at the server."""
+    """Return two lists per round: the clients that take part, and those among them whose reply reaches the server."""
     before = [start or federation.start(algorithm, plan), *(now for now, _ in played)]
     return [answering(algorithm, plan, now.state, now.round + 1) for now in before[:-1]]
 
 
 def play_with_absent_clients(algorithm: Algorithm, federation: Federation, plan: rounds.Plan) -> None:
-    """Check that a client's memory stays unchanged while it is absent, and that its next round gets this memory."""
+    """Check that an absent client's memory stays unchanged, and that the client gets this memory in its next round."""
     spy, expected = Spy(algorithm), {}
     played = federation.run(spy, plan)
     answers = rounds_of(federation, algorithm, plan, played)

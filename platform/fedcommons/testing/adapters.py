@@ -68,7 +68,10 @@ class Result:
 
 @dataclass(frozen=True)
 class Adapted:
-    """A method that runs clients of another framework; see ``adapted``. server: the strategy's object during a run."""
+    """A method that runs clients of another framework (see ``adapted``).
+
+    server: a list with the strategy's object, which lasts for a run; empty without a strategy.
+    """
 
     build: Callable[..., Any]
     strategy: Callable[[], Any] | None = None
@@ -122,7 +125,7 @@ class Adapted:
         x = flat(state, "model")
         if not self.strategy:
             return {"model": weighted_mean(x, total, replies)}
-        if not self.server:  # a run that continues from a checkpoint has no strategy object yet
+        if not self.server:  # a checkpoint stores no strategy, so a continued run builds it here
             self.server.append(self._server(int(scalar(state, "seed"))))
         results = [
             (str(i), Result(arrays_of(flat(reply.each, "model")), int(reply.weight))) for i, reply in replies.items()
@@ -139,7 +142,7 @@ class Adapted:
             return self.strategy()
 
     def build_object(self, work: Work, data: ClientData, seed: int) -> Any:
-        """Build a client's object from the arguments that its class or function takes; see the module."""
+        """Build a client's object with those arguments of the module's docstring that its class or function accepts."""
         epochs = work.loop.epochs_for(len(data), data.n_own, work.share)
         values = dict(module=_module(work, work.initial), loss=_loss_of(data.y), x=data.x, y=data.y)
         values |= dict(rate=float(work.rates[0]), epochs=epochs, batch_size=work.loop.batch_size, seed=seed)
@@ -203,7 +206,7 @@ def flat_of(arrays: Sequence[Any], like: Flat) -> Flat:
 
 
 def _module(work: Work, weights: Flat) -> nn.Module:
-    """Return a copy of the worker's module with these weights, in training mode; it shares no memory."""
+    """Return a separate copy of the worker's module, in training mode, whose parameters have the values ``weights``."""
     module = deepcopy(work.module)
     with torch.no_grad():
         for name, parameter in trainable_parameters(module).items():
@@ -249,7 +252,7 @@ def _parameters(build: Callable[..., Any]) -> Mapping[str, Parameter]:
 
 
 def _accepted_names(build: Callable[..., Any], names: Sequence[str]) -> list[str]:
-    """Return those of ``names`` that ``build`` accepts as keyword arguments; all of them if it has ``**kwargs``."""
+    """Return those of ``names`` that ``build`` accepts as keyword arguments; with ``**kwargs`` all of ``names``."""
     parameters = _parameters(build)
     has_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     return [name for name in names if has_any or name in parameters]

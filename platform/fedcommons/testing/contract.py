@@ -113,7 +113,7 @@ def two_rounds_keep_names_shapes_and_types(algorithm: Algorithm, local: LocalSGD
 
 
 def the_loss_falls(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Check that five rounds lower the training loss by 20 % on softmax regression, whose loss is convex."""
+    """Check that five rounds lower the training loss by over 20 % on softmax regression, whose loss is convex."""
     federation = digits(sizes=(30, 40, 30, 40, 30), lr=0.2, linear=True, method=algorithm).training(local)
     plan, executor = federation.plan(5), federation.serial(algorithm)
     ends = federation.start(algorithm, plan), federation.run(algorithm, plan, executor)[-1][0]
@@ -126,7 +126,7 @@ def the_loss_falls(algorithm: Algorithm, local: LocalSGD) -> None:
 
 
 def same_seed_same_bits_other_seed_other_bits(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Check that a seed fixes all bits; the worker that repeats seed 0 has run seed 1 before."""
+    """Check that equal seeds give equal bits, also on a worker that ran another seed, and other seeds other bits."""
     federation, spy = digits(dropout=0.3, method=algorithm).training(replace(local, augment=True)), Spy(algorithm)
     used = federation.serial(spy)
     first, other, again = (
@@ -166,7 +166,7 @@ def what_a_client_returned_is_not_the_workers_buffer(algorithm: Algorithm, local
 
 
 def memory_is_never_sent(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Check that no message or reply contains a tensor of the client's memory; scalars and zeros are not compared."""
+    """Check that no message or reply has a tensor of the client's memory, except tensors of one element or of zeros."""
     federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
     federation.run(spy, federation.plan(3))
     for call in spy.calls:
@@ -199,7 +199,7 @@ def all_clients_of_a_round_get_the_same_common(algorithm: Algorithm, local: Loca
     """Check that ``Message.common`` is equal for all clients of a round; ``individual`` is for values of one client."""
     federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
     federation.run(spy, federation.plan(2))
-    first = dict(reversed(spy.common))  # reversed, so that the first message of each round is stored
+    first = dict(reversed(spy.common))  # reversed, because dict keeps the last entry per round
     for round, common in spy.common:
         unequal = differing(first[round], common)
         clients_differ = f"message.common differs between clients in {listed(unequal)}"
@@ -248,14 +248,14 @@ def a_client_that_sits_out_keeps_its_memory(algorithm: Algorithm, local: LocalSG
 
 
 def stragglers_change_nothing(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Check clients' memory if three of five clients are sampled and about half of them do not reply, once none."""
+    """Check clients' memory if about half of the three sampled clients do not reply, and in one round no client."""
     federation = digits(method=algorithm).training(local)
     plan = federation.plan(5, participation=0.6, seed=52, late=Independent(0.5))
     play_with_absent_clients(algorithm, federation, plan)
 
 
 def late_clients_by_any_rule_break_no_promise(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Check memory, checkpoints and other workers under the straggler rules ``LATE``; partial work is accepted."""
+    """Check memory, and equal bits after a checkpoint and on other workers, under the straggler rules ``LATE``."""
     federation = digits(dropout=0.3, method=algorithm).training(replace(local, augment=True))
     plan = replace(federation.plan(5, participation=0.8, blocks=4, seed=8, late=LATE), take_partial=True)
     play_with_absent_clients(algorithm, federation, plan)
@@ -271,7 +271,7 @@ def continuing_from_a_checkpoint_is_never_having_stopped(algorithm: Algorithm, l
 def _require_the_same_after_a_stop(
     algorithm: Algorithm, federation: Federation, plan: rounds.Plan, executor: Executor | None = None
 ) -> None:
-    """Check that ``executor`` (None: serial) continues a checkpoint of round 2 to the bits of an uninterrupted run."""
+    """Check that a run continued from round 2 on ``executor`` (None: serial) has the bits of an uninterrupted run."""
     later, played, last = deepcopy(algorithm), [], plan.facts.rounds
     with tempdirs.folder() as folder:
         start, before = federation.start(algorithm, plan), federation.serial(algorithm)
@@ -280,7 +280,7 @@ def _require_the_same_after_a_stop(
             if now.round == 2:
                 checkpoint.save(folder, now)
         whole = bits(played[-1][0])
-        federation.run(algorithm, federation.plan(1, seed=1))  # global variables now come from another run
+        federation.run(algorithm, federation.plan(1, seed=1))  # overwrites the method's global variables
         rest = federation.run(later, plan, executor, checkpoint.load_latest(folder))
     unequal = differing(bits(rest[-1][0]), whole)
     require(
@@ -301,7 +301,7 @@ def neither_the_worker_nor_the_order_decides_a_bit(algorithm: Algorithm, local: 
 
 
 def what_a_module_draws_is_keyed_in_every_mode(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Check that seeds fix the noise layer of a module in training, evaluation and measurement, on any worker."""
+    """Check that seeds fix what a module's noise layer draws in training, evaluation and measurement, on any worker."""
     federation = digits(noise=0.5, method=algorithm).training(local)
     require_the_bits_of_one_process(algorithm, federation, Apart(federation, algorithm))
     at = ModelTask(federation.model, seed=1)
@@ -317,11 +317,11 @@ def what_a_module_draws_is_keyed_in_every_mode(algorithm: Algorithm, local: Loca
 
 
 def batch_norms_statistics_follow_the_policy(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Check BatchNorm statistics: averaged ones are sent with the model, local ones are not; methods never see them."""
+    """Check that BatchNorm statistics are sent only if the server averages them, and that methods never get them."""
     federation = digits(batch_norm=True, method=algorithm).training(local)
     initial = federation.work().initial_buffers
     if not len(initial):
-        return  # the method raises an error for modules with BatchNorm
+        return  # the method refuses BatchNorm, so the module has none
     sent = {}
     for keep in (False, True):
         spy, plan = Spy(algorithm), replace(federation.plan(2), keep_buffers=keep)

@@ -18,7 +18,7 @@ from fedcommons.testing.federations import Federation
 def require_the_bits_of_one_process(
     algorithm: Algorithm, federation: Federation, executor: Executor, plan: Plan | None = None
 ) -> None:
-    """Check that rounds have the same bits on ``executor`` and on the serial executor. plan: None: three rounds.
+    """Check that ``executor`` and the serial executor give the same bits. plan: the run's settings; None: three rounds.
 
     Raises:
         AssertionError: state, memory or metrics differ.
@@ -70,7 +70,7 @@ def require_the_same_of_ray(algorithm: Algorithm, federation: Federation, actors
     ray_cluster.connect(num_cpus=actors)
     try:
         if home is not None and not home.__name__.startswith("fedcommons."):
-            cloudpickle.register_pickle_by_value(home)  # the actors may not be able to import a script or a test
+            cloudpickle.register_pickle_by_value(home)  # because actors may be unable to import a script
         executor = RayActors(federation.build(algorithm), federation.data, actors, 0)
         try:
             require_the_bits_of_one_process(algorithm, federation, executor)

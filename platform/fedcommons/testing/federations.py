@@ -46,7 +46,10 @@ class Federation:
     keep_buffers: bool = False  # whether BatchNorm statistics stay with the clients; see ``Plan``
 
     def training(self, loop: LocalSGD, weighting: str = "uniform") -> Self:
-        """Return a copy with these settings of local training; ``weighting`` of clients: ``uniform`` or ``samples``."""
+        """Return a copy with the settings ``loop`` of local training.
+
+        weighting: of clients in averages: ``uniform`` (equal weights) or ``samples`` (by their numbers of examples).
+        """
         return replace(self, loop=loop, weighting=weighting)
 
     def on(self, device: torch.device) -> Self:
@@ -63,7 +66,7 @@ class Federation:
         return Work(self.module(), self.device, self.loop, self.weighting)
 
     def build(self, algorithm: Algorithm) -> Callable[[RunData], Worker]:
-        """Return a function that builds a worker of an executor from the clients' data."""
+        """Return a function that builds an executor's worker for the method ``algorithm`` from the clients' data."""
         module, device, loop, weighting = self.module, self.device, self.loop, self.weighting
 
         def build(data: RunData) -> Worker:
@@ -110,7 +113,10 @@ class Federation:
 
 
 class Regression(LightningModule):
-    """Linear regression with loss f(w) = (weighted) mean of (<a, w> - b)^2 / 2, in float64 for exact comparisons."""
+    """Linear regression in float64, for exact comparisons; weights w, features a and target b of an example.
+
+    The loss is f(w) = mean of (<a, w> - b)^2 / 2, weighted if the examples have weights.
+    """
 
     def __init__(self, dim: int, lr: float, momentum: float = 0.0) -> None:
         super().__init__()
@@ -131,7 +137,7 @@ class Regression(LightningModule):
 
 @dataclass(frozen=True)
 class LeastSquares:
-    """Federated least squares: client i has n_i examples with features a[i] (n_i, d) and targets b[i] (n_i,)."""
+    """Federated least squares: client i has n_i examples with d features, a[i] (n_i, d), and targets b[i] (n_i,)."""
 
     a: Sequence[np.ndarray]
     b: Sequence[np.ndarray]
@@ -145,12 +151,12 @@ class LeastSquares:
         return Federation(RunData(clients, clients, {}), lambda: Regression(dim, lr, momentum))
 
     def gradients(self, w: np.ndarray) -> np.ndarray:
-        """Return the gradient of each client's mean loss at the weights ``w`` (d,), with shape (clients, d)."""
+        """Return the gradient of each client's mean loss at the d weights ``w``, as an array of shape (clients, d)."""
         return np.stack([a.T @ (a @ w - b) / len(b) for a, b in zip(self.a, self.b, strict=True)])
 
     @property
     def optimum(self) -> np.ndarray:
-        """Return the weights (d,) that minimise the mean of the clients' mean losses."""
+        """Return the weight vector that minimises the mean of the clients' mean losses."""
         hessian = np.sum([a.T @ a / len(b) for a, b in zip(self.a, self.b, strict=True)], axis=0)
         return np.linalg.solve(hessian, -self.gradients(np.zeros(len(hessian))).sum(0))
 

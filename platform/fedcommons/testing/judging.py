@@ -2,10 +2,11 @@
 
     sqrt( sum over noisy sums and tensors of (moved / sd)^2 )  <=  times sqrt( sum over releases of steps / sigma^2 )
 
-moved: Euclidean distance of the value in both runs, for a noisy sum before noise;  sd: standard deviation of the drawn
-noise;  times: 1 for a removed example, 2 for a replaced one (``neighbours.Kind``);  steps, sigma: declared number of
-noisy sums and noise multiplier. The right side is the total change that the declared Gaussian noise hides if every
-example is in every sum (sampling rate q = 1). With q < 1 an example is in fewer sums, so the left side is smaller.
+moved: Euclidean distance between a value of the first run and the same value of the second run; noisy sums are compared
+before noise;  sd: standard deviation of the noise on the value;  times: 1 for a removed example, 2 for a replaced one
+(``neighbours.Kind``);  steps: declared number of noisy sums;  sigma: declared noise multiplier. The right side is the
+total change that the declared Gaussian noise hides if every example is in every sum (sampling rate q = 1). With q < 1
+an example is in fewer sums, so the left side is smaller.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from fedcommons.testing.spreads import Spread, difference, in_units
 
 
 def first_and_count(names: Sequence[str]) -> str:
-    """Return the first sentence and the number of further sentences, or an empty text without sentences."""
+    """Return the first of the sentences ``names`` and the number of further sentences; empty without sentences."""
     return names[0] + (f" ({len(names) - 1} more)" if names[1:] else "") if names else ""
 
 
@@ -47,7 +48,7 @@ class Output:
         return [event for event in self.releases if event.covered]
 
     def describe_uncovered(self, name: str) -> str:
-        """Return the end of a message about a tensor without noise: its declared noise, or that no release names it."""
+        """Return the end of a message on a tensor without noise: its declared noise, or that no release names it."""
         releases_of_name = [event for event in self.covered if name in event.what]
         declared = " and ".join(
             f"noise multiplier {e.sigma:g} with sensitivity {e.sensitivity:g}" for e in releases_of_name
@@ -58,9 +59,10 @@ class Output:
 def faults(
     first: Output, second: Output, sides: tuple[Side, Side], kind: Kind, spread: Spread, slack: float = ROUNDING
 ) -> list[str]:
-    """Return a sentence for each value that differs more between both runs than declared, or an empty list.
+    """Return a sentence for each value that differs more between the two runs than its release declares.
 
-    spread: function that estimates the noise in the tensors. slack: relative tolerance of the bound for all values.
+    spread: estimates the standard deviations of the noise (``Spread``). slack: relative tolerance of the bound on the
+    total change of all values.
     """
     if wrong := _of_noise(*sides, kind):
         return [wrong]
@@ -85,7 +87,10 @@ def faults(
 
 
 def too_few(first: Output, second: Output, side: Side, kind: Kind) -> list[str]:
-    """Return a sentence if more numbers differ between both runs than noise was drawn for, or an empty list."""
+    """Return a sentence if more numbers differ between the runs than noise was drawn for, otherwise an empty list.
+
+    Only noise outside of noisy sums counts.
+    """
     differing = _differing(first, second)
     if (n := sum(moved.numel() for _, moved in differing)) <= side.loose:
         return []
@@ -94,7 +99,7 @@ def too_few(first: Output, second: Output, side: Side, kind: Kind) -> list[str]:
 
 
 def renamed(events: Sequence[Release], tensors: Payload) -> list[Release]:
-    """Return the releases with the names of all tensors; a release of class counts gets the name ``labels`` only."""
+    """Return copies of the releases that name all ``tensors``; a release of class counts names ``labels`` instead."""
     return [replace(event, what=("labels",) if event.what == ("class counts",) else tuple(tensors)) for event in events]
 
 
@@ -113,7 +118,10 @@ def _of_noise(first: Side, second: Side, kind: Kind) -> str:
 
 
 def _of_sums(pairs: Sequence[tuple[Sum, Sum]], kind: Kind) -> str:
-    """Return a sentence on the first protected sum that differs too much, or an empty text; later sums depend on it."""
+    """Return a sentence on the first protected sum that differs too much, or an empty text.
+
+    Only the first such sum is reported, because later sums depend on it.
+    """
     for first, second in pairs:
         if first.release.covered and not first.keeps(second, kind.times):
             if not first.is_like(second):
@@ -125,7 +133,7 @@ def _of_sums(pairs: Sequence[tuple[Sum, Sum]], kind: Kind) -> str:
 
 
 def _of_forms(first: Output, second: Output, kind: Kind) -> list[str]:
-    """Return a sentence for each difference of both runs in releases, weight, or names, shapes, types of tensors."""
+    """Return a sentence for each difference between the runs in releases, weight, or a tensor's name, shape or type."""
     free, sentences = first.free | second.free, []
     for release, other_release in zip_longest(first.covered, second.covered):
         if release != other_release:
@@ -154,7 +162,7 @@ def _form(x: Flat | Tensor | None) -> str:
 
 
 def _differing(first: Output, second: Output) -> list[tuple[str, Tensor]]:
-    """Return name and difference of each tensor with other bits in the second run, except unprotected tensors."""
+    """Return (name, second minus first value) of each tensor whose bits differ, unless declared as unprotected."""
     same = [name for name, x in first.tensors.items() if _form(x) == _form(second.tensors.get(name))]
     pairs = [(name, data(first.tensors[name]), data(second.tensors[name])) for name in same]
     free = first.free | second.free
@@ -162,7 +170,10 @@ def _differing(first: Output, second: Output) -> list[tuple[str, Tensor]]:
 
 
 def _gives_away(sent: Output) -> bool:
-    """Return whether a floating-point tensor is unprotected; it may contain noisy sums, so ``_of_all`` is skipped."""
+    """Return whether a floating-point tensor is declared as unprotected.
+
+    Such a tensor may contain noisy sums that no release declares. So ``faults`` does not check the total change then.
+    """
     return any(name in sent.free and data(x).is_floating_point() for name, x in sent.tensors.items())
 
 

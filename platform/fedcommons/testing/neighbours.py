@@ -22,12 +22,12 @@ from fedcommons.data.examples import Examples
 from fedcommons.seeding import numpy_generator
 
 LOUD = 20.0
-"""Factor by which the features of the example are multiplied, if they are floating-point numbers."""
+"""Factor on floating-point features of the changed example in the first data set, so that clipping has an effect."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A way to change an example; see the docstring of the module.
+    """A kind of change of an example, such as blanked (see the module's docstring).
 
     words: text for messages. times: maximum change of a noisy sum, in multiples of its sensitivity. labels: whether the
     example's label changes too.
@@ -47,7 +47,7 @@ ZEROED = Kind("with an image blanked out (all pixels zero)", 1.0)
 def neighbouring(
     examples: Examples, rows: Sequence[int], others: Sequence[int], kind: Kind
 ) -> tuple[Examples, Examples]:
-    """Return both data sets, which differ in ``rows``. others: new labels of ``rows``, used if ``kind.labels``."""
+    """Return two data sets that differ in the examples ``rows``. others: their new labels, used if ``kind.labels``."""
     at = torch.tensor(rows)
     first, second, y = examples.x.clone(), examples.x.clone(), examples.y.clone()
     if first.is_floating_point():
@@ -63,9 +63,10 @@ def neighbouring(
 
 
 def apart(clients: Clients, whose: Sequence[int], kind: Kind, seed: int) -> tuple[Clients, Clients]:
-    """Return the clients with the first data set and with the second one; one random example of each client differs.
+    """Return the clients with the first and with the second data set.
 
-    whose: the clients whose examples change. A new label is another label that the same client has, if there is one.
+    The data sets differ in one random example of each client in ``whose``. If labels change, the new label is another
+    label of the same client, or the old label if the client has only one label.
     """
     rows, others = [], []
     for client in whose:

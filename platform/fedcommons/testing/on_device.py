@@ -41,7 +41,7 @@ def check_on(device: str) -> Check:
         real = torch.device(device)
     except RuntimeError:
         raise UserError(f'device must be "{PRETEND}", "cuda" or another of torch\'s, got {device!r}.') from None
-    default = default_device()  # also turns TF32 off on a GPU
+    default = default_device()  # also turns TF32 off on a GPU, so that results are near the CPU's
     if real.type not in ("cpu", default.type):
         raise UserError(f'device: torch finds no {real.type} on this machine; device="{PRETEND}" needs none.')
 
@@ -60,7 +60,9 @@ def check_on(device: str) -> Check:
 
 
 def a_gpu_that_is_not_there_gives_the_bits_of_the_cpu(algorithm: Algorithm, federation: Federation) -> None:
-    """Check training on the simulated GPU: results with the CPU's bits, and no local step that waits or copies.
+    """Check training on the simulated GPU.
+
+    The results must have the CPU's bits. No local step may wait for the GPU or copy tensors between CPU and GPU.
 
     Raises:
         AssertionError: the message describes the first violation.

@@ -22,7 +22,7 @@ def models(algorithm: Algorithm, plan: Plan, now: Standing) -> list[Flat]:
 def losses(
     federation: Federation, algorithm: Algorithm, executor: Executor, plan: Plan, now: Standing
 ) -> dict[str, float]:
-    """Return training losses by name: of the server model, and the mean of personal models on their clients' data."""
+    """Return training losses by name: that of the server model, and the mean over clients of the personal models'."""
     results = dict[str, float]()
     if now.has_model:
         sizes = {"train": len(federation.data.sets["train"])}
@@ -35,7 +35,11 @@ def losses(
 
 
 def personal_models_are_whole_and_asking_changes_nothing(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Check that personal models are complete and finite and change no input, before round 1 and after three rounds."""
+    """Check the clients' personal models before round 1 and after each of three rounds.
+
+    A model must have finite values and the names and shapes of the module's weights. Two calls of ``personal`` must
+    return equal models and must not change their arguments.
+    """
     if not isinstance(algorithm, Personal):
         return
     federation = digits(dropout=0.3, method=algorithm).training(local)

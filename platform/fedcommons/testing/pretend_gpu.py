@@ -47,7 +47,7 @@ WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_
 """Operations for which the program must wait: they return a value, or a shape that depends on values."""
 
 WITH_A_NUMBER = {"masked_fill", "masked_fill_", "fill_", "index_put_", "_foreach_mul", "_foreach_mul_", "where"}
-"""Further operations that accept a CPU scalar together with GPU tensors, as all elementwise operations do."""
+"""Operations, in addition to all elementwise ones, that accept a CPU scalar together with GPU tensors."""
 
 FROM_PYTHON = {"tensor", "as_tensor", "asarray", "new_tensor"}
 """Functions that copy Python numbers to the GPU."""
@@ -65,7 +65,7 @@ GROUPS = "_group_tensors_by_device_and_dtype"
 
 @dataclass
 class Seen:
-    """Numbers of slow GPU events by line of the program, such as "folder/file.py:63"."""
+    """Numbers of slow events, by the line of the program that caused the event, such as "folder/file.py:63"."""
 
     launches: Counter[str] = field(default_factory=Counter)  # operations that run on the GPU (views do not)
     waits: Counter[str] = field(default_factory=Counter)  # the program waits for the GPU: item(), a mask, a copy, ...
@@ -101,7 +101,7 @@ class PretendGPU:
         self._stack.close()
 
     def begin(self) -> None:
-        """Start a training. Events until the end of its first optimizer step are not in ``steps``."""
+        """Mark the start of a local training. Events up to the end of its first optimizer step are not in ``steps``."""
         self._before = None
 
     def _end_of_step(self) -> None:
@@ -139,12 +139,12 @@ class PretendGPU:
 
 
 def place(t: Tensor) -> torch.device | None:
-    """Return the device with which ``t`` is marked: the CPU without a mark, None if undecided."""
+    """Return the device that ``t`` is marked with: the CPU if ``t`` has no mark, None if its device is undecided."""
     return _storage(t).__dict__.get("place", CPU)
 
 
 def _storage(t: Tensor) -> torch.UntypedStorage:
-    while _C._functorch.is_functorch_wrapped_tensor(t):  # vmap has wrapped the tensor
+    while _C._functorch.is_functorch_wrapped_tensor(t):  # the mark is at the tensor inside of vmap's wrappers
         t = _C._functorch.get_unwrapped(t)
     return t.untyped_storage()
 
@@ -191,12 +191,13 @@ class _Kernels(TorchDispatchMode):
             self._compare(func, name, args, kwargs)
         if on:
             masked = name in ("index", "index_put_") and any(t.dtype == torch.bool for t in tensors[1:])
-            fills = name == "index_put_" and place(args[2]) != GPU and args[2].numel() == 1  # a scalar needs no wait
+            # Filling by a mask with one CPU number needs no wait, because no shape depends on the mask.
+            fills = name == "index_put_" and place(args[2]) != GPU and args[2].numel() == 1
             if (masked and not fills) or name in WAITS:
                 self.gpu.events.waits[_line()] += 1
         out = func(*args, **kwargs)
         old = {_storage(t)._cdata for t in tensors}
-        new = [t for t in _tensors(out) if _storage(t)._cdata not in old]  # no views, no in-place results
+        new = [t for t in _tensors(out) if _storage(t)._cdata not in old]  # with memory of no input
         if on and (new or name.endswith("_")) and not name.startswith(("empty", "new_empty")):
             self.gpu.events.launches[_line()] += 1
         decided = any(p == CPU and (t.dim() or None not in places) for t, p in zip(tensors, places, strict=True))
@@ -219,7 +220,8 @@ class _Kernels(TorchDispatchMode):
             args = (args[0], *args[2:])
         with_a_number = torch.Tag.pointwise in func.tags or name in WITH_A_NUMBER
         strict = [t for x in args if isinstance(x, (list, tuple)) for t in _tensors(x)]
-        strict += _tensors(kwargs.get("out")) + (_tensors(args[0]) if name.endswith("_") else [])  # written tensors
+        # Tensors that must be on the GPU: elements of lists, tensors that are overwritten, and all but CPU scalars.
+        strict += _tensors(kwargs.get("out")) + (_tensors(args[0]) if name.endswith("_") else [])
         strict += [t for t in _tensors((args, kwargs)) if t.dim() or not with_a_number]
         if wrong := [t for t in strict if place(t) == CPU]:
             shapes = ", ".join(str(tuple(t.shape)) for t in wrong)
@@ -268,7 +270,7 @@ class _Calls(TorchFunctionMode):
         return out
 
     def _mark_result(self, name: str, out: Tensor, device: torch.device, tensors: list[Tensor]) -> Tensor:
-        """Mark the result of a call that has a ``device`` argument, count its event, and return the result."""
+        """Mark and return the result of a call with a ``device`` argument; count the call as a copy or launch."""
         if any(_storage(out)._cdata == _storage(t)._cdata for t in tensors):
             return self.gpu.moved(out, device)
         if device == GPU and name in FROM_PYTHON:
@@ -304,7 +306,7 @@ class _Generator(torch.Generator):
 
 
 def _grouped(real: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap torch's C++ function that groups tensors by device in optimizers and clipping, so that it uses the marks."""
+    """Wrap torch's C++ function that groups tensors by device in optimizers and clipping, to group by the marks."""
 
     def grouped(lists: list[list[Tensor]], with_indices: bool = False) -> dict[Any, Any]:
         groups = real(lists, with_indices)

@@ -27,7 +27,7 @@ CHANGES = {"native_batch_norm"}
 
 @contextmanager
 def pretend_graphs() -> Iterator[list[int]]:
-    """Let ``client.graphs`` work without a GPU in this context; yield a list of the operation counts of recordings."""
+    """Let ``client.graphs`` work without a GPU in this context; yield the list of the recordings' operation counts."""
     sizes: list[int] = []
 
     def record(play: Callable[[], None]) -> Callable[[], None]:
@@ -73,17 +73,17 @@ class _Tape(TorchDispatchMode):
         return out
 
     def put_back(self) -> None:
-        """Restore the values that tensors had before in-place changes by the recording."""
+        """Restore the values that tensors had before the recording changed them in place."""
         with torch.no_grad():
             for t, value in self.before.values():
                 t.copy_(value)
 
     def launch(self) -> None:
         """Compute all recorded operations again and copy their results into the recorded output tensors."""
-        with torch.no_grad(), torch._C.DisableTorchFunction():  # function modes do not see these calls
+        with torch.no_grad(), torch._C.DisableTorchFunction():  # so that no function mode intercepts them
             for func, args, kwargs, outs in self.calls:
                 for place, value in zip(outs, _tensors([func(*args, **kwargs)]), strict=True):
-                    if place.data_ptr() != value.data_ptr():  # equal: an in-place operation or a view
+                    if place.data_ptr() != value.data_ptr():  # equal for in-place operations and views: no copy
                         place.copy_(value)
 
 

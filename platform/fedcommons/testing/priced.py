@@ -18,7 +18,11 @@ from fedcommons.testing.federations import Federation, digits
 
 
 def its_work_can_be_priced(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Check that declared work units are numbers, and that the variants to time run and determine seconds per unit."""
+    """Check the work that a method declares for the time estimate of ``--dry-run``.
+
+    The amounts of work must be numbers. The method's smaller variants must run, and timing them must determine the
+    seconds per unit of work. If ``trains_locally`` is False, clients must not call ``work.local``.
+    """
     federation = digits(method=algorithm).training(local)
     if not trains_locally(algorithm):
         require(not _local_trainings(algorithm, federation), "trains_locally is False, but clients call work.local")
@@ -33,7 +37,7 @@ def its_work_can_be_priced(algorithm: Algorithm, local: LocalSGD) -> None:
             small.run(variant, small.plan(1))
             timed.append(Timed(n if trains_locally(algorithm) else 0, _pieces(variant, small), 1.0))
         in_seconds(kinds, prices(type(algorithm).__name__, timed))
-    except UserError as error:  # because ``check_algorithm`` takes a UserError for a fault of the machine
+    except UserError as error:  # to ``check_algorithm``, a UserError is a fault of the machine, not of the method
         raise AssertionError(str(error)) from error
 
 

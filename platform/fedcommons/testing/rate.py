@@ -1,10 +1,11 @@
 """Checks of a method's convergence on quadratics: FedAvg's upper bound (Corollary I), and linear convergence.
 
-Corollary I is the bound in ``rates.on_quadratics``. The problem has four clients. One client has most of the curvature,
-and the clients' gradients at the minimiser x* are in proportion to their curvatures. For this problem FedAvg's drift is
-half of the drift in the bound, so FedAvg at 1.5 times the learning rate exceeds the bound. zeta^2 is the client
-dissimilarity, (1/N) sum_i ||grad f_i(x*)||^2 over N clients with losses f_i. There is no noise. All clients take part
-in every round and make full-batch steps at the learning rate ``LR``.
+Corollary I is the bound in ``rates.on_quadratics``. The problem has four clients, and one client has most of the
+curvature. At the minimiser x* of the mean loss, a client's gradient is proportional to its curvature minus the clients'
+mean curvature. All clients take part in every round and make full-batch steps, without noise, at the learning rate
+``LR``. FedAvg then ends with about half of the bound's error. This error grows with the square of the learning rate, so
+FedAvg at 1.5 times ``LR`` exceeds the bound for ``LR``. zeta^2 is the client dissimilarity,
+(1/N) sum_i ||grad f_i(x*)||^2 over N clients with losses f_i.
 """
 
 from collections.abc import Iterator
@@ -53,7 +54,7 @@ def quadratics(zeta: float) -> LeastSquares:
 
 
 def courses(algorithm: Algorithm, problem: LeastSquares, rounds: int) -> Iterator[np.ndarray]:
-    """Yield the server's weights before round 1 and after each round. All weights start at 1; 0 would hide faults."""
+    """Yield the server's weights before round 1 and after each round. The start is 1, as 0 would hide faults."""
     federation = problem.federation(LR).training(STEPS)
     plan, model = federation.plan(rounds), federation.model
     model.buffer.fill_(1)
@@ -72,7 +73,7 @@ def errors(algorithm: Algorithm, zeta: float) -> list[float]:
 
 
 def bounds(zeta: float) -> list[float]:
-    """Return Corollary I's upper bound of each of the ``errors``, for FedAvg at the learning rate ``LR``."""
+    """Return Corollary I's upper bounds of FedAvg's ``errors`` after 0 ... ROUNDS rounds at learning rate ``LR``."""
     problem, mu = quadratics(zeta), SMOOTH * CURVATURES.mean() * AXES.min()
     distance = float(np.linalg.norm(1 - problem.optimum))
     return [on_quadratics(r, LR, STEPS.epochs, zeta**2, SMOOTH, mu, distance) for r in range(ROUNDS + 1)]
@@ -92,7 +93,7 @@ def not_judged(algorithm: Algorithm) -> str | None:
 
 
 def within_the_bound(algorithm: Algorithm) -> str:
-    """Check that errors are within Corollary I's bound in all rounds at each zeta; return a sentence on the worst."""
+    """Check that errors are below Corollary I's bound in all rounds at each zeta; return a text on the worst round."""
     worst = (0.0, 0, 0.0)
     for zeta in ZETAS:
         gaps = errors(algorithm, zeta)
@@ -107,10 +108,10 @@ def within_the_bound(algorithm: Algorithm) -> str:
 def is_linear(algorithm: Algorithm) -> str:
     """Check linear convergence at every zeta, by the decline of the error in the first and second half of the rounds.
 
-    The error must decline by at least half as many decimal digits in the second half as in the first half, or end at
-    the level of rounding. An error that declines as q^r in round r loses the same number of digits in both halves,
-    except for fast-converging directions at the start. An error that declines as 1/r is only halved in the second
-    half, and the error of a biased method stays equal.
+    The decline is the number of decimal digits by which the error falls. In the second half of the rounds it must be
+    at least half of the decline in the first half, or the error must end at the level of rounding. If the error in
+    round r is proportional to q^r with a constant q < 1, both declines are equal, except for fast-converging directions
+    at the start. If the error is proportional to 1/r, the second half only halves it. A biased method's error stops.
     """
     ratios = []
     for zeta in ZETAS:

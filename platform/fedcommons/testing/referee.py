@@ -43,7 +43,7 @@ ROUNDING = 1e-4
 """Maximum relative distance (Euclidean norm) of two models that count as equal up to rounding."""
 
 NEAR = 0.01
-"""Maximum distance of an exact method from the solution after 2 * ROUNDS rounds, over the initial distance."""
+"""Maximum distance of an exact method from the solution after 2 * ROUNDS rounds, as a share of the initial distance."""
 
 ROUNDS = 400
 """Number of rounds on least squares, with the learning rate and the local steps of the module ``rate``."""
@@ -57,8 +57,8 @@ class Claims:
     """Claims of an author about a method; None or False: the claim is not made.
 
     special_case: the method with certain constants, and another method that it then equals. exact: the server model
-    converges to the minimiser of the clients' mean loss. down, up: bytes that a client receives and sends per round, as
-    a multiple of the model's bytes. private: with DP-SGD all values are protected. rate: Corollary I's bound holds.
+    converges to the minimiser of the clients' mean loss. down, up: bytes that a client receives and sends per round,
+    over the model's bytes. private: with DP-SGD all sent values are protected. rate: Corollary I's bound holds.
     """
 
     special_case: tuple[Algorithm, Algorithm] | None = None
@@ -75,7 +75,7 @@ NOTHING = Claims()
 @accepts_old_names(said="text")
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict of a check. passed: None if it is not claimed or cannot be judged. text: the verdict in words."""
+    """The verdict of a check. passed: None without a claim or if it cannot be judged. text: the verdict in words."""
 
     check: str
     passed: bool | None
@@ -117,9 +117,9 @@ def _tried(
 ) -> Verdict:
     """Run a check and return its verdict.
 
-    try_it: raises an AssertionError if the check fails, and may return a text on the observed values. holds: text of
-    the verdict if the check passes without such a text. claimed: if False, the verdict only reports observed values.
-    must_apply: if True, a check that raises another error counts as failed.
+    try_it: raises an AssertionError if the check fails, and may return a text on the observed values. holds: the
+    verdict's text if the check passes and ``try_it`` returns no text. claimed: if False, the verdict only
+    reports observed values. must_apply: if True, a check that raises another error counts as failed.
     """
     try:
         with fresh_torch(), user_code_context("method"):

@@ -38,7 +38,7 @@ from fedcommons.testing.sides import Side, playing
 from fedcommons.testing.spreads import difference
 
 SIZES = (6, 10, 4)
-"""Number of examples of each client. Batches have 5 examples, so a batch of the last client has all examples."""
+"""Number of examples of each client. A batch has 5 examples, so the last client has only batches of all examples."""
 
 ROUNDS = 3
 
@@ -49,7 +49,7 @@ UNLIKELY = 1e-6
 
 
 def what_leaves_a_client_moves_as_declared(algorithm: Algorithm, local: LocalSGD, seed: int = 0) -> None:
-    """Check on neighbouring data that with equal noise only noisy sums move, and by at most their sensitivity."""
+    """Check that with equal noise neighbouring data sets change only noisy sums, each by at most its sensitivity."""
     federation = digits(SIZES, linear=True, method=algorithm).training(replace(local, dp=local.dp or PRIVATE))
     blanked = Play(algorithm, federation, BLANKED, seed)
     sentences = blanked.faults()
@@ -79,10 +79,11 @@ class Players:
 
 
 class Play:
-    """Rounds of a method on both neighbouring data sets.
+    """The rounds of a method, run on two neighbouring data sets.
 
-    is_bare: after ``faults``, whether a client declared a value as unprotected. sampled: by client, for each round the
-    number of noisy sums that moved with the example, the declared number of steps, and the declared sampling rate q.
+    is_bare: whether a client declared a value as unprotected (set by ``faults``). sampled: for each client, one triple
+    per round: the number of noisy sums that differ between the data sets, the declared number of steps, and q, the
+    declared sampling rate.
     """
 
     def __init__(self, algorithm: Algorithm, federation: Federation, kind: Kind, seed: int) -> None:
@@ -94,7 +95,10 @@ class Play:
         self.sampled: dict[int, list[tuple[int, int, float]]] = {}
 
     def faults(self) -> list[str]:
-        """Run the rounds up to the first one with faults; return a sentence for each value that moves too far."""
+        """Run the rounds, stop at the first round with faults, and return a sentence for each fault.
+
+        A fault is a value that differs more between the two data sets than declared, or a wrong sampling rate.
+        """
         algorithm, plans = self.algorithm, [side.plan(ROUNDS, seed=self.seed) for side in self.sides]
         now, other_start = (side.start(algorithm, plan) for side, plan in zip(self.sides, plans, strict=True))
         if unequal := differing(raw(now.state), raw(other_start.state)):
@@ -120,7 +124,7 @@ class Play:
     def _compared(
         self, players: list[Players], task: RoundTask, own_payload: Payload, client: int
     ) -> tuple[Reply, list[str]]:
-        """Run a client on both neighbouring data sets; return the first reply, and a sentence for each fault."""
+        """Run a client on both data sets; return its reply on the first data set, and a sentence for each fault."""
         first, before = Side(self.seed), dict(players[0].memory)
         second = Side(self.seed, follows=first, times=self.kind.times)
         reply = players[0].reply(task, own_payload, client, first)
@@ -154,7 +158,7 @@ class Play:
         return reply, sentences
 
     def _of_sampling(self, client: int) -> str:
-        """Return a sentence if more noisy sums have the example than the declared rate allows, or an empty text."""
+        """Return a sentence if the changed example is in too many noisy sums for the declared q, or an empty text."""
         from scipy.stats import binom  # this import takes half a second
 
         of_round = self.sampled[client]

@@ -39,14 +39,14 @@ def check_generator(generator: Generator, examples: Examples | None = None, *, s
         AssertionError: the message names the weights that moved too far, the distance, and the declared privacy.
     """
     store = examples or digits((24,)).data.clients.store
-    floating = Examples(store.x.float(), store.y)  # only floating-point features can be nan
+    floating = Examples(store.x.float(), store.y)  # as floats, because a blanked example is nan
     for kind, those in ((BLANKED, floating), (RELABELLED, store)):
         try:
             sentences = _faults(generator, those, kind, seed)
         except (TypeError, ValueError, RuntimeError):
             if kind is RELABELLED or store.x.is_floating_point():
                 raise
-            continue  # the generator does not accept floating-point images
+            continue  # the generator refuses floating-point images, so no example can be blanked
         require(not sentences, f"{type(generator).__name__}: {first_and_count(sentences)}")
 
 
@@ -73,7 +73,7 @@ def _faults(generator: Generator, examples: Examples, kind: Kind, seed: int) -> 
 
 
 def _fitted(generator: Generator, examples: Examples, seed: int, side: Side) -> Output:
-    """Train the generator; return its weights and their declared privacy, the receipt as a release."""
+    """Train the generator with the noise of ``side``; return its weights, with its receipt as declared privacy."""
     fit, epochs = generator.fit, generator.epochs
     noise = {"noise": Noise(SEED_ALONE)} if "noise" in inspect.signature(fit).parameters else {}
     with keyed_globals(seed, "generator"), playing(side):
@@ -83,7 +83,7 @@ def _fitted(generator: Generator, examples: Examples, seed: int, side: Side) -> 
 
 
 def shared_faults(algorithm: Shares, kind: Kind, seed: int) -> list[str]:
-    """Return a sentence for each fault in data shared before round 1; one example of client 0 differs in both runs."""
+    """Return a sentence for each value shared before round 1 that an example of client 0 changes more than declared."""
     clients, first = digits(SIZES).data.clients, Side(seed)
     second = Side(seed, follows=first, times=kind.times)
     both = apart(Clients(Examples(clients.store.x / 255, clients.store.y), clients.rows), [0], kind, seed)

@@ -47,7 +47,7 @@ def check_stage(stage: Stage, *, seed: int = 0) -> None:
         zeroed = StagePlay(stage, ZEROED, label_noise, seed)
         sentences = zeroed.faults()
         if sentences and not _raises_or_finds(StagePlay(stage, BLANKED, label_noise, seed)):
-            sentences = []  # the strategy takes nan, but not a black image, for a missing image
+            sentences = []  # without a fault for nan instead of a black image the strategy passes
         sentences = (
             sentences or StagePlay(stage, REPLACED if zeroed.is_bare else RELABELLED, label_noise, seed).faults()
         )
@@ -58,7 +58,7 @@ def _raises_or_finds(play: "StagePlay") -> bool:
     try:
         return bool(play.faults())
     except (TypeError, ValueError, RuntimeError):
-        return True  # the strategy does not accept floating-point images
+        return True  # the strategy refuses floats, so nan cannot replace the black image
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class StagePlay:
         return lambda seed: stage.requests(self._client_data(side, seed), self.recipe)
 
     def _contribution(self, need: GenerationRequest) -> Contribution:
-        """Return random images, which depend on no data, with the labels of a generation request."""
+        """Return random images that depend on no data, with the labels of the generation request ``need``."""
         like, labels = need.examples.x, need.labels[torch.arange(need.n) % len(need.labels)]
         x = torch.randint(256, (need.n, *like.shape[1:]), generator=generator("made up", need.client)).to(like.dtype)
         return Contribution(Examples(x, labels), COVERED, len(need.examples), self.recipe.of_counts)
@@ -141,7 +141,10 @@ class StagePlay:
 
 
 def _labels(needs: Sequence[GenerationRequest]) -> Output:
-    """Return the numbers of synthetic images that client 0 requests per class, and their declared privacy (release)."""
+    """Return the values of the generation requests, which may depend on client 0, and their declared privacy.
+
+    The values are client 0's requested images per class, the images per request, and all other clients' labels.
+    """
     if not needs:
         return Output({}, [])
     counts, numbers = torch.bincount(needs[0].labels, minlength=N_CLASSES), torch.tensor([need.n for need in needs])

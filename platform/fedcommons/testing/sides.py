@@ -1,8 +1,8 @@
 """The two runs (sides) of a sensitivity test, with equal noise, on data that differ in one example per client.
 
-In this test the noise depends on the order of the calls and not on the data. The second run continues with the noisy
-sums of the first run, if its sums before noise differ by at most the sensitivity. So the test compares each sum
-separately, and values that are computed only from noisy sums have equal bits in both runs.
+In this test the noise depends on the order of the calls and not on the data. A noisy sum of the first
+run replaces the same sum of the second run, if both sums differ before noise by at most the sensitivity. So the test
+compares each sum separately, and values that are computed only from noisy sums have equal bits in both runs.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ ROUNDING = 1e-3
 
 @dataclass(frozen=True)
 class Sum:
-    """A recorded ``NoisySum``: values before and after noise, and its declared privacy. what: name of the noise."""
+    """A recorded ``NoisySum``: values before and after noise, and declared privacy. what: name of the noise stream."""
 
     what: str
     before: Tensor
@@ -43,9 +43,10 @@ class Sum:
         return distance if distance < inf else inf
 
     def keeps(self, other: "Sum", times: float) -> bool:
-        """Return whether the sum is declared as protected, and ``other`` is near enough with equal clipping and noise.
+        """Return whether the sum is declared as protected and changes within its bound to ``other`` in the second run.
 
-        times: maximum distance of both sums before noise, in multiples of the sensitivity.
+        Both sums must have equal sensitivity and noise multiplier. Before noise they must be at most ``times``
+        sensitivities apart.
         """
         most = times * self.release.sensitivity * (1 + ROUNDING)
         return self.release.covered and self.is_like(other) and self.moved(other) <= most
@@ -61,9 +62,9 @@ class Sum:
 class Side:
     """The random draws and noisy sums of one run (side) of the test, in order.
 
-    seed: the seed of the noise. follows: the first run; None: this is the first run. A noisy sum of the first run
-    replaces the sum of this run if both are at most ``times`` sensitivities apart before noise. raised: a number added
-    to every standard normal number outside of noisy sums, so that the effect of this noise can be measured.
+    seed: the seed of the noise. follows: the first run, if this is the second run; otherwise None. A noisy sum of
+    the first run replaces the sum of this run if both are at most ``times`` sensitivities apart before noise. raised:
+    number added to every standard normal number outside of noisy sums, to measure the effect of this noise.
     """
 
     seed: int
@@ -74,7 +75,7 @@ class Side:
     sums: list[Sum] = field(default_factory=list)
     loose: int = 0  # number of normal numbers drawn outside of noisy sums
     calls: int = 0
-    opened: set[str] = field(default_factory=set)  # names of the noise streams
+    opened: set[str] = field(default_factory=set)  # names of the noise streams that were opened
     again: list[str] = field(default_factory=list)  # streams that were opened twice, so that their noise repeats
     in_sum: bool = False
 
@@ -86,7 +87,7 @@ class PlayedStream:
         self.side, self.what, self._draws = side, what, wide_generator(side.seed, what)
 
     def standard_normal(self, size: Size, dtype: type = np.float64) -> np.ndarray:
-        """Draw seeded numbers from N(0, 1), plus ``raised`` outside of noisy sums; see ``Stream``."""
+        """Return seeded numbers from N(0, 1), plus the side's ``raised`` outside of noisy sums."""
         self.side.draws.append(f"{self.what}: {size} normal numbers")
         normal = self._draws.standard_normal(size)
         if self.side.in_sum:
@@ -95,30 +96,30 @@ class PlayedStream:
         return (normal + self.side.raised).astype(dtype)
 
     def random(self, size: Size) -> np.ndarray:
-        """Draw seeded numbers from U[0, 1) in float64; see ``Stream``."""
+        """Return seeded numbers from the uniform distribution on [0, 1), in float64."""
         self.side.draws.append(f"{self.what}: {size} uniform numbers")
         return self._draws.random(size)
 
 
 @dataclass(frozen=True)
 class PlayedDraws:
-    """The noise streams of one call of ``Noise.call`` in the test; see ``Draws``."""
+    """The test's replacement of ``Draws``: the noise streams that a call of ``Noise.call`` returns."""
 
     side: Side
     what: str
 
     def seeds(self, n: int, step: int) -> list[int]:
-        """Return no secret seeds, because the test uses seeded noise; see ``Draws``."""
+        """Return an empty list, as ``Draws.seeds`` does for seeded noise, because the test's noise is seeded."""
         return []
 
     def stream(self, *key: int | str) -> Stream:
-        """Open the stream of this key; a stream that is opened twice is recorded as a fault. See ``Draws``."""
+        """Return the noise stream with this key. A stream that is opened twice is recorded as a fault in the side."""
         what = f"{self.what}, {' '.join(map(str, key))}" if key else self.what
         (self.side.again.append if what in self.side.opened else self.side.opened.add)(what)
         return PlayedStream(self.side, what)
 
     def stream_for(self, value: Tensor, *key: int | str) -> Stream:
-        """Open the stream of this key, which in the test does not depend on ``value``. See ``Draws``."""
+        """Return the noise stream with this key; as for seeded noise in ``Draws``, it does not depend on ``value``."""
         return self.stream(*key)
 
 

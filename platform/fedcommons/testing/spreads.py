@@ -21,7 +21,8 @@ Spread = Callable[[], Mapping[str, Tensor]]
 def spread_of(play: Callable[[int], Payload], like: Payload) -> Spread:
     """Return a function that estimates standard deviations from ``SEEDS`` runs.
 
-    play: takes the number of a run, from 1, and returns its tensors. like: tensors with the expected shapes.
+    play: returns the tensors of the run with a given number, 1 to ``SEEDS``. like: tensors with the expected shapes; a
+    tensor that has another shape in a run gets no standard deviation.
     """
 
     def spread() -> Mapping[str, Tensor]:
@@ -36,8 +37,9 @@ def spread_of(play: Callable[[int], Payload], like: Payload) -> Spread:
 def in_units(moved: Tensor, sd: Tensor, rounded: bool) -> float:
     """Return the Euclidean norm of ``moved`` divided by the standard deviation of the noise; infinite without noise.
 
-    moved: difference of a tensor between two runs. sd: standard deviations of the noise by element; their root mean
-    square over changed elements counts. rounded: elements were rounded after the noise, so each may be off by 1.
+    moved: difference of a tensor between two runs. sd: standard deviations of the noise by element; the divisor
+    is their root mean square over the changed elements. rounded: whether elements were rounded after the noise; then
+    1 is subtracted from the absolute difference of each element.
     """
     is_moved = moved != 0
     of_noise = float(sd[is_moved].square().mean().sqrt())

@@ -34,7 +34,7 @@ _stirred = count()
 
 @dataclass(frozen=True)
 class Call:
-    """A client's round: inputs, reply, and copies of tensors as bytes from the time of the call."""
+    """A recorded call of the function ``client``: inputs, reply, and copies of tensors from the time of the call."""
 
     round: int
     message: Message
@@ -50,13 +50,14 @@ class Spy:
     """An algorithm that passes every call to the algorithm ``inner``, and records the calls.
 
     changed: names of arguments that a call has changed in place. Before each call the spy gives the global generators
-    of torch, numpy and Python another seed, so that a method that draws from them has other results in each run.
+    of torch, numpy and Python another seed, so that a method that draws from them does not
+    repeat its results with the same seed.
     """
 
     inner: Algorithm
     changed: set[str] = field(default_factory=set)
-    calls: list[Call] = field(default_factory=list)  # within a round in client order, if the executor is serial
-    common: list[tuple[int, dict[str, bytes]]] = field(default_factory=list)  # round and ``common`` of each message
+    calls: list[Call] = field(default_factory=list)  # of ``client``; a serial executor calls in client order
+    common: list[tuple[int, dict[str, bytes]]] = field(default_factory=list)  # round and ``common`` per message
 
     def __post_init__(self) -> None:
         self.sees_statistics, self.takes_partial = sees_statistics(self.inner), takes_partial(self.inner)

@@ -37,7 +37,7 @@ NOT_JUDGED = {
     "state": "a client's object is built anew in each round, so its attributes are lost (and --exact may fail for this "
     "reason), and no checkpoint stores the attributes of a strategy",
 }
-"""Properties of such a client that no check can judge, and the reasons."""
+"""Properties of another framework's client that no check can judge, each with the reason."""
 
 NO_LOSS = "it takes no loss=, so it cannot train on least squares, where exact solutions and rates are known"
 
@@ -79,7 +79,7 @@ def its_training_lowers_its_loss(algorithm: Adapted, local: LocalSGD) -> None:
 
 
 def no_client_shows_in_the_next(algorithm: Adapted, local: LocalSGD) -> None:
-    """Check that training another client in between does not change the model that a client returns."""
+    """Check that a client returns the same model before and after the worker has trained another client."""
     federation, work = _federation(), _federation().work()
     x = federation.model
     first, _ = _trained(algorithm, work, x, federation, 0)
