@@ -47,7 +47,7 @@ NUMBERS = {column.name for column in (*RESULTS, *BYTES, *CONVERGENCE)}
 _LATEX = {"ζ̂²": r"$\hat\zeta^2$", "ζ²": r"$\zeta^2$", "σ̂²": r"$\hat\sigma^2$", "σ²": r"$\sigma^2$", "δ²": r"$\delta^2$"}
 
 SHOWN, LATEX = 1000, 500
-"""Maximum number of lines of a table on the page (``SHOWN``); longer ones than ``LATEX`` have no LaTeX code."""
+"""Maximum number of lines of a table on the page (``SHOWN``), and of a table that has LaTeX code (``LATEX``)."""
 
 INTERVALS = (
     "Numbers are means over the seeds of finished runs, with the 95 % Student t interval of the mean in brackets, cut "
@@ -57,7 +57,7 @@ INTERVALS = (
 
 
 def build_tables(groups: Sequence[Group], numbers: Sequence[Sequence[int]]) -> list[Table]:
-    """Return the tables that have values in these groups. numbers: for each configuration, the indices of its runs."""
+    """Return the tables in which a configuration has a value. numbers: for each configuration, its runs' indices."""
     all_cells = [cell for group in groups for cell in group.cells]
     finished = [cell.runs.loc[cell.runs["status"] == "finished", :] for cell in all_cells]
     more = tuple(Column(name, head, 100, 1) for name, head in columns.of_clients(all_cells))
@@ -86,7 +86,7 @@ def build_tables(groups: Sequence[Group], numbers: Sequence[Sequence[int]]) -> l
 def _filled(
     empty: Table, groups: Sequence[Group], numbers: Sequence[Sequence[int]], finished: "Sequence[pd.DataFrame]"
 ) -> Table:
-    """Return the table with one line per configuration; lines after the first ``SHOWN`` have no numbers."""
+    """Return the table with one line per configuration; lines after the first ``SHOWN`` get no numbers."""
     heads, firsts = first_columns([cell for group in groups for cell in group.cells])
     place, filled = 0, []
     for number, group in enumerate(groups):

@@ -18,7 +18,7 @@ IDENTIFYING = {
     "data.name": "data set", "partition.n_clients": "N", "federation.participation": "C", "partition.alpha": "alpha",
     "algorithm": "algorithm", "sharing.setting": "setting",
 }  # fmt: skip
-"""Config fields with a column in every table, and the column's title. They come before other varying fields."""
+"""Config fields with a column in every table, each with its title. Their columns are left of other varying fields."""
 
 _FIRST = tuple(IDENTIFYING)
 
@@ -46,7 +46,7 @@ def _place(name: str) -> int:
 
 
 def varied(runs: "pd.DataFrame") -> list[str]:
-    """Return the fields in which runs differ, without fields whose value follows from fields that come earlier."""
+    """Return the config fields in which runs differ, except fields whose value follows from earlier fields."""
     varying: list[str] = []
     for name in fields(runs):
         if len(set(_column(runs, name))) > 1 and not _follows(runs, name, varying):
@@ -81,7 +81,7 @@ def drop_duplicates(runs: "pd.DataFrame", say: Callable[[str], None] = print) ->
 
 
 def cells(runs: "pd.DataFrame") -> list[Cell]:
-    """Return the configurations of these runs, in the order of their first runs; each frame is sorted by seed."""
+    """Return the configurations of these runs, in the order of their first runs; their runs are sorted by seed."""
     names = varied(runs)
     if not names:
         return [Cell({}, runs.sort_values("seed"))]
@@ -97,7 +97,7 @@ def means(runs: "pd.DataFrame", columns: str | Iterable[str], say: Callable[[str
     A row has the varying fields, ``seeds`` (number of seeds), and for each of the ``columns`` the mean (``NAME``) and
     the sample standard deviation (``NAME_sd``). Only finished runs count, and duplicates are left out. In
     ``rounds_to_target`` a seed that missed the target counts with all its rounds. ``rounds_to_target_missed`` is the
-    number of such seeds; if it is above 0, the text ``rounds_to_target_shown`` is ``>`` and the mean.
+    number of seeds that missed it. The text ``rounds_to_target_shown`` is the mean, with ``>`` if a seed missed it.
 
     Args:
         runs: a frame of ``load_runs``.

@@ -58,7 +58,8 @@ def _looks() -> "dict[str, Any]":
 def _course(x: str, x_title: str, y: str, y_title: str) -> "alt.LayerChart | alt.FacetChart":
     """Return a chart of curves. x, y: columns of the data; x_title, y_title: titles of the axes.
 
-    A thick line is the mean of a configuration's finished runs, with a band from minimum to maximum; thin: others.
+    A thick line is the mean of a configuration's finished runs, with a band from minimum to maximum. A thin line is an
+    unfinished run.
     """
     import altair as alt
 

@@ -26,8 +26,8 @@ class RunFacts:
     """Facts of a run that its row in the frame does not have.
 
     curve: lists ``round``, ``accuracy``, ``loss`` and ``bytes`` (MB exchanged so far), with one value per evaluated
-    round. words: sentences of the privacy statement. n_late: number of replies from stragglers, or missing because of
-    stragglers, over all rounds. facts: content of environment.json.
+    round. words: sentences of the privacy statement. n_late: number of partial or missing replies of stragglers, over
+    all rounds. facts: content of environment.json.
     """
 
     folder: Path

@@ -13,7 +13,7 @@ from fedcommons.reports.series import value
 _OF_SETTING = ("sharing.", "generator.")
 
 _HEADS = {full: short for short, full in SHORT_NAMES.items() if short != "p"} | IDENTIFYING
-"""Column titles of config fields: short names. ``p`` is not one of them: it is the share that clients got."""
+"""Column titles of config fields. The title ``p`` is reserved for the resulting share of received examples."""
 
 
 def others(cell: Cell) -> list[str]:
@@ -66,7 +66,7 @@ def place(cell: Cell) -> str:
 
 
 def method(cell: Cell) -> str:
-    """Return the algorithm and varying fields, except sharing, as text, such as ``fedprox fedprox.mu 0.1``."""
+    """Return the algorithm and varying fields, except those of sharing, as text, such as ``fedprox fedprox.mu 0.1``."""
     return _named(cell, "algorithm", [name for name in others(cell) if not name.startswith(_OF_SETTING)])
 
 
@@ -91,7 +91,7 @@ def head(name: str) -> str:
 
 
 def without_sharing(cells: Sequence[Cell]) -> list[Cell | None]:
-    """Return for each configuration the one without sharing (``real``) with equal other fields, or None."""
+    """Return for each configuration the configuration with equal fields but no sharing (``real``), or None."""
     names = [name for name in cells[0].fields if not name.startswith(_OF_SETTING)] if cells else []
     keys = [tuple(value(cell, name) for name in names) for cell in cells]
     real = {k: cell for k, cell in zip(keys, cells, strict=True) if value(cell, "sharing.setting") == "real"}

@@ -30,7 +30,7 @@ CLIENTS, CLASSES = 40, 20
 """Maximum number of clients (rows) and classes (columns) in the picture of a partition."""
 
 LARGEST_PNG, SIDE = 400_000, 1200
-"""Maximum number of bytes, and of pixels in width and height, of a pool's picture that was logged to W&B."""
+"""Maximum number of bytes, and of pixels per side, of a picture of a pool logged to W&B; larger ones are left out."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Facts:
 
 
 def shared(values: Sequence[Any], numbers: Sequence[int] | None = None) -> list[Facts]:
-    """Return each distinct value, except None, with its runs. numbers: run index of each value; None: 0, 1, ..."""
+    """Return each distinct value, except None, with its runs. numbers: index of each value's run; None: 0, 1, ..."""
     runs_by_value: dict[Any, list[int]] = {}
     for number, value in zip(numbers if numbers is not None else range(len(values)), values, strict=True):
         if value is not None:
@@ -121,7 +121,7 @@ def name(cell: Cell) -> str:
 
 
 def trouble(runs: "pd.DataFrame", run_facts: Sequence[RunFacts]) -> list[dict[str, Any]]:
-    """Return one line for each run with stragglers or rejected replies: their numbers, lost MB, and the reason."""
+    """Return one line per run with stragglers or rejected replies: count of stragglers, MB lost, rejection's reason."""
     lines = []
     rejected = runs["rejections"] if "rejections" in runs else [None] * len(runs)
     lost = runs["bytes_lost"] if "bytes_lost" in runs else [0.0] * len(runs)
@@ -136,7 +136,7 @@ def trouble(runs: "pd.DataFrame", run_facts: Sequence[RunFacts]) -> list[dict[st
 def partitions(runs: "pd.DataFrame", say: Callable[[str], None]) -> tuple[list[dict[str, Any]], int]:
     """Return the first ``SHOWN`` partitions, and the number of all partitions.
 
-    ``rows``: number of training examples by client and class, each with its share of the largest number.
+    ``rows``: pairs by client and class: the number of training examples, and this number divided by the largest number.
     """
     every, pictures = shared(runs["partition"].where(runs["partition"].notna(), None).tolist()), []
     for fact in every[:SHOWN]:
@@ -146,7 +146,7 @@ def partitions(runs: "pd.DataFrame", say: Callable[[str], None]) -> tuple[list[d
         except UserError as error:
             say(f"left out: {error}")
             continue
-        if not counts:  # the labels are not classes
+        if not counts:  # no picture, because the labels are not classes
             continue
         most = max(map(max, counts)) or 1
         rows = [[(n, f"{n / most:.2f}") for n in row[:CLASSES]] for row in counts[:CLIENTS]]

@@ -18,7 +18,7 @@ NOTHING, NO_GUARANTEE = "nothing\nshared", "no\nguarantee"
 
 
 def draw(path: Path, panels: Sequence[Panel], title: str, smoke: bool = False) -> None:
-    """Write the picture to a PNG file. The x of each point is an epsilon: 0: nothing shared; inf: no guarantee."""
+    """Write the picture to a PNG file. A point's x is an epsilon: 0 if nothing was shared, inf without guarantee."""
     plots.save(figure(panels, title), path, 120, smoke)
 
 
@@ -28,7 +28,7 @@ def figure(panels: Sequence[Panel], title: str) -> Figure:
     names = list(dict.fromkeys(p.series for p in every))
     finite = [x for p in every if 0 < (x := float(p.x)) < inf] or [1.0]
     low, high = floor(log10(min(finite))), ceil(log10(max(finite)))
-    high += high == low  # the axis ranges from 10^low to 10^high
+    high += high == low  # the axis from 10^low to 10^high must not be empty
     picture, (grid,) = plots.panels(1, len(panels), (2.6 + 4.6 * len(panels), 4), sharey=True)
     for axes, panel in zip(grid, panels, strict=True):
         _frame(axes, low, high)
@@ -52,7 +52,7 @@ def figure(panels: Sequence[Panel], title: str) -> Figure:
 
 
 def _slot(low: int, high: int) -> float:
-    """Return the scale for the widths of the shaded areas, in powers of ten, the unit of the axis."""
+    """Return the unit of the shaded areas' widths, in powers of ten; the axis between is from 10^low to 10^high."""
     return 0.28 * (high - low)
 
 

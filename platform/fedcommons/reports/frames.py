@@ -46,7 +46,8 @@ _FIELDS = (
 )
 _SIGMA = ("dp.noise_multiplier",)
 _NUMBERS = ("p", "n_clients", "participation", "learning_rate", "bytes_down", "bytes_up", "bytes_once")
-"""``_FIELDS``, ``_SIGMA``: fields that a summary's config must have. ``_NUMBERS``: numbers that it must have."""
+"""``_FIELDS``: fields that the config in a summary must have. ``_SIGMA``: a field that it must have unless a target
+epsilon decides the noise. ``_NUMBERS``: numbers that the summary must have."""
 
 _CENTRAL = {
     "data.name": "dataset", "partition.n_clients": "n_clients", "federation.participation": "participation",
@@ -69,10 +70,10 @@ def load_runs(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
       training data. ``rho``: share of images that generators see. ``sigma``: noise multiplier of DP-SGD. ``lr``:
       learning rate. rho is missing without a generator, sigma without DP-SGD.
     - Every number and text of the summary. ``rejections``: a sentence if the server rejected replies.
-    - ``MB``: exchanged data in 10^6 bytes, over all clients and both directions. ``epsilon``: privacy budget of all
-      messages. ``pool_epsilon``: of the shared data, the largest over clients. ``epsilon_local_training``: of the
-      model updates. With seeded noise these three columns are missing; ``epsilon_if_secret`` etc. give the
-      values if the noise were secret. ``commons``: whether shared data is protected: nothing, covered or uncovered.
+    - ``MB``: exchanged data in 10^6 bytes, over all clients and both directions. ``epsilon``: epsilon of all messages.
+      ``pool_epsilon``: largest epsilon of the shared data over clients. ``epsilon_local_training``: epsilon of model
+      updates. With seeded noise these three columns are missing, and ``epsilon_if_secret`` etc. have the values if the
+      noise were secret. ``commons``: ``nothing`` (no shared data), ``covered`` (protected) or ``uncovered``.
     - For protected model updates: minimum and maximum over clients of the noise multiplier (``sigma_min``,
       ``sigma_max``), the sampling rate (``q_min``, ``q_max``) and the number of steps (``steps_min``, ``steps_max``),
       and ``clip`` and ``accountant``. With the prefix ``pool_``: the same values of the shared data.
@@ -132,7 +133,7 @@ def load_clients(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
 
 
 def load_central(*folders: Path) -> "pd.DataFrame":
-    """Return a frame with one row per centrally trained model: its summary, also under names of ``load_runs``."""
+    """Return a frame with one row per centrally trained model: its summary, and columns of ``load_runs``."""
     import pandas as pd
 
     rows = []
@@ -221,7 +222,7 @@ def _run(folder: Path) -> Recorded:
 def _flaw_of_end(folder: Path, rounds: int) -> str | None:
     """Return why the summary of an ended run is unusable, or None if the run has no summary or a usable one.
 
-    rounds: number of rounds in rounds.jsonl; a continued run may have more rounds than its summary.
+    rounds: number of rounds in rounds.jsonl; a continued run may have more rounds than the summary states.
     """
     if not (folder / "summary.json").exists():
         return None
@@ -308,7 +309,7 @@ def row(run: Recorded) -> dict[str, Any]:
             if value is not None and name != "round" and not isinstance(value, list):
                 measured.setdefault(name, []).append(value)
     for name, value in run.lines[-1].items():
-        if value is None and name.startswith("privacy/"):  # an epsilon of earlier rounds does not hold at the end
+        if value is None and name.startswith("privacy/"):  # an earlier round's epsilon does not hold for the run
             measured.pop(name, None)
     columns_of_run = _first(columns_of_run, {_short(name): values[-1] for name, values in measured.items()})
     columns_of_run |= {f"{_short(n)}_mean": fmean(values) for n, values in measured.items() if _short(n) != n}

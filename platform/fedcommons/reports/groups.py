@@ -31,9 +31,9 @@ class Group:
 
 
 def grouped(runs: "pd.DataFrame", say: Callable[[str], None]) -> list[Group]:
-    """Return the groups of these runs, in the order of their first runs.
+    """Split the runs into groups with equal data, federation and target, in the order of the groups' first runs.
 
-    Unfinished runs are included, and the caller leaves them out of averages. say: called with a message on each
+    Unfinished runs are included, so the caller must leave them out of averages. say: called with a message on each
     duplicate run that is left out.
     """
     names = [name for name in fields(runs) if name.startswith(ENVIRONMENT)]
@@ -61,8 +61,8 @@ def plain(value: Any) -> Any:
 def _of_one_partition(runs: "pd.DataFrame") -> "list[tuple[str, pd.DataFrame]]":
     """Split runs into subsets in which all runs with the same seed have the same partition.
 
-    Return (end of the group's title, runs) of each subset. The end of the title names the folder of the runs or their
-    partition; it is empty without a split. Runs without a recorded partition cause no split.
+    Return (end of the group's title, runs) of each subset. The end of the title names the folder or the partition of
+    the runs, or is empty if one subset has all runs. Runs without a recorded partition cause no split.
     """
     if _agree(runs):
         return [("", runs)]
@@ -82,7 +82,7 @@ def _agree(runs: "pd.DataFrame") -> bool:
 
 
 def _title(runs: "pd.DataFrame", varied: list[str]) -> str:
-    """Return a group's title, such as ``digits, N = 10, C = 1, alpha = 0.01, target 80 %``, with varied fields."""
+    """Return a group's title, such as ``digits, N = 10, C = 1, alpha = 0.01, target 80 %``. varied: fields to name."""
     shared = {name: runs[name].iloc[0] for name in varied if name != "target" and plain(runs[name].iloc[0]) is not None}
     place = columns.place(Cell(shared, runs)).replace(", alpha = -", "")
     return f"{place}, target {target.in_words(runs['target'].iloc[0])}"

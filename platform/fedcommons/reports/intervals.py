@@ -56,7 +56,7 @@ class Table:
 
     note: text above the table. heads: titles of the first columns. groups: number, title and lines of each group.
     csv, latex: lines of the CSV and LaTeX code. tail: last lines of the LaTeX code. cut: a sentence with the number of
-    shown lines, if a page does not show all lines; the CSV always has all lines.
+    lines that the page shows, empty if it shows all lines. The CSV always has all lines.
     """
 
     name: str
@@ -135,7 +135,10 @@ def text_of_rounds(reached: Sequence[float], missed: int, column: Column) -> str
 
 
 def of_runs(finished: "pd.DataFrame", column: Column) -> tuple[str, float | None]:
-    """Return a column's text for finished runs, and their mean (missed target: all rounds), by which pages sort."""
+    """Return the text of a configuration's finished runs in a column, and the mean, by which the page sorts lines.
+
+    In the mean of rounds to the target, a run that missed the target counts with all its rounds.
+    """
     values, missed = counted(finished, column.name)
     if column.name != ROUNDS:
         return text(values, column), fmean(values) if values else None
@@ -148,7 +151,7 @@ def of_runs(finished: "pd.DataFrame", column: Column) -> tuple[str, float | None
 def frame(table: Table, finished: "Sequence[pd.DataFrame]") -> "pd.DataFrame":
     """Return the table as a frame: first columns, number of seeds, and mean and interval ends of each number column.
 
-    Rounds to the target also have the number of seeds that missed it. finished: the finished runs by configuration.
+    A further column has the number of seeds that missed the target. finished: the finished runs by configuration.
     """
     import pandas as pd
 
@@ -169,7 +172,7 @@ def frame(table: Table, finished: "Sequence[pd.DataFrame]") -> "pd.DataFrame":
 
 
 def latex(heads: Sequence[str], rows: Sequence[Sequence[object]], n_left: int) -> tuple[list[str], list[str]]:
-    """Return the LaTeX lines of head and rows, and the last LaTeX lines. n_left: number of left-aligned columns."""
+    """Return two lists of LaTeX lines: up to the last row, and the end. n_left: number of left-aligned columns."""
     import pandas as pd
 
     style = pd.DataFrame(rows, columns=pd.Index(heads)).style.hide(axis="index")

@@ -33,7 +33,7 @@ _WAITING = (
 
 
 class Watched:
-    """The report on these folders. ``html`` creates the page again if the files of the runs have changed."""
+    """The report on ``folders``. ``html`` creates the page again if files of runs have changed since the last call."""
 
     def __init__(self, folders: Sequence[Path], title: str | None = None) -> None:
         self.folders, self.title = folders, title
@@ -64,7 +64,7 @@ class Watched:
 
 
 class Server(ThreadingHTTPServer):
-    """A web server of one live report. port: 0: a free port.
+    """A web server of one live report. port: number of the port; 0: any free port.
 
     Raises:
         OSError: the port is in use, or this user may not open it.
@@ -111,7 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
         }.items():  # fmt: skip
             self.send_header(name, value)
         self.end_headers()
-        with suppress(OSError):  # the browser has closed the connection
+        with suppress(OSError):  # the browser may have closed the connection
             self.wfile.write(content)
 
     def version_string(self) -> str:

@@ -68,7 +68,7 @@ def is_accuracy(metric: str) -> bool:
 def mode(metric: str, goal: float | str = 1.0) -> str:
     """Return the better direction of a metric: ``max`` for accuracies, ``min`` for losses, bytes, epsilons etc.
 
-    goal: the target of the runs; if it is a bound on this metric, it determines the direction.
+    goal: the target of the runs; if the target is a bound on ``metric``, the target determines the direction.
 
     Raises:
         UserError: there is no such metric, or only the user's module or method logs it, so its direction is unknown.
@@ -106,7 +106,7 @@ def require(metric: str, configs: Sequence[Experiment]) -> None:
 
 
 def _needs(metric: str) -> list[tuple[str, Any, str]]:
-    """Return (field, value, words) for each config field that must be above a value so that runs have the metric."""
+    """Return (field, value, requirement as text) per config field that must be above a value to log the metric."""
     if metric.startswith("validation"):
         return [("data.validation", 0, "above 0")]
     if metric.startswith(("clients/", "personal/")):

@@ -105,7 +105,7 @@ def thin(curves: Sequence[Mapping[str, Sequence[float | None]]]) -> tuple[list[l
 
 
 def _rows(runs: "pd.DataFrame", shown_columns: Sequence[Column]) -> list[dict[str, Any]]:
-    """Return one row per run of the page's table of runs; a number is a pair of texts, with all digits and rounded."""
+    """Return one row per run of the page's table of runs; a number is two texts: all digits, and rounded."""
     values = [runs[column.name].tolist() for column in shown_columns]
     who = [[columns.text(plain(v)) for v in runs[name].tolist()] for name in WHO]
     who[WHO.index("p")] = [f"{p:.3g}" if p else "-" for p in map(plain, runs["p"].tolist())]

@@ -20,13 +20,16 @@ COLOURS = {
     "shuffled_synthetic": "#c0392b",
     "shuffled_real": "#2e6da4",
 }
-"""Colours of the built-in sharing strategies, as in the Fedssyn paper, by the text in tables."""
+"""Colours of the built-in sharing strategies, as in the Fedssyn paper, by the strategy's name in tables."""
 
 _MORE = ("#2e8b57", "#8e44ad", "#d68910", "#16a2b8")
 
 
 def colour_of(setting: str, settings: Sequence[str]) -> str:
-    """Return the colour of a sharing strategy in a picture with ``settings``; strategies without one get ``_MORE``."""
+    """Return the colour of a sharing strategy: from ``COLOURS``, or for a user-defined strategy from ``_MORE``.
+
+    settings: all sharing strategies of the picture; their order decides the colours of user-defined strategies.
+    """
     user_defined = [s for s in settings if s not in COLOURS]
     return COLOURS[setting] if setting in COLOURS else _MORE[user_defined.index(setting) % len(_MORE)]
 

@@ -19,17 +19,20 @@ SHOWN = ("rounds_to_target", "validation_accuracy", "last_accuracy", "MB", "epsi
 
 @dataclass(frozen=True)
 class Group:
-    """Configurations (points) with equal data and federation, best first. environment: values of the varied fields."""
+    """Configurations (points) with equal data and federation, best first.
+
+    environment: values of the fields of data and federation that differ between the groups.
+    """
 
     environment: Mapping[str, Any]
     points: Sequence[Cell]
 
 
 def ranked(runs: "pd.DataFrame", metric: str, way: str) -> list[Group]:
-    """Return the configurations (points) of each environment, best first. way: better direction, ``min`` or ``max``.
+    """Return configurations (points) by environment, best first. way: better direction, ``min`` or ``max``.
 
-    Configurations with an unfinished run come last, because a run that was stopped early has sent fewer bytes. Within
-    finished and within unfinished configurations, those without the metric in some run come last.
+    Configurations with an unfinished run come last, because a stopped run has sent fewer bytes than a whole run. Among
+    the finished and among the unfinished configurations, configurations that lack the metric in a run come last.
     """
 
     def worst_last(point: Cell) -> tuple[bool, bool, float, bool]:
@@ -64,7 +67,7 @@ def format_metric(runs: "pd.DataFrame", metric: str) -> str:
 
 
 def table(groups: Sequence[Group], swept: Sequence[str], metric: str, way: str) -> str:
-    """Return markdown: one table per environment, and notes. swept: fields of the search. way: ``min`` or ``max``."""
+    """Return notes and one table per environment in markdown. swept: fields of the search. way: ``min`` or ``max``."""
     every = [point for group in groups for point in group.points]
     metrics = [n for n in dict.fromkeys((metric, *SHOWN)) if any(counted(p.runs, n)[0] for p in every)]
     names = [n for n in swept if n != "seed" and n not in groups[0].environment]
@@ -97,8 +100,9 @@ def table(groups: Sequence[Group], swept: Sequence[str], metric: str, way: str) 
 def panels(groups: Sequence[Group], swept: Sequence[str], metric: str) -> tuple[list[series.Panel], str]:
     """Return one panel of a plot per field of the search, and the title of the legend, which explains the colours.
 
-    Colours distinguish environments. With a single environment and several fields, colours distinguish the values of
-    the field with the fewest values. Configurations with unfinished runs are left out. swept: names of the fields.
+    Colours distinguish environments (data and federation). With one environment and several fields, colours distinguish
+    the values of the field with the fewest values. Configurations with unfinished runs are left out. swept: names of
+    the fields.
     """
     every = [point for group in groups for point in group.points if set(point.runs["status"]) == {"finished"}]
     values = {n: {series.label(series.value(p, n)) for p in every} for n in swept if n != "seed"}

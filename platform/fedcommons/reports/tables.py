@@ -71,7 +71,10 @@ def rounds(runs: "pd.DataFrame") -> str:
 
 
 def rounds_needed(reached: Sequence[float | None], most: int) -> str:
-    """Format mean ± sd of seeds' rounds to the target (None: missed), or ``>most (missed by n of N)``."""
+    """Format mean ± standard deviation of rounds to the target, or ``>most (missed by n of N)`` if n of N seeds missed.
+
+    reached: rounds of each seed; None: the seed missed the target. most: largest number of rounds of a run.
+    """
     if n := reached.count(None):
         return f">{most}" if n == len(reached) else f">{most} (missed by {n} of {len(reached)})"
     return mean_std([r for r in reached if r is not None], 0 if len(reached) == 1 else 1)
@@ -84,7 +87,7 @@ def mean_rounds(runs: "pd.DataFrame") -> tuple[float, bool]:
 
 
 def mean_std(values: Sequence[float], digits: int | None) -> str:
-    """Format ``mean ± sample standard deviation``, or a single value. digits: decimals; None: four significant ones."""
+    """Format ``mean ± sample standard deviation``, or one value. digits: decimals; None: four significant digits."""
     form = ".4g" if digits is None else f".{digits}f"
     mean = format(fmean(values), form)
     return mean if len(values) == 1 else f"{mean} ± {format(stdev(values), form if digits is not None else '.2g')}"
@@ -103,7 +106,10 @@ def share(cell: Cell) -> str:
 
 
 def speed_up(base: Cell, other: Cell) -> str:
-    """Format ``base``'s rounds to the target over ``other``'s as ``4.0x``; ``>``, ``<``: a bound, as one missed it."""
+    """Format the speed-up, the rounds to the target of ``base`` divided by those of ``other``, as ``4.0x``.
+
+    With ``>`` a run of ``base`` missed the target, so the speed-up is larger; with ``<`` a run of ``other`` missed it.
+    """
     (slow, slow_censored), (fast, fast_censored) = mean_rounds(base.runs), mean_rounds(other.runs)
     if slow_censored and fast_censored:
         return "-"
@@ -112,7 +118,7 @@ def speed_up(base: Cell, other: Cell) -> str:
 
 
 def effect(cells: Sequence[Cell]) -> str:
-    """Return one line of text for an algorithm: rounds of each sharing strategy, and its speed-up over no sharing."""
+    """Return a line of text on an algorithm: rounds to the target by sharing strategy, speed-up over no sharing."""
     _, n, c, alpha, algorithm, _ = key(cells[0])
     parts = [algorithm, f"alpha {text(alpha)}", f"N {n}", f"C {c:g}"]
     pairs = zip(cells, without_sharing(cells), strict=True)
@@ -123,7 +129,7 @@ def effect(cells: Sequence[Cell]) -> str:
 
 
 def table1_markdown(cells: Sequence[Cell], published: Mapping[tuple, str], footnotes: Sequence[str]) -> str:
-    """Return Table 1 of the Fedssyn paper in markdown. published: the paper's rounds by ``key(cell)``, for a column."""
+    """Return Table 1 of the Fedssyn paper in markdown. published: rounds in the paper by ``key(cell)``."""
     head, values_of_cells = identified(cells)
     head += ["target", "rounds", "speed-up", "last acc.", "best acc.", "p", "lr", "MB exchanged"]
     private = any(map(has_epsilon, cells))
@@ -158,7 +164,7 @@ def rejected_notes(runs: "pd.DataFrame") -> list[str]:
 
 
 POOL_EPSILON = ("pool_epsilon", f"pool_epsilon{IF_SECRET}")
-"""Columns of ``load_runs``: epsilon of the shared data with secret noise, and if seeded noise were secret."""
+"""Columns of ``load_runs``: epsilon of the shared data with secret noise; with seeded noise, if it were secret."""
 
 
 def has_epsilon(cell: Cell) -> bool:
@@ -212,7 +218,7 @@ def lost_notes(runs: "pd.DataFrame") -> list[str]:
 
 
 def spread(cells: Sequence[Cell]) -> str:
-    """Return a text on how much the algorithms differ in each federation and sharing strategy; empty if only one ran.
+    """Return a text on how much the algorithms differ in each federation and sharing strategy; empty for one algorithm.
 
     The text gives the range of the mean accuracy in the last round, in percentage points, and the minimum and maximum
     of the mean rounds to the target. Means are over seeds.
@@ -246,14 +252,14 @@ def markdown(head: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
 
 
 def records(runs: "pd.DataFrame", columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Return per run a mapping of these columns to plain values (None: missing), and ``run_dir``, its folder's name."""
+    """Return per run the plain values of ``columns`` (None: missing), and its folder's name as ``run_dir``."""
     if runs.empty:
         return []
     whole = (
         "n_clients",
         "rounds_to_target",
         "generator.epochs",
-    )  # pandas turns these into floats if a value is missing
+    )  # as Int64, because pandas makes them floats if a value is missing
     selected = runs.reindex(columns=list(columns)).astype({name: "Int64" for name in whole if name in columns})
     plain = selected.astype(object).where(selected.notna(), None)
     return plain.assign(run_dir=[Path(run).name for run in runs["run"]]).to_dict("records")

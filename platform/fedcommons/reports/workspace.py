@@ -63,7 +63,7 @@ TITLES = {
 """Titles of panels; they take precedence over the labels in ``metrics.WORDS``."""
 
 WHO = ("preset", "data.name", "partition.name", "algorithm", "sharing.setting")
-"""Config fields that are equal in all runs of a W&B group, in addition to the values of ``AXES``."""
+"""Config fields by which W&B groups runs, in addition to the values of ``AXES``."""
 
 RESULTS = ("zeta_hat_sq_mean", "rounds_used")
 """Results in the summary that are the right-hand axes of the parallel coordinates."""
@@ -94,7 +94,7 @@ EVERYTHING = Logged(
 
 
 def logged(folders: Sequence[Path], say: Callable[[str], None]) -> Logged:
-    """Return the names that these runs logged. say: called once per other fedcommons version that wrote runs."""
+    """Return the names that these runs logged. say: called once for each other fedcommons version."""
     metrics, of_each, others = set[str](), list[set[str]](), defaultdict[str, list[Path]](list)
     for folder in folders:
         metrics |= {name for line in read_rounds(folder) for name, value in line.items() if value is not None}
