@@ -91,7 +91,7 @@ def head(name: str) -> str:
 
 
 def without_sharing(cells: Sequence[Cell]) -> list[Cell | None]:
-    """Return for each configuration the configuration with equal fields but no sharing (``real``), or None."""
+    """Return for each configuration the one with equal other fields and no sharing (``real``), or None."""
     names = [name for name in cells[0].fields if not name.startswith(_OF_SETTING)] if cells else []
     keys = [tuple(value(cell, name) for name in names) for cell in cells]
     real = {k: cell for k, cell in zip(keys, cells, strict=True) if value(cell, "sharing.setting") == "real"}

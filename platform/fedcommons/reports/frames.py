@@ -133,7 +133,7 @@ def load_clients(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
 
 
 def load_central(*folders: Path) -> "pd.DataFrame":
-    """Return a frame with one row per centrally trained model: its summary, and columns of ``load_runs``."""
+    """Return a frame with one row per centrally trained model: its summary, partly also named as in ``load_runs``."""
     import pandas as pd
 
     rows = []

@@ -22,8 +22,8 @@ if TYPE_CHECKING:  # pandas takes a second to import, which would slow --help
 class Group:
     """A group of comparable runs.
 
-    title: the data, federation and target of the runs. cells: the configurations, in the order of their first runs; the
-    index of each frame is the row number in the frame of all runs.
+    title: the data, federation and target of the runs. cells: the configurations, in the order of their first runs;
+    the index of a configuration's frame has the row numbers in the frame of all runs.
     """
 
     title: str

@@ -151,7 +151,7 @@ def of_runs(finished: "pd.DataFrame", column: Column) -> tuple[str, float | None
 def frame(table: Table, finished: "Sequence[pd.DataFrame]") -> "pd.DataFrame":
     """Return the table as a frame: first columns, number of seeds, and mean and interval ends of each number column.
 
-    A further column has the number of seeds that missed the target. finished: the finished runs by configuration.
+    Next to rounds to the target is the number of seeds that missed it. finished: the finished runs by configuration.
     """
     import pandas as pd
 
@@ -172,7 +172,7 @@ def frame(table: Table, finished: "Sequence[pd.DataFrame]") -> "pd.DataFrame":
 
 
 def latex(heads: Sequence[str], rows: Sequence[Sequence[object]], n_left: int) -> tuple[list[str], list[str]]:
-    """Return two lists of LaTeX lines: up to the last row, and the end. n_left: number of left-aligned columns."""
+    """Return two lists of LaTeX lines: head and rows, and the lines below. n_left: number of left-aligned columns."""
     import pandas as pd
 
     style = pd.DataFrame(rows, columns=pd.Index(heads)).style.hide(axis="index")

@@ -18,7 +18,7 @@ KNOWN = (
     "validation_accuracy", *OF_TEST_DATA, "MB", "bytes_down", "bytes_up", "bytes_once", "disclosed",
     *EPSILONS, *(f"{name}{IF_SECRET}" for name in EPSILONS), *NAMES, *(f"{name}_mean" for name in NAMES),
 )  # fmt: skip
-"""Names of metrics that are known before a run. Other metrics have a slash in their name, as train/loss."""
+"""Names of metrics that are known before a run. Other metrics have a slash in their name, such as train/loss."""
 
 WORDS = {
     "validation_accuracy": "validation accuracy", "validation/accuracy": "validation accuracy",

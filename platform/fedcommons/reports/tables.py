@@ -108,7 +108,8 @@ def share(cell: Cell) -> str:
 def speed_up(base: Cell, other: Cell) -> str:
     """Format the speed-up, the rounds to the target of ``base`` divided by those of ``other``, as ``4.0x``.
 
-    With ``>`` a run of ``base`` missed the target, so the speed-up is larger; with ``<`` a run of ``other`` missed it.
+    ``>``: a run of ``base`` missed the target, so the number is a lower bound. ``<``: a run of ``other`` missed the
+    target, so the number is an upper bound. ``-``: runs of both missed the target.
     """
     (slow, slow_censored), (fast, fast_censored) = mean_rounds(base.runs), mean_rounds(other.runs)
     if slow_censored and fast_censored:
@@ -118,7 +119,7 @@ def speed_up(base: Cell, other: Cell) -> str:
 
 
 def effect(cells: Sequence[Cell]) -> str:
-    """Return a line of text on an algorithm: rounds to the target by sharing strategy, speed-up over no sharing."""
+    """Return a line of text on an algorithm: rounds to the target by sharing strategy, and speed-up over no sharing."""
     _, n, c, alpha, algorithm, _ = key(cells[0])
     parts = [algorithm, f"alpha {text(alpha)}", f"N {n}", f"C {c:g}"]
     pairs = zip(cells, without_sharing(cells), strict=True)
@@ -129,7 +130,7 @@ def effect(cells: Sequence[Cell]) -> str:
 
 
 def table1_markdown(cells: Sequence[Cell], published: Mapping[tuple, str], footnotes: Sequence[str]) -> str:
-    """Return Table 1 of the Fedssyn paper in markdown. published: rounds in the paper by ``key(cell)``."""
+    """Return Table 1 of the Fedssyn paper in markdown. published: the paper's rounds, by ``key(cell)``."""
     head, values_of_cells = identified(cells)
     head += ["target", "rounds", "speed-up", "last acc.", "best acc.", "p", "lr", "MB exchanged"]
     private = any(map(has_epsilon, cells))
@@ -164,7 +165,7 @@ def rejected_notes(runs: "pd.DataFrame") -> list[str]:
 
 
 POOL_EPSILON = ("pool_epsilon", f"pool_epsilon{IF_SECRET}")
-"""Columns of ``load_runs``: epsilon of the shared data with secret noise; with seeded noise, if it were secret."""
+"""Columns of ``load_runs``: epsilon of shared data with secret noise, and epsilon if seeded noise were secret."""
 
 
 def has_epsilon(cell: Cell) -> bool:

@@ -94,7 +94,7 @@ EVERYTHING = Logged(
 
 
 def logged(folders: Sequence[Path], say: Callable[[str], None]) -> Logged:
-    """Return the names that these runs logged. say: called once for each other fedcommons version."""
+    """Return the names that these runs logged. say: called once for each other fedcommons version of a run."""
     metrics, of_each, others = set[str](), list[set[str]](), defaultdict[str, list[Path]](list)
     for folder in folders:
         metrics |= {name for line in read_rounds(folder) for name, value in line.items() if value is not None}
@@ -103,7 +103,7 @@ def logged(folders: Sequence[Path], say: Callable[[str], None]) -> Logged:
         if summary := read_summary(folder):
             try:
                 values = {**in_summary(summary), **dict.fromkeys(allowed(summary), 0)}
-            except KeyError:  # earlier versions did not record all of these values
+            except KeyError:  # summaries of earlier versions lack some values
                 values = summary
             of_each.append({name for name, value in values.items() if isinstance(value, int | float)})
     for made_by, of_it in others.items():

@@ -126,7 +126,7 @@ def the_loss_falls(algorithm: Algorithm, local: LocalSGD) -> None:
 
 
 def same_seed_same_bits_other_seed_other_bits(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Check that equal seeds give equal bits, also on a worker that ran another seed, and other seeds other bits."""
+    """Check that equal seeds give equal bits, also on a used worker, and that another seed gives other bits."""
     federation, spy = digits(dropout=0.3, method=algorithm).training(replace(local, augment=True)), Spy(algorithm)
     used = federation.serial(spy)
     first, other, again = (
@@ -248,7 +248,7 @@ def a_client_that_sits_out_keeps_its_memory(algorithm: Algorithm, local: LocalSG
 
 
 def stragglers_change_nothing(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Check clients' memory if about half of the three sampled clients do not reply, and in one round no client."""
+    """Check clients' memory if about half of the three sampled clients do not reply; in one round, none replies."""
     federation = digits(method=algorithm).training(local)
     plan = federation.plan(5, participation=0.6, seed=52, late=Independent(0.5))
     play_with_absent_clients(algorithm, federation, plan)

@@ -48,7 +48,7 @@ class Federation:
     def training(self, loop: LocalSGD, weighting: str = "uniform") -> Self:
         """Return a copy with the settings ``loop`` of local training.
 
-        weighting: of clients in averages: ``uniform`` (equal weights) or ``samples`` (by their numbers of examples).
+        weighting: the clients' weights in averages: ``uniform`` (equal) or ``samples`` (their numbers of examples).
         """
         return replace(self, loop=loop, weighting=weighting)
 

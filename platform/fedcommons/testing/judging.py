@@ -99,7 +99,7 @@ def too_few(first: Output, second: Output, side: Side, kind: Kind) -> list[str]:
 
 
 def renamed(events: Sequence[Release], tensors: Payload) -> list[Release]:
-    """Return copies of the releases that name all ``tensors``; a release of class counts names ``labels`` instead."""
+    """Return the releases with the names of all ``tensors`` instead of their names; class counts get ``labels``."""
     return [replace(event, what=("labels",) if event.what == ("class counts",) else tuple(tensors)) for event in events]
 
 
@@ -162,7 +162,7 @@ def _form(x: Flat | Tensor | None) -> str:
 
 
 def _differing(first: Output, second: Output) -> list[tuple[str, Tensor]]:
-    """Return (name, second minus first value) of each tensor whose bits differ, unless declared as unprotected."""
+    """Return (name, second minus first value) of each protected tensor that differs between the runs."""
     same = [name for name, x in first.tensors.items() if _form(x) == _form(second.tensors.get(name))]
     pairs = [(name, data(first.tensors[name]), data(second.tensors[name])) for name in same]
     free = first.free | second.free

@@ -22,7 +22,7 @@ def models(algorithm: Algorithm, plan: Plan, now: Standing) -> list[Flat]:
 def losses(
     federation: Federation, algorithm: Algorithm, executor: Executor, plan: Plan, now: Standing
 ) -> dict[str, float]:
-    """Return training losses by name: that of the server model, and the mean over clients of the personal models'."""
+    """Return training losses by name: the server model's loss, and the mean loss of the clients' personal models."""
     results = dict[str, float]()
     if now.has_model:
         sizes = {"train": len(federation.data.sets["train"])}

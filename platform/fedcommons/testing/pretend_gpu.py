@@ -197,7 +197,7 @@ class _Kernels(TorchDispatchMode):
                 self.gpu.events.waits[_line()] += 1
         out = func(*args, **kwargs)
         old = {_storage(t)._cdata for t in tensors}
-        new = [t for t in _tensors(out) if _storage(t)._cdata not in old]  # with memory of no input
+        new = [t for t in _tensors(out) if _storage(t)._cdata not in old]  # sharing no memory with inputs
         if on and (new or name.endswith("_")) and not name.startswith(("empty", "new_empty")):
             self.gpu.events.launches[_line()] += 1
         decided = any(p == CPU and (t.dim() or None not in places) for t, p in zip(tensors, places, strict=True))

@@ -37,7 +37,7 @@ def its_work_can_be_priced(algorithm: Algorithm, local: LocalSGD) -> None:
             small.run(variant, small.plan(1))
             timed.append(Timed(n if trains_locally(algorithm) else 0, _pieces(variant, small), 1.0))
         in_seconds(kinds, prices(type(algorithm).__name__, timed))
-    except UserError as error:  # to ``check_algorithm``, a UserError is a fault of the machine, not of the method
+    except UserError as error:  # because ``check_algorithm`` treats a UserError as a fault of the machine
         raise AssertionError(str(error)) from error
 
 

@@ -38,7 +38,7 @@ from fedcommons.testing.sides import Side, playing
 from fedcommons.testing.spreads import difference
 
 SIZES = (6, 10, 4)
-"""Number of examples of each client. A batch has 5 examples, so the last client has only batches of all examples."""
+"""Number of examples of each client. A batch has 5 examples, so the last client's batches have all its examples."""
 
 ROUNDS = 3
 

@@ -47,7 +47,7 @@ def check_stage(stage: Stage, *, seed: int = 0) -> None:
         zeroed = StagePlay(stage, ZEROED, label_noise, seed)
         sentences = zeroed.faults()
         if sentences and not _raises_or_finds(StagePlay(stage, BLANKED, label_noise, seed)):
-            sentences = []  # without a fault for nan instead of a black image the strategy passes
+            sentences = []  # the strategy passes if the image is nan instead of black, and that suffices
         sentences = (
             sentences or StagePlay(stage, REPLACED if zeroed.is_bare else RELABELLED, label_noise, seed).faults()
         )
@@ -58,7 +58,7 @@ def _raises_or_finds(play: "StagePlay") -> bool:
     try:
         return bool(play.faults())
     except (TypeError, ValueError, RuntimeError):
-        return True  # the strategy refuses floats, so nan cannot replace the black image
+        return True  # the strategy refuses floats, so its faults with a black image count
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class _Nobody:
 class StagePlay:
     """Runs of a sharing strategy on both neighbouring data sets.
 
-    is_bare: after ``faults``, whether the strategy declared a value as unprotected in one of the runs.
+    is_bare: whether the strategy declared a value as unprotected in one of the runs (set by ``faults``).
     """
 
     def __init__(self, stage: Stage, kind: Kind, label_noise: float, seed: int) -> None:

@@ -1,8 +1,8 @@
 """The two runs (sides) of a sensitivity test, with equal noise, on data that differ in one example per client.
 
-In this test the noise depends on the order of the calls and not on the data. A noisy sum of the first
-run replaces the same sum of the second run, if both sums differ before noise by at most the sensitivity. So the test
-compares each sum separately, and values that are computed only from noisy sums have equal bits in both runs.
+In this test the noise depends on the order of the calls and not on the data. A noisy sum of the first run replaces the
+same sum of the second run, if both sums differ before noise by at most the sensitivity. So the test compares each sum
+separately, and values that are computed only from noisy sums have equal bits in both runs.
 """
 
 from collections.abc import Iterator
@@ -43,10 +43,10 @@ class Sum:
         return distance if distance < inf else inf
 
     def keeps(self, other: "Sum", times: float) -> bool:
-        """Return whether the sum is declared as protected and changes within its bound to ``other`` in the second run.
+        """Return whether the sum is declared as protected, and ``other``, the sum of the second run, is close to it.
 
-        Both sums must have equal sensitivity and noise multiplier. Before noise they must be at most ``times``
-        sensitivities apart.
+        Close sums have equal sensitivity and noise multiplier, and before noise a distance of at most ``times``
+        sensitivities.
         """
         most = times * self.release.sensitivity * (1 + ROUNDING)
         return self.release.covered and self.is_like(other) and self.moved(other) <= most

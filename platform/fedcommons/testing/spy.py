@@ -50,8 +50,8 @@ class Spy:
     """An algorithm that passes every call to the algorithm ``inner``, and records the calls.
 
     changed: names of arguments that a call has changed in place. Before each call the spy gives the global generators
-    of torch, numpy and Python another seed, so that a method that draws from them does not
-    repeat its results with the same seed.
+    of torch, numpy and Python another seed, so that a method that draws from these generators
+    does not repeat its results in a second run.
     """
 
     inner: Algorithm
