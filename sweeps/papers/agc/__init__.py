@@ -1,1 +1,1 @@
-"""Approximate gradient coding, with copies of examples that are not private: Makkonen et al., arXiv:2404.03524."""
+"""Approximate gradient coding, with copies of the clients' non-private examples: Makkonen et al., arXiv:2404.03524."""

@@ -21,12 +21,12 @@ Curve = Mapping[str, Any]
 
 NAMES = {"iid": "iid", "dirichlet_plain": "Dirichlet(0.1)", "single_class": "single class"}
 SHOWN = (10, 20)  # rounds that the table shows in addition to the first and the last round
-SPAN = 1e4  # figure 3's axis is logarithmic above the smallest sum, or above the largest sum / SPAN
+SPAN = 1e4  # figure 3's axis is linear below the largest sum / SPAN (or below the smallest sum, if larger)
 CLOSE = 0.95  # share of the last accuracy of iid clients without sharing that counts as close
 
 
 def table(curves: Sequence[Curve]) -> str:
-    """Return the table as Markdown: iid clients without copies, and other clients with the smallest and largest c."""
+    """Return a Markdown table: iid clients without copies; other clients with the smallest and largest copied share."""
     last = len(curves[0]["accuracy"]) - 1
     at = SHOWN[0] if SHOWN[0] < last else 0
     head = ["clients", "q", "d", "c", f"accuracy after {at}, %", f"accuracy after {last}, %",
@@ -44,7 +44,7 @@ def table(curves: Sequence[Curve]) -> str:
 
 
 def summary(curves: Sequence[Curve]) -> list[dict[str, Any]]:
-    """Return a CSV row per curve: accuracy and second moment at some rounds, and rounds until ``CLOSE`` to iid."""
+    """Return a CSV row per curve: accuracy and second moment at some rounds, and the round from ``_reached``."""
     last = len(curves[0]["accuracy"]) - 1
     at = [*(r for r in SHOWN if r < last), last]
     return [
@@ -58,7 +58,11 @@ def summary(curves: Sequence[Curve]) -> list[dict[str, Any]]:
 
 
 def _reached(curve: Curve, curves: Sequence[Curve]) -> int | None:
-    """Return the first round at ``CLOSE`` times the last accuracy of iid clients with the same q and d, or None."""
+    """Return the first round with at least ``CLOSE`` times the reference accuracy; None if no round reaches it.
+
+    The reference is the last accuracy of iid clients without copies. Its curve has the same q (probability to straggle)
+    and d (copies of an example) as ``curve``.
+    """
     (iid,) = (c for c in curves if (c["partition"], c["q"], c["d"], c["c"]) == ("iid", curve["q"], curve["d"], 0))
     return next((r for r, value in enumerate(curve["accuracy"]) if value >= CLOSE * iid["accuracy"][-1]), None)
 
@@ -76,7 +80,10 @@ def rows(curves: Sequence[Curve], repetitions: int) -> list[dict[str, Any]]:
 
 
 def picture(curves: Sequence[Curve], partition: str, title: str) -> Figure:
-    """Plot accuracy (above) and second moment (below) over rounds: a column for each (q, d), a curve for each c."""
+    """Plot accuracy (above) and second moment (below) over rounds: a column per pair (q, d), a curve per c.
+
+    q: probability to straggle; d: copies of an example; c: share of examples that is copied.
+    """
     pairs = list(dict.fromkeys((c["q"], c["d"]) for c in curves))
     most = max(c["c"] for c in curves) or 1
     figure, grid = plots.panels(2, len(pairs), (1.5 + 3.6 * len(pairs), 7))

@@ -18,11 +18,12 @@ import numpy as np
 
 
 def expected_distance(n_clients: int, d: int, c: float, k: int, distance: float) -> float:
-    """Return E||Y - 1/N||^2 of theorem 1: the expected distance of a class's shares from 1/N after copies.
+    """Return E||Y - 1/N||^2 of theorem 1: the expected distance of a class's shares over clients, Y, from 1/N.
 
-    n_clients: N; k: K, examples of a class; distance: ||X - 1/N||^2, before copies. The module explains all symbols.
-    The value is exact for copies to d other clients (``exact``). For ``binomial`` copies it is exact if Y's denominator
-    is the nominal K (1 + d c), not the drawn number of copies.
+    Y: shares after copies. distance: this distance before copies. n_clients: N. d: copies of each example that is not
+    private. c: share of these examples. k: K, examples of the class. The value is exact for the variant ``exact`` of
+    ``gradient_coding.copies``. For ``binomial`` it is exact if shares are counts divided by the expected total
+    K (1 + d c), not by the drawn total.
     """
     others = n_clients - 1
     noise = d * c * (others - d) / ((1 + d * c) ** 2 * others * k)
@@ -46,12 +47,16 @@ class Pairs:
     other_open: float
 
     def __matmul__(self, others: "Pairs") -> float:
-        """Return the scalar product with other pairs: the sum over all kinds of the products of both numbers."""
+        """Return the scalar product with ``others``: the sum over all kinds of this number times the other number."""
         return sum(a * b for a, b in zip(vars(self).values(), vars(others).values(), strict=True))
 
 
 def coefficients(n_clients: int, d: int, q: float) -> Pairs:
-    """Return for each kind of pair (a, b) the coefficient of <g_a, g_b> in the second moment of the coded gradient."""
+    """Return for each kind of pair (a, b) of examples the coefficient of <g_a, g_b> in the second moment E||ghat||^2.
+
+    g_a: gradient of example a; ghat: coded gradient. d: copies of each example that is not private. q: probability that
+    a client straggles.
+    """
     r, near = q / (1 - q), d / (n_clients - 1)
     return Pairs(
         same_private=1 + r,
@@ -65,7 +70,7 @@ def coefficients(n_clients: int, d: int, q: float) -> Pairs:
 
 
 def without_copies(q: float) -> Pairs:
-    """Return the coefficients of ``coefficients`` for clients that share no copies."""
+    """Return what ``coefficients`` would return for clients that share no copies (d = 0)."""
     r = q / (1 - q)
     return Pairs(1 + r, 1 + r, 1 + r, 1 + r, 1, 1, 1)
 
@@ -93,26 +98,31 @@ def sums(gram: np.ndarray, labels: np.ndarray, private: np.ndarray) -> Pairs:
 
 
 def second_moment(holds: np.ndarray, gram: np.ndarray, q: float) -> float:
-    """Return the coded gradient's E||ghat||^2 over random stragglers, for any partition.
+    """Return the second moment E||ghat||^2 of the coded gradient ghat over random stragglers, for any partition.
 
-    It is ||sum_j g_j||^2 + r sum_i ||f_i||^2 with f_i = sum_j g_j/d_j over the examples that client i holds. holds: (M,
-    N), 1 where client i holds example j. gram: (M, M), scalar products of gradients g_j. q: probability to straggle; r
-    = q/(1 - q).
+    The value is ||sum_j g_j||^2 + r sum_i ||f_i||^2, where f_i is the sum of g_j/d_j over the examples j of client i.
+    g_j: gradient of example j; d_j: number of clients that hold it; r = q/(1 - q). holds: (M examples, N clients), 1
+    where the client holds the example. gram: (M, M), <g_j, g_l>. q: probability that a client straggles.
     """
     shares = holds / holds.sum(1, keepdims=True)
     return float(gram.sum() + q / (1 - q) * np.einsum("ai,ab,bi->", shares, gram, shares, optimize=True))
 
 
 def assumption(pairs: Pairs) -> bool:
-    """Check assumption 1: the sums over mixed and over open pairs of one class are >= 0 and >= those of two classes."""
+    """Return whether assumption 1 holds, both for mixed and for open pairs of examples.
+
+    It says that the sum over pairs of one class is at least 0, and at least the sum over pairs of two classes.
+    """
     return pairs.same_mixed >= max(0.0, pairs.other_mixed) and pairs.same_open + pairs.itself >= max(
         0.0, pairs.other_open
     )
 
 
 def promised(pairs: Pairs, d: int, q: float, negative: bool = False) -> float:
-    """Return the lower bound of theorem 2 on the reduction of E||ghat||^2 by copies, if the assumption holds.
+    """Return theorem 2's lower bound on the amount by which copies reduce the coded gradient's second moment.
 
-    pairs: from ``sums``. negative: return remark 1's bound, which holds if sums over pairs of two classes are <= 0.
+    The bound holds under ``assumption``. pairs: from ``sums``. d: copies of each example that is not private. q:
+    probability that a client straggles. negative: return the larger bound of remark 1, which holds if the sums over
+    pairs of two classes are <= 0.
     """
     return q / (1 - q) * (d if negative else d - 1) / (d + 1) * (pairs.same_mixed + pairs.same_open + pairs.itself)

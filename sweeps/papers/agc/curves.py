@@ -31,7 +31,7 @@ def job(problem: Problem, setting: Setting, repetitions: range, seed: int) -> Pl
 
 
 def run_all(problem: Problem, wanted: Mapping[str, Setting], options: parse.Options) -> Iterator[tuple[str, Played]]:
-    """Yield (name, results) of each curve, in order. The bits of the results do not depend on the number of workers."""
+    """Yield (name, results) of each curve in ``wanted``, in order; the bits do not depend on the number of workers."""
     chunks = [range(options.repetitions)[i : i + CHUNK] for i in range(0, options.repetitions, CHUNK)]
     if options.workers == 1:
         for name, setting in wanted.items():

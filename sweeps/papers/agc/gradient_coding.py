@@ -55,9 +55,11 @@ BLOCK = 50
 
 @dataclass(frozen=True)
 class Setting:
-    """The setting of one curve; q, d and c: see the module. decay: factor of the learning rate lr after each round.
+    """The setting of one curve.
 
-    per_class: True: a share c of each class is not private; False: a share c of all examples. sharing: see ``copies``.
+    q: probability that a client straggles in a round. c: share of the examples that is not private. d: number of other
+    clients that get a copy of each such example. per_class: take the share c of each class (True) or of all examples
+    together (False). sharing: the variant of ``copies``. decay: factor of the learning rate lr after each round.
     """
 
     partition: str
@@ -75,13 +77,13 @@ class Setting:
 class Problem:
     """Images, each with a 1 appended to its pixels, and their scalar products; all repetitions share them."""
 
-    x: Tensor  # (M, D)
-    y: Tensor  # (M,)
-    test_x: Tensor  # (T, D)
-    test_y: Tensor  # (T,)
+    x: Tensor  # (M images, D pixels including the appended 1)
+    y: Tensor  # labels, (M images,)
+    test_x: Tensor  # (T test images, D pixels including the appended 1)
+    test_y: Tensor  # labels, (T test images,)
     n_classes: int
-    products: Tensor  # (M, M), G
-    test_products: Tensor  # (T, M); test logits and second moments have its type
+    products: Tensor  # G = x x^T, (M images, M images)
+    test_products: Tensor  # test_x x^T, (T, M); its number type is that of test logits and second moments
 
     @staticmethod
     def build(
@@ -96,22 +98,22 @@ class Problem:
 class Draws:
     """All random draws of one repetition."""
 
-    start: Tensor  # (D, K), initial W; the last row is the bias
-    holds: np.ndarray  # (N, M) bool: client holds example; N excludes clients without examples
-    answers: np.ndarray  # (rounds, N) bool: client answers in the round
-    sampled: np.ndarray  # (rounds, STRAGGLER_DRAWS, N) bool: the same for the second moment
+    start: Tensor  # initial weights, (D pixels and bias, K classes)
+    holds: np.ndarray  # (clients N, examples M) bool: client holds example; N excludes clients without examples
+    answers: np.ndarray  # (rounds, clients N) bool: client answers in the round
+    sampled: np.ndarray  # like ``answers``, (rounds, STRAGGLER_DRAWS, clients N), to estimate the second moment
 
 
 @dataclass(frozen=True)
 class Played:
     """Results of each repetition (rows) before each round (columns); column 0 belongs to the untrained model.
 
-    same_class, cross_class: sums of <g_j, g_l> over all pairs (j, l) of examples of one class, including j = l, and of
-    two classes. Both sums together are ||sum_j g_j||^2.
+    g_j: gradient of example j. same_class: sum of <g_j, g_l> over all pairs (j, l) of examples of one class, including
+    j = l. cross_class: this sum over pairs of two classes. The two sums add up to ||sum_j g_j||^2.
     """
 
     accuracy: np.ndarray  # on the test images, in [0, 1]
-    second_moment: np.ndarray  # ||g^||^2, mean over ``STRAGGLER_DRAWS`` draws of stragglers
+    second_moment: np.ndarray  # ||g^||^2 of the gradient estimate g^, mean over draws of stragglers
     same_class: np.ndarray
     cross_class: np.ndarray
 
@@ -139,7 +141,7 @@ def check(setting: Setting, n_clients: int, sizes: Sequence[int]) -> None:
     """Check that a setting can run with n_clients clients; sizes: the number of examples of each class.
 
     Raises:
-        UserError: a field is out of its range, or c > 0 leads to no shared example.
+        UserError: a field is out of its range, or the share c of copied examples is above 0 but below one example.
     """
     n, lowest = n_clients, min(sizes) if setting.per_class else sum(sizes)
     if setting.partition not in PARTITIONS:
@@ -179,8 +181,10 @@ def copies(owner: np.ndarray, shared: np.ndarray, d: int, keys: np.ndarray, vari
 
 
 def draw(problem: Problem, setting: Setting, repetition: int, seed: int) -> Draws:
-    """Draw one repetition. Its random numbers are equal for all values of c, d and q and all partitions.
+    """Draw partition, copies, stragglers and initial weights of one repetition.
 
+    The random numbers do not depend on c (share of copied examples), d (copies), q (probability to straggle) or the
+    partition.
     The Dirichlet partition drops clients without examples; the draws of the remaining clients do not change.
     """
     labels, n_classes, rounds = problem.y.numpy(), problem.n_classes, setting.rounds
@@ -206,7 +210,7 @@ def draw(problem: Problem, setting: Setting, repetition: int, seed: int) -> Draw
 
 
 def play(problem: Problem, setting: Setting, repetitions: range, seed: int) -> Played:
-    """Run the repetitions with these numbers, in batches of ``BLOCK``."""
+    """Run the repetitions whose numbers are in ``repetitions``, in batches of ``BLOCK``, and return their results."""
     blocks = (repetitions[i : i + BLOCK] for i in range(0, len(repetitions), BLOCK))
     with without_denormals():
         return joined(
@@ -223,16 +227,16 @@ def play_block(problem: Problem, setting: Setting, draws: Sequence[Draws]) -> Pl
     """Run one batch of B repetitions, one for each of these draws, for R = ``setting.rounds`` rounds."""
     m, k, b, n = len(problem.y), problem.n_classes, len(draws), max(len(repetition.holds) for repetition in draws)
     like, measured, images = problem.x, problem.test_products.dtype, torch.arange(m)
-    holds = _stacked([repetition.holds.T for repetition in draws], n).to(like).mT  # (B, N, M)
-    answers = _stacked([repetition.answers for repetition in draws], n).to(like)  # (B, R, N)
+    holds = _stacked([repetition.holds.T for repetition in draws], n).to(like).mT  # (repetitions B, clients N, M)
+    answers = _stacked([repetition.answers for repetition in draws], n).to(like)  # (repetitions B, rounds R, clients N)
     sampled = _stacked([repetition.sampled for repetition in draws], n).to(measured)  # (B, R, STRAGGLER_DRAWS, N)
     weights, scale = holds / holds.sum(1, keepdim=True), 1 / ((1 - setting.q) * m)  # weights: v_ij, (B, N, M)
-    # weights of examples in the N sums over clients, then in the K sums over classes
+    # rows: the weight of each example in the N sums over clients, then in the K sums over classes
     sums = torch.cat([weights, F.one_hot(problem.y, k).T.expand(b, k, m)], 1).to(measured)
     products = problem.products.to(measured)
-    starts = torch.stack([repetition.start for repetition in draws], -1).flatten(1)  # (D, K B)
+    starts = torch.stack([repetition.start for repetition in draws], -1).flatten(1)  # weights, (pixels D, K B)
     logits, test_logits = problem.x @ starts, (problem.test_x @ starts).to(measured)
-    moved = like.new_zeros(m, k * b)  # the coefficients a of all repetitions
+    moved = like.new_zeros(m, k * b)  # coefficients a of all repetitions: weights = start + x^T a
     lr, quantities = like.new_full((b,), setting.lr), []
     for r in range(setting.rounds):
         outputs = torch.addmm(test_logits, problem.test_products, moved.to(measured)).view(-1, k, b)
@@ -245,28 +249,28 @@ def play_block(problem: Problem, setting: Setting, draws: Sequence[Draws]) -> Pl
         pairs = zip(p.permute(2, 0, 1).to(measured), sums, strict=True)
         of_sums = torch.stack([_products(products, errors, weighted) for errors, weighted in pairs])
         of_clients, of_classes = of_sums[:, :n, :n], of_sums[:, n:, n:].double()
-        norms = ((sampled[:, r] @ of_clients) * sampled[:, r]).sum(-1)  # (B, draws)
+        norms = ((sampled[:, r] @ of_clients) * sampled[:, r]).sum(-1)  # (repetitions B, draws of stragglers)
         same = of_classes.diagonal(dim1=1, dim2=2).sum(1)
         quantities.append([
             right.double().mean(0), scale**2 * norms.double().mean(1),
             same, of_classes.sum((1, 2)) - same,
         ])  # fmt: skip
-        step = lr * scale * (answers[:, r, None] @ weights)[:, 0].T  # (M, B), lr/((1-q) M) sum_i z_i v_ij
+        step = lr * scale * (answers[:, r, None] @ weights)[:, 0].T  # (M, B): step along the gradient of each example
         moved -= (step[:, None] * p).flatten(1)
         lr = torch.where(answers[:, r].any(1), lr * setting.decay, lr)
     return Played(*(torch.stack(column, 1).numpy() for column in zip(*quantities, strict=True)))
 
 
 def _products(products: Tensor, p: Tensor, sums: Tensor) -> Tensor:
-    """Return the (S, S) scalar products of S weighted sums of gradients.
+    """Return the scalar products, (S, S), of S weighted sums of the examples' gradients x_j^T p_j.
 
-    products: (M, M), G; p: (M, K); sums: (S, M), the weight of each example in each sum.
+    products: (M, M), <x_j, x_l> of all images; p: (M, K), errors of the softmax; sums: (S, M), weights of the examples.
     """
     p = p.contiguous()
     return sums @ (p @ p.T).mul_(products) @ sums.T
 
 
 def _stacked(parts: Sequence[np.ndarray], n: int) -> Tensor:
-    """Stack B arrays (..., N) with different N to (B, ..., n); added clients hold no example and never answer."""
+    """Stack B arrays (..., number of clients) to (B, ..., n); added clients hold no example and never answer."""
     widths = [[(0, 0)] * (part.ndim - 1) + [(0, n - part.shape[-1])] for part in parts]
     return torch.from_numpy(np.stack([np.pad(part, width) for part, width in zip(parts, widths, strict=True)]))

@@ -23,7 +23,7 @@ class Preset:
 
 
 PRESETS = {
-    "authors": Preset(white=255.0, first=True, n_test=500, per_class=False),  # the released code
+    "authors": Preset(white=255.0, first=True, n_test=500, per_class=False),  # as in the authors' released code
     "paper": Preset(),
     "small": Preset("digits", repetitions=200),
     "smoke": Preset("digits", repetitions=4, rounds=6),

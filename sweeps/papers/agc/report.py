@@ -44,7 +44,7 @@ clients without copies, at the same q. All curves: gradient_coding_table.csv; al
 
 
 def write_all(curves: Sequence[Curve], problem: Problem, options: parse.Options, display: Display) -> None:
-    """Write summary.json, the tables and the pictures of these curves; the last two curves belong to figure 3."""
+    """Write summary.json, the tables and the pictures of the curves; the last two curves are those of figure 3."""
     grid = [only(curve, "accuracy", "second_moment") for curve in curves[:-2]]
     figure3 = [only(curve, "same_class", "cross_class", "norm_sq") for curve in curves[-2:]]
     out, smoke = Path(options.out), options.preset == "smoke"

@@ -14,18 +14,18 @@ ROUNDING = 1e-9
 """Largest width of an interval that rounding alone explains, where accuracy differences are equal in all seeds."""
 
 FEW_COPIES = 0.05
-"""Largest share of near-copies that counts as no raw copies: with more, a pool discloses images as raw copies do."""
+"""Largest share of near-copies at which a pool counts as free of raw copies of training images."""
 
 
 @dataclass(frozen=True)
 class Row:
     """The results of a way (a method with a sharing strategy) for one partition of the data.
 
-    best: test accuracy by seed, in [0, 1], in the round of the best validation accuracy. mb: 10^6
-    bytes that all clients send and receive; pool_mb: those before round 1. rounds: number of rounds in which clients
-    took part. disclosed: share of all examples that was disclosed without an epsilon. raw: share that was sent raw.
-    near_copies: share of the images sent by clients that nearly repeat a training image. epsilon: privacy guarantee of
-    the shared data, if the noise were secret, or None. bound: the way is an upper bound, for comparison only.
+    best: test accuracy by seed, in [0, 1], in the round of the best validation accuracy. mb: 10^6 bytes that all
+    clients send and receive; pool_mb: 10^6 bytes before round 1. rounds: number of rounds in which clients took part.
+    disclosed: share of all examples that was disclosed without an epsilon. raw: share that was sent unchanged.
+    near_copies: share of near-copies of training images among the images that clients send. epsilon: privacy guarantee
+    of the shared data, if the noise were secret, or None. bound: the way is an upper bound, for comparison only.
     """
 
     way: str
@@ -77,12 +77,15 @@ LIMITS: Mapping[str, Callable[[Row], bool]] = {
         row.rounds <= 1 and row.disclosed == 0 and row.epsilon is not None
     ),
 }
-"""Limits that a user may have, each with a function that returns whether a row satisfies the limit."""
+"""Limits on disclosure or rounds, in words; each has a function that returns whether a row satisfies the limit."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """The best row under a limit with at most ``mb`` million bytes; alike: rows that are not significantly worse."""
+    """The advised row (``best``), which satisfies ``limit`` and needs ``mb`` million bytes.
+
+    alike: other rows that satisfy the limit, need at most ``mb`` million bytes and are not significantly worse.
+    """
 
     limit: str
     mb: float
@@ -113,7 +116,7 @@ def guide(rows: Sequence[Row]) -> list[Advice]:
 
 
 def in_words(advice: Advice) -> str:
-    """Return the advice as a sentence: bytes, limit, best row, and rows without a significant difference."""
+    """Return the advice as text: the bytes, the limit, the best row, and the rows that are not significantly worse."""
     message = f"If you may send {advice.mb:.3g} MB in all and {advice.limit}: {named(advice.best)}."
     if not advice.alike:
         return message
@@ -121,5 +124,5 @@ def in_words(advice: Advice) -> str:
 
 
 def named(row: Row) -> str:
-    """Return the name of a row's method with its accuracy in percent and its MB."""
+    """Return a row's method with its accuracy in percent and its bytes in MB, as text."""
     return f"{row.way} ({100 * row.accuracy:.1f} %, {row.mb:.3g} MB)"

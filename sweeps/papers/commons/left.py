@@ -36,7 +36,7 @@ class LeakAudit:
 
     @staticmethod
     def from_facts(facts: Mapping[str, Any]) -> "LeakAudit":
-        """Build the result from the record of an audit, which has the probability a (``closer``) and its interval."""
+        """Build the result from an audit's record: ``closer`` is the probability a of the module, with an interval."""
         ends = (2 * facts[name] - 1 for name in ("closer", "low", "high"))
         return LeakAudit(facts["near_copies"] / facts["images"], *ends)
 
@@ -45,7 +45,7 @@ EXACT = LeakAudit(1.0, 1.0, 1.0, 1.0)
 """Audit result of real images that were sent unchanged."""
 
 _OF_POOL = ("data.", "partition.", "sharing.", "dp.", "seed")
-"""Prefixes of the fields that determine the images that are fitted to noisy sums."""
+"""Prefixes of the config fields that decide which images are fitted to noisy sums."""
 
 STAYS = ("local_synthetic",)
 """Sharing strategies whose synthetic images do not leave the client."""
@@ -81,7 +81,7 @@ def _of_state(prepared: Prepared, folder: Path) -> LeakAudit | None:
         return None
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (dataset.mean, dataset.std))
     x = data(checkpointed.state["images"])
-    if x.is_floating_point():  # floats are normalised as inputs of the network
+    if x.is_floating_point():  # float images are normalised for the network, so this restores 8-bit pixels
         x = (x * std + mean).mul(255).round().clamp(0, 255).to(torch.uint8)
     return _against_all(prepared, Examples(x, data(checkpointed.state["labels"])))
 

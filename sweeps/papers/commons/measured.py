@@ -16,7 +16,7 @@ from papers.commons import left
 from papers.commons.decide import Row
 from papers.commons.ways import WAYS, Entry, Rates, Way
 
-if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
+if TYPE_CHECKING:  # pandas takes a second to import, and --help does not need it
     import pandas as pd
 
 
@@ -25,7 +25,7 @@ class Measured:
     """A row of the table, with its runs at the chosen learning rates.
 
     to_target, last: rounds to the target accuracy and last test accuracy, by run. per_round: 10^6 bytes per round.
-    audit: result of the first run whose sent images could be audited.
+    audit: audit of the images that clients sent, in the first run in which they could be audited.
     """
 
     row: Row
@@ -56,7 +56,7 @@ def taking_part(lines: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def rounds_to_target(goal: float | str, lines: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return the number of rounds with clients until the target accuracy ``goal``, or None if it is missed."""
+    """Return the number of rounds in which clients took part until the target ``goal``; None if it is missed."""
     reached = target.first(goal, lines)
     return None if reached is None else sum(number <= reached for number in taking_part(lines))
 
@@ -78,7 +78,7 @@ def failed(entry: Entry, out: Path) -> bool:
 def best_rates(entries: Sequence[Entry], runs: "pd.DataFrame", out: Path) -> dict[tuple[str, float], Rates]:
     """Choose per row and alpha the learning rates with the best validation accuracy in any round of the first seed.
 
-    Learning rates at which any seed's run failed are excluded, as a row without diverged seeds would look too good.
+    Learning rates at which a run of any seed failed are excluded. Otherwise the means would omit diverged seeds.
     In a tie, the rates that were tried first are chosen. A row without valid rates is missing. Test data is not used.
     """
     done = set() if runs.empty else set(runs["run"])
@@ -93,7 +93,7 @@ def best_rates(entries: Sequence[Entry], runs: "pd.DataFrame", out: Path) -> dic
 
 
 def at_rates(entries: Sequence[Entry], rates: Mapping[tuple[str, float], Rates]) -> list[Entry]:
-    """Return the entries whose learning rates are the chosen ones of their row (``way``) and alpha."""
+    """Return the entries at the chosen learning rates; rates: the chosen rates by (row of the table, alpha)."""
     return [e for e in entries if rates.get((e.way, e.alpha)) == e.rates]
 
 

@@ -1,4 +1,4 @@
-"""Files that ``sweeps/commons.py`` writes: table, CSV, picture and guide (advice under limits)."""
+"""Files that ``sweeps/commons.py`` writes: table, CSV, picture and guide (the best methods under several limits)."""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from fedcommons.tune import grid, sweep
 from papers.commons import decide
 from papers.commons.ways import Entry, Rates, budget
 
-if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
+if TYPE_CHECKING:  # torch takes seconds to import, and --help does not need it
     from papers.commons.measured import Measured
 
 HEAD = (
@@ -25,7 +25,7 @@ HEAD = (
 
 
 def report(entries: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
-    """Write all files from the folders of finished runs, and display the table and the guide."""
+    """Write table, CSV, picture and guide from the folders of finished runs, and display the table and the guide."""
     from papers.commons.measured import measured
 
     cells = grid.once(e.cell for e in entries if isinstance(e.cell, sweep.Trial))
@@ -56,7 +56,7 @@ def name_of(measured: "Measured") -> str:
 
 
 def _seconds(rows: "Sequence[Measured]", out: Path, display: Display) -> dict[str, float]:
-    """Return the seconds of client work of each row, by the name of its first run; client_work.json caches them."""
+    """Return each row's seconds of client work, by the name of its first run, and cache them in client_work.json."""
     from papers.commons.work import client_seconds
 
     file = out / "client_work.json"
@@ -104,7 +104,7 @@ def _not_defined(entries: Sequence[Entry]) -> str:
 
 
 def _not_finished(entries: Sequence[Entry], rows: "Sequence[Measured]") -> str:
-    """Return a line for each method (``way``) and alpha whose runs have not finished, or not for all seeds."""
+    """Return a line for each method (``way``) and alpha of which some seeds, or all seeds, have no finished run."""
     text = ""
     seeds = {e.seed for e in entries}
     ended = {(result.alpha, result.row.way): len(result.row.best) for result in rows}
@@ -161,7 +161,7 @@ def _notes(rows: "Sequence[Measured]", options: parse.Options) -> list[str]:
 
 
 def _guides(rows: "Sequence[Measured]") -> str:
-    """Return the guide of each alpha."""
+    """Return as text, for each alpha, the best methods under each limit (``decide.guide``)."""
     guides = []
     for alpha in dict.fromkeys(item.alpha for item in rows):
         advice = decide.guide([item.row for item in rows if item.alpha == alpha])

@@ -4,7 +4,7 @@ All rows have one protocol: the same data, partition, clients and classifier (``
 autoencoder that contains it), with all clients in every round. A client that trains the classifier runs E epochs on its
 own images in each of R rounds. A client that also holds other clients' images makes the same number of steps. A client
 of a one-shot method runs E R epochs at once. Each row's ``budget`` states what the server and the generators train.
-Field values differ from those of the papers, which are on the papers' pages.
+The values of fields differ from those of the papers, which are on the papers' pages.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ LR = "client.lr"
 
 @dataclass(frozen=True)
 class Way:
-    """A row: its dotted fields, the learning rates to try, and its budget in words.
+    """A row of the table: its config fields (dotted names), the learning rates to try, and its training in words.
 
     tries: learning rates to try, by field; one field varies at a time, with the first value of all other fields.
     bound: the way is an upper bound that is unrealistic in practice. smaller: further fields in preset smoke; large:
@@ -43,7 +43,10 @@ Rates = tuple[tuple[str, float], ...]
 
 @dataclass(frozen=True)
 class Entry:
-    """A run of a row (way) with learning rates; cell: the trial, or an error sentence if the run is impossible."""
+    """A run of one row of the table (way) at one alpha, with one choice of learning rates and one seed.
+
+    cell: the trial, or an error sentence if the run is impossible.
+    """
 
     way: str
     alpha: float
@@ -119,7 +122,7 @@ WAYS: Mapping[str, Way] = {
     "FedDM": Way(
         _FEDDM,
         "clients {iterations} steps on the pixels per round, server {server_epochs} epochs on these images",
-        # with a learning rate of pixels of 0.3 (FedDM's page, for a ConvNet) this classifier diverges
+        # this classifier diverges at the pixels' learning rate 0.3, which FedDM's page has for a ConvNet
         {"feddm.image_lr": (0.01, 0.003, 0.03), "feddm.server_lr": (0.05, 0.02, 0.1)},
         smaller={"feddm.ipc": 1, "feddm.least": 1, "feddm.iterations": 2, "feddm.server_epochs": 2},
         large={"feddm.ipc": 5, "feddm.iterations": 30, "feddm.match_batch": 64},
@@ -170,7 +173,10 @@ def rates(preset: str) -> str:
 
 
 def tries(way: Way, lrs: Sequence[float], everything: bool) -> list[Rates]:
-    """Return the learning rates to try for a row: the defaults (the middle of ``lrs``), then variants of one rate.
+    """Return the learning rates to try for a row: the defaults, then choices that change one rate.
+
+    The default of the clients' rate is the middle of ``lrs``. The default of another rate is the first of its values.
+
 
     everything: vary all learning rates of the row (True), or only the clients' learning rate (False).
     """
@@ -204,7 +210,7 @@ def fields(way: Way, options: parse.Options) -> dict[str, Any]:
 
 
 def budget(way: Way, values: Mapping[str, Any]) -> str:
-    """Return the text of a row's budget, with the numbers (epochs, steps) of the configuration ``values``."""
+    """Return a row's budget of training as text, with the epochs and steps of ``values``, a configuration."""
     sections = f"{values['algorithm']}.", "sharing."
     constants = {name.partition(".")[2]: value for name, value in values.items() if name.startswith(sections)}
     return way.budget.format(generator=values.get("generator.epochs"), **constants)

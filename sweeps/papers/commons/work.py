@@ -23,7 +23,7 @@ OF_CLIENTS = {
 def client_seconds(config: Experiment, prices: dict[tuple, cost.GeneratorPrices]) -> float:
     """Return the seconds of work of all clients together, on one core of this machine at its current speed.
 
-    prices: measured seconds of generators, extended here; rows with the same generator share its measurement.
+    prices: measured seconds of generators. The function adds new measurements, so that a generator is measured once.
     """
     prepared = build.prepare(config)
     contributed, _ = cost.contribute(prepared, [cost.stand_in(need) for need in prepared.requests])

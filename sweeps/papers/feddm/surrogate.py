@@ -37,7 +37,7 @@ class Points(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """Constants of the matching by SGD with momentum on the points, at model weights w in [-radius, radius]."""
+    """Constants of the matching: SGD with momentum changes the points, at model weights w in [-radius, radius]."""
 
     iterations: int = 1000
     lr: float = 1.0
@@ -53,7 +53,7 @@ def draw(seed: int, n: int = N_REAL) -> Points:
 
 
 def first(real: Points, seed: int, n: int = N_SYNTHETIC) -> Points:
-    """Draw n synthetic points before the matching: x ~ N(0, 1), labels in the real points' shares, rounded to 1/n.
+    """Draw n synthetic points before the matching: x ~ N(0, 1), with the class shares of ``real``, rounded to 1/n.
 
     Raises:
         UserError: a class would have no synthetic point.

@@ -24,7 +24,7 @@ from papers.feddm import surrogate
 
 MB = 10**6
 METHODS, ROUND, NOISE = "methods", "round", "noise level"
-"""Names of tables with special treatment: table 2; runs of one round, for a picture of their images; figure 3."""
+"""Names of tables with special treatment, in order: table 2; runs of one round, for a picture of images; figure 3."""
 _ROW = ["table", "at", "method"]
 
 
@@ -32,7 +32,8 @@ def with_choice(frame: Any) -> Any:
     """Return the frame with the column ``chosen``: whether the run has the chosen learning rate of its table row.
 
     A row is a method at an alpha in a table; ``tables.at_best_rate`` chooses its rate. A run of the table ``ROUND``
-    (one round) is chosen if its rate is that of FedDM's chosen runs without noise, whose first images it shows.
+    (one round) is chosen if its rate is that of FedDM's chosen runs without noise. So it shows the images that these
+    longer runs have in round 1.
     """
     chosen = [tables.at_best_rate(runs, "rate").index for _, runs in frame[frame["table"] != ROUND].groupby(_ROW)]
     frame = frame.assign(chosen=frame.index.isin([i for index in chosen for i in index]))
@@ -68,12 +69,15 @@ def _rows(frame: Any) -> str:
 
 
 def _rate(runs: Any) -> str:
-    """Return the learning rate of a table row as text; ``-`` for REAL, which has no learning rate."""
+    """Return the learning rate of a table row as text; ``-`` for REAL, FedDM on real images without matching."""
     return columns.text(series.value(Cell({}, runs), "rate"))
 
 
 def _ahead(frame: Any) -> str:
-    """Return a table of FedDM's last accuracy minus each other method's, paired by seed; empty if no seed has both."""
+    """Return a table of FedDM's last accuracy minus the last accuracy of each other method, paired by seed.
+
+    The text is empty if no seed has a run of both methods.
+    """
     lines = []
     for alpha, runs in frame.groupby("at", sort=False):
         feddm = runs[runs["method"] == "feddm"]
@@ -88,7 +92,7 @@ def _ahead(frame: Any) -> str:
 
 
 def _tried(frame: Any) -> str:
-    """Return a table of last validation (and test) accuracies at each rate tried; empty if no row tried several."""
+    """Return a table of last validation (and test) accuracies of all methods that tried several learning rates."""
     of_rows = {key[1:]: runs for key, runs in frame.groupby(_ROW, sort=False) if runs["rate"].nunique() > 1}
     rates = sorted({rate for runs in of_rows.values() for rate in runs["rate"]})
     lines = []
@@ -149,7 +153,10 @@ def noise(frame: Any, path: Path, smoke: bool) -> None:
 
 
 def pictures(frame: Any, path: Path, smoke: bool) -> None:
-    """Draw figures 14 to 17: each class's first synthetic image, in round 1, and in the last round per noise level."""
+    """Draw figures 14 to 17: the first synthetic image of each class that clients sent.
+
+    A row shows the images of round 1, or the images of the last round at one noise level.
+    """
     runs = frame[frame["chosen"] & frame["table"].isin((ROUND, NOISE)) & (frame["algorithm"] == "feddm")]
     sets = {}
     for run, method in runs.drop_duplicates("method")[["run", "method"]].to_numpy():  # runs of the first seed

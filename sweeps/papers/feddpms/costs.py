@@ -7,16 +7,26 @@ nu = k/K;  T: rounds;  T_p: rounds of stage I, before clients exchange codes. Th
 
 
 def of_codes(quota: int, classes: int, latent: int, parameters: int) -> float:
-    """Return r_1 = alpha n l / Theta: numbers in a client's alpha n codes of dimension l, per model parameter."""
+    """Return r_1 = alpha n l / Theta: numbers in a client's codes, divided by the model's parameters.
+
+    A client has alpha (``quota``) codes of dimension l (``latent``) for each of n (``classes``) classes.
+    """
     return quota * classes * latent / parameters
 
 
 def expected_downloads(rounds: int, preliminary: int, clients: int, per_round: int) -> float:
-    """Return E = k (1 - (1 - nu)^(T - T_p)) / nu: expected number of clients that download the decoder in stage II."""
+    """Return E = k (1 - (1 - nu)^(T - T_p)) / nu: expected number of clients that download the decoder in stage II.
+
+    k: clients per round; nu: share of the clients in a round; T: rounds; T_p: rounds of stage I (``preliminary``).
+    """
     nu = per_round / clients
     return per_round * (1 - (1 - nu) ** (rounds - preliminary)) / nu
 
 
 def of_decoder(rounds: int, preliminary: int, clients: int, per_round: int) -> float:
-    """Return r_2 = E Theta / (2 k Theta T): bytes of E decoder downloads divided by bytes of the model in a run."""
+    """Return r_2 = E Theta / (2 k Theta T): bytes of decoder downloads divided by bytes of the model in a run.
+
+    E: expected downloads; Theta: parameters of the model, and of the decoder by assumption; k: clients per round; T:
+    rounds.
+    """
     return expected_downloads(rounds, preliminary, clients, per_round) / (2 * per_round * rounds)

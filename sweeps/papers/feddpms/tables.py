@@ -1,4 +1,4 @@
-"""Tables and pictures of the FedDPMS sweep: methods against FedAvg, FedDPMS by its constants, and its communication."""
+"""Tables and pictures of the FedDPMS sweep: methods against FedAvg, FedDPMS with other constants, communication."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -105,7 +105,7 @@ def _kept_share(run: Mapping[Any, Any], e: Exchange | None) -> float | None:
 
 
 def sent(run: Mapping[Any, Any], e: Exchange) -> str:
-    """Return table 6: bytes of a run, as counted and by the paper's closed forms; run: its row of ``load_runs``."""
+    """Return table 6: bytes of a run by the paper's closed forms, and as counted; run: its row of ``load_runs``."""
     clients, rounds = run["partition.n_clients"], run["federation.rounds"]
     k = joining(clients, run["federation.participation"])
     model = 2 * k * rounds * 4 * e.model

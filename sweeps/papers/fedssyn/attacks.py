@@ -49,8 +49,8 @@ def classifier(prepared: Prepared) -> LightningModule:
 def attacked(prepared: Prepared, subject: Subject, shadows: int, say: Callable[[str], None]) -> dict[str, Attack]:
     """Run membership inference attacks on ``shadows`` generators that are trained like this client's generator.
 
-    Return the attacks by name: by distances to synthetic images (pool) and, if the generator has losses, by losses
-    (loss).
+    Return the attacks by name. ``pool`` uses distances to synthetic images; ``loss`` uses losses, if the generator has
+    losses.
     """
     generator, data, seed = recipe(prepared.config).generator, prepared.dataset, prepared.config.seed
     seen = subject.training[subject.matched]
@@ -63,7 +63,7 @@ def attacked(prepared: Prepared, subject: Subject, shadows: int, say: Callable[[
 
 
 def bounded(prepared: Prepared, subject: Subject, canaries: int) -> Bounded:
-    """Return a lower bound on epsilon for a generator trained like this client's, with up to ``canaries`` canaries."""
+    """Return a lower bound on epsilon for generators like the one of ``subject``, from up to ``canaries`` canaries."""
     generator, n_classes, seed = recipe(prepared.config).generator, prepared.dataset.classes, prepared.config.seed
     by = membership.by_loss if isinstance(generator, Losing) else membership.by_pool
     test, delta = prepared.dataset.test, prepared.config.dp.delta

@@ -22,7 +22,7 @@ ATTACKERS = {"pool": "attacker has the pool", "loss": "attacker has the generato
 """What the attacker has, as text in tables and pictures, by the attack's name."""
 
 GRID = np.union1d(np.linspace(0, 1, 101), np.geomspace(1e-3, 1, 91)).round(6)
-"""False positive rates at which each ROC curve is stored, so that the curves of seeds can be averaged."""
+"""False positive rates at which each ROC curve is stored; they are fixed, so that curves can be averaged over seeds."""
 
 Record = Mapping[str, Any]
 """The audit of a seed as JSON values, with the keys that ``attacks.audited`` returns."""
@@ -35,9 +35,9 @@ def curve(attack: Attack) -> list[float]:
 
 
 def pairs(compared: Sequence[Compared]) -> list[dict[str, Any]]:
-    """Return the ``PAIRS`` synthetic images closest to a training image of their generator, each with that image.
+    """Return the ``PAIRS`` synthetic images closest to their generator's training images, each with its closest one.
 
-    distance: in units of the largest distance of a near-copy. compared: the comparison of each client's images.
+    distance: in units of a near-copy's largest distance. compared: the comparison of each client's images.
     """
     near = [(float(c.nearest.to_seen[i] / max(c.limit, 1e-9)), c, i) for c in compared for i in range(len(c.near))]
     return [
@@ -147,7 +147,7 @@ def words(records: Mapping[int, Record], shadows: int) -> str:
 
 
 def closeness(records: Mapping[int, Record]) -> list[dict[str, Any]]:
-    """Return CSV lines per seed and space (pixels, features): verdicts on all images, each client's, each class's."""
+    """Return CSV lines per seed and space (pixels, features): the verdicts on all images, each client and each class."""
     lines = []
     for seed, record in records.items():
         for space, verdicts in record["spaces"].items():

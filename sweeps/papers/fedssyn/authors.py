@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # the import takes 0.1 s, and a single experiment does not ne
 
 _N_SEEN = {10: 3375, 40: 845, 100: 385}  # number of training images of a generator, by the number of clients N
 
-# Learning rates by (data set, algorithm): for each (N, C) of ``_FEDERATIONS`` the rates at alpha 0.01 and at alpha 0.1
+# Learning rates by (data set, algorithm): for each (clients, participation) of ``_FEDERATIONS`` a pair by ``_ALPHAS``
 _RATES = {
     ("cifar10", "fedavg"): ((0.1, 0.05), (0.05, 0.05), (0.1, 0.1), (0.1, 0.1)),
     ("cifar100", "fedavg"): ((0.1, 0.05), (0.05, 0.05), (0.1, 0.1), (0.1, 0.1)),
@@ -41,7 +41,10 @@ _ALPHAS = (0.01, 0.1)
 
 
 def cell(options: parse.Options, fields: Mapping[str, Any], owned: Collection[str] = ()) -> "Trial":
-    """Return the trial with these config fields, see ``settled``; owned: fields that options of the sweep set."""
+    """Return the trial with these config fields; with preset ``authors``, the released code's values replace others.
+
+    owned: names of fields that options of the sweep set, which are not replaced.
+    """
     from fedcommons.tune import grid, sweep
 
     config = choose(fields, options.fields)
@@ -85,7 +88,7 @@ def authors(config: Experiment) -> Mapping[str, Any]:
         "client.epochs": 10 if n == 10 else 30 if data == "cifar10" else 40,
         "client.lr": _rate(config),
         "feddyn.alpha": 0.001 if data == "cifar10" and not synthetic else 0.01,
-        "generator.rho": (_N_SEEN[n] + 0.5) / n_own,  # so that a generator sees int(rho n_i) = _N_SEEN[n] images
+        "generator.rho": (_N_SEEN[n] + 0.5) / n_own,  # + 0.5, so that rounding down rho n_own gives _N_SEEN[n] images
         "generator.epochs": 499 if n == 100 or (n == 40 and data == "cifar100") else 450,
     }
     if synthetic:

@@ -37,7 +37,7 @@ _DECIDING = {
     "central_real": ("seed", "data.", "model.", "client.", "source.data", "source.model"),
     "central_synthetic": ("seed", "data.", "model.", "client.", "partition.", "generator.", "sharing.p", "source."),
 }
-"""Names or prefixes of the config fields that decide a central training, by its source of images."""
+"""Source of the training images -> names or prefixes of the config fields that decide the central training."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Central:
 
 @dataclass
 class _Batches:
-    """Minibatches for a Trainer, augmented as clients' batches; each pass has a new order keyed by (seed, pass)."""
+    """Minibatches for a Trainer, augmented as clients' batches are. Seed and number of the epoch decide the order."""
 
     examples: Examples
     batch_size: int
@@ -122,7 +122,7 @@ def fit(
 
 @fresh_torch()
 def run(central: Central, folder: Path) -> dict[str, Any]:
-    """Train the central model unless ``folder`` has its summary; return the summary (``folder/summary.json``).
+    """Return the summary in ``folder/summary.json``; if it is missing, train the central model and write it.
 
     Raises:
         LookupError: the clients' synthetic images are not in the store.
@@ -196,7 +196,7 @@ def _require_logits(module: LightningModule, dataset: Dataset) -> None:
 
 
 def _union(prepared: Prepared) -> Examples:
-    """Return all clients' synthetic images together: of each client the number that the federated runs use."""
+    """Return the synthetic images of all clients together; the number per client is that of the federated runs."""
     parts = contributions(prepared, Store(Path(prepared.config.artifacts), storage=prepared.config.storage))
     return Examples(torch.cat([p.examples.x for p in parts]), torch.cat([p.examples.y for p in parts]))
 

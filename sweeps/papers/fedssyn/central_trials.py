@@ -24,7 +24,7 @@ def _train(base_folder: str, central: "Central", folder: Path) -> None:
 
 
 def train(centrals: "Sequence[Central]", out: Path, display: Display) -> dict[str, str]:
-    """Train each unfinished central model in ``out/NAME`` as a Ray task; return error messages of failures by NAME.
+    """Train each unfinished central model in ``out/NAME`` as a Ray task; return NAME -> error message of each failure.
 
     The folders in the configs must be absolute, as a task may run on another machine.
     """

@@ -38,7 +38,7 @@ COLUMNS = ("accuracy", "zeta_hat_sq", ZETA, "sigma_hat_sq", SIGMA, "sigma_pool_s
 SHOWN = (0, 0.1, 0.5, 1)
 """Positions in a run, from 0 (untrained model) to 1 (last round); a table has the measured rounds closest to them."""
 
-LEMMA = ("Lemma 1", {"color": "#f2cf63", "linewidth": 7})  # broad, because an equal curve may lie on top of it
+LEMMA = ("Lemma 1", {"color": "#f2cf63", "linewidth": 7})  # broad, so that an equal curve does not hide it
 OWN, HAT, MIX = {"color": "k"}, {"color": "#d55e00"}, {"color": "#0072b2", "linestyle": (0, (2, 2))}
 Looks = Mapping[str, tuple[str, Mapping[str, Any]]]
 PANELS: Mapping[str, Looks] = {
@@ -82,7 +82,7 @@ class Curve:
 
 
 def curve(label: str, runs: pd.DataFrame, rounds: pd.DataFrame) -> Curve:
-    """Return the curve of these runs; ``rounds`` gets columns of measured / Lemma 1 and of the lemma's terms."""
+    """Return the curve of ``runs``, with columns for measured / predicted values and for the terms of Lemma 1."""
     p, frame = rounds["p"], rounds.rename(columns={"test/accuracy": "accuracy"})
     weights = {"sigma_sq": 1 - p, "sigma_pool_sq": p, "zeta_sq": p * (1 - p), "delta_sq": p * (1 - p)}
     shares = [(f"{name} / Lemma 1", name, below, 1) for name, below in LEMMA1.items()]
@@ -132,9 +132,9 @@ def rounds_of_table(curves: Sequence[Curve]) -> list[int]:
 
 
 def _ends(item: Curve, quotients: Sequence[str]) -> list[str]:
-    """Return a curve's line of the first table: accuracies, and the quotients measured / Lemma 1.
+    """Return a curve's line of the first table: accuracies, and quotients of measured and predicted (Lemma 1) values.
 
-    Each quotient has median, range and number of values above 1, over all measured rounds and seeds.
+    For each quotient it has median, range and number of values above 1, over all measured rounds and seeds.
     """
     cells = [item.label, f"{item.runs['p'].iloc[0]:.3g}"]
     for kind in ("last_accuracy", "best_accuracy"):
@@ -162,8 +162,8 @@ def _show(spread: Spread | None, form: str) -> str:
 def over_rounds(curves: Sequence[Curve], title: str) -> Figure:
     """Draw figure A.7: (a) accuracy, (b) zeta_hat^2, (c) sigma_hat^2 of all curves; (d) to (f) terms of Lemma 1.
 
-    In (a) to (c) each run is measured at its own models. Panels (d) to (f) show one curve, so that all terms are
-    measured at the same models.
+    zeta_hat^2, sigma_hat^2: heterogeneity and gradient noise of the clients' training data. In (a) to (c) each run is
+    measured at its own models. Panels (d) to (f) show one curve, so all terms are measured at the same models.
     """
     with_lemma = next((c for c in curves if c.course("zeta_lemma1_sq")), None)
     figure, grid = panels(2 if with_lemma else 1, 3, (12, 7.4 if with_lemma else 4))

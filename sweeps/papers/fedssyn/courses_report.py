@@ -15,7 +15,7 @@ Figure = Mapping[str, Sequence[sweep.Trial]]
 
 NAMED = {"partition.name": "", "partition.alpha": "alpha", "partition.n_clients": "N", "sharing.p": "p",
          "generator.epochs": "generator", "seed": "seed"}  # fmt: skip
-"""Config fields in the names of run folders, and their labels there."""
+"""Config fields that the names of run folders contain -> label of the field in the name."""
 
 NOTES = (
     "Measured at the server model after a round (round 0: untrained), in evaluation mode, without augmentation; "
@@ -63,7 +63,7 @@ def footnotes(a7: Figure, a8: Figure, options: parse.Options) -> list[str]:
 
 
 def report(a7: Figure, a8: Figure, options: parse.Options, out: Path, display: Display) -> None:
-    """Write tables, CSV, pictures and summary into ``out``; a7, a8: the curves of figures A.7 (over p) and A.8."""
+    """Write tables, CSV, pictures and summary into ``out``; a7, a8: the trials of figures A.7 and A.8."""
     from fedcommons.reports.plots import save
     from papers.fedssyn import courses
 

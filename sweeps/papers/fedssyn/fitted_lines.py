@@ -1,11 +1,13 @@
-"""Fewest rounds R_p that FedAvg with share p needs for an error eps, and the fitted line R_p = A_p/sqrt(eps) + B_p.
+"""Fewest rounds R_p that FedAvg needs for an error eps, and the fitted line R_p = A_p/sqrt(eps) + B_p.
+
+p is the share of every client's samples that is swapped.
 
 There are two kinds of fit (``FITS``):
 plain       least squares for every share p separately, as the paper describes
 authors     as in the paper's released code: p = 0 as in plain, and every following p by least squares under
-            A_p <= A_(p-1) and B_p <= B_(p-1) - 1 (beyond p = 0.5: - 0.1), where p-1 is the share before
+            A_p <= A_(p-1) and B_p <= B_(p-1) - 1 (for p > 0.5: B_(p-1) - 0.1); p-1: the next smaller share
 
-The fit ``authors`` depends on the number of shares: each share lowers B, and A must increase to compensate.
+The fit ``authors`` depends on the number of shares: each further share lowers B_p, and A_p increases to compensate.
 
 Source: Fedssyn (Li et al., TMLR 2024), section 2.3, figure 2 (c), and the first version's figure B.3.
 Departs from the released code: the fit omits an error that is never reached; in the code it counts 1000 rounds.
@@ -15,16 +17,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-TARGETS = np.logspace(-6, -4.3, 80)[1:]  # errors eps of the fit, as in the released code: 1.05e-6 ... 5.01e-5
+TARGETS = np.logspace(-6, -4.3, 80)[1:]  # errors of the fit, as in the released code: 1.05e-6 ... 5.01e-5
 FITS = ("plain", "authors")
 
-Line = tuple[float, float]  # (A, B) of a fitted line
+Line = tuple[float, float]  # (A, B) of a line rounds = A/sqrt(error) + B
 
 
 def fewest_rounds(errors: np.ndarray, eps: float) -> tuple[int, int] | None:
-    """Return the fewest rounds to ``eps`` over all step sizes, and the index of the step size that is best then.
+    """Return the fewest rounds to the error ``eps``, and the index of the step size with the smallest error then.
 
-    errors: (step sizes, 1 + rounds), of one problem. None: no step size reaches ``eps``.
+    errors: (step sizes, 1 + rounds), of one problem. None: no step size reaches the error.
     """
     reached = np.flatnonzero(errors.min(0) <= eps)
     if not len(reached):
@@ -53,7 +55,10 @@ def fit(rounds: np.ndarray, targets: np.ndarray = TARGETS, at_most: Line = (np.i
 
 
 def fit_all(kind: str, shares: Sequence[float], rounds: Sequence[np.ndarray]) -> list[Line | None]:
-    """Fit a line (A, B) for each share p, in rising order; kind: one of ``FITS``; rounds: ``rounds_to`` of each p."""
+    """Return the fitted line (A, B) of each share p; None: too few errors are reached.
+
+    kind: one of ``FITS``; shares: in rising order; rounds: the result of ``rounds_to`` for each share.
+    """
     lines: list[Line | None] = []
     a = b = np.inf
     for p, rounds_of_share in zip(shares, rounds, strict=True):

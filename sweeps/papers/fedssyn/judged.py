@@ -99,14 +99,14 @@ def _named(config: Experiment) -> dict[str, Any]:
 
 
 def _plain(q: Quality) -> dict[str, Any]:
-    """Return a pool's quality as a line of the CSV, with the quality of test images in place of the pool."""
+    """Return a pool's quality as a line of the CSV; columns ``test_images_...`` have the quality of test images."""
     unseen = {f"test_images_{name}": q.unseen[name] for name in MEASURES}
     return {**{name: q.pool[name] for name in MEASURES}, "accuracy": q.accuracy, **unseen, "points": q.points,
             "trained": q.trained}  # fmt: skip
 
 
 def table(records: Sequence[Mapping[str, Any]], k: int, epochs: int) -> str:
-    """Return the table: a line of means over seeds for each pool, and a line for test images in place of a pool.
+    """Return the table: a line of means over seeds for each pool, and a line for test images, as a reference.
 
     k: number of nearest neighbours in the measures. epochs: training epochs of the two classifiers.
     """
@@ -139,7 +139,7 @@ def table(records: Sequence[Mapping[str, Any]], k: int, epochs: int) -> str:
 
 
 def _draw(pictures: Sequence[tuple[Prepared, list[Examples], Examples]], path: Path, smoke: bool) -> None:
-    """Draw a row of real images, then a row for each pool; a single pool has rows for its first twelve clients too."""
+    """Draw a row of real images, then a row for each pool; if there is one pool, also rows for its first 12 clients."""
     prepared, clients, pool = pictures[0]
     classes = prepared.dataset.classes
     rows = [("real", _of_each_class(prepared.train, classes))]

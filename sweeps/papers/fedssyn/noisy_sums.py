@@ -1,12 +1,12 @@
 """Audit of sharing strategies that fit images to clients' noisy sums (merf, ndpdc), by an auditor who sees the sums.
 
 The images are computed from the sums, so an attacker with only the images knows no more than the auditor. The result is
-an estimate of epsilon, not a bound, see ``audits.white_box_estimate``.
+an estimate of epsilon, not a bound (see ``audits.white_box_estimate``).
 
 merf: the worst pair of neighbouring data sets, with one image and with none. The message is drawn many times from both.
 With summed noise, the auditor sees only the sum of all clients' messages.
-ndpdc: k worst-case examples (canaries), whose features are orthogonal and of norm 1 in all steps; the client has a
-random half of them.
+ndpdc: worst-case examples (canaries), whose features are orthogonal and have norm 1 in all steps. The client has a
+random half of the canaries.
 """
 
 from collections.abc import Callable
@@ -37,12 +37,13 @@ from fedcommons.sharing.stage import Contributions
 from fedcommons.storage.atomic_files import write_text
 
 DRAWS, DIRECTIONS = 25, 4
-"""Numbers per unit of ``--canaries``: draws with, and draws without the image (merf); canaries (ndpdc)."""
+"""Factors of ``--canaries``: messages drawn with the image, and as often without it (merf); canaries (ndpdc)."""
 
 
 def of_merf(stage: MERF, client_data: ClientDatasets, stated: Release, canaries: int, delta: float) -> Estimate:
-    """Return the estimate of epsilon from messages (with summed noise: their sum) with one image and with none.
+    """Return the estimate of epsilon from messages that clients compute from one image and from no image.
 
+    With summed noise, the auditor sees the sum of all clients' messages instead of one message.
     stated: the release as declared to the privacy ledger. delta: the delta of the (epsilon, delta) guarantee.
     """
     phi, classes, seeds = (
@@ -63,7 +64,7 @@ def of_merf(stage: MERF, client_data: ClientDatasets, stated: Release, canaries:
 
 
 def of_ndpdc(stage: NDPDC, client_data: ClientDatasets, stated: Release, canaries: int, delta: float) -> Estimate:
-    """Return the estimate of epsilon from the T messages of one client, which has canaries in place of its examples."""
+    """Return the estimate of epsilon from all messages of one client, whose examples are replaced by canaries."""
     seed, canaries = seed_for(client_data.seed, "audit of sums"), DIRECTIONS * canaries
     inside = numpy_generator(seed, "canaries").permutation(canaries) < canaries // 2
     numbers = torch.from_numpy(np.flatnonzero(inside)).float()
@@ -72,7 +73,7 @@ def of_ndpdc(stage: NDPDC, client_data: ClientDatasets, stated: Release, canarie
     sender = replace(stage.sender(of_world, stated.client), examples=has_canaries, n_classes=1)
 
     def phi(x: Tensor, _: Tensor) -> Tensor:
-        which = ((x.flatten() + 1) * 127.5).round().long()  # This inverts ``condensation.pixels``.
+        which = ((x.flatten() + 1) * 127.5).round().long()  # numbers of the canaries, from scaled pixels
         return torch.nn.functional.one_hot(which, canaries).float()
 
     scores = torch.stack([sender.message(phi, step).values[0] for step in range(stage.iterations)])

@@ -15,7 +15,7 @@ from papers.fedssyn.probe import probe
 
 
 def predictions(ready: build.Prepared, options: parse.Options, display: Display) -> tuple[list[Prediction], str]:
-    """Return the predictions for all shares p of one experiment, and in words the pool that they apply to.
+    """Return the predictions for all shares p of shared data in one experiment, and the pool that they assume, as text.
 
     The pool is the experiment's pool if the store has all its images, else an ideal pool of real data.
     """

@@ -24,7 +24,7 @@ NDPDC: Mapping[str, Mapping[str, Any]] = {
     "small": {"sharing.iterations": 200, "sharing.width": 32, "sharing.per_class": 20, "sharing.lr": 0.3},
     "paper": {"sharing.iterations": 10_000, "sharing.per_class": 50},
 }  # fmt: skip
-"""Config fields of the strategy ndpdc; small's were chosen by validation images of digits, with seeds 10 and 11."""
+"""Config fields of the strategy ndpdc; for small, chosen by validation accuracy on digits, with seeds 10 and 11."""
 
 OF_SUMS = {"merf": "FedMERF", "ndpdc": "NDPDC"}
 """Sharing strategies that fit images to clients' noisy sums, and their names in tables."""
@@ -33,18 +33,21 @@ _PLAIN = ("generator.epochs", "generator.batch_size", "generator.channels", "gen
 
 
 def fields(preset: str) -> dict[str, Any]:
-    """Return the config fields of private generators in this preset; with rho 1 they see all their client's images."""
+    """Return the config fields of private generators in this preset; each generator sees all images of its client."""
     return {"generator.name": "private_ddpm", "generator.rho": 1.0, **PRIVATE[preset]}
 
 
 def plain(preset: str, dataset: str) -> dict[str, Any]:
-    """Return the config fields of the generator without privacy to compare with: the preset's plain DDPM."""
+    """Return the config fields of the preset's DDPM without privacy, with which private generators are compared."""
     values = presets.preset(preset, dataset)
     return {"generator.name": "ddpm", **{name: values[name] for name in _PLAIN if name in values}}
 
 
 def of_sums(setting: str, preset: str, epsilon: float) -> dict[str, dict[str, Any]]:
-    """Return the config fields of each pool of this sharing strategy, by the clients' noise (local or summed)."""
+    """Return the config fields of each pool of this sharing strategy, by where noise is added (local or summed).
+
+    local: to each client's sum. summed: only to the sum over clients (merf only).
+    """
     level = {"sharing.setting": setting, "sharing.target_epsilon": epsilon}
     if setting == "merf":
         return {noise: {**level, "sharing.noise": noise} for noise in ("local", "summed")}

@@ -27,7 +27,10 @@ if TYPE_CHECKING:  # torch takes seconds to import, and --help does not need it
 
 @dataclass(frozen=True)
 class Entry:
-    """A run; pool: its pool in words; last: the generators' last epoch made the pool, not an earlier checkpoint."""
+    """A run. pool: the run's pool of synthetic images, in words.
+
+    last: whether the pool comes from the generators' last epoch (True) or from an earlier checkpoint (False).
+    """
 
     pool: str
     last: bool
@@ -36,7 +39,7 @@ class Entry:
 
 @lru_cache(maxsize=256)
 def images(cell: sweep.Trial) -> "Sequence[Contribution]":
-    """Return the images that this trial's clients contribute, with receipts of their generators' privacy protection."""
+    """Return the images that this trial's clients contribute, with the noise of their generators (``receipt``)."""
     from fedcommons.runs.build import contributions, prepare
     from fedcommons.storage.artifact_store import Store
 
@@ -50,7 +53,7 @@ def is_fitted(cell: sweep.Trial) -> bool:
 
 @lru_cache(maxsize=256)
 def releases(cell: sweep.Trial) -> "Sequence[Release]":
-    """Return the privacy releases of this trial's clients (their noisy sums), which do not depend on fitted images."""
+    """Return the privacy ledger's entries for the noisy sums of this trial's clients; no image is fitted for them."""
     from fedcommons.runs.build import prepare
     from fedcommons.sharing.stage import Contributions
 
@@ -72,7 +75,7 @@ def fitted_images(cell: sweep.Trial) -> "Examples":
 def shown_images(cell: sweep.Trial, client: int, label: int) -> "Tensor":
     """Return images (n, C, H, W) of one label in the client's pool.
 
-    Fitted images belong to all clients together; the client's number decides which of them comes first.
+    Images fitted to noisy sums form one pool of all clients. There the client's number decides which image comes first.
     """
     of_all = is_fitted(cell)
     examples = fitted_images(cell) if of_all else images(cell)[client].examples
@@ -92,7 +95,7 @@ def spent(cell: sweep.Trial) -> float | None:
 
 
 def table(entries: Sequence[Entry], out: Path) -> tuple[str, list[dict[str, Any]]]:
-    """Return a Markdown table with a line for each federation, method and pool (means over seeds), and its records."""
+    """Return a Markdown table and its lines as records: means over seeds for each alpha, method, pool and epochs."""
     head = ["alpha", "algorithm", "pool", "epochs", "epsilon of images", "with labels", "noise multiplier",
             "rounds to target", "last accuracy, %", "best, %"]  # fmt: skip
     lines, records = [], []
@@ -236,7 +239,7 @@ def pictures(entries: Sequence[Entry], path: Path, smoke: bool) -> None:
     """Draw images of the pools of the first seed and the first method: a row per pool, two images per class.
 
     Labels follow noised class counts, so generators also draw classes that they saw rarely or never. The title of each
-    column is the number of images of the class that its generator saw.
+    column is the number of images of the class that the column's generator saw.
     """
     from fedcommons.reports import plots
     from fedcommons.runs.build import prepare

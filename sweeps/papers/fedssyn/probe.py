@@ -29,14 +29,14 @@ def probe(
     """Return test accuracy and convergence parameters of the server model at rounds 0 to ``config.federation.rounds``.
 
     config: the experiment with sharing. The probe measures the experiment's pool, but does not train on it. synthetic:
-    the clients' synthetic images. Without them, the pool of a strategy with generators is all clients' real data, which
-    have the distribution of an ideal generator.
+    the clients' synthetic images. If they are None and the strategy has generators, the pool is all clients' real data:
+    an ideal generator would have their distribution.
     """
     prepared = build.prepare(override(config, {"sharing.setting": "real", "measure.every": 1, "dp.noise": SEEDED}))
     ready = build.assemble(prepared)
     if synthetic is not None or not isinstance(part_of(config, "sharing"), Generating):
         shared = build.assemble(build.prepare(config), synthetic or ()).data
-        ready = ready.on(replace(shared, clients=shared.real))  # the store of the pool has the real data too
+        ready = ready.on(replace(shared, clients=shared.real))  # adds the pool; clients keep their real data
     if ready.data.pool is None:
         ready = ready.on(replace(ready.data, pool=ready.data.real))
     if config.federation.executor == "ray_actors":

@@ -35,10 +35,10 @@ STEP_SIZES = np.logspace(-6, 2, 40)[:31]  # step sizes of the grid, 1e-6 ... 1.4
 SHARES = tuple(k / 40 for k in range(41))  # the shares p of figure 2 (b)
 ROUNDS, TARGET = 800, 1.160264e-6  # the paper's text prints the target error 1.1e-6
 MODELS = ("server", "clients")
-MOST_ROUNDS = 100_000  # The errors of the whole grid then fill 1 GB.
+MOST_ROUNDS = 100_000  # With more rounds, the errors of the whole grid would fill more than 1 GB.
 
 TOGETHER = 256
-"""Maximum of rounds x step sizes computed at once, so that they fit into a cache. It does not change results."""
+"""Maximum number of pairs (round, step size) computed at once, so that they fit into a cache; results do not change."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,14 @@ class Quadratics:
 
 @dataclass(frozen=True)
 class Constants:
-    """The constants in the convergence rates at one point x; norms are Euclidean, noise is per sample."""
+    """The constants of the convergence rates, measured at one weight vector x; norms are Euclidean.
 
-    zeta_sq: float  # (1/N) sum_i ||grad f_i - grad f||^2, f_i: loss of client i
+    f: mean of the clients' losses f_i.
+    """
+
+    zeta_sq: float  # (1/N) sum_i ||grad f_i - grad f||^2, over the N clients
     sigma_sq: float  # (1/N) sum_i E_j ||grad F_ij - grad f_i||^2, F_ij: loss of sample j
-    l_max: float  # the largest smoothness of a client's loss f_i; L_p after a swap
+    l_max: float  # the largest smoothness of a client's loss f_i; the paper's L_p if a share p was swapped
     l_avg: float  # the smoothness of the mean loss f
     mu: float  # strong convexity of f; equal to l_avg, as f is isotropic
 
@@ -111,12 +114,13 @@ def gradients(problem: Quadratics, x: np.ndarray) -> np.ndarray:
 
 
 def constants(problem: Quadratics, x: np.ndarray, pool: Quadratics | None = None, p: float = 0.0) -> Constants:
-    """Return the exact constants at x; with a ``pool``, those of the mixtures (1 - p) D_i + p D~.
+    """Return the exact constants at x; with a ``pool``, the constants of the mixtures (1 - p) D_i + p D~.
 
     D_i: samples of client i; D~: samples of the pool; p: share of the pool. Lemma 1 of Fedssyn holds with equality for
-    mixtures: zeta_mix^2 = (1-p)^2 zeta^2, sigma_mix^2 = (1-p) sigma^2 + p sigma~_avg^2 + p(1-p)(zeta^2 + delta^2) and
-    l_max = (1-p) L_max + p L~_avg. Here sigma~_avg^2 and L~_avg are ``sigma_sq`` and ``l_avg`` of
-    ``constants(pooled(pool), x)``; delta^2 is ``delta_sq``.
+    mixtures. It predicts zeta_sq = (1-p)^2 zeta^2, l_max = (1-p) L_max + p L~_avg and
+    sigma_sq = (1-p) sigma^2 + p sigma~_avg^2 + p(1-p)(zeta^2 + delta^2). On the right, zeta^2, sigma^2 and L_max are
+    the constants at p = 0; sigma~_avg^2 and L~_avg are ``sigma_sq`` and ``l_avg`` of ``constants(pooled(pool), x)``;
+    delta^2 is ``delta_sq``.
     """
     shared = pooled(pool or problem)
     of_clients, common = gradients(problem, x), gradients(shared, x)
@@ -133,7 +137,7 @@ def constants(problem: Quadratics, x: np.ndarray, pool: Quadratics | None = None
 
 
 def delta_sq(problem: Quadratics, pool: Quadratics, x: np.ndarray) -> float:
-    """Return delta^2 = ||grad f(x, D) - grad f(x, D~)||^2 of the clients' samples D and the pool's samples D~."""
+    """Return delta^2, the squared distance at x between the mean gradients of the clients' and the pool's samples."""
     return float(np.square(gradients(problem, x).mean((0, 1)) - gradients(pool, x).mean((0, 1))).sum())
 
 
@@ -157,17 +161,17 @@ def run(
 ) -> list[np.ndarray]:
     """Run FedAvg from x = 1 and return per problem the errors (step sizes, 1 + rounds), from the start to the end.
 
-    models: "server" returns the error ||x - x*||^2 of the mean over clients (the released code); "clients" returns the
-    mean error before averaging, (1/N) sum_i ||x_i - x*||^2 (the captions). An error is inf if float64 overflowed,
-    because the step size diverges. until: a problem ends after the first round in which a step size has at most this
-    error.
+    models: "server" returns the error ||x - x*||^2 of the server's model x, as in the released code. "clients" returns
+    the mean error of the clients' models x_i before averaging, (1/N) sum_i ||x_i - x*||^2, as in the captions. x*:
+    ``optimum``. An error is inf if a step size diverges. until: a problem ends after the first round in which a step
+    size has at most this error.
     """
     n_clients, n, _ = problems[0].b.shape
     together = max(1, TOGETHER // len(steps))
 
     @cache
     def orders(first: int) -> np.ndarray:
-        """Return the sample orders of the rounds after ``first``: (rounds, clients, samples), the last step first."""
+        """Return the sample orders of the rounds after ``first``: (rounds, clients, samples), last step first."""
         numbers = range(first + 1, min(first + together, rounds) + 1)
         return np.array([[order(seed, r, i, n) for i in range(n_clients)] for r in numbers])[..., ::-1]
 
@@ -186,8 +190,8 @@ def run(
 def _play(problem: Quadratics, steps: np.ndarray, blocks: Iterable[np.ndarray], server: bool) -> Iterator[np.ndarray]:
     """Yield the errors (step sizes,) of FedAvg on one problem, at the start and after each round.
 
-    blocks: sample orders of successive rounds, (rounds, clients, samples), the last step first. server: the error is
-    that of the mean over clients, else the mean over the clients' errors.
+    blocks: sample orders of successive rounds, (rounds, clients, samples), from the last step to the first. server:
+    yield the error of the server's model (True), or the mean of the clients' errors before averaging (False).
     """
     n_clients, n, d = problem.b.shape
     target, clients = optimum(problem), np.arange(n_clients)
@@ -196,7 +200,7 @@ def _play(problem: Quadratics, steps: np.ndarray, blocks: Iterable[np.ndarray], 
     yield _error(x[None], target)
     for some in blocks:
         ordered = factors[clients, np.moveaxis(some, -1, 0)]  # shape (samples n, rounds, clients N, step sizes)
-        products = np.ones((n + 1, *ordered.shape[1:]))  # products of the factors of the later steps
+        products = np.ones((n + 1, *ordered.shape[1:]))  # entry k: product of the factors of the last k steps
         np.multiply.accumulate(ordered, axis=0, out=products[1:])
         # One small product per client: BLAS runs it in one thread, so the bits do not depend on the number of threads.
         shifts = steps[:, None] * (np.moveaxis(products[:n], 0, -1) @ ab[clients[:, None], some])
@@ -207,15 +211,15 @@ def _play(problem: Quadratics, steps: np.ndarray, blocks: Iterable[np.ndarray], 
 
 
 def _error(models: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Return the squared distances to ``target``, (step sizes,), averaged over models (models, step sizes, d)."""
+    """Return the mean over ``models`` (models, step sizes, d) of the squared distance to ``target``, (step sizes,)."""
     return np.square(models - target).sum(2).mean(0)
 
 
 def check(problem: Quadratics, eps: float, rounds: int, models: str) -> None:
-    """Check before any work that ``run`` accepts the arguments, and that float64 distinguishes the target error from 0.
+    """Check before any work that ``run`` accepts the arguments, and that float64 resolves the target error eps.
 
     Raises:
-        UserError: ``rounds`` or ``models`` is not allowed, or eps is not finite or below the square of x*'s rounding.
+        UserError: ``rounds`` or ``models`` is not allowed, or eps is not in (squared rounding error of x*, inf).
     """
     least = float(np.square(np.finfo(float).eps * optimum(problem)).sum())
     if not least < eps < np.inf:

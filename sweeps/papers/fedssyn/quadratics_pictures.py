@@ -20,7 +20,7 @@ RED = "#c0392b"
 
 
 def picture(rows: Rows, curves: Mapping[float, np.ndarray], options: parse.Options) -> bytes:
-    """Return figure 2 as PNG, with medians and ranges over seeds; curves: errors (seeds, p, 1 + rounds) by sigma^2."""
+    """Return figure 2 as PNG, with medians and ranges over seeds; curves: sigma^2 -> errors (seeds, p, 1 + rounds)."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""Tables of figure 2 of Fedssyn: a row for each share p and seed, medians and ranges over seeds, distance to theory."""
+"""Tables of figure 2 of Fedssyn, with a row for each share p: results per seed, and ranges over seeds."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ Band = tuple[float, float, float]  # (median, minimum, maximum) over seeds
 def table(
     problems: Sequence[q.Quadratics], errors: Sequence[np.ndarray], seed: int, options: parse.Options
 ) -> list[dict[str, Any]]:
-    """Return a row for each share p of one seed: fewest rounds, best step size, fitted lines, values of the theory."""
+    """Return a row for each share p, for one seed: fewest rounds, best step size, fitted lines, predictions."""
     to = [lines.rounds_to(of_p) for of_p in errors]
     fitted = {kind: lines.fit_all(kind, options.shares, to) for kind in options.fit}
     at = [q.constants(problem, q.optimum(problem)) for problem in problems]
@@ -69,9 +69,9 @@ def format_band(value: Any) -> str:
 
 
 def reading(kind: str, least: float, most: float, rows: Rows) -> str:
-    """Return a sentence with the mean distance of a fit's A_p/A_0 from the theory and from (1-p)^2.
+    """Return a sentence with the mean distance of A_p/A_0 from the ratio of the theory and from (1-p)^2.
 
-    The mean is taken over the shares ``least`` < p <= ``most``.
+    A_p: slope of the line that the fit ``kind`` gives for share p. The mean is over shares ``least`` < p <= ``most``.
     """
     key, some = f"A_ratio_{kind}", [r for r in rows if least < r["p"] <= most and r[f"A_ratio_{kind}"] is not None]
     if not some:
@@ -90,7 +90,7 @@ def reading(kind: str, least: float, most: float, rows: Rows) -> str:
 
 
 def report(rows: Rows, curves: Mapping[float, np.ndarray], options: parse.Options) -> str:
-    """Return the table of all shares p with footnotes; curves: errors (seeds, p, 1 + rounds) by sigma^2."""
+    """Return the table of all shares p with footnotes; curves: sigma^2 -> errors (seeds, shares p, 1 + rounds)."""
     bands = over_seeds(rows)
     head = [name for name in bands[0] if name not in {f"{letter}_{kind}" for letter in "AB" for kind in options.fit}]
     falls = [

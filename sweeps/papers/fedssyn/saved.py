@@ -15,7 +15,7 @@ from fedcommons.reports.series import value
 from papers.fedssyn.published import fedssyn_table1, fedssyn_table_a2, rounds_csv
 
 MB, MIB = 10**6, 2**20
-TRAIN, SHAPE, CLASSES = 50_000, (3, 32, 32), {"cifar10": 10, "cifar100": 100}  # of the paper's data sets
+TRAIN, SHAPE, CLASSES = 50_000, (3, 32, 32), {"cifar10": 10, "cifar100": 100}  # training images; their shape
 CONTROL = {"fedavg": (), "fedprox": (), "feddyn": (), "scaffold": ("",), "fedpvr": ("head.", "last.")}
 """Prefixes of the parameters whose control variates are sent with the model, up and down, by algorithm."""
 
@@ -49,8 +49,8 @@ def line(
 ) -> dict[str, object]:  # fmt: skip
     """Return a line of the table, for N = ``n`` clients at participation C = ``c``.
 
-    head: first columns. pool, vanilla: bytes until the target of the runs with and without the pool. rounds: rounds
-    with and without the pool, as printed. model_unit: bytes per unit of models in the paper's formula.
+    head: first columns. pool, vanilla: bytes until the target, of runs with the pool and of runs without it. rounds:
+    number of rounds of both, as text. model_unit: bytes per unit in which the paper's formula counts models (MB, MiB).
     """
     totals = [communication.sent(runs, MB, MB) if runs else None for runs in (pool, vanilla)]
     pool_mb, vanilla_mb = (f"{'>' * total[1]}{total[0]:.1f}" if total else "-" for total in totals)
@@ -63,7 +63,7 @@ def line(
 
 
 def from_rounds(path: Path) -> list[dict[str, object]]:
-    """Return the lines for a CSV of rounds; the value that Table A.2 prints is added to the paper's rounds only."""
+    """Return the table's lines for a CSV of rounds; lines with the paper's rounds also get the value of Table A.2."""
     papers, printed, lines = fedssyn_table1(), fedssyn_table_a2(), []
     for row in rounds_csv.rows(path):
         for name, actual, allowed in (("dataset", row.dataset, CLASSES), ("algorithm", row.algorithm, CONTROL)):
@@ -79,7 +79,7 @@ def from_rounds(path: Path) -> list[dict[str, object]]:
             reached = [rounds_csv.number(written.removeprefix(">"), f"{row.where}: rounds")] if written else []
             sides.append([UntilTarget(exchanged, per_round, r, written.startswith(">")) for r in reached])
         same = all(papers.get((*key, setting), (0, None))[1] == written for setting, written in rounds.items())
-        # The key has no sharing strategy, which is the last column.
+        # The key ends before the last column, the sharing strategy, so the lengths differ.
         head = dict(zip(IDENTIFYING.values(), map(columns.text, key), strict=False))
         texts = [written or "-" for written in rounds.values()]
         result = line(head, row.n_clients, row.participation, sides[0], sides[1], texts, MIB)

@@ -16,7 +16,7 @@ _SMALL: dict[str, Any] = {
     "model.name": "encoder",
     "federation.rounds": 10,
     "client.epochs": 5,
-    "client.lr": 0.16,  # best validation accuracy at both alphas: docs/results/commons_digits.md
+    "client.lr": 0.16,  # has the best validation accuracy at both alphas, see docs/results/commons_digits.md
     "measure.every": 0,
     "generator.even_batches": True,  # with 129 images, batches of 64 leave one image, which harms the DDPM
 }
@@ -26,14 +26,17 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
     "small": _SMALL,
     "paper": {"measure.every": 0},
 }
-"""Config fields that each preset adds to the preset of ``presets``."""
+"""Config fields that each preset adds to the package's preset of the same name."""
 
 LISTS: Mapping[str, tuple[str, str, str, str, str]] = {
     "smoke": ("0.5,1", "0.25,1", "0.5,1", "4,6", "ddpm,gan"),
     "small": ("0.1,0.3,1", "0.1,0.3,1", "0.1,0.3,1", "10,40", "ddpm,gan,cvae"),
     "paper": ("0.1,0.25,0.5,0.75,1", "0.1,0.25,0.5,0.75,1", "0.1,0.3,0.5,0.7,0.9", "10,40", "ddpm,gan"),
 }
-"""Values by preset: rho and n~/n_i of (a); epochs (shares) and N of (b); generators of (c). Only N is the paper's."""
+"""Lists of values by preset: rho (a); n~/n_i (a); shares of the generator's epochs (b); N (b); generators (c).
+
+(a) to (c): panels. Symbols: see the module. Only the values of N stand in the paper.
+"""
 
 
 def fields(preset: str, dataset: str) -> dict[str, Any]:
@@ -43,5 +46,5 @@ def fields(preset: str, dataset: str) -> dict[str, Any]:
 
 
 def generator(name: str, preset: str, epochs: int) -> dict[str, Any]:
-    """Return the config fields of a generator in panel (c); epochs: for the DDPM, and the others' default."""
+    """Return the config fields of a generator in panel (c); ``epochs`` applies unless the preset sets epochs."""
     return {"generator.epochs": epochs, **presets.generator(name, preset), "generator.name": name}

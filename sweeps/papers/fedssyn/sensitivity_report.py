@@ -75,7 +75,10 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def figure(rows: Sequence[dict[str, Any]], central: Sequence[float], path: Path, title: str, smoke: bool) -> None:
-    """Draw last accuracy: (a) over n~/n_i, a line per rho; (b) over epochs, a line per N; (c) a point per generator."""
+    """Draw last accuracy: (a) over n~/n_i, a line per rho; (b) over epochs, a line per N; (c) a point per generator.
+
+    n~, n_i: synthetic and real images of a client; rho: share of the real images that its generator sees; N: clients.
+    """
     from fedcommons.reports import plots
     from fedcommons.reports.series import COLOURS, MARKERS
 

@@ -1,6 +1,6 @@
-"""The study of private pools of synthetic images over the number n of images per client: trainings and records.
+"""The study of private pools of synthetic images: accuracy over the number n of real images per client.
 
-A pool comes from one generator that saw n images, from the noisy sums of one client with n images (FedMERF, NDPDC), or
+A pool comes from one generator trained on n images, from noisy sums of one client with n images (FedMERF, NDPDC), or
 from the noisy sums of several clients with n images each.
 """
 
@@ -37,7 +37,7 @@ def configs(options: parse.Options, n: int, seed: int) -> dict[str, Experiment]:
 
 
 def released(options: parse.Options, n: int, seed: int) -> dict[str, Experiment]:
-    """Return the experiments with noisy sums, of one client with n images and of ``--clients`` clients, by name.
+    """Return the experiments with noisy sums by name: one client with n images, or ``--clients`` clients with n each.
 
     With several clients, FedMERF adds noise to each client's sum (local) or only to the sum over clients (summed).
     """
@@ -109,7 +109,7 @@ def seconds(pools: Iterable[Prepared]) -> float:
 def fitted_images(
     config: Experiment, say: Callable[[str], None], on_step: OnStep | None
 ) -> tuple[Examples, float | None, Dataset]:
-    """Return the images of a generator (from the store if stored), its noise multiplier, and the data set."""
+    """Return the images of a generator (from the store if stored), its noise multiplier or None, and the data set."""
     prepared, store = prepare(config), Store(Path(config.artifacts), say, config.storage)
     (contribution,) = synthetic_images(prepared, store, missing(store, prepared.requests), lambda _: None, on_step)
     sigma = contribution.receipt.sigma if contribution.receipt and contribution.receipt.sigma else None
@@ -117,7 +117,7 @@ def fitted_images(
 
 
 def fitted(config: Experiment) -> tuple[Examples, float | None, Dataset] | None:
-    """Return the images fitted to clients' noisy sums, the noise multiplier and the data; None: too few real images."""
+    """Return images fitted to clients' noisy sums, noise multiplier and data set; None: the data set is too small."""
     set_up_process()
     if (prepared := enough(config)) is None:
         return None
@@ -156,8 +156,8 @@ def study(
                     continue
                 images, sigma, data = generated
                 real = by_pool.setdefault("real images", {"n": n, "pool": "real images", "sigma": None, "accuracy": []})
-                if len(real["accuracy"]) == place:  # The first pool has one client, so its data are the n images.
-                    again = real["accuracy"][:1]  # the real images are the same for each seed
+                if len(real["accuracy"]) == place:  # true for the seed's first pool, whose only client has the n images
+                    again = real["accuracy"][:1]  # the n images are equal for all seeds: use the first accuracy again
                     real["accuracy"] += again or [taught(data.train, data.test)]
                 record = by_pool.setdefault(pool, {"n": n, "pool": pool, "sigma": sigma, "accuracy": []})
                 record["accuracy"].append(taught(images, data.test))

@@ -44,7 +44,7 @@ class Labelled:
 
     @staticmethod
     def from_examples(examples: Examples, n_classes: int, rows: np.ndarray | slice = slice(None)) -> "Labelled":
-        """Return the examples at ``rows``; the leading dimensions are those of ``rows``."""
+        """Return the examples at ``rows``; a and b have the shape of ``rows`` as leading dimensions."""
         part = examples[rows]
         pixels = part.x.flatten(part.y.dim()).double() / 255
         return Labelled(pixels, F.one_hot(part.y, n_classes).double())
@@ -62,10 +62,10 @@ def balanced(dataset: Dataset, most: int, seed: int) -> Dataset:
 
 
 def clients(dataset: Dataset, name: str, p: float, seed: int) -> Labelled:
-    """Return K clients (K classes) of equal size after the strategy shuffled_real has swapped the share p of images.
+    """Return the images of K clients (one per class) after shuffled_real has swapped the share p of the images.
 
-    name: the partition, iid or single_class. ``dataset`` must have equal numbers of images per class. int(p n) of the n
-    images of each client are swapped.
+    name: the partition, iid or single_class. ``dataset`` must have equal numbers of images per class. So every client
+    has n images, of which int(p n) are swapped.
     """
     cut = Partition(name, n_clients=dataset.classes)
     before = partition_rows(cut, dataset.train.y.numpy(), dataset.classes, seed)
@@ -75,13 +75,16 @@ def clients(dataset: Dataset, name: str, p: float, seed: int) -> Labelled:
 
 
 def loss(x: Tensor, data: Labelled) -> Tensor:
-    """Return the losses f (S,) on ``data`` of models x (pixels d, noise levels S, classes K), without noise."""
+    """Return the losses (noise levels S,) on ``data`` of S models x, (pixels d, S, classes K); no noise is added."""
     logits = (data.a @ x.flatten(1)).unflatten(1, x.shape[1:])
     return -(data.b[:, None] * logits.log_softmax(-1)).sum(-1).mean(0) / x.shape[-1]
 
 
 def gradient(y: Tensor, data: Labelled) -> Tensor:
-    """Return grad f_i at y_i of all clients, without noise: (clients N, pixels d, noise levels S, classes K)."""
+    """Return the gradients of all clients' losses at their models y, without noise; both have the shape (N, d, S, K).
+
+    N: clients; d: pixels; S: noise levels; K: classes.
+    """
     _, n, n_classes = data.b.shape
     logits = (data.a @ y.flatten(2)).unflatten(2, y.shape[2:])  # shape (clients N, images n, noise levels S, classes K)
     error = logits.softmax(-1) - data.b[:, :, None]
@@ -89,7 +92,7 @@ def gradient(y: Tensor, data: Labelled) -> Tensor:
 
 
 def zeta_sq(data: Labelled) -> float:
-    """Return zeta^2 = (1/N) sum_i ||grad f_i - grad f||^2 over the N clients at the start, x = 0, without noise."""
+    """Return (1/N) sum_i ||grad f_i - grad f||^2 at weights 0, without noise; f_i: loss of client i, f: their mean."""
     n_clients, d, n_classes = len(data.a), data.a.shape[2], data.b.shape[2]
     gradients = gradient(data.a.new_zeros(n_clients, d, 1, n_classes), data)
     return float((gradients - gradients.mean(0)).square().sum() / n_clients)
@@ -100,9 +103,9 @@ def train(
 ) -> tuple[Tensor, Tensor]:
     """Train ``rounds`` rounds of ``steps`` local steps; return the last models and test losses (rounds + 1, S).
 
-    noises: the S noise levels s, each with a server model; models: (pixels d, S, classes K). Row r of the losses is
-    after round r; round 0 is the start. The draws z of the noise do not depend on s, the swapped share p or the
-    partition.
+    noises: the S noise levels s, each with a separate server model; models: (pixels d, S, classes K). Row r of the
+    losses belongs to the model after round r; round 0 is the start. A gradient gets the noise s z. The random z do not
+    depend on s, the swapped share p or the partition.
     """
     n_clients, d, n_classes = len(data.a), data.a.shape[2], data.b.shape[2]
     s = data.a.new_tensor(noises)[:, None]

@@ -29,10 +29,10 @@ _SMALL: dict[str, Any] = {
     "generator.ramp": 8,
     "model.name": "encoder",
     "client.optimizer": "adam",
-    "client.lr": 3e-3,  # best of 0.002, 0.003 and 0.006 by validation accuracy after 16 rounds with p = 0.2
+    "client.lr": 3e-3,  # best of 0.002, 0.003 and 0.006 by validation accuracy after 16 rounds with sharing.p 0.2
     "client.batch_size": 32,
-    "client.epochs": 5,  # with n~ = n_i/4, four epochs are the same work as five without a pool
-    "federation.rounds": 20,  # measured accuracy: 66 % with a fifth of the images swapped, 33 % (chance) without
+    "client.epochs": 5,  # with n_i/4 synthetic images, four epochs are the same work as five without a pool
+    "federation.rounds": 20,  # accuracy then: 66 % if a fifth of the images is swapped, 33 % (chance) without sharing
 }
 
 _SMOKE: dict[str, Any] = {
@@ -68,7 +68,8 @@ LISTS: Mapping[str, tuple[str, str, str, str]] = {
 }
 """Values by preset: rho; checkpoints as shares of the generators' epochs; n~/n_i; the rho for which n~ varies.
 
-rho: share of a client's n_i images that its generator sees; n~: synthetic images of a client, n_i/4 for other rho.
+rho: share of a client's n_i images that its generator sees. n~: synthetic images that a client gets; for a rho outside
+the fourth list, n~ = n_i/4.
 """
 
 

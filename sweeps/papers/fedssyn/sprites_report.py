@@ -67,7 +67,10 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def figure(rows: Sequence[dict[str, Any]], path: Path, title: str, smoke: bool) -> None:
-    """Draw last accuracy over rho, a line per number of epochs (left), and over n~/n_i, a line per rho (right)."""
+    """Draw last accuracy over rho, a line per number of epochs (left), and over n~/n_i, a line per rho (right).
+
+    rho: share of a client's n_i images that its generator sees; n~: synthetic images that a client gets.
+    """
     from fedcommons.reports import plots
     from fedcommons.reports.series import COLOURS, MARKERS
 
@@ -104,7 +107,7 @@ def figure(rows: Sequence[dict[str, Any]], path: Path, title: str, smoke: bool) 
 
 
 def pictures(entries: Sequence[Entry], path: Path, smoke: bool) -> None:
-    """Draw images of three clients of the first seed: columns by epochs, rows by client and training images."""
+    """Draw images of three clients of the first seed: a column for each number of epochs, a row for each generator."""
     from fedcommons.reports.plots import image_grid
     from fedcommons.runs.build import contributions, prepare
     from fedcommons.storage.artifact_store import Store

@@ -1,4 +1,4 @@
-"""Report of Table 1 of Fedssyn: its lines and notes, and its updates while runs finish."""
+"""Report of Table 1 of Fedssyn: lines and notes of the table, which is written again after each finished run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -83,7 +83,7 @@ def row(cell: sweep.Trial) -> tuple:
 
 
 def pairs_first(cells: Sequence[sweep.Trial]) -> list[sweep.Trial]:
-    """Return the trials row by row, so that rows finish early; in a row, trials with generators come first."""
+    """Sort the trials by row of the table, so that rows finish early; in a row, trials with generators come first."""
     rows = list(dict.fromkeys(map(row, cells)))
     return sorted(cells, key=lambda cell: (rows.index(row(cell)), cell.config.generator is None))
 
@@ -94,7 +94,7 @@ class Growing:
     def __init__(self, cells: Sequence[sweep.Trial], options: parse.Options) -> None:
         self.cells, self.options = cells, options
         self.printed: set[tuple] = set()
-        self.rows: dict[str, dict[str, Any]] = {}  # table rows by the trial's name, so that each run is read once
+        self.rows: dict[str, dict[str, Any]] = {}  # finished runs by the trial's name, so that each run is read once
 
     def run_cells(self, todo: sweep.Todo, out: Path, display: Display) -> sweep.Outcome:
         """Run the remaining trials; after each of them the table is written again."""
@@ -133,7 +133,7 @@ class Growing:
 
 
 def published(cells: Sequence[sweep.Trial], options: parse.Options) -> Mapping[tuple, str]:
-    """Return the paper's rounds if only fields of the grid differ from preset paper or authors; else nothing."""
+    """Return the paper's rounds; empty if fields outside the table's grid differ from preset paper or authors."""
     if options.preset not in ("paper", "authors") or options.target != Experiment().target:
         return {}
     for cell in cells:

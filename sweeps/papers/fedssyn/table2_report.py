@@ -39,7 +39,7 @@ class Entry:
 def rows(entries: Sequence[Entry], out: Path, say: Callable[[str], None]) -> Any:
     """Return a frame with a row for each finished run: the columns of ``load_runs`` and those below.
 
-    method, at (alpha) and rate (learning rate): see ``Entry``. chosen: the rate has the best validation accuracy.
+    method, at (alpha) and rate (learning rate): see ``Entry``. chosen: the row's rate has the best validation accuracy.
     mb_to_target: MB sent until the target, or in all rounds if the target was missed. at_best_validation: test accuracy
     after the (first) round of the best validation accuracy.
     """
@@ -74,7 +74,10 @@ def _course_results(course: Any, needed: float | None) -> tuple[float, float | N
 
 
 def ratio(ours: Any, other: Any) -> str:
-    """Return bytes to the target of ``ours`` / ``other`` in %, with < or > if one missed it, ``-`` if both did."""
+    """Return the bytes to the target of ``ours`` in % of those of ``other``; ``-``: both missed the target.
+
+    > (lower bound): a run of ``ours`` missed the target. < (upper bound): a run of ``other`` missed it.
+    """
     missed, base_missed = (bool(runs["rounds_to_target"].isna().any()) for runs in (ours, other))
     if missed and base_missed:
         return "-"
@@ -138,7 +141,7 @@ def notes(entries: Sequence[Entry], frame: Any, options: parse.Options) -> list[
 
 
 def is_papers(entries: Sequence[Entry], options: parse.Options) -> bool:
-    """Return whether only fields of the table's grid differ from preset paper."""
+    """Return whether all runs are the paper's: only fields of the table's grid differ from preset paper."""
     if options.preset != "paper":
         return False
     configs, preset = (
@@ -166,7 +169,10 @@ def report(entries: Sequence[Entry], options: parse.Options, out: Path, display:
 
 
 def draw(frame: Any, path: Path, title: str, options: parse.Options) -> None:
-    """Draw accuracy over rounds and over MB, a column for each alpha; means over seeds, bands from min to max."""
+    """Draw test accuracy over rounds and over MB, with a column for each alpha.
+
+    Lines are means over seeds; bands go from minimum to maximum.
+    """
     from fedcommons.reports import plots, series
 
     if frame.empty:

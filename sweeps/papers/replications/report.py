@@ -41,7 +41,7 @@ class Compared:
 
     @property
     def predicted(self) -> tuple[float, float] | None:
-        """Return the prediction interval for the mean of ``published.runs`` further runs; None without an interval."""
+        """Return the prediction interval for the mean of ``published.runs`` further runs; None: cannot tell."""
         n = len(self.values)
         if n < LEAST or len(self.reached) < n:
             return None
@@ -61,7 +61,7 @@ class Compared:
 def compared(runs: Mapping[tuple[str, str], Mapping[int, Mapping[str, float | None]]]) -> list[Compared]:
     """Return a comparison for each published number of the rows that have runs, in the order of the rows.
 
-    runs: (row, variant) -> seed of a finished run -> text of a quantity (``Quantity.words``) -> our number.
+    runs: maps (row, variant) to results by seed of a finished run. A result maps ``Quantity.words`` to our number.
     """
     return [
         Compared(name, quantity, published, {seed: numbers[quantity.words] for seed, numbers in by_seed.items()})
@@ -73,7 +73,7 @@ def compared(runs: Mapping[tuple[str, str], Mapping[int, Mapping[str, float | No
 
 
 def ours(comparison: Compared) -> str:
-    """Return our mean and prediction interval, as ``94.1 (93.2 to 95.0)``, or all numbers without an interval."""
+    """Return our mean and prediction interval, as ``94.1 (93.2 to 95.0)``; without interval, each seed's number."""
     digits = 1 if comparison.quantity.round is None else 2
     if (interval := comparison.predicted) is None:
         return ", ".join("missed" if value is None else number(value, digits) for value in comparison.values.values())
