@@ -22,7 +22,7 @@ Curve = Mapping[str, Any]
 NAMES = {"iid": "iid", "dirichlet_plain": "Dirichlet(0.1)", "single_class": "single class"}
 SHOWN = (10, 20)  # rounds that the table shows in addition to the first and the last round
 SPAN = 1e4  # figure 3's axis is linear below the largest sum / SPAN (or below the smallest sum, if larger)
-CLOSE = 0.95  # share of the last accuracy of iid clients without sharing that counts as close
+CLOSE = 0.95  # an accuracy is close if it is at least this share of the last accuracy of iid clients without sharing
 
 
 def table(curves: Sequence[Curve]) -> str:

@@ -70,13 +70,13 @@ def coefficients(n_clients: int, d: int, q: float) -> Pairs:
 
 
 def without_copies(q: float) -> Pairs:
-    """Return what ``coefficients`` would return for clients that share no copies (d = 0)."""
+    """Return the coefficients of <g_a, g_b>, as ``coefficients`` does, but for clients that share no copies."""
     r = q / (1 - q)
     return Pairs(1 + r, 1 + r, 1 + r, 1 + r, 1, 1, 1)
 
 
 def sums(gram: np.ndarray, labels: np.ndarray, private: np.ndarray) -> Pairs:
-    """Sum the scalar products <g_a, g_b> of examples' gradients over the pairs of each kind.
+    """Sum the scalar products <g_a, g_b> of examples' gradients over the pairs of each kind of ``Pairs``.
 
     gram: (M, M), all <g_a, g_b>; labels: (M,) classes; private: (M,) bool.
     """
@@ -111,7 +111,8 @@ def second_moment(holds: np.ndarray, gram: np.ndarray, q: float) -> float:
 def assumption(pairs: Pairs) -> bool:
     """Return whether assumption 1 holds, both for mixed and for open pairs of examples.
 
-    It says that the sum over pairs of one class is at least 0, and at least the sum over pairs of two classes.
+    It says that the gradients' sum of <g_a, g_b> over pairs of one class is at least 0, and at least the sum over pairs
+    of two classes. pairs: from ``sums``.
     """
     return pairs.same_mixed >= max(0.0, pairs.other_mixed) and pairs.same_open + pairs.itself >= max(
         0.0, pairs.other_open

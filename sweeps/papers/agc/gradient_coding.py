@@ -96,7 +96,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Draws:
-    """All random draws of one repetition."""
+    """All random draws of one repetition of an experiment."""
 
     start: Tensor  # initial weights, (D pixels and bias, K classes)
     holds: np.ndarray  # (clients N, examples M) bool: client holds example; N excludes clients without examples
@@ -184,8 +184,7 @@ def draw(problem: Problem, setting: Setting, repetition: int, seed: int) -> Draw
     """Draw partition, copies, stragglers and initial weights of one repetition.
 
     The random numbers do not depend on c (share of copied examples), d (copies), q (probability to straggle) or the
-    partition.
-    The Dirichlet partition drops clients without examples; the draws of the remaining clients do not change.
+    partition. Clients without examples, which the Dirichlet partition drops, do not change the draws of other clients.
     """
     labels, n_classes, rounds = problem.y.numpy(), problem.n_classes, setting.rounds
     recipe = Partition(setting.partition, n_clients=n_classes, constants=PARTITIONS[setting.partition])

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PRIVATE, PLAIN, BOUND = "*", "o", "s"
-"""Markers of ways: shared data with an epsilon; no epsilon or no shared data; an upper bound."""
+"""Markers: methods whose shared data have an epsilon; other methods; upper bounds."""
 
 
 def spread_out(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:

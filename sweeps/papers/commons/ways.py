@@ -187,12 +187,12 @@ def tries(way: Way, lrs: Sequence[float], everything: bool) -> list[Rates]:
 
 
 def base(preset: str, dataset: str) -> dict[str, Any]:
-    """Return the fields that all rows have in a preset; options of the command line override these fields."""
+    """Return the config fields that all rows have in a preset; options of the command line override these fields."""
     return {**presets.preset(preset, dataset), **_OF_PRESET[preset]}
 
 
 def fields(way: Way, options: parse.Options) -> dict[str, Any]:
-    """Return the fields that a row sets in addition to those of ``base``; options: the options of the sweep."""
+    """Return the config fields that a row sets on top of the fields of ``base``; options: the options of the sweep."""
     preset, result = options["preset"], dict(way.fields)
     if result["algorithm"] in ONE_SHOT:
         epochs = options["federation.rounds"] * options["client.epochs"]

@@ -30,10 +30,9 @@ class Advice:
     """The prediction at one alpha (Dirichlet), with a line for each share p of shared data; pool: the pool in words.
 
     Keys of a line: p; relative: predicted rounds divided by rounds at p = 0; low, high: the prediction's band; images:
-    number that a client sends; mb: MB of all clients; rounds: measured rounds to the target, as printed; outcome:
-    measured rounds divided by rounds at p = 0; outcome_least, outcome_most: minimum and maximum of this quotient over
-    seeds. The outcome is None for a share that was not run. ``base``: measured rounds at p = 0, empty if no share was
-    run.
+    number of images that a client sends; mb: MB of all clients; rounds: measured rounds to the target, as text;
+    outcome: measured rounds divided by rounds at p = 0 (None: the share was not run); outcome_least, outcome_most:
+    minimum and maximum of this quotient over seeds. ``base``: measured rounds at p = 0, empty if no share was run.
     """
 
     alpha: float

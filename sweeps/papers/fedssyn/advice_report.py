@@ -34,7 +34,7 @@ def local_work(config: Experiment, sizes: Sequence[int]) -> LocalWork:
 
 
 def costs(ready: "Prepared", p: float) -> tuple[float, float]:
-    """Return the mean number of images that a client sends at share p, and MB of all clients' images, up and down."""
+    """Return the mean number of images that a client sends at share p, and MB of all clients' images, up plus down."""
     images = registry.make("sharing", ready.config.sharing.setting, {"p": p}).sizes(ready.client_data)
     return fmean(images), 2 * images_nbytes(sum(images), ready.dataset.shape, ready.client_data.itemsize) / 1e6
 
@@ -53,7 +53,7 @@ class Outcome:
 
 
 def outcome(alpha: float, p: float, runs: Runs, out: Path) -> Outcome:
-    """Return the measured effect of share p at this alpha, from the finished runs in the folder ``out``."""
+    """Return the measured effect of the share p of shared data at this alpha, from the finished runs in ``out``."""
     shared, base = (grid.finished(runs.get((alpha, share), ()), out) for share in (p, 0.0))
     if shared.empty or base.empty:
         return Outcome("", None, ())

@@ -147,7 +147,7 @@ def words(records: Mapping[int, Record], shadows: int) -> str:
 
 
 def closeness(records: Mapping[int, Record]) -> list[dict[str, Any]]:
-    """Return CSV lines per seed and space (pixels, features): the verdicts on all images, each client and each class."""
+    """Return CSV lines per seed and space (pixels, features): verdicts on all images, each client and each class."""
     lines = []
     for seed, record in records.items():
         for space, verdicts in record["spaces"].items():

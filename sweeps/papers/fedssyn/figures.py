@@ -38,7 +38,7 @@ class Panel:
 
 
 def panels(cells: Sequence[Cell]) -> list[Panel]:
-    """Return a panel for each alpha, with accuracies after the last round; central_real has no alpha and is in all."""
+    """Return a panel for each alpha, with accuracies after the last round; central_real, without alpha, is in all."""
 
     def last(cell: Cell) -> list[float]:
         return [100 * accuracy for accuracy in cell.values("last_accuracy")]

@@ -132,9 +132,10 @@ _ABOVE = (
 
 
 def gains(entries: Sequence[Entry], out: Path) -> str:
-    """Return test accuracies minus those of the same seed's run without a pool, in points, with 95 % intervals.
+    """Return a table of test accuracies minus the accuracies of the same seed's run without a pool, in points.
 
-    Columns are rounds 1, 2 and the last. The lines without a pool have the accuracy itself instead of a gain.
+    Columns are rounds 1, 2 and the last; differences have 95 % intervals. The lines without a pool have the accuracy
+    itself instead of a difference.
     """
     from fedcommons.reports.frames import load_rounds
 

@@ -53,11 +53,11 @@ class Quadratics:
 class Constants:
     """The constants of the convergence rates, measured at one weight vector x; norms are Euclidean.
 
-    f: mean of the clients' losses f_i.
+    f_i: loss of client i, the mean of the losses F_ij of its samples j; f: mean of f_i over the N clients.
     """
 
-    zeta_sq: float  # (1/N) sum_i ||grad f_i - grad f||^2, over the N clients
-    sigma_sq: float  # (1/N) sum_i E_j ||grad F_ij - grad f_i||^2, F_ij: loss of sample j
+    zeta_sq: float  # heterogeneity of clients i: (1/N) sum_i ||grad f_i - grad f||^2
+    sigma_sq: float  # noise of samples j: (1/N) sum_i E_j ||grad F_ij - grad f_i||^2, F_ij: loss
     l_max: float  # the largest smoothness of a client's loss f_i; the paper's L_p if a share p was swapped
     l_avg: float  # the smoothness of the mean loss f
     mu: float  # strong convexity of f; equal to l_avg, as f is isotropic
@@ -116,11 +116,14 @@ def gradients(problem: Quadratics, x: np.ndarray) -> np.ndarray:
 def constants(problem: Quadratics, x: np.ndarray, pool: Quadratics | None = None, p: float = 0.0) -> Constants:
     """Return the exact constants at x; with a ``pool``, the constants of the mixtures (1 - p) D_i + p D~.
 
-    D_i: samples of client i; D~: samples of the pool; p: share of the pool. Lemma 1 of Fedssyn holds with equality for
-    mixtures. It predicts zeta_sq = (1-p)^2 zeta^2, l_max = (1-p) L_max + p L~_avg and
-    sigma_sq = (1-p) sigma^2 + p sigma~_avg^2 + p(1-p)(zeta^2 + delta^2). On the right, zeta^2, sigma^2 and L_max are
-    the constants at p = 0; sigma~_avg^2 and L~_avg are ``sigma_sq`` and ``l_avg`` of ``constants(pooled(pool), x)``;
-    delta^2 is ``delta_sq``.
+    D_i: samples of client i; D~: samples of the pool; p: share of the pool. For mixtures, Lemma 1 of Fedssyn holds with
+    equality:
+
+    zeta_sq = (1-p)^2 zeta^2,   l_max = (1-p) L_max + p L~_avg,
+    sigma_sq = (1-p) sigma^2 + p sigma~_avg^2 + p(1-p)(zeta^2 + delta^2)
+
+    zeta^2, sigma^2, L_max: the constants at p = 0. sigma~_avg^2, L~_avg: ``sigma_sq`` and ``l_avg`` of
+    ``constants(pooled(pool), x)``. delta^2: see ``delta_sq``.
     """
     shared = pooled(pool or problem)
     of_clients, common = gradients(problem, x), gradients(shared, x)
@@ -147,7 +150,7 @@ def pooled(problem: Quadratics) -> Quadratics:
 
 
 def order(seed: int, round: int, client: int, n: int) -> np.ndarray:
-    """Draw the order of a client's n samples in a round (1, 2, ...); it is the same for every p and step size."""
+    """Draw the order of a client's n samples in a round (1, 2, ...); the same for every swapped share p and step size."""
     return numpy_generator(seed, "order", round, client).permutation(n)
 
 

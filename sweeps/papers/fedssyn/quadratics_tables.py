@@ -1,4 +1,4 @@
-"""Tables of figure 2 of Fedssyn, with a row for each share p: results per seed, and ranges over seeds."""
+"""Tables of figure 2 of Fedssyn, with a row for each swapped share p: per seed, and as ranges over seeds."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -61,7 +61,7 @@ def over_seeds(rows: Rows) -> list[dict[str, Any]]:
 
 
 def format_band(value: Any) -> str:
-    """Format a band as ``median [minimum, maximum]``, or only the median if all are equal; ``-`` for None."""
+    """Format a band as ``median [minimum, maximum]``, or only the median if all three are equal; ``-`` for None."""
     if not isinstance(value, tuple):
         return "-" if value is None else f"{value:.3g}"
     middle, least, most = (f"{v:.3g}" for v in value)
@@ -117,5 +117,5 @@ def report(rows: Rows, curves: Mapping[float, np.ndarray], options: parse.Option
 
 
 def chosen(options: parse.Options, n: int) -> list[int]:
-    """Return the indices of up to ``n`` shares p, evenly spaced from the first to the last."""
+    """Return the indices of up to ``n`` of the swapped shares p, evenly spaced from the first to the last."""
     return sorted({round(k) for k in np.linspace(0, len(options.shares) - 1, n)})

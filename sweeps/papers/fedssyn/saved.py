@@ -88,7 +88,7 @@ def from_rounds(path: Path) -> list[dict[str, object]]:
 
 
 def from_sweep(folder: Path) -> list[dict[str, object]]:
-    """Return the lines for the finished runs in this folder, over the seeds that ran with and without the pool."""
+    """Return the lines for the finished runs in this folder, over seeds with two runs: with and without the pool."""
     runs = load_runs(folder)
     runs = runs if runs.empty else runs.loc[runs["status"] == "finished", :]
     if runs.empty:

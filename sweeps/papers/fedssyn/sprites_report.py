@@ -37,7 +37,7 @@ class Entry:
 
 
 def records(entries: Sequence[Entry], out: Path) -> list[dict[str, Any]]:
-    """Return a record for each pool, over the seeds of finished runs, with accuracies in %."""
+    """Return a record for each pool: accuracies in %, and their mean over the seeds of finished runs."""
     runs = grid.finished([e.cell for e in entries], out)
     by_name = {} if runs.empty else {Path(row["run"]).name: row for row in runs.to_dict("records")}
     groups: dict[tuple[float | None, int, float], list[dict[str, Any]]] = {}

@@ -111,7 +111,7 @@ class Growing:
             accuracy_over_rounds(out / "table1_rounds.png", cells, rounds, title, grid.is_smoke(self.options))
 
     def grow(self, out: Path, display: Display) -> None:
-        """Write the table, and print each row whose trials are now all finished."""
+        """Write the table, and print each row whose last trial has finished since the last call."""
         self.write(out, lambda text: None)
         for key in dict.fromkeys(map(row, self.cells)):
             group = [cell for cell in self.cells if row(cell) == key]

@@ -98,7 +98,7 @@ class Quantity:
 class Row:
     """A setting with its variants (fields of an experiment each) and the published quantities of the variants.
 
-    departs: differences between our experiment and the source, where the source is specific.
+    departs: differences between our experiment and the source; choices that the source does not state are not listed.
     """
 
     setting: str
