@@ -110,7 +110,7 @@ def picture(curves: Sequence[Curve], partition: str, title: str) -> Figure:
 
 
 def products_picture(curves: Sequence[Curve], title: str) -> Figure:
-    """Plot figure 3: sums of scalar products of pairs of examples' gradients over rounds, with a panel per curve."""
+    """Plot figure 3 with a panel per curve: over rounds, the scalar products of two examples' gradients, summed."""
     figure, grid = plots.panels(1, len(curves), (1 + 4.6 * len(curves), 4.6), sharey=True)
     kinds = ("same_class", "cross_class", "norm_sq")
     sizes = [abs(value) for curve in curves for kind in kinds for value in curve[kind]]

@@ -18,12 +18,12 @@ import numpy as np
 
 
 def expected_distance(n_clients: int, d: int, c: float, k: int, distance: float) -> float:
-    """Return E||Y - 1/N||^2 of theorem 1: the expected distance of a class's shares over clients, Y, from 1/N.
+    """Return E||Y - 1/N||^2 of theorem 1, where Y has the shares of a class that each client holds after copies.
 
-    Y: shares after copies. distance: this distance before copies. n_clients: N. d: copies of each example that is not
-    private. c: share of these examples. k: K, examples of the class. The value is exact for the variant ``exact`` of
-    ``gradient_coding.copies``. For ``binomial`` it is exact if shares are counts divided by the expected total
-    K (1 + d c), not by the drawn total.
+    n_clients: N. distance: the squared distance from 1/N before copies. c: share of examples that is not private. d:
+    copies of each such example. k: K, examples of the class. The value is exact for the variant ``exact`` of
+    ``gradient_coding.copies``. For ``binomial`` it is exact if Y divides by the expected number of examples and copies,
+    K (1 + d c), instead of the drawn number.
     """
     others = n_clients - 1
     noise = d * c * (others - d) / ((1 + d * c) ** 2 * others * k)

@@ -1,4 +1,4 @@
-"""Tables and pictures of the FedDPMS sweep: methods against FedAvg, FedDPMS with other constants, communication."""
+"""Tables and pictures of the FedDPMS sweep: methods, constants of FedDPMS, and communication of FedDPMS."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # the import takes 0.1 s, and a single experiment does not ne
 
 _N_SEEN = {10: 3375, 40: 845, 100: 385}  # number of training images of a generator, by the number of clients N
 
-# Learning rates by (data set, algorithm): for each (clients, participation) of ``_FEDERATIONS`` a pair by ``_ALPHAS``
+# (data set, algorithm) -> for each of ``_FEDERATIONS``, the learning rates at the two values of ``_ALPHAS``
 _RATES = {
     ("cifar10", "fedavg"): ((0.1, 0.05), (0.05, 0.05), (0.1, 0.1), (0.1, 0.1)),
     ("cifar100", "fedavg"): ((0.1, 0.05), (0.05, 0.05), (0.1, 0.1), (0.1, 0.1)),

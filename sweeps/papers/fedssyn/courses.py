@@ -1,7 +1,7 @@
 """Figures 5, A.7 and A.8 of Fedssyn: convergence parameters over the rounds, compared with Lemma 1's predictions.
 
-Parameters (zeta_sq, sigma_sq, ...) are defined in ``convergence.laboratory``; ``accuracy``: of the server model on the
-test set; p: share of the pool of shared data in the clients' training data.
+Parameters (zeta_sq, sigma_sq, ...) are defined in ``convergence.laboratory``. ``accuracy``: accuracy of the server
+model on the test set. p: share of the pool of shared data in the clients' training data.
 """
 
 from collections.abc import Mapping, Sequence

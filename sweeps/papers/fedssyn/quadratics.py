@@ -150,7 +150,7 @@ def pooled(problem: Quadratics) -> Quadratics:
 
 
 def order(seed: int, round: int, client: int, n: int) -> np.ndarray:
-    """Draw the order of a client's n samples in a round (1, 2, ...); the same for every swapped share p and step size."""
+    """Draw the order of a client's n samples in a round (1, 2, ...); it depends on no swapped share p or step size."""
     return numpy_generator(seed, "order", round, client).permutation(n)
 
 

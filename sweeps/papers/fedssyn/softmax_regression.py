@@ -64,7 +64,7 @@ def balanced(dataset: Dataset, most: int, seed: int) -> Dataset:
 def clients(dataset: Dataset, name: str, p: float, seed: int) -> Labelled:
     """Return the images of K clients (one per class) after shuffled_real has swapped the share p of the images.
 
-    name: the partition, iid or single_class. ``dataset`` must have equal numbers of images per class. So every client
+    name: the partition, iid or single_class. ``dataset`` must have an equal number n of images per class. Every client
     has n images, of which int(p n) are swapped.
     """
     cut = Partition(name, n_clients=dataset.classes)

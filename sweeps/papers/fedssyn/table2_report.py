@@ -74,7 +74,7 @@ def _course_results(course: Any, needed: float | None) -> tuple[float, float | N
 
 
 def ratio(ours: Any, other: Any) -> str:
-    """Return the bytes to the target of ``ours`` in % of those of ``other``; ``-``: both missed the target.
+    """Return the bytes to the target of ``ours``, in % of the bytes of ``other``; ``-``: both missed the target.
 
     > (lower bound): a run of ``ours`` missed the target. < (upper bound): a run of ``other`` missed it.
     """
