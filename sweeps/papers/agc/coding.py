@@ -20,7 +20,7 @@ from fedcommons.reports import plots, tables
 Curve = Mapping[str, Any]
 
 NAMES = {"iid": "iid", "dirichlet_plain": "Dirichlet(0.1)", "single_class": "single class"}
-SHOWN = (10, 20)  # rounds that the table shows in addition to the first and the last round
+SHOWN = (10, 20)  # rounds in the CSV of ``summary``, in addition to the last; the table has only the first of them
 SPAN = 1e4  # figure 3's axis is linear below the largest sum / SPAN (or below the smallest sum, if larger)
 CLOSE = 0.95  # an accuracy is close if it is at least this share of the last accuracy of iid clients without sharing
 

@@ -47,7 +47,7 @@ class Pairs:
     other_open: float
 
     def __matmul__(self, others: "Pairs") -> float:
-        """Return the scalar product with ``others``: the sum over all kinds of this number times the other number."""
+        """Return the scalar product with ``others``: over all kinds of pairs, the sum of the products of two numbers."""
         return sum(a * b for a, b in zip(vars(self).values(), vars(others).values(), strict=True))
 
 
@@ -70,7 +70,7 @@ def coefficients(n_clients: int, d: int, q: float) -> Pairs:
 
 
 def without_copies(q: float) -> Pairs:
-    """Return the coefficients of <g_a, g_b>, as ``coefficients`` does, but for clients that share no copies."""
+    """Return the same coefficients as ``coefficients``, but for clients that share no copies."""
     r = q / (1 - q)
     return Pairs(1 + r, 1 + r, 1 + r, 1 + r, 1, 1, 1)
 
@@ -111,8 +111,8 @@ def second_moment(holds: np.ndarray, gram: np.ndarray, q: float) -> float:
 def assumption(pairs: Pairs) -> bool:
     """Return whether assumption 1 holds, both for mixed and for open pairs of examples.
 
-    It says that the gradients' sum of <g_a, g_b> over pairs of one class is at least 0, and at least the sum over pairs
-    of two classes. pairs: from ``sums``.
+    By assumption 1, the sum of <g_a, g_b> over pairs of one class is at least 0, and at least the sum over pairs of two
+    classes. g_a: gradient of example a. pairs: from ``sums``.
     """
     return pairs.same_mixed >= max(0.0, pairs.other_mixed) and pairs.same_open + pairs.itself >= max(
         0.0, pairs.other_open

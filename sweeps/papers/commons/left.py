@@ -67,7 +67,7 @@ def read_audit(summary: Mapping[str, Any], config: Experiment, folder: Path) -> 
 @cache
 @fresh_torch()
 def _of_fitted(fields: tuple[tuple[str, Any], ...]) -> LeakAudit | None:
-    """Audit images that are fitted to clients' noisy sums. They are fitted again, with one thread as in the runs."""
+    """Audit images that are fitted to clients' noisy sums; runs do not store them, so they are fitted again here."""
     torch.set_num_threads(1)  # on a busy machine two threads are up to a hundred times slower
     prepared = prepare(choose(dict(fields)))
     pool = prepared.stage.make(prepared.client_data, ())

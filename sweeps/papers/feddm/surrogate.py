@@ -99,7 +99,7 @@ def slope(w: np.ndarray, points: Points) -> np.ndarray:
 
 
 def tangent(w: np.ndarray, points: Points) -> np.ndarray:
-    """Return the tangent f(0) + w f'(0) at each weight in ``w``: the loss as one gradient at 0 predicts it."""
+    """Return the tangent f(0) + w f'(0) at each weight in ``w``: the loss f, predicted from its gradient at 0."""
     return np.log(2) + w * slope(np.zeros(1), points)
 
 

@@ -41,7 +41,7 @@ def costs(ready: "Prepared", p: float) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The measured effect of a share p of shared data on training. rounds: rounds to the target, as printed.
+    """The measured effect of a share p of shared data on training. rounds: rounds to the target, as text.
 
     ratio: mean rounds to the target divided by mean rounds at p = 0; ratios: the same quotient for each seed. ``ratio``
     is None and ``ratios`` is empty if a run is missing or missed the target.

@@ -35,7 +35,7 @@ def curve(attack: Attack) -> list[float]:
 
 
 def pairs(compared: Sequence[Compared]) -> list[dict[str, Any]]:
-    """Return the ``PAIRS`` synthetic images closest to their generator's training images, each with its closest one.
+    """Return the ``PAIRS`` synthetic images closest to a training image of their generator, each with this image.
 
     distance: in units of a near-copy's largest distance. compared: the comparison of each client's images.
     """

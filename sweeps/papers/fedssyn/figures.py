@@ -30,7 +30,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class Panel:
-    """Dots, grouped by method, and lines: (central_real or central_synthetic, accuracies in percent, one per seed)."""
+    """Dots, grouped by method, and lines of central models: (name of the model, accuracies of all seeds in percent)."""
 
     title: str
     dots: Sequence[Dot]

@@ -32,7 +32,7 @@ from fedcommons.sharing.swapped import n_swapped
 
 SHAPE = (10, 100, 25)  # number of clients N, samples per client n, dimension d of x
 STEP_SIZES = np.logspace(-6, 2, 40)[:31]  # step sizes of the grid, 1e-6 ... 1.43
-SHARES = tuple(k / 40 for k in range(41))  # the shares p of figure 2 (b)
+SHARES = tuple(k / 40 for k in range(41))  # swapped shares p of figure 2 (b)
 ROUNDS, TARGET = 800, 1.160264e-6  # the paper's text prints the target error 1.1e-6
 MODELS = ("server", "clients")
 MOST_ROUNDS = 100_000  # With more rounds, the errors of the whole grid would fill more than 1 GB.
@@ -150,7 +150,7 @@ def pooled(problem: Quadratics) -> Quadratics:
 
 
 def order(seed: int, round: int, client: int, n: int) -> np.ndarray:
-    """Draw the order of a client's n samples in a round (1, 2, ...); it depends on no swapped share p or step size."""
+    """Draw the order of a client's n samples in a round (1, 2, ...); swapped share p and step size do not change it."""
     return numpy_generator(seed, "order", round, client).permutation(n)
 
 

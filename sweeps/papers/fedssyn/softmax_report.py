@@ -30,7 +30,7 @@ def curves(cells: Sequence[Curve]) -> list[list[Curve]]:
 
 
 def band(values: Sequence[float], form: str) -> str:
-    """Return ``median [minimum, maximum]`` as text, or only the value if all are equal; inf: target not reached."""
+    """Return ``median [minimum, maximum]`` as text, or only the median if all values are equal; inf: target missed."""
     middle, least, most = (format(v, form) for v in (median(values), min(values), max(values)))
     return middle if least == most else f"{middle} [{least}, {most}]"
 
