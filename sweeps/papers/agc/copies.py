@@ -47,7 +47,7 @@ class Pairs:
     other_open: float
 
     def __matmul__(self, others: "Pairs") -> float:
-        """Return the scalar product with ``others``: over all kinds of pairs, the sum of the products of two numbers."""
+        """Return the scalar product with ``others``: the sum over all kinds of the products of the two numbers."""
         return sum(a * b for a, b in zip(vars(self).values(), vars(others).values(), strict=True))
 
 

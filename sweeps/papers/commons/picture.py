@@ -68,7 +68,7 @@ def _keys() -> list[Any]:
 
 
 def _panel(axes: "Axes", rows: Sequence[Measured], costs: Sequence[float]) -> None:
-    """Draw accuracy against ``costs``: a point per row, the Pareto front, and at the right a name linked to each point."""
+    """Draw accuracy against ``costs``: a point per row, the Pareto front, and names linked to the points."""
     heights = [100 * measured.row.accuracy for measured in rows]
     colours = [COLOURS[list(WAYS).index(measured.row.way) % len(COLOURS)] for measured in rows]
     for measured, colour, x, y in zip(rows, colours, costs, heights, strict=True):

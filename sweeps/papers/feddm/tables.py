@@ -153,13 +153,13 @@ def noise(frame: Any, path: Path, smoke: bool) -> None:
 
 
 def pictures(frame: Any, path: Path, smoke: bool) -> None:
-    """Draw figures 14 to 17: the first synthetic image of each class that clients sent.
+    """Draw figures 14 to 17: for each class, the first of the synthetic images that clients sent.
 
     A row shows the images of round 1, or the images of the last round at one noise level.
     """
     runs = frame[frame["chosen"] & frame["table"].isin((ROUND, NOISE)) & (frame["algorithm"] == "feddm")]
     sets = {}
-    for run, method in runs.drop_duplicates("method")[["run", "method"]].to_numpy():  # runs of the first seed
+    for run, method in runs.drop_duplicates("method")[["run", "method"]].to_numpy():  # the first seed's run
         checkpointed = checkpoint.load_latest(Path(run) / "checkpoints")
         if checkpointed and "images" in checkpointed.state:
             sets[method] = data(checkpointed.state["images"]), data(checkpointed.state["labels"])

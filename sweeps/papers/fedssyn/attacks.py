@@ -63,7 +63,7 @@ def attacked(prepared: Prepared, subject: Subject, shadows: int, say: Callable[[
 
 
 def bounded(prepared: Prepared, subject: Subject, canaries: int) -> Bounded:
-    """Return a lower bound on epsilon for a generator trained like the subject's, from up to ``canaries`` canaries."""
+    """Return a lower bound on epsilon for a generator trained like the subject's, with up to ``canaries`` canaries."""
     generator, n_classes, seed = recipe(prepared.config).generator, prepared.dataset.classes, prepared.config.seed
     by = membership.by_loss if isinstance(generator, Losing) else membership.by_pool
     test, delta = prepared.dataset.test, prepared.config.dp.delta
@@ -112,7 +112,7 @@ def checked(config: Experiment, asked: int | None) -> tuple[Prepared, int]:
 def audited(
     prepared: Prepared, client: int, options: parse.Options, say: Callable[[str], None], on_step: OnStep | None
 ) -> dict[str, Any]:
-    """Run the audit of one seed, with attacks on ``client``; return the contents of its tables and pictures as JSON values."""
+    """Run the audit of one seed, with attacks on ``client``; return the contents of tables and pictures as JSON."""
     config, needs = prepared.config, prepared.requests
     store = Store(Path(config.artifacts), say, config.storage)
     with fresh_torch():

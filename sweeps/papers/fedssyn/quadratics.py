@@ -82,7 +82,7 @@ def draw(seed: int, zeta_sq: float, sigma_sq: float, shape: tuple[int, int, int]
 
 
 def swap(problem: Quadratics, p: float, seed: int) -> Quadratics:
-    """Permute the share p (``n_swapped`` samples) of all clients' samples, and return an equal number to each client.
+    """Permute the share p (``n_swapped`` samples) of every client's samples among all clients.
 
     A larger p moves all samples that a smaller p moves. The minimiser x*, ``l_avg`` and ``mu`` do not change.
 

@@ -41,7 +41,10 @@ class Compared:
 
     @property
     def predicted(self) -> tuple[float, float] | None:
-        """Return the prediction interval for the mean of ``published.runs`` further runs; None: cannot tell."""
+        """Return the prediction interval for the mean of ``published.runs`` further runs.
+
+        None: there are fewer than ``LEAST`` seeds, or a seed missed the target.
+        """
         n = len(self.values)
         if n < LEAST or len(self.reached) < n:
             return None
