@@ -26,7 +26,7 @@ class ClientData:
     n_own: number of examples that count as the client's own when the rule of equal work (``LocalSGD.epochs_for``)
         shortens the epochs of clients with shared examples; None: no shortening.
     total: sum_j w_j of the unscaled weights, or None without weights; see ``size``.
-    commons: examples that all clients hold, or None. FedMix's are means: x (m, ...) float, y (m, classes) frequencies.
+    commons: examples that all clients hold, or None. In FedMix: m means of examples, x (m, ...) and y (m, classes).
     extra_columns: further columns (n, ...) that follow ``columns`` in a batch, only for a method that defines its loss.
 
     Client i's objective is  f_i(w) = sum_j w_j F(w, xi_j) / sum_j w_j,  with the loss F of model weights w on example
@@ -55,7 +55,7 @@ class ClientData:
     def subset(self, rows: Tensor) -> "ClientData":
         """Return the examples at the indices ``rows`` (m,) int64.
 
-        ``n_own`` shrinks to the share m/n, and ``total`` to the sum of the chosen examples' weights.
+        ``n_own`` shrinks by m/n, with the number n of all examples, and ``total`` to the sum of the chosen weights.
         ``dataclasses.replace`` would keep both values of all n examples, so that a subset would train too long.
         """
         n, m = len(self), len(rows)
@@ -109,9 +109,9 @@ class Rows(Sequence[np.ndarray]):
         ValueError: a client's weights are infinite, nan, negative or all zero.
     """
 
-    flat: Tensor  # int64; no numpy array, because an array that Ray has sent is read-only and must be copied
-    starts: np.ndarray  # (N,)
-    sizes: np.ndarray  # (N,)
+    flat: Tensor  # int64; a tensor, because torch must copy the read-only numpy arrays that Ray delivers
+    starts: np.ndarray  # (N,) first index of each client's slice
+    sizes: np.ndarray  # (N,) length of each client's slice
     weight: Tensor | None = None
     totals: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
@@ -180,8 +180,8 @@ class Rows(Sequence[np.ndarray]):
 class Clients(Sequence[ClientData]):
     """A sequence of the clients' data, as row numbers in one store of examples; ``clients[i]`` copies client i's rows.
 
-    store: all examples. rows: row numbers per client. n_own: (N,) examples per client that count as its own (see
-    ``ClientData``); default: the sums of weights. commons: examples that all clients hold, or None.
+    store: all examples. rows: row numbers per client. n_own: (N,) number of each client's examples that count
+    as its own (see ``ClientData``); default: sum of the client's weights. commons: examples that all clients hold.
     """
 
     def __init__(

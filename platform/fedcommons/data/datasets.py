@@ -82,7 +82,8 @@ def load(
     rest, flip = np.sort(rest), augmented and source.flip
     stated = () if standardise else (STANDARDISATION,)
     if source.n_classes and any((part.y == source.n_classes - 1).any() for part in (validation_set, source.test)):
-        # The number of classes reveals nothing of a training example if a held-out example also has the highest label.
+        # If a held-out example has the highest label, the number of classes reveals nothing of a training example.
+        # So the number does not count as computed from the training examples.
         stated = (*stated, N_CLASSES)
     return Dataset(
         name=name,
@@ -112,8 +113,8 @@ def digits() -> Source:
     return Source(train, test, 10, (0.3053,), (0.3761,))
 
 
-# CIFAR's mean and std are taken from Fedssyn's released code. The values of the other data sets were computed from the
-# training images.
+# The mean and std of CIFAR-10 and CIFAR-100 are taken from Fedssyn's released code.
+# The mean and std of the other data sets were computed from their training images.
 
 
 def mnist(dir: Path, download: bool) -> Source:
@@ -143,7 +144,7 @@ def cifar100(dir: Path, download: bool) -> Source:
 MOST_BYTES = 2**29
 """Maximum size of a file in bytes: torchvision reads whole files into memory, and no data set has a larger file."""
 
-# Types of errors that torchvision raises if files are missing, truncated, of another format, or other pickles.
+# Types of errors that torchvision raises if files are missing or truncated, or have another format or other contents.
 _UNREADABLE = (
     RuntimeError, OSError, ValueError, TypeError, AssertionError, EOFError, LookupError, AttributeError, ImportError,
     MemoryError, OverflowError, pickle.UnpicklingError,
@@ -196,7 +197,10 @@ def _examples(part) -> Examples:
 
 
 def flaw(train: Examples, test: Examples, n_classes: int) -> str | None:
-    """Return a message on the first error; None if images are square and uint8 with labels in 0 ... n_classes - 1."""
+    """Return a message on the first fault of the data, or None.
+
+    Images must be square and uint8, and labels must be in 0 ... n_classes - 1.
+    """
     for name, part in (("training", train), ("test", test)):
         if part.x.dtype != torch.uint8:
             return f"its {name} images are {part.x.dtype}, not uint8"

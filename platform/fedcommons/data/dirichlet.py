@@ -56,8 +56,9 @@ def group_sizes(
         if len(accepted):
             return sizes[accepted[0]]
         short, n_draws = (sizes.sum(1) < min_size).mean(), n_draws + batch
-        # (1 - short)^N is the probability that all N clients have enough images if they are independent. Dirichlet
-        # shares are negatively associated, so the true probability is at most this value.
+        # short: share of clients with too few images, over all clients of the draws in this batch.
+        # With independent clients, (1 - short)^N is the probability that none of the N clients has too few images.
+        # Dirichlet shares are negatively associated, so the true probability is at most (1 - short)^N.
         if batch > 64 and MAX_DRAWS * (1 - short) ** n_clients < HOPELESS:
             raise UserError(
                 f"the partition cannot be met: in {n_draws:,} draws with alpha = {alpha:g} {short:.0%} of {n_clients} "
@@ -72,11 +73,11 @@ def group_sizes(
 def _all_get_one(class_sizes: np.ndarray, n_clients: int, alpha: float) -> float:
     """Return an upper bound on the probability that a draw gives every client an image.
 
-    N: clients; K: classes that have images. The first images of the K classes reach at most K clients, so at least
-    m = N - K images must go to a client that is new to their class. In Polya's urn the i-th image of a class goes to a
-    new client with probability at most N alpha/i. The rounding in ``_draw`` raises this probability by a factor of at
-    most 1/(1 - 1/e) < 1.6. If the probabilities over all images sum to t, at least m of these events occur with
-    probability at most t^m/m!.
+    N: clients; K: classes that have images. The first images of the K classes reach at most K clients. So at least
+    m = N - K later images must go to a client that has no image of their class yet. In Polya's urn, the i-th image of a
+    class goes to such a client with probability at most N alpha/i. The rounding in ``_draw`` raises this probability by
+    a factor of at most 1/(1 - 1/e) < 1.6. Let t be the sum of these probabilities over all images. Then at least m
+    images go to such a client with probability at most t^m/m!.
     """
     n = class_sizes[class_sizes > 0]
     more = n_clients - len(n)
@@ -94,7 +95,7 @@ def plain_sizes(class_sizes: np.ndarray, n_clients: int, alpha: float, rng: np.r
     """
     shares = _shares(_log_gamma(alpha, (len(class_sizes), n_clients), rng)) * class_sizes[:, None]
     sizes = np.floor(shares).astype(np.int64)
-    below = np.argsort(np.argsort(sizes - shares, 1, kind="stable"), 1)  # rank of a client; 0: rounding cost it most
+    below = np.argsort(np.argsort(sizes - shares, 1, kind="stable"), 1)  # client's rank; 0: lost most by rounding
     return sizes + (below < (class_sizes - sizes.sum(1))[:, None])
 
 
@@ -114,8 +115,8 @@ def sizes_by_priors(class_sizes: np.ndarray, n_clients: int, alpha: float, rng: 
     unspent = class_sizes.copy()
     remaining = np.flatnonzero(unspent)
     for client in _turns(np.diff(class_sizes.sum() * np.arange(n_clients + 1) // n_clients), rng):
-        # The Gumbel-max trick draws a class in proportion to the prior. It works with logarithms, because the priors of
-        # all remaining classes may underflow to zero.
+        # The Gumbel-max trick draws a class with a probability proportional to the prior.
+        # The trick uses logarithms, because the priors of all remaining classes may underflow to zero.
         c = remaining[np.argmax(log_prior[client, remaining] + rng.gumbel(size=len(remaining)))]
         sizes[c, client] += 1
         unspent[c] -= 1
@@ -158,7 +159,7 @@ def _draw(class_sizes: np.ndarray, n_clients: int, alpha: float, batch: int, rng
         if n == 0:
             continue
         log_gamma = _log_gamma(alpha, (batch, n_clients), rng)
-        log_gamma[assigned >= fair] = -np.inf  # at least one client is below its fair share, as images remain
+        log_gamma[assigned >= fair] = -np.inf  # some entry stays finite: a client below its fair share exists
         cuts = np.floor(np.cumsum(_shares(log_gamma), 1) * n + 1e-9).astype(np.int64)
         cuts[:, -1] = n
         sizes[:, c] = np.diff(cuts, axis=1, prepend=0)

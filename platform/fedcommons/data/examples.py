@@ -83,7 +83,7 @@ class Origin:
     """The positions of the training examples in the set that the data set component returned, and the group names.
 
     rows: (n,) position of each training example in the returned training set, or in the only set if there is one.
-    n_given: number of examples in that returned set.
+    n_given: number of examples in the set to which ``rows`` refers.
     group_names: (G,) names of the G groups, of any type, or None.
     notes: messages to the user on how the data were read.
     """
@@ -95,7 +95,7 @@ class Origin:
 
     @property
     def moved(self) -> bool:
-        """Return whether an example's number is not its row number in the returned set, or rows were held out."""
+        """Return whether rows of the returned set were held out, or training examples have other positions here."""
         return len(self.rows) < self.n_given or bool((self.rows != np.arange(self.n_given)).any())
 
 
@@ -165,6 +165,6 @@ def _add(hashed: blake2b, name: str, t: Tensor) -> None:
 
 
 def without_images(dataset: Dataset) -> Dataset:
-    """Return a copy without examples, which keeps shapes, n_classes and mean and std and is small to send."""
+    """Return a copy without examples, which is small to send. It keeps the shapes, n_classes, mean and std."""
     empty = dataset.train[slice(0, 0)]
     return replace(dataset, train=empty, validation=empty, test=empty, origin=None)

@@ -17,7 +17,7 @@ class ClientDatasets:
     flip: whether a mirrored image is as probable as the image.
     seed: the run's seed.
     is_secret: whether noise comes from secret salts (random bytes), so that an attacker cannot draw it again.
-    salt: bytes that are mixed into the seeds of the noise if it is not secret; audits set them.
+    salt: further bytes in the seeds of noise that is not secret; audits set these bytes.
     before: hash of the examples and of the clients' rows at the time of the construction.
     """
 
@@ -54,7 +54,10 @@ class ClientDatasets:
 
     @property
     def label_nbytes(self) -> int:
-        """Return the bytes of a label in a message: 1 for up to 256 classes, all floats of a regression label, or 0."""
+        """Return the number of bytes of one label in a message; 0 without labels.
+
+        A class has 1 byte if there are at most 256 classes. A regression label has the bytes of all its floats.
+        """
         y = self.clients.store.y
         if y.is_floating_point():
             return y[:1].nbytes // len(y[:1])

@@ -48,14 +48,15 @@ class Partitioned:
 
 
 class Partition(Protocol):
-    """A function that assigns the rows of the training data to clients, every row to at most one client.
+    """A function that assigns the rows of the training data to clients, each row to at most one client.
 
     The function may have any of the parameters below, and constants with defaults as further parameters. It returns one
     sequence of row numbers in 0 ... n - 1 per client, so the number of clients N is the length of the result.
 
     labels: (n,) or (n, k). groups: (n,) number of each example's source. factors: further attributes, (n,) by name.
     rows: (n,) position of each example in the set that the data set component returned, before rows were held out.
-    n_clients, n_classes: numbers. rng: numpy generator, and seed: integer, both derived from the run's seed.
+    n_clients: number of clients. n_classes: number of classes. rng: numpy generator, and seed: integer; both are
+    derived from the run's seed.
     """
 
     def __call__(self, *args: Any, **constants: Any) -> Sequence[Any]: ...
@@ -146,8 +147,8 @@ def dirichlet_niid(
 ) -> Rows:
     """NIID-Bench (Li et al. 2022): per class, client shares ~ Dir(alpha); at least 10 images per client.
 
-    A client that holds its fair share of images, n/N, gets no images of further classes. The draw is repeated until
-    every client has at least 10 images.
+    The fair share is the number of images divided by the number of clients. A client that holds its fair share gets no
+    images of further classes. The draw is repeated until every client has at least 10 images.
 
     Args:
         alpha: concentration of the Dirichlet distribution; smaller is more heterogeneous
@@ -238,11 +239,11 @@ def quantity(
 ) -> Rows:
     """Quantity skew (NIID-Bench, Li et al. 2022): numbers of rows per client differ, and class shares do not.
 
-    Departs from the paper: every client first gets one row, and only the other rows are divided by the random shares.
+    Departs from the paper: every client first gets one row, and the random shares divide the remaining rows.
     The paper draws the shares again until every client has ten rows.
 
     Args:
-        law: distribution of rows over clients: dirichlet, one draw of Dir(alpha), or power, (i + 1)^-power for client i
+        law: clients' shares of the rows: dirichlet (drawn from Dir(alpha)) or power (proportional to 1, 2^-power, ...)
         alpha: concentration of the Dirichlet distribution; smaller is more unequal
         power: exponent of the power law; 0 gives all clients equal numbers of rows
     """
@@ -298,7 +299,10 @@ def labels_lognormal(
 
 
 def default_n_aux(n_clients: int, n_classes: int, alpha: float) -> int:
-    """Return n_aux as Fedssyn's released code chooses it. In large groups almost no draw would be accepted."""
+    """Return n_aux, the number of clients in a group, as Fedssyn's released code chooses it.
+
+    In larger groups, almost every draw would leave some client with too few images and be rejected.
+    """
     if n_clients == 40:
         return 20 if alpha >= 0.1 else 10
     if n_clients == 100 and n_classes <= 10:
@@ -323,7 +327,7 @@ def _deal(
 
 
 def _cut(rows: np.ndarray, labels: np.ndarray, sizes: np.ndarray, rng: np.random.Generator) -> Rows:
-    """Return each client's rows: ``sizes[c, i]`` of the shuffled ``rows`` of class c go to client i."""
+    """Return each client's rows, in a random order. Client i gets ``sizes[c, i]`` rows of class c."""
     pieces = [np.split(rows[labels[rows] == c], np.cumsum(of_class)[:-1]) for c, of_class in enumerate(sizes)]
     return [rng.permutation(np.concatenate(of_client)) for of_client in zip(*pieces, strict=True)]
 

@@ -33,8 +33,8 @@ TEST = 0.1
 """Share of the images of each quadrant and shape that becomes the test set."""
 
 SIZE, MARGIN = 0.34, 0.28
-"""Rendered sprites, as shares of the image side: square root of the area at the largest scale, and minimum distance
-between the sprite's centre and the image's edge."""
+"""Shares of the image side. SIZE: square root of a rendered sprite's area at the largest scale. MARGIN: minimum
+distance between a sprite's centre and the image's edge."""
 HEART = 3.661972723
 """Area of the heart, the set of points (u, v) with (u^2 + v^2 - 1)^3 <= u^2 v^3."""
 MIDDLE = 0.2935
@@ -73,7 +73,7 @@ def dsprites(dir: Path, file: str | None = None, side: Side = 64, images: Images
 
 
 def procedural_sprites(side: Side = 32, images: Images = 12000) -> Source:
-    """Sprites rendered from the factors of dSprites; their areas differ from dSprites, and edges are grey.
+    """Sprites rendered from the factors of dSprites; areas differ from those in dSprites, and edges are grey.
 
     The three shapes have equal areas. The square root of the area is 0.34 of the image side at the largest scale, and
     0.17 of the image side at the smallest scale.
@@ -102,7 +102,7 @@ def split(cells: np.ndarray, images: int | None, name: str) -> tuple[np.ndarray,
     name: name of the data set, which seeds the random choice.
 
     Raises:
-        UserError: a quadrant and shape has fewer images than requested, or fewer than two are requested.
+        UserError: fewer than two images per quadrant and shape are requested, or more than there are.
     """
     train, test = [], []
     for cell in range(CELLS):
@@ -176,7 +176,10 @@ def _ellipse(u: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def _heart(u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Return whether (a^2 + b^2 - 1)^3 <= a^2 b^3; a, b: u, v scaled to area 1 and shifted to the centre of mass."""
+    """Return whether points (u, v) lie in a heart of area 1 around its centre of mass.
+
+    The heart is  (a^2 + b^2 - 1)^3 <= a^2 b^3  with a = u sqrt(``HEART``) and b = v sqrt(``HEART``) + ``MIDDLE``.
+    """
     aa, b = u * u * HEART, v * HEART**0.5 + MIDDLE
     bb = b * b
     q = aa + bb - 1

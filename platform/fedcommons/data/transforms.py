@@ -31,10 +31,11 @@ SIZES = {"noise": 0.1, "rotation": 90.0, "colour": 0.5}
 
 
 def shift_features(clients: Clients, kind: str, size: float | None, seed: int, part: str) -> Examples:
-    """Return a copy of the clients' store in which each client's examples are shifted; clients must not share rows.
+    """Return a copy of the clients' store in which each client's examples are shifted.
 
-    kind: noise, rotation or colour. size: size s of the shift; None: the default in ``SIZES``. seed: the run's seed.
-    part: name of the set of examples (such as training), so that different sets get different noise.
+    clients: no two clients may hold the same row of the store. kind: noise, rotation or colour. size: size s of the
+    shift; None: the default in ``SIZES``. seed: the run's seed. part: name of the set of examples, such as training;
+    different sets get different noise.
 
     Raises:
         UserError: the examples are tokens, or the shift is for images and the examples are not images.
@@ -78,6 +79,7 @@ def flip_and_crop(x: Tensor, generator: torch.Generator, padding: int = 4) -> Te
     padded = F.pad(x, (padding,) * 4)
     index = torch.arange(b)[:, None, None].to(x.device), rows[:, :, None].to(x.device), columns[:, None].to(x.device)
     images = padded.permute(0, 2, 3, 1)[index].permute(0, 3, 1, 2)
-    # .contiguous() would not change one-channel images. Convolutions read the strides of such images as channels-last,
-    # double backward passes do not, and the kernels of the two memory layouts round differently.
+    # .contiguous() would not change the strides of one-channel images.
+    # Convolutions take these strides for the memory layout channels-last, but double backward passes do not.
+    # The kernels of the two memory layouts round differently.
     return images.clone(memory_format=torch.contiguous_format)

@@ -9,16 +9,16 @@ from torch import Tensor
 from fedcommons.errors import UserError, quote
 
 _HOW = (
-    ("toarray", "give x.toarray()"),  # scipy's sparse matrices
-    ("dataset", "give its .dataset"),  # torch's DataLoader
-    ("to_numpy", "give (frame[names].to_numpy(), frame[name].to_numpy())"),  # pandas, polars
-    ("keys", "give (np.asarray(d['x']), np.asarray(d['y']))"),  # scikit-learn's Bunch, Hugging Face's Dataset
-    ("__next__", "give list(rows)"),  # Python's generators
+    ("toarray", "give x.toarray()"),  # for scipy's sparse matrices
+    ("dataset", "give its .dataset"),  # for torch's DataLoader
+    ("to_numpy", "give (frame[names].to_numpy(), frame[name].to_numpy())"),  # for data frames of pandas and polars
+    ("keys", "give (np.asarray(d['x']), np.asarray(d['y']))"),  # for dictionaries and scikit-learn's Bunch
+    ("__next__", "give list(rows)"),  # for Python's generators
 )  # fmt: skip
 
 
 def conversion_hint(thing: Any) -> str:
-    """Return "; " and a hint how the user converts an object, or a tuple's entries, to arrays; empty if unknown."""
+    """Return "; " and advice on how to convert an object, or a tuple's entries, to arrays; "" if none is known."""
     things = thing if isinstance(thing, tuple) else (thing,)
     return next((f"; {words}" for attribute, words in _HOW for t in things if hasattr(t, attribute)), "")
 
@@ -44,7 +44,7 @@ def as_tensor(whose: str, what: str, value: Any) -> Tensor:
         UserError: ``value`` contains no real numbers, or masked or sparse numbers.
     """
     if isinstance(value, list) and value and all(isinstance(item, Tensor) for item in value):
-        tensors = [item.detach().cpu() for item in value]  # numpy accepts neither gradients nor bfloat16
+        tensors = [item.detach().cpu() for item in value]  # numpy accepts neither tensors with gradients nor bfloat16
         value = torch.stack(tensors) if len({item.shape for item in tensors}) == 1 else value
     if isinstance(value, Tensor):
         is_dense = value.layout == torch.strided and not (value.is_nested or value.is_quantized or value.is_meta)
@@ -92,7 +92,7 @@ def as_array(whose: str, what: str, value: Any) -> np.ndarray:
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
-    """Return a read-only copy for user code: writes through torch, which are possible, do not reach the original."""
+    """Return a read-only copy for user code. torch can still write to the copy, but not to the original."""
     array = array.copy()
     array.setflags(write=False)
     return array

@@ -30,8 +30,8 @@ READ_AGAIN = 64
 class Columns:
     """The columns of a set of examples, in the types that the user passed.
 
-    read: None if the set is not a map-style Dataset. Otherwise a tuple of the Dataset, the names of the columns in a
-        row (None: rows have no names), and copies of (x, y) of some rows, by row number.
+    read: the facts by which ``is_random`` reads rows again: the map-style Dataset, the names of the columns in a row
+        (None: no names), and copies of (x, y) of some rows, by row number. None: the set is not a map-style Dataset.
     has_drawn: whether reading the Dataset changed the state of a global random generator.
     """
 
@@ -107,7 +107,7 @@ def _names(what: str, row: Mapping[str, Any]) -> tuple[str, str, str | None]:
 
 
 def _read(what: str, part: Any) -> Columns:
-    """Read all rows of a map-style Dataset and return its columns, with copies of ``READ_AGAIN`` rows."""
+    """Read all rows of a map-style Dataset. Return its columns, and copies of some rows to detect random rows."""
     if not hasattr(part, "__len__"):
         raise UserError(f"{what}: a map-style Dataset must have a length.")
     xs, ys, groups, names = [], [], [], None
@@ -169,7 +169,7 @@ def examples_of(what: str, columns: Columns) -> Tensor:
             "bytes as x.astype(int)."
         )
     if x.dtype == torch.uint8 and x.dim() == 3:
-        x = x.unsqueeze(1)  # images (n, H, W) are grey images without a channel dimension
+        x = x.unsqueeze(1)  # images (n, H, W) are grey images that lack the channel dimension
     if x.dtype == torch.uint8 and x.dim() == 4 and x.shape[1] not in (1, 3) and x.shape[3] in (1, 3):
         x = x.permute(0, 3, 1, 2)
     elif x.dtype == torch.uint8 and x.shape[1] > 4 and x.shape[3] in (2, 4):

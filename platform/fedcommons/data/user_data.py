@@ -1,7 +1,7 @@
 """The conversion of user-defined data sets (arrays or map-style torch Datasets) to tensors.
 
 uint8 examples (n, C, H, W) are images. Examples of other integer types are tokens. Floating examples are normalised
-here if the data set states ``mean`` and ``std``. Otherwise an error is raised unless they are already normalised.
+here if the data set states ``mean`` and ``std``. Without ``mean`` and ``std``, the data set must already be normalised.
 """
 
 from collections.abc import Mapping
@@ -20,13 +20,13 @@ from fedcommons.errors import UserError, quote
 from fedcommons.seeding import numpy_generator
 
 UNSTATED: Any = object()
-"""Placeholder for the number of classes of a data set that does not state ``n_classes``; None means no classes."""
+"""Marker of a data set that does not state ``n_classes``. The value None would state that labels are not classes."""
 
 TEST = 0.2
 """Share of the examples that become the test set if a data set has no test set."""
 
 MOST_CLASSES = 10**6
-"""Maximum number of classes, because memory is needed for every client and class; larger labels raise an error."""
+"""Maximum number of classes. A larger number raises an error, because memory is needed for each client and class."""
 
 
 def read(name: str, returned: Any) -> tuple[Source, Origin]:
@@ -68,7 +68,7 @@ def read(name: str, returned: Any) -> tuple[Source, Origin]:
     mean, std = (_by_channel(name, returned, which, channels) for which in ("mean", "std"))
     if (mean is None) != (std is None):
         raise UserError(f"data set {name} must have both mean and std, or neither.")
-    # User code may later change the returned arrays or a memory-mapped file. (``load`` copies the training examples.)
+    # Copy the test set, as user code may later change its arrays or files. (``load`` copies the training examples.)
     test = replace(test, x=test.x.clone(), y=test.y.clone())
     if isinstance(returned, Source):
         return replace(returned, train=train, test=test, n_classes=n_classes), origin
@@ -109,7 +109,7 @@ def _sets(name: str, returned: Any) -> list[Columns]:
 
 
 def _examples(name: str, sets: list[Columns], returned: Any) -> tuple[list[Examples], np.ndarray | None]:
-    """Return the sets as tensors, and the group names or None; equal groups and factor values get equal numbers."""
+    """Return the sets as tensors, and the group names or None. A group or factor value has one number in all sets."""
     what, examples = f"data set {name}", []
     for columns in sets:
         x = examples_of(what, columns)
@@ -139,7 +139,10 @@ def _stated(returned: Any) -> Any:
 
 
 def _constant(returned: Any, name: str, default: Any) -> Any:
-    """Return the data set's entry (of a dict) or attribute ``name``, or that of the first set in a pair of sets."""
+    """Return the value that the data set, or the first set of a pair, states as entry or attribute ``name``.
+
+    If no value is stated, return ``default``.
+    """
     if isinstance(returned, Mapping):
         return returned.get(name, default)
     if hasattr(returned, name):
@@ -150,7 +153,9 @@ def _constant(returned: Any, name: str, default: Any) -> Any:
 
 
 def _as_stated(what: str, y: Tensor, n_classes: Any) -> Tensor:
-    """Return labels as floats if the stated ``n_classes`` is None, otherwise as int64 classes; without labels as zeros.
+    """Return labels as floats if the stated ``n_classes`` is None, otherwise as int64 classes.
+
+    With ``n_classes`` None, labels that are all 0 keep their type, because zeros stand for missing labels.
 
     Raises:
         UserError: ``n_classes`` is not None, but some labels are not whole numbers.
@@ -170,7 +175,7 @@ def _is_whole(y: Tensor) -> bool:
 
 
 def _notes(name: str, returned: Any, columns: list[Columns], sets: list[Examples]) -> tuple[str, ...]:
-    """Return messages to the user: float labels are taken for regression, or rows of the data set are random."""
+    """Return a message to the user if float labels are taken for regression, and one if rows are random."""
     notes, y = [], sets[0].y
     if y.is_floating_point() and y.dim() == 1 and _stated(returned) is UNSTATED and _is_whole(y):
         notes.append(
@@ -220,7 +225,7 @@ def _classes(name: str, returned: Any, sets: list[Examples]) -> int | None:
 
 
 def _by_channel(name: str, returned: Any, which: str, channels: int) -> tuple[float, ...] | None:
-    """Return the data set's ``mean`` or ``std`` (named by ``which``), one number per channel; None if it has none."""
+    """Return ``mean`` or ``std`` (named by ``which``): one number, or one per channel; None if it is not stated."""
     stated = _constant(returned, which, None)
     if stated is None or callable(stated):  # a method such as tensor.mean is not a stated number
         return None
