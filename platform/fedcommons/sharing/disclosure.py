@@ -1,8 +1,8 @@
 """Checks of the examples that leave the clients through a sharing strategy, independent of the strategy's declarations.
 
 A real example (row of the store) leaves its owner if it is contributed, is in the pool, or is held by another client.
-The privacy ledger counts such an example as raw (without a guarantee), even if a generator's receipt states a
-guarantee. The client from which a synthetic row comes cannot be checked, so the strategy's statement is used.
+The privacy ledger counts such an example as raw (without a guarantee), even if a generator states a guarantee
+(receipt). The client from which a synthetic row comes cannot be checked, so the strategy's statement is used.
 
 Arguments of several functions: ``stage`` is the strategy's name for messages, ``store`` the examples that the
 strategy uses (the real ones first), and ``owners`` the client from which each row of the store comes, -1 if unknown.
@@ -91,10 +91,10 @@ def vectors(stage: str, what: str, each: Sequence[np.ndarray], n: int) -> list[n
 
 
 def own_counts(stage: str, n_own: Any, n_clients: int) -> np.ndarray | None:
-    """Return ``Assigned.n_own`` as a vector (n_clients,), or None.
+    """Return ``Assigned.n_own``, the number of rows that count as a client's own, as a vector (n_clients,), or None.
 
     Raises:
-        UserError: it is not one number of 0 or more for each client.
+        UserError: ``n_own`` is neither None nor one number of at least 0 for each client.
     """
     values = np.asarray(n_own)
     if n_own is not None and not (values.shape == (n_clients,) and values.dtype.kind in "iuf" and (values >= 0).all()):
@@ -115,13 +115,17 @@ def sent(
 ) -> int:
     """Count the examples that a strategy sends up to the server and down to the clients.
 
-    A row is sent up once if it is in the pool, if a client other than its owner holds it, if it is a contributed real
-    row, or if it is a contributed row that no client holds. It is sent down to each other client that receives it; a
-    received row of the pool is sent to its owner too. A synthetic row that only its owner holds is not sent.
+    A row is sent up once if at least one of these conditions holds:
+    - it is in the pool of shared examples
+    - a client other than its owner holds it
+    - it is a real row that a client contributes
+    - a client contributes it and no client holds it
+    A row is sent down to each client that holds it and is not its owner. A row of the pool is also sent down to its
+    owner if the owner receives it.
 
     Args:
-        kept_rows, received: rows of each client (see ``Assigned``). ``kept_rows`` is () if clients keep their own rows,
-            and ``received`` is () if clients receive no rows.
+        kept_rows: real rows that each client keeps; () if all clients keep their own rows.
+        received: rows that each client gets by sharing; () if no client gets any.
         contributed: rows that clients contribute.
         pool: rows of the pool of shared examples, in the parts that were sent to clients.
         owners: client from which each row of the store comes; -1: unknown.

@@ -22,13 +22,13 @@ from fedcommons.sharing.stage import Assigned, Contributions
 
 @dataclass(frozen=True)
 class LocalSynthetic:
-    """A strategy in which client i trains on its real data D_i and on synthetic images from its generator."""
+    """A strategy in which each client trains on its real data and on synthetic images from its generator."""
 
     p: Annotated[float | None, "[0, 1)"] = None
-    """share of synthetic images in a client's training set; default: as in the paper, n_total/N images per client"""
+    """share of synthetic images in a client's training set; default: add the clients' mean number of images (paper)"""
 
     def check_data(self, client_data: ClientDatasets) -> None:
-        """Check that p gives at least one image and that the images fit into memory (see ``check_contributions``)."""
+        """Check that the share p of synthetic images is 0 or yields an image, and that all images fit into memory."""
         check_contributions(self.p, client_data)
 
     def sizes(self, client_data: ClientDatasets) -> list[int]:
@@ -48,14 +48,14 @@ class LocalSynthetic:
     ) -> tuple[Contributions, Sequence[Release]]:
         """Return privacy ledger entries as if the synthetic images left the clients, although no image leaves a client.
 
-        A real image influences many synthetic images, and DP-SGD counts each of them as a separate example. So without
-        the entries, the model updates would reveal more of a real image than the ledger states. No example is disclosed
-        (``n_disclosed`` is 0).
+        A real image influences many synthetic images, and DP-SGD counts each synthetic image as a separate example. So
+        without the entries, the model updates would reveal more of a real image than the ledger states. No example is
+        disclosed (``n_disclosed`` is 0).
         """
         return contributed, [replace(event, n_disclosed=0) for event in contributed.releases("synthetic images")]
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
-        """Assign each client its real data and its own synthetic images."""
+        """Assign each client its real data and the synthetic images from its generator."""
         return Assigned(
             client_data.clients.rows, released.rows_by_client(len(client_data.clients)), n_own=client_data.clients.sizes
         )

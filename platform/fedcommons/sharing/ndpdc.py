@@ -58,12 +58,12 @@ DRAWS = 1
 
 @dataclass(frozen=True)
 class NDPDC:
-    """A strategy in which client i trains on its data D_i and on images fitted to all clients' noisy sums."""
+    """A strategy in which each client trains on its data and on images fitted to the noisy sums of all clients."""
 
     serves_pool = True
 
     target_epsilon: Annotated[float | None, "[0.001, 1000]"] = None
-    """epsilon of all messages of a client, from which the noise is computed. Set either this or noise_multiplier"""
+    """target epsilon of all messages of a client. The noise follows from either target_epsilon or noise_multiplier"""
     noise_multiplier: Annotated[float | None, "[0, 1e6]"] = None
     """sigma, standard deviation of the noise divided by the sensitivity 1; 0: no noise and no guarantee"""
     delta: Annotated[float, "[1e-250, 1)"] = 1e-5
@@ -75,7 +75,7 @@ class NDPDC:
     batch: Annotated[int, "[1, 1e9]"] = 50
     """L, expected number of real images per class that a client uses in a step"""
     class_size: Annotated[int | None, "[1, 1e9]"] = None
-    """public number of a client's images per class, so that q = L/class_size; default: n_i/(number of classes)"""
+    """public number of a client's images per class, which decides the sampling rate; default: its images / classes"""
     width: Annotated[int, "[1, 1e4]"] = 128
     """number of channels of the random ConvNets"""
     depth: Annotated[int | None, "[1, 3]"] = None
@@ -118,7 +118,7 @@ class NDPDC:
         return noise_for(self.target_epsilon, *course)
 
     def effective_constants(self, client_data: ClientDatasets) -> dict[str, Any]:
-        """Return the values that replace unset constants: noise multiplier and class size per client, and the depth."""
+        """Return the values that replace unset constants: noise multiplier and class size per client, and depth."""
         sizes, classes = client_data.clients.sizes, client_data.n_classes or 1
         return {
             "noise_multiplier": [self.sigma(n, classes) for n in sizes],
@@ -146,7 +146,7 @@ class NDPDC:
         def total(phi: Phi, step: int) -> Tensor:
             return torch.stack([sender.message(phi, step).values.float() for sender in senders]).sum(
                 0
-            )  # messages are sent as float32
+            )  # .float() rounds, because messages are sent as float32
 
         images = fit_images(
             self.networks(client_data),
@@ -166,7 +166,7 @@ class NDPDC:
         return sum(self.rate(n, classes) * n / classes for n in client_data.clients.sizes)
 
     def sender(self, client_data: ClientDatasets, client: int) -> Sender:
-        """Return the object that computes the client's T messages, each (classes, D) noisy sums of D features."""
+        """Return the sender of a client's T messages, one per step: noisy sums of features per class, (classes, D)."""
         examples, classes = client_data.clients.store[client_data.clients.rows[client]], client_data.n_classes or 0
         sigma = self.sigma(len(examples), classes)
         salt = self._salt(client_data, client) if client_data.is_secret and sigma else client_data.salt
@@ -175,7 +175,10 @@ class NDPDC:
         return Sender(examples, classes, self.rate(len(examples), classes), sigma, draws)
 
     def shorter(self) -> tuple["NDPDC", float]:
-        """Return a variant with at most 3 steps and the factor of steps saved; all steps take the same time."""
+        """Return a variant with at most 3 steps, and the factor by which ``self`` takes longer.
+
+        The factor is the ratio of both numbers of steps, because all steps take the same time.
+        """
         few = min(self.iterations, 3)
         return replace(self, iterations=few), self.iterations / few
 
@@ -185,16 +188,17 @@ class NDPDC:
         return [self._salt(client_data, client) for client in range(len(client_data.clients))] if has_noise else []
 
     def _key(self, client_data: ClientDatasets, client: int) -> str:
-        """Return a hash of all facts that decide a client's messages; it seeds their samples and noise."""
+        """Return a hash of all facts that decide a client's messages; it seeds the messages' samples and noise."""
         examples = client_data.clients.store[client_data.clients.rows[client]]
         content = sha256(examples.x.numpy().tobytes() + examples.y.numpy().tobytes())
         decides = {**constants(self, ("per_class", "lr")), "classes": client_data.n_classes, "flip": client_data.flip}
         return key_of({"seed": client_data.seed, "client": client, "own": content, **decides})
 
     def _salt(self, client_data: ClientDatasets, client: int) -> bytes:
-        """Return the secret salt of the noise in a client's messages; other messages need another salt.
+        """Return the secret salt of the noise in a client's messages.
 
-        Salt files are kept when the code changes. The same noise on two different messages reveals their difference.
+        Salt files are kept when the code changes. Equal noise on two different messages would reveal the messages'
+        difference. So the salt depends on all facts that decide the messages, and on the version ``DRAWS``.
         """
         n, classes = client_data.clients.sizes[client], client_data.n_classes or 0
         really = {
@@ -209,7 +213,7 @@ class NDPDC:
     def release(
         self, client_data: ClientDatasets, contributed: Contributions
     ) -> tuple[Contributions, Sequence[Release]]:
-        """Return one privacy ledger entry per client, for its T noisy messages."""
+        """Return one privacy ledger entry per client, for the client's T noisy messages (one per step)."""
         event, classes = Release(0, (SUMS,), mechanism=SAMPLED_GAUSSIAN, sensitivity=1.0), client_data.n_classes or 0
         events = []
         for client, n in enumerate(client_data.clients.sizes):
@@ -219,7 +223,7 @@ class NDPDC:
         return contributed, events
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
-        """Assign all images to all clients. The bytes are those of T messages sent up and of the images sent down."""
+        """Assign all fitted images to all clients. ``nbytes`` counts T messages sent up and the images sent down."""
         n = len(client_data.clients)
         up = 4 * self.iterations * (client_data.n_classes or 0) * self.networks(client_data).size
         down = images_nbytes(len(released.rows), client_data.shape, client_data.itemsize, client_data.label_nbytes)
@@ -231,7 +235,7 @@ class NDPDC:
     def beforehand(self, client_data: ClientDatasets) -> list[str]:
         """Report the noise-to-signal ratio of a step's total, and the ratio of the mean over T steps.
 
-        The ratio is the norm of the noise in the total of a class, divided by the largest norm of that total.
+        The ratio is the norm of the noise in the total of a class, divided by the largest norm of the exact total.
         """
         if self.noise_multiplier == 0:
             return []

@@ -1,4 +1,4 @@
-"""Deprecated path of ``fedcommons.generators.requests``, from which users' sharing strategies import ``needs``."""
+"""Deprecated import path of ``fedcommons.generators.requests``, with the old names ``needs`` and ``Need``."""
 
 from warnings import warn
 

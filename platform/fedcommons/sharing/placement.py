@@ -32,14 +32,14 @@ def sample_shareable(labels: np.ndarray, owners: np.ndarray, c: float, rng: np.r
     random. labels, owners: (M,) class and client of each example.
     """
     order = rng.permutation(len(labels))
-    # First interleave the pairs (owner, class) in proportion to their numbers of examples, then the classes.
+    # First interleave the pairs (owner, class), then the classes, each in proportion to its number of examples.
     for group in (owners * (labels.max() + 1) + labels, labels):
         order = order[np.argsort(_parts(group[order]), kind="stable")]
     return order[: n_open(c, len(labels))]
 
 
 def _parts(group: np.ndarray) -> np.ndarray:
-    """Return (k - 1/2)/n for the k-th of the n entries with the same value in ``group``: (M,)."""
+    """Return each entry's position in its group, (M,): (k - 1/2)/n for the k-th of n equal entries of ``group``."""
     order = np.argsort(group, kind="stable")
     _, first, sizes = np.unique(group[order], return_index=True, return_counts=True)
     parts = np.empty(len(group))
@@ -64,8 +64,8 @@ def holdings(
     optimal: d distinct other clients get a copy such that the sum over classes of ||Y - 1/N||^2 is minimal. This needs
     all clients' label counts. The examples of one client and class are assigned at random.
 
-    labels, owners: (M,) class and client of each example. With the same ``rng``, a larger c or d keeps all copies of a
-    smaller c or d, unless the placement is optimal.
+    labels, owners: (M,) class and client of each example. c: share of examples that are not private. With the same
+    ``rng``, a larger c or d keeps all copies of a smaller c or d, unless the placement is optimal.
     """
     is_held = np.zeros((len(labels), n_clients), dtype=bool)
     is_held[np.arange(len(labels)), owners] = True
@@ -92,8 +92,8 @@ def holdings(
 class Even:
     """The optimal placement of the copies of one class.
 
-    copies: (N, N) int, s_ij copies of client i's examples for client j. distance: ||Y - 1/N||^2. bound: proven lower
-    bound of the distance over all placements.
+    copies: (N, N) int, number s_ij of copies of client i's examples for client j. distance: ||Y - 1/N||^2, with Y the
+    clients' shares of the class. bound: proven lower bound of the distance over all placements.
     """
 
     copies: np.ndarray
@@ -111,7 +111,8 @@ def optimal_copies(owned: tuple[int, ...], opened: tuple[int, ...], d: int) -> E
     with y_jk in [0, 1] and the cost (h_j + k)^2 - (h_j + k - 1)^2 of y_jk. The costs rise in k, so y_j1, y_j2, ... fill
     up in this order, and the linear cost is exact at integers.
 
-    owned: h, number of examples per client, with a sum K > 0. opened: o, number of them that are not private.
+    owned: h, number of each client's examples, with a sum K > 0. opened: o, number of each client's examples that are
+    not private.
 
     Raises:
         RuntimeError: the solver finds no integer solution.
@@ -134,8 +135,8 @@ def optimal_copies(owned: tuple[int, ...], opened: tuple[int, ...], d: int) -> E
     right = np.concatenate([d * o, np.zeros(n)])
     least = float((h**2).sum())
     if len(i):
-        # An integer program would take far longer. The constraints are network flows, so every vertex of the linear
-        # program is an integer solution. Its value is a lower bound in any case.
+        # The constraints are network flows, so every vertex of the linear program is an integer solution.
+        # An integer program would take far longer. In any case, the linear program's value is a lower bound.
         limits = Bounds(0, np.concatenate([o[i], np.ones(len(k))]))  # pyright: ignore[reportArgumentType]  (arrays too)
         solution = milp(cost, bounds=limits, constraints=(sent, right, right))
         if solution.x is None or np.abs(solution.x - np.rint(solution.x)).max() > 1e-6:
@@ -143,7 +144,7 @@ def optimal_copies(owned: tuple[int, ...], opened: tuple[int, ...], d: int) -> E
         copies[i, j] = np.rint(solution.x[: len(i)])
         least += solution.fun
     reached = float(((h + copies.sum(0)) ** 2).sum())
-    # ||Y - 1/N||^2 = sum_j T_j^2/(K + B)^2 - 1/N
+    # With T_j of all K + B examples at client j,  ||Y - 1/N||^2 = sum_j T_j^2/(K + B)^2 - 1/N.
     return Even(copies, reached / total**2 - 1 / n, least / total**2 - 1 / n)
 
 

@@ -8,7 +8,7 @@ from fedcommons.privacy.release import SIGMAS
 
 
 class Noisy(Protocol):
-    """A sharing strategy that adds noise; either ``target_epsilon`` or ``noise_multiplier`` is None."""
+    """A sharing strategy that adds noise; exactly one of ``target_epsilon`` and ``noise_multiplier`` is set."""
 
     @property
     def target_epsilon(self) -> float | None: ...

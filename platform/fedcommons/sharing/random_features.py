@@ -27,7 +27,7 @@ LR = 0.05
 
 
 class Features(Protocol):
-    """A public feature map from images to vectors, which torch can differentiate."""
+    """A public feature map from images to vectors. torch can differentiate the map."""
 
     @property
     def size(self) -> int:

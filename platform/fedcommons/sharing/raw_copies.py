@@ -29,7 +29,7 @@ from fedcommons.sharing.stage import Assigned, Contributions
 
 @dataclass(frozen=True)
 class RawCopies:
-    """A strategy in which client i trains on D_i and on raw copies of other clients' images, with weights 1/d_j."""
+    """A strategy in which clients also train on raw copies of other clients' images, weighted by 1/(holders)."""
 
     c: Annotated[float | None, "[0, 1]"] = None
     """share of every client's images of a class that is not private; must be set"""
@@ -39,12 +39,15 @@ class RawCopies:
     """choice of the clients: exact (d at random), binomial (d on average) or optimal (d that even out class counts)"""
 
     def check(self, fields: Mapping[str, Any]) -> None:
-        """Check that c is set (see ``Stage``)."""
+        """Check that c, the share of images that are not private, is set (see ``Stage``)."""
         if self.c is None:
             raise UserError("sharing.c must be set for sharing raw_copies: the share of images that is not private.")
 
     def check_data(self, client_data: ClientDatasets) -> None:
-        """Check that c, d and the placement fit the clients' data and that the copies fit into memory."""
+        """Check that the constants c, d and ``placement`` fit the clients' data, and that the copies fit into memory.
+
+        c: share of images that are not private. d: number of other clients that get a copy of such an image.
+        """
         c, n, n_clients = self.c or 0.0, sum(client_data.clients.sizes), len(client_data.clients)
         if n_clients < 2:
             raise UserError("sharing raw_copies needs at least 2 clients, got N = 1: no other client can get a copy.")
@@ -67,7 +70,7 @@ class RawCopies:
         memory_limit.require(f"copies at {n_clients:,} clients", n_clients * (n + 16 * n_open(c, n)), "sharing.c")
 
     def holdings(self, client_data: ClientDatasets) -> np.ndarray:
-        """Return whether each client holds each image: (images, N) bool; images are in the order of the clients."""
+        """Return whether each client holds each image: (images, N) bool; the images of client 0 come first."""
         labels, owners = self._labels(client_data), _owners(client_data)
         return holdings(
             labels, owners, len(client_data.clients), self.c or 0.0, self.d, self.placement, _draws(client_data)
@@ -86,7 +89,7 @@ class RawCopies:
         return contributed, contributed.releases("raw examples")
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
-        """Assign each client its own images and the copies that it gets; image j has the weight 1/d_j."""
+        """Assign each client its images and its copies. An image that d_j clients hold has the weight 1/d_j."""
         if not len(released.rows):
             return Assigned(client_data.clients.rows)
         is_held, owners, rows = (
@@ -121,7 +124,7 @@ class RawCopies:
 
     @staticmethod
     def _labels(client_data: ClientDatasets) -> np.ndarray:
-        """Return the labels of all images, in the order of the clients; zeros if the labels are not classes."""
+        """Return the labels of all images, those of client 0 first; zeros if the labels are not classes."""
         if client_data.n_classes is None:
             return np.zeros(sum(client_data.clients.sizes), np.int64)
         return client_data.clients.store.y.numpy()[np.concatenate(list(client_data.clients.rows))]

@@ -1,4 +1,4 @@
-"""No sharing: every client trains on its real data D_i."""
+"""No sharing: every client trains on its real data only."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

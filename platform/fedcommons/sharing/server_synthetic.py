@@ -25,15 +25,15 @@ from fedcommons.sharing.stage import Assigned, Contributions
 
 @dataclass(frozen=True)
 class ServerSynthetic:
-    """A strategy in which client i trains on its real data D_i and the server on the pool of synthetic images."""
+    """A strategy in which clients train on their real data, and the server trains on the pool of synthetic images."""
 
     serves_pool = True
 
     p: Annotated[float | None, "(0, 1)"] = None
-    """n~/(n_i + n~) if a client with n_i real images contributes n~; default: as in the paper, n~ = n_total/N"""
+    """synthetic/(real + synthetic) images of each client; default: add the clients' mean number of images (paper)"""
 
     def check_data(self, client_data: ClientDatasets) -> None:
-        """Check that p gives at least one image and that the images fit into memory (see ``check_contributions``)."""
+        """Check that the share p of synthetic images is 0 or yields an image, and that all images fit into memory."""
         check_contributions(self.p, client_data)
 
     def requests(self, client_data: ClientDatasets, recipe: GeneratorRecipe) -> Sequence[GenerationRequest]:

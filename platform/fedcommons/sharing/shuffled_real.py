@@ -20,18 +20,18 @@ from fedcommons.sharing.swapped import n_swapped
 
 @dataclass(frozen=True)
 class ShuffledReal:
-    """Fedssyn, figure 1(c): each client gives int(p n_i) images to a pool and gets the same number from the pool."""
+    """Fedssyn, figure 1(c): each client gives a share p of its images to a pool and gets the same number back."""
 
     p: Annotated[float | None, "[0, 1)"] = None
     """share of a client's real images that is swapped; must be set"""
 
     def check(self, fields: Mapping[str, Any]) -> None:
-        """Check that p is set (see ``Stage``)."""
+        """Check that p, the share of real images to swap, is set (see ``Stage``)."""
         if self.p is None:
             raise UserError("sharing.p must be set for sharing shuffled_real: the share of real data that is swapped.")
 
     def check_data(self, client_data: ClientDatasets) -> None:
-        """Check that p is 0 or at least one image of the largest client (see ``Stage``)."""
+        """Check that the share p is 0, or that the client with most images swaps at least one image (see ``Stage``)."""
         n = max(client_data.clients.sizes)
         if self.p and n_swapped(self.p, n) < 1:
             raise UserError(
@@ -60,7 +60,7 @@ class ShuffledReal:
         return contributed, contributed.releases("real images")
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
-        """Assign each client its remaining images and the same number of images from the shuffled pool as it gave."""
+        """Assign each client its remaining images, and a slice of the shuffled pool as long as its contribution."""
         sizes, parts = self.sizes(client_data), released.shuffled(len(client_data.clients), client_data.seed)
         rest = [
             rows[np.sort(_order(client_data, client)[sizes[client] :])]
@@ -70,5 +70,8 @@ class ShuffledReal:
 
 
 def _order(client_data: ClientDatasets, client: int) -> np.ndarray:
-    """Return a random order of a client's images. The first are swapped, so a larger p swaps those of a smaller p."""
+    """Return a random order of a client's images, of which the first are swapped.
+
+    So a larger share p also swaps all images that a smaller p swaps.
+    """
     return numpy_generator(client_data.seed, "swapped", client).permutation(len(client_data.clients.rows[client]))

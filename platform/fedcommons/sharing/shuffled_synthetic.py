@@ -26,13 +26,13 @@ from fedcommons.sharing.stage import Assigned, Contributions
 
 @dataclass(frozen=True)
 class ShuffledSynthetic:
-    """Fedssyn: client i trains on its real data D_i and on its part of the shuffled pool of synthetic images."""
+    """Fedssyn: each client trains on its real data and on a slice of the shuffled pool of synthetic images."""
 
     p: Annotated[float | None, "[0, 1)"] = None
-    """share of shared data in a client's training set; default: as in the paper, n_total/N images per client"""
+    """share of received images in a client's training set; default: the clients' mean number of images (paper)"""
 
     def check_data(self, client_data: ClientDatasets) -> None:
-        """Check that p gives at least one image and that the images fit into memory (see ``check_contributions``)."""
+        """Check that the share p of synthetic images is 0 or yields an image, and that all images fit into memory."""
         check_contributions(self.p, client_data)
 
     def sizes(self, client_data: ClientDatasets) -> list[int]:

@@ -93,14 +93,14 @@ class Contributions:
         return [self.rows[self.owners == client] for client in range(n_clients)]
 
     def shuffled(self, n_clients: int, seed: int) -> list[np.ndarray]:
-        """Permute all rows once and return one vector of row numbers per client, as long as its contribution."""
+        """Permute all rows once. Return a vector of row numbers per client, with the length of its contribution."""
         sizes = np.bincount(self.owners, minlength=n_clients)
         return np.split(numpy_generator(seed, "pool").permutation(self.rows), np.cumsum(sizes)[:-1])
 
     def releases(self, *what: str) -> list[Release]:
         """Return a privacy ledger entry (release) per contributing client, with the protection that its receipt states.
 
-        The class counts are a separate entry. ``what``: names of the data that leave clients, as "synthetic images".
+        The class counts are a separate entry. ``what``: names of the data that leave a client ("synthetic images").
         """
         events = []
         for client in np.unique(self.owners).tolist():
@@ -126,7 +126,7 @@ class Assigned:
         gives clients with shared examples fewer epochs; None: the sum of the client's weights.
     pool: all contributed rows, in the parts that were sent to clients; () if there is no pool of shared examples.
     nbytes: bytes sent up and down, summed over clients; None: bytes of the examples and labels sent (``disclosure``).
-    notes: messages to the user. views: party that sees noisy data -> mu = sensitivity / noise, its privacy parameter.
+    notes: messages to the user. views: party that sees noisy data -> privacy parameter mu, sensitivity / noise.
     """
 
     own_rows: Sequence[np.ndarray]
@@ -160,7 +160,7 @@ class Shared:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return entries of the run's summary: disclosed real examples, and mean number of clients per real example."""
+        """Return entries of the run's summary: disclosed real examples, and mean number of holders of one."""
         rows, own_rows = self.data.clients.rows.flat, self.data.real.rows.flat
         n, holdings = len(own_rows), int(torch.isin(rows, own_rows).sum())
         return {"disclosed_raw": self.disclosed / n, "disclosed_examples": self.disclosed, "mean_copies": holdings / n}
@@ -178,7 +178,7 @@ class Stage(Protocol):
     """
 
     def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
-        """Return the clients' contributions; ``generated``: one result per request of ``Generating.requests``."""
+        """Return the clients' contributions; ``generated``: one result per generation request (``Generating``)."""
         ...
 
     def release(
@@ -216,7 +216,7 @@ class Salted(Protocol):
 
 @runtime_checkable
 class Forewarning(Protocol):
-    """A sharing strategy that reports messages before its ``make``, which may take long."""
+    """A sharing strategy that reports messages before ``make`` runs, because ``make`` may take long."""
 
     def beforehand(self, client_data: ClientDatasets) -> Sequence[str]:
         """Return messages to the user. They may depend on public numbers only, not on any client's examples."""
@@ -228,12 +228,12 @@ class TakesLong(Protocol):
     """A sharing strategy whose ``make`` takes long; ``--dry-run`` runs a variant with fewer steps instead."""
 
     def shorter(self) -> tuple[Stage, float]:
-        """Return a variant with less work and equal contribution sizes, and the factor by which ``self`` is slower."""
+        """Return a variant with less work and equal contribution sizes, and how many times slower ``self`` is."""
         ...
 
 
 def shorter_of(stage: Stage) -> tuple[Stage, float]:
-    """Return the strategy to run in a dry run, and the factor by which the ``make`` of ``stage`` takes longer.
+    """Return the strategy to run in a dry run, and the factor by which ``stage.make`` takes longer than its ``make``.
 
     If ``stage`` has no function ``shorter``, return ``stage`` and factor 1.
 
