@@ -101,7 +101,7 @@ class BetaVAE:
         return model.to(default_device())
 
     def _build(self, shape: tuple[int, ...], n_classes: int, seed: int, flip: bool = False, ramp: int = 1):
-        """Build the LightningModule; torch's default generator draws its weights, and ``seed`` decides its noise."""
+        """Build the LightningModule. torch's default generator draws the weights, and ``seed`` decides the noise."""
         from lightning_modules import beta_vae  # the import takes seconds, and most workers never need it
 
         return beta_vae.BetaVAE(

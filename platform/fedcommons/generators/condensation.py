@@ -32,8 +32,8 @@ Phi = Callable[[Tensor, Tensor], Tensor]
 class Networks:
     """The public feature maps phi_1, phi_2, ..., which every party can draw from ``seed``.
 
-    shape: (C, H, W) of an image. width: channels. depth: number of blocks of each network; None: chosen from ``shape``.
-    augment: augmentation of the images (see ``ndpdc``). flip: whether the augmentation may mirror images.
+    shape: (C, H, W) of an image. width: number of channels. depth: number of blocks of each network; None: ``shape``
+    decides. augment: augmentation of the images (see ``ndpdc``). flip: whether the augmentation may mirror images.
     """
 
     shape: tuple[int, ...]
@@ -100,7 +100,7 @@ def sums(phi: Phi, examples: Examples, n_classes: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Sender:
-    """A client of NDPDC: its examples, sampling rate q, noise multiplier sigma and seeded or secret ``draws``."""
+    """A client of NDPDC: its examples, sampling rate q, noise multiplier sigma and random numbers ``draws``."""
 
     examples: Examples
     n_classes: int
@@ -132,8 +132,9 @@ def fit_images(
 
         S <- S - lr d/dS sum_c | L/R total_c - L/ipc sum_k phi_t(S_ck, c) |^2,   momentum 0.5
 
-    total: function from phi_t and t to the total (classes, D) of step t. per_class: ipc, images S_ck per class c, which
-    start from N(0, 1). expected: R, expected real images per class in a total. batch: L, scale of both terms.
+    total: function from t and the feature map phi_t of step t to the noisy total (classes, D); total_c: row of class c.
+    per_class: ipc, number of images S_ck of class c, which start from N(0, 1). expected: R, expected number of real
+    images per class in a total. batch: L, which scales both terms of the loss.
     """
     y = torch.arange(networks.n_classes).repeat_interleave(per_class)
     images = torch.randn(len(y), *networks.shape, generator=generator(networks.seed, "first images")).requires_grad_()

@@ -71,7 +71,7 @@ class CVAE(Autoencoder):
     """whether layers have biases before BatchNorm; they have no effect, and Adam moves them by rounding noise"""
     even_batches: bool = False
     """split an epoch's images into batches of equal sizes, at most batch_size; otherwise the last batch may be smaller,
-    but Adam's step for it is equally large"""
+    but Adam takes an equally large step for it"""
 
     def effective_constants(self, n: int) -> dict[str, int]:
         """Return the batch size that is used for a generator with n training images, as {"batch_size": number}."""

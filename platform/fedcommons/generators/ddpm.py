@@ -62,7 +62,7 @@ class DDPM(Diffusion):
 
     even_batches: bool = False
     """split an epoch's images into batches of equal sizes, at most batch_size; otherwise the last batch may be smaller,
-    but Adam's step for it is equally large"""
+    but Adam takes an equally large step for it"""
     steps: Annotated[int | None, "[1, 1e9]"] = None
     """number of training steps of every client's generator, rounded up to whole epochs; it replaces epochs, so clients
     with few images train for more epochs; default: use epochs"""
@@ -73,7 +73,7 @@ class DDPM(Diffusion):
     """precision of training, by torch's autocast; synthetic images are always drawn in fp32"""
 
     def check(self, fields: Mapping[str, Any]) -> None:
-        """Check ``channels`` and ``sampling_steps`` (see ``Generator``)."""
+        """Check that ``channels`` suit group norm, and ``sampling_steps`` <= ``timesteps`` (see ``Generator``)."""
         if len(self.channels) < 2 or any(n % 8 for n in self.channels):
             raise UserError(
                 f"generator.channels must be two or more multiples of 8, as group norm needs, "
@@ -86,7 +86,7 @@ class DDPM(Diffusion):
             )
 
     def for_images(self, n: int) -> "DDPM":
-        """Return the DDPM for n training images, in which ``steps`` is replaced by the number of epochs it needs."""
+        """Return the DDPM for n training images, with ``epochs`` set to the number of epochs that ``steps`` need."""
         if self.steps is None:
             return self
         batches = -(-n // batch_of(n, self.batch_size, self.even_batches))
@@ -160,7 +160,7 @@ class DDPM(Diffusion):
         return model.losses(examples.x, examples.y, seed_for(seed, "losses")).cpu()
 
     def build(self, shape: tuple[int, ...], n_classes: int, seed: int, flip: bool = False):
-        """Build the LightningModule; torch's default generator draws its weights, and ``seed`` decides its noise."""
+        """Build the LightningModule. torch's default generator draws the weights, and ``seed`` decides the noise."""
         from lightning_modules import ddpm  # the import takes seconds, and most workers never need it
 
         return ddpm.DDPM(

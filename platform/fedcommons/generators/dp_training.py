@@ -32,18 +32,18 @@ MOST_BY_PRV = 100.0
 class ByDPSGD:
     """The constants of DP-SGD with Opacus' accountants. This is a base class, not a generator.
 
-    n: number of images on which a client's generator is trained. B: expected batch size. ``epochs`` and ``batch_size``
-    have another meaning than without privacy, because batches are Poisson samples.
+    Batches are Poisson samples. So ``batch_size`` is the expected number B of images in a batch, and an epoch has
+    ceil(n/B) steps for the n images on which a client's generator is trained.
     """
 
     sampling: ClassVar[tuple[str, ...]] = ()
 
     epochs: Annotated[int, "[1, 1e9]"] = 500
-    """number of epochs, each of ceil(n/B) steps for n training images"""
+    """number of epochs; an epoch has (training images)/batch_size steps, rounded up"""
     batch_size: Annotated[int, "[1, 1e9]"] = 256
-    """B, expected number of images per step; every image is in a batch with probability q = B/n"""
+    """expected number of images per step; each image is in a batch with probability batch_size/(training images)"""
     target_epsilon: Annotated[float | None, "(0, 1000]"] = None
-    """epsilon of each client's generator, from which the noise is computed. Set either this or noise_multiplier"""
+    """target epsilon of each client's generator. The noise follows from either target_epsilon or noise_multiplier"""
     target_epochs: Annotated[int | None, "[1, 1e9]"] = None
     """number of epochs after which target_epsilon is reached; default: generator.epochs"""
     noise_multiplier: Annotated[float | None, "[0.001, 1e6]"] = None
@@ -55,18 +55,21 @@ class ByDPSGD:
     draws: Annotated[int, "[1, 1e6]"] = 1
     """noise multiplicity: number of random draws over which an image's loss is averaged, before clipping"""
     accountant: Annotated[str, "rdp | prv"] = "rdp"
-    """accountant that computes the noise: rdp, as in the privacy ledger, or prv (less noise, so that the ledger reports
-    a larger epsilon)"""
+    """accountant that computes the noise: rdp, as in the privacy ledger, or prv, which adds less noise (so the ledger
+    reports an epsilon above the target)"""
     physical_batch: Annotated[int, "[1, 1e9]"] = 32
     """number of images whose gradients are in memory at a time; it affects only memory and rounding"""
 
     def __post_init__(self) -> None:
-        """Set the default of ``target_epochs``, because it decides the noise and is stored with the constants."""
+        """Set ``target_epochs`` to ``epochs`` if a target epsilon is set without ``target_epochs``.
+
+        ``target_epochs`` decides the noise, so the stored constants must contain the number.
+        """
         if self.target_epsilon is not None and self.target_epochs is None:
             object.__setattr__(self, "target_epochs", self.epochs)
 
     def effective_constants(self, n: int) -> dict[str, int]:
-        """Return {"target_epochs": number of epochs after which the target is reached}; empty without a target."""
+        """Return {"target_epochs": number of epochs after which the target epsilon is reached}; {} without a target."""
         return {"target_epochs": self.target_epochs} if self.target_epochs else {}
 
     @property
@@ -129,14 +132,17 @@ class ByDPSGD:
         return q, (self.target_epochs or self.epochs) * steps, self.delta, self.accountant
 
     def sigma(self, n: int) -> float:
-        """Return the noise multiplier for a generator with n training images: the set value, or from the target."""
+        """Return the noise multiplier for n training images: the constant, or computed from the target epsilon."""
         if self.noise_multiplier is not None:
             return self.noise_multiplier
         assert self.target_epsilon is not None
         return noise_for(self.target_epsilon, *self._course(n))
 
     def noise_alone(self, n_classes: int, flip: bool, seed: int) -> Noise:
-        """Return seeded noise for a training outside a run, which does not depend on epochs or sampling constants."""
+        """Return seeded noise for a training outside of a federated run.
+
+        The noise does not depend on ``epochs``, ``physical_batch`` or the constants of sampling.
+        """
         less = (*self.sampling, "epochs", "physical_batch")
         return Noise(Source(wide_key("generator", repr(constants(self, less)), n_classes, str(flip), seed)))
 

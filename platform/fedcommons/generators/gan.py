@@ -5,7 +5,7 @@ convolutional with batch norm. Adam trains both networks on the logistic loss. I
 G's weights (see ``lightning_modules/gan.py``). The GAN is meant for few images. It is not state of the art.
 
 Fedssyn states "a conditional GAN with differentiable augmentation", but not the networks, the loss, the regulariser,
-the augmentations, the number of steps and the learning rates. These choices are ours, many of them constants below.
+the augmentations, the number of steps and the learning rates. These choices are ours. Many of them are constants below.
 """
 
 from collections.abc import Collection, Mapping
@@ -48,7 +48,7 @@ class Adversarial:
     latent: Annotated[int, "[1, 1e6]"] = 64
     """number of standard normal variables from which the generator computes an image"""
     regulariser: Annotated[str, "spectral | r1"] = "spectral"
-    """regulariser of the discriminator: spectral norm of layers, or squared norm of the gradient at real images"""
+    """regulariser of the discriminator: spectral norm of its layers, or r1, the squared gradient norm at real images"""
     gamma: Annotated[float, "[0, 1e38]"] = 1.0
     """weight of the regulariser r1"""
     augment: Annotated[str, "none | translation | all"] = "all"
@@ -67,7 +67,7 @@ class GAN(Adversarial):
 
     even_batches: bool = False
     """split an epoch's images into batches of equal sizes, at most batch_size; otherwise the last batch may be smaller,
-    but Adam's step for it is equally large"""
+    but Adam takes an equally large step for it"""
 
     def effective_constants(self, n: int) -> dict[str, int]:
         """Return the batch size that is used for a generator with n training images, as {"batch_size": number}."""

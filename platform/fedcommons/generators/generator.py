@@ -43,7 +43,7 @@ class Receipt:
 
 @dataclass(frozen=True)
 class TrainedGenerator:
-    """The weights of a trained generator, and its privacy protection; without a receipt it counts as unprotected."""
+    """The weights of a trained generator, and its privacy protection (receipt); None: no protection."""
 
     weights: Weights
     receipt: Receipt | None = None
@@ -57,7 +57,11 @@ class Generator(Protocol):
 
     A generator may have further functions. The functions ``check...`` raise ``UserError`` to refuse an experiment.
     check(fields): check the experiment's fields (dotted names to values).
+<<<<<<< HEAD
     check_type(dtype, data), check_shape(shape, data): check type and shape (C, H, W) of the examples of ``data``.
+=======
+    check_type(dtype, data), check_shape(shape, data): check type and shape (C, H, W) of examples of data set ``data``.
+>>>>>>> ac2916eb (generators: define symbols and name the second side in docstrings)
     check_sizes(sizes): check the number of training examples of each client's generator.
     for_images(n): return the generator for a client with n training examples, for example with equal numbers of steps.
     ``fit`` and ``sample`` may have a parameter ``progress``: a function (see ``Progress``), or None.
@@ -87,7 +91,7 @@ class Generator(Protocol):
 
 
 def for_client(generator: Generator, n: int) -> Generator:
-    """Return ``generator.for_images(n)``, the generator for n training examples, or ``generator`` without it."""
+    """Return the generator for n training examples: ``generator.for_images(n)`` if it exists, else ``generator``."""
     for_images = getattr(generator, "for_images", None)
     return for_images(n) if for_images else generator
 

@@ -1,7 +1,7 @@
 """The cache of clients' synthetic images and trained generators, each stored with its privacy protection (receipt).
 
 Fedssyn (Li et al., TMLR 2024, arXiv:2306.13263), algorithm I, lines 2 to 4: every client trains a generator on the
-share rho of its data and draws labelled images from the generator. Runs that need the same images share them.
+share rho of its data and draws labelled images from the generator. Runs that need equal images share the stored images.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -56,8 +56,8 @@ Step = Callable[[int, int, str], None]
 def make(job: Job, step: Step | None = None) -> JobResult:
     """Train a job's generator for the epochs that are not stored, and draw the requested images.
 
-    ``step`` is called after each step if the generator reports its progress. If the job fails with stored weights, for
-    example because names or shapes changed, the generator is trained again.
+    ``step`` is called after each step if the generator reports its progress. If the job uses stored weights
+    and fails, for example because the code now uses other names or shapes, the generator is trained again.
 
     Raises:
         ClientError: the images do not have the type and shape of the real images.
@@ -71,7 +71,7 @@ def make(job: Job, step: Step | None = None) -> JobResult:
 
 
 def _telling(function: Callable[..., Any], step: Step | None, what: str) -> dict[str, Any]:
-    """Return {"progress": function that calls ``step``}; empty if ``function`` lacks this parameter or step is None."""
+    """Return {"progress": function that calls ``step``}; {} if ``function`` has no such parameter or step is None."""
     if step is None or not takes(function, "progress"):
         return {}
     return {"progress": lambda number, total: step(number, total, what)}
@@ -118,7 +118,9 @@ def _fitted(need: GenerationRequest, epochs: Sequence[int], step: Step | None) -
 
 
 def require_like(x: Tensor, name: str, n: int, expected: Tensor) -> None:
-    """Check that the n examples ``expected``, drawn by a generator, have the type and shape of the real examples x.
+    """Check that a generator drew n examples of the type and shape of the real examples x.
+
+    name: the generator's name. expected: the drawn examples.
 
     Raises:
         ClientError: number, type or shape of the drawn examples are wrong, or the tensor is sparse or has no values.
@@ -183,7 +185,7 @@ def keep(store: Store, job: Job, result: JobResult) -> None:
 
 
 def _findings(trained: TrainedGenerator | None) -> dict[str, Any]:
-    """Return {"receipt": fields for JSON}, without fields if it states no guarantee; {} if there is no receipt."""
+    """Return {"receipt": fields for JSON}; no fields if the receipt states no guarantee; {} without a receipt."""
     if trained is None or trained.receipt is None:
         return {}
     if not trained.receipt.release(0).covered:
@@ -207,7 +209,7 @@ def _receipt(findings: Mapping[str, Any]) -> Receipt | None:
 
 
 def read(store: Store, need: GenerationRequest) -> Contribution:
-    """Return the ``need.n`` images that a client contributes, a subset of its stored images with the same class shares.
+    """Return the ``need.n`` images that a client contributes: a subset of the stored images, in the same class shares.
 
     Raises:
         LookupError: the images are not in the store.
@@ -223,5 +225,5 @@ def read(store: Store, need: GenerationRequest) -> Contribution:
     some = np.concatenate([np.arange(s, s + k) for s, k in zip(starts, counts, strict=True)])
     receipt = contribution.receipt
     if need.recipe.is_secret and not takes_noise(need.recipe.generator):
-        receipt = None  # a generator without the parameter noise can only draw seeded noise, which is not secret
+        receipt = None  # without the parameter noise, all noise is seeded, so it protects nothing
     return Contribution(contribution.examples[some], receipt, len(need.examples), need.recipe.of_counts)

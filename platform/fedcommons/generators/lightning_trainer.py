@@ -1,4 +1,4 @@
-"""Training of DDPMs and central models by Lightning's Trainer, without its output; Ctrl-C stops the program."""
+"""Training of DDPMs and central models by Lightning's Trainer, without screen output; Ctrl-C stops the program."""
 
 import logging
 import signal

@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # the import takes seconds, and most workers never need it
 
 @dataclass(frozen=True)
 class PrivateDDPM(ByDPSGD, Diffusion):
-    """A DDPM trained by DP-SGD with Opacus' accountants. n: number of training images of a client's generator."""
+    """A DDPM, conditional on the class, trained by DP-SGD with Opacus' accountants."""
 
     sampling: ClassVar[tuple[str, ...]] = Diffusion.sampling
 

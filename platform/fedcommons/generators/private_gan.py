@@ -47,7 +47,7 @@ class PrivateGAN(ByDPSGD, Adversarial):
         noise: Noise | None = None,
         progress: Progress | None = None,
     ) -> Mapping[int, TrainedGenerator]:
-        """Train D by DP-SGD (see ``Generator``); receipts state the sampling rate, noise multiplier and steps."""
+        """Train the discriminator by DP-SGD (see ``Generator``); each receipt states q, sigma and the steps."""
         noise = noise or self.noise_alone(n_classes, flip, seed)
         model = self.plain.build(tuple(examples.x.shape[1:]), n_classes, seed, flip)
         course, draws = Course(self, model), self.draws
@@ -56,7 +56,10 @@ class PrivateGAN(ByDPSGD, Adversarial):
             return torch.randint(n_classes, (n,), generator=model.draws).to(default_device())
 
         def after() -> None:
-            """Update G with random draws seeded by the step's number; a continued stream would reveal batch sizes."""
+            """Update the generator G, with random draws from a seed of this step.
+
+            One stream for all steps would depend on the sizes of earlier batches, and so reveal them.
+            """
             model.draws.manual_seed(seed_for(seed, "step of the generator", course.steps))
             course.generator_step(classes(self.batch_size))
 

@@ -1,7 +1,7 @@
 """Generation requests: the synthetic images that clients need, and all facts on which the images depend.
 
 The numbers of labels are proportional to the class counts n_k of the images on which the generator is trained. With
-``label_noise`` s, they are proportional to n_k + N(0, s^2), with negative values set to zero. This is a Gaussian
+``label_noise`` s, they are proportional to n_k + N(0, s^2), with negative values set to zero. This noise is a Gaussian
 mechanism of sensitivity 1, because blanking out one image changes one count by 1. Without ``label_noise`` the exact
 counts leave the client.
 
@@ -41,8 +41,8 @@ NOISE = 2
 
 
 DRAWS = 2
-"""Version of the other random draws of private generators with secret noise. Each version has another salt, because
-equal noise on two different sums would reveal the difference of the sums."""
+"""Version of the random draws other than noise, in private generators with secret noise. Each version has another salt,
+because equal noise on two different sums would reveal the difference of the sums."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class GeneratorRecipe:
         return Receipt(SAMPLED_GAUSSIAN, q=1.0, sigma=self.label_noise, sensitivity=1.0, steps=1)
 
     def facts(self, less: Sequence[str] = ()) -> dict[str, Any]:
-        """Return by name the generator's name, code hash (if user-defined) and constants, except those in ``less``."""
+        """Return the generator's name, code hash (if user-defined) and constants (except those in ``less``), by key."""
         of_source = {} if self.digest is None else {"digest": self.digest}
         return {"name": self.name, **of_source, "constants": constants(self.generator, less)}
 
@@ -82,11 +82,11 @@ class GenerationRequest:
     recipe: GeneratorRecipe
     flip: bool
     n_classes: int
-    examples: Examples  # the rho n_i images on which the generator is trained
+    examples: Examples  # the client's images on which the generator is trained
     labels: Tensor  # (m,) labels of the m images to draw
     seed: int
-    n: int  # number of images that the client contributes, at most m
-    salt: bytes = field(default=b"", repr=False)  # secret salt of the generator's noise; empty: seeded or no noise
+    n: int  # number of drawn images that the client contributes
+    salt: bytes = field(default=b"", repr=False)  # secret salt of the generator's noise; b"": no secret noise
 
     @property
     def epochs(self) -> int:
@@ -150,7 +150,7 @@ def require_constants(generator: Generator) -> None:
 
 
 def takes_noise(generator: Generator) -> bool:
-    """Return whether the generator's ``fit`` has a parameter ``noise``, as that of every private generator has."""
+    """Return whether the generator's ``fit`` has the parameter ``noise``, which every private generator needs."""
     return takes(generator.fit, "noise")
 
 
@@ -160,7 +160,10 @@ def takes(function: Callable[..., Any], name: str) -> bool:
 
 
 def salt_facts(needs: Sequence[GenerationRequest]) -> list[str]:
-    """Return names of the generators' secret salts and hashes of the images, by which a run notices lost salts."""
+    """Return the names of the generators' secret salts, and hashes of the facts on which the images depend.
+
+    A resumed run compares them with the stored ones, and so notices that a salt is lost.
+    """
     names = ([salts.name_of(need.salt)] if need.salt else [] for need in needs)
     return [key for name, need in zip(names, needs, strict=True) for key in (*name, key_of(need.images_facts))]
 
@@ -171,19 +174,22 @@ def n_seen(rho: float, n_own: int) -> int:
 
 
 def contribution(p: float | None, n_total: int, n_clients: int, n_own: int) -> int:
-    """Return n~, the number of images that a client contributes: n_total/N if p is None, else p n_i/(1 - p)."""
+    """Return the rounded number of images that a client contributes: n_total/n_clients, or p n_own/(1 - p) for a set p.
+
+    p: share of synthetic images. n_total, n_own: number of real images of all clients, and of the client.
+    """
     if p is None:
         return max(1, round(n_total / n_clients))
     return round(p * n_own / (1 - p))
 
 
 def contributions(p: float | None, client_data: ClientDatasets) -> list[int]:
-    """Return n~, the number of synthetic images to contribute, for each client; p: see ``contribution``."""
+    """Return the number of synthetic images that each client contributes; p: see ``contribution``."""
     return [contribution(p, client_data.n_total, len(client_data.clients), n) for n in client_data.clients.sizes]
 
 
 def check_contributions(p: float | None, client_data: ClientDatasets) -> None:
-    """Check that p is 0 or makes at least one client contribute an image, and that all images fit into memory.
+    """Check that the share p is 0 or makes some client contribute an image, and that all images fit into memory.
 
     Raises:
         UserError: p > 0, but no client would contribute an image, or the images do not fit into memory.
@@ -204,8 +210,9 @@ def requests_of_clients(
 ) -> list[GenerationRequest]:
     """Return one generation request per client.
 
-    The drawn images are the same for every learning rate, and for every p with which the client contributes at most
-    n_total/N images. Labels have the class shares of the images on which the generator is trained.
+    The drawn images do not depend on the learning rate. They are the same for all shares p of synthetic images with
+    which the client contributes at most the default number, n_total/N. Labels have the class shares of the images on
+    which the generator is trained.
 
     Raises:
         UserError: the labels are not classes, or the share rho of a client's images is less than one image.
@@ -219,8 +226,9 @@ def requests_of_clients(
         if seen < 1:
             raise UserError(f"generator.rho = {recipe.rho:g} of client {client}'s {len(rows)} images is not one image.")
         order = numpy_generator(client_data.seed, "generator subset", client).permutation(len(rows))
-        examples = client_data.clients.store[rows[order[:seen]]]  # a smaller rho takes a subset of these images
-        n_drawn = paper * max(1, -(-wanted // paper))  # a multiple of n_total/N, so that different p share the images
+        examples = client_data.clients.store[rows[order[:seen]]]  # a smaller share rho takes a subset of these images
+        # The number is a multiple of the default contribution, so that runs with different p use the same images.
+        n_drawn = paper * max(1, -(-wanted // paper))
         counts = _counts(examples, client, client_data, recipe)
         labels = np.repeat(np.arange(client_data.n_classes), largest_remainder(counts, n_drawn))
         need = GenerationRequest(
@@ -240,7 +248,7 @@ def requests_of_clients(
 
 
 def _counts(examples: Examples, client: int, client_data: ClientDatasets, recipe: GeneratorRecipe) -> np.ndarray:
-    """Return the class counts (classes,) of ``examples``, with noise if required; ones if all noisy counts are 0."""
+    """Return the class counts (classes,) of ``examples``, with noise if ``label_noise`` > 0; ones if all are 0 then."""
     counts = np.bincount(examples.y.numpy(), minlength=client_data.n_classes or 0)
     if not recipe.label_noise:
         return counts

@@ -22,9 +22,9 @@ def batches(
     """Yield (epoch or 0, images, labels) for all batches; each epoch is one pass over the examples.
 
     The first value is the epoch's number (from 1) for the last batch of an epoch, and 0 for other batches. The order of
-    the examples depends on ``seed`` only. Fewer images than ``batch_size`` form one batch. as_loader: use the same
-    orders as a DataLoader in Lightning's Trainer, which draws a seed before each order, and one more order after an
-    epoch with a smaller last batch.
+    the examples depends on ``seed`` only. Fewer images than ``batch_size`` form one batch. as_loader: draw the
+    same orders as a DataLoader in Lightning's Trainer. The DataLoader draws a seed before each order. If the last batch
+    is smaller than the others, the DataLoader also draws one unused order per epoch.
     """
     x, y, order = examples.x.to(device), examples.y.to(device), generator(seed, "order")
     steps, done = -(-len(y) // batch_size), 0
