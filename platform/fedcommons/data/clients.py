@@ -23,8 +23,8 @@ class ClientData:
     x: (n, ...) inputs; y: (n,) labels.
     weight: (n,) float weights in the loss, scaled to mean 1 (w_j n / sum_j w_j); None if all weights are equal.
     ids: (n,) row numbers of the examples in the store of all examples.
-    n_own: number of examples that count as the client's own when the rule of equal work (``LocalSGD.epochs_for``)
-        shortens the epochs of clients with shared examples; None: no shortening.
+    n_own: number of examples that count as the client's own in the rule of equal work (``LocalSGD.epochs_for``), which
+        gives clients with shared examples fewer epochs; None: no fewer epochs.
     total: sum_j w_j of the unscaled weights, or None without weights; see ``size``.
     commons: examples that all clients hold, or None. In FedMix: m means of examples, x (m, ...) and y (m, classes).
     extra_columns: further columns (n, ...) that follow ``columns`` in a batch, only for a method that defines its loss.

@@ -159,7 +159,7 @@ def _draw(class_sizes: np.ndarray, n_clients: int, alpha: float, batch: int, rng
         if n == 0:
             continue
         log_gamma = _log_gamma(alpha, (batch, n_clients), rng)
-        log_gamma[assigned >= fair] = -np.inf  # some entry stays finite: a client below its fair share exists
+        log_gamma[assigned >= fair] = -np.inf  # clients at their fair share get no image; some are below it
         cuts = np.floor(np.cumsum(_shares(log_gamma), 1) * n + 1e-9).astype(np.int64)
         cuts[:, -1] = n
         sizes[:, c] = np.diff(cuts, axis=1, prepend=0)

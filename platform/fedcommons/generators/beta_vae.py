@@ -32,7 +32,7 @@ class BetaVAE:
     """The beta-VAE that Fedssyn uses for dSprites. The defaults are those of the paper, for images of 64x64."""
 
     epochs: Annotated[int, "[1, 1e9]"] = 360
-    """number of passes over the share rho of the client's images"""
+    """number of passes over the training images, the share generator.rho of the client's images"""
     batch_size: Annotated[int, "[1, 1e9]"] = 256
     """number of images per training step"""
     lr: Annotated[float, "(0, 1e38]"] = 5e-4

@@ -40,7 +40,7 @@ class Autoencoder:
     """
 
     epochs: Annotated[int, "[1, 1e9]"] = 500
-    """number of passes over the share rho of the client's images"""
+    """number of passes over the training images, the share generator.rho of the client's images"""
     batch_size: Annotated[int, "[1, 1e9]"] = 32
     """number of images per training step"""
     lr: Annotated[float, "(0, 1e38]"] = 1e-3

@@ -36,7 +36,7 @@ class Adversarial:
     """
 
     epochs: Annotated[int, "[1, 1e9]"] = 500
-    """number of passes over the share rho of the client's images"""
+    """number of passes over the training images, the share generator.rho of the client's images"""
     batch_size: Annotated[int, "[1, 1e9]"] = 64
     """number of images per training step"""
     lr: Annotated[float, "(0, 1e38]"] = 5e-4

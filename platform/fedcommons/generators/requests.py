@@ -162,7 +162,7 @@ def takes(function: Callable[..., Any], name: str) -> bool:
 def salt_facts(needs: Sequence[GenerationRequest]) -> list[str]:
     """Return the names of the generators' secret salts, and hashes of the facts on which the images depend.
 
-    A resumed run compares them with the stored ones, and so notices that a salt is lost.
+    A resumed run compares the list with the stored list, and so notices that a salt is lost.
     """
     names = ([salts.name_of(need.salt)] if need.salt else [] for need in needs)
     return [key for name, need in zip(names, needs, strict=True) for key in (*name, key_of(need.images_facts))]

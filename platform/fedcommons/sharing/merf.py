@@ -72,7 +72,7 @@ class MERF:
     target_epsilon: Annotated[float | None, "[0.001, 1000]"] = None
     """target epsilon of all messages of a client. The noise follows from either target_epsilon or noise_multiplier"""
     noise_multiplier: Annotated[float | None, "[0, 1e6]"] = None
-    """sigma, standard deviation of the noise divided by the sensitivity 1; 0: no noise and no guarantee"""
+    """sigma, standard deviation of the noise divided by the sensitivity (1); 0: no noise and no privacy guarantee"""
     delta: Annotated[float, "[1e-250, 1)"] = 1e-5
     """delta of the (target_epsilon, delta) guarantee; a run has one delta, so it must be dp.delta"""
     noise: Annotated[str, "local | summed"] = "local"
@@ -155,7 +155,7 @@ class MERF:
         return Contributions.from_generated(client_data, [Contribution(images[slice(i, None, n)]) for i in range(n)])
 
     def message(self, client_data: ClientDatasets, client: int, phi: Features) -> NoisySum:
-        """Return the client's message S_i, its noisy sums of features: (classes, D + 1) float64."""
+        """Return the client's message S_i: per class, noisy sums of D features and of 1, (classes, D + 1) float64."""
         examples = client_data.clients.store[client_data.clients.rows[client]]
         exact = sums(phi, examples, client_data.n_classes or 0)
         total = NoisySum(torch.zeros_like(exact), clip=1.0)

@@ -36,7 +36,7 @@ LR = 0.01
 
 
 class Generator(nn.Module):
-    """The network G; ``shape``: (channels, height, width) of an image; ``norm_bias``: whether biases precede BatchNorm."""
+    """The network G; ``shape``: (channels, height, width) of an image; ``norm_bias``: use biases before BatchNorm."""
 
     def __init__(self, shape: tuple[int, ...], n_classes: int, norm_bias: bool = True) -> None:
         super().__init__()

@@ -65,7 +65,7 @@ class NDPDC:
     target_epsilon: Annotated[float | None, "[0.001, 1000]"] = None
     """target epsilon of all messages of a client. The noise follows from either target_epsilon or noise_multiplier"""
     noise_multiplier: Annotated[float | None, "[0, 1e6]"] = None
-    """sigma, standard deviation of the noise divided by the sensitivity 1; 0: no noise and no guarantee"""
+    """sigma, standard deviation of the noise divided by the sensitivity (1); 0: no noise and no privacy guarantee"""
     delta: Annotated[float, "[1e-250, 1)"] = 1e-5
     """delta of the (target_epsilon, delta) guarantee; a run has one delta, so it must be dp.delta"""
     iterations: Annotated[int, "[1, 1e6]"] = 1000

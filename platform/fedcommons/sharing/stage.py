@@ -228,7 +228,7 @@ class TakesLong(Protocol):
     """A sharing strategy whose ``make`` takes long; ``--dry-run`` runs a variant with fewer steps instead."""
 
     def shorter(self) -> tuple[Stage, float]:
-        """Return a variant with less work and equal contribution sizes, and how many times slower ``self`` is."""
+        """Return a variant with less work and equal contribution sizes, and the factor by which it is faster."""
         ...
 
 
