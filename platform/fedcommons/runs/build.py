@@ -96,7 +96,7 @@ class Prepared:
     straggler_rule: Rule | None  # the rule that picks stragglers; None: there are no stragglers
     train: Examples  # the training examples that are partitioned, without the clients' test examples
     tests: Clients | None = None  # the clients' test examples; None: clients have no test examples
-    about: Mapping[str, Any] = field(default_factory=dict)  # arguments of ``Facts`` on data and model
+    about: Mapping[str, Any] = field(default_factory=dict)  # arguments of ``Facts`` that describe data and model
     notes: Sequence[str] = ()  # messages to the user about data and model
 
     @property
@@ -108,7 +108,7 @@ class Prepared:
 
     @property
     def salts(self) -> list[str]:
-        """Return the names (hashes) of the salts of secret noise before round 1, and the synthetic images' keys."""
+        """Return names (hashes) of all secret salts used before round 1, and the keys (hashes) of synthetic images."""
         client_data, stage = self.client_data, self.stage
         stage_salts = stage.salts(client_data) if client_data.is_secret and isinstance(stage, Salted) else ()
         return [*salt_facts(self.requests), *map(salts.name_of, stage_salts)]
@@ -182,7 +182,7 @@ def prepare(config: Experiment) -> Prepared:
     share, shift, size = config.data.client_test, config.partition.shift, config.partition.shift_size
     partition, train, tests = load_data.as_held(partition, dataset, share, shift, size, config.seed)
     sizes = [len(rows) for rows in partition.rows]
-    require_participants(config.federation.participation, len(sizes))  # some partitions decide the number of clients
+    require_participants(config.federation.participation, len(sizes))  # now the number of clients is known in any case
     rule = None if components["straggler"] == Independent() else components["straggler"]
     prepared = Prepared(config, dataset, partition, components["algorithm"], components["sharing"], rule, train, tests)
     require_pool(prepared.algorithm, prepared.stage)
@@ -192,7 +192,7 @@ def prepare(config: Experiment) -> Prepared:
     refuse(
         rule, "check_clients", len(sizes), joining_of(prepared.algorithm, len(sizes), config.federation.participation)
     )
-    if config.dp.local or config.dp.delta != type(config.dp).delta:  # a user-defined delta is assumed to be in use
+    if config.dp.local or config.dp.delta != type(config.dp).delta:  # a delta that the user has set counts as used
         ledger.refuse_large_delta(config.dp.delta, sizes)
     loop = local_loop(config, dataset.augment)
     require_target(prepared.algorithm, loop, sizes)
@@ -211,7 +211,7 @@ def prepare(config: Experiment) -> Prepared:
         largest = max(len(dataset.test), len(dataset.validation), *of_clients)
         measured, chunk = config.measure.every > 0, config.evaluate.chunk
         notes = check_module.try_module(module, config.model.name, dataset, largest, chunk, measured=measured)
-        check_module.require_hooks(prepared.algorithm, module, loop, label)  # checked again, as a step may assign hooks
+        check_module.require_hooks(prepared.algorithm, module, loop, label)  # again, as the tried step may assign hooks
     if is_tried:
         check_module.try_a_step(loop, config.model.name, module, dataset)
     if not standardises(config.model.name, module):
@@ -227,7 +227,7 @@ def prepare(config: Experiment) -> Prepared:
     if dataset.n_classes is None and getattr(prepared.algorithm, "needs_classes", False):
         raise UserError(f"algorithm {config.algorithm} works by class, and labels of {dataset.name} are no classes.")
     check_module.require_distillable(prepared.algorithm, module, dataset)
-    # Attributes of a user-defined module may raise an error.
+    # Attributes of a user-defined module may raise an error, which the context reports as an error of user code.
     with before_any_work(), user_code_context(registry.component_label("model", config.model.name)):
         about = {
             "shape": dataset.shape, "n_classes": dataset.n_classes, "head": head_parameters(module),
@@ -285,7 +285,7 @@ def synthetic_images(
     prepared: Prepared, store: Store, jobs: Sequence[image_cache.Job], say: Callable[[str], None],
     on_step: OnStep | None = None,
 ) -> list[Contribution]:  # fmt: skip
-    """Generate the images that the artifact store lacks by ``jobs``, and return each client's synthetic images."""
+    """Run ``jobs``, which generate the images that the artifact store lacks; return each client's synthetic images."""
     set_up_process()
     for number, job in enumerate(jobs, 1):
         doing = "training" if job.epochs else "sampling"
@@ -368,7 +368,7 @@ class Assembled:
 
 @fresh_torch()
 def assemble(prepared: Prepared, contributions: Sequence[Contribution] = ()) -> Assembled:
-    """Apply the sharing strategy and plan the rounds; ``contributions``: the result of ``synthetic_images``."""
+    """Build the federation: apply the sharing strategy to ``contributions``, the result of ``synthetic_images``."""
     set_up_process()
     return assemble_contributed(prepared, contribute(prepared.stage, prepared.client_data, contributions))
 

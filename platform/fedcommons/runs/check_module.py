@@ -75,7 +75,7 @@ def try_module(
             work.clock.require_unset()
             work.load(work.initial)
             module.eval()
-            with work.logged as logged, catch_warnings(action="ignore"):  # metrics warn of absent classes
+            with work.logged as logged, catch_warnings(action="ignore"):  # metrics warn of classes that the batch lacks
                 numbers = judged(work, x, y, 0, dataset.n_classes or 0, what)
                 if names := {"n", "round"} & {*numbers, *logged.values()}:
                     raise ValueError(f"it logs {min(names)}, a name that clients.jsonl uses: take another name")
@@ -97,7 +97,8 @@ def try_module(
 def _no_means(work: Work, dataset: Dataset, what: str) -> list[str]:
     """Return the names of metrics that are not means over examples.
 
-    The value of such a metric on one batch of up to 64 examples differs from its mean over batches of two.
+    For such a metric, the value on one batch of up to 64 examples differs from the mean over batches of two examples.
+    what: the name of the module in error messages.
     """
     n = min(64, len(dataset.train))
     rows = torch.linspace(0, len(dataset.train) - 1, n).long()
@@ -260,7 +261,7 @@ def _require_pixels(name: str, module: nn.Module, x: Tensor, like: Tensor | None
     and type the pixels get; None: CPU, float32.
 
     Raises:
-        UserError: the model scales images by their type, and has no ``normalise``.
+        UserError: the logits differ, as the model scales images by their dtype and has no method ``normalise``.
     """
     device, kind = (torch.device("cpu"), torch.float32) if like is None else (like.device, like.dtype)
     images = torch.arange(x.numel(), device=device).remainder(256).to(torch.uint8).view(x.shape)

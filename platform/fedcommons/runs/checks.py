@@ -76,7 +76,7 @@ def check(config: Experiment) -> None:
         raise UserError("partition.shift_size needs a partition.shift: noise, rotation or colour.")
     if "n_clients" in parameters_of(
         registry.find("partition", c.partition.name)
-    ):  # other partitions decide the number of clients
+    ):  # for other partitions, ``build.prepare`` checks this later
         require_participants(c.federation.participation, c.partition.n_clients)
     if c.federation.executor == "ray_actors" and c.federation.actors > c.federation.blocks:
         raise UserError(
@@ -85,7 +85,7 @@ def check(config: Experiment) -> None:
         )
     require_rates(c.client.lr_schedule, c.client.constants, c.federation.rounds)
     method: Any = registry.find("algorithm", c.algorithm)
-    if not (trains_locally(method) or needs_pool(method)):  # a server trains on a pool by local steps
+    if not (trains_locally(method) or needs_pool(method)):  # a server that trains on a pool makes local steps
         for name in OF_STEPS:
             if name in flat and flat[name] != known_fields[name].default:
                 raise UserError(f"{name} changes nothing for {c.algorithm}, whose clients make no local steps.")
@@ -141,7 +141,7 @@ def depends_on_rounds(name: str) -> bool:
 
 
 def require_rates(name: str, constants: Mapping[str, Any], rounds: int) -> None:
-    """Check that a schedule returns a valid factor in every round, or in ``ROUNDS_TRIED`` rounds if there are more.
+    """Check that a schedule returns a valid factor in every round, or in ``ROUNDS_TRIED`` rounds of a longer run.
 
     name, constants, rounds: as in ``schedule_of``.
 
@@ -201,7 +201,7 @@ def require_sources(config: Experiment, kinds: Collection[str] = tuple(registry.
     kinds: the kinds of components to check, such as "model".
 
     Raises:
-        UserError: code or file differs, or two components need different Python modules of the same name.
+        UserError: code or weights have changed, or two components need different Python modules of the same name.
     """
     names = {kind: name for kind, name in config.chosen.items() if kind in kinds}
     for kind, name in names.items():
@@ -222,7 +222,7 @@ def require_target(algorithm: Algorithm, loop: LocalSGD, sizes: Collection[int])
     loop: the local training, with the target epsilon if there is one. sizes: each client's number of examples.
 
     Raises:
-        UserError: a client cannot reach it, or the method does not train each client once in a round.
+        UserError: a client cannot reach the target, or the method does not train each client once in a round.
     """
     if loop.dp is None or loop.dp.target is None:
         return

@@ -42,8 +42,8 @@ class Stop:
     def require_logged(self, round: int, logged: Mapping[str, Any]) -> None:
         """Check that a round logs the metrics that the target and the stopping rule use.
 
-        The metric of a target that is a bare number may be missing, as not every model has an accuracy. If reaching
-        the target stops the run, the metric must exist. logged: the metrics of the round, by name.
+        If the target is a number, its metric is the test accuracy, which may be missing for some models. But
+        the rule "target" stops the run by this metric, and requires it. logged: the round's metrics, by name.
 
         Raises:
             NotLogged: round 0 lacks a metric, or round 1 lacks a metric of training.

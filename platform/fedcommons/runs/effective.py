@@ -62,7 +62,7 @@ def of_local_steps(loop: LocalSGD, clients: Clients, ledger: Ledger) -> dict[str
     }
     if loop.dp and loop.dp.target:
         used = [[*{sigma for _, sigma in ledger.updates.covered.get(i, {})}] for i in range(len(each))]
-        if not all(len(sigmas) == 1 for sigmas in used):  # a client was never sampled, or its updates have no noise
+        if not all(len(sigmas) == 1 for sigmas in used):  # the ledger lacks some client's noise, so all are computed
             of_each = [loop.dp.of_client(n, loop.batch_size, loop.steps_for(n, n_own)) for n, n_own in each]
             used = [[dp.noise_multiplier] for dp in of_each]
         values["dp.noise_multiplier"] = joined([sigma for (sigma,) in used])
@@ -76,7 +76,7 @@ def of_sharing(asked: Mapping[str, Any], shared: Shared, constants: Mapping[str,
     """
     values: dict[str, Any] = {}
     if asked.get("sharing.p", 0) is None:
-        pool = shared.data.pool  # a pool may stay at the server, without a client that receives it
+        pool = shared.data.pool  # the server may use a pool that no client receives
         n_shared = len(pool.rows.flat) if pool else 0
         values["sharing.p"] = shared.p or n_shared / (n_shared + sum(shared.data.real.sizes))
     return values | {f"sharing.{n}": joined(v) if isinstance(v, list) else v for n, v in constants.items()}

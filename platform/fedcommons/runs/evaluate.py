@@ -103,7 +103,7 @@ def due(round: int, every: int, last: int) -> bool:
 
 
 def _at(ready: Assembled, now: Standing) -> ModelTask:
-    """Return the evaluation task of the server model after a round; its model is empty if the method has none."""
+    """Return the task to evaluate the server model after a round, with an empty model if the method has none."""
     buffers = None if ready.config.federation.buffers == "keep" else now.buffers
     model = now.model if now.has_model else EMPTY
     seed, chunk = seed_for(ready.config.seed, "observed", now.round), ready.config.evaluate.chunk

@@ -54,7 +54,7 @@ OnRound = Callable[[int, Mapping[str, float | None]], None]
 EPSILON = "privacy/epsilon_local_training"
 
 PATIENCE = 60
-"""Seconds that a trial waits for the lock of its run folder, as the trials of a killed sweep end seconds later."""
+"""Seconds that a trial waits for its run folder's lock, as a killed sweep's trials hold locks for some more seconds."""
 
 
 @fresh_torch()
@@ -197,7 +197,7 @@ def _run(
 def _resume_or_begin(
     ready: Assembled, record: RunFolder, resume: bool, salt: bytes, say: Callable[[str], None]
 ) -> Standing:
-    """Return the state to start from: the last intact checkpoint whose rounds are recorded, or that before round 1.
+    """Return the state to start from: the last intact checkpoint with recorded rounds, or the state before round 1.
 
     Records of later rounds are removed, as these rounds run again. Checkpoints of another run are reported to ``say``.
     """
@@ -248,13 +248,13 @@ def _trackers(ready: Assembled, record: RunFolder, say: Callable[[str], None]) -
 
 
 def _require_earned(stage: Stage, shared: Shared, delta: float, before: Ledger, now: Ledger) -> None:
-    """Check after a round that the epsilon of the privacy ledger is meaningful. Later releases cannot be predicted.
+    """Check, after a round, that the privacy ledger's epsilon is valid; earlier, the round's releases are unknown.
 
     delta: the delta of the (epsilon, delta) guarantee. before, now: the ledger when the run started or resumed, and
     after the round.
 
     Raises:
-        UserError: delta is too large, or a client made a private release from rows of which one repeats.
+        UserError: delta is too large, or a private release used training data that contain a real example twice.
     """
     require_small_delta(now, delta, shared.data.real.sizes)
     if now.updates.covered or now.commons.covered != before.commons.covered:
@@ -277,7 +277,7 @@ def _federate(
     stop = stop_of(config)
     if stop.reason_to_stop(record.rounds()):
         courses = ()
-    if not record.rounds():  # the untrained model has not been recorded yet
+    if not record.rounds():  # round 0, the untrained model, must be recorded first
         courses = chain([(start, {"comm/once_bytes": start.traffic.once})], courses)
     model_files.Best.rewind(record.path, start.round if record.rounds() else -1)
     best = model_files.Best(record.rounds(), (stop.watched, stop.way) if stop.rule == "patience" else None)
@@ -292,7 +292,7 @@ def _federate(
                 stop.rule != "never"
                 and stop.reason_to_stop([*record.rounds(), line_of(now.round, metrics)]) is not None
             )
-            if is_over:  # the last round also has the metrics that are not due in every round
+            if is_over:  # the run ends here, so the metrics that are due in the last round are added
                 metrics, clients = _observed(ready, executor, now, facts, now.round, metrics, clients)
             if clients:
                 record.log_clients(now.round, clients)
@@ -331,8 +331,8 @@ def _observed(
 ) -> tuple[dict[str, float | None], Mapping[str, Sequence[float]]]:
     """Return the metrics after a round, and the metrics of each client; last: number of the run's last round.
 
-    facts: the metrics of the round's training. before: the result of an earlier call for this round, when the round was
-    not known to be the last. It is returned unchanged if it already has all metrics.
+    facts: the metrics of the round's training. before: the result of an earlier call for this round, made before the
+    decision that the run ends here. The result is returned unchanged if it already has all metrics.
     """
     config = ready.config
     if before and not any(every and now.round % every for every in (config.evaluate.every, config.measure.every)):
@@ -348,7 +348,7 @@ def _observed(
 
 
 def _late(now: Standing) -> dict[str, list[int]]:
-    """Return, for the record of the round, ``late``: the stragglers; ``partial``: those whose partial work arrived."""
+    """Return the round's lists ``late`` (all stragglers) and ``partial`` (stragglers whose partial work arrived)."""
     return {"late": list(now.stragglers), "partial": [i for i, share in now.stragglers.items() if share]}
 
 
@@ -369,7 +369,7 @@ def _write_partition(folder: Path, partition: Partitioned, tests: Clients | None
 
 
 def _trains_alone(plan: Plan, algorithm: Algorithm, work: Work, state: State, rows: ClientData, seed: int) -> str:
-    """Return why ``client.batched`` has no effect, or "" if it trains clients together; the first client is tried.
+    """Return why ``client.batched`` has no effect; "" if clients can be trained together, judged by the first client.
 
     Args:
         work: the module, device and local training of a worker process.

@@ -1,4 +1,4 @@
-"""Leaks: values computed from clients' data without noise that affect all rounds, so that no epsilon covers them."""
+"""Leaks: values that are computed from clients' data without noise and affect all rounds; no epsilon covers leaks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -62,7 +62,7 @@ def _follows_examples(stage: Stage, client_data: ClientDatasets, contributed: Co
     for variant, contributes in ((client_data, contributed), (hidden, seen)):
         try:
             assigned = stage.assign(variant, stage.release(variant, contributes)[0])
-        except Exception:  # a user-defined stage may raise any error
+        except Exception:  # a user-defined strategy may raise any error
             return True
         results_of_stage = (assigned.own_rows, assigned.weights or ())
         results.append([[np.asarray(part).tolist() for part in each] for each in results_of_stage])

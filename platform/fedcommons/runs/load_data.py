@@ -131,9 +131,9 @@ _FACTORS = "{'x': x, 'y': y, 'factors': {'camera': ...}}"
 def _require_places(name: str, rows: Callable[[int], Sequence[Any]], n: int, n_before: int) -> None:
     """Refuse a partition that reads row numbers from a file, as the rows have new numbers after the split.
 
-    The partition is called with the n examples repeated until they are more than ``n_before``, the number before the
-    split. A partition that only uses its arguments then returns rows of at least ``n_before``. A partition that reads
-    row numbers from a file fails or returns smaller rows.
+    The partition is called with the n examples repeated until there are more than ``n_before``, the number of examples
+    before the split. A partition that only uses its arguments then returns a row number of at least ``n_before``. A
+    partition that reads row numbers from a file fails, or returns only row numbers below ``n_before``.
 
     Raises:
         UserError: the partition reads row numbers from a file.

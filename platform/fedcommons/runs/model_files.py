@@ -34,14 +34,14 @@ from fedcommons.storage import safe_read
 from fedcommons.storage.atomic_files import write_bytes
 
 LAST, BEST, BEFORE = "model.safetensors", "best.safetensors", "best-before-last.safetensors"
-"""``BEFORE``: the best model before the last round, kept if the last round is better but was only evaluated as the
-last one. A run that continues with more rounds restores this model."""
+"""Files of the last model, the best model, and the best model before the last round. ``BEFORE`` is written if the last
+round is the best and is evaluated only because it is the last. A run continued with more rounds restores that model."""
 
 Build = Callable[[], LightningModule]
 
 
 def write(path: Path, module: LightningModule, round: int, data: Dataset) -> None:
-    """Write the module's state after round ``round``; data: its data set, of which the shapes and types are added."""
+    """Write the module's state after round ``round``, and a description of the data set ``data`` without examples."""
     tensors = {name: t.detach().cpu().contiguous().clone() for name, t in module.state_dict().items()}
     arrays = {"x": data.train.x, "y": data.train.y}
     form = {"round": round, "name": data.name, "n_classes": data.n_classes, "mean": data.mean, "std": data.std}
@@ -91,7 +91,7 @@ class Best:
         self.watched = [watched] if watched else [("validation/accuracy", "max"), ("validation/loss", "min")]
         self.value: float | None = None
         self.standing: Standing | None = None
-        self.before: Standing | None = None  # the best state before a round with ``is_extra``
+        self.before: Standing | None = None  # the best state before ``standing``; None if it was written
         self.is_extra = False
         chosen = next((pair for pair in self.watched if any(pair[0] in line for line in lines)), None)
         if chosen and (number := best_round(lines, *chosen)):
@@ -127,7 +127,7 @@ class Best:
 
     @staticmethod
     def rewind(folder: Path, last: int) -> None:
-        """If the best model's file is of a round after ``last``, replace it by the file ``BEFORE``, or delete it."""
+        """If ``BEST`` is of a round after ``last``, replace it by ``BEFORE``, or delete it if there is no ``BEFORE``."""
         if (saved := read(folder / BEST)) is None or saved[1] <= last:
             return
         if (folder / BEFORE).is_file():

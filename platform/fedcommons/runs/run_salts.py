@@ -32,7 +32,7 @@ def begin_salt(folder: Path, shared: Sequence[str]) -> bytes:
         UserError: a salt is lost, or cannot be stored.
     """
     salts.require_outside(folder)
-    if any(os.path.lexists(folder / name) for name in BEGUN):  # noise.json is written first
+    if any(os.path.lexists(folder / name) for name in BEGUN):  # the run has begun, and noise.json names its salt
         return read_salt(folder, shared)
     salt = salts.new()
     write_json(folder / FILE, {"salt": salts.name_of(salt), "generators": list(shared)})

@@ -151,10 +151,11 @@ def build_worker(
     """Return the worker of this process, which trains clients of the experiment.
 
     facts: the data set without examples. here: the folder to which the names of user-defined components are relative.
-    source: the source of noise. algorithm: None in a separate process, which then builds the algorithm. data: all data.
+    source: the source of noise. algorithm: None in a separate process, which builds it from ``config``. data: all data.
 
     Raises:
-        UserError: a user-defined component has other code in this process, or the GPU lacks the precision.
+        UserError: this process reads other code for a user-defined component than ``config`` records, or the GPU does
+            not support ``client.precision``.
     """
     if algorithm is None:
         os.environ[registry.HERE] = here
