@@ -60,7 +60,7 @@ class Result:
         if (saved := model_files.read(self.folder / model_files.LAST)) and saved[1] == self.summary["rounds"]:
             return self._loaded(saved)
         end = self._end()
-        model = end.model  # an error for a method without a server model
+        model = end.model  # raises an error if the method has no server model
         return module_with(self._untrained(), model, end.buffers).eval()
 
     @property
@@ -70,7 +70,7 @@ class Result:
         If ``federation.stop`` is "patience", the metric is ``federation.stop_metric``.
 
         Raises:
-            UserError: there is no best model, for example without validation data; or as for ``model``.
+            UserError: there is no best model, for example without validation data, or ``model`` raises an error.
         """
         if saved := model_files.read(self.folder / model_files.BEST):
             return self._loaded(saved)
@@ -82,7 +82,7 @@ class Result:
         The exported model accepts batches of any size. form: the file format, always "onnx".
 
         Raises:
-            UserError: ``form`` is unknown, a package is missing, torch cannot export the model; or as for ``model``.
+            UserError: ``form`` is unknown, a package is missing, torch cannot export the model, or ``model`` fails.
         """
         exports.require(form)
         if not (saved := model_files.read(self.folder / model_files.LAST)):
@@ -122,7 +122,7 @@ class Result:
         self._require_allowed("model")
         if self.may_run is None:
             return worker.build_module(self.experiment, load_data.load(self.experiment.data))
-        raise UserError(  # the data set's path comes from the run folder only, so it is not read
+        raise UserError(  # the user has not named the data set's path, so the data set is not read
             f"{self.folder} has no {model_files.LAST}, which describes its data."
         )
 
@@ -132,7 +132,7 @@ class Result:
         e = self.experiment
         module = worker.build_module(
             replace(e, model=replace(e.model, weights=None)), data
-        )  # no initial weights are needed
+        )  # no file of initial weights is read, as ``tensors`` replace them
         try:
             module.load_state_dict(tensors)
         except RuntimeError as error:
@@ -219,7 +219,7 @@ def sweep(experiments: Iterable[Experiment], folder: str | Path, *, show: bool =
         with open_sweep(out, resume=True, say=lambda text: None):
             try:
                 failures = run_cells(remaining, out, display).failures
-            except BaseException:  # also Ctrl-C: the next sweep would wait for resources of this sweep
+            except BaseException:  # also after Ctrl-C, so that the next sweep gets this sweep's resources
                 from fedcommons.tune import trials  # Ray takes a second to import
 
                 trials.remove_all()
@@ -256,6 +256,6 @@ def named(experiments: list[Experiment]) -> list[Trial]:
     flat = [experiment.flat for experiment in experiments]
     names = dict.fromkeys(n for f in flat for n in f if not is_ignored(n) and not n.startswith("source."))
     labels = {n: n.rpartition(".")[2] for n in names if len({repr(f[n]) for f in flat if n in f}) > 1}
-    for name in ("algorithm", "sharing.setting"):  # every trial's name begins with both values
+    for name in ("algorithm", "sharing.setting"):  # every trial's name begins with both values, which need no label
         labels.pop(name, None)
     return list({c.name: c for c in (cell(experiment, labels) for experiment in experiments)}.values())

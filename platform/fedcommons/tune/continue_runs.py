@@ -1,4 +1,4 @@
-"""Let a new trial of a sweep continue a run of the same experiment with fewer rounds from the sweep's folder.
+"""Let a new trial of a sweep continue a shorter run (same experiment, fewer rounds) of the same sweep folder.
 
 A trial's name contains a hash of its fields, so a trial with more rounds has another folder. The trial begins with a
 copy of the shorter run, which is not changed.

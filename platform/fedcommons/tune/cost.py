@@ -57,7 +57,7 @@ ENOUGH = 0.3
 """Total seconds of a measurement's calls after which no further call is timed."""
 
 SLOW = 2.0
-"""Seconds; a first call that takes longer is used as it is, as the set-up takes a small share of its time."""
+"""Seconds. A first call that takes longer is not repeated, as the set-up is then a small share of the time."""
 
 SHORT = 0.05
 """Seconds; if a round takes less, ``MORE`` local steps are timed instead of ``FEW``, as two steps vary too much."""
@@ -80,18 +80,18 @@ SHAPE = (
 class Prices:
     """Seconds of each unit of work in ``Counts``, and bytes of memory and checkpoints. B: batch size."""
 
-    step: float  # a local step on B examples
-    half: float  # a local step on B/2 examples; other numbers of examples are interpolated linearly
-    training: float  # a client's round without its local steps
-    round: float  # a round without its clients' training
+    step: float  # seconds of a local step on a batch of B examples
+    half: float  # seconds of a local step on B/2 examples, to interpolate linearly for other numbers of examples
+    training: float  # seconds of a client's round without local steps
+    round: float  # seconds of a round without the clients' training
     checkpoint: float
-    example: float  # evaluation of one example
-    gradient: float  # the per-sample gradients of ``BATCH`` examples
-    product: float  # a Hessian-vector product on ``BATCH`` examples
+    example: float  # seconds to evaluate one example
+    gradient: float  # seconds to compute the per-sample gradients of ``BATCH`` examples
+    product: float  # seconds of a Hessian-vector product on ``BATCH`` examples
     memory: int  # bytes: peak memory of this process during the measurements, with the data
     state: int  # bytes of the server's state in a checkpoint
     memory_bytes: int  # bytes of a client's state in a checkpoint
-    pieces: Mapping[str, float] = field(default_factory=dict)  # the method's work outside local steps, by unit
+    pieces: Mapping[str, float] = field(default_factory=dict)  # seconds of a unit of other work, by name
 
     def seconds(self, n: Counts, batch_size: int) -> float:
         """Return the seconds of a run. n: numbers of units of work. batch_size: B, the examples of a local step."""
@@ -124,7 +124,7 @@ def shape_of(ready: Assembled) -> tuple:
     """Return a hashable key of all that the run's ``Prices`` depend on; runs with equal keys have equal prices."""
     c = ready.config
     method, names, variants = ready.algorithm, SHAPE, ()
-    if isinstance(method, TellsWork):  # equal variants mean equal prices, see ``TellsWork.smaller``
+    if isinstance(method, TellsWork):  # methods with equal variants have equal prices, see ``TellsWork.smaller``
         variants = tuple(smaller_of(method, FEW))
     else:
         names = *SHAPE, f"{registry.section('algorithm', c.algorithm)}."
@@ -212,14 +212,14 @@ def _of_pieces(ready: Assembled) -> tuple[Assembled, dict[str, float]]:
 
 
 def _of_rounds(ready: Assembled, of_pieces: Mapping[str, float]) -> dict[str, float]:
-    """Return the ``Prices`` of rounds, clients and local steps by name, without the method's other work."""
+    """Return the ``Prices`` of rounds, clients and local steps by name, without the other work in ``of_pieces``."""
 
     def seconds(blocks: int, steps: int, batch: int) -> float:
         small = small_round(ready, blocks * m, steps, batch, blocks)
         return max(0.0, seconds_of(small.play) - in_seconds(small.pieces, of_pieces))
 
     b, n, m = ready.config.client.batch_size, ready.plan.facts.n_clients, at_once(ready)
-    small_round(ready, 1, 1, 1).play()  # a slow first step would otherwise include torch's set-up
+    small_round(ready, 1, 1, 1).play()  # not timed, so that no timed step includes torch's set-up
     single, step, smaller = seconds(1, 1, b), 0.0, 0.0
     if trains_locally(ready.algorithm):
         k = MORE if single < SHORT else FEW
@@ -258,7 +258,7 @@ def small_round(ready: Assembled, joined: int, steps: int, batch: int, blocks: i
     """
     c, clients, method = ready.config, ready.data.clients, ready.algorithm
     c = replace(c, client=replace(c.client, lr=min(c.client.lr, RATE)))
-    chooses = isinstance(method, ChoosesClients)  # the method may choose all clients, so no others exist
+    chooses = isinstance(method, ChoosesClients)  # as it may choose all clients, only ``joined`` clients exist
     n, size = joined if chooses else len(clients), steps * batch
     flat = torch.arange(size) % len(clients.store)
     rows = Rows(flat, np.zeros(n, int), np.full(n, size), None if clients.rows.weight is None else torch.ones(size))

@@ -53,7 +53,7 @@ class Bill:
     of_generators: dict[tuple, GeneratorPrices] = field(default_factory=dict)
 
     def seconds(self, places: int, in_ray: bool = True) -> float:
-        """Return the total seconds with ``places`` parallel processes of Ray; if not ``in_ray``, in this process."""
+        """Return the total seconds with ``places`` parallel processes of Ray, or in this process without Ray."""
         if not in_ray:
             return cost.start_up() + self.first + self.times * (sum(self.generators) + sum(self.cells))
         stages = [stage for stage in (self.generators, self.cells, *self.extra.values()) if stage]
@@ -81,7 +81,7 @@ class ExtraJob:
 
 
 def makespan(seconds: Iterable[float], places: int) -> float:
-    """Return the seconds until the last job ends, if jobs start in this order, each as soon as a process is free.
+    """Return the seconds until the last job ends, if jobs start in the given order, each as soon as a process is free.
 
     seconds: duration of each job. places: number of parallel processes.
     """
@@ -172,7 +172,8 @@ def _generator(job: Job, bill: Bill) -> None:
 def generators(jobs: Iterable[Job], prices: dict[tuple, GeneratorPrices] | None = None) -> float:
     """Return the seconds that the generator jobs take one after another on one core.
 
-    prices: measured prices of earlier calls, by kind of generator. This call measures new kinds and adds their prices.
+    prices: prices that earlier calls measured, by the facts on which they depend. Prices that this call measures are
+    added.
     """
     bill, torch_threads = Bill(of_generators={} if prices is None else prices), torch.get_num_threads()
     for job in jobs:

@@ -30,8 +30,8 @@ def share(need: int, total: int, processes: int, gpus: int) -> float:
     """Return the share of a GPU for each of ``processes`` processes: 1/min(ceil(processes/gpus), total // need).
 
     So the processes spread over all GPUs, and the processes on a GPU fit in its memory. The share is rounded down to a
-    multiple of 1/10,000, Ray's unit, and is at least one unit. need: bytes of GPU memory that a process uses; 0: they
-    are unknown, so memory does not limit the number of processes. total: bytes of a GPU's memory.
+    multiple of 1/10,000, Ray's unit, and is at least one unit. need: bytes of GPU memory that a process uses; 0:
+    unknown, so memory does not limit the number of processes. total: bytes of a GPU's memory.
     """
     room = max(1, total // need) if need else processes
     return max(1, floor(10_000 / min(-(-processes // gpus), room))) / 10_000
@@ -40,8 +40,8 @@ def share(need: int, total: int, processes: int, gpus: int) -> float:
 def with_share(configs: Sequence[Experiment], processes: int) -> list[Experiment]:
     """Return the experiments with ``federation.gpus_per_actor auto`` replaced by a number, if Ray has GPUs.
 
-    Of the experiments with equal memory needs, one runs a short round on a GPU. The largest memory decides the common
-    share. Ray must be connected.
+    Of the experiments with equal memory needs, one runs a short round on a GPU. The largest memory decides the share of
+    all experiments. Ray must be connected.
 
     processes: number of processes that run at the same time.
 

@@ -144,7 +144,7 @@ def departures(cells: Sequence[Experiment], varied: Iterable[str]) -> str:
         "measure.samples",
         "measure.smoothness",
         "client.onednn",
-    }  # these fields change rounding errors at most
+    }  # left out, as these fields change results by rounding errors at most
     differing: dict[str, str] = {}
     for c in cells:
         names = {KINDS[kind].field: name for kind, name in c.chosen.items() if kind in ("algorithm", "sharing")}

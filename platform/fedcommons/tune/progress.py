@@ -1,4 +1,4 @@
-"""Show the progress of Ray Tune's trials. ``sweep`` imports this module late, as Ray takes a second to import."""
+"""Show the progress of Ray Tune's trials. ``sweep`` imports this module inside a function, as Ray is slow to import."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -116,7 +116,7 @@ class Progress(Callback):
             self.display.step("generators", self.generators.done, self.generators.total, "trained and sampled")
             return
         self.done += 1
-        self.played.done += self.rounds[trial.config["cell"]] - number  # a stopped run has no remaining rounds
+        self.played.done += self.rounds[trial.config["cell"]] - number  # omitted rounds of a stopped run count as done
         self.display.drop(trial.config["cell"])
         self._say()
         with suppress(UserError, ClientError, OSError):  # the sweep tries again at its end, and reports the error

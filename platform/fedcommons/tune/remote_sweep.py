@@ -74,7 +74,7 @@ class SweepMirror:
             mirror.end()
 
     def claim(self) -> None:
-        """Reserve the sweep's name in the storage if it is new there; errors: see ``end``."""
+        """Reserve the sweep's name in the storage if it is new there; raise the errors of ``end``."""
         if self._snapshots and self._snapshots.tag == object_store.NEW:
             self.end()
 

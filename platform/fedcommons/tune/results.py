@@ -33,7 +33,7 @@ SHARING = "sharing.setting"
 
 
 def frame(cells: Sequence[Trial], out: Path, metric: str, say: Callable[[str], None]) -> "pd.DataFrame":
-    """Return a table with one row per run of the trials that has finished a round.
+    """Return a table with one row per trial whose run has finished at least one round.
 
     Raises:
         UserError: no run has the column ``metric``.
@@ -49,7 +49,7 @@ def frame(cells: Sequence[Trial], out: Path, metric: str, say: Callable[[str], N
 
 
 def mean(cells: Sequence[Trial], out: Path, metric: str) -> float | None:
-    """Return the mean of a metric over trials that differ in the seed; None if a trial is unfinished or lacks it."""
+    """Return the mean of a metric over trials of different seeds; None if a trial is unfinished or lacks the metric."""
     runs = frame(cells, out, metric, lambda text: None)
     if len(runs) < len(cells) or set(runs["status"]) != {"finished"}:
         return None

@@ -143,8 +143,8 @@ DRIVER = ""
 def shared_values(values: Mapping[str, Any]) -> Iterator[None]:
     """Share JSON values with the trials of this driver through Ray's key-value store, while the context is open.
 
-    The values are not passed as parameters of trials, as Tune would record them, nor by ``tune.with_parameters``, which
-    stores values until the driver ends.
+    Tune would record the values if they were parameters of trials. ``tune.with_parameters`` would store the values
+    until the driver ends.
     """
     from ray.experimental import internal_kv
 

@@ -25,7 +25,7 @@ BATCH = 4
 
 
 def asha(cells: Sequence[Trial]) -> Any:
-    """Return Ray Tune's scheduler ASHA, which early stops the trials with the lowest validation accuracies."""
+    """Return Ray Tune's scheduler ASHA, which stops the trials with the lowest validation accuracies early."""
     from ray.tune.schedulers import ASHAScheduler
 
     rounds = max(c.config.federation.rounds for c in cells)
@@ -48,7 +48,8 @@ def require_optuna() -> None:
 class Optuna:
     """A search over a space, with points proposed by Optuna's tree-structured Parzen estimator.
 
-    way: ``min`` or ``max``, the better direction of a point's value. Random draws are keyed by seed and environment.
+    way: ``min`` or ``max``, the better direction of a point's value. Random draws are keyed by ``seed`` and
+    ``environment``, the text of the fields that describe the problem, such as data and partition.
 
     Reference: Bergstra et al., "Algorithms for hyper-parameter optimization", NeurIPS 2011.
     """

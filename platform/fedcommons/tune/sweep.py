@@ -260,11 +260,11 @@ def with_absolute_paths(config: Experiment) -> Experiment:
     absolute = dotted.override(config, {name: str(Path(folder).resolve()) for name, folder in folders.items()})
     return replace(
         absolute, source=config.source
-    )  # the trial's name contains a hash of these code hashes, even if a file has changed
+    )  # the trial's name depends on these code hashes: keep them if a file has changed since
 
 
 def tracked(fields: Mapping[str, Any], out: Path) -> dict[str, Any]:
-    """Return the fields with W&B options for a sweep: the sweep's name as default group, offline without a login."""
+    """Return the fields with W&B options for a sweep: the sweep's name as default group, offline if not logged in."""
     from fedcommons.tracking.wandb_tracker import logged_in
 
     mode = fields["tracking.wandb"]

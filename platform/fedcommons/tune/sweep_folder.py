@@ -57,7 +57,7 @@ def require_shared(configs: Sequence[Experiment], out: Path, makes_artifacts: bo
     for folder in dict.fromkeys(Path(config.artifacts) for config in alone if config.generator):
         if makes_artifacts:
             folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):  # a store without new artifacts may be read-only
+        if os.access(folder, os.W_OK):  # a read-only store is not checked: it suffices without new artifacts
             shared.append(("--artifacts", folder))
     storages = dict.fromkeys(config.storage for config in configs if config.storage is not None)
     shared += [("--storage", Path(storage)) for storage in storages if not object_store.is_url(storage)]

@@ -107,7 +107,7 @@ def run(
         if "cell" not in params:
             continue
         name: str = params["cell"]
-        # The file's text names the file of the traceback. If the run was refused, the file may be of an earlier call.
+        # The run's error file also names the traceback's file. After a refused run, the file may be of an earlier call.
         error_text = read_error(out / name) or ""
         if result.error is not None:
             failures[name] = error_text or sentence(result.error)
@@ -189,7 +189,7 @@ def trial(params: Mapping[str, Any]) -> None:
 
     def report(number: int, metrics: Mapping[str, float | None]) -> None:
         nonlocal last
-        last = {**last, "round": number, **metrics}  # without an evaluation, a scheduler gets the latest metrics
+        last = {**last, "round": number, **metrics}  # a round without evaluation keeps the last evaluation's metrics
         if number < c.federation.rounds:
             tune.report(last)
 
@@ -209,7 +209,7 @@ def trial(params: Mapping[str, Any]) -> None:
             data=cells[0]["data"],
         )  # fmt: skip
     except (ClientError, UserError, LookupError) as error:
-        if is_lost():  # after an error Tune starts a new process, which has the GPU again
+        if is_lost():  # raised, so that Tune starts a new process, which can use the GPU again
             raise
         # The error is reported, not raised, as Tune would run the trial again and the error would repeat.
         last = {**last, "failed": sentence(error)}

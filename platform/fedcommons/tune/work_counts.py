@@ -72,7 +72,7 @@ def count_work(ready: Assembled) -> Counts:
     start = ready.start(ClientMemory())
     played = min(last, MOST_ROUNDS)
     method, plan, loop = ready.algorithm, ready.plan, local_loop(c, ready.facts.augment)
-    facts = replace(plan.facts, counts=plan.facts.counts and cache(plan.facts.counts))  # needed in every round
+    facts = replace(plan.facts, counts=plan.facts.counts and cache(plan.facts.counts))  # cached for all rounds
     more, b = last / played, loop.batch_size
     joins, pieces = Counter[int](), dict[str, float]()
     state: State = start.state
@@ -131,9 +131,9 @@ def _measuring(ready: Assembled) -> tuple[int, int]:
 
 
 def _parts(m: int, n: int) -> list[int]:
-    """Return the numbers of examples in the ``PARTS`` disjoint samples of a measurement (``estimators.Part``).
+    """Return the numbers of examples in the ``PARTS`` samples of a measurement (``estimators.Part``).
 
-    m of n examples are divided among the samples; if m is too small for this, each sample has all n examples.
+    m: number of sampled examples, divided among the samples. If m < 2 ``PARTS``, each sample has all n examples.
     """
     if m < 2 * PARTS:
         return [n] * PARTS
