@@ -182,7 +182,7 @@ def prepare(config: Experiment) -> Prepared:
     share, shift, size = config.data.client_test, config.partition.shift, config.partition.shift_size
     partition, train, tests = load_data.as_held(partition, dataset, share, shift, size, config.seed)
     sizes = [len(rows) for rows in partition.rows]
-    require_participants(config.federation.participation, len(sizes))  # now the number of clients is known in any case
+    require_participants(config.federation.participation, len(sizes))  # the partition decides the number of clients
     rule = None if components["straggler"] == Independent() else components["straggler"]
     prepared = Prepared(config, dataset, partition, components["algorithm"], components["sharing"], rule, train, tests)
     require_pool(prepared.algorithm, prepared.stage)

@@ -306,7 +306,7 @@ def require_statistics(module: nn.Module, *, private: bool, measured: bool) -> N
 def try_a_step(loop: LocalSGD, model: str, module: LightningModule, dataset: Dataset) -> None:
     """Check on a batch of two examples that the module works with the faster training loops that are requested.
 
-    These are ``client.batched``, ``client.graphs`` and ``dp.at_once`` above 1. model: the module's component name.
+    The faster loops are ``client.batched``, ``client.graphs`` and ``dp.at_once`` above 1. model: the component's name.
 
     Raises:
         UserError: the module does not work with a requested option.

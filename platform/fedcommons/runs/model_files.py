@@ -127,7 +127,7 @@ class Best:
 
     @staticmethod
     def rewind(folder: Path, last: int) -> None:
-        """If ``BEST`` is of a round after ``last``, replace it by ``BEFORE``, or delete it if there is no ``BEFORE``."""
+        """If ``BEST`` is of a round after ``last``, replace it by ``BEFORE``, or delete it if ``BEFORE`` is missing."""
         if (saved := read(folder / BEST)) is None or saved[1] <= last:
             return
         if (folder / BEFORE).is_file():

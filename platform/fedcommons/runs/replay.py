@@ -35,7 +35,7 @@ from fedcommons.tracking.run_folder import read_config, require_same_data
 
 @dataclass(frozen=True)
 class Replayed:
-    """A replayed client's numbers of examples, and its reply. ``sums``: its terms in the sums over clients, by name.
+    """A replayed client's numbers of examples and reply. ``sums``: the client's terms in sums over clients, by name.
 
     If the reply is rejected, ``metrics`` and ``sums`` are empty.
     """

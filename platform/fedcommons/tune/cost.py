@@ -91,7 +91,7 @@ class Prices:
     memory: int  # bytes: peak memory of this process during the measurements, with the data
     state: int  # bytes of the server's state in a checkpoint
     memory_bytes: int  # bytes of a client's state in a checkpoint
-    pieces: Mapping[str, float] = field(default_factory=dict)  # seconds of a unit of other work, by name
+    pieces: Mapping[str, float] = field(default_factory=dict)  # seconds per unit of work outside local steps, by unit
 
     def seconds(self, n: Counts, batch_size: int) -> float:
         """Return the seconds of a run. n: numbers of units of work. batch_size: B, the examples of a local step."""
@@ -212,7 +212,7 @@ def _of_pieces(ready: Assembled) -> tuple[Assembled, dict[str, float]]:
 
 
 def _of_rounds(ready: Assembled, of_pieces: Mapping[str, float]) -> dict[str, float]:
-    """Return the ``Prices`` of rounds, clients and local steps by name, without the other work in ``of_pieces``."""
+    """Return the ``Prices`` of rounds, clients and local steps by name. of_pieces: seconds of other work, excluded."""
 
     def seconds(blocks: int, steps: int, batch: int) -> float:
         small = small_round(ready, blocks * m, steps, batch, blocks)
@@ -244,7 +244,7 @@ def _with(ready: Assembled, algorithm: Algorithm) -> Assembled:
 
 @dataclass(frozen=True)
 class Small:
-    """A function that runs a short round, and the units of the method's work outside local steps in this round."""
+    """A short round: the function that runs it, and the units of the method's work outside its local steps."""
 
     play: Callable[[], Standing]
     pieces: Mapping[str, float]
@@ -292,7 +292,7 @@ def stand_in(need: GenerationRequest) -> Contribution:
 def contribute(ready: Prepared, generated: Sequence[Contribution]) -> tuple[Contributions, float]:
     """Return the examples that clients contribute by the sharing strategy (stage), and the seconds that this takes.
 
-    A strategy that takes long is replaced by its shorter variant. generated: images in place of synthetic images.
+    A strategy that takes long is replaced by its shorter variant. generated: stand-ins for the synthetic images.
     """
     stage, times = shorter_of(ready.stage)
     results: list[Contributions] = []
@@ -313,7 +313,7 @@ def measure_generator(need: GenerationRequest) -> GeneratorPrices:
         with user_code_context(generator, "fit"):
             return generator.fit(some, need.n_classes, need.seed, [last], flip=need.flip)
 
-    trained = train(1)  # the first call imports diffusers, and computes a private generator's noise multiplier
+    trained = train(1)  # not timed, as the first call imports diffusers and computes a noise multiplier
     with user_code_context(generator, "fit"):
         weights = trained[1].weights
     start, step = per_epoch(train, -(-len(some) // batch))

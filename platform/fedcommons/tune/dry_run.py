@@ -53,7 +53,7 @@ class Bill:
     of_generators: dict[tuple, GeneratorPrices] = field(default_factory=dict)
 
     def seconds(self, places: int, in_ray: bool = True) -> float:
-        """Return the total seconds with ``places`` parallel processes of Ray, or in this process without Ray."""
+        """Return the total seconds: with ``places`` parallel processes if ``in_ray``, else in this process alone."""
         if not in_ray:
             return cost.start_up() + self.first + self.times * (sum(self.generators) + sum(self.cells))
         stages = [stage for stage in (self.generators, self.cells, *self.extra.values()) if stage]

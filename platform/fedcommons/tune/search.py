@@ -124,5 +124,5 @@ def space(options: parse.Options) -> dict[str, Any]:
 
 
 def around(space: search_space.SearchSpace) -> dict[str, Any]:
-    """Return the swept fields that belong to the environment, including the seed, with their values."""
+    """Return the swept fields that describe the problem (environment), including the seed, with their values."""
     return {n: values for n, values in space.items() if n == "seed" or n.startswith(ENVIRONMENT)}

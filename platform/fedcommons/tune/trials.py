@@ -77,7 +77,7 @@ def run(
     is_reused &= len({str(f.gpus_per_actor) for f in federations.values()}) == 1
     # Tune's record is not used, as a sweep resumes from its trials' folders. It is in a temporary folder, so that it
     # does not fill the disk of these folders.
-    with tempdirs.folder() as state, tempdirs.tempdir(), shared_values(values):  # W&B, which Tune imports, writes files
+    with tempdirs.folder() as state, tempdirs.tempdir(), shared_values(values):  # W&B writes into ``tempdir``
         tuner = tune.Tuner(
             trainable,
             tune_config=tune.TuneConfig(
@@ -95,7 +95,7 @@ def run(
         )
         try:
             results = tuner.fit()
-        except tune.TuneError as error:  # the cause, such as a closed pipe, is in the context
+        except tune.TuneError as error:  # ``__context__`` has the cause, such as a closed pipe
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise
@@ -178,7 +178,7 @@ def trial(params: Mapping[str, Any]) -> None:
     generator = params.get("generator")
     cells = [shared_value(name) for name in (generator["cells"] if generator else [params["cell"]])]
     os.environ[registry.HERE] = cells[0]["here"]
-    if kind := cells[0]["cpu"]:  # Ray's processes do not get the driver's environment variables
+    if kind := cells[0]["cpu"]:  # set again, as Ray's processes do not get the driver's environment variables
         os.environ[cpu_kind.CHOICE] = kind
     if generator:
         make(cells, generator["images"])

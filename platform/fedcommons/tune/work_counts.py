@@ -32,16 +32,16 @@ MOST_ROUNDS = 1000
 
 @dataclass(frozen=True)
 class Counts:
-    """The work of a run. B: batch size. With over ``MOST_ROUNDS`` rounds, numbers are extrapolated to fractions."""
+    """The work of a run. B: batch size. Numbers of runs over ``MOST_ROUNDS`` rounds are extrapolated to fractions."""
 
     rounds: int
-    trainings: float = 0  # local trainings: one per client and round
-    full: float = 0  # local steps of B examples
-    rest: float = 0  # local steps of fewer than B examples
-    rest_examples: float = 0  # examples in the steps counted in ``rest``
-    evaluated: int = 0  # evaluated examples, summed over models and evaluations
-    gradients: int = 0  # batches of ``BATCH`` examples whose per-sample gradients are computed
-    products: int = 0  # Hessian-vector products of BATCH examples
+    trainings: float = 0  # number of local trainings: one per client and round
+    full: float = 0  # number of local steps on B examples
+    rest: float = 0  # number of local steps on fewer than B examples
+    rest_examples: float = 0  # number of examples in all steps counted in ``rest``
+    evaluated: int = 0  # number of evaluated examples, summed over models and evaluations
+    gradients: int = 0  # number of batches of ``BATCH`` examples whose per-sample gradients are computed
+    products: int = 0  # number of Hessian-vector products on ``BATCH`` examples
     checkpoints: int = 0
     pieces: Mapping[str, float] = field(default_factory=dict)  # units of the method's work outside local steps, by name
 
