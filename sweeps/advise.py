@@ -1,8 +1,8 @@
-"""Predict how much sharing is enough: the effect of a share p of pool images, by Corollary I from a short probe run.
+"""Predict how much sharing is enough: a short probe run and Corollary I give the effect of a share p of pool images.
 
 python sweeps/advise.py                                  # digits, alpha 0.01 and 0.1: under a minute on a laptop
 python sweeps/advise.py --alphas 0.05 --speed-up 3       # the smallest p that is predicted to train three times faster
-python sweeps/advise.py --check                          # also trains with four p, and compares
+python sweeps/advise.py --check                          # also trains with four values of p, and compares
 python sweeps/advise.py --settings shuffled_real         # predicts for swapped real instead of synthetic images
 """
 
@@ -89,7 +89,7 @@ def cells(options: parse.Options) -> dict[tuple[float, float], list[sweep.Trial]
         sharing: dict[str, Any] = (
             {"sharing.setting": options.settings, "sharing.p": p} if p else {"sharing.setting": "real"}
         )
-        if not options.measure.every:  # without measurements, only the probe run has measure.samples
+        if not options.measure.every:  # these runs measure nothing, so they have no measure.samples
             sharing |= {"measure.every": 0, "measure.samples": None}
         each = [{**c.flat, **sharing, "seed": seed} for seed in parse.split("--seeds", options.seeds, int)]
         runs[c.partition.alpha, p] = [authors.cell(options, fields) for fields in each]
@@ -113,7 +113,7 @@ def advise(argv: Sequence[str]) -> int:
         from papers.fedssyn.predicting import predictions
 
         ready = [prepare(c) for c in wanted]
-        with sweep.open_sweep(out, options.resume):  # all invalid requests were refused above
+        with sweep.open_sweep(out, options.resume):  # opened only now, as all invalid requests were refused above
             mirror.claim()
             predicted = {run.config.partition.alpha: (run, *predictions(run, options, display)) for run in ready}
             report(predicted, {}, options, out, display)

@@ -94,7 +94,7 @@ def _entry(options: parse.Options, name: str, alpha: float, rates: Rates, seed: 
 def expected(entries: Sequence[Entry]) -> list[sweep.Trial]:
     """Return the trials to run: all learning rates with the first seed, and one trial per row, alpha and other seed.
 
-    The trials of other seeds are placeholders for the best rates, which are unknown before the first seed has run.
+    A trial of another seed is a placeholder, as the best learning rates are unknown before the first seed has run.
     """
     first = entries[0].seed
     per_seed = {(e.way, e.alpha, e.seed): e for e in reversed(entries) if e.seed != first}

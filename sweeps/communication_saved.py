@@ -1,4 +1,4 @@
-"""Table A.2 of Fedssyn: communication in percent that the shuffled synthetic pool saves until a target accuracy.
+"""Table A.2 of Fedssyn: percentage of communication that the shuffled synthetic pool saves until a target accuracy.
 
 python sweeps/communication_saved.py --from sweeps/papers/fedssyn/published/fedssyn_table1_rounds.csv
 python sweeps/communication_saved.py --from runs/table1-small-digits --out DIR      # a Table 1 sweep of ours

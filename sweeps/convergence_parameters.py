@@ -1,8 +1,10 @@
-"""Figures 5, A.7 and A.8 of Fedssyn: zeta^2, sigma^2 and delta^2 over the rounds, and what Lemma 1 predicts.
+"""Figures 5, A.7 and A.8 of Fedssyn: convergence parameters over the rounds, and Lemma 1's predictions for them.
+
+The parameters are the client dissimilarity zeta^2, the gradient variance sigma^2 and the shift delta^2 of the pool.
 
 python sweeps/convergence_parameters.py                     # digits, FedAvg, some minutes on a laptop
 python sweeps/convergence_parameters.py --preset smoke      # the same code with smaller numbers, under a minute
-python sweeps/convergence_parameters.py --preset paper --dataset cifar10 --data-dir DIR      # the paper's, for GPUs
+python sweeps/convergence_parameters.py --preset paper --dataset cifar10 --data-dir DIR      # the paper's numbers
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,12 +18,12 @@ from fedcommons.errors import UserError
 from fedcommons.tune import grid, main, sweep
 from papers.fedssyn.courses_report import NAMED, Figure, report
 
-PAPER = {"measure.every": 5, "generator.rho": 1.0}  # generators see rho n_i = 4500 of n_i images of a client (A.3.5)
+PAPER = {"measure.every": 5, "generator.rho": 1.0}  # rho = 1: generators see all n_i = 4500 images of a client
 PAPER_A8 = {
     "partition.n_clients": 40,
     "partition.alpha": 0.01,
     "generator.rho": 0.75,
-}  # share of pool images: p = 1125/(845 + 1125)
+}  # share of pool images p = 1125/(845 + 1125): a generator sees 845 of a client's 1125 images
 """Fields that figures 5 and A.7 (``PAPER``) and A.8 (``PAPER_A8``) add to preset paper; the user's values prevail."""
 
 CHECKPOINTS = (0.1, 0.3, 0.5, 0.7, 0.9)  # shares of generator.epochs: 50 ... 450 of 500 in the paper
@@ -64,7 +66,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def figure_a7(options: parse.Options) -> Figure:
-    """Return the trials of figures 5 and A.7 by curve: one per share p of synthetic images, and IID without sharing."""
+    """Return the trials of figures 5 and A.7 by curve: one per share p of synthetic images, one for IID data."""
     curves: dict[str, dict[str, Any]] = {"IID": {"partition.name": "iid"}}
     for p in sorted(parse.split("--p", options.p, float, "[0, 1)")):
         shared = {"sharing.setting": "shuffled_synthetic", "sharing.p": p}
@@ -96,7 +98,7 @@ def _cells(options: parse.Options, fields: Mapping[str, Any]) -> list[sweep.Tria
 def convergence_parameters(argv: Sequence[str]) -> int:
     options = arguments(argv)
     a7, a8 = figure_a7(options), figure_a8(options)
-    # a trial that both figures show runs once
+    # A trial that both figures show runs only once.
     cells = grid.once(c for figure in (a7, a8) for several in figure.values() for c in several)
     return main.run(options, "convergence_parameters", cells, partial(report, a7, a8, options))
 

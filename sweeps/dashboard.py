@@ -94,7 +94,7 @@ def dashboard(argv: Sequence[str]) -> int:
     if options.entity:
         try:
             board.save()
-        except Exception as error:  # W&B and its libraries raise many types: no network, no such project, no permission
+        except Exception as error:  # W&B raises errors of many types, for example without network or permission
             raise UserError(f"W&B refused the workspace: {' '.join(str(error).split())}") from None
         print(f"{message}: {board.url}")
         return 0

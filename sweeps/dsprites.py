@@ -1,6 +1,6 @@
-"""Figures A.9 and A.10 of Fedssyn, on dSprites: accuracy against the data and the epochs of the clients' beta-VAEs.
+"""Figures A.9 and A.10 of Fedssyn, on dSprites: accuracy against the training images and epochs of beta-VAEs.
 
-python sweeps/dsprites.py                       # drawn here with the same factors, instead of dSprites
+python sweeps/dsprites.py                       # images drawn by this program with dSprites' factors
 python sweeps/dsprites.py --preset smoke        # the same code with smaller numbers
 python sweeps/dsprites.py --preset paper --data.file dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz      # for GPUs
 """
@@ -21,7 +21,7 @@ from papers.fedssyn.sprites_report import Entry, report
 
 TAKEN = {"seed": "seeds", "generator.rho": "rhos", "sharing.p": "numbers", "sharing.setting": "rhos",
          "generator.steps": "checkpoints"}  # fmt: skip
-"""Fields of the experiment that options of the sweep set, as field: option; the fields' own options are refused."""
+"""Experiment fields that this sweep's options set, as field: option. Setting such a field directly is refused."""
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
@@ -61,8 +61,9 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 def entries(options: parse.Options) -> list[Entry]:
     """Return the entries of the runs.
 
-    Each seed has a run without sharing, a run for each rho and checkpoint with 0.25 synthetic images per real image,
-    and a run for each rho of ``--numbers-rhos`` and each of ``--numbers`` with fully trained generators.
+    rho is the share of a client's images that its generator sees. Each seed has a run without sharing, a run for each
+    rho and checkpoint with 0.25 synthetic images per real image, and a run with fully trained generators for each rho
+    of ``--numbers-rhos`` and each number of synthetic images per real image in ``--numbers``.
     """
     base, epochs, result = grids.base(options), options["generator.epochs"], []
     rhos = parse.split("--rhos", options.rhos, float, "(0, 1]")

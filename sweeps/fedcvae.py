@@ -21,7 +21,7 @@ TAKEN = {
     "seed": "seeds", "algorithm": "methods", "fedcvae.variant": "methods", "partition.alpha": "alphas",
     "client.lr": "rates", "fedcvae.local_epochs": "client.epochs", "dense.client_epochs": "client.epochs",
 }  # fmt: skip
-"""Fields of the experiment that options of the sweep set, as field: option; the fields' own options are refused."""
+"""Experiment fields that this sweep's options set, as field: option. Setting such a field directly is refused."""
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:

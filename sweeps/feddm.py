@@ -1,4 +1,6 @@
-"""FedDM: table 2, figures 1 to 3, studies of images per class and radius, real images (REAL), synthetic images.
+"""FedDM: table 2, figures 1 to 3 and 14 to 17, and studies of the number of images per class and of the radius.
+
+REAL is FedDM with real images instead of fitted images. The radius limits the weights at which images are fitted.
 
 python sweeps/feddm.py                     # digits, 348 runs of seconds
 python sweeps/feddm.py --preset smoke      # the same code with smaller numbers
@@ -58,7 +60,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         raise UserError("--ipcs, --radii and --sigmas compare FedDM: add feddm to --algorithms or leave them empty.")
     for name, field in OF_RATES.items():
         if field in options.asked and name not in parse.named(argv):
-            options[name] = ""  # only the learning rate that the user set
+            options[name] = ""  # the user set the field itself, so no list of learning rates is tried
         owners |= {field: _option(name)} if options[name] else {}
         if len(_rates(options, name)) > 1 and options.data.validation == 0:
             raise UserError(f"--{_option(name)} chooses by validation accuracy: data.validation must be above 0.")
@@ -76,7 +78,7 @@ def _rates(options: parse.Options, name: str) -> Sequence[float]:
 
 
 def _alpha(options: parse.Options) -> float:
-    """Return the Dirichlet concentration of the studies of images per class, radius and noise.
+    """Return the Dirichlet concentration for the studies that vary the images per class, the radius or the noise level.
 
     Raises:
         UserError: ``--study-alpha`` is not one number.
@@ -125,7 +127,7 @@ def entries(options: parse.Options) -> list[Entry]:
         private: dict[str, Any] = {"dp.local": sigma > 0, "dp.noise_multiplier": sigma or 1.0}
         fields = {"feddm.sigma": sigma} if algorithm == "feddm" else private
         add("noise level", f"{algorithm}, noise level {sigma:g}", alpha, algorithm=algorithm, **fields)
-    if levels:  # the report shows this run's images: they equal those of the first round of a longer run
+    if levels:  # a run for the report's pictures of images after round 1
         add("round", "feddm, round 1", alpha, algorithm="feddm", **{"federation.rounds": 1})
     return result
 

@@ -3,9 +3,12 @@
 python sweeps/feddpms.py                     # digits, some minutes on a laptop
 python sweeps/feddpms.py --preset smoke      # the same code with smaller numbers, under a minute
 python sweeps/feddpms.py --alphas 0.1,0.3,0.5 --clients 10:430,20:860,30:1290 --preliminary 0.3,0.4,0.5
-python sweeps/feddpms.py --dataset fmnist --data-dir DIR      # fewer images of Fashion-MNIST
+python sweeps/feddpms.py --dataset fmnist --data-dir DIR      # a subset of Fashion-MNIST
 python sweeps/feddpms.py --preset paper --dataset fmnist --data-dir DIR      # the paper's numbers, for GPUs
 python sweeps/feddpms.py --preset authors --dataset cifar10 --data-dir DIR   # as the authors' released code runs it
+
+``--clients``: pairs of a number of clients and the number of all their images. ``--preliminary``: shares of the rounds
+that belong to stage I.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -80,7 +83,7 @@ def grid(options: parse.Options) -> dict[str, list[sweep.Trial]]:
 
 
 def _federations(text: str) -> list[tuple[int, int]]:
-    """Return the pairs N:images.
+    """Return (number of clients N, number of all their images) for each pair ``N:images`` in the text.
 
     Raises:
         UserError: the text is no list of pairs.
@@ -93,7 +96,7 @@ def _federations(text: str) -> list[tuple[int, int]]:
 
 
 def _preliminary(share: float, rounds: int) -> int | None:
-    """Return the number of rounds of stage I; None for the default share, so that the run keeps its name."""
+    """Return ``share`` of the rounds as the number of rounds of stage I; None for the default share, 0.4."""
     last = round(share * rounds)
     return None if last == round(0.4 * rounds) else last
 

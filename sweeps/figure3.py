@@ -26,7 +26,7 @@ from papers.fedssyn import central_trials
 if TYPE_CHECKING:
     from papers.fedssyn.central import Central
 
-P = 0.5  # the paper: each of N clients trains on n_total/N pool images and n_total/N real images
+P = 0.5  # as in the paper, where each client trains on equal numbers of pool images and of real images
 SETTINGS = "real,local_synthetic,shuffled_synthetic,shuffled_real"  # the sharing strategies of the figure
 CSV = ("dataset", "n_clients", "participation", "alpha", "algorithm", "setting", "seed", "p", "learning_rate",
        "rounds", "epochs", "images", "last_accuracy", "best_accuracy")  # fmt: skip

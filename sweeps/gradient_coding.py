@@ -1,4 +1,4 @@
-"""Figures 1 to 3 of privacy-flexible federated learning: raw copies and gradient coding, stragglers, 1000 repetitions.
+"""Figures 1 to 3 of privacy-flexible federated learning: gradient coding and raw copies of data against stragglers.
 
 python sweeps/gradient_coding.py                                        # digits, 200 repetitions, two minutes
 python sweeps/gradient_coding.py --preset smoke                         # the same code with smaller numbers

@@ -28,7 +28,7 @@ PRESETS = {
     "smoke": ("digits", 3),
     "small": ("digits", 150),
     "paper": ("mnist", 60),
-}  # data set, rounds (not stated in the paper)
+}  # preset: (data set, number of rounds, which the paper does not state)
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:

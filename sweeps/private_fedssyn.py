@@ -1,4 +1,4 @@
-"""Figures 6 and A.6 of Fedssyn, with differentially private generators: epsilon over epochs, images, accuracy.
+"""Figures 6 and A.6 of Fedssyn, with differentially private generators: epsilon by epoch, images, test accuracy.
 
 python sweeps/private_fedssyn.py                      # digits, minutes on a laptop
 python sweeps/private_fedssyn.py --preset smoke       # the same code with smaller numbers

@@ -1,8 +1,8 @@
-"""How many images n per client does a useful private pool need? Judged by classifiers trained on its images.
+"""How many images n per client does a useful private pool need, judged by classifiers trained on the pool's images?
 
 python sweeps/private_sizes.py                 # digits, a quarter of an hour on a laptop
 python sweeps/private_sizes.py --preset smoke  # the same code with smaller numbers
-python sweeps/private_sizes.py --ways merf,ndpdc --epsilons 1,10    # noisy sums, once or in each step
+python sweeps/private_sizes.py --ways merf,ndpdc --epsilons 1,10    # images fitted to noisy sums
 python sweeps/private_sizes.py --dataset mnist --data-dir DIR --sizes 1000,6000 --generator.channels [8,16,16]
 """
 
@@ -20,7 +20,7 @@ from papers.fedssyn import private_presets
 from papers.fedssyn.sizes_report import report
 
 TAKEN = {"data.limit": "sizes", "generator.target_epsilon": "epsilons", "seed": "seeds"}
-"""Fields of the experiment that options of the sweep set, as field: option; the fields' own options are refused."""
+"""Experiment fields that this sweep's options set, as field: option. Setting such a field directly is refused."""
 
 WAYS = ("plain", "private", "merf", "ndpdc")
 """Sources of images: generators without and with differential privacy, and strategies that fit images to noisy sums."""
@@ -85,7 +85,7 @@ def private_sizes(argv: Sequence[str]) -> int:
         with sweep_folder.open_folder(out := Path(options.out)):
             text = ""
             for results in study(options, display.say, partial(display.step, ends=False)):
-                text = report(results, options, out)  # after each size: an interrupted study keeps its results
+                text = report(results, options, out)  # after each size, so that an interrupted study keeps its results
             display.say("\n" + text)
         spent = time.perf_counter() - started
         display.say(f"Time: {spent:.0f} s. All in {options.out}; generators in the store are kept.")

@@ -1,8 +1,8 @@
-"""Figures 2 and A.4 of Fedssyn, and B.3 of its first version: FedAvg on quadratics of which a share p is swapped.
+"""Figures 2, A.4 of Fedssyn and B.3 of its first version: FedAvg on quadratics after swapping a share p of samples.
 
 python sweeps/quadratics.py                      # the paper's grid, ten seeds, seconds on one core
-python sweeps/quadratics.py --preset smoke       # the same code with fewer p and rounds
-python sweeps/quadratics.py --fit authors        # fits A_p and B_p only as the released code does
+python sweeps/quadratics.py --preset smoke       # the same code with fewer values of p and fewer rounds
+python sweeps/quadratics.py --fit authors        # fits rounds against 1/sqrt(error) only as the released code does
 python sweeps/quadratics.py --models clients     # the error of clients' models before averaging, as in the captions
 """
 
@@ -28,7 +28,7 @@ PRESETS = {"paper": (q.SHARES, q.ROUNDS, 10), "smoke": ((0.0, 0.25, 0.5, 0.75, 1
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options; ``shares`` becomes the sorted swapped shares p, always with 0, to which the theory refers."""
+    """Parse the options; ``shares`` becomes the sorted list of swapped shares p, always with the reference p = 0."""
     preset = parse.early(argv, "preset", "paper")
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)

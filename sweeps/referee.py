@@ -1,11 +1,11 @@
-"""Check any method against the contract of methods and its author's claims; each check has a verdict in a sentence.
+"""Check a method against the contract of all methods and the author's claims; each check gives a one-sentence verdict.
 
 python sweeps/referee.py my_lab.py:FedAvgM
 python sweeps/referee.py my_lab.py:MyProx --constants mu=0.1 --special-case "mu=0 is fedavg" --down 1 --up 1
-python sweeps/referee.py my_lab.py:Drift --exact          # it reaches the optimum where clients differ
-python sweeps/referee.py my_lab.py:FedAvg --rate          # on quadratics its error is within Corollary I's bound
-python sweeps/referee.py my_lab.py:Noisy --private        # its privacy holds: neighbouring data sets, canaries
-python sweeps/referee.py their.py:FlowerClient --strategy their.py:Server --special-case "is fedavg"  # by ``adapted``
+python sweeps/referee.py my_lab.py:Drift --exact          # claim: it reaches the optimum although clients differ
+python sweeps/referee.py my_lab.py:FedAvg --rate          # claim: its error on quadratics is within Corollary I's bound
+python sweeps/referee.py my_lab.py:Noisy --private        # claim: its privacy guarantee holds
+python sweeps/referee.py their.py:FlowerClient --strategy their.py:Server --special-case "is fedavg"  # Flower client
 """
 
 import shlex
@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 ROW = {"partition.alpha": 0.01, "sharing.setting": "real", "measure.every": 0, "tracking.wandb": "off"}
-"""Fields of the row of table 1: digits of preset small, ten clients, a Dirichlet partition."""
+"""Fields of the runs on table 1's digits, in addition to preset small (ten clients, a Dirichlet partition)."""
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
@@ -111,7 +111,7 @@ def theirs(of: str = "", strategy: str = "", constants: str = "") -> "Algorithm"
 
 
 def build_method(method: str, constants: str, strategy: str | None = None) -> "Algorithm":
-    """Build the method with these constants, which may be a class of fedcommons' form or a client of Flower's form."""
+    """Build the method with these constants. The method is a fedcommons algorithm or a client of Flower's form."""
     if is_theirs(method):
         return theirs(method, strategy or "", constants)
     if strategy:
@@ -136,7 +136,7 @@ def row(options: parse.Options, out: Path, display: Display) -> "Verdict":
 
     results, fields = [], ROW
     method, constants = options.method, valued(options.constants)
-    if is_theirs(method):  # adapted servers average by numbers of examples
+    if is_theirs(method):  # adapted servers weight clients by numbers of examples, so FedAvg must too
         fields = {**ROW, "federation.weighting": "samples"}
         constants = {"of": method, "strategy": options.strategy or "", "constants": options.constants}
         method = f"{Path(__file__)}:{theirs.__name__}"

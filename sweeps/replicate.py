@@ -26,7 +26,7 @@ VARIED = {"partition.name": "", "federation.participation": "C", "client.lr": "l
 
 @dataclass(frozen=True)
 class Entry:
-    """The trial of one seed of a variant of a row."""
+    """A trial with one seed. row: name of the replication, such as R1. variant: name of a set of fields in this row."""
 
     row: str
     variant: str
@@ -68,7 +68,7 @@ def entries(options: parse.Options) -> list[Entry]:
 
 
 def numbers(folder: Path, quantities: Sequence[Quantity]) -> dict[str, float | None] | None:
-    """Return the values of these quantities by their words, accuracies in percent; None if the run is not finished."""
+    """Return the run's value of each quantity by name, accuracies in percent; None if the run is not finished."""
     if not is_run(folder) or (summary := read_summary(folder)) is None:
         return None
     accuracy = {line["round"]: 100 * line["test/accuracy"] for line in read_rounds(folder) if "test/accuracy" in line}

@@ -1,4 +1,4 @@
-"""Figure 4 of Fedssyn: accuracy against generators' training data, number of samples, training epochs and kind.
+"""Figure 4 of Fedssyn: accuracy against a generator's training images, samples, training epochs and type.
 
 python sweeps/sensitivity.py                       # digits, one seed, minutes on a laptop
 python sweeps/sensitivity.py --preset smoke        # the same code with smaller numbers
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 TAKEN = {"seed": "seeds", "generator.rho": "rhos", "sharing.p": "numbers", "sharing.setting": "rhos",
          "partition.n_clients": "clients", "generator.name": "generators",
          "generator.steps": "checkpoints"}  # fmt: skip
-"""Fields of the experiment that options of the sweep set, as field: option; the fields' own options are refused."""
+"""Experiment fields that this sweep's options set, as field: option. Setting such a field directly is refused."""
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
@@ -66,7 +66,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def entries(options: parse.Options) -> list[Entry]:
-    """Return for each seed the runs of panels (a), (b) and (c), and a run without sharing for each federation."""
+    """Return per seed the runs of panels (a), (b), (c), and one run without sharing per panel and number of clients."""
     base, epochs, result = grid.base(options), options["generator.epochs"], []
     rhos = parse.split("--rhos", options.rhos, float, "(0, 1]")
     numbers = parse.split("--numbers", options.numbers, float, "(0, 1e6]")

@@ -20,7 +20,7 @@ from papers.fedssyn.published import fedssyn_table1
 from papers.fedssyn.table2_report import Entry, report
 
 OWNERS = {"seed": "seeds", "partition.alpha": "alphas", "algorithm": "methods", "sharing.setting": "methods"}
-"""Fields of the experiment that options of the sweep set, as field: option; the fields' own options are refused."""
+"""Experiment fields that this sweep's options set, as field: option. Setting such a field directly is refused."""
 OF_RATES = {"rates": "client.lr", "image_rates": "feddm.image_lr"}
 """Options that list learning rates to choose from, and the field that each option sets."""
 
@@ -56,7 +56,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     for name, field in OF_RATES.items():
         option = name.replace("_", "-")
         if field in options.asked and name not in parse.named(argv):
-            options[name] = ""  # only the learning rate that the user set
+            options[name] = ""  # the user set the field itself, so no list of learning rates is tried
         owners |= {field: option} if options[name] else {}
         if "," in options[name] and options.data.validation == 0:
             raise UserError(f"--{option} chooses by validation accuracy: data.validation must be above 0.")
@@ -68,7 +68,7 @@ def entries(options: parse.Options) -> list[Entry]:
     """Return a trial for each alpha, method, learning rate and seed."""
     base, result = grid.base(options), []
     targets = {}
-    if options.preset == "paper" and options.target == Experiment().target:  # the targets of Table 1
+    if options.preset == "paper" and options.target == Experiment().target:  # Table 1's targets by default
         targets = {key[:4]: target for key, (target, _) in fedssyn_table1().items()}
     federation = base["data.name"], base["partition.n_clients"], base["federation.participation"]
     for alpha, method in product(

@@ -1,4 +1,4 @@
-"""Sweep any fields of an experiment with Ray Tune; generators are trained once for all learning rates and all p.
+"""Sweep any fields of an experiment with Ray Tune; each generator is trained once for all trials that use it.
 
 python sweeps/tune.py --space alpha=0.01,0.1 --space "lr=loguniform(0.01,0.1)" --seeds 0,1,2
 python sweeps/tune.py --sharing shuffled_synthetic --space alpha=0.01,0.1 --space "p=uniform(0,0.5)" --samples 10
@@ -76,7 +76,9 @@ def build_trials(points: Sequence[Mapping[str, Any]], options: parse.Options) ->
 
 
 def cells(options: parse.Options) -> tuple[list[sweep.Trial], list[str]]:
-    """Return the trials and the names of the swept fields; with Optuna, the trials are the ends of the search space.
+    """Return the trials and the names of the swept fields.
+
+    Optuna chooses points during the sweep, so with Optuna the trials at the limits of the search space are returned.
 
     Raises:
         UserError: a swept field, a value or the metric is invalid for the trials.
@@ -100,8 +102,8 @@ def cells(options: parse.Options) -> tuple[list[sweep.Trial], list[str]]:
 def batches(options: parse.Options, out: Path) -> Iterator[list[sweep.Trial]]:
     """Yield batches of trials that run in parallel.
 
-    A batch has all trials; with ASHA, the trials of one environment (equal data, partition and
-    other fields without which results are not comparable); with Optuna, the points that it proposes next.
+    By default a single batch has all trials. With ASHA a batch has the trials with equal data, partition and other
+    fields that must be equal for a comparison. With Optuna a batch has the points that Optuna proposes next.
     """
     fixed = around(space(options))
     seeds = fixed.pop("seed", [options.seed])
