@@ -85,7 +85,7 @@ def proposed(
     make: Callable[[Mapping[str, Any]], Sequence[Trial]],
     value: Callable[[Sequence[Trial]], float | None],
 ) -> Iterator[list[Trial]]:
-    """Yield batches of trials, for ``samples`` points per environment; the caller must run a batch before the next one.
+    """Yield batches of trials, for ``samples`` points per environment; the caller must run each batch before the next.
 
     searches: (fields of an environment, search in this environment). make: returns the trials of a point, one per seed.
     value: returns a point's value from its trials; None if there is no value.

@@ -154,7 +154,7 @@ def _resources_of(federations: Mapping[str, Federation], pin: Mapping[str, str],
 def resources(f: Federation, pin: Mapping[str, str], params: Mapping[str, Any]) -> tune.PlacementGroupFactory:
     """Return the resources that a trial reserves, for its process or for its actors, which train the clients.
 
-    f: the experiment's fields ``federation``. pin: labels that the nodes must have. params: the trial's parameters.
+    f: the experiment's section ``federation``. pin: labels that the nodes must have. params: the trial's parameters.
     """
     share = ray_cluster.bundle(f.gpus_per_actor)
     # A trial with actors only waits for the actors, so no core is reserved for its process.
