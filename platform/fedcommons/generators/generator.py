@@ -57,11 +57,7 @@ class Generator(Protocol):
 
     A generator may have further functions. The functions ``check...`` raise ``UserError`` to refuse an experiment.
     check(fields): check the experiment's fields (dotted names to values).
-<<<<<<< HEAD
-    check_type(dtype, data), check_shape(shape, data): check type and shape (C, H, W) of the examples of ``data``.
-=======
     check_type(dtype, data), check_shape(shape, data): check type and shape (C, H, W) of examples of data set ``data``.
->>>>>>> ac2916eb (generators: define symbols and name the second side in docstrings)
     check_sizes(sizes): check the number of training examples of each client's generator.
     for_images(n): return the generator for a client with n training examples, for example with equal numbers of steps.
     ``fit`` and ``sample`` may have a parameter ``progress``: a function (see ``Progress``), or None.
