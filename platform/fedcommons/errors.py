@@ -70,8 +70,11 @@ class ClientError(RuntimeError):
     def from_exception(cls, error: BaseException, where: str, part: str = "", doing: Sequence[str] = ()) -> Self:
         """Return a ``ClientError`` that reports the exception ``error`` of user code.
 
-        where: name of the called code in the message. doing: phrases that say what the code was doing. part: name of
-        the component; the message quotes this name if the failing line is not in the user's file.
+        Args:
+            error: the exception, whose traceback is stored as ``trace``, unless memory is lacking.
+            where: beginning of the message: the name of the called code, or the client, round and method.
+            part: name of the component; the message quotes this name if the failing line is not in the user's file.
+            doing: phrases at the end of the message that say what the code was doing.
         """
         # If memory is lacking, user code is not the cause, so no traceback is stored.
         trace = "" if lacks_memory(error) else "".join(traceback.format_exception(error))

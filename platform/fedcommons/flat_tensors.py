@@ -118,6 +118,7 @@ def flat(payload: Payload, name: str) -> Flat:
     """Return the ``Flat`` called ``name`` in a payload.
 
     Raises:
+        KeyError: the payload has no entry ``name``.
         TypeError: the entry is a plain tensor.
     """
     x = payload[name]
@@ -127,7 +128,11 @@ def flat(payload: Payload, name: str) -> Flat:
 
 
 def scalar(payload: Payload, name: str) -> float:
-    """Return the entry ``name`` of a payload, a tensor with one element, as a number."""
+    """Return the entry ``name`` of a payload, a tensor with one element, as a number.
+
+    Raises:
+        KeyError: the payload has no entry ``name``.
+    """
     return float(data(payload[name]))
 
 
@@ -137,13 +142,25 @@ def zeros_like(x: Flat) -> Flat:
 
 
 def select(x: Flat, names: Sequence[str]) -> Flat:
-    """Return a copy of the tensors of ``x`` called ``names``, in the order of ``names``; a string is one name."""
+    """Return a copy of the tensors of ``x`` called ``names``, in the order of ``names``.
+
+    Args:
+        x: tensors by name.
+        names: names of tensors of ``x``; a string is one name.
+
+    Raises:
+        KeyError: ``x`` has no tensor with one of the names.
+    """
     names = (names,) if isinstance(names, str) else tuple(names)
     return Flat(layout_of((n, x[n]) for n in names), torch.cat([x[n].reshape(-1) for n in names] or [x.buffer[:0]]))
 
 
 def put(whole: Flat, part: Flat) -> Flat:
     """Return a copy of ``whole`` in which the tensors named in ``part`` have the values of ``part``.
+
+    Args:
+        whole: all tensors; they are not changed.
+        part: new values of some tensors of ``whole``, with the same names and shapes.
 
     Raises:
         ValueError: ``whole`` lacks a tensor of ``part``, or two tensors with the same name have different shapes.
@@ -169,7 +186,13 @@ def sub(a: Flat, b: Flat) -> Flat:
 
 
 def add(a: Flat, b: Flat, scale: float = 1.0) -> Flat:
-    """Return a + scale * b, computed in the wider number type of a and b and converted to the number type of a."""
+    """Return a + scale * b, computed in the wider number type of a and b and converted to the number type of a.
+
+    Args:
+        a: first summand, which determines the names and shapes of the result.
+        b: second summand, with the names and shapes of a.
+        scale: factor of b; default: 1.
+    """
     wide = torch.promote_types(a.buffer.dtype, b.buffer.dtype)
     return Flat(a.layout, torch.add(a.buffer.to(wide), b.buffer, alpha=scale).to(a.buffer.dtype))
 

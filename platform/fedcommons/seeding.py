@@ -21,7 +21,11 @@ if TYPE_CHECKING:  # torch takes seconds to import
 
 
 def seed_for(*key: int | str) -> int:
-    """Return a 63-bit seed for a key, equal on every machine, e.g. ``seed_for(run, "order", round, client)``."""
+    """Return a 63-bit seed for a key, equal on every machine, e.g. ``seed_for(run, "order", round, client)``.
+
+    Args:
+        key: integers and strings that identify the use of the seed; their order and types matter.
+    """
     return _hash(key, 8) >> 1
 
 
@@ -35,14 +39,23 @@ def _hash(key: tuple[int | str, ...], size: int) -> int:
 
 
 def generator(*key: int | str, device: "torch.device | str" = "cpu") -> "torch.Generator":
-    """Return a torch generator for a key: one of 2^32 random streams on a CPU. A GPU generator has other streams."""
+    """Return a torch generator for a key: one of 2^32 random streams on a CPU. A GPU generator has other streams.
+
+    Args:
+        key: integers and strings that identify the use of the random numbers (see ``seed_for``).
+        device: device of the generator, on which it draws; default: the CPU.
+    """
     import torch
 
     return torch.Generator(device).manual_seed(seed_for(*key))
 
 
 def numpy_generator(*key: int | str) -> np.random.Generator:
-    """Return a numpy generator for a key: one of 2^63 random streams."""
+    """Return a numpy generator for a key: one of 2^63 random streams.
+
+    Args:
+        key: integers and strings that identify the use of the random numbers (see ``seed_for``).
+    """
     return np.random.default_rng(seed_for(*key))
 
 

@@ -221,9 +221,20 @@ def audit_method(algorithm: Algorithm, loop: LocalSGD, seed: int, m: int = 1000,
 ]:  # fmt: skip
     """Return the stated epsilon of a client's first reply, and a lower bound on epsilon from each protected tensor.
 
-    The epsilon is None if no tensor of the reply has a privacy guarantee. Only tensors of m numbers are used, with two
-    scores for each tensor: a canary may raise its number (key "+NAME") or lower its number ("-NAME").
-    ``bound.verdict(epsilon)`` is "cannot tell" if the bound from only correct guesses is at most epsilon.
+    Only tensors of m numbers are used, because each canary must have one number.
+
+    Args:
+        algorithm: method whose functions ``start``, ``down`` and ``client`` run once, with one client.
+        loop: settings of the client's local training, with DP-SGD (``loop.dp`` is not None).
+        seed: seed for the coins that include or exclude canaries, and for the method's random numbers.
+        m: number of canaries, each with one weight of the model; m/4 of them are guessed to be included.
+        delta: delta of the (epsilon, delta) guarantee, in (0, 1).
+
+    Returns:
+        The stated epsilon, and the lower bounds by score. The epsilon is None if no tensor of the reply has a privacy
+        guarantee. Each protected tensor has two scores, because a canary may raise its number (key "+NAME") or lower
+        its number ("-NAME"). With a confidence of 95 % all bounds are correct. ``bound.verdict(epsilon)`` is "cannot
+        tell" if the bound from only correct guesses is at most epsilon.
     """
     inside, work = coins(m, numpy_generator(seed, "coins")), _work(loop, m)
     state = algorithm.start(work.snapshot(), Facts(1, [m], 1), seed)

@@ -158,26 +158,51 @@ class Algorithm(Protocol):
     """
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        """Return the server's state before round 1. model: initial weights. seed: seed for random numbers."""
+        """Return the server's state before round 1.
+
+        Args:
+            model: initial weights of the clients' module, without frozen parameters.
+            facts: public facts, such as the number of clients; ``down`` and ``merge`` do not get them.
+            seed: seed of the run, for all random numbers of this call.
+
+        Raises:
+            UserError: the algorithm is not defined for the model, the data or the federation.
+        """
         ...
 
     def down(self, state: State, round: int, client: int) -> Message:
-        """Return the message that the server sends to ``client`` in ``round``, computed from the server's state."""
+        """Return the message that the server sends to a client, computed from the server's state.
+
+        Args:
+            state: the server's state before the round.
+            round: number of the round, from 1.
+            client: number of the client, from 0.
+        """
         ...
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         """Run a client's work of a round in a worker process and return the reply.
 
-        message: what ``down`` returned. memory: the ``Reply.memory`` of the client's last round, empty if there is
-        none. data: the client's training data. seed: seed for random numbers of this client and round.
+        Args:
+            work: training objects of the worker process; ``work.local`` trains the client's module.
+            message: the message that ``down`` returned for this client and round.
+            memory: the client's last ``Reply.memory`` that is not None; empty if there is none.
+            data: the client's training data.
+            round: number of the round, from 1.
+            seed: seed for random numbers of this client and round.
         """
         ...
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        """Return the server's next state.
+        """Return the server's state after a round.
 
-        total: float64 sums of ``Reply.sums`` over the clients that replied. replies: their replies without sums, memory
-        and metrics. An algorithm that trains on the server runs the training as one job of ``executor``.
+        Args:
+            executor: the run's workers. A training on the server must run as one job of ``executor``.
+            state: the server's state before the round.
+            total: float64 sums of ``Reply.sums`` over the clients whose replies are accepted.
+            replies: client number -> accepted reply, without sums, memory and metrics; empty if no client takes part.
+            round: number of the round, from 1.
+            seed: seed for random numbers of this round on the server.
         """
         ...
 
@@ -187,7 +212,12 @@ class ChoosesClients(Protocol):
     """An algorithm that chooses the participating clients of a round, in place of the engine's sampling."""
 
     def participants(self, state: State, round: int) -> Sequence[int]:
-        """Return the clients that take part in ``round``, each once; if there are none, only ``merge`` is called."""
+        """Return the numbers of a round's participants, each once; if there are none, only ``merge`` is called.
+
+        Args:
+            state: the server's state before the round.
+            round: number of the round, from 1.
+        """
         ...
 
 
@@ -196,12 +226,16 @@ class Personal(Protocol):
     """An algorithm with a personal model per client, which the field ``evaluate.clients`` evaluates."""
 
     def personal(self, state: State, memory: Payload, message: Message) -> Payload:
-        """Return a client's personal model after a round: ``model``, a ``Flat`` of all weights, and maybe ``buffers``.
+        """Return a client's personal model after a round, for the experimenter; the model's bytes are not counted.
 
-        state: the server's state. memory: the client's memory, empty if the client has not taken part yet. message: the
-        message that the client would download in the next round. ``buffers`` are BatchNorm's statistics; without them,
-        the client uses the statistics that ``federation.buffers`` prescribes. The result is for the experimenter and is
-        not sent, so its bytes are not counted.
+        Args:
+            state: the server's state after the round.
+            memory: the client's memory; empty if the client has not taken part yet.
+            message: the message that the client would download in the next round.
+
+        Returns:
+            A mapping with ``model``, a ``Flat`` of all weights, and optionally ``buffers``, BatchNorm's statistics.
+            Without ``buffers``, the client uses the statistics that ``federation.buffers`` prescribes.
         """
         ...
 
@@ -302,7 +336,10 @@ class Shares(Protocol):
     def share(self, clients: Clients, n_classes: int | None, seed: int) -> Common:
         """Return the shared data, computed from the clients' training data.
 
-        n_classes: number of classes; None if labels are not classes. seed: seed for all random numbers.
+        Args:
+            clients: the training data of all clients, which must not be changed.
+            n_classes: number of classes; None if labels are not classes.
+            seed: seed for all random numbers.
         """
         ...
 
@@ -332,19 +369,31 @@ class TellsWork(Protocol):
     """
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Return, for each kind of work, the number of pieces of work in a round in which ``clients`` reply.
+        """Return, for each kind of work, the number of pieces of work in a round.
 
-        The algorithm chooses the names of the kinds. The result omits the clients' local steps, which ``--dry-run``
-        counts, unless ``trains_locally`` is False. loop: settings of local training.
+        Args:
+            facts: public facts of the federation.
+            loop: settings of local training.
+            round: number of the round, from 1.
+            clients: numbers of the clients that reply in the round.
+
+        Returns:
+            Name of a kind, which the algorithm chooses -> number of pieces, at least 0. The clients' local steps are
+            omitted, because ``--dry-run`` counts them, unless ``trains_locally`` is False.
         """
         ...
 
     def smaller(self, times: int) -> "Sequence[tuple[Algorithm, int]]":
-        """Return pairs (variant of the algorithm, number of the client's examples) for timed rounds of one client.
+        """Return variants of the algorithm for timed rounds of one client, whose examples may have any classes.
 
-        The examples may have any classes. The first variant has the least possible work. For each kind of work, another
-        variant has more pieces of this kind than the first variant; ``times`` says how many more. Equal variants are
-        timed once for all runs. So a variant should use the default of every hyperparameter that does not change the
-        time.
+        Equal variants are timed once for all runs. So a variant should use the default of every hyperparameter that
+        does not change the time.
+
+        Args:
+            times: amount of additional work in the variants after the first, such as a number of server epochs.
+
+        Returns:
+            Pairs (variant, number of the client's examples, at least 1). The first variant has the least possible work.
+            For each kind of work, another variant has more pieces of this kind than the first variant.
         """
         ...

@@ -134,12 +134,25 @@ class Work:
         add_to_grad: AddToGrad | None = None,
         lr: float | None = None,
     ) -> LocalResult:
-        """Train from the weights ``start`` and return the result; the next training overwrites the result's weights.
+        """Train the client's module from the weights ``start``.
 
-        data: training data. seed: seed for random numbers of the training. loss: function that replaces the module's
-        ``training_step``. add_to_grad: function that may change the gradients before every step. Under DP-SGD it must
-        not use the data, because the change is neither clipped nor noised. lr: learning rate for all parameters and
-        steps; default: the module's learning rates times the factor of the schedule in this round.
+        Args:
+            start: initial weights; they are copied into the module.
+            data: training data.
+            seed: seed for random numbers of the training.
+            loss: function that replaces the module's ``training_step``; None: ``training_step``.
+            add_to_grad: function that may change the gradients before every step; None: no change. Under DP-SGD it must
+                not use the data, because the change is neither clipped nor noised.
+            lr: learning rate for all parameters and steps; None: the module's learning rates times the factor of the
+                schedule in this round.
+
+        Returns:
+            The trained weights, the mean metrics and the privacy ledger entry. The weights are the worker's buffer,
+            which the next training overwrites.
+
+        Raises:
+            ValueError: ``data.extra_columns`` are used without ``loss`` or have another length than ``data``, or a
+                target epsilon does not allow this training, for example after another training in the same round.
         """
         return self.loop.run(self, start, data, seed, loss=loss, add_to_grad=add_to_grad, lr=lr)
 

@@ -35,9 +35,16 @@ class Executor(Protocol):
     def map(self, function: Callable[[Any, S, J], R], shared: S, jobs: Sequence[J]) -> list[R]:
         """Return ``[function(worker, shared, job) for job in jobs]``, computed by the workers.
 
-        function: an importable function whose result depends only on the arguments. shared: data for all jobs.
+        Args:
+            function: an importable function of (worker, shared, job), whose result depends only on these arguments.
+            shared: data for all jobs, which each worker process receives once.
+            jobs: arguments of the single jobs.
+
+        Returns:
+            The results, in the order of ``jobs``.
 
         Raises:
+            ClientError: ``function`` raised an error other than ``UserError``.
             WorkerDied: the process of a job died, and so did the processes that replaced it.
         """
         ...

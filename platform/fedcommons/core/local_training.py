@@ -106,9 +106,13 @@ class LocalSGD:
     def epochs_for(self, n: int, n_own: float | None, share: float = 1.0) -> int:
         """Return a client's number of epochs, E' = max(1, min(E, floor(E n_own / n))), the rule of Fedssyn's authors.
 
-        E: ``epochs``. n: number of training examples, real and shared. n_own: number of the client's real examples.
-        E' = E if ``n_own`` is None or ``equal_work`` is off. share: fraction in (0, 1] of the work that a straggler
-        does. A straggler runs  ceil(share E')  epochs, so all of 1 .. E' are equally probable for a uniform share.
+        E is ``epochs``. E' = E if ``equal_work`` is off. A straggler runs  ceil(share E')  epochs, so all of 1 .. E'
+        are equally probable for a uniform share.
+
+        Args:
+            n: number of training examples, real and shared.
+            n_own: number of the client's real examples; None: E' = E.
+            share: fraction, in (0, 1], of the work that a straggler does; 1 for other clients.
         """
         epochs = self.epochs
         if self.equal_work and n_own is not None:
@@ -140,8 +144,7 @@ class LocalSGD:
     ) -> LocalResult:
         """Train a client from the weights ``start``; the arguments are those of ``Work.local``.
 
-        A loss function of the method gets the number of the step in this training. ``training_step`` gets the index of
-        the batch in the epoch, as in Lightning.
+        ``loss`` gets the number of the step in this training. ``training_step`` gets the batch's index in the epoch.
         """
         if data.extra_columns and (loss is None or any(len(column) != len(data) for column in data.extra_columns)):
             raise ValueError(
@@ -303,7 +306,7 @@ class LocalSGD:
             yield tuple(batch), seeds
 
     def steps(self, data: ClientData, seed: int, epoch: int) -> Iterator[list[Batch]]:
-        """Return an iterator over the steps of an epoch: a list of at most ``accumulate`` batches per step."""
+        """Return an iterator over the steps of ``epoch`` (from 0), each a list of at most ``accumulate`` batches."""
         batches = self.batches(data, seed, epoch)
         return iter(lambda: list(islice(batches, self.accumulate)), [])
 
@@ -317,7 +320,7 @@ class LocalSGD:
         return reduce(torch.add, values)
 
     def batches(self, data: ClientData, seed: int, epoch: int) -> Iterator[Batch]:
-        """Yield the batches of an epoch in a random order, which depends on ``seed`` and ``epoch``."""
+        """Yield the batches of an epoch in a random order, which depends on ``seed`` and ``epoch`` (number, from 0)."""
         n, b, columns = len(data), self.batch_size, (*data.columns, *data.extra_columns)
         if n <= b and not self.augment:
             yield columns  # one batch contains all examples, so the order does not matter
@@ -334,7 +337,7 @@ class LocalSGD:
         return (flip_and_crop(columns[0], draws), *columns[1:]) if self.augment else tuple(columns)
 
     def gradient(self, work: TrainingProcess, at: Flat, data: ClientData) -> Flat:
-        """Return the gradient of the client's mean loss at the weights ``at``, in evaluation mode, not augmented."""
+        """Return the gradient of the mean loss on ``data`` at the weights ``at``, in evaluation mode, not augmented."""
         work.load(at)
         work.module.eval()
         n, b = len(data), self.batch_size

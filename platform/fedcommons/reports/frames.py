@@ -59,10 +59,9 @@ Say = Callable[[str], None]
 
 
 def load_runs(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
-    """Return a frame with one row per run in ``folders``, which are run folders or contain run folders at any depth.
+    """Return a frame with one row per run in the folders.
 
-    A run that cannot be read is left out, and ``say`` is called with its name and the reason. A value that a run does
-    not have is missing (nan) in its row. The columns are:
+    A value that a run does not have is missing (nan) in its row. The columns are:
 
     - ``run``: the run's folder. ``status``: finished, stopped (by a scheduler), failed or unfinished.
     - ``dataset``, ``algorithm``, ``setting``, ``seed``, and every field of the run's config by its dotted name.
@@ -80,6 +79,10 @@ def load_runs(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
     - Every metric, from the last round that has this metric. Convergence parameters have no prefix
       (``zeta_hat_sq``); ``zeta_hat_sq_mean`` is the mean over the rounds that have the parameter.
 
+    Args:
+        folders: run folders, or folders with run folders at any depth.
+        say: called with a message on each run that cannot be read, with the reason. The run is left out.
+
     Raises:
         UserError: one of the folders does not exist or holds no run.
     """
@@ -91,7 +94,14 @@ def load_runs(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
 def load_rounds(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
     """Return a frame with one row per run and round: columns that identify the run, ``round``, and the metrics.
 
-    Round 0 is the untrained model. Column names, ``folders``, ``say`` and errors are as in ``load_runs``.
+    Round 0 is the untrained model. Column names are as in ``load_runs``.
+
+    Args:
+        folders: run folders, or folders with run folders at any depth.
+        say: called with a message on each run that cannot be read, with the reason. The run is left out.
+
+    Raises:
+        UserError: one of the folders does not exist or holds no run.
     """
     import pandas as pd
 
@@ -110,7 +120,14 @@ def load_clients(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
     ``personal/accuracy``, ``personal/loss``: the client's personal model, if the method has personal models.
     If clients have no test examples, their training examples are used, and the columns are named ``train_accuracy``,
     ``personal/train_accuracy``. With ``measure.clients`` all metrics are computed on training examples, and the columns
-    are named ``accuracy``, ``loss``. Column names, ``folders``, ``say`` and errors are as in ``load_runs``.
+    are named ``accuracy``, ``loss``. Column names are as in ``load_runs``.
+
+    Args:
+        folders: run folders, or folders with run folders at any depth.
+        say: called with a message on each run that cannot be read, with the reason. The run is left out.
+
+    Raises:
+        UserError: one of the folders does not exist or holds no run.
     """
     import pandas as pd
 

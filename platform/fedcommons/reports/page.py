@@ -36,10 +36,13 @@ def report(
 ) -> Path:
     """Write a report (tables, curves, privacy, partitions, commands) on the runs in these folders and return its path.
 
-    Each folder is a run folder, or a folder with run folders at any depth. A run that cannot be read is left out;
-    ``say`` is called with its name and the reason, and the report lists it too. Runs with different data, partitions,
-    federations or targets are in different groups and are never averaged. out: the HTML file to write. title: the title
-    of the page; None: the names of the folders.
+    Runs with different data, partitions, federations or targets are in different groups and are never averaged.
+
+    Args:
+        folders: run folders, or folders with run folders at any depth.
+        out: path of the HTML file to write; an earlier report is replaced.
+        title: title of the page; None: the names of the folders.
+        say: called with a message on each run that cannot be read, with the reason. The report has these messages too.
 
     Raises:
         UserError: a folder does not exist or holds no run, no run can be read, ``out`` cannot be written, or ``out``

@@ -155,12 +155,16 @@ def adapted(
 ) -> Adapted:
     """Return a method whose clients have Flower's or PFLlib's interface.
 
-    build: the client's class, or a function that builds the client object. strategy: a function that builds a strategy
-    with Flower's interface; None: the server averages models weighted by numbers of examples. constants: further
-    arguments of ``build``.
+    Args:
+        build: the client's class, or a function that builds the client object.
+        strategy: a function that builds a strategy with Flower's interface; None: the server averages models weighted
+            by numbers of examples.
+        constants: further arguments of ``build``, by name; default: none.
 
     Raises:
-        UserError: the client has no known interface, or cannot be built in a test on handwritten digits.
+        UserError: the client has no known interface, or cannot be built in a test on handwritten digits; ``build`` has
+            a required parameter that the adapter cannot pass, or does not accept one of the constants; or the strategy
+            has no ``aggregate_fit``.
     """
     interfaces = f"ours ({', '.join(OURS)}), Flower's NumPyClient ({', '.join(FLOWER)}), PFLlib's ({', '.join(PFLLIB)})"
     unknown = UserError(f"{name_of(build)} has none of the interfaces that a client can have: {interfaces}.")

@@ -53,13 +53,15 @@ def check_algorithm(
 ) -> None:
     """Run ``algorithm`` on a tiny federation for some seconds and check every rule in ``CHECKS``.
 
-    ``only``: names of the checks to run, for example while fixing a violation; empty: all checks.
-    ``actors``: number of Ray actors that train the clients again; their results must have equal bits. None: no actors.
-    ``local``: settings of the clients' local training.
-    ``device``: a device on which the clients train in one more check: "pretend" (a simulated GPU, see ``on_device``) or
-    torch's name of a device, such as "cuda".
-    ``private``: also run the method with DP-SGD on two neighbouring data sets with the same noise. Each noisy sum may
-    differ by its sensitivity and all other values must be equal, which detects false claims (see ``sensitivity``).
+    Args:
+        algorithm: the method to check.
+        local: settings of the clients' local training.
+        actors: number of Ray actors that train the clients again, with results of equal bits; None: no actors.
+        device: a device on which the clients train in one more check: "pretend" (a simulated GPU, see ``on_device``) or
+            torch's name of a device, such as "cuda"; None: no such check.
+        private: also run the method with DP-SGD on two neighbouring data sets with the same noise. Each noisy sum may
+            differ by its sensitivity and all other values must be equal, which detects false claims.
+        only: names of the checks to run, for example while fixing a violation; empty: all checks.
 
     Raises:
         UserError: there is no such check or device, or the machine has too few resources for the actors.

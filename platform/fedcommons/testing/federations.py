@@ -162,7 +162,12 @@ class LeastSquares:
 
 
 def least_squares(sizes: Sequence[int] = (8, 8, 8, 8), dim: int = 3) -> LeastSquares:
-    """Return a problem whose clients differ in Hessian and minimiser. sizes: number of examples of each client."""
+    """Return a least-squares problem whose clients differ in Hessian and minimiser; each call returns the same values.
+
+    Args:
+        sizes: number of examples of each client; default: four clients of eight examples.
+        dim: number of features of an example, which is the number of weights.
+    """
     draw = np.random.default_rng(0)
     a = [draw.normal(size=(n, dim)) * draw.uniform(0.5, 1.5, dim) for n in sizes]
     return LeastSquares(a, [x @ draw.normal(size=dim) + 0.1 * draw.normal(size=len(x)) for x in a])

@@ -87,7 +87,12 @@ class Verdict:
 
 
 def referee(algorithm: Algorithm, claims: Claims = NOTHING) -> Iterator[Verdict]:
-    """Run all tests and yield their verdicts: first on the checks of ``contract``, then on the author's claims."""
+    """Run all tests and yield their verdicts: first on the checks of ``contract``, then on the author's claims.
+
+    Args:
+        algorithm: the method to test; for a client of another framework the result of ``adapted``.
+        claims: the author's claims, which are tested too; default: no claims.
+    """
     is_theirs = isinstance(algorithm, Adapted)
     for name, check in (theirs.CHECKS if is_theirs else CHECKS).items():
         yield _tried(name.replace("_", " "), partial(check, algorithm, LOCAL), "holds")
