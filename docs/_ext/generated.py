@@ -166,7 +166,8 @@ def escaped(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: 
         block = "".join(p if p.startswith("``") else re.sub(r"([|*\\]|_\b)", r"\\\1", p) for p in pieces)
         head, _, rest = block.partition("\n")
         if re.fullmatch(r"(Raises|Args|Returns):", head):
-            told += [f"**{head}**", listed(inspect.cleandoc(rest))]
+            text = inspect.cleandoc(rest)
+            told += [f"**{head}**", text if head == "Returns:" else listed(text)]
         else:
             starts = [line for line in block.splitlines() if not line.startswith(" ")]
             is_hanging = len(starts) > 1 and all(re.match(r"[\w, ]+: ", line) for line in starts)
