@@ -17,11 +17,12 @@ def accepts_old_names(**new_names: str) -> Callable[[C], C]:
 
     def decorate(cls: C) -> C:
         create: Callable[..., None] = cls.__init__
+        old_names = frozenset(new_names)
 
         @functools.wraps(create)
         def __init__(self: Any, *args: Any, **values: Any) -> None:
-            if not new_names.keys().isdisjoint(values):
-                for old in new_names.keys() & values:
+            if values and not old_names.isdisjoint(values):
+                for old in old_names & values.keys():
                     values[_warned(cls, old, new_names[old])] = values.pop(old)
             create(self, *args, **values)
 
