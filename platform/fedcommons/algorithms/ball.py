@@ -23,7 +23,7 @@ def around(x: Flat, radius: float, draws: torch.Generator) -> Flat:
 
 
 def project(w: Tensor, x: Tensor, radius: float) -> None:
-    """Project weights w in place onto the ball of this radius around weights x; a w inside the ball is unchanged."""
+    """Project weights w in place onto the ball of ``radius`` around weights x; a w inside the ball is unchanged."""
     step = w - x
     factor = _shrinking(step, radius)
     w.copy_(torch.where(factor < 1, x + factor * step, w))

@@ -8,8 +8,8 @@ KL_T(f || f_x) = T^2 KL(softmax(f/T) || softmax(f_x/T)): divergence with ``tempe
 
 Clients train and send their models as in ``dense``. One epoch of the server has three steps:
 
-    1. hard images: G, z (new) <- steps of Adam down  mean [1 - p_y] CE(f(G(z)), y) - boundary * KL_T'(f || f_x), where
-       [.] has no gradient and T' is ``boundary_temperature``; the result is the batch of lowest loss, with its labels
+    1. hard images: new G and z, trained by Adam down  mean [1 - p_y] CE(f(G(z)), y) - ``boundary`` KL_T'(f || f_x), in
+       which [.] has no gradient and T' is ``boundary_temperature``; result: the batch of lowest loss, and its labels
     2. weights, by one pass over the pool of the earlier epochs:  w <- clip(w - step 0.99^e sign(dCE(f, y)/dw), 0, 1)
     3. the batch joins the pool;  distillation, by one pass over the pool:  pixels <- pixels + ``move`` times sign of
        d(u . softmax(f/T)) / d(pixels),  with u uniform in (-1, 1) for each image and class;  x <- a step of SGD down
@@ -21,7 +21,7 @@ The server's pool contains the synthetic images of all epochs, as uint8. A clien
 Departs from the paper, of which only the released code was available: a step after which all weights would be 0 is
 skipped, because the ensemble would be undefined. Perturbed images are not clipped to valid pixels. Further departures
 are those of ``dense``: all clients take part; the server's BatchNorm uses the mean of the clients' statistics; the pool
-is not augmented; ``norm_bias``; and a field sets the model from which x starts.
+is not augmented; the generator has biases before BatchNorm (``norm_bias``); ``start_from`` sets where x starts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -220,9 +220,10 @@ class CoBoosting:
         }
 
     def smaller(self, times: int) -> Sequence[tuple["CoBoosting", int]]:
-        """Return variants that ``--dry-run`` times, each with a number of client examples; the first does minimal work.
+        """Return variants whose duration ``--dry-run`` measures, each with a number of client examples.
 
-        Each later variant has more generator steps, generated images, server epochs, server steps or client epochs.
+        The first variant has the least work. Later variants have more generator steps, generated images, server epochs,
+        server steps or client epochs.
         """
         least = type(self)(generator_steps=1, generated=2, latent=self.latent, width=self.width)
         many = replace(least, generated=2 * MANY)

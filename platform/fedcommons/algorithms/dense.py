@@ -9,7 +9,7 @@ Rounds 1 to ``warmup_rounds`` are FedAvg's. In the next round, clients train and
 the received models y_i. If no model arrives, all clients train and send again in the next round. Afterwards only the
 server trains, ``server_epochs`` epochs per round, and no client takes part. One epoch:
 
-    G, z (new) <- ``generator_steps`` steps of Adam down  CE(f(G(z)), y) + BN + boundary * div
+    new G and z, trained by ``generator_steps`` steps of Adam down  CE(f(G(z)), y) + BN + boundary * div
     BN  = mean_i sum_l (||mean_l - m_il|| + ||variance_l - v_il||), over the BatchNorm layers l of f_i
     div = - mean over images of [argmax f != argmax f_x] KL(softmax(f) || softmax(f_x))
     the batch with the lowest loss joins the pool
@@ -24,7 +24,8 @@ and cost no privacy.
 Departs from the paper: an epoch generates one batch of images, as in the released code. All clients take part. Images
 of the pool are not cropped and mirrored anew, so the ensemble labels each image once. The server's BatchNorm uses the
 mean of the clients' statistics. G's convolutions before BatchNorm have biases (``norm_bias``); in the released code
-they have none. Fields set what the paper leaves open: the model from which x starts, and the temperature of div.
+they have none. Two options set what the paper leaves open: ``start_from`` sets the model from which x starts, and
+``boundary_temperature`` the temperature of div.
 """
 
 from collections.abc import Mapping, Sequence
@@ -135,7 +136,7 @@ class DENSE:
         """Return the generator's loss, a scalar:  cross entropy of the ensemble + BN + boundary * div.
 
         BN: distance of the batch's statistics from those of the clients' BatchNorm layers. div: minus the mean
-        divergence of ensemble and student, which is 0 for images of which both predict the same class. x: generated
+        divergence of ensemble and student, which is 0 for images on which both predict the same class. x: generated
         images as network inputs. labels: (n,). weights: the ensemble's client weights, (N,).
         """
         with ensemble.gaps() as gaps:
@@ -176,9 +177,10 @@ class DENSE:
         }
 
     def smaller(self, times: int) -> Sequence[tuple["DENSE", int]]:
-        """Return variants that ``--dry-run`` times, each with a number of client examples; the first does minimal work.
+        """Return variants whose duration ``--dry-run`` measures, each with a number of client examples.
 
-        Each later variant has more generator steps, generated images, server epochs, server steps or client epochs.
+        The first variant has the least work. Later variants have more generator steps, generated images, server epochs,
+        server steps or client epochs.
         """
         least = type(self)(
             generator_steps=1,
@@ -210,7 +212,7 @@ def teach(worker: Worker, task: Lessons[DENSE], seed: int) -> State:
             key, score = seed_for(seed, "epoch", epoch), partial(how.score, ensemble, room.weights)
             batches = order(
                 len(images) + how.generated, how.server_batch, key, work.device
-            )  # The order is drawn before the epoch's training steps start.
+            )  # The order includes the batch that ``make`` generates next.
             generated, _ = make(work, score, how.making, room.shape, room.classes, key)
             with torch.no_grad():
                 targets.append(torch.tensordot(room.weights, ensemble.logits(generated), 1))

@@ -70,7 +70,7 @@ def draw_noise(kind: str, shape: tuple[int, ...], draws: torch.Generator) -> Ten
 
 
 def labels_at(cumulated: Tensor, at: Tensor) -> Tensor:
-    """Return the class at each quantile ``at``, in [0, 1), of the cumulated class shares, never one with share 0."""
+    """Return the class at each quantile ``at``, in [0, 1), of cumulated class shares; no class with share 0 occurs."""
     return torch.searchsorted(cumulated, at * cumulated[-1], right=True)
 
 
@@ -91,7 +91,7 @@ def diversity(eps: Tensor, z: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """The server's task in a round: train the generator ``g``, whose Adam has taken ``steps`` steps.
+    """The server's task in a round: train the generator ``g``; its optimizer, Adam, has taken ``steps`` steps before.
 
     heads: parameters of K clients' heads, stacked (K, ...), by parameter name; counts: numbers of examples per
     client and class, (K, classes); cumulated: cumulated class shares for sampling labels. The other fields are

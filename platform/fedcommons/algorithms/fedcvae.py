@@ -7,16 +7,16 @@ n_i: client i's number of images, n = sum_i n_i;  p_i: histogram of client i's l
 N(0, 1) numbers truncated to [-w, w];  S: ``samples``, number of synthetic images;  R: reconstruction loss.
 
     client, in round 1:  encoder, g_i <- argmin R(x_j, g_i(z_j, y_j)) + beta KL(q(z_j | x_j) || N(0, I))
-    Ens:  int(S n_i / n) images g_i(z, y), y ~ p_i; the last client's decoder makes the remainder;  x learns from them
-    KD:   g <- argmin R(g_i(z, y), g(z, y)) at the S (i, z, y) of Ens;  S images g(z, y), y uniform;  x learns from them
+    Ens:  int(S n_i / n) images g_i(z, y), y ~ p_i; the last client's decoder makes the remainder;  x learns from all S
+    KD:   g <- argmin R(g_i(z, y), g(z, y)) at S triples (i, z, y) of Ens;  x learns from S images g(z, y), y uniform
 
-The server trains for ``server_epochs`` epochs in each round, from round 1 on, and continues with Adam's moments. No
-client takes part after round 1, unless no decoder arrived: then all clients take part again in the next round. A client
+The server trains for ``server_epochs`` epochs in each round, from round 1 on, and continues with Adam's moments. As
+long as no decoder has arrived, all clients take part in each round; afterwards no client takes part. A client
 downloads the number of classes, 8 bytes, and once uploads g_i with BatchNorm's statistics, n_i and p_i. No model is
 sent, and no epsilon covers the uploads. Each client starts from different random weights.
 
 Departs from the released code: images are uint8, and the model normalises them. The networks accept images of any
-height and width, with padding. If a batch has one image, the image is duplicated. Example weights do not count.
+height and width, with padding. If a batch has one image, the image is duplicated. Example weights are ignored.
 ``norm_bias`` false removes the biases in front of BatchNorm. The 144,001 weights of the released decoder include these
 biases, and Adam moves them by rounding noise.
 """
@@ -39,7 +39,7 @@ from fedcommons.flat_tensors import data as values
 from fedcommons.privacy.release import Release
 
 MANY = 32
-"""Number of images in the larger of two client batches that ``--dry-run`` times; the smaller batch has one image."""
+"""Images in the larger of two client batches whose duration ``--dry-run`` measures; the smaller has one image."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class FedCVAE:
     local_lr: Annotated[float, "(0, 1e38]"] = 1e-3
     """learning rate of Adam for a client's autoencoder"""
     batch_size: Annotated[int, "[1, 1e9]"] = 32
-    """images in a step of a client's autoencoder, and of the server's decoder"""
+    """number of images per training step, of a client's autoencoder and of the server's decoder"""
     samples: Annotated[int, "[1, 1e9]"] = 5000
     """number of synthetic images on which the server model is trained"""
     decoder_epochs: Annotated[int, "[1, 1e9]"] = 7
@@ -77,7 +77,7 @@ class FedCVAE:
     decoder_lr: Annotated[float, "(0, 1e38]"] = 0.01
     """learning rate of Adam for the server's decoder, with kd"""
     server_epochs: Annotated[int, "[1, 1e9]"] = 1
-    """epochs of the server model in a round (paper: 10 in total for MNIST, 5 for others)"""
+    """epochs of the server model in a round (paper: 10 in total for MNIST, 5 for other data)"""
     server_batch: Annotated[int, "[1, 1e9]"] = 32
     """synthetic images in a step of the server model"""
     server_lr: Annotated[float, "(0, 1e38]"] = 1e-3
@@ -168,7 +168,7 @@ class FedCVAE:
         )
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Return numbers of client steps and their images, sampled images and server steps, for ``--dry-run``."""
+        """Return numbers of steps, of images in client steps and of sampled images in a round, for ``--dry-run``."""
         sizes, is_kd = [facts.sizes[client] for client in clients], self.variant == "kd"
         per_epoch = -(-self.samples // self.batch_size)
         once = {
@@ -181,7 +181,7 @@ class FedCVAE:
         return {**(once if clients else {}), **each}
 
     def smaller(self, times: int) -> Sequence[tuple["FedCVAE", int]]:
-        """Return variants that ``--dry-run`` times, each with a number of client images; the first has least work."""
+        """Return variants with numbers of client images, whose durations ``--dry-run`` measures; first: least work."""
         few = max(self.batch_size, self.server_batch)
         least = replace(
             type(self)(variant=self.variant, latent=self.latent, channels=self.channels, hidden=self.hidden),

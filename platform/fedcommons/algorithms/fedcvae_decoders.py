@@ -33,11 +33,11 @@ class Networks:
 
     @property
     def loss(self) -> str:
-        """Return the name of the reconstruction loss per pixel: squares for 3-channel images, else cross_entropy."""
+        """Return the reconstruction loss's name: squares (squared error) for 3-channel images, else cross_entropy."""
         return "squares" if self.shape[0] == 3 else "cross_entropy"
 
     def decoder(self, weights: Flat | None = None) -> Decoder:
-        """Return a decoder with these weights and BatchNorm statistics, or with random weights if None."""
+        """Return a decoder with ``weights``, which include BatchNorm's statistics, or with random weights if None."""
         network = Decoder(self.shape, self.n_classes, self.channels, self.latent, True, self.norm_bias)
         if weights is not None:
             network.load_state_dict(dict(weights), strict=False)  # ``weights`` lacks BatchNorm's batch counters.
@@ -143,7 +143,7 @@ def draw(worker: Worker, task: Drawing, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def distilled_decoder(networks: Networks, how: Training, z: Tensor, y: Tensor, images: Tensor, seed: int) -> Decoder:
-    """Train a new decoder to reproduce these images, pixels in [0, 1], from their codes z and classes y; return it."""
+    """Train and return a new decoder that reproduces ``images``, with pixels in [0, 1], from codes z and classes y."""
     set_default_generator(seed, "the server's decoder")
     decoder = networks.decoder().to(images.device)
     optimizer = torch.optim.Adam(decoder.parameters(), how.lr)

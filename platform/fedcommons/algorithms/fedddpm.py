@@ -2,8 +2,8 @@
 
 It follows Peng et al., arXiv:2503.06426. Only the abstract was available, so the details are our own choices. x: server
 model, a DDPM (model.name ddpm);  S: pool of synthetic images, sampled from the clients' local DDPMs before round 1
-(sharing.setting server_synthetic);  y_i: client i's model after local training started at x;  w_i: its weight, 1 or its
-number of examples.
+(sharing.setting server_synthetic);  y_i: client i's model after local training started at x;  w_i: client i's weight,
+1 or number of examples.
 
     x <- x + sum_i w_i (y_i - x) / sum_i w_i;   x <- ``server_epochs`` of training on S from x
 

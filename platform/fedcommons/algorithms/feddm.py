@@ -51,12 +51,12 @@ NOT_CERTIFIED = (
 )
 
 MANY = 32
-"""Number of images in the larger of two batches that ``--dry-run`` times; the smaller batch has one image."""
+"""Images in the larger of two batches whose duration ``--dry-run`` measures; the smaller batch has one image."""
 
 
 @dataclass(frozen=True)
 class FedDM:
-    """Clients fit a few synthetic images per class to their real images; the server trains on the synthetic ones.
+    """Clients fit a few synthetic images per class to their real images; the server trains on the synthetic images.
 
     Clients minimise the distance between mean features of real and synthetic images, averaged over weights in a ball
     around the server model. The server keeps its weights in this ball.
@@ -74,7 +74,7 @@ class FedDM:
     ipc: Annotated[int, "[1, 1e6]"] = 10
     """synthetic images per class (paper: 10, for CIFAR-100 5)"""
     least: Annotated[int, "[1, 1e9]"] = 10
-    """smallest number of real images of a class that a client sends; a client with fewer in all classes sends all"""
+    """minimum number of real images with which a client sends a class; without such a class it sends all classes"""
     iterations: Annotated[int, "[0, 1e9]"] = 20
     """T, SGD steps on the pixels in a round (paper: 1000); 0 sends the initial images (the paper's REAL)"""
     init: Annotated[str, "real | noise"] = "real"
@@ -86,7 +86,7 @@ class FedDM:
     image_momentum: Annotated[float, "[0, 1)"] = 0.5
     """momentum of SGD on the pixels"""
     sigma: Annotated[float, "[0, 1e6]"] = 0.0
-    """noise level as the paper prints it, for which no epsilon exists; use dp.local for an epsilon"""
+    """standard deviation of the paper's noise in units of clip/(batch size); it has no epsilon: use dp.local for one"""
     clip: Annotated[float, "[1e-30, 1e30]"] = 5.0
     """C, norm to which the gradient of a class is clipped before the noise of sigma is added"""
     server_epochs: Annotated[int, "[1, 1e9]"] = 20
@@ -102,7 +102,7 @@ class FedDM:
     project: bool = True
     """project the server model onto the ball after each step (paper: yes; code based on the paper: no)"""
     loss: Annotated[str, "images | examples"] = "images"
-    """weights in the server's loss: equal per synthetic image (equation 10), or a client's share of real images"""
+    """a client's weight in the server's loss: number of its synthetic images (images, equation 10) or real examples"""
 
     def check(self, fields: Mapping[str, Any]) -> None:
         real = self.init == "real"
@@ -197,7 +197,7 @@ class FedDM:
         }
 
     def smaller(self, times: int) -> Sequence[tuple["FedDM", int]]:
-        """Return variants that ``--dry-run`` times, each with a number of client examples.
+        """Return variants whose duration ``--dry-run`` measures, each with a number of client examples.
 
         The first variant has no steps on pixels. Later variants have more steps on pixels, images or server epochs. All
         have noise if ``sigma`` is above 0.

@@ -45,9 +45,9 @@ def match(
     """Fit synthetic images to the client's real images by SGD on their pixels; return (images, losses, protection).
 
     Each step samples weights around the server model x and reduces the sum of the class losses L_c. data: client data
-    as network inputs. rows: row indices of each class. images: initial images, (k ipc, ...), of k classes. losses: one
-    per step; empty under DP-SGD. protection: the privacy ledger's entry (release) of all steps together, at the
-    sampling rate of the smallest class; None without DP-SGD, or if the protection differs between steps.
+    as network inputs. rows: row indices of each class. images: initial images, (k ipc, ...), ipc of each of k classes.
+    losses: one per step; empty under DP-SGD. protection: the privacy ledger's entry (release) of all steps, at the
+    sampling rate of the smallest class; None without DP-SGD, or if the steps' protections are unequal.
     """
     module, head, dp = work.module, Head(work.module), work.loop.dp
     steps = ceil(how.iterations * work.share - 1e-9)  # A straggler takes fewer steps.
@@ -87,16 +87,16 @@ def match(
 
 
 def is_owned(counts: Tensor, least: int) -> Tensor:
-    """Return which classes each client sends, (N, classes): those with at least ``least`` images.
+    """Return which classes each of N clients sends, (N, classes): those with at least ``least`` images.
 
-    A client without such a class sends all its classes. counts: numbers of images, (N, classes).
+    A client without such a class sends all its classes. counts: each client's numbers of images, (N, classes).
     """
     enough = counts >= least
     return torch.where(enough.any(1, keepdim=True), enough, counts > 0)
 
 
 def rows_by_class(y: Tensor, least: int) -> dict[int, Tensor]:
-    """Return, for each class that a client with labels ``y`` sends (``is_owned``), the row indices of its images."""
+    """Return the row indices of each class that a client with labels ``y`` sends; least: see ``is_owned``."""
     labels = y.cpu()
     classes = is_owned(torch.bincount(labels).unsqueeze(0), least)[0].nonzero()[:, 0].tolist()
     return {label: (labels == label).nonzero()[:, 0] for label in classes}
@@ -136,7 +136,7 @@ def batches(
 
 
 def samples(rows: Mapping[int, Tensor], size: int, dp: DPSGD, secret: Draws, step: int) -> list[Tensor]:
-    """Return the row indices of a Poisson sample of each class: on average min(``size``, number of images)."""
+    """Return the row indices of a Poisson sample of each class, of expected size min(``size``, images of the class)."""
     return [r[dp.sample(len(r), size, secret.stream(f"batch of class {c}", step))] for c, r in enumerate(rows.values())]
 
 

@@ -7,10 +7,10 @@ data;  T_p: ``preliminary_rounds``;  n: ``classes``.
 Stage I (rounds 1 to T_p): clients train encoder, classifier and decoder on the joint loss. The server averages x in
 every round. Each client keeps its decoder until round T_p, in which the decoders' mean becomes the global w_d.
 
-Stage II: clients train only x, on the cross entropy. *Giving* happens at a client's first selection in stage II, after
+Stage II: clients train only x, on the cross entropy. *Sending* happens at a client's first selection in stage II, after
 training. For each of its n most abundant classes, the client computes the mean code z of its images. It samples codes
 from z + N(0, sigma^2 I) and decodes them by w_d. It sends up to ``quota`` codes whose image its model assigns to the
-class. *Receiving* happens at a client's first selection at which other clients have given codes of its scarce classes.
+class. *Receiving* happens at a client's first selection at which other clients have sent codes of its scarce classes.
 It receives the codes of the client whose abundant classes contain the most of its scarce classes, or of the ``helpers``
 best such clients. The decoded images join D_i for all later rounds. The client trains on |D_i| examples sampled from
 its data and these images.
@@ -30,7 +30,7 @@ alone.
 
 Departs from the paper: ``federation.weighting`` sets the clients' weights; with samples, a client's weight is |D_i|,
 including the images that joined. The server knows the scarce classes beforehand. A class without a recognised code does
-not count as given. Stage I lasts until the server has received a decoder. For the decay of the learning rate see
+not count as sent. Stage I lasts until the server has received a decoder. For the decay of the learning rate see
 ``fedvae``.
 """
 
@@ -76,7 +76,7 @@ class FedDPMS:
     preliminary_rounds: Annotated[int | None, "[0, 1e9]"] = None
     """T_p, number of rounds in stage I, below federation.rounds; default: 40 % of federation.rounds"""
     classes: Annotated[int, "[1, 1e9]"] = 3
-    """n, number of a client's classes that count as abundant, and also the number of those that count as scarce"""
+    """n, number of a client's most frequent classes (abundant), and also of its least frequent classes (scarce)"""
     quota: Annotated[int, "[1, 1e5]"] = 50
     """number of codes per abundant class that a client sends"""
     sigma: Annotated[float, "[0, 1e6]"] = 3.0
@@ -154,7 +154,7 @@ class FedDPMS:
         names = list(y) if "ask" in message.common else x.layout.names
         delta = sub(
             select(y, names), select(put(work.initial, x), names)
-        )  # The server adds the decoder's delta to the same initial decoder.
+        )  # The server adds this difference to the same initial decoder.
         new_memory = {"decoder": select(y, [name for name in y if name not in x.layout.names])}
         return Reply(
             {"delta": scale(delta, w)},
@@ -186,7 +186,7 @@ class FedDPMS:
         y, metrics, spent = work.local(start, augmented, seed, loss=loss, lr=lr)  # pyright: ignore[reportArgumentType]
         w, delta = work.weight(augmented), sub(select(y, x.layout.names), x)
         if gives and self.privacy == "paper":
-            work.load(put(y, flat(message.individual, "decoder")))  # replaces the decoder that DP-SGD has changed
+            work.load(put(y, flat(message.individual, "decoder")))  # undoes local training's change of the decoder
             each = self._codes(work, data, seed)
             seen = int(torch.isin(data.y, data_of(each["labels"])).sum())
             why = "raw images" if self.receive == "real" else NOT_CERTIFIED
@@ -194,7 +194,7 @@ class FedDPMS:
         bare = {
             "weight": w not in (1, data.size),
             "served": "served" in each,
-        }  # Both follow from messages and the number of examples, so local training's guarantee covers them.
+        }  # Both depend only on messages and the number of examples, so local training's guarantee covers both.
         covered = ("delta", *(name for name, is_sent in bare.items() if is_sent))
         releases = [spent.with_names(*covered), *releases]
         return Reply({"delta": scale(delta, w)}, each, weight=w, memory=new_memory, metrics=metrics, releases=releases)
@@ -236,7 +236,7 @@ class FedDPMS:
         means, releases = zip(
             *(latents.noisy_mean(z, self.clip, self.sigma, draws) for z in class_codes.values()), strict=True
         )
-        protection = releases[0] if len(set(releases)) == 1 else Release()  # If releases differ, there is no guarantee.
+        protection = releases[0] if len(set(releases)) == 1 else Release()  # Unequal entries count as no guarantee.
         return {"codes": torch.stack(means), "labels": torch.tensor(list(class_codes)).to(data.y)}, protection
 
     def _images(self, work: Work, received: Payload, data: ClientData, seed: int) -> dict[str, Tensor]:

@@ -172,11 +172,11 @@ class FedGEN:
                 "steps": steps + self.iterations, "seen": values(state["seen"]) + counts.sum(0)}  # fmt: skip
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Return the server's steps in a round, for ``--dry-run``; timed local steps include the generator."""
+        """Return the server's number of steps in a round, for ``--dry-run``, which counts the clients' steps itself."""
         return {"server_steps": self.iterations}
 
     def smaller(self, times: int) -> Sequence[tuple["FedGEN", int]]:
-        """Return variants for ``--dry-run`` to time on one client example: with 1 and 1 + ``times`` server steps."""
+        """Return variants with 1 and 1 + ``times`` server steps, to measure their duration on one client example."""
         least = type(self)(
             weight=float(self.weight > 0),
             kl=float(self.kl > 0),
@@ -189,12 +189,19 @@ class FedGEN:
         return [(least, 1), (replace(least, iterations=1 + times), 1)]
 
     def _cumulated(self, counts: Tensor) -> Tensor:
-        """Return cumulated class shares: by ``counts`` or, if ``labels`` is uniform, equal for classes that occur."""
+        """Return the cumulated class shares from which the labels of generated features are sampled.
+
+        The shares are proportional to ``counts``. If the option ``labels`` is uniform, all classes with a count above 0
+        have equal shares.
+        """
         shares = (counts > 0).double() if self.labels == "uniform" else counts.double()
         return shares.cumsum(0) / shares.sum()
 
     def _learn(self, head: Head, message: Message, steps: int, factor: float, seed: int) -> AddToGrad:
-        """Return a function that adds the gradient of cross entropy on generated features to the head's gradients."""
+        """Return a function that adds the gradient of the loss on generated features to the head's gradients.
+
+        The loss is ``weight`` times ``factor`` times the cross entropy. steps: approximate number of local steps.
+        """
         g, shares = flat(message.common, "generator"), values(message.common["shares"])
         shape, parameters = (self.batch_size, self.noise_size), list(head.layer.parameters())
 
@@ -222,7 +229,7 @@ class FedGEN:
         """
         g, shape = flat(message.common, "generator"), (work.loop.batch_size, self.noise_size)
         shares = values(message.common["shares"])
-        is_trained = shares.diff(prepend=shares.new_zeros(1)) > 0  # Classes with share 0 may be untrained.
+        is_trained = shares.diff(prepend=shares.new_zeros(1)) > 0  # no KL term for classes with share 0
 
         def make(steps: Sequence[int]) -> tuple[Tensor]:
             noises = [draw_noise(self.noise, shape, generator("kl", seed, step)) for step in steps]
@@ -261,10 +268,10 @@ def _width(model: Flat, facts: Facts) -> int:
 
 
 def in_chunks(steps: int, make: Callable[[Sequence[int]], tuple[Tensor, ...]]) -> Callable[[int], tuple[Tensor, ...]]:
-    """Return a function from a step's number to the step's row of each tensor that ``make(steps)`` returns.
+    """Return a function that maps the number of a step, from 0, to the tensors of this step, which ``make`` computes.
 
-    It calls ``make`` for MANY steps at once, so that most steps launch few kernels and copy nothing to the device.
-    steps: approximate number of all steps.
+    make: function from a list of step numbers to stacked tensors, with one row per step. It is called for MANY steps at
+    once, so that most steps launch few kernels and copy nothing to the device. steps: approximate number of all steps.
     """
     cache: dict[int, tuple[Tensor, ...]] = {}
 

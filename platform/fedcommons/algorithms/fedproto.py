@@ -53,7 +53,7 @@ class FedProto:
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         assert facts.n_classes is not None
-        nothing = torch.zeros(facts.n_classes, 0)  # The embedding length is unknown before round 1.
+        nothing = torch.zeros(facts.n_classes, 0)  # length 0, as the embedding length is unknown before round 1
         return {"prototypes": nothing, "known": torch.zeros(facts.n_classes), "untrained": model}
 
     def down(self, state: State, round: int, client: int) -> Message:

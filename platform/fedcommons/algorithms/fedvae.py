@@ -25,8 +25,8 @@ from fedcommons.flat_tensors import Flat, Payload, flat
 class FedVAE:
     """FedAvg of encoder, decoder and classifier, trained on their joint loss.
 
-    x <- x + sum_i w_i (y_i - x) / sum_i w_i.  x: server model;  y_i: client i's model;  w_i: its weight, see
-    ``FedAvg``.
+    x <- x + sum_i w_i (y_i - x) / sum_i w_i.  x: server model;  y_i: client i's model;  w_i: client i's
+    weight, 1 or number of examples.
     """
 
     needs = AUTOENCODER

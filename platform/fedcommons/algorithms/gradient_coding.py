@@ -12,7 +12,7 @@ E_S sum_S f_i = sum_j g_j.
 Several local steps are an extension that the paper leaves open: W_i (y_i - x) / (1 - q) replaces the gradients. The
 expected server step over random S is the step without stragglers, whether or not clients straggle independently. The
 proof is E sum_S v_i / P(i in S) = sum_i v_i for any v_i that do not depend on S; tests enumerate all S. It is not
-proved that this step is a descent direction of the pooled loss (it has FedAvg's drift). It is also not proved that
+proved that this step is a descent direction of the pooled loss (clients drift as in FedAvg). It is also not proved that
 copies reduce the variance of this step, as Theorem 2 is about gradients at one model.
 
 Departs from the paper: q may differ between clients, and the server may sample clients (participation below 1). Each

@@ -24,7 +24,7 @@ AUTOENCODER = {
     "encode": "encode(images) returns mean and log-variance of the codes, each (B, l)",
     "decoder": "decoder(codes) returns images in [0, 1]; it must be a submodule",
 }
-"""Attributes that the module must have, with their meaning (see ``core.algorithm.needed``)."""
+"""Attributes that the clients' module must have: name -> meaning, which error messages quote."""
 
 AND_CROSS_ENTROPY = {
     **AUTOENCODER,
@@ -78,7 +78,7 @@ def codes_by_class(work: Work, data: ClientData, n: int) -> dict[int, Tensor]:
 
 
 def real_images(data: ClientData, n: int, most: int, seed: int) -> dict[str, Tensor]:
-    """Return at most ``most`` random real images of each of n abundant classes, as ``codes``, and their ``labels``."""
+    """Return up to ``most`` random real images of each of n abundant classes under the key "codes", and "labels"."""
     draws, rows = generator(seed, "real images"), []
     for c in abundant(data.y.bincount(), n):
         of_class = (data.y == c).nonzero()[:, 0]
@@ -131,7 +131,7 @@ def decoded(work: Work, codes: Tensor, like: Tensor) -> Tensor:
 
 
 def augmented(data: ClientData, images: Tensor, labels: Tensor, seed: int) -> ClientData:
-    """Return n random ones of the client's n examples and m decoded images, as client data with weight n + m."""
+    """Return n examples sampled from the client's n examples and m decoded images together; client weight: n + m."""
     n, m = len(data), len(labels)
     rows = torch.randperm(n + m, generator=generator(seed, "augmented"))[:n].to(data.y.device)
     weight = data.weight

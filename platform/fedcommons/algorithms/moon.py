@@ -62,7 +62,7 @@ class MOON:
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         x, module = flat(message.common, "model"), work.module
         head, n_columns, n = Head(module), len(data.columns), len(data)
-        server = {**x, **copy(work.buffers)}  # Training changes work.buffers.
+        server = {**x, **copy(work.buffers)}  # a copy, as training changes work.buffers
         if memory:
             previous = {**flat(memory, "previous"), **flat(memory, "previous buffers")}
         else:
@@ -80,11 +80,11 @@ class MOON:
         def reference_features(inputs: Tensor, rows: Tensor | None, batch: int) -> list[Tensor]:
             if rows is not None and batch >= -(
                 -n // work.loop.batch_size
-            ):  # After the first epoch, the cache is complete.
+            ):  # After the first epoch, the cache has the features of all images.
                 return [z[rows].flatten(0, 1) for z in cached]
             both = [features(model, inputs) for model in (server, previous)]
             if rows is not None:
-                parts = [z.unflatten(0, (len(inputs), -1)) for z in both]  # One row per image, with all its embeddings.
+                parts = [z.unflatten(0, (len(inputs), -1)) for z in both]  # one row per image, with all its embeddings
                 cached[:] = cached or [z.new_empty(n, *z.shape[1:]) for z in parts]
                 for z, part in zip(cached, parts, strict=True):
                     z[rows] = part
@@ -98,7 +98,7 @@ class MOON:
             z = head.inputs
             others = reference_features(batch[0], batch[n_columns] if keeps else None, number)
             s = [F.cosine_similarity(z, other) for other in others]
-            contrast = F.softplus((s[1] - s[0]) / self.temperature)  # -log(e^a / (e^a + e^b)) = log(1 + e^(b - a))
+            contrast = F.softplus((s[1] - s[0]) / self.temperature)  # -log(e^a/(e^a + e^b)) with a = s[0]/T, b = s[1]/T
             weighted = contrast * batch[2] if n_columns > 2 else contrast
             return value + self.mu * weighted.mean()
 
@@ -118,7 +118,7 @@ class MOON:
         return {"features": passes * sum(facts.sizes[i] for i in clients)}
 
     def smaller(self, times: int) -> Sequence[tuple["MOON", int]]:
-        """Return variants for ``--dry-run`` to time: without contrastive loss (mu = 0) and with it, on equal data."""
+        """Return variants without (mu = 0) and with contrastive loss; ``--dry-run`` measures both durations."""
         return [(type(self)(mu=0.0), 32 * times), (type(self)(), 32 * times)]
 
 

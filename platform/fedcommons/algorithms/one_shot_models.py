@@ -31,7 +31,7 @@ from fedcommons.flat_tensors import data as values
 M = TypeVar("M", bound=Algorithm)
 
 MANY = 8
-"""Ratio of the larger to the smaller of two batch sizes that ``--dry-run`` times."""
+"""Ratio of the larger to the smaller of two batch sizes for which ``--dry-run`` measures the duration of a step."""
 
 
 def check(name: str, warmup_rounds: int, rounds: int, participation: float, buffers: str) -> None:
@@ -122,7 +122,7 @@ def load_models(worker: Worker, state: State) -> Classroom:
     work, shape = worker.work, tuple(worker.data.clients.store.x.shape[1:])
     w = values(state["weights"])
     statistics = values(state["statistics"])
-    if not statistics.shape[1]:  # No client has sent statistics, so the initial ones are used.
+    if not statistics.shape[1]:  # No client has sent statistics: use the initial statistics.
         statistics = work.initial_buffers.buffer.expand(len(w), -1)
     mean = (w[:, None].double().to(statistics.device) * statistics).sum(0).to(work.buffers.buffer)
     work.load(Flat(work.params.layout, flat(state, "model").buffer.to(work.device)))
@@ -148,7 +148,10 @@ def changed_state(work: Work, room: Classroom, images: Tensor) -> State:
 def local_pieces(
     facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int], warmup_rounds: int, epochs: int | None
 ) -> Mapping[str, float]:
-    """Return how many more examples the last local training takes than with client.epochs; {} if epochs is None."""
+    """Return by how many examples the clients' last local training exceeds a training with client.epochs.
+
+    epochs: local epochs of the last training; None: client.epochs, so the result is {}.
+    """
     if epochs is None:
         return {}
     more = max(0, epochs - loop.epochs) if round > warmup_rounds else 0
@@ -156,7 +159,7 @@ def local_pieces(
 
 
 def epochs_of(round: int, warmup_rounds: int, epochs: int) -> range:
-    """Return the numbers of the server's epochs in a round, from 0 after the warm-up; epochs: epochs per round."""
+    """Return which server epochs run in a round, numbered from 0 after the warm-up; epochs: server epochs per round."""
     last = (round - warmup_rounds) * epochs
     return range(max(0, last - epochs), max(0, last))
 

@@ -20,7 +20,10 @@ CHUNK = 256
 
 @dataclass(frozen=True)
 class OnPool:
-    """Task on the server's pool in ``round``, started at ``model``; epochs: epochs on the pool, None: client.epochs."""
+    """The server's task in ``round``: train ``model`` on the server's pool of synthetic images, or compute the loss.
+
+    epochs: number of training epochs; None: client.epochs.
+    """
 
     model: Flat
     epochs: int | None
