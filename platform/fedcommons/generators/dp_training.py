@@ -2,7 +2,7 @@
 
 Each image's loss is averaged over ``draws`` random draws, and the gradient of this mean is clipped. Noise is added to
 the sum of gradients over a Poisson sample, and Adam takes a step. The guarantee covers the weights after all steps and
-all images drawn from the weights. It does not cover the labels of the drawn images, which ``requests`` computes.
+all images drawn from the weights. It does not cover the labels of the drawn images, which requests.py computes.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -78,11 +78,11 @@ class ByDPSGD:
         raise NotImplementedError
 
     def check_type(self, dtype: torch.dtype, data: str) -> None:
-        """Check the type of the examples as the generator without privacy does (see ``Generator``)."""
+        """Check the examples' type with the check of the generator without privacy (``plain``)."""
         self.plain.check_type(dtype, data)
 
     def check_shape(self, shape: tuple[int, ...], data: str) -> None:
-        """Check the shape of the examples as the generator without privacy does (see ``Generator``)."""
+        """Check the examples' shape with the check of the generator without privacy (``plain``)."""
         self.plain.check_shape(shape, data)
 
     def check(self, fields: Mapping[str, Any]) -> None:
@@ -139,7 +139,7 @@ class ByDPSGD:
         return noise_for(self.target_epsilon, *self._course(n))
 
     def noise_alone(self, n_classes: int, flip: bool, seed: int) -> Noise:
-        """Return seeded noise for a training outside of a federated run.
+        """Return seeded noise for training this generator outside of a federated run.
 
         The noise does not depend on ``epochs``, ``physical_batch`` or the constants of sampling.
         """
@@ -165,7 +165,7 @@ class ByDPSGD:
 
         Each generator's receipt states the sampling rate q, the noise multiplier sigma and the number of steps.
         loss, draw, draws: see ``dp_sgd_vmap.steps``. after: function that is called after every step. It uses only the
-        module and no example, so it costs no privacy. weights: function that returns the generator's weights.
+        module, not the examples, so it costs no privacy. weights: function that returns the generator's weights.
         """
         n, generators, protections = len(examples), dict[int, TrainedGenerator](), set[Release]()
         of_epoch, device = DPSGD.steps(n, self.batch_size), next(module.parameters()).device

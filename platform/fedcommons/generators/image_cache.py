@@ -71,7 +71,10 @@ def make(job: Job, step: Step | None = None) -> JobResult:
 
 
 def _telling(function: Callable[..., Any], step: Step | None, what: str) -> dict[str, Any]:
-    """Return {"progress": function that calls ``step``}; {} if ``function`` has no such parameter or step is None."""
+    """Return {"progress": function that calls ``step`` with (done, total, what)}, as arguments for ``function``.
+
+    The result is {} if ``function`` has no parameter ``progress``, or if step is None.
+    """
     if step is None or not takes(function, "progress"):
         return {}
     return {"progress": lambda number, total: step(number, total, what)}
@@ -99,7 +102,7 @@ def _fitted(need: GenerationRequest, epochs: Sequence[int], step: Step | None) -
     """Call the generator's ``fit``, check the result, and return the trained generator for each number of epochs.
 
     Raises:
-        ValueError: the result of ``fit`` has another type, or lacks a number of epochs.
+        ValueError: ``fit`` did not return a mapping with a TrainedGenerator for each of ``epochs``.
     """
     generator, what = need.recipe.generator, "a TrainedGenerator for each of the epochs"
     noise = {"noise": need.noise} if takes_noise(generator) else {}
@@ -118,9 +121,9 @@ def _fitted(need: GenerationRequest, epochs: Sequence[int], step: Step | None) -
 
 
 def require_like(x: Tensor, name: str, n: int, expected: Tensor) -> None:
-    """Check that a generator drew n examples of the type and shape of the real examples x.
+    """Check that a generator drew n examples whose type and shape are those of the real examples x.
 
-    name: the generator's name. expected: the drawn examples.
+    name: the generator's name. expected: the examples that the generator drew, which are checked.
 
     Raises:
         ClientError: number, type or shape of the drawn examples are wrong, or the tensor is sparse or has no values.
@@ -185,7 +188,7 @@ def keep(store: Store, job: Job, result: JobResult) -> None:
 
 
 def _findings(trained: TrainedGenerator | None) -> dict[str, Any]:
-    """Return {"receipt": fields for JSON}; no fields if the receipt states no guarantee; {} without a receipt."""
+    """Return {"receipt": fields for JSON}, or {"receipt": {}} if the receipt has no guarantee; {} without a receipt."""
     if trained is None or trained.receipt is None:
         return {}
     if not trained.receipt.release(0).covered:
@@ -209,7 +212,7 @@ def _receipt(findings: Mapping[str, Any]) -> Receipt | None:
 
 
 def read(store: Store, need: GenerationRequest) -> Contribution:
-    """Return the ``need.n`` images that a client contributes: a subset of the stored images, in the same class shares.
+    """Return the client's contribution: ``need.n`` of the stored images, with the class shares of all stored images.
 
     Raises:
         LookupError: the images are not in the store.
@@ -225,5 +228,5 @@ def read(store: Store, need: GenerationRequest) -> Contribution:
     some = np.concatenate([np.arange(s, s + k) for s, k in zip(starts, counts, strict=True)])
     receipt = contribution.receipt
     if need.recipe.is_secret and not takes_noise(need.recipe.generator):
-        receipt = None  # without the parameter noise, all noise is seeded, so it protects nothing
+        receipt = None  # seeded noise, which an attacker could draw again, protects nothing
     return Contribution(contribution.examples[some], receipt, len(need.examples), need.recipe.of_counts)

@@ -41,8 +41,8 @@ NOISE = 2
 
 
 DRAWS = 2
-"""Version of the random draws other than noise, in private generators with secret noise. Each version has another salt,
-because equal noise on two different sums would reveal the difference of the sums."""
+"""Version of seeded draws, such as augmentations, in private generators with secret noise. Versions have unequal salts,
+because equal noise on two different sums of gradients would reveal the difference of the sums."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def contribution(p: float | None, n_total: int, n_clients: int, n_own: int) -> i
 
 
 def contributions(p: float | None, client_data: ClientDatasets) -> list[int]:
-    """Return the number of synthetic images that each client contributes; p: see ``contribution``."""
+    """Return each client's number of synthetic images; p: share of synthetic images, None: see ``contribution``."""
     return [contribution(p, client_data.n_total, len(client_data.clients), n) for n in client_data.clients.sizes]
 
 
@@ -201,7 +201,7 @@ def check_contributions(p: float | None, client_data: ClientDatasets) -> None:
             f"sharing.p = {p:g} of {largest} images is not one image: it must be 0 or more than {least:.2g}."
         )
     n, numbers = sum(sizes), int(np.prod(client_data.shape))
-    # A label in memory has 8 bytes.
+    # 8: bytes of the label of an image, an int64
     memory_limit.require(f"{n:,} synthetic images", n * (numbers * client_data.itemsize + 8), "sharing.p")
 
 
