@@ -126,7 +126,7 @@ class BetaVAE(LightningModule):
 
     @torch.no_grad()
     def sample(self, labels: Tensor, seed: int, *, progress: Callable[[int, int], None] | None = None) -> Tensor:
-        """Sample an image of each of these classes, uint8 (n, C, H, W), by decoding codes z ~ N(mean code of class, I).
+        """Sample one image per class in ``labels``, uint8 (n, C, H, W), by decoding codes z ~ N(mean code of class, I).
 
         progress: called with (batches done, total batches).
         """

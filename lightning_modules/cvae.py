@@ -138,7 +138,10 @@ def divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
 
 
 def reconstruction(decoded: Tensor, x: Tensor, kind: str) -> Tensor:
-    """Return the reconstruction loss of each image x, (B,), summed over its pixels; decoded: pixel logits."""
+    """Return each image's reconstruction loss (``kind``: cross_entropy or squares), (B,), summed over the pixels of x.
+
+    decoded: pixel logits.
+    """
     if kind == "cross_entropy":
         of_pixels = F.binary_cross_entropy_with_logits(decoded, x, reduction="none")
     else:

@@ -94,7 +94,7 @@ class DDPM(LightningModule):
     def forward(
         self, images: Tensor, labels: Tensor, t: Tensor, noise: Tensor, mirrored: Tensor | None = None
     ) -> Tensor:
-        """Return the batch's mean loss with these times t (B,), noise (B, C, H, W) and mirrorings (B, 1, 1, 1)."""
+        """Return the mean loss at times t (B,) with ``noise`` (B, C, H, W); mirrored: images to mirror (B, 1, 1, 1)."""
         x = images / 127.5 - 1
         if mirrored is not None:
             x = torch.where(mirrored, x.flip(-1), x)
@@ -125,7 +125,7 @@ class DDPM(LightningModule):
 
     @torch.no_grad()
     def losses(self, images: Tensor, labels: Tensor, seed: int, *, draws: int = 16) -> Tensor:
-        """Return each image's mean squared error, (n,), over ``draws`` evenly spread times, with one noise per time."""
+        """Return each image's mean squared error, (n,), over ``draws`` evenly spaced times, with one noise per time."""
         self.eval()
         generator = torch.Generator(self.device).manual_seed(seed)
         noises = torch.randn(draws, 1, *self.shape, generator=generator, device=self.device)
@@ -165,7 +165,7 @@ class DDPM(LightningModule):
         self, labels: Tensor, seed: int, *, sampler: str, steps: int, batch_size: int = 256,
         progress: Callable[[int, int], None] | None = None,
     ) -> Tensor:  # fmt: skip
-        """Sample an image of each of these classes, uint8 (n, C, H, W), by ``steps`` network steps from random noise.
+        """Sample one image per class in ``labels``, uint8 (n, C, H, W), by ``steps`` network steps from random noise.
 
         sampler: ddpm or ddim. progress: called after each network step with (steps done, total steps).
         """

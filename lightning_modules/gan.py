@@ -127,7 +127,7 @@ class GAN(nn.Module):
         return torch.randn(n, self.generator.latent, generator=self.draws).to(next(self.parameters()).device)
 
     def images(self, y: Tensor, z: Tensor | None = None) -> Tensor:
-        """Generate images (B, C, H, W) in [-1, 1] of these classes y; z: their codes, None: new random codes."""
+        """Generate images (B, C, H, W) in [-1, 1] of the classes y (B,); z: codes (B, l); None: new random codes."""
         return self.generator(self.codes(len(y)) if z is None else z, y).tanh()
 
     def draw(self, n: int) -> Tensor:
@@ -151,7 +151,7 @@ class GAN(nn.Module):
         return loss + self.gamma / 2 * slopes(self.discriminator, x, y).mean() if self.gamma else loss
 
     def of_generator(self, y: Tensor) -> Tensor:
-        """Return the generator's mean loss on new images of these classes y."""
+        """Return the generator's mean loss on new images of the classes y (B,)."""
         return F.softplus(-self.judged(self.images(y), y, self.draw(len(y)))).mean()
 
 
@@ -197,7 +197,7 @@ def _moved(x: Tensor, u: Tensor, axis: int) -> Tensor:
 
 
 def _covered(x: Tensor, u: Tensor, axis: int) -> Tensor:
-    """Return whether each pixel index along the axis lies in the cutout square, from uniform numbers u."""
+    """Return whether each pixel index along the axis lies in the cutout square, whose place the uniform u decides."""
     side = x.shape[axis]
     first = (u * (side + 1)).floor() - side // HOLE // 2 - 0.5
     places = _places(x, axis)

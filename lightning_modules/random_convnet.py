@@ -26,5 +26,5 @@ class RandomConvNet(nn.Module):
 
 
 def blocks(shape: tuple[int, ...]) -> int:
-    """Return the number of blocks, 1 to 3, that reduce the feature maps of these images to about 4x4 pixels."""
+    """Return the number of blocks, 1 to 3, that reduce images of ``shape`` (C, H, W) to maps of about 4x4 pixels."""
     return min(3, max(1, (min(shape[1:]) + 7).bit_length() - 3))

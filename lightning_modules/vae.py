@@ -11,7 +11,7 @@ models; decoder and reconstruction stay in [0, 1].
 
     loss = CE(F(z), y) + lambda (KL + MSE),   MSE = ||x^ - x||^2,   KL = mean over l numbers of (mu^2 + e^v - 1 - v)/2
 
-The paper does not say which terms are sums and which are means: this follows the authors' released code. That code
+The paper does not say which terms are sums and which are means. Here they are as in the authors' code. That code
 replaces the MSE by a cross entropy of the pixels (``reconstruction``). It classifies the encoder's features instead of
 z (``classify``), by two linear layers with l numbers between them.
 """
