@@ -232,7 +232,7 @@ def along_of_block(worker: Worker, task: Direction, job: tuple[str, list[int]]) 
     which, ids = job
     clients, v = clients_of(worker.data, which), task.v.to(worker.work.device)
     task.at.load(worker.work)
-    keys = [measurement_seed(task.at, which, i, None) for i in ids]  # the first pass's seeds, so that g_i is equal
+    keys = [measurement_seed(task.at, which, i, None) for i in ids]  # equal seeds give the g_i of the first pass
     return [float(mean_gradient(worker, clients[i], key)[0] @ v) for i, key in zip(ids, keys, strict=True)]
 
 

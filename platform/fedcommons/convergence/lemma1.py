@@ -28,7 +28,8 @@ def sigma_sq(p: float, sigma_sq: float, sigma_pool_sq: float, zeta_sq: float, de
     """Return sigma_mix^2, the variance of per-sample gradients on mixtures.
 
     p: share of the pool, in [0, 1]. sigma_sq, zeta_sq: variance sigma^2 and dissimilarity zeta^2 of gradients on the
-    clients' data. sigma_pool_sq: the variance on the pool. delta_sq: squared distance of clients' and pool's gradients.
+    clients' data. sigma_pool_sq: the variance on the pool. delta_sq: squared distance of the mean gradients of the
+    clients and of the pool.
     """
     p = share(p)
     return (1 - p) * sigma_sq + p * sigma_pool_sq + p * (1 - p) * (zeta_sq + delta_sq)

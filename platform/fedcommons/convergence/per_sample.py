@@ -101,7 +101,7 @@ def _one_by_one(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def _all_at_once(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor] | None:
-    """Return the result of ``gradients``, computed by the formulas in ``FORMS``; None if they do not apply."""
+    """Return the result of ``gradients``, computed by the formulas in ``FORMS``; None if the formulas do not apply."""
     layers, parameters, seen = _owners(module), list(trainable_parameters(module).values()), []
 
     def alone(*rows: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
@@ -138,7 +138,7 @@ def _all_at_once(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor]
     sq_norms = torch.zeros_like(losses)
     for layer, a, g in zip(seen, inputs, of_outputs, strict=True):
         form = _form(layer)
-        if form is None or g is None:  # no gradient: the output is the same for all samples
+        if form is None or g is None:  # no formula for this layer, or g is None because its output is constant
             return None
         sq_norms += form(layer, a, g)
     return torch.cat([g.reshape(-1) for g in of_parameters if g is not None]).div_(len(losses)), sq_norms

@@ -76,17 +76,17 @@ def on_quadratics(
         sqrt(f(x_R) - f*) <= sqrt(L/8) eta (tau - 1) zeta / phi
                              + sqrt(L/2) (1 - phi eta tau mu)^R (||x_0 - x*|| + eta (tau - 1) zeta sqrt(L/mu) / (2 phi))
 
-    x_0, x_R, x*: model before round 1, after round R, and at the minimum of f, the mean of the f_i. rate: eta, the step
-    size, in (0, 1/L]. phi = (1 - (1 - eta L)^tau) / (eta tau L), in (0, 1]. smooth: L, the largest eigenvalue of the
-    Hessians A_i of the f_i. mu: the smallest eigenvalue of f's Hessian. zeta_sq: (1/N) sum_i ||grad f_i(x*)||^2.
-    distance: ||x_0 - x*||. tau: local steps per round.
+    f_i: loss of client i. f: mean of the losses of all N clients. x_0, x_R, x*: model before round 1, after round R,
+    and at the minimum f* of f. rate: eta, the step size, in (0, 1/L]. phi = (1 - (1 - eta L)^tau) / (eta tau L), in
+    (0, 1]. smooth: L, the largest eigenvalue of the Hessians A_i of the f_i. mu: the smallest eigenvalue of f's
+    Hessian. zeta_sq: (1/N) sum_i ||grad f_i(x*)||^2. distance: ||x_0 - x*||. tau: local steps per round.
     So f(x_R) - f* <= epsilon needs eta <= O(sqrt(epsilon / L) / (tau zeta)), which gives T of ``strongly_convex``.
 
     Proof: a round is x <- x - Q (x - x') with the fixed point x', Q = (1/N) sum_i P_i A_i and
     P_i = eta sum_(k < tau) (1 - eta A_i)^k. Let D_i = eta tau - P_i. As functions of an eigenvalue of A_i, D_i is at
     most eta^2 tau (tau-1) A_i / 2, and P_i A_i is at least phi eta tau A_i. The gradients at x* add up to 0, so
-    x' - x* = Q^-1 (1/N) sum_i D_i grad f_i(x*). By the Cauchy-Schwarz inequality, x' - x* has at most the norm c zeta
-    in Q. Here c^2 is the largest D_i^2 / (P_i A_i) over all i and eigenvalues, which is at most
+    x' - x* = Q^-1 (1/N) sum_i D_i grad f_i(x*). By the Cauchy-Schwarz inequality, v = x' - x* has a norm
+    sqrt(v^T Q v) of at most c zeta. Here c^2 is the largest D_i^2 / (P_i A_i) over all i and eigenvalues. It is at most
     eta^3 tau (tau-1)^2 L / (4 phi). Also Q >= phi eta tau (1/N) sum_i A_i.
     The bound is nearly reached if only a few clients' losses are curved, with gradients in proportion to the curvature.
 

@@ -63,7 +63,8 @@ def spectral_norm(
         beta = float(product.norm())
         if not isfinite(beta):
             return nan
-        values, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(off_diagonal, -1))  # only this half is read
+        # eigh reads only the lower triangle of the symmetric matrix.
+        values, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(off_diagonal, -1))
         largest = int(np.abs(values).argmax())
         eigenvalue = abs(float(values[largest]))
         if beta * abs(vectors[-1, largest]) <= tolerance * eigenvalue:
@@ -86,7 +87,10 @@ def smoothness(
 
 
 def strong_convexity(executor: Executor, at: ModelTask, which: str, n_sets: int, blocks: int) -> float:
-    """Return the strong convexity mu of the mean of the clients' losses; the error is about 1e-5 times smoothness."""
+    """Return the strong convexity mu of the mean of the clients' losses, with an error of about 1e-5 L.
+
+    L: smoothness of the same mean. Arguments: see ``smoothness``.
+    """
     apply, start = _hessian(executor, at, which, n_sets, blocks, None), _start(at, 0)
     largest = spectral_norm(apply, start, 1e-9, 1000)
     return largest - spectral_norm(lambda v: largest * v - apply(v), start, 1e-9, 1000)

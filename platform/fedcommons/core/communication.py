@@ -45,12 +45,12 @@ def images_nbytes(n: int, shape: tuple[int, ...], itemsize: int = 1, label: int 
 
 
 def pool_nbytes(n_clients: int, synthetic: int) -> int:
-    """Return the bytes 2 N Ms of exchanging a pool: N clients send and receive Ms (``synthetic``) bytes of images."""
+    """Return the bytes 2 N Ms of exchanging a pool: each of N clients sends and receives Ms (``synthetic``) bytes."""
     return 2 * n_clients * synthetic
 
 
 def round_nbytes(joined: int, model: int, control: int = 0) -> int:
-    """Return the bytes 2 |S| (Mc + Mv) of a round, in which |S| (``joined``) clients receive and send Mc + Mv bytes.
+    """Return the bytes 2 |S| (Mc + Mv) of a round: each of |S| (``joined``) clients receives and sends Mc + Mv bytes.
 
     Mc (``model``): bytes of the model. Mv (``control``): bytes of a control variate.
     """
@@ -70,9 +70,9 @@ class UntilTarget:
 def sent(runs: Sequence[UntilTarget], once_unit: float = 1, round_unit: float = 1) -> tuple[float, bool]:
     """Return the mean over runs of  once/once_unit + R per_round/round_unit,  and whether the mean is a lower bound.
 
-    once, per_round: bytes before round 1 and bytes per round, over all clients. R: number of rounds until the target
-    accuracy. N: number of clients. C: share of clients per round. In the units 1, the result is the bytes of all
-    clients. In the units N and C N, the result is the bytes of one client, as in the Fedssyn paper.
+    once, per_round: a run's bytes before round 1 and bytes per round, over all clients. R: number of rounds until the
+    target accuracy. If both units are 1, the mean is the bytes of all N clients. With ``once_unit`` N and
+    ``round_unit`` C N (C: share of clients per round), it is the bytes of one client, as in the Fedssyn paper.
     """
     mean = fmean(r.once / once_unit + r.rounds * r.per_round / round_unit for r in runs)
     return mean, any(r.censored for r in runs)

@@ -38,7 +38,10 @@ WARM_UP = 3
 """Number of steps before a recording, in which libraries choose kernels and reserve memory."""
 
 MOST = 64
-"""Maximum number of graphs of a worker. A method with a new correction function in each round would fill the memory."""
+"""Number of graphs from which a worker deletes all its graphs before the next client.
+
+Without a limit, a method with a new correction function in each round would fill the GPU's memory.
+"""
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,7 @@ class Graphs:
         return key, self.corrections[key]
 
     def _recorded(self, batch: Batch, correction: Correction | None) -> _Graph:
-        """Record a step for batches of this shape; weights, buffers and random generators are restored afterwards."""
+        """Record a step for batches of ``batch``'s shape; then restore weights, buffers and random generators."""
         work, loop, logs = self.work, self.work.loop, list[str]()
         place = tuple(column.clone() for column in batch)
         update, parameters = plain_step(work.optimizer), list(work.named.values())

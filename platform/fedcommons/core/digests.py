@@ -126,7 +126,8 @@ class Hasher:
             memory = x.untyped_storage()
             at, size = (str(x.device), memory.data_ptr()), len(self._memory)
             _add(whole, f"{x.storage_offset()} {x.stride()} {self._memory.setdefault(at, f'{name} {size}')};")
-            if len(self._memory) > size:  # hash the whole memory, because a view covers only some of the numbers
+            # A block of memory is hashed once and as a whole, because several tensors may be views of parts of it.
+            if len(self._memory) > size:
                 whole.update(torch.empty(0, dtype=torch.uint8, device=x.device).set_(memory).cpu().numpy().data)
         return others
 
@@ -176,7 +177,7 @@ def _parts(x: Any, whole: Any) -> Iterable[Any]:
     match x:
         case type():
             return [kind, *(part for pair in user_variables(vars(x)).items() for part in pair)] if is_users(x) else []
-        case types.ModuleType():  # ``state_leaks`` inspects the files of imported modules separately
+        case types.ModuleType():  # an imported module is skipped: ``state_leaks`` inspects its file
             return [] if sys.modules.get(x.__name__) is x else [vars(x)]
         case np.ndarray() | np.generic():
             numbers = np.asarray(x)  # a plain array, because a subclass may override methods
@@ -193,12 +194,12 @@ def _parts(x: Any, whole: Any) -> Iterable[Any]:
             return [x(), *attributes(x)]
         case ContextVar():
             return [x.get(None)]
-        case threading.local():  # the object shows only the current thread's values
+        case threading.local():  # the hash covers the current thread's values only
             return [threading.local.__getattribute__(x, "__dict__")]
         case Logger():
             return [user_variables(vars(x), OF_LOGGERS)]
         case _ if isinstance(x, CODE) or _is_stream(x) or kind.__name__ == "_lru_list_elem":
-            return []  # a cache's element: the visit of the lru_cache itself covers the objects in its elements
+            return []  # the objects in an _lru_list_elem are visited through the lru_cache itself
         case _ if isinstance(x, VISITED):
             more = attributes(x)  # read first: this can create a ``__dict__``, which get_referents must return
             frame = x.gi_frame if isinstance(x, types.GeneratorType) else None

@@ -173,8 +173,8 @@ def _of_chunks(
 ) -> Totals:
     """Return the sums of metrics over the chunks that begin at the examples ``firsts``.
 
-    A torchmetrics object gives one value for all these chunks. key: key of the seed for random numbers that the module
-    draws; the index of a chunk's first example is appended to the key.
+    A torchmetrics object gives one value over all chunks together, as a sum of one term. key: key of the seed for
+    random numbers that the module draws; the index of a chunk's first example is appended to the key.
     """
     totals, work = Totals(), worker.work
     with work.logged:

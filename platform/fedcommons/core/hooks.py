@@ -126,7 +126,8 @@ def prepare(module: LightningModule) -> None:
     module.configure_model()
     for name in overridden(module, ("training_step", "validation_step")):
         step = getattr(module, name)
-        if not is_param_in_hook_signature(step, "batch_idx", min_args=2):  # Lightning passes such a step only the batch
+        # Lightning passes only the batch to a step without the argument batch_idx.
+        if not is_param_in_hook_signature(step, "batch_idx", min_args=2):
             vars(module)[name] = partial(_without_index, step)
     vars(module)["_is_prepared"] = True
 
@@ -169,7 +170,7 @@ class Hooks:
 
         Raises:
             ValueError: a hook has unfrozen or replaced a parameter, skipped all batches, not called the closure, or set
-                an attribute of the Trainer that has no effect; or ``dp.local`` is on, which calls no hooks.
+                an attribute of the Trainer that has no effect; or ``dp.local`` is on, with which no hooks are called.
         """
         if loop.dp:
             raise ValueError("dp.local calls no hooks in its steps")
@@ -294,7 +295,10 @@ class Hooks:
         return value
 
     def _after_transfer(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that calls the transfer hooks, unless ``_step`` has called them, and then ``step``."""
+        """Return a function that calls the transfer hooks and then ``step``.
+
+        While ``_step`` runs, the function calls only ``step``, because ``_step`` has already called the hooks.
+        """
         return lambda batch, *args: step(batch if self._in_step else self.transfer(batch), *args)
 
     def _optimizers(self, use_pl_optimizer: bool = True) -> Any:

@@ -69,7 +69,8 @@ class Metrics:
 
         if not updated():
             return
-        gc.collect()  # removes metrics that a step has created and no longer uses, which are reference cycles
+        # A metric that the step created and no longer uses may survive in a reference cycle. It must not be reported.
+        gc.collect()
         for metric in updated():
             name = type(metric).__name__
             is_late = any(metric is part for part in module.modules())
@@ -128,7 +129,7 @@ class Logged:
 
     @property
     def objects(self) -> Set[str]:
-        """Names of the torchmetrics objects that were logged since the outermost context began."""
+        """Names of the torchmetrics objects that were logged since the outermost ``Logged`` context began."""
         return self._logged.keys()
 
     def put_back(self) -> None:

@@ -64,7 +64,7 @@ class Saved:
             self.namespaces[path].update(values)
 
     def put_back(self) -> None:
-        """Restore the whole snapshot: attributes, parameter groups, ``requires_grad``, hooks, unsent tensors."""
+        """Restore the whole snapshot: attributes, parameter groups, ``requires_grad``, hooks, and tensors not sent."""
         self.put_attributes_back()
         del self.optimizer.param_groups[:]
         for group, params, settings in self.groups:
@@ -84,7 +84,8 @@ class Saved:
         """Check that the module has the parameters of the snapshot, and that the frozen parameters are still frozen.
 
         Raises:
-            ValueError: a hook has replaced a parameter, or has made a frozen parameter trainable, which is not sent.
+            ValueError: a hook has replaced a parameter, or has made a frozen parameter trainable. Frozen parameters are
+                not sent.
         """
         now = {name: id(p) for part in self.parts for name, p in self._parameters_of(part)}
         if names := [name for name, (p, *_) in self.flags.items() if now.get(name) != id(p)]:

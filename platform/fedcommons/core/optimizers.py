@@ -31,7 +31,7 @@ def read(returned: Any) -> tuple[Optimizer, list[Every]]:
     """Return the optimizer and the schedulers in the return value of ``configure_optimizers``.
 
     Raises:
-        ValueError: the value is not accepted (see the module), or a scheduler needs a metric to monitor.
+        ValueError: the value has none of the forms in the module docstring, or a scheduler needs a metric to monitor.
     """
     optimizers, schedulers = returned, []
     if isinstance(returned, Mapping):
@@ -115,7 +115,10 @@ class Schedulers:
 
 
 def plain_step(optimizer: Optimizer) -> Callable[[], object]:
-    """Return ``optimizer.step``, without torch's profiling unless step hooks exist or other code wraps the method."""
+    """Return ``optimizer.step`` without torch's profiling, which takes time in every step.
+
+    If step hooks exist, or other code wraps the method, ``optimizer.step`` is returned unchanged.
+    """
     step = type(optimizer).step
     plain = getattr(step, "__wrapped__", step)
     by_torch_alone = getattr(step, "hooked", False) and not getattr(plain, "hooked", False)

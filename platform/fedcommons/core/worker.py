@@ -89,7 +89,7 @@ def only_thread() -> Iterator[None]:
     Raises:
         UserError: another thread is in this context.
     """
-    lock = _thread  # a fork within the context may bind the global name to another lock
+    lock = _thread  # stored, because after a fork within the context ``_thread`` may be another lock
     if not lock.acquire(blocking=False):
         raise UserError(
             "another thread of this process is in an experiment, and all threads share torch's settings and random "

@@ -75,9 +75,8 @@ def _checkpoints(folder: Path) -> dict[int, Path]:
 
 
 def _remove(checkpoint: Path) -> None:
-    checkpoint.with_name(checkpoint.name + ".json").unlink(
-        missing_ok=True
-    )  # the JSON file goes first, so that the next call can repeat an interrupted removal
+    # The tensor file, by which a checkpoint is found, is removed last. So the next call can repeat the removal.
+    checkpoint.with_name(checkpoint.name + ".json").unlink(missing_ok=True)
     checkpoint.unlink()
 
 
@@ -132,7 +131,7 @@ def load_latest(
 def _flaw(facts: Mapping[str, Any], run: str, record: str | None) -> str | None:
     """Return why the checkpoint with ``facts`` must be skipped, or None. A value that ``facts`` lacks is not checked.
 
-    run: identifier that the checkpoint must have. record: hash of the record files that it must have; None: any.
+    run: identifier that the checkpoint must have. record: required hash of the run's record files; None: any.
     """
     if run and facts.get("run", run) != run:
         return "is of a run with other fields, data, code or secret noise"

@@ -141,7 +141,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
             if private:
                 outlived |= state_leaks.replaced(objects_before, state_leaks.engine_attributes(worker.work))
             require_reply(reply)
-            size = _norm(reply, task.max_norm)  # waits for the GPU, whose errors are raised only now
+            size = _norm(reply, task.max_norm)  # waits for the GPU, so that its errors are raised here
         except BaseException as error:  # user code may raise any exception
             if is_exit(error):
                 raise
@@ -166,7 +166,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
         if isinstance(size, str):
             rejected[client] = size
             continue
-        if task.buffers_singly and BUFFERS in reply.each:  # add the buffers to the sums, for the server's average
+        if task.buffers_singly and BUFFERS in reply.each:  # the server also averages buffers that are sent singly
             weighted_buffers = scale(flat(reply.each, BUFFERS), reply.weight)
             reply = replace(reply, sums={**reply.sums, BUFFERS: weighted_buffers})
         norms[client], form = size, _form(reply)

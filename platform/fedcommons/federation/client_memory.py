@@ -25,7 +25,7 @@ class ClientMemory(Mapping[int, Payload]):
 
     entries: client -> tensors by name, or name of a file in ``folder``. cap_bytes: limit of the memories in RAM.
     folder: folder of memory files; None: all memories stay in RAM. run: identifier of the run, which files and
-    checkpoints contain. Files of another run are not read. Empty: the run is not checked.
+    checkpoints contain. Files of another run are not read, unless ``run`` is empty.
     """
 
     def __init__(
@@ -59,8 +59,9 @@ class ClientMemory(Mapping[int, Payload]):
         return {i: e for i, e in self.entries.items() if isinstance(e, str)}
 
     def updated(self, round: int, new: Mapping[int, Payload]) -> "ClientMemory":
-        """Return the memories after ``round``, with ``new`` in place of old ones. Above the limit, files are used."""
-        entries = {i: e for i, e in self.entries.items() if i not in new} | dict(new)  # oldest first, for ``_spill``
+        """Return the memories after ``round``, updated by ``new``; above the RAM limit, the oldest move to files."""
+        # The order is from the oldest memory to the newest, because ``_spill`` moves the first memories to files.
+        entries = {i: e for i, e in self.entries.items() if i not in new} | dict(new)
         after = ClientMemory(entries, self.cap_bytes, self.folder, self.run)
         if self.folder is not None:
             after._spill(self.folder, round)
@@ -118,7 +119,6 @@ def remove_files(folder: Path, needed: set[str]) -> None:
     """Remove all memory files in ``folder`` whose names are not in ``needed``."""
     for path in folder.glob("client-*.safetensors"):
         if path.name not in needed and re.fullmatch(MEMORY_FILE, path.name):
-            path.with_name(path.name + ".json").unlink(
-                missing_ok=True
-            )  # the JSON file goes first, so that the next call can repeat an interrupted removal
+            # The tensor file, by which a memory is found, is removed last. So the next call can repeat the removal.
+            path.with_name(path.name + ".json").unlink(missing_ok=True)
             path.unlink()

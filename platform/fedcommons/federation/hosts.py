@@ -71,7 +71,7 @@ def _difference(name: str, ours: Mapping[str, str], theirs: Mapping[str, str]) -
 
 
 def run_if_same(theirs: Mapping[str, Mapping[str, str]], function: Callable[..., T], *arguments: Any) -> T:
-    """Call the function after ``cpu_kind.require_this_kind`` and ``require_same`` have checked this Ray process."""
+    """Check this process by ``cpu_kind.require_this_kind`` and ``require_same``, then call ``function(*arguments)``."""
     cpu_kind.require_this_kind()
     require_same(theirs)
     return function(*arguments)

@@ -59,8 +59,8 @@ class Job:
 def personal_model(algorithm: Algorithm, now: Standing, client: int, *, keep_buffers: bool) -> tuple[Flat, Flat]:
     """Return the weights and the module buffers of a client's personalised model in the state ``now``.
 
-    If the method returns no buffers, the buffers are those in the client's memory (``keep_buffers``), else the
-    averaged buffers. The buffers are empty before round 1 and for a module without buffers.
+    If the method returns no buffers, the averaged buffers are returned or, with ``keep_buffers``, the buffers in the
+    client's memory. Both are empty before round 1 and for a module without buffers.
 
     Raises:
         ClientError: the method raised an error, or its ``personal`` returned tensors of a wrong form.

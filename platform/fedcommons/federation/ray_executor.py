@@ -84,7 +84,7 @@ class RayActors:
         gpus_per_actor: float | str,
         wait_s: float | None = None,
     ) -> None:
-        set_up_process()  # torch must be set as in the actors: this process adds replies
+        set_up_process()  # as in the actors, because this process adds the blocks' sums
         share = ray_cluster.bundle(gpus_per_actor)
         gpus = share.get("GPU", 0)
         self.reserved = None

@@ -169,7 +169,10 @@ CLASS_COUNTS = Release(what=("class counts",), commons=True, reason="read by the
 
 
 def with_counts(now: Standing, facts: Facts) -> Standing:
-    """Return ``now``, with class counts in ledger and traffic after ``facts.counts`` is read for the first time."""
+    """Return ``now`` with the class counts in ledger and traffic if ``facts.counts`` has been read.
+
+    Class counts that the ledger already contains are not added again.
+    """
     if not facts.counts_nbytes or not now.ledger.uncovered.keys().isdisjoint(CLASS_COUNTS.named):
         return now
     ledger = now.ledger.after([CLASS_COUNTS] * facts.n_clients)
@@ -246,7 +249,8 @@ def _round(
         kind = now.buffers.buffer.dtype if len(now.buffers) else torch.float32
         buffers = Flat(mean.layout, mean.buffer.to(kind))
         total = {n: x for n, x in total.items() if n != BUFFERS}
-    if accepted or not joined:  # if no reply arrives, the state does not change
+    # If clients take part but no reply arrives, ``merge`` is not called and the state does not change.
+    if accepted or not joined:
         with user_code_context(algorithm, "merge", f"round {number}"):
             seed = seed_for(plan.seed, "merge", number)
             state = algorithm.merge(AtServer(executor), now.state, total, replies, number, seed)
@@ -274,7 +278,7 @@ def _round(
 
 
 def _all_rejected(name: str, number: int, rejected: Mapping[int, str], before: Largest | None) -> ClientError:
-    """Return the error for a round in which all replies were rejected; it names the client that most likely caused it.
+    """Return the error for a round in which all replies were rejected; the error names the most likely cause, a client.
 
     If a reply of the last round was much larger than the others (``stands_out``) and now no reply is finite, the error
     names the client of the large reply: the model may have become too large. Else it names the first rejected client.
@@ -318,7 +322,7 @@ def _accept(
     """Return the tensors summed over clients, the accepted replies by client, and rejected client -> reason.
 
     A form is the names, shapes and types of a reply's summed tensors. If forms differ, the most frequent form is
-    accepted; in a tie, the first client's form.
+    accepted; in a tie, the form of the client with the lowest number.
     """
     replies = {client: pair for result in results for client, pair in sorted(result.replies.items())}
     rejected = {client: reason for result in results for client, reason in result.rejected.items()}

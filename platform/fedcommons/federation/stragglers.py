@@ -11,8 +11,8 @@ If a rule reads class counts (``facts.counts``), clients send them, and the priv
 
 Optional members of a rule:
 
-arrival(n_clients, joining, seed)    returns per client the probability that its whole reply arrives if ``joining``
-                                     clients are sampled uniformly; None if there is no closed form
+arrival(n_clients, joining, seed)    returns per client the probability that its whole reply arrives if it takes part,
+                                     in a round of ``joining`` uniformly sampled clients; None: no closed form
 check_clients(n_clients, joining)    raises ``UserError`` if the constants do not fit the number of clients
 leaves_partial = True                states that the rule can return shares above 0
 
@@ -44,7 +44,7 @@ class Independent:
         return {i: 0.0 for i in joined if _uniform(seed, "straggles", round, i) < self.q}
 
     def arrival(self, n_clients: int, joining: int, seed: int) -> list[float]:
-        """Return for each client the probability 1 - q that its reply arrives."""
+        """Return for each client the probability 1 - q that its reply arrives in a round in which it takes part."""
         return [1 - self.q] * n_clients
 
 
@@ -85,7 +85,7 @@ class Groups:
         return {i: 0.0 for i in joined if i // self.group_size in failed}
 
     def arrival(self, n_clients: int, joining: int, seed: int) -> list[float]:
-        """Return for each client the probability 1 - q that its reply arrives."""
+        """Return for each client the probability 1 - q that its reply arrives in a round in which it takes part."""
         return [1 - self.q] * n_clients
 
 
@@ -136,7 +136,10 @@ class Fastest:
         return dict.fromkeys(sorted(joined, key=lambda i: (times[i], i))[self.k :], 0.0)
 
     def arrival(self, n_clients: int, joining: int, seed: int) -> list[float] | None:
-        """Return k/|S|, the share of a round's |S| clients that is awaited, if all are equally fast; else None."""
+        """Return for each client the probability k/|S| of being one of the k fastest of |S| participants.
+
+        None if the probability depends on the client: the median times differ, or the times are constant.
+        """
         alike = not self.client_spread and self.spread
         return [min(1.0, self.k / joining)] * n_clients if alike else None
 
@@ -157,7 +160,7 @@ class Slow:
         return {i: 1 - _uniform(seed, "work done", round, i) for i in order[: self._number(len(joined))]}
 
     def arrival(self, n_clients: int, joining: int, seed: int) -> list[float]:
-        """Return 1 - m/|S| for each client, as m of a round's |S| clients are stragglers without a whole reply."""
+        """Return per client the probability 1 - m/|S| that it is not one of the m stragglers of |S| participants."""
         return [1 - self._number(joining) / joining] * n_clients
 
     def _number(self, joining: int) -> int:
