@@ -136,7 +136,7 @@ class Moments:
 
     @property
     def v_of_mean(self) -> float:
-        """Return sum_i v_i / N^2, the squared standard error of ``mean``; v_i: that of set i's mean gradient g_i."""
+        """Return sum_i v_i / N^2, the squared standard error of ``mean``; v_i: squared standard error of g_i."""
         return float(self.v.sum()) / len(self.v) ** 2
 
     @property

@@ -10,7 +10,7 @@ The losses are defined in ``estimators``, with the examples' weights, in evaluat
 are computed in the model's precision, and sums over batches and clients in float64. The result approximates an
 eigenvalue within ``TOLERANCE``, nearly always the largest eigenvalue. In 12,000 random starts on spectra whose largest
 eigenvalue was 1 to 20 % larger than the second, the result was the second eigenvalue once (96 times with a tolerance of
-1e-3). If only a subset of the data is measured (``Part``), L is larger on average, because there are fewer examples.
+1e-3). If only a subset of the data is measured (``Part``), L is on average larger than on all data.
 """
 
 from collections.abc import Callable, Iterable

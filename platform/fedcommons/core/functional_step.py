@@ -12,7 +12,7 @@ from fedcommons.core.logging_shim import Metrics
 
 
 class Step(nn.Module):
-    """Module whose ``forward`` runs the training step of another module; it returns the loss and the logged values."""
+    """Module whose ``forward`` runs the training step of another module and returns the loss and the logged values."""
 
     def __init__(self, module: LightningModule) -> None:
         super().__init__()

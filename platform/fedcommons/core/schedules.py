@@ -26,7 +26,7 @@ def constant(round: int, warmup: Warmup = 0) -> float:
 
 
 def cosine(round: int, rounds: int, warmup: Warmup = 0, least: Annotated[float, "(0, 1]"] = 0.001) -> float:
-    """Return the factor  l + (1 - l)(1 + cos(pi (r - 1)/R))/2  of round r; in R rounds, it falls from 1 towards l.
+    """Return the factor  l + (1 - l)(1 + cos(pi (r - 1)/R))/2  of round r; over R rounds, it falls from 1 towards l.
 
     Source: Loshchilov and Hutter, ICLR 2017, without restarts.
 

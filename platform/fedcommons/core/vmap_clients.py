@@ -2,7 +2,7 @@
 
 Each client has separate weights, batches and a separate number of steps. The results equal those of training clients
 one after another, except for rounding. For small networks and images, torch's overhead per call takes most of the time;
-this overhead now occurs once per step for all clients. On a GPU there are N times fewer kernel launches.
+this overhead now occurs once per step for all clients. On a GPU, the number of kernel launches is divided by N.
 
 The engine calls a method's ``client`` twice. The first call is stopped at the local training, whose arguments are
 recorded (``request_training``). The second call, after the simultaneous training, gets the result

@@ -151,7 +151,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
             failed.client, failed.round = client, task.round
             raise failed from error
         finally:
-            worker.work.share, worker.work.replacement = 1.0, None  # the client's values are not for the server's jobs
+            worker.work.share, worker.work.replacement = 1.0, None  # the server's jobs must not use a client's values
         if private:
             state_leaks.put_back(worker.work)
             after = state_leaks.state(worker.work, worker.algorithm, {"commons": rows.commons})
@@ -216,7 +216,7 @@ def _at_once(
 
 
 def _client(worker: Worker, task: RoundTask, message: Message, memory: Payload, rows: ClientData, seed: int) -> Reply:
-    """Call the method's ``client``; load the module's buffers before the call and add them to the reply after it."""
+    """Call the method's ``client``; load the module's buffers before the call, and add the new buffers to the reply."""
     work = worker.work
     if not len(work.buffers):
         if work.counters:
@@ -250,7 +250,7 @@ def _released(reply: Reply, client: int, rows: ClientData, *, has_drawn: bool) -
     - the reply's releases name each of its tensors
     - the client has drawn noise, if a release states a guarantee
 
-    The weight and releases that state no guarantee (such as class counts) do not matter, as no training computes them.
+    The weight, and releases without a guarantee (such as class counts), do not matter, as no training computes them.
     """
     sent, is_whole = {*reply.sums, *reply.each}, True
     bare = {*sent, "weight"} if reply.weight != 1 and reply.weight != rows.size else set(sent)
@@ -266,7 +266,7 @@ def _released(reply: Reply, client: int, rows: ClientData, *, has_drawn: bool) -
             bare.difference_update(event.what)
             others.append(event)
     is_whole = is_whole and not bare & sent and bool(events or not sent)
-    names, seen = {False: bare, True: set[str]()}, {False: 0, True: 0}  # keys: values of ``Release.commons``
+    names, seen = {False: bare, True: set[str]()}, {False: 0, True: 0}  # for each value of ``Release.commons``
     for event in others:
         names[event.commons].update(event.named)
         seen[event.commons] = max(event.n_disclosed, seen[event.commons])

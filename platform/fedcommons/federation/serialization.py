@@ -49,7 +49,7 @@ def _layout(names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Layout:
     sides = [side for shape in layout.shapes for side in shape]
     if not all(isinstance(name, str) for name in names) or not all(type(side) is int and side >= 0 for side in sides):
         raise ValueError("a layout must have names, and shapes of whole numbers")
-    if len(layout.parts) != len(names):  # ``parts`` raises a ValueError for more or fewer shapes than names
+    if len(layout.parts) != len(names):  # ``parts`` itself checks the number of shapes
         raise ValueError("a layout has a name twice")
     return layout
 

@@ -146,7 +146,7 @@ class Fastest:
 
 @dataclass(frozen=True)
 class Slow:
-    """FedProx' stragglers: a share of a round's clients trains only for x epochs, uniformly random among 1 .. E.
+    """FedProx' stragglers: a share of a round's clients trains only x epochs, x uniform in 1 .. client.epochs.
 
     Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, arXiv:1812.06127, section 5.2.
     """
