@@ -51,7 +51,7 @@ ELSEWHERE = {
 }
 """Kind of component -> names of components from the literature that the package may lack.
 
-For such a name, the error message suggests no similar name. A name that the package has raises no error."""
+If the package lacks such a name, the error message suggests no similar name. Names in the package may be listed too."""
 
 
 def _plain(word: str) -> str:

@@ -25,7 +25,7 @@ _DIGITS_GENERATOR: dict[str, Any] = {
 }
 
 _FEW_PIXELS: dict[str, Any] = {
-    # A training step on ten 8x8 images takes 0.45 ms, and 0.65 ms with oneDNN. From 32 images on, oneDNN is faster.
+    # A training step on ten 8x8 images takes 0.45 ms, but 0.65 ms with oneDNN. From 32 images on, oneDNN is faster.
     "client.onednn": False,
     "fedcvae.channels": (32, 64),  # the default of four levels would pad 8x8 images to 16x16
 }
@@ -38,7 +38,7 @@ _SMALL: dict[str, Any] = {
     "measure.every": 15,
 }
 
-# For larger images, a laptop run uses fewer training images, fewer epochs, larger batches and fewer rounds.
+# For images larger than in ``digits``: a limit of training images, fewer rounds and larger batches than in ``_SMALL``.
 _SMALL_LARGE_IMAGES: dict[str, Any] = {
     "data.limit": 3000,
     "generator.channels": (16, 32, 32),
@@ -128,7 +128,7 @@ LARGE_IMAGES = ("mnist", "fmnist", "cifar10", "cifar100")
 
 
 def generator(name: str, preset: str) -> Mapping[str, Any]:
-    """Return dotted name -> value that a preset sets for a generator; empty: the preset's values for DDPM apply."""
+    """Return dotted name -> value that a preset sets for a generator; if empty, the preset's values for DDPM apply."""
     of_presets = _GENERATORS.get(name, _GENERATORS.get(name.removeprefix("private_"), {}))
     fields = of_presets.get("paper" if preset == "authors" else preset, {})
     return {f"generator.{field}": value for field, value in fields.items()}

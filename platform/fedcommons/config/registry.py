@@ -35,7 +35,7 @@ class Kind:
 
     field: dotted name of the field that names the component. components: name -> import path of the package's
     components. passed: arguments that the platform always passes to the component. required: arguments that the
-    platform passes only to parameters without a default. Such a parameter with a default is a constant instead.
+    platform passes if the component's parameter has no default. If the parameter has a default, it is a constant.
     is_optional: a run may have no component of this kind; the field is then None. has: attributes that a component must
     have, such as the methods of its Protocol; () if the component is a function whose result is checked instead.
     """
@@ -271,7 +271,7 @@ def section(kind: str, name: str) -> str:
 
 
 def constants(kind: str, name: str, reread: bool = True) -> Mapping[str, Field]:
-    """Return the constants of a component, name -> ``Field``. reread: whether its files are read again, see ``source``.
+    """Return the constants of a component, name -> ``Field``. reread: read the component's files again, see ``source``.
 
     Raises:
         UserError: the component does not exist, or has a parameter without a default that the platform does not pass.
@@ -281,7 +281,7 @@ def constants(kind: str, name: str, reread: bool = True) -> Mapping[str, Field]:
 
 @lru_cache(maxsize=256)
 def read_constants(kind: str, name: str, digest: str | None) -> Mapping[str, Field]:
-    """Return a component's constants from a cache. digest: hash of the code, so that changed code is read again."""
+    """Return a component's constants, cached per hash of its code (``digest``), so that changed code is read again."""
     k = KINDS[kind]
     if name in k.components:
         return fields_in(k.components[name], k.passed)
@@ -358,7 +358,7 @@ def base() -> Path:
 
 
 _codes: dict[tuple[str, str], Code | None] = {}
-"""Result of ``_key`` -> the component's code as read last; None if the component is not in a file of the user."""
+"""(folder of the command, import path) -> the component's code as read last; None if no file of the user has it."""
 
 
 def _key(where: str) -> tuple[str, str]:
@@ -389,7 +389,7 @@ def _module(where: str, what: str) -> ModuleType:
     code = _code(where, what)
     if code:  # for an installed package, no folder is added, so that it cannot import the user's files
         for folder in ([code.file.parent] if where.endswith(".py") else []) + [base()]:
-            user_imports.add_to_path(folder)  # otherwise the path has the script's folder only
+            user_imports.add_to_path(folder)  # by default, sys.path has only the script's folder
     with before_any_work(), user_code_context(f"{what}: importing {where} failed"):
         try:
             return user_loader.load(code) if code else importlib.import_module(where)

@@ -100,7 +100,7 @@ class Partition:
     """rule that assigns the training images to clients"""
     n_clients: Annotated[int, "[1, 1e9]"] = 10
     """N, number of clients. dirichlet_plain and dirichlet_clients_all drop clients that get no images. by_group and
-    by_factor ignore N and create one client per group or per value of the factor, or partition.join clients"""
+    by_factor ignore N: they create partition.join clients or, if it is null, one per group or value of the factor"""
     shift: Annotated[str, "none | noise | rotation | colour"] = "none"
     """feature shift between clients, which grows with the client's number: none, noise (Gaussian), rotation or colour
     (random factor per colour channel)"""
@@ -278,8 +278,8 @@ class Straggler:
     rule: str = "independent"
     """straggler rule, which decides which participants of a round do not finish in time"""
     partial: Annotated[str, "method | take | drop"] = "method"
-    """partial work of stragglers, which the rules deadline and slow leave: take (the server aggregates partial work),
-    drop (the server ignores it) or method (as the federated method defines; FedProx takes it)"""
+    """use of the partial work of stragglers (rules deadline and slow): take (the server aggregates partial work),
+    drop (the server ignores partial work) or method (as the federated method defines; FedProx takes it)"""
     constants: Constants = UNSET
     __getattr__ = _constant
 
@@ -337,11 +337,11 @@ class Measure:
     """number of examples per client on which the convergence parameters are estimated, with standard errors (null: all
     examples, so no standard errors)"""
     smoothness: bool = False
-    """also measure the smoothness constants L of the clients' own data (L_max), of all their training data (L_p) and of
-    the pool (L_pool). The Lanczos iteration takes hundreds of passes over the data"""
+    """also measure smoothness constants of the loss: L_max (largest on a client's own data), L_p (largest on a client's
+    own and shared data), L_pool (on the pool). The Lanczos iteration takes hundreds of passes over the data"""
     clients: bool = False
     """evaluate the server model on each client's training images, in the rounds of evaluate.every: values per client go
-    to clients.jsonl, the worst client's to rounds.jsonl. For test images or personalised models use evaluate.clients"""
+    to clients.jsonl, the worst value to rounds.jsonl. For test images or personalised models use evaluate.clients"""
     measure: str | None = None
     """import path of a user-defined measure, such as my_lab.py:Name, which computes numbers from the server model
     every measure.every rounds; null: none"""

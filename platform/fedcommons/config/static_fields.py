@@ -108,7 +108,7 @@ def _find(where: str) -> tuple[ast.Module, Declared]:
 @lru_cache(maxsize=256)
 def _tree(module: str) -> ast.Module:
     package, *rest = module.split(".")
-    spec = find_spec(package)  # find_spec("a.b") would import package a
+    spec = find_spec(package)  # without ``rest``, as find_spec("a.b") would import package a
     assert spec is not None
     assert spec.submodule_search_locations is not None
     return ast.parse(Path(spec.submodule_search_locations[0], *rest).with_suffix(".py").read_text(encoding="utf-8"))

@@ -28,7 +28,7 @@ _OF_ROUNDS = ("train/", "comm/")
 
 
 class NotLogged(UserError):
-    """A field names a metric that no round logs. Unless ``dp.noise`` is secret, a new run's folder is then deleted."""
+    """A field names a metric that no round logs. A new run's folder is then deleted, unless ``dp.noise`` is secret."""
 
 
 @dataclass(frozen=True)

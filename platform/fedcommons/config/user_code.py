@@ -1,4 +1,4 @@
-"""The code of a user-defined component and of the user's modules that it imports, read and hashed without running it.
+"""The code of a user-defined component and of the imported modules of the user, read and hashed but not run.
 
 Such an imported module is called a neighbour: a Python file in the folder of the component's file, or under the folder
 of the command, that the component or another neighbour imports anywhere in its code. Neighbours are searched as in a
@@ -29,7 +29,7 @@ _RELATIVE = (
 )
 
 _MAKES_MODULES = re.compile(rb"__path__|sys\.modules")
-"""Text in a package's code that may change where Python searches the package's modules."""
+"""Regular expression of code by which a package may change where Python searches the modules of the package."""
 
 SURE = 0.8
 """Minimum similarity (0 to 1) at which a missing module's name counts as a misspelt name of a user's module."""
@@ -89,7 +89,7 @@ def of_module(name: str, base: Path, what: str) -> Code | None:
 
 
 def missing(error: ModuleNotFoundError, code: Code) -> str | None:
-    """Return a message with the file and line of the user's import that failed; None if other code failed to import."""
+    """Return a message with the file and line of the user's failed import; None if the import is in other code."""
     frames = [(Path(frame.f_code.co_filename), line) for frame, line in walk_tb(error.__traceback__)]
     file, line = [frame for frame in frames if not _IMPORTLIB.search(str(frame[0]))][-1]
     if not error.name or file not in {module.file for module in code.modules.values()}:
@@ -151,7 +151,7 @@ def _key(name: str, edges: Mapping[str, Iterable[str]], sums: Mapping[str, str])
 
 
 def _imported(name: str, file: Path, content: bytes, search: Search, what: str) -> Iterator[tuple[str, Path]]:
-    """Yield (name, file) of each user's module that a module imports, and of its parent packages.
+    """Yield (name, file) of each user's module that a module imports, and of the parent packages of these modules.
 
     Raises:
         UserError: an imported module of the user is missing.
@@ -179,7 +179,7 @@ def _files(names: Iterable[str], search: Search) -> Iterator[tuple[str, Path]]:
 
 
 def _missing_neighbour(module: str, line: Import, file: Path, search: Search) -> str | None:
-    """Return a message if the import certainly lacks a module of the user, else None.
+    """Return a message if the import names a module of the user that is certainly missing, else None.
 
     A missing top-level module counts as the user's only if its name is similar to the name of a user's module.
     Any other missing module may be a package that is not installed and that only an unused function imports.
@@ -198,7 +198,7 @@ def _missing_neighbour(module: str, line: Import, file: Path, search: Search) ->
         above = place
     names = [f"{module}.{attribute}" for attribute in line.names if above.folders and not attribute.startswith("__")]
     lost = [name for name in names if search.place(name) is None]
-    if lost and is_empty(_content(above)):  # a package without code provides no names except its modules
+    if lost and is_empty(_content(above)):  # a package without code defines no names, so a module is missing
         return _message(file, line.line, lost[0], _module_names(above.folders))
     return None
 
@@ -208,7 +208,7 @@ def _content(place: Place) -> bytes:
 
 
 def _is_loadable(name: str) -> bool:
-    """Return whether Python finds the module, possibly in a place that ``Search`` does not cover."""
+    """Return whether Python finds the module, also outside the folders that ``Search`` searches."""
     return name in sys.modules or find_spec(name) is not None
 
 

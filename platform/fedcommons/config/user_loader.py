@@ -86,7 +86,7 @@ class _Modules:
                 _put(name, module)
 
     def _run(self, name: str, module: Module) -> ModuleType | None:
-        """Return the module that ran this code; None if the code has not run, or if the module was reloaded since."""
+        """Return the module that this code created; None before the code has run, and after a reload of the module."""
         candidate = self.run.get((name, module.key))
         loader = getattr(getattr(candidate, "__spec__", None), "loader", None)
         return candidate if isinstance(loader, _Loader) and loader.module.key == module.key else None
