@@ -32,7 +32,7 @@ LOG = logging.getLogger("fedcommons")
 
 
 def log(text: str, level: int | None = None) -> None:
-    """Send a message to the logger ``fedcommons``. level: None means WARNING for a ``Warned`` text, else INFO."""
+    """Send a message to the logger ``fedcommons``. level: None: WARNING for a text of type ``Warned``, else INFO."""
     LOG.log(level or (logging.WARNING if isinstance(text, Warned) else logging.INFO), "%s", text)
 
 
@@ -48,8 +48,8 @@ def duration(seconds: float) -> str:
 class _Row:
     """The progress of a task.
 
-    text: text of the last step. number, total: steps done, all steps. first, first_time: number of the first recorded
-    step, and its time. shown_at: time of the last printed line. Times are in seconds.
+    text: text of the last step. number, total: steps done, all steps. first, first_time: number and time of the first
+    recorded step. shown_at: time of the last printed line. Times are in seconds.
     """
 
     text: str
@@ -87,7 +87,7 @@ class LogFile(logging.FileHandler):
 
 
 class Display:
-    """A context manager for screen output: ``say`` shows a message, ``step`` a task's progress, ``drop`` ends a task.
+    """A context manager for screen output: ``say`` shows a message, ``step`` shows progress, ``drop`` ends a task.
 
     console: a Rich console; None creates one. quiet: show warnings only. to_stderr: write to stderr and leave stdout to
     machine-readable output. file: log handler that receives all messages until the context ends. clock: returns seconds

@@ -242,7 +242,7 @@ def _hint(parser: Parser, item: Given) -> str | None:
     There is a hint if other programs use the option's name, or if a component has a constant of this name.
     """
     others = [name for name in parser.options if name not in parser.fields]
-    # If the script has --epsilons, the user of --epsilon probably meant it, and a hint on a field would mislead.
+    # If the script has --epsilons, a user who typed --epsilon meant that option, so a hint on a field would mislead.
     if not parser.fields or any(name.startswith(item.name) for name in others):
         return None
     before = "" if item.file else "--"

@@ -156,7 +156,7 @@ class Parser:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("%", "%%")  # argparse would replace a name after a single %
+    return text.replace("%", "%%")  # argparse formats help texts, so %% stands for a single %
 
 
 def _metavar(name: str, field: Field) -> str:

@@ -39,7 +39,7 @@ class Rounds:
 def line(number: int, rounds: int, metrics: Mapping[str, float | None], remaining: str, width: int) -> str:
     """Return the line of a round: ``round 3/30  accuracy 0.842  loss 0.512  stragglers 2  12 s left``.
 
-    The line has the values that exist. If it has more than ``width`` characters, its last values are left out.
+    The line has the values that exist. If the line has more than ``width`` characters, the last values are left out.
     """
     parts = [f"round {number:>{len(str(rounds))}}/{rounds}"]
     parts += [f"{name} {value}" for name, value in judged(metrics).items()]
@@ -70,7 +70,7 @@ def judged(metrics: Mapping[str, float | None]) -> dict[str, str]:
 
 
 def _personal_metric(metrics: Mapping[str, float | None]) -> list[tuple[str, str]]:
-    """Return (name, prefix of its keys) of the personalised models' accuracy, or else of their loss.
+    """Return (name on screen, prefix of the metric's keys) of the personalised models' accuracy, or else of their loss.
 
     The list has at most one pair. It is empty if personalised models are not evaluated.
     """

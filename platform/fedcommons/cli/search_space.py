@@ -19,7 +19,7 @@ LIMITS = {
     "loguniform": (1e-300, 1e300, "0 < LOW < HIGH, from 1e-300 to 1e300"),
     "randint": (0, 2**62, "whole 0 <= LOW < HIGH, up to 2^62"),
 }
-"""Distribution -> (smallest LOW, largest HIGH, condition in words)."""
+"""Distribution -> (smallest lower bound LOW, largest upper bound HIGH, condition in words)."""
 
 SearchSpace = Mapping[str, "list[Any] | Any"]
 """Dotted name of a field -> list of values (grid) or a distribution of Ray Tune."""
@@ -73,7 +73,7 @@ def count(space: SearchSpace, samples: int) -> int:
 
 
 def some(lists: Sequence[Sequence[Any]], few: int) -> list[tuple[Any, ...]]:
-    """Return ``few`` random combinations of one value per list, the same in each call; the others are not created."""
+    """Return ``few`` random combinations of one value per list, the same in each call, without listing all of them."""
     rng = numpy_generator(0, "some combinations")
     return [tuple(values[int(rng.integers(len(values)))] for values in lists) for _ in range(few)]
 
