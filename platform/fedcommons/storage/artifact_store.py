@@ -68,7 +68,7 @@ class Store:
 
     def __init__(self, folder: Path, say: Callable[[str], None] = print, storage: str | None = None) -> None:
         self.folder, self.say, self.storage = folder, say, storage
-        self._unsent = set[tuple[str, str]]()  # artifacts that the storage may not have yet
+        self._unsent = set[tuple[str, str]]()  # (kind, key) of artifacts that the storage may lack
         self._brought = dict[tuple[str, str], Snapshots]()  # artifacts read from or written to the storage
         self._flaw = ""
 
@@ -135,7 +135,7 @@ class Store:
                 if snapshots is None:
                     snapshots = self._snapshots(kind, key)
                     snapshots.look()
-                # Any other snapshot is another process's upload of the same artifact, so this upload is not needed.
+                # A snapshot that this process neither read nor wrote is another process's upload of the same artifact.
                 if (kind, key) in self._brought or snapshots.tag == object_store.NEW:
                     snapshots.upload(self.folder / kind)
             except object_store.ChangedError:

@@ -109,7 +109,7 @@ def read_tensors(path: Path, inner: int = 0) -> "tuple[dict[str, Tensor], dict[s
             intact = _is_whole(file) and (_checksum(file), checksum_of(plain)) == stated
         except KeyError as error:
             raise ValueError(f"{path} is incomplete: its checksum {error} is missing") from error
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:  # facts are no mapping
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:  # e.g., facts is a list
             raise ValueError(f"{path} is incomplete: {error}") from error
         if not intact:
             raise ValueError(f"{path} was truncated or altered: its checksum does not match")

@@ -45,7 +45,7 @@ def locked(folder: Path, say: Callable[[str], None] = print, patience: float = 0
         OSError: the lock file cannot be written.
     """
     path = folder / NAME
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)  # child programs do not inherit it
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)  # not inherited by child programs
     _open_locks.add(descriptor)
     try:
         _take(descriptor, path, say, time.monotonic() + patience)
@@ -91,7 +91,8 @@ def holder(folder: Path) -> tuple[int, str] | None:
 
 def strangers(folder: Path) -> list[str]:
     """Return the sorted names of the entries of ``folder``, except a lock file that is valid or empty."""
-    ours = holder(folder) is not None or _is_empty(folder / NAME)  # a killed process may leave an empty lock file
+    # An empty lock file counts as ours, because a process that is killed before it writes its id leaves such a file.
+    ours = holder(folder) is not None or _is_empty(folder / NAME)
     return sorted(path.name for path in folder.iterdir() if not (ours and path.name == NAME))
 
 

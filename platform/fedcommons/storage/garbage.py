@@ -23,7 +23,7 @@ _FINAL = rf"{MANIFEST}|{OBJECT}|fedcommons\.json|[0-9a-f]{{24}}\.safetensors(\.j
 
 @dataclass(frozen=True)
 class Garbage:
-    """A file that no list names. key: path in the storage. size: in bytes. age: in seconds."""
+    """A file that no snapshot's list names. key: path in the storage. size: in bytes. age: in seconds."""
 
     key: str
     size: int
@@ -34,7 +34,7 @@ def find(storage: object_store.Bucket | object_store.Disk) -> Iterator[Garbage]:
     """Yield the garbage of a storage, or of a folder of artifacts.
 
     Raises:
-        StorageError: the storage cannot be listed, or a list in it is malformed.
+        StorageError: the objects of the storage cannot be listed, or the list of a snapshot is malformed.
     """
     named = dict[str, set[str]]()
     # The objects are listed first. So a snapshot's list that is read later names all objects that are still in use.

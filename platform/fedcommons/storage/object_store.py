@@ -81,7 +81,7 @@ def _opened(place: str, process: int) -> "Bucket | Disk":
     if is_url(place) and find_spec("s3fs") is None:
         raise StorageError("s3:// needs a package: pip install 'fedcommons[s3]'")
     storage = Bucket(place) if is_url(place) else Disk(place)
-    for tag in (NEW, "0" * 32):  # the second write must fail; the first succeeds in a new storage only
+    for tag in (NEW, "0" * 32):  # a new storage accepts NEW; no storage may accept the wrong tag 00...0
         try:
             storage.write("fedcommons.json", b'{"storage": 1}\n', tag)
         except ChangedError:
@@ -233,7 +233,7 @@ class Disk:
         """Yield (key, size in bytes, age in seconds) of each object. Symbolic links are not followed."""
         for folder, _, names in os.walk(self.name, onerror=_raise):
             for name in names:
-                with suppress(FileNotFoundError):  # another process has renamed or removed it
+                with suppress(FileNotFoundError):  # another process has renamed or removed the file
                     facts = os.lstat(path := Path(folder) / name)
                     if stat.S_ISREG(facts.st_mode):
                         yield path.relative_to(self.name).as_posix(), facts.st_size, time.time() - facts.st_mtime

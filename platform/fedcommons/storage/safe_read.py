@@ -87,7 +87,7 @@ def _descriptor(path: Path, inner: int) -> int:
 
 
 def _refused(path: Path, inner: int) -> str | None:
-    """Describe the first component of ``path`` with a wrong file type, as a part of a sentence; None if all are right.
+    """Describe the first component of ``path`` with a wrong file type, as part of a sentence; None if no type is wrong.
 
     Only the last ``inner`` components are checked: the last must be a regular file, the other components folders.
     """
@@ -192,7 +192,7 @@ def flaw(folder: Path, files: str, folders: Collection[str] = ()) -> str | None:
 
 
 def cleaned(value: Any, depth: int = DEEPEST) -> Any:
-    """Return a plain value with ``errors.clean`` applied to all strings in it, including keys of dictionaries.
+    """Return a plain value with the control characters in all strings and dictionary keys escaped (``errors.clean``).
 
     Raises:
         ValueError: the value is nested more deeply than ``depth`` levels.

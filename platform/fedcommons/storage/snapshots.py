@@ -86,7 +86,7 @@ class Snapshots:
         if size > safe_read.LARGEST_JSON:
             raise StorageError(f"{self.storage.name}/{key} has {size:,} bytes, more than any list of a snapshot")
         entries = self._entries(self.storage.read(key, safe_read.LARGEST_JSON + 1) or b"")
-        # If the list is replaced between both requests, ``tag`` is too old, and the next conditional write fails.
+        # If the list is replaced between ``look`` and ``read``, ``tag`` is outdated, so the next write fails.
         self.tag, self.entries = tag, entries
         return entries
 
@@ -132,7 +132,7 @@ class Snapshots:
         """
         while True:
             damaged, tag = self._fetch(folder), self.tag
-            if not damaged or (self.look() and self.tag == tag):  # else the list was replaced: fetch the new one
+            if not damaged or (self.look() and self.tag == tag):  # else another process replaced the list: try again
                 self._damaged = set(damaged)
                 return list(damaged.values())
 
@@ -158,9 +158,9 @@ class Snapshots:
         """Upload the folder's files as a new snapshot, which replaces the snapshot that was last read or written.
 
         Raises:
-            ChangedError: another process has written a snapshot with other content since. That snapshot stays.
+            ChangedError: another process has meanwhile written a snapshot with other content. That snapshot stays.
             StorageError: a request to the storage failed, and the previous snapshot stays. Or the previous snapshot
-                was removed meanwhile, and the next call uploads all files again.
+                was removed from the storage, and the next call uploads all files again.
         """
         new = dict[str, Entry]()
         if time.time() - self._since > FRESH_S:
