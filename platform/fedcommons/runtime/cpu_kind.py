@@ -116,7 +116,7 @@ def resources(nodes: Sequence[Mapping[str, Any]], selector: Mapping[str, str]) -
 
 
 def describe_nodes(nodes: Sequence[Mapping[str, Any]], selector: Mapping[str, str]) -> str:
-    """Return a text with the numbers of nodes with the labels ``selector``, and of other (unused) nodes by CPU."""
+    """Return a text: the number of nodes with the labels ``selector``, and of other (unused) nodes per kind of CPU."""
     working = _working(nodes, "CPU")
     unused_labels = [node["Labels"] for node in working if not _has(node, selector)]
     others = Counter(

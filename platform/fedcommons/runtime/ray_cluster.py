@@ -102,8 +102,9 @@ def _start(num_cpus: int | None) -> None:
     import ray
 
     mode = os.environ.get("RAY_AUTH_MODE", "")
+    # With any other mode, Ray would require no token from its callers.
     if mode.lower() not in ("", "token", "disabled"):
-        raise UserError(f"RAY_AUTH_MODE must be token or disabled, got {mode!r}.")  # else Ray would require no token
+        raise UserError(f"RAY_AUTH_MODE must be token or disabled, got {mode!r}.")
     if not mode:
         # An empty mode is removed, because Ray has read the mode at its import. Without a mode, ray.init uses tokens.
         os.environ.pop("RAY_AUTH_MODE", None)
@@ -328,14 +329,15 @@ def require_actors(n: int, gpus_per_actor: float | str) -> None:
     """Check that Ray can run ``n`` actors at the same time; otherwise Ray would wait forever.
 
     Raises:
-        UserError: the usable nodes have too few resources, or ``cpu_kind.choose_kind`` raised the error.
+        UserError: the usable nodes have too few resources, or no node is usable (see ``cpu_kind.choose_kind``).
     """
     import ray
 
     resources = cpu_kind.resources(ray.nodes(), node_labels(gpus_per_actor))
     for kind, each in bundle(gpus_per_actor).items():
         has = resources[kind]
-        room = int(has / each + 1e-9) if each >= 1 else int(has) * int(1 / each + 1e-9)  # no share spans two GPUs
+        # A process cannot use parts of two GPUs, so for shares below 1 the processes that fit are counted per GPU.
+        room = int(has / each + 1e-9) if each >= 1 else int(has) * int(1 / each + 1e-9)
         if n > room:
             raise UserError(
                 f"federation.actors: one run needs {n * each:g} {kind}, and Ray has {has:g}, room for {room} such "

@@ -22,7 +22,7 @@ OURS = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 
 
 def variables() -> dict[str, str]:
-    """Return name -> value of the variables in ``ROUNDING`` that are set in this process, without the pair ``OURS``."""
+    """Return name -> value of the variables in ``ROUNDING`` that are set, except if name and value are ``OURS``."""
     values = {name: os.environ[name] for name in ROUNDING if name in os.environ}
     return {name: value for name, value in values.items() if (name, value) != OURS}
 

@@ -24,7 +24,7 @@ class Setting:
     read: Callable[[], Any]
     write: Callable[[Any], object]
     usual: Any
-    alike: Any = None  # another value with the meaning of ``usual``
+    alike: Any = None  # another value that is accepted as equal to ``usual``
 
 
 def _attribute(owner: Any, name: str, usual: Any) -> Setting:
@@ -32,7 +32,7 @@ def _attribute(owner: Any, name: str, usual: Any) -> Setting:
 
 
 def _old(read: Callable[[], Any], write: Callable[[Any], object], usual: Any) -> Setting:
-    """Return a deprecated setting. Its ``read`` returns None if torch allows only the newer setting in its place."""
+    """Return a deprecated setting. ``read`` returns None if torch refuses to read it, as a newer setting is in use."""
 
     def value() -> Any:
         try:
@@ -46,7 +46,7 @@ def _old(read: Callable[[], Any], write: Callable[[Any], object], usual: Any) ->
 def _precision(owner: Any) -> Setting:
     """Return the float32 precision setting of a torch backend; the value in a run is "ieee" (no TF32).
 
-    owner: the backend. The value "none" means the value of the level above it, and "ieee" at the top level.
+    owner: the backend. With "none", a backend inherits the value one level above. At the top level, "none" is "ieee".
     """
 
     def read() -> str:
@@ -61,7 +61,7 @@ def _precision(owner: Any) -> Setting:
 
 
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-"""Environment variable and value for deterministic cuBLAS, which reads it at the first matrix product of a process."""
+"""Environment variable and value for deterministic cuBLAS, read by cuBLAS at the first matrix product of a process."""
 
 
 @cache
@@ -75,7 +75,7 @@ _FILLS = _attribute(torch.utils.deterministic, "fill_uninitialized_memory", lamb
 
 
 def prepare_gpu() -> None:
-    """Make GPU computations of this process deterministic: slower kernels, and no TF32.
+    """Make GPU computations of this process deterministic, by slower kernels and without TF32.
 
     If torch has no deterministic kernel for an operation, torch warns at the first call of the operation.
     """
@@ -87,7 +87,7 @@ def prepare_gpu() -> None:
 
 
 def _flushes_denormals() -> bool:
-    return sys.float_info.min / 2 == 0  # torch cannot report this setting; Python uses the same CPU state
+    return sys.float_info.min / 2 == 0  # torch cannot read this flag of the CPU, but it affects Python too
 
 
 @contextmanager
@@ -137,7 +137,7 @@ SETTINGS = (
     ),
     _old(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"),
     _old(lambda: backends.cudnn.allow_tf32, partial(setattr, backends.cudnn, "allow_tf32"), False),
-    _precision(backends),  # upper levels come before lower levels, which may inherit from them
+    _precision(backends),  # upper levels first, because lower levels may inherit their values
     *map(_precision, attrgetter("mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")(backends)),
     *_OF_GPUS,
     _attribute(backends.mkldnn, "enabled", True),
