@@ -21,10 +21,10 @@ LARGEST = 1e100
 """Maximum magnitude of a number in a table. Its square, and sums of such squares, are finite floats."""
 
 LONGEST = 4096
-"""Maximum number of characters of a text, as for the value of an option."""
+"""Maximum number of characters of a text in a record. The value of an option has the same maximum."""
 
 _NEEDED = {"rounds.jsonl": "comm/total_bytes", "timing.jsonl": "train", "clients.jsonl": "n"}
-"""File -> key that each line must have in addition to ``round``; its value is a number or a list of numbers."""
+"""File -> key that each line must have in addition to ``round``. The key's value is a number or a list of numbers."""
 
 _LISTS = ("late", "partial")
 """Keys of rounds.jsonl whose values are lists of clients; all other values are numbers."""
@@ -122,7 +122,7 @@ def _is_target(value: Any) -> bool:
 
 
 def _chosen_fields(config: Mapping[str, Any]) -> Mapping[str, Field]:
-    """Return dotted name -> ``Field`` for the common fields and the chosen components that the package still has."""
+    """Return dotted name -> ``Field`` for the common fields and those of the chosen components that still exist."""
     chosen = {kind: config.get(k.field) for kind, k in KINDS.items()}
     return {
         **common_fields(),
@@ -133,7 +133,10 @@ def _chosen_fields(config: Mapping[str, Any]) -> Mapping[str, Field]:
 
 
 def flaw_of_line(line: Mapping[str, Any], is_of_clients: bool) -> str | None:
-    """Describe the first wrong value of a line of rounds.jsonl or clients.jsonl, as a part of a sentence, or None."""
+    """Describe the first wrong value of a line, as a part of a sentence; None if all values are valid.
+
+    is_of_clients: whether the line is from clients.jsonl, where all values except ``round`` are lists.
+    """
     for name, value in line.items():
         if too_large(value):
             return f"{quote(name)} of round {line['round']} is above {LARGEST:g}"

@@ -2,7 +2,7 @@
 
 A copy (snapshot) contains the files that ``run_folder`` lists, without W&B's folder, locks and temporary files. The
 hidden file ``.storage.json`` names the snapshot that the local folder last equalled. A process reads the previous
-snapshot before it writes the next. So if the storage has another snapshot, it is newer than the local folder, unless
+snapshot before it writes the next. So any other snapshot in the storage is newer than the local folder, unless
 the run was removed from the storage.
 """
 
@@ -49,7 +49,7 @@ class RunMirror:
 
     storage: bucket or folder. name: NAME. folder: the local run folder. say: called with one sentence per message.
     upload_error: why the last upload failed; empty after success. has_lost: whether another process has written to the
-    snapshots meanwhile.
+    snapshots since this process last read or wrote them.
 
     Raises:
         UserError: the storage cannot be reached or written, or it lies in the run folder.
@@ -69,7 +69,7 @@ class RunMirror:
             raise UserError(f"storage: {error}.") from None
 
     def fetch(self, resume: bool = True, patience: float = 0) -> None:
-        """Download the newest snapshot, if there is one, into the folder, unless the folder has more rounds.
+        """Download the newest snapshot, if there is one, unless the local run has more rounds than the snapshot.
 
         resume: whether the user wants to resume the run. patience: seconds to wait for the folder's lock.
 
@@ -98,7 +98,7 @@ class RunMirror:
                 if self._is_further():
                     self.say(f"{self.folder} has more rounds than {place}, and the run continues from them.")
                     return
-                self._see("")  # if this process is killed below, the next one downloads again
+                self._see("")  # marks an unfinished download, so that the next process repeats it
                 flaws = self.snapshots.fetch(self.folder)
             except StorageError as error:
                 raise UserError(f"storage: {error}.") from None
@@ -145,7 +145,7 @@ class RunMirror:
         After a failed attempt, calls do nothing for nine times the attempt's duration, so the run is slowed little.
 
         Raises:
-            ClientError: another process has written to the snapshots meanwhile.
+            ClientError: another process has written to the snapshots since this process last read or wrote them.
         """
         if (began := time.monotonic()) < self._not_before:
             return
@@ -167,7 +167,7 @@ class RunMirror:
     def end(self, lacking: str = "") -> None:
         """Upload the folder at the end of the run.
 
-        lacking: why the storage lacks other files of the run, such as artifacts; empty if it has them.
+        lacking: why the storage lacks other files of the run, such as artifacts; empty if no file is lacking.
 
         Raises:
             ClientError: the storage lacks files of the run.

@@ -156,7 +156,7 @@ class RunFolder:
         return "".join(json.dumps(line) + "\n" for line in remaining_lines)
 
     def digest(self, after_round: int | None = None) -> str:
-        """Return the hash of the lines up to ``after_round`` (None: all) in all files except timing.jsonl."""
+        """Return the hash of the lines up to ``after_round`` (None: all) in all .jsonl files except timing.jsonl."""
         names = [name for name in self._courses if name != "timing.jsonl"]
         if after_round is None:
             each = [self._hashes[name].hexdigest() for name in names]
@@ -286,7 +286,7 @@ def require_same_rounding(path: Path) -> None:
 
 
 def _sources(config: Experiment) -> dict[str, Any]:
-    """Return {"sources": kind -> file -> hash of its code} of user-defined components; empty if there are none."""
+    """Return {"sources": kind -> file -> hash of the file} of user-defined components; empty if there are none."""
     names = config.chosen
     files = {kind: dict(registry.files(names[kind])) for kind in config.source if kind in names}
     return {"sources": files} if files else {}
@@ -387,7 +387,7 @@ def last_of(lines: Sequence[Mapping[str, Any]], name: str) -> Any:
 
 
 def read_finished(path: Path, config: Experiment, data: str | None = None) -> dict[str, Any] | None:
-    """Return the summary of a run of ``config`` if the run is finished, with the same number of rounds; else None.
+    """Return the summary of a finished run of ``config`` with the same number of rounds as ``config``; else None.
 
     data: hash of the data set's content; None skips the comparison.
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 Metric = float | Sequence[int] | None
-"""The value of a metric: a number, a list of clients (their numbers), or None if there is no value."""
+"""The value of a metric: a number, a list of client numbers, or None if there is no value."""
 
 
 class Tracker(Protocol):

@@ -70,7 +70,7 @@ def allowed(summary: Mapping[str, Any]) -> set[str]:
 
 
 def pictures(folder: Path, summary: Mapping[str, Any], pool: Columns) -> dict[str, "Image"]:
-    """Return key -> picture of a finished run, for the pictures that exist and may be shown. pool: some images."""
+    """Return key -> picture of a finished run, for pictures that exist and may be shown. pool: synthetic images."""
     facts = safe_read.json_of(folder / "partition.json") or {}
     drawings: dict[str, Callable[[], Image]] = {}
     if pool:

@@ -139,7 +139,7 @@ def _is_course(value: Any) -> bool:
 
 
 def _config(config: Experiment, p: float) -> dict[str, Any]:
-    """Return W&B's config (see ``WandbTracker``), without folders of this machine and the section ``tracking``."""
+    """Return W&B's config (see ``WandbTracker``), without the section ``tracking`` and folders of this machine."""
     fields = dotted.to_dict(config)
     del fields["artifacts"], fields["data"]["dir"], fields["tracking"]
     fields.pop("storage", None)
@@ -177,7 +177,7 @@ def _tags(config: Experiment) -> list[str]:
     components = {kind: name for kind, name in config.chosen.items() if kind != "tracker"}
     names = [
         label(name) for name in components.values() if name not in ("independent", "constant")
-    ]  # the names of these defaults would tag most runs
+    ]  # these defaults get no tag, because most runs use them
     preset = _without_folders(config.tracking.preset)
     return list(dict.fromkeys(filter(None, [preset, *names, "dp" if config.dp.local else None])))
 
