@@ -108,14 +108,14 @@ class Prepared:
 
     @property
     def salts(self) -> list[str]:
-        """Return names (hashes) of all secret salts used before round 1, and the keys (hashes) of synthetic images."""
+        """Return hashes of the secret salts that are used before round 1, and of the requests for synthetic images."""
         client_data, stage = self.client_data, self.stage
         stage_salts = stage.salts(client_data) if client_data.is_secret and isinstance(stage, Salted) else ()
         return [*salt_facts(self.requests), *map(salts.name_of, stage_salts)]
 
     @property
     def notes_for_user(self) -> Sequence[str]:
-        """Return the messages that are shown to the user before anything is trained, also those of the strategy."""
+        """Return the messages that are shown to the user before any training, with those of the sharing strategy."""
         stage = self.stage
         if not isinstance(stage, Forewarning):
             return self.notes
@@ -182,7 +182,7 @@ def prepare(config: Experiment) -> Prepared:
     share, shift, size = config.data.client_test, config.partition.shift, config.partition.shift_size
     partition, train, tests = load_data.as_held(partition, dataset, share, shift, size, config.seed)
     sizes = [len(rows) for rows in partition.rows]
-    require_participants(config.federation.participation, len(sizes))  # the partition decides the number of clients
+    require_participants(config.federation.participation, len(sizes))  # after the partition, which decides N
     rule = None if components["straggler"] == Independent() else components["straggler"]
     prepared = Prepared(config, dataset, partition, components["algorithm"], components["sharing"], rule, train, tests)
     require_pool(prepared.algorithm, prepared.stage)
@@ -192,7 +192,7 @@ def prepare(config: Experiment) -> Prepared:
     refuse(
         rule, "check_clients", len(sizes), joining_of(prepared.algorithm, len(sizes), config.federation.participation)
     )
-    if config.dp.local or config.dp.delta != type(config.dp).delta:  # a delta that the user has set counts as used
+    if config.dp.local or config.dp.delta != type(config.dp).delta:  # DP-SGD, or the user has changed delta
         ledger.refuse_large_delta(config.dp.delta, sizes)
     loop = local_loop(config, dataset.augment)
     require_target(prepared.algorithm, loop, sizes)
@@ -211,7 +211,7 @@ def prepare(config: Experiment) -> Prepared:
         largest = max(len(dataset.test), len(dataset.validation), *of_clients)
         measured, chunk = config.measure.every > 0, config.evaluate.chunk
         notes = check_module.try_module(module, config.model.name, dataset, largest, chunk, measured=measured)
-        check_module.require_hooks(prepared.algorithm, module, loop, label)  # again, as the tried step may assign hooks
+        check_module.require_hooks(prepared.algorithm, module, loop, label)  # again: a local step may assign hooks
     if is_tried:
         check_module.try_a_step(loop, config.model.name, module, dataset)
     if not standardises(config.model.name, module):
@@ -261,10 +261,10 @@ def begin(algorithm: Algorithm, model: Flat, facts: Facts, seed: int) -> State:
 def plan_of(
     config: Experiment, algorithm: Algorithm, rule: Rule | None, clients: Clients, about: Mapping[str, Any]
 ) -> Plan:
-    """Return the plan that all rounds follow: client sampling, stragglers, and the use of their partial work.
+    """Return the plan of all rounds: how clients are sampled, which are stragglers, and the use of partial work.
 
-    rule: the rule that picks stragglers, if any. clients: the clients' training data, of which only the numbers of
-    examples are used. about: the arguments of ``Facts`` that describe data and model, as in ``Prepared``.
+    rule: the rule that picks stragglers; None: no stragglers. clients: the clients' training data, of which only
+    the numbers of examples are used. about: arguments of ``Facts`` that describe data and model, as in ``Prepared``.
     """
     f, n, joins = config.federation, len(clients), joining_of(algorithm, len(clients), config.federation.participation)
     accepts_partial = {"take": True, "drop": False, "method": takes_partial(algorithm)}[config.straggler.partial]
@@ -276,7 +276,7 @@ def plan_of(
 
 
 def joining_of(algorithm: Algorithm, n: int, participation: float) -> int | None:
-    """Return floor(n participation), the number of clients in a round; None if the algorithm chooses the clients."""
+    """Return floor(n participation), how many of n clients a round samples; None if the algorithm chooses clients."""
     return None if isinstance(algorithm, ChoosesClients) else joining(n, participation)
 
 

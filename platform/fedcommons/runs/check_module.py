@@ -227,7 +227,8 @@ def require_hooks(algorithm: Algorithm, module: LightningModule, loop: LocalSGD,
 def require_distillable(algorithm: Algorithm, module: nn.Module, dataset: Dataset) -> None:
     """If the algorithm distils, refuse a data set without images and a model whose forward returns no logits.
 
-    An algorithm distils if its server creates images and matches logits on them. module: on any device, also meta.
+    An algorithm distils if its server creates images and trains the model to match logits on these images. module: on
+    any device, also meta.
 
     Raises:
         UserError: examples are no images, the model returns no logits, or ``_require_pixels`` refuses the model.
@@ -255,13 +256,13 @@ def require_distillable(algorithm: Algorithm, module: nn.Module, dataset: Datase
 
 
 def _require_pixels(name: str, module: nn.Module, x: Tensor, like: Tensor | None) -> None:
-    """Refuse a model whose logits differ between floating pixels (``features.seen``) and the same uint8 pixels.
+    """Refuse a model that returns different logits for uint8 pixels and for the same pixels as floats.
 
     name: the algorithm's name. x: images, of which only the shape is used. like: a parameter of the model, whose device
     and type the pixels get; None: CPU, float32.
 
     Raises:
-        UserError: the logits differ, as the model scales images by their dtype and has no method ``normalise``.
+        UserError: the logits differ. The model scales only uint8 images, and has no method ``normalise`` for floats.
     """
     device, kind = (torch.device("cpu"), torch.float32) if like is None else (like.device, like.dtype)
     images = torch.arange(x.numel(), device=device).remainder(256).to(torch.uint8).view(x.shape)

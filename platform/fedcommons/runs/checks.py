@@ -85,7 +85,7 @@ def check(config: Experiment) -> None:
         )
     require_rates(c.client.lr_schedule, c.client.constants, c.federation.rounds)
     method: Any = registry.find("algorithm", c.algorithm)
-    if not (trains_locally(method) or needs_pool(method)):  # a server that trains on a pool makes local steps
+    if not (trains_locally(method) or needs_pool(method)):  # training on a pool also uses these fields
         for name in OF_STEPS:
             if name in flat and flat[name] != known_fields[name].default:
                 raise UserError(f"{name} changes nothing for {c.algorithm}, whose clients make no local steps.")
@@ -141,7 +141,9 @@ def depends_on_rounds(name: str) -> bool:
 
 
 def require_rates(name: str, constants: Mapping[str, Any], rounds: int) -> None:
-    """Check that a schedule returns a valid factor in every round, or in ``ROUNDS_TRIED`` rounds of a longer run.
+    """Check that a schedule returns a valid factor in every round.
+
+    If there are more rounds than ``ROUNDS_TRIED``, about ``ROUNDS_TRIED`` of them are checked, evenly spaced.
 
     name, constants, rounds: as in ``schedule_of``.
 

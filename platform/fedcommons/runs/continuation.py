@@ -61,9 +61,10 @@ def may_continue(prepared: Prepared, folder: Path) -> bool:
 
 
 def dependence(prepared: Prepared, rounds: int, done: int) -> str | None:
-    """Return what makes finished rounds depend on the planned number of rounds, as "NAME depends"; None: nothing.
+    """Return why finished rounds depend on the planned number of rounds, such as "algorithm NAME depends"; else None.
 
-    Built-in straggler rules do not read ``Facts.rounds``, so only a user-defined rule is called, for each round.
+    A user-defined straggler rule is called for each finished round with both numbers of rounds. Built-in rules are not
+    called, as they do not read ``Facts.rounds``.
 
     prepared: the experiment with the new number of rounds. rounds: the number of rounds that was planned before. done:
     the number of finished rounds.

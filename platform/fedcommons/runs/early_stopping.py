@@ -42,8 +42,8 @@ class Stop:
     def require_logged(self, round: int, logged: Mapping[str, Any]) -> None:
         """Check that a round logs the metrics that the target and the stopping rule use.
 
-        If the target is a number, its metric is the test accuracy, which may be missing for some models. But
-        the rule "target" stops the run by this metric, and requires it. logged: the round's metrics, by name.
+        A target that is only a number is a test accuracy, which some models do not log. So the accuracy is required
+        only if the stopping rule is "target". logged: the round's metrics, by name.
 
         Raises:
             NotLogged: round 0 lacks a metric, or round 1 lacks a metric of training.

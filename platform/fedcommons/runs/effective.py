@@ -25,7 +25,7 @@ from fedcommons.sharing.stage import CLASS_COUNTS, Shared
 
 
 def of_data(asked: Mapping[str, Any], dataset: Dataset, plan: Plan) -> dict[str, Any]:
-    """Return the values that follow from rules for the data set, the partition and the partial work of stragglers.
+    """Return the values that the run computed for fields of data set, partition and stragglers, by field name.
 
     Args:
         asked: the experiment's fields by their dotted names.
@@ -51,7 +51,7 @@ def of_data(asked: Mapping[str, Any], dataset: Dataset, plan: Plan) -> dict[str,
 
 
 def of_local_steps(loop: LocalSGD, clients: Clients, ledger: Ledger) -> dict[str, Any]:
-    """Return the values of local training: epochs by the rule of equal work, batch size, noise multiplier.
+    """Return epochs (as reduced by ``client.equal_work``), batch size and noise multiplier of clients, by field name.
 
     clients: the clients' training data. ledger: the privacy ledger of the run, with the noise of each update.
     """
@@ -62,7 +62,7 @@ def of_local_steps(loop: LocalSGD, clients: Clients, ledger: Ledger) -> dict[str
     }
     if loop.dp and loop.dp.target:
         used = [[*{sigma for _, sigma in ledger.updates.covered.get(i, {})}] for i in range(len(each))]
-        if not all(len(sigmas) == 1 for sigmas in used):  # the ledger lacks some client's noise, so all are computed
+        if not all(len(sigmas) == 1 for sigmas in used):  # the ledger lacks a client's noise: compute it
             of_each = [loop.dp.of_client(n, loop.batch_size, loop.steps_for(n, n_own)) for n, n_own in each]
             used = [[dp.noise_multiplier] for dp in of_each]
         values["dp.noise_multiplier"] = joined([sigma for (sigma,) in used])
@@ -70,7 +70,7 @@ def of_local_steps(loop: LocalSGD, clients: Clients, ledger: Ledger) -> dict[str
 
 
 def of_sharing(asked: Mapping[str, Any], shared: Shared, constants: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that follow from rules for the sharing strategy.
+    """Return the values that the run computed for fields of the sharing strategy, such as ``sharing.p``, by field name.
 
     asked: the experiment's fields by name. constants: the result of the strategy's ``effective_constants``.
     """
@@ -85,7 +85,7 @@ def of_sharing(asked: Mapping[str, Any], shared: Shared, constants: Mapping[str,
 def of_generators(
     asked: Mapping[str, Any], needs: Sequence[GenerationRequest], releases: Sequence[Release]
 ) -> dict[str, Any]:
-    """Return the values that follow from rules for the clients' generators.
+    """Return the values that the run computed for fields of the generators, such as noise multipliers, by name.
 
     needs: the generation requests. releases: the entries of the privacy ledger before round 1.
     """
@@ -99,7 +99,7 @@ def of_generators(
 
 
 def of_algorithm(algorithm: Algorithm, section: str, model: Flat, facts: Facts, epochs: int) -> dict[str, Any]:
-    """Return the values that follow from rules for the algorithm.
+    """Return the values that the run computed for fields of the algorithm, by field name.
 
     section: prefix of the algorithm's fields. model: the untrained model. epochs: ``client.epochs``.
     """

@@ -145,7 +145,7 @@ def summarise(
     """
     c, flat, split, shared, ledger = ready.config, ready.config.flat, ready.prepared.partition, ready.shared, end.ledger
     sizes, facts, dp = [len(rows) for rows in split.rows], ready.plan.facts, ready.config.dp
-    # A client's number is capped, as the client may also disclose rows that it received from other clients.
+    # A client may also disclose examples that it received. So its number is capped at its number of real examples.
     n_disclosed = sum(min(n, sizes[i]) for i, n in ledger.n_disclosed.items())
     own_code = {kind: name.rpartition("/")[2] for kind, name in c.chosen.items() if registry.is_user_defined(name)}
     rejected = sum(line.get("rejected", 0) for line in lines)

@@ -248,10 +248,10 @@ def _trackers(ready: Assembled, record: RunFolder, say: Callable[[str], None]) -
 
 
 def _require_earned(stage: Stage, shared: Shared, delta: float, before: Ledger, now: Ledger) -> None:
-    """Check, after a round, that the privacy ledger's epsilon is valid; earlier, the round's releases are unknown.
+    """Check after a round that the privacy ledger's epsilon is valid, as the round adds entries (releases) to it.
 
-    delta: the delta of the (epsilon, delta) guarantee. before, now: the ledger when the run started or resumed, and
-    after the round.
+    delta: the delta of the (epsilon, delta) guarantee. before: the ledger at the start or resume of the run. now: the
+    ledger after the round.
 
     Raises:
         UserError: delta is too large, or a private release used training data that contain a real example twice.
@@ -321,7 +321,7 @@ def _federate(
                 break
     except ClientError:
         best.write(record.path, build, ready.facts)
-        checkpoint.save(record.checkpoints, last, record.digest())  # a resumed run repeats only this round
+        checkpoint.save(record.checkpoints, last, record.digest())  # so that only the failed round runs again
         raise
     return last
 

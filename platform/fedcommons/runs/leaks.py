@@ -1,4 +1,4 @@
-"""Leaks: values that are computed from clients' data without noise and affect all rounds; no epsilon covers leaks."""
+"""Leaks: values computed from clients' data without noise that affect all rounds, so that no epsilon is valid."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

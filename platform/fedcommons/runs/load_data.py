@@ -129,7 +129,7 @@ _FACTORS = "{'x': x, 'y': y, 'factors': {'camera': ...}}"
 
 
 def _require_places(name: str, rows: Callable[[int], Sequence[Any]], n: int, n_before: int) -> None:
-    """Refuse a partition that reads row numbers from a file, as the rows have new numbers after the split.
+    """Refuse a partition that reads row numbers from a file, as the split into data sets renumbers the rows.
 
     The partition is called with the n examples repeated until there are more than ``n_before``, the number of examples
     before the split. A partition that only uses its arguments then returns a row number of at least ``n_before``. A

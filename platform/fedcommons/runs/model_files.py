@@ -91,7 +91,7 @@ class Best:
         self.watched = [watched] if watched else [("validation/accuracy", "max"), ("validation/loss", "min")]
         self.value: float | None = None
         self.standing: Standing | None = None
-        self.before: Standing | None = None  # the best state before ``standing``; None if it was written
+        self.before: Standing | None = None  # the best state before ``standing``, if it is in no file yet
         self.is_extra = False
         chosen = next((pair for pair in self.watched if any(pair[0] in line for line in lines)), None)
         if chosen and (number := best_round(lines, *chosen)):
@@ -127,7 +127,7 @@ class Best:
 
     @staticmethod
     def rewind(folder: Path, last: int) -> None:
-        """If ``BEST`` is of a round after ``last``, replace it by ``BEFORE``, or delete it if ``BEFORE`` is missing."""
+        """If ``BEST`` has a model of a round after ``last``, replace this file by ``BEFORE``, or delete it without one."""
         if (saved := read(folder / BEST)) is None or saved[1] <= last:
             return
         if (folder / BEFORE).is_file():
@@ -204,7 +204,7 @@ def _read(name: str, data: bytes, most: float) -> Mapping[str, Tensor]:
             from safetensors.torch import load as read
 
             return read(data)
-        with ZipFile(BytesIO(data)) as packed:  # torch.save writes an uncompressed zip
+        with ZipFile(BytesIO(data)) as packed:  # a compressed zip, not written by torch.save, may be huge
             size = sum(entry.file_size for entry in packed.infolist())
         if size > most:
             raise UserError(f"model.weights {quote(name)} unpacks to {size:,} bytes, and at most {most:,} are read.")

@@ -48,7 +48,7 @@ def subjects(
 
 
 def _unseen(examples: Examples, seen: Examples) -> np.ndarray:
-    """Return (n,) bool: whether an example is not in ``seen``, compared by content, as row numbers are unknown."""
+    """Return, for each of the n examples, whether no example in ``seen`` has the same content; (n,) bool."""
     contents = {x.numpy().tobytes() for x in seen.x}
     return np.array([x.numpy().tobytes() not in contents for x in examples.x], bool)
 
@@ -104,7 +104,8 @@ class PoolAudit:
 def power(space: str, findings: Mapping[str, Any]) -> str:
     """Return a sentence on the smallest number of copies that the audit would have detected in a space.
 
-    findings: the record of this space; ``finds`` is that number as a share of the images (``copies.Audit.record``).
+    findings: the audit's record of this space (``copies.Audit.record``). Its entry ``finds`` is this number of copies
+    as a share of the images; None: no number would have been detected.
     """
     if findings["finds"] is None:
         return f"In {space} the audit would not have found copies in any number: images are too few, or too similar."

@@ -35,9 +35,10 @@ from fedcommons.tracking.run_folder import read_config, require_same_data
 
 @dataclass(frozen=True)
 class Replayed:
-    """A replayed client's numbers of examples and reply. ``sums``: the client's terms in sums over clients, by name.
+    """A replayed client's numbers of examples, and the content of its reply.
 
-    If the reply is rejected, ``metrics`` and ``sums`` are empty.
+    sums: the tensors, by name, that the client adds to the sums over all clients of the round. If the reply is
+    rejected, ``metrics`` and ``sums`` are empty.
     """
 
     n: int  # number of training examples
@@ -84,13 +85,13 @@ def replay(
     _require_within("--client", client, 0, len(prepared.partition.rows) - 1)
     salt = (
         run_salts.read_salt(folder, prepared.salts) if config.dp.noise == SECRET else b""
-    )  # read first, as a lost salt would look like missing images below
+    )  # read before the images, as without the salt they would be reported as missing
     try:
         images = synthetic_images(prepared, Store(Path(config.artifacts), say), (), say)
     except LookupError as error:
         raise UserError(f"--replay: training data of the run are missing; {error}.") from error
     ready = assemble(prepared, images)
-    if not isinstance(ready.algorithm, ChoosesClients):  # sampling needs no state: check before rounds run again
+    if not isinstance(ready.algorithm, ChoosesClients):  # sampling needs no state: check before the rounds are repeated
         _require_training(ready, {}, number, client)
     executor = ready.executor(salt)
     run = run_name(noise_key(config), prepared.dataset.digest, salt)
@@ -123,7 +124,7 @@ def _config(folder: Path) -> Experiment:
 
 
 def _require_named(config: Experiment, named: Collection[str]) -> None:
-    """Check that ``named`` has the run's user-defined components and data folder (except for the default folder)."""
+    """Check that ``named`` contains the run's user-defined components, and its data folder unless it is the default."""
     if options := [option for option in dir_option(config.data.dir) if config.data.dir not in named]:
         raise UserError(f"--replay: the run names a data folder; to have it read, add {' '.join(options)}.")
     if options := [option for option in parts_of_own(config) if option.rpartition(" ")[2] not in named]:

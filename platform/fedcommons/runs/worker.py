@@ -151,7 +151,8 @@ def build_worker(
     """Return the worker of this process, which trains clients of the experiment.
 
     facts: the data set without examples. here: the folder to which the names of user-defined components are relative.
-    source: the source of noise. algorithm: None in a separate process, which builds it from ``config``. data: all data.
+    source: the source of noise. algorithm: None in a separate process, which builds it from ``config``. data: all
+    data of the run.
 
     Raises:
         UserError: this process reads other code for a user-defined component than ``config`` records, or the GPU does
