@@ -65,9 +65,10 @@ class Result:
 
     @property
     def best(self) -> LightningModule:
-        """Return the server model of the round with the best validation accuracy, or the best loss without accuracies.
+        """Return the server model of the round with the best validation accuracy.
 
-        If ``federation.stop`` is "patience", the metric is ``federation.stop_metric``.
+        If validation logs no accuracy, the metric is the loss. If ``federation.stop`` is "patience", the metric is
+        ``federation.stop_metric``.
 
         Raises:
             UserError: there is no best model, for example without validation data, or ``model`` raises an error.

@@ -60,7 +60,7 @@ SLOW = 2.0
 """Seconds. A first call that takes longer is not repeated, as the set-up is then a small share of the time."""
 
 SHORT = 0.05
-"""Seconds; if a round takes less, ``MORE`` local steps are timed instead of ``FEW``, as two steps vary too much."""
+"""Seconds; if a round takes less, ``MORE`` local steps are timed instead of ``FEW``, as two steps vary in time."""
 
 FEW, MORE = 2, 17
 """Numbers of local steps that a client makes in a timed round."""
@@ -124,7 +124,7 @@ def shape_of(ready: Assembled) -> tuple:
     """Return a hashable key of all that the run's ``Prices`` depend on; runs with equal keys have equal prices."""
     c = ready.config
     method, names, variants = ready.algorithm, SHAPE, ()
-    if isinstance(method, TellsWork):  # methods with equal variants have equal prices, see ``TellsWork.smaller``
+    if isinstance(method, TellsWork):  # prices depend only on the variants that are timed
         variants = tuple(smaller_of(method, FEW))
     else:
         names = *SHAPE, f"{registry.section('algorithm', c.algorithm)}."
@@ -197,7 +197,7 @@ def _of_pieces(ready: Assembled) -> tuple[Assembled, dict[str, float]]:
     """Measure the method's work outside local steps, which it reports as ``TellsWork``.
 
     Returns:
-        The run with the method's variant that has the least such work, and the seconds of each unit by name.
+        The run, with the variant of the method that has the least such work; and the seconds per unit, by unit.
     """
     method = ready.algorithm
     if not isinstance(method, TellsWork):
@@ -212,7 +212,10 @@ def _of_pieces(ready: Assembled) -> tuple[Assembled, dict[str, float]]:
 
 
 def _of_rounds(ready: Assembled, of_pieces: Mapping[str, float]) -> dict[str, float]:
-    """Return the ``Prices`` of rounds, clients and local steps by name. of_pieces: seconds of other work, excluded."""
+    """Return the seconds of ``Prices`` for rounds, clients and local steps, by name.
+
+    of_pieces: seconds per unit of the method's work outside local steps, by unit; the result excludes this work.
+    """
 
     def seconds(blocks: int, steps: int, batch: int) -> float:
         small = small_round(ready, blocks * m, steps, batch, blocks)
@@ -258,7 +261,7 @@ def small_round(ready: Assembled, joined: int, steps: int, batch: int, blocks: i
     """
     c, clients, method = ready.config, ready.data.clients, ready.algorithm
     c = replace(c, client=replace(c.client, lr=min(c.client.lr, RATE)))
-    chooses = isinstance(method, ChoosesClients)  # as it may choose all clients, only ``joined`` clients exist
+    chooses = isinstance(method, ChoosesClients)  # may choose all: create only ``joined`` clients
     n, size = joined if chooses else len(clients), steps * batch
     flat = torch.arange(size) % len(clients.store)
     rows = Rows(flat, np.zeros(n, int), np.full(n, size), None if clients.rows.weight is None else torch.ones(size))

@@ -70,7 +70,7 @@ def parser(
 
 
 def refuse_fields(options: parse.Options, more: Mapping[str, str]) -> None:
-    """Refuse a field that the user set although a sweep's option also sets it; ``more``: further fields -> option."""
+    """Refuse a field that the user set although a sweep's option sets it; ``more``: further fields -> option."""
     parse.refuse_fields(options, {field: option for option, field in GRID.items()} | dict(more))
 
 
@@ -87,7 +87,7 @@ def cell(options: parse.Options, fields: Mapping[str, Any]) -> sweep.Trial:
 def combined(options: parse.Options, *lists: Sequence[Any]) -> list[tuple[Any, ...]]:
     """Return all combinations of values, one from each list.
 
-    A dry run with more than ``sweep.MAX_LISTED`` combinations returns a random sample of ``sweep.FEW``.
+    A dry run with more than ``sweep.MAX_LISTED`` combinations returns a random sample of ``sweep.FEW`` combinations.
 
     Raises:
         UserError: there are more combinations than a sweep may have trials.
@@ -99,7 +99,10 @@ def combined(options: parse.Options, *lists: Sequence[Any]) -> list[tuple[Any, .
 
 
 def print_count(options: parse.Options, n: int) -> bool:
-    """Check whether a dry run of n trials times only a sample of them; if so, set ``options.total`` to n, else None."""
+    """Return whether a dry run of n trials measures only a sample of the trials.
+
+    Also set ``options.total``: to n if only a sample is measured, else to None.
+    """
     options.total = n if options.dry_run and n > sweep.MAX_LISTED else None
     return options.total is not None
 

@@ -125,7 +125,7 @@ class Progress(Callback):
 
     @property
     def remaining_s(self) -> float | None:
-        """Return the estimated seconds until the sweep ends, with ``most`` parallel trials; None if it is unknown."""
+        """Return the estimated seconds until the sweep ends, at the highest parallelism so far; None: unknown."""
         piles = self.generators.remaining_s, self.played.remaining_s
         return None if None in piles else sum(filter(None, piles)) / self.most
 

@@ -74,7 +74,7 @@ class SweepMirror:
             mirror.end()
 
     def claim(self) -> None:
-        """Reserve the sweep's name in the storage if it is new there; raise the errors of ``end``."""
+        """Reserve the sweep's name in the storage by a first upload (``end``), if the name is new there."""
         if self._snapshots and self._snapshots.tag == object_store.NEW:
             self.end()
 

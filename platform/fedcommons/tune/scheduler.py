@@ -89,7 +89,7 @@ class InOrder(Searcher):
         self.cores: dict[str, int] = {}  # by trial ID: number of cores
         self.failed: dict[str, str] = {}  # by run: why one of its generators failed
         self.traces: list[str] = []  # tracebacks of failed generators
-        self.unsent = ""  # why the upload of a generator failed
+        self.unsent = ""  # why the upload of a generator failed; empty: none failed
         self.n_trained = 0
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # torch and Ray take seconds to import, and --help needs neit
 
 MOST, MAX_LISTED, FEW = 10_000, 1_000, 16
 """``MOST``: largest number of trials in a sweep. ``MAX_LISTED``: largest number of trials that a dry run lists.
-``FEW``: number of trials that a dry run times if there are more than ``MAX_LISTED``."""
+``FEW``: number of trials whose time a dry run measures if there are more than ``MAX_LISTED`` trials."""
 
 
 def require_few(n: int) -> None:
@@ -167,7 +167,7 @@ def open_sweep(out: Path, resume: bool, say: Callable[[str], None] = print) -> I
     """Create the sweep's folder and lock it while the context is open; say if there is no run to resume.
 
     Raises:
-        UserError: the folder cannot be written, another process has locked it, or it has files that are not of a sweep.
+        UserError: the folder cannot be written, another process has locked it, or it has files that belong to no sweep.
             The error is also raised if the folder holds a sweep and ``resume`` is False.
     """
     with open_folder(out):
@@ -260,7 +260,7 @@ def with_absolute_paths(config: Experiment) -> Experiment:
     absolute = dotted.override(config, {name: str(Path(folder).resolve()) for name, folder in folders.items()})
     return replace(
         absolute, source=config.source
-    )  # the trial's name depends on these code hashes: keep them if a file has changed since
+    )  # keeps the recorded code hashes, on which the trial's name depends, if a file has changed since
 
 
 def tracked(fields: Mapping[str, Any], out: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ def open_folder(out: Path) -> Iterator[None]:
     """Create the folder ``out``, and lock it while the context is open, so that no other sweep writes to it.
 
     Raises:
-        UserError: the folder cannot be written, another process has locked it, or it has files that are not of a sweep.
+        UserError: the folder cannot be written, another process has locked it, or it has files that belong to no sweep.
     """
     with file_lock.open_lock(out, _stranger, "folder of a sweep"):
         yield
@@ -33,7 +33,7 @@ def holds_runs(out: Path) -> bool:
 
 
 def has_come(folder: Path, may_be_stopped: bool, deadline: float) -> bool:
-    """Wait until the files of an ended run, perhaps of another host, appear in ``folder``; False at the deadline.
+    """Wait until the files of an ended run, perhaps on another host, appear in ``folder``; False at the deadline.
 
     may_be_stopped: a scheduler may have stopped the run, so that it has no summary. deadline: by ``time.monotonic``.
     """
@@ -57,7 +57,7 @@ def require_shared(configs: Sequence[Experiment], out: Path, makes_artifacts: bo
     for folder in dict.fromkeys(Path(config.artifacts) for config in alone if config.generator):
         if makes_artifacts:
             folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):  # a read-only store is not checked: it suffices without new artifacts
+        if os.access(folder, os.W_OK):  # a read-only store is not checked, as nothing can be written to it
             shared.append(("--artifacts", folder))
     storages = dict.fromkeys(config.storage for config in configs if config.storage is not None)
     shared += [("--storage", Path(storage)) for storage in storages if not object_store.is_url(storage)]
@@ -66,7 +66,7 @@ def require_shared(configs: Sequence[Experiment], out: Path, makes_artifacts: bo
 
 
 def _stranger(out: Path) -> str | None:
-    """Return the name of a file in ``out`` that is not of a sweep; None if ``out`` is new or a sweep's folder."""
+    """Return the name of a file in ``out`` that belongs to no sweep; None if ``out`` is new or a sweep's folder."""
     if is_run(out):
         return "config.yaml, of a run"
     names = file_lock.strangers(out)

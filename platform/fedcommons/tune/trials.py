@@ -99,7 +99,7 @@ def run(
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise
-    for trace in dict.fromkeys(order.traces):  # a generator has no folder for its traceback
+    for trace in dict.fromkeys(order.traces):  # shown here, as a generator has no folder for it
         progress.display.say(trace)
     failures = dict(order.failed) | ({"artifacts": order.unsent} if order.unsent else {})
     for result in results:
@@ -107,7 +107,8 @@ def run(
         if "cell" not in params:
             continue
         name: str = params["cell"]
-        # The run's error file also names the traceback's file. After a refused run, the file may be of an earlier call.
+        # The run's error file is preferred, as it also names the file of the traceback. But if the run was refused
+        # before it began, the error file may be of an earlier call, so the two texts are compared.
         error_text = read_error(out / name) or ""
         if result.error is not None:
             failures[name] = error_text or sentence(result.error)
@@ -146,7 +147,7 @@ def remove_all() -> None:
 
 
 def _resources_of(federations: Mapping[str, Federation], pin: Mapping[str, str], params: Mapping[str, Any]):
-    """Return a trial's resources; the trial of a generator gets those of the first experiment that needs it."""
+    """Return a trial's resources; a generator's trial gets the resources of the first experiment that needs it."""
     names = params["generator"]["cells"] if "generator" in params else [params["cell"]]
     return resources(federations[names[0]], pin, params)
 
@@ -202,7 +203,7 @@ def trial(params: Mapping[str, Any]) -> None:
             limit_memory(ray_cluster.gpu_share(c.federation.gpus_per_actor))
         if lines := read_rounds(folder):  # so that a trial without remaining rounds also reports to Tune
             last = {name: value for line in lines for name, value in line.items()}
-        # A trial of an experiment never trains a generator, as other trials of the sweep need the generator earlier.
+        # ``may_generate`` is False, as separate trials of the sweep have trained the generators before this trial.
         name = name_of(folder.parent, folder)
         experiment.run(
             c, folder, resume=True, say=say, on_round=report, may_generate=False, mirrored_as=name,

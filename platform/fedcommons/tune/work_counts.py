@@ -1,8 +1,8 @@
 """Count the work of a run before it runs: numbers of local steps, evaluated examples and sampled images.
 
-B: batch size;  n: number of a client's training examples;  E': epochs by the rule of equal work. In a round a client
-makes E' floor(n/B) steps of B examples. If B does not divide n, the client also makes E' steps of n mod B examples,
-unless ``client.drop_last`` is set and n > B.
+B: batch size;  n: number of a client's training examples;  E': local epochs, which ``client.equal_work`` reduces
+for a client with shared examples. In a round a client makes E' floor(n/B) steps of B examples. If B does not divide n,
+the client also makes E' steps of n mod B examples, unless ``client.drop_last`` is set and n > B.
 """
 
 from collections import Counter
@@ -32,7 +32,7 @@ MOST_ROUNDS = 1000
 
 @dataclass(frozen=True)
 class Counts:
-    """The work of a run. B: batch size. Numbers of runs over ``MOST_ROUNDS`` rounds are extrapolated to fractions."""
+    """The work of a run. B: batch size. Beyond ``MOST_ROUNDS`` rounds, numbers are extrapolated and not whole."""
 
     rounds: int
     trainings: float = 0  # number of local trainings: one per client and round
@@ -64,22 +64,22 @@ def local_steps(loop: LocalSGD, n: int, n_own: float) -> tuple[int, int]:
 def count_work(ready: Assembled) -> Counts:
     """Return the work of a run from its first round to its last round.
 
-    A method that chooses its clients is assumed to choose as in the state before round 1. If a method's first rounds
-    wait for replies (``waits_for``), its state is assumed to be complete after the first round with replies.
+    A method that chooses its clients is assumed to choose as in the state before round 1. If a method waits for an
+    entry of the server state (``waits_for``), the first round with replies is assumed to create this entry.
     """
     c, data = ready.config, ready.data
     last = c.federation.rounds
     start = ready.start(ClientMemory())
     played = min(last, MOST_ROUNDS)
     method, plan, loop = ready.algorithm, ready.plan, local_loop(c, ready.facts.augment)
-    facts = replace(plan.facts, counts=plan.facts.counts and cache(plan.facts.counts))  # cached for all rounds
+    facts = replace(plan.facts, counts=plan.facts.counts and cache(plan.facts.counts))  # counted once for all rounds
     more, b = last / played, loop.batch_size
     joins, pieces = Counter[int](), dict[str, float]()
     state: State = start.state
     for number in range(1, played + 1):
         joined, replying = rounds.answering(method, plan, state, number)
         joins.update(replying)
-        if replying or not joined:  # a round without any reply causes no further work
+        if replying or not joined:  # a round in which no sampled client replies has no such work
             for name, n in pieces_of(method, facts, loop, number, replying).items():
                 pieces[name] = pieces.get(name, 0) + more * n
         if replying and (awaited := getattr(method, "waits_for", None)):
@@ -133,7 +133,8 @@ def _measuring(ready: Assembled) -> tuple[int, int]:
 def _parts(m: int, n: int) -> list[int]:
     """Return the numbers of examples in the ``PARTS`` samples of a measurement (``estimators.Part``).
 
-    m: number of sampled examples, divided among the samples. If m < 2 ``PARTS``, each sample has all n examples.
+    n: number of all examples. m: number of sampled examples, which are divided among the samples. If m is below
+    2 ``PARTS``, each sample has all n examples instead.
     """
     if m < 2 * PARTS:
         return [n] * PARTS
