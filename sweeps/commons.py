@@ -104,9 +104,9 @@ def expected(entries: Sequence[Entry]) -> list[sweep.Trial]:
 def run_cells(entries: Sequence[Entry], todo: sweep.Todo, out: Path, display: Display) -> sweep.Outcome:
     """Run the first seed at every learning rate, then all seeds at the best learning rates (``best_rates``).
 
-    If a trial fails at the best learning rates of its row, the next best ones are run. Trials that failed in an earlier
-    call run again first. A failure at learning rates that the table does not show is displayed, but is not part of the
-    outcome.
+    If a trial fails at the best learning rates of its row, the next best rates are run. Trials that failed in an
+    earlier call run again first. A failure at learning rates that the table does not show is displayed, but is
+    not part of the outcome.
     """
     from papers.commons.measured import at_rates, best_rates, failed
 

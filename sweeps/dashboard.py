@@ -48,7 +48,7 @@ def arguments(argv: Sequence[str]):
             raise UserError(
                 f"--{option} is a name of 1 to 128 characters without / \\ # ? % :, got {quote(options[option])}."
             )
-    if not re.fullmatch(r"[ -~]{1,128}", options.name):  # W&B takes no emoji
+    if not re.fullmatch(r"[ -~]{1,128}", options.name):  # printable ASCII, as W&B refuses emoji
         raise UserError(f"--name has 1 to 128 characters of ASCII, got {quote(options.name)}.")
     if not find_spec("wandb_workspaces"):
         raise UserError("dashboards need the package wandb-workspaces: pip install 'fedcommons[dashboard]'.")
@@ -57,7 +57,7 @@ def arguments(argv: Sequence[str]):
 
 
 def runs_in(folders: Sequence[Path]) -> list[Path]:
-    """Return the folders of all readable runs in these folders, and print how many of the runs W&B does not have."""
+    """Return the paths of all readable runs below ``folders``; print how many of these runs are not stored at W&B."""
     from fedcommons.reports.frames import load_runs
 
     runs = load_runs(*folders)
@@ -70,7 +70,7 @@ def runs_in(folders: Sequence[Path]) -> list[Path]:
 
 
 def project_of(run: Path) -> str:
-    """Return the W&B project that a run's config.yaml names, or ``PROJECT`` if it has no valid name."""
+    """Return the W&B project that a run's config.yaml names, or ``PROJECT`` if the file names no valid project."""
     with suppress(UserError):  # config.yaml may come from another version of fedcommons
         if re.fullmatch(ALLOWED, project := read_config(run).tracking.project):
             return project

@@ -24,7 +24,7 @@ from papers.fedssyn import quadratics as q
 from papers.fedssyn.quadratics_pictures import lines_picture, picture
 from papers.fedssyn.quadratics_tables import FIXED, NOISES, chosen, over_seeds, report, table
 
-PRESETS = {"paper": (q.SHARES, q.ROUNDS, 10), "smoke": ((0.0, 0.25, 0.5, 0.75, 1.0), 250, 2)}  # p, rounds, seeds
+PRESETS = {"paper": (q.SHARES, q.ROUNDS, 10), "smoke": ((0.0, 0.25, 0.5, 0.75, 1.0), 250, 2)}  # shares p, rounds, seeds
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:

@@ -98,7 +98,10 @@ def is_theirs(method: str) -> bool:
 
 
 def theirs(of: str = "", strategy: str = "", constants: str = "") -> "Algorithm":
-    """Build a method from another framework's client; a run names it as ``--algorithm sweeps/referee.py:theirs``."""
+    """Build a method from another framework's client; a run names it as ``--algorithm sweeps/referee.py:theirs``.
+
+    of: name of the client. strategy: name of the server's strategy; empty: none. constants: pairs ``name=value``.
+    """
     from fedcommons import adapted
 
     values: dict[str, Any] = {}
@@ -111,7 +114,10 @@ def theirs(of: str = "", strategy: str = "", constants: str = "") -> "Algorithm"
 
 
 def build_method(method: str, constants: str, strategy: str | None = None) -> "Algorithm":
-    """Build the method with these constants. The method is a fedcommons algorithm or a client of Flower's form."""
+    """Build the method with these constants.
+
+    method: a fedcommons algorithm, or a client of Flower's form. strategy: Flower's server strategy for such a client.
+    """
     if is_theirs(method):
         return theirs(method, strategy or "", constants)
     if strategy:

@@ -66,7 +66,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def entries(options: parse.Options) -> list[Entry]:
-    """Return per seed the runs of panels (a), (b), (c), and one run without sharing per panel and number of clients."""
+    """Return the runs of figure 4's panels (a) to (c) per seed, with a run without sharing per panel and federation."""
     base, epochs, result = grid.base(options), options["generator.epochs"], []
     rhos = parse.split("--rhos", options.rhos, float, "(0, 1]")
     numbers = parse.split("--numbers", options.numbers, float, "(0, 1e6]")
@@ -93,7 +93,7 @@ def entries(options: parse.Options) -> list[Entry]:
 
 
 def central_lines(entries: Sequence[Entry]) -> "list[Central]":
-    """Return the central models on all real images, one per seed, with the number of steps of all clients together."""
+    """Return the models to train centrally on all real images, one per seed, for rounds x ``client.epochs`` epochs."""
     from papers.fedssyn.central import Central
 
     lines = []
