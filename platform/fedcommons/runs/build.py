@@ -115,7 +115,7 @@ class Prepared:
 
     @property
     def notes_for_user(self) -> Sequence[str]:
-        """Return the messages that are shown to the user before any training, with those of the sharing strategy."""
+        """Return the messages shown to the user before any training, including those of the sharing strategy."""
         stage = self.stage
         if not isinstance(stage, Forewarning):
             return self.notes

@@ -127,7 +127,7 @@ class Best:
 
     @staticmethod
     def rewind(folder: Path, last: int) -> None:
-        """If ``BEST`` has a model of a round after ``last``, replace this file by ``BEFORE``, or delete it without one."""
+        """If ``BEST`` is from a round after ``last``, replace it by ``BEFORE``. Without a ``BEFORE``, delete it."""
         if (saved := read(folder / BEST)) is None or saved[1] <= last:
             return
         if (folder / BEFORE).is_file():
