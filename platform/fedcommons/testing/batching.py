@@ -21,8 +21,8 @@ def clients_at_once_train_as_one_after_another(algorithm: Algorithm, local: Loca
     """Check that clients send equal tensors, up to rounding, with and without ``client.batched`` in four rounds.
 
     Each round starts from the same server state in both runs. The states after a round are not compared, because
-    training on the server may amplify rounding errors. So may kinks of ReLU and pooling layers, therefore the module is
-    softmax regression. The check is skipped for a method or module that the engine cannot train with vmap.
+    training on the server may amplify rounding errors. The module is softmax regression, because ReLU and pooling
+    layers may amplify rounding errors too. A method or module that the engine cannot train with vmap is not checked.
     """
     federation = digits(sizes=(13, 20, 20, 7, 16), linear=True, method=algorithm).training(local)
     if vmap_clients.flaw(federation.work(), tuple(column[:2] for column in federation.data.clients[0].columns)):

@@ -43,7 +43,7 @@ def require_the_bits_of_one_process(
 
 
 class Apart:
-    """An executor with two separate workers, which run alternate jobs in this process; the last job runs first."""
+    """An executor with two workers in this process, which get alternate jobs, from the last job to the first."""
 
     def __init__(self, federation: Federation, algorithm: Algorithm) -> None:
         self.workers = [federation.build(deepcopy(algorithm))(federation.data) for _ in range(2)]

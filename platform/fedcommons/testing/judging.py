@@ -32,7 +32,7 @@ def first_and_count(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Output:
-    """All values that left a client: tensors by name, the weight, and their declared privacy (releases)."""
+    """All values that a client sent: tensors by name, its weight in averages, and the declared privacy (releases)."""
 
     tensors: Payload
     releases: Sequence[Release]
@@ -48,7 +48,7 @@ class Output:
         return [event for event in self.releases if event.covered]
 
     def describe_uncovered(self, name: str) -> str:
-        """Return the end of a message on a tensor without noise: its declared noise, or that no release names it."""
+        """Return the end of a message on a tensor without noise: the declared noise, or that no release names it."""
         releases_of_name = [event for event in self.covered if name in event.what]
         declared = " and ".join(
             f"noise multiplier {e.sigma:g} with sensitivity {e.sensitivity:g}" for e in releases_of_name
@@ -87,7 +87,7 @@ def faults(
 
 
 def too_few(first: Output, second: Output, side: Side, kind: Kind) -> list[str]:
-    """Return a sentence if more numbers differ between the runs than noise was drawn for, otherwise an empty list.
+    """Return a sentence if the runs differ in more tensor elements than noise values were drawn, else an empty list.
 
     Only noise outside of noisy sums counts.
     """
@@ -99,7 +99,7 @@ def too_few(first: Output, second: Output, side: Side, kind: Kind) -> list[str]:
 
 
 def renamed(events: Sequence[Release], tensors: Payload) -> list[Release]:
-    """Return the releases with the names of all ``tensors`` instead of their names; class counts get ``labels``."""
+    """Return copies of the releases that name all ``tensors``; a release of class counts names ``labels`` only."""
     return [replace(event, what=("labels",) if event.what == ("class counts",) else tuple(tensors)) for event in events]
 
 

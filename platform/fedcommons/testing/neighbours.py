@@ -47,7 +47,7 @@ ZEROED = Kind("with an image blanked out (all pixels zero)", 1.0)
 def neighbouring(
     examples: Examples, rows: Sequence[int], others: Sequence[int], kind: Kind
 ) -> tuple[Examples, Examples]:
-    """Return two data sets that differ in the examples ``rows``. others: their new labels, used if ``kind.labels``."""
+    """Return two data sets that differ in the examples ``rows``. others: labels for ``rows`` if ``kind.labels``."""
     at = torch.tensor(rows)
     first, second, y = examples.x.clone(), examples.x.clone(), examples.y.clone()
     if first.is_floating_point():
@@ -63,7 +63,7 @@ def neighbouring(
 
 
 def apart(clients: Clients, whose: Sequence[int], kind: Kind, seed: int) -> tuple[Clients, Clients]:
-    """Return the clients with the first and with the second data set.
+    """Return the clients twice: with the first and with the second of two neighbouring data sets.
 
     The data sets differ in one random example of each client in ``whose``. If labels change, the new label is another
     label of the same client, or the old label if the client has only one label.

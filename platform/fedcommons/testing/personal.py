@@ -1,4 +1,4 @@
-"""Checks of the clients' personal models (``Personal``), which replace the server model if a method has none."""
+"""Checks of clients' personal models (``Personal``); other checks use these models if there is no server model."""
 
 from fedcommons.core.algorithm import Algorithm, Personal
 from fedcommons.core.evaluation import ModelTask, evaluate

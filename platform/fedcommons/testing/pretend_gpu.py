@@ -127,7 +127,7 @@ class PretendGPU:
         self.events.waits[_line()] += 1
 
     def moved(self, t: Tensor, device: torch.device) -> Tensor:
-        """Return ``t`` if it is on ``device`` or its device is undecided, otherwise a counted copy on ``device``."""
+        """Return ``t`` if its device is ``device`` or undecided, otherwise a copy on ``device``, which is counted."""
         if place(t) == device:
             return t
         if place(t) is not None:
@@ -197,7 +197,7 @@ class _Kernels(TorchDispatchMode):
                 self.gpu.events.waits[_line()] += 1
         out = func(*args, **kwargs)
         old = {_storage(t)._cdata for t in tensors}
-        new = [t for t in _tensors(out) if _storage(t)._cdata not in old]  # sharing no memory with inputs
+        new = [t for t in _tensors(out) if _storage(t)._cdata not in old]  # results that are no views of inputs
         if on and (new or name.endswith("_")) and not name.startswith(("empty", "new_empty")):
             self.gpu.events.launches[_line()] += 1
         decided = any(p == CPU and (t.dim() or None not in places) for t, p in zip(tensors, places, strict=True))
@@ -220,7 +220,7 @@ class _Kernels(TorchDispatchMode):
             args = (args[0], *args[2:])
         with_a_number = torch.Tag.pointwise in func.tags or name in WITH_A_NUMBER
         strict = [t for x in args if isinstance(x, (list, tuple)) for t in _tensors(x)]
-        # Tensors that must be on the GPU: elements of lists, tensors that are overwritten, and all but CPU scalars.
+        # These must be on the GPU: tensors in lists, overwritten tensors, and all others except allowed CPU scalars.
         strict += _tensors(kwargs.get("out")) + (_tensors(args[0]) if name.endswith("_") else [])
         strict += [t for t in _tensors((args, kwargs)) if t.dim() or not with_a_number]
         if wrong := [t for t in strict if place(t) == CPU]:
@@ -306,7 +306,7 @@ class _Generator(torch.Generator):
 
 
 def _grouped(real: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap torch's C++ function that groups tensors by device in optimizers and clipping, to group by the marks."""
+    """Wrap the C++ function by which optimizers and clipping group tensors by device, to use the simulated devices."""
 
     def grouped(lists: list[list[Tensor]], with_indices: bool = False) -> dict[Any, Any]:
         groups = real(lists, with_indices)

@@ -27,7 +27,7 @@ CHANGES = {"native_batch_norm"}
 
 @contextmanager
 def pretend_graphs() -> Iterator[list[int]]:
-    """Let ``client.graphs`` work without a GPU in this context; yield the list of the recordings' operation counts."""
+    """Let ``client.graphs`` work without a GPU in this context; yield the operation counts of all recordings."""
     sizes: list[int] = []
 
     def record(play: Callable[[], None]) -> Callable[[], None]:
@@ -80,10 +80,10 @@ class _Tape(TorchDispatchMode):
 
     def launch(self) -> None:
         """Compute all recorded operations again and copy their results into the recorded output tensors."""
-        with torch.no_grad(), torch._C.DisableTorchFunction():  # so that no function mode intercepts them
+        with torch.no_grad(), torch._C.DisableTorchFunction():  # the operations must not reach function modes
             for func, args, kwargs, outs in self.calls:
                 for place, value in zip(outs, _tensors([func(*args, **kwargs)]), strict=True):
-                    if place.data_ptr() != value.data_ptr():  # equal for in-place operations and views: no copy
+                    if place.data_ptr() != value.data_ptr():  # in-place operations and views need no copy
                         place.copy_(value)
 
 

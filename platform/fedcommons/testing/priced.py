@@ -20,8 +20,9 @@ from fedcommons.testing.federations import Federation, digits
 def its_work_can_be_priced(algorithm: Algorithm, local: LocalSGD) -> None:
     """Check the work that a method declares for the time estimate of ``--dry-run``.
 
-    The amounts of work must be numbers. The method's smaller variants must run, and timing them must determine the
-    seconds per unit of work. If ``trains_locally`` is False, clients must not call ``work.local``.
+    The amounts of work must be numbers of at least 0. The method's variants for timing (``smaller``) must run, and
+    must differ enough from each other to estimate the seconds per unit of each kind of work. If ``trains_locally`` is
+    False, clients must not call ``work.local``.
     """
     federation = digits(method=algorithm).training(local)
     if not trains_locally(algorithm):
@@ -42,7 +43,7 @@ def its_work_can_be_priced(algorithm: Algorithm, local: LocalSGD) -> None:
 
 
 def _pieces(algorithm: Algorithm, federation: Federation) -> Mapping[str, float]:
-    """Return the number of work units by kind, in a round in which all clients reply."""
+    """Return the declared units of each kind of work (``pieces``), in a round in which all clients reply."""
     return pieces_of(algorithm, federation.plan(1).facts, federation.loop, 1, range(len(federation.data.clients)))
 
 

@@ -54,7 +54,10 @@ def quadratics(zeta: float) -> LeastSquares:
 
 
 def courses(algorithm: Algorithm, problem: LeastSquares, rounds: int) -> Iterator[np.ndarray]:
-    """Yield the server's weights before round 1 and after each round. All weights start at 1, as 0 hides faults."""
+    """Yield the server's weights before round 1 and after each round.
+
+    All weights start at 1, because a wrong factor on the weights would have no effect at 0.
+    """
     federation = problem.federation(LR).training(STEPS)
     plan, model = federation.plan(rounds), federation.model
     model.buffer.fill_(1)
@@ -111,7 +114,7 @@ def is_linear(algorithm: Algorithm) -> str:
     The decline is the number of decimal digits by which the error falls. In the second half of the rounds it must be
     at least half of the decline in the first half, or the error must end at the level of rounding. If the error in
     round r is proportional to q^r with a constant q < 1, both declines are equal, except for fast-converging directions
-    at the start. If the error is proportional to 1/r, the second half only halves it. The error of a
+    at the start. If the error is proportional to 1/r, the second half only halves the error. The error of a
     biased method stops falling.
     """
     ratios = []

@@ -49,7 +49,11 @@ UNLIKELY = 1e-6
 
 
 def what_leaves_a_client_moves_as_declared(algorithm: Algorithm, local: LocalSGD, seed: int = 0) -> None:
-    """Check that with equal noise neighbouring data sets change only noisy sums, each by at most its sensitivity."""
+    """Check that a client sends equal values on two neighbouring data sets, with equal noise, except in noisy sums.
+
+    A noisy sum may differ by at most its sensitivity if an example is blanked out. If an example is replaced, the sum
+    may differ by twice its sensitivity.
+    """
     federation = digits(SIZES, linear=True, method=algorithm).training(replace(local, dp=local.dp or PRIVATE))
     blanked = Play(algorithm, federation, BLANKED, seed)
     sentences = blanked.faults()
@@ -124,7 +128,7 @@ class Play:
     def _compared(
         self, players: list[Players], task: RoundTask, own_payload: Payload, client: int
     ) -> tuple[Reply, list[str]]:
-        """Run a client on both data sets; return its reply on the first data set, and a sentence for each fault."""
+        """Run a client on both neighbouring data sets; return the first reply and a sentence per fault (``faults``)."""
         first, before = Side(self.seed), dict(players[0].memory)
         second = Side(self.seed, follows=first, times=self.kind.times)
         reply = players[0].reply(task, own_payload, client, first)
@@ -158,7 +162,7 @@ class Play:
         return reply, sentences
 
     def _of_sampling(self, client: int) -> str:
-        """Return a sentence if the changed example is in too many noisy sums for the declared q, or an empty text."""
+        """Return a sentence if more noisy sums differ than the declared sampling rate q explains, or an empty text."""
         from scipy.stats import binom  # this import takes half a second
 
         of_round = self.sampled[client]

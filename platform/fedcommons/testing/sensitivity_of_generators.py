@@ -73,7 +73,7 @@ def _faults(generator: Generator, examples: Examples, kind: Kind, seed: int) -> 
 
 
 def _fitted(generator: Generator, examples: Examples, seed: int, side: Side) -> Output:
-    """Train the generator with the noise of ``side``; return its weights, with its receipt as declared privacy."""
+    """Train the generator with the noise of ``side``; return the trained weights and the declared privacy (receipt)."""
     fit, epochs = generator.fit, generator.epochs
     noise = {"noise": Noise(SEED_ALONE)} if "noise" in inspect.signature(fit).parameters else {}
     with keyed_globals(seed, "generator"), playing(side):

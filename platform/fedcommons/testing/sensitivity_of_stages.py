@@ -47,7 +47,9 @@ def check_stage(stage: Stage, *, seed: int = 0) -> None:
         zeroed = StagePlay(stage, ZEROED, label_noise, seed)
         sentences = zeroed.faults()
         if sentences and not _raises_or_finds(StagePlay(stage, BLANKED, label_noise, seed)):
-            sentences = []  # the strategy passes if the image is nan instead of black, and that suffices
+            # The test with a black image suits sums of pixels, and the test with a nan image suits clipped gradients.
+            # The strategy passed the test with a nan image, so the faults with a black image are dropped.
+            sentences = []
         sentences = (
             sentences or StagePlay(stage, REPLACED if zeroed.is_bare else RELABELLED, label_noise, seed).faults()
         )
@@ -58,7 +60,7 @@ def _raises_or_finds(play: "StagePlay") -> bool:
     try:
         return bool(play.faults())
     except (TypeError, ValueError, RuntimeError):
-        return True  # the strategy refuses floats, so its faults with a black image count
+        return True  # the strategy refuses floats and thus nan images, so the test with a black image decides
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class StagePlay:
         self.both = apart(Clients(Examples(x, clients.store.y), clients.rows), [0], kind, seed)
 
     def faults(self) -> list[str]:
-        """Run the strategy on both data sets and return a sentence for each value that changes more than declared."""
+        """Run the strategy on both data sets and return a sentence for each value that differs more than declared."""
         needs = [self._needs(side) for side in (0, 1)]
         contributions = [self._contribution(need) for need in needs[0](self.seed)]
         sentences = self._compared(lambda side, seed: _labels(needs[side](seed)))
@@ -141,9 +143,10 @@ class StagePlay:
 
 
 def _labels(needs: Sequence[GenerationRequest]) -> Output:
-    """Return the values of the generation requests, which may depend on client 0, and their declared privacy.
+    """Return values of the generation requests, and the declared privacy of client 0's class counts.
 
-    The values are client 0's requested images per class, the images per request, and all other clients' labels.
+    The values are client 0's requested images per class, the images per request, and all other clients' labels. A
+    strategy could compute each of these values from client 0's data.
     """
     if not needs:
         return Output({}, [])

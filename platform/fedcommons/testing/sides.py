@@ -87,7 +87,7 @@ class PlayedStream:
         self.side, self.what, self._draws = side, what, wide_generator(side.seed, what)
 
     def standard_normal(self, size: Size, dtype: type = np.float64) -> np.ndarray:
-        """Return seeded numbers from N(0, 1), plus the side's ``raised`` outside of noisy sums."""
+        """Return seeded numbers from N(0, 1); outside of a ``NoisySum``, ``Side.raised`` is added to each number."""
         self.side.draws.append(f"{self.what}: {size} normal numbers")
         normal = self._draws.standard_normal(size)
         if self.side.in_sum:
@@ -103,13 +103,13 @@ class PlayedStream:
 
 @dataclass(frozen=True)
 class PlayedDraws:
-    """The test's replacement of ``Draws``: the noise streams that a call of ``Noise.call`` returns."""
+    """The test's replacement of a ``Draws`` object, which opens the noise streams of one call of ``Noise.call``."""
 
     side: Side
     what: str
 
     def seeds(self, n: int, step: int) -> list[int]:
-        """Return an empty list, as ``Draws.seeds`` does for seeded noise, because the test's noise is seeded."""
+        """Return an empty list (no seeds), as ``Draws.seeds`` does for seeded noise, which this test uses."""
         return []
 
     def stream(self, *key: int | str) -> Stream:

@@ -21,8 +21,8 @@ Spread = Callable[[], Mapping[str, Tensor]]
 def spread_of(play: Callable[[int], Payload], like: Payload) -> Spread:
     """Return a function that estimates standard deviations from ``SEEDS`` runs.
 
-    play: returns the tensors of the run with a given number, 1 to ``SEEDS``. like: tensors with the expected shapes; a
-    tensor that has another shape in a run gets no standard deviation.
+    play: function that performs run number 1 to ``SEEDS`` and returns the tensors of this run. like: tensors with the
+    expected shapes; a tensor that has another shape in a run gets no standard deviation.
     """
 
     def spread() -> Mapping[str, Tensor]:

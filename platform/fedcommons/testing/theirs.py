@@ -105,7 +105,7 @@ def it_draws_anew_in_each_round(algorithm: Adapted, local: LocalSGD) -> None:
             ends.append((torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()))  # noqa: NPY002
             return result
 
-        with suppress(AttributeError):  # an object with __slots__ cannot be patched and is not judged
+        with suppress(AttributeError):  # an object with __slots__ cannot be patched, so the check skips it
             setattr(theirs, name, trained)
         return theirs
 
