@@ -57,7 +57,7 @@ INTERVALS = (
 
 
 def build_tables(groups: Sequence[Group], numbers: Sequence[Sequence[int]]) -> list[Table]:
-    """Return the tables in which a configuration has a value. numbers: for each configuration, its runs' indices."""
+    """Return the tables in which a configuration has a value. numbers: indices of the runs of each configuration."""
     all_cells = [cell for group in groups for cell in group.cells]
     finished = [cell.runs.loc[cell.runs["status"] == "finished", :] for cell in all_cells]
     more = tuple(Column(name, head, 100, 1) for name, head in columns.of_clients(all_cells))
@@ -86,7 +86,7 @@ def build_tables(groups: Sequence[Group], numbers: Sequence[Sequence[int]]) -> l
 def _filled(
     empty: Table, groups: Sequence[Group], numbers: Sequence[Sequence[int]], finished: "Sequence[pd.DataFrame]"
 ) -> Table:
-    """Return the table with one line per configuration; lines after the first ``SHOWN`` get no numbers."""
+    """Return the table with one line per configuration; only the first ``SHOWN`` lines have numbers in columns."""
     heads, firsts = first_columns([cell for group in groups for cell in group.cells])
     place, filled = 0, []
     for number, group in enumerate(groups):
@@ -111,7 +111,7 @@ def first_columns(cells: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:
     """Return titles and texts of the first columns, which distinguish the configurations of a group.
 
     The columns are the algorithm, the sharing strategy, the varying fields, and p (share of received examples). Fields
-    of ``ENVIRONMENT`` are not among them, because the group's title has these fields.
+    of ``ENVIRONMENT`` are left out, because the group's title has these fields.
     """
     varied = dict.fromkeys(name for cell in cells for name in columns.others(cell) if not name.startswith(ENVIRONMENT))
     names = ["algorithm", "sharing.setting", *varied, *([] if "sharing.p" in varied else ["p"])]

@@ -105,4 +105,4 @@ def _reached() -> "alt.LayerChart | alt.FacetChart":
     bars = base.mark_tick(thickness=2, size=16).encode(x=alt.X("mean(rounds):Q"), y=rows, color=colour)
     return alt.layer(dots, bars).properties(
         width="container", height=100
-    )  # page.js sets the height from the number of rows
+    )  # page.js replaces the height by one that fits the number of rows

@@ -23,7 +23,7 @@ _CURVES = {"accuracy": "test/accuracy", "loss": "test/loss", "bytes": "comm/tota
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Facts of a run that its row in the frame does not have.
+    """Facts of a run that are not in the run's row of the ``load_runs`` frame.
 
     curve: lists ``round``, ``accuracy``, ``loss`` and ``bytes`` (MB exchanged so far), with one value per evaluated
     round. words: sentences of the privacy statement. n_late: number of partial or missing replies of stragglers, over

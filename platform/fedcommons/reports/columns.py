@@ -22,7 +22,7 @@ def others(cell: Cell) -> list[str]:
 
 
 def identified(cells: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:
-    """Return the titles of a table's first columns, and for each configuration its values in them as texts."""
+    """Return the titles of a table's first columns, and for each configuration the texts in these columns."""
     names = [*IDENTIFYING, *others(cells[0])]
     return [head(name) for name in names], [[text(value(cell, name)) for name in names] for cell in cells]
 
@@ -60,7 +60,7 @@ def of_clients(cells: Sequence[Cell]) -> list[tuple[str, str]]:
 
 
 def place(cell: Cell) -> str:
-    """Return data and federation as text, such as ``digits, N = 10, C = 1, alpha = 0.1``; see ``ENVIRONMENT``."""
+    """Return data and federation as text, such as ``digits, N = 10, C = 1, alpha = 0.1`` (C: participation)."""
     dataset, *names = [name for name in (*IDENTIFYING, *others(cell)) if name.startswith(ENVIRONMENT)]
     return ", ".join([value(cell, dataset), *(f"{head(name)} = {text(value(cell, name))}" for name in names)])
 
@@ -91,7 +91,7 @@ def head(name: str) -> str:
 
 
 def without_sharing(cells: Sequence[Cell]) -> list[Cell | None]:
-    """Return for each configuration the one with equal other fields and no sharing (``real``), or None."""
+    """Return for each configuration the counterpart with equal other fields but no sharing (``real``), or None."""
     names = [name for name in cells[0].fields if not name.startswith(_OF_SETTING)] if cells else []
     keys = [tuple(value(cell, name) for name in names) for cell in cells]
     real = {k: cell for k, cell in zip(keys, cells, strict=True) if value(cell, "sharing.setting") == "real"}

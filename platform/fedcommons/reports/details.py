@@ -30,7 +30,7 @@ CLIENTS, CLASSES = 40, 20
 """Maximum number of clients (rows) and classes (columns) in the picture of a partition."""
 
 LARGEST_PNG, SIDE = 400_000, 1200
-"""Maximum number of bytes, and of pixels per side, of a picture of a pool logged to W&B; larger ones are left out."""
+"""Maximum number of bytes, and of pixels per side, of a picture logged to W&B; larger pictures are left out."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,10 @@ class Facts:
 
 
 def shared(values: Sequence[Any], numbers: Sequence[int] | None = None) -> list[Facts]:
-    """Return each distinct value, except None, with its runs. numbers: index of each value's run; None: 0, 1, ..."""
+    """Return each distinct value, except None, with the indices of the runs that have this value.
+
+    numbers: index of the run of each element of ``values``; None: the position of the element.
+    """
     runs_by_value: dict[Any, list[int]] = {}
     for number, value in zip(numbers if numbers is not None else range(len(values)), values, strict=True):
         if value is not None:
@@ -121,7 +124,7 @@ def name(cell: Cell) -> str:
 
 
 def trouble(runs: "pd.DataFrame", run_facts: Sequence[RunFacts]) -> list[dict[str, Any]]:
-    """Return one line per run with stragglers or rejected replies: count of stragglers, MB lost, rejection's reason."""
+    """Return one line per run with stragglers or rejected replies: count of late replies, MB lost, and rejection."""
     lines = []
     rejected = runs["rejections"] if "rejections" in runs else [None] * len(runs)
     lost = runs["bytes_lost"] if "bytes_lost" in runs else [0.0] * len(runs)
@@ -169,7 +172,7 @@ def pools(runs: "pd.DataFrame") -> tuple[list[dict[str, Any]], int]:
             files += [(number, images[-1])] if images else []
     pictures, seen = [], dict[str, dict[str, Any]]()
     for number, file in files:
-        key = file.name.rpartition("_")[2]  # the end of the name is a hash of the picture
+        key = file.name.rpartition("_")[2]  # a hash of the picture; equal pictures are shown once
         if key in seen:
             seen[key]["runs"].append(number)
         elif len(pictures) < SHOWN and (picture := _png(file)):
@@ -186,10 +189,11 @@ def _png(file: Path) -> str | None:
     from PIL import Image
 
     try:
-        content = safe_read.content(file, LARGEST_PNG, inner=7) or b""  # no folder inside the run folder may be a link
+        # Below the run folder, the path of ``file`` has 7 components (``wandb`` to ``pool_*.png``). None may be a link.
+        content = safe_read.content(file, LARGEST_PNG, inner=7) or b""
         if (
             max(int.from_bytes(content[16:20]), int.from_bytes(content[20:24])) > SIDE
-        ):  # the size is checked before Pillow decodes the file
+        ):  # checked before Pillow decodes the file, because a huge picture would fill the memory
             return None
         picture = Image.open(io.BytesIO(content), formats=["PNG"])
         encoded = io.BytesIO()
@@ -198,13 +202,13 @@ def _png(file: Path) -> str | None:
         OSError,
         ValueError,
         SyntaxError,
-    ):  # UnreadableError is a ValueError; Pillow raises SyntaxError for bad chunks
+    ):  # ``content`` raises UnreadableError, a ValueError; Pillow raises SyntaxError for a damaged PNG
         return None
     return "data:image/png;base64," + base64.b64encode(encoded.getvalue()).decode()
 
 
 def environments(run_facts: Sequence[RunFacts]) -> list[Facts]:
-    """Return each distinct environment (software and hardware) as pairs of name and value, with its runs."""
+    """Return each distinct environment (software and hardware) as (name, value) pairs, with the indices of its runs."""
     return shared([_environment(run.facts) for run in run_facts])
 
 

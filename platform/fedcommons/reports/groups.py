@@ -23,7 +23,7 @@ class Group:
     """A group of comparable runs.
 
     title: the data, federation and target of the runs. cells: the configurations, in the order of their first runs;
-    the index of a configuration's frame has the row numbers in the frame of all runs.
+    the index of a configuration's frame contains the runs' row numbers in the frame of all runs.
     """
 
     title: str

@@ -39,8 +39,8 @@ class Column:
 class Line:
     """A line of a table, for one configuration.
 
-    cell: number of the configuration. runs: indices of its runs. first: texts of the first columns. texts, values:
-    printed text of each number column, and the value by which the page sorts lines; None: no value.
+    cell: number of the configuration. runs: indices of the configuration's runs. first: texts of the first columns.
+    texts, values: printed text of each number column, and the value by which the page sorts lines; None: no value.
     """
 
     cell: int
@@ -96,7 +96,7 @@ def ends(values: Sequence[float], sign: str = "") -> str:
 def interval(values: Sequence[float], most: float = inf) -> tuple[float, float]:
     """Return (low, high), the 95 % Student t interval of the mean of at least two values.
 
-    The interval is cut off at ``most``, the largest possible value, and at 0, unless a value is negative.
+    The interval is cut off at ``most``, the largest possible value. It is also cut off at 0 if no value is negative.
     """
     low, high = student(values) or (-inf, inf)
     return max(low, -inf if min(values) < 0 else 0.0), min(high, most)
@@ -151,7 +151,8 @@ def of_runs(finished: "pd.DataFrame", column: Column) -> tuple[str, float | None
 def frame(table: Table, finished: "Sequence[pd.DataFrame]") -> "pd.DataFrame":
     """Return the table as a frame: first columns, number of seeds, and mean and interval ends of each number column.
 
-    Next to rounds to the target is the number of seeds that missed it. finished: the finished runs by configuration.
+    After the rounds to the target, a column counts the seeds that missed the target. finished: the finished runs of
+    each configuration.
     """
     import pandas as pd
 
@@ -172,7 +173,7 @@ def frame(table: Table, finished: "Sequence[pd.DataFrame]") -> "pd.DataFrame":
 
 
 def latex(heads: Sequence[str], rows: Sequence[Sequence[object]], n_left: int) -> tuple[list[str], list[str]]:
-    """Return two lists of LaTeX lines: head and rows, and the lines below. n_left: number of left-aligned columns."""
+    """Return two lists of LaTeX lines: head and rows, and the last lines. n_left: number of left-aligned columns."""
     import pandas as pd
 
     style = pd.DataFrame(rows, columns=pd.Index(heads)).style.hide(axis="index")

@@ -91,8 +91,8 @@ def _with_numbers(runs: "pd.DataFrame") -> "pd.DataFrame":
 def thin(curves: Sequence[Mapping[str, Sequence[float | None]]]) -> tuple[list[list[list[float | None]]], int]:
     """Return the curves with only every k-th round and the last round of each run, and k.
 
-    k is so large that all curves together have about ``POINTS`` points at most. A returned curve consists of four
-    lists: rounds, accuracies, losses and MB, rounded to five significant digits.
+    k is the smallest number with which all curves together have at most about ``POINTS`` points. A returned curve
+    consists of four lists: rounds, accuracies, losses and MB, rounded to five significant digits.
     """
     every = -(-sum(len(curve["round"]) for curve in curves) // POINTS) or 1
     thinned = []

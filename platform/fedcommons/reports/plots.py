@@ -50,7 +50,7 @@ def png(figure: Figure, dpi: int, smoke: bool = False) -> bytes:
 
 
 def save(figure: Figure, path: Path, dpi: int, smoke: bool = False) -> None:
-    """Write the figure to a PNG file, atomically. smoke: print across it that it comes from a smoke test."""
+    """Write the figure to a PNG file, atomically. smoke: print across the figure that it comes from a smoke test."""
     write_bytes(path, png(figure, dpi, smoke))
 
 

@@ -67,7 +67,10 @@ def format_metric(runs: "pd.DataFrame", metric: str) -> str:
 
 
 def table(groups: Sequence[Group], swept: Sequence[str], metric: str, way: str) -> str:
-    """Return notes and one table per environment in markdown. swept: fields of the search. way: ``min`` or ``max``."""
+    """Return notes and one table per environment (data and federation) in markdown.
+
+    swept: config fields of the search. way: better direction of ``metric``, ``min`` or ``max``.
+    """
     every = [point for group in groups for point in group.points]
     metrics = [n for n in dict.fromkeys((metric, *SHOWN)) if any(counted(p.runs, n)[0] for p in every)]
     names = [n for n in swept if n != "seed" and n not in groups[0].environment]

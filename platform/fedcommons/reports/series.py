@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # pandas and matplotlib take seconds to import, which would s
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "*")
-"""``COLOURS``: by Okabe and Ito; colour-blind readers can distinguish them. ``MARKERS``: each is used for 7 series."""
+"""``COLOURS``: Okabe and Ito's; colour-blind readers can distinguish them. Each of the ``MARKERS`` serves 7 series."""
 
 Spread = tuple[float, float, float]
 """Mean, minimum and maximum over seeds."""
@@ -29,7 +29,7 @@ BARS = "bars: one standard deviation over seeds, up and down"
 
 @dataclass(frozen=True)
 class Point:
-    """A point in a plot: mean y and sample standard deviation over seeds (0: one seed). bound: y is a lower bound."""
+    """A point in a plot. y, sd: mean and sample standard deviation over seeds. bound: whether y is a lower bound."""
 
     x: float | str
     y: float
@@ -48,7 +48,7 @@ class Panel:
 
 
 def value(cell: Cell, name: str) -> Any:
-    """Return a configuration's value in a column: the mean over seeds if the numbers differ; None if it is missing."""
+    """Return a configuration's value in a column: the mean over seeds if the numbers differ; None without a value."""
     values = [None if v is None or v != v else v for v in cell.runs[name].tolist()] if name in cell.runs else [None]
     numbers = [v for v in values if isinstance(v, int | float)]
     return fmean(numbers) if len(set(values)) > 1 and numbers else values[0]
@@ -135,7 +135,7 @@ def _panel(axes: "Axes", panel: Panel, look: Mapping[str, tuple[str, str]]) -> N
         points = [p for p in panel.points if p.series == name]
         if not points:
             continue
-        offset = 0.12 * (names.index(name) - (len(names) - 1) / 2)  # separates series at the same name
+        offset = 0.12 * (names.index(name) - (len(names) - 1) / 2)  # series at the same name stand side by side
         xs = [float(p.x) if places is None else places[label(p.x)] + offset for p in points]
         order = sorted(range(len(points)), key=lambda i: xs[i])
         xs, points = [xs[i] for i in order], [points[i] for i in order]

@@ -260,7 +260,7 @@ def records(runs: "pd.DataFrame", columns: Sequence[str]) -> list[dict[str, Any]
         "n_clients",
         "rounds_to_target",
         "generator.epochs",
-    )  # as Int64, because pandas makes them floats if a value is missing
+    )  # as Int64, because pandas turns whole numbers into floats if a value is missing
     selected = runs.reindex(columns=list(columns)).astype({name: "Int64" for name in whole if name in columns})
     plain = selected.astype(object).where(selected.notna(), None)
     return plain.assign(run_dir=[Path(run).name for run in runs["run"]]).to_dict("records")

@@ -78,8 +78,8 @@ PICTURES = dict(
 class Logged:
     """Names of the values that runs logged to W&B.
 
-    metrics: metrics of rounds. ends: numbers of the summary and pictures, of at least one run. shared: numbers of the
-    summary and pictures that all runs have.
+    metrics: names of metrics of rounds. ends: names of summary numbers and pictures that at least one run has. shared:
+    names of summary numbers and pictures that all runs have.
     """
 
     metrics: Collection[str]
@@ -94,7 +94,7 @@ EVERYTHING = Logged(
 
 
 def logged(folders: Sequence[Path], say: Callable[[str], None]) -> Logged:
-    """Return the names that these runs logged. say: called once for each other fedcommons version of a run."""
+    """Return the names that these runs logged. say: called once per other version of fedcommons that wrote runs."""
     metrics, of_each, others = set[str](), list[set[str]](), defaultdict[str, list[Path]](list)
     for folder in folders:
         metrics |= {name for line in read_rounds(folder) for name, value in line.items() if value is not None}
@@ -159,8 +159,8 @@ def workspace(entity: str, project: str, name: str, logged: Logged) -> "workspac
 def _decisive(names: Logged) -> "workspaces.Section":
     """Return parallel coordinates of fields and results, and a scatter plot of rounds against dissimilarity zeta^2.
 
-    A panel of W&B leaves out runs without one of its values. So if some runs have no zeta^2, a second panel is added
-    whose only result is the number of rounds.
+    A panel of W&B leaves out each run that lacks one of the panel's values. So if some runs have no zeta^2, a second
+    panel is added, in which the number of rounds is the only result.
     """
     from wandb_workspaces import workspaces
     from wandb_workspaces.reports import v2
