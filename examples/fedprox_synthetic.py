@@ -54,7 +54,7 @@ class Synthetic:
         iid: one model and one distribution of inputs for all clients; alpha and beta are not used
     """
 
-    normalised = True  # The inputs are not scaled, as in the paper.
+    normalised = True  # The engine must accept the inputs although they are not scaled, as in the paper.
 
     def __init__(self, alpha: float = 1.0, beta: float = 1.0, iid: bool = False) -> None:
         draws = numpy_generator("fedprox synthetic")
@@ -77,7 +77,7 @@ class Synthetic:
 
 
 def zeta(draw: str, method: str, seed: int, rounds: int) -> tuple[float, float, float]:
-    """Run a method; return zeta^2 (gradient divergence of clients) before and after training, and the last accuracy."""
+    """Return zeta^2 (client dissimilarity) before and after training on the data set ``draw``, and last accuracy."""
     values = {**FIELDS, **DRAWS[draw], **METHODS[method], "federation.rounds": rounds, "measure.every": rounds}
     with TemporaryDirectory() as folder:
         run(experiment("smoke", values={**values, "seed": seed}), Path(folder, "run"), say=lambda text: None)

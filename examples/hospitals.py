@@ -1,6 +1,6 @@
 r"""A data set from a CSV file with one client per hospital (partition `by_group`) and local test sets of clients.
 
-The measurements are scikit-learn's breast cancer data; the hospitals are invented, so that their patients differ.
+The measurements are scikit-learn's breast cancer data. The hospitals are invented, with tumours of different size.
 
 python examples/hospitals.py          writes such a CSV file, and trains for two rounds
 python sweeps/run.py --data examples/hospitals.py:Patients --model linear \
@@ -31,7 +31,7 @@ def write(path: Path) -> None:
         lines = csv.writer(file)
         lines.writerow(["hospital", "year", *data.feature_names[:4], "malignant"])
         for row, label, rank in zip(data.data, data.target, near, strict=True):
-            city = CITIES[rank * len(CITIES) // len(near)]  # Larger tumours tend to be in later cities.
+            city = CITIES[rank * len(CITIES) // len(near)]  # Hospitals differ: later ones tend to get larger tumours.
             lines.writerow([city, draws.integers(2015, 2020), *row[:4], 1 - label])
 
 

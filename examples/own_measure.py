@@ -22,7 +22,7 @@ QUICK = {"federation.rounds": 2, "client.epochs": 1, "data.limit": 200, "measure
 
 @dataclass(frozen=True)
 class Sharpness:
-    """Mean rise of the test loss f by steps r d_k from model x:  mean_k f(x + r d_k) - f(x);  d_k: unit vectors."""
+    """Mean rise of test loss f by steps of length r:  mean_k f(x + r d_k) - f(x);  x: model, d_k: unit vectors."""
 
     radius: Annotated[float, "(0, inf)"] = 1.0
     """r, length of a step"""

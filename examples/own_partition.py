@@ -19,10 +19,10 @@ QUICK = {"federation.rounds": 2, "client.epochs": 1, "data.limit": 200, "measure
 def power_law(
     labels: np.ndarray, n_clients: int, rng: np.random.Generator, power: Annotated[float, "[0, 10]"] = 1.0
 ) -> list[np.ndarray]:
-    """Return the rows of each client: about a share proportional to (i + 1)^-power for client i, at least one row.
+    """Return the row indices of each client: for client i at least one, about in proportion to (i + 1)^-power.
 
     Args:
-        power: decay of the clients' numbers of rows; with 0 the numbers are equal
+        power: exponent by which the clients' numbers of examples decay; with 0 the numbers are equal
     """
     shares = np.arange(1, n_clients + 1) ** -power
     ends = np.cumsum(shares / shares.sum())[:-1] * (len(labels) - n_clients)

@@ -31,7 +31,7 @@ class MeanImages:
     """Share mean images per class, without noise; the privacy ledger lists them as uncovered (no guarantee)."""
 
     least: Annotated[int, "[1, 1e6]"] = 2
-    """smallest number of a client's examples of a class for which the client sends a mean"""
+    """minimum number of examples of a class that a client must have to send the mean image of the class"""
 
     def make(self, client_data: ClientDatasets, made: Sequence[Contribution]) -> Contributions:
         return Contributions.from_generated(client_data, [self.means(client) for client in client_data.clients])
