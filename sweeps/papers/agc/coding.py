@@ -21,7 +21,7 @@ Curve = Mapping[str, Any]
 
 NAMES = {"iid": "iid", "dirichlet_plain": "Dirichlet(0.1)", "single_class": "single class"}
 SHOWN = (10, 20)  # rounds in the CSV of ``summary``, in addition to the last; the table has only the first of them
-SPAN = 1e4  # figure 3's axis is linear below the largest sum / SPAN (or below the smallest sum, if larger)
+SPAN = 1e4  # figure 3's axis is linear up to about max(smallest |sum|, largest |sum| / SPAN), then logarithmic
 CLOSE = 0.95  # an accuracy is close if it is at least this share of the last accuracy of iid clients without sharing
 
 
@@ -44,7 +44,7 @@ def table(curves: Sequence[Curve]) -> str:
 
 
 def summary(curves: Sequence[Curve]) -> list[dict[str, Any]]:
-    """Return a CSV row per curve: accuracy and second moment at some rounds, and the round from ``_reached``."""
+    """Return a CSV row per curve: accuracy and second moment at some rounds, and the round near iid (``_reached``)."""
     last = len(curves[0]["accuracy"]) - 1
     at = [*(r for r in SHOWN if r < last), last]
     return [
@@ -110,7 +110,7 @@ def picture(curves: Sequence[Curve], partition: str, title: str) -> Figure:
 
 
 def products_picture(curves: Sequence[Curve], title: str) -> Figure:
-    """Plot figure 3 with a panel per curve: over rounds, the scalar products of two examples' gradients, summed."""
+    """Plot figure 3, a panel per curve: sums of the scalar products of two examples' gradients, over rounds."""
     figure, grid = plots.panels(1, len(curves), (1 + 4.6 * len(curves), 4.6), sharey=True)
     kinds = ("same_class", "cross_class", "norm_sq")
     sizes = [abs(value) for curve in curves for kind in kinds for value in curve[kind]]

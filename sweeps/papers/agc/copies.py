@@ -4,8 +4,8 @@ Makkonen, Niemelä, Hollanti and Kas Hanna, "Approximate gradient coding for pri
 non-IID data", arXiv:2404.03524.   N: number of clients;  K: examples of a class;  M: examples;  c: share of examples
 that are not private;  d: copies of each such example, at d other clients;  q: probability that a client straggles;
 r = q/(1 - q);  X, Y: a class's shares over clients, before and after copies;  g_j: gradient of example j;
-coded gradient:
-ghat = sum_i I_i sum_j g_j/((1 - q) d_j) over the clients i that answer (I_i = 1) and the examples j that they hold.
+d_j: number of clients that hold example j, owner included;  I_i: 1 if client i answers, else 0;  coded gradient:
+ghat = sum_i I_i sum_j g_j/((1 - q) d_j) over all clients i and the examples j that client i holds.
 
 ``Pairs`` are for the single-class setting, in which client l owns class l. There E||ghat||^2 over copies and stragglers
 is the sum over pairs (a, b) of a coefficient times <g_a, g_b>; the coefficient depends on the kind of the pair. The
@@ -47,7 +47,7 @@ class Pairs:
     other_open: float
 
     def __matmul__(self, others: "Pairs") -> float:
-        """Return the scalar product with ``others``: the sum over all kinds of the products of the two numbers."""
+        """Return the scalar product with ``others``: multiply the two numbers of each kind, and add the products."""
         return sum(a * b for a, b in zip(vars(self).values(), vars(others).values(), strict=True))
 
 

@@ -4,8 +4,8 @@ x_j, y_j  M images as rows of pixels with an appended 1 for the bias, and their 
 W         server model, one per repetition; starts with the initial weights of ``nn.Linear``        (D, K)
 p_j       softmax(x_j W) - onehot(y_j);  the gradient of example j's cross-entropy is  g_j = x_j^T p_j
 N, q      number of clients, equal to that of classes; each straggles in a round with probability q in [0, 1)
-c, d      share of the examples that is not private, in [0, 1]; each is copied to d other clients
-d_j       number of clients that hold example j, with its owner;  v_ij = 1/d_j if client i holds it, else 0     (N, M)
+c, d      share of non-private examples, in [0, 1]; number of other clients that get a copy of each such example
+d_j       number of clients that hold example j, owner included;  v_ij = 1/d_j if client i holds it, else 0     (N, M)
 z_i       1 if client i answers in a round, 0 if it straggles
 
 A round:  W <- W - lr g^,  g^ = 1/((1-q) M) sum_i z_i sum_j v_ij g_j,  an unbiased estimate g^ of the mean gradient.
@@ -24,8 +24,8 @@ Source: Makkonen, Niemelä, Hollanti and Kas Hanna, "Approximate gradient coding
 with non-IID data", arXiv:2404.03524, section IV, figures 1 to 3.
 Departs from the paper: clients estimate the mean gradient, as in the authors' code; equations 2 and 3 have the sum,
 whose second moment is M^2 times as large. Each example goes to d different clients (``exact``). The paper's text also
-states that every other client gets it with probability d/(N-1) (``binomial``), but its d_j = d + 1 holds only for
-``exact``.
+states that every other client gets it with probability d/(N-1) (``binomial``), but the paper's d_j = d + 1 holds only
+for ``exact``.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ PARTITIONS = {"iid": {}, "dirichlet_plain": {"alpha": 0.1}, "single_class": {}} 
 STRAGGLER_DRAWS = 15  # draws per round that the second moment is averaged over, as in the authors' code
 
 BLOCK = 50
-"""Number of repetitions in one batch, so that the batch fits into the cache. The rounding of sums depends on it."""
+"""Number of repetitions in one batch, so that the batch fits into the cache. It changes the rounding of sums."""
 
 
 @dataclass(frozen=True)
@@ -223,14 +223,14 @@ def joined(parts: Sequence[Played]) -> Played:
 
 
 def play_block(problem: Problem, setting: Setting, draws: Sequence[Draws]) -> Played:
-    """Run one batch of B repetitions, one for each of these draws, for R = ``setting.rounds`` rounds."""
+    """Run one batch of B repetitions, each with one element of ``draws``, for R = ``setting.rounds`` rounds."""
     m, k, b, n = len(problem.y), problem.n_classes, len(draws), max(len(repetition.holds) for repetition in draws)
     like, measured, images = problem.x, problem.test_products.dtype, torch.arange(m)
     holds = _stacked([repetition.holds.T for repetition in draws], n).to(like).mT  # (repetitions B, clients N, M)
     answers = _stacked([repetition.answers for repetition in draws], n).to(like)  # (repetitions B, rounds R, clients N)
     sampled = _stacked([repetition.sampled for repetition in draws], n).to(measured)  # (B, R, STRAGGLER_DRAWS, N)
     weights, scale = holds / holds.sum(1, keepdim=True), 1 / ((1 - setting.q) * m)  # weights: v_ij, (B, N, M)
-    # rows: the weight of each example in the N sums over clients, then in the K sums over classes
+    # (B, N + K, M): weights of the M examples, first in the N clients' sums, then in the K classes' sums
     sums = torch.cat([weights, F.one_hot(problem.y, k).T.expand(b, k, m)], 1).to(measured)
     products = problem.products.to(measured)
     starts = torch.stack([repetition.start for repetition in draws], -1).flatten(1)  # weights, (pixels D, K B)
@@ -241,7 +241,7 @@ def play_block(problem: Problem, setting: Setting, draws: Sequence[Draws]) -> Pl
         outputs = torch.addmm(test_logits, problem.test_products, moved.to(measured)).view(-1, k, b)
         right = outputs[torch.arange(len(outputs)), problem.test_y] == outputs.amax(
             1
-        )  # argmax is twenty times slower than == and amax
+        )  # compares with amax, as argmax is twenty times slower
         p = torch.addmm(logits, problem.products, moved).view(m, k, b).softmax(1)
         p[images, problem.y] -= 1
         # repetitions run one after another, so that the (M, M) matrix stays in the cache
@@ -270,6 +270,6 @@ def _products(products: Tensor, p: Tensor, sums: Tensor) -> Tensor:
 
 
 def _stacked(parts: Sequence[np.ndarray], n: int) -> Tensor:
-    """Stack B arrays (..., number of clients) to (B, ..., n); added clients hold no example and never answer."""
+    """Stack B arrays (..., number of clients) to (B, ..., n); clients added up to n hold nothing and never answer."""
     widths = [[(0, 0)] * (part.ndim - 1) + [(0, n - part.shape[-1])] for part in parts]
     return torch.from_numpy(np.stack([np.pad(part, width) for part, width in zip(parts, widths, strict=True)]))

@@ -14,7 +14,7 @@ from papers.agc.presets import PER_CLASS, PRESETS
 
 
 def only(curve: Curve, *quantities: str) -> Curve:
-    """Return a copy of the curve in which only ``quantities`` and their standard errors are left of all quantities."""
+    """Return a copy of the curve with ``quantities`` and their standard errors, but without all other quantities."""
     return {
         n: value for n, value in curve.items() if not isinstance(value, list) or n.removesuffix("_se") in quantities
     }

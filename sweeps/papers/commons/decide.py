@@ -84,7 +84,7 @@ LIMITS: Mapping[str, Callable[[Row], bool]] = {
 class Advice:
     """The advised row (``best``), which satisfies ``limit`` and needs ``mb`` million bytes.
 
-    alike: other rows that satisfy the limit, need at most ``mb`` million bytes and are not significantly worse.
+    alike: rows within the limit that need at most ``mb`` million bytes and are not significantly worse than ``best``.
     """
 
     limit: str
@@ -96,8 +96,8 @@ class Advice:
 def guide(rows: Sequence[Row]) -> list[Advice]:
     """Return for each limit the row with the fewest bytes, then each significantly better row that needs more bytes.
 
-    Upper bounds are excluded. The rows in ``alike`` satisfy the limit, need no more bytes and are not significantly
-    worse. With one seed no difference is significant, so only the most accurate row gets an advice.
+    Upper bounds are excluded. Compared with the advised row, the rows in ``alike`` need no more bytes and are not
+    significantly worse. With one seed no difference is significant, so only the most accurate row gets an advice.
     """
     advice = []
     for limit, keeps in LIMITS.items():

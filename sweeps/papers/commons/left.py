@@ -36,7 +36,7 @@ class LeakAudit:
 
     @staticmethod
     def from_facts(facts: Mapping[str, Any]) -> "LeakAudit":
-        """Build the result from an audit's record: ``closer`` is the probability a of the module, with an interval."""
+        """Build the result from a record; ``closer``: probability a of the module; ``low``, ``high``: interval of a."""
         ends = (2 * facts[name] - 1 for name in ("closer", "low", "high"))
         return LeakAudit(facts["near_copies"] / facts["images"], *ends)
 
@@ -75,7 +75,7 @@ def _of_fitted(fields: tuple[tuple[str, Any], ...]) -> LeakAudit | None:
 
 
 def _of_state(prepared: Prepared, folder: Path) -> LeakAudit | None:
-    """Audit the server's images of the last round against all clients' training images; None without such images."""
+    """Audit the server's images in a run's last checkpoint against all training images; None: there are no images."""
     checkpointed, dataset = checkpoint.load_latest(folder / "checkpoints"), prepared.dataset
     if checkpointed is None or "images" not in checkpointed.state:
         return None

@@ -122,7 +122,7 @@ WAYS: Mapping[str, Way] = {
     "FedDM": Way(
         _FEDDM,
         "clients {iterations} steps on the pixels per round, server {server_epochs} epochs on these images",
-        # this classifier diverges at the pixels' learning rate 0.3, which FedDM's page has for a ConvNet
+        # the presets of papers.feddm have 0.3 for the pixels, with a ConvNet; the encoder here diverges at 0.3
         {"feddm.image_lr": (0.01, 0.003, 0.03), "feddm.server_lr": (0.05, 0.02, 0.1)},
         smaller={"feddm.ipc": 1, "feddm.least": 1, "feddm.iterations": 2, "feddm.server_epochs": 2},
         large={"feddm.ipc": 5, "feddm.iterations": 30, "feddm.match_batch": 64},
@@ -175,8 +175,8 @@ def rates(preset: str) -> str:
 def tries(way: Way, lrs: Sequence[float], everything: bool) -> list[Rates]:
     """Return the learning rates to try for a row: the defaults, then choices that change one rate.
 
-    The default of the clients' rate is the middle of ``lrs``. The default of another rate is the first of its values.
-
+    The default of the clients' rate is the middle of ``lrs``. The default of another rate is its first value in
+    ``way.tries``.
 
     everything: vary all learning rates of the row (True), or only the clients' learning rate (False).
     """

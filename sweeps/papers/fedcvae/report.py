@@ -38,10 +38,10 @@ class Entry:
 def rows(entries: Sequence[Entry], out: Path, say: Callable[[str], None]) -> Any:
     """Return a frame with a row for each finished run: the columns of ``load_runs``, method, at (alpha), rate, chosen.
 
-    rate: learning rate, NaN for FedCVAE. chosen: whether the rate has the best validation
-    accuracy (``tables.at_best_rate``).
+    rate: learning rate, NaN for FedCVAE. chosen: whether the rate has the best validation accuracy of the rates
+    that were tried (``tables.at_best_rate``).
     """
-    runs: Any = grid.finished([e.cell for e in entries], out, say)  # Any, as pandas' types are too wide
+    runs: Any = grid.finished([e.cell for e in entries], out, say)  # Any: pandas' types are too wide to check
     if runs.empty:
         return runs
     stands = {e.cell.name: e for e in entries}

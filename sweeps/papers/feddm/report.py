@@ -37,7 +37,7 @@ def rows(entries: Sequence[Entry], out: Path, say: Callable[[str], None]) -> Any
     """
     import pandas as pd
 
-    runs: Any = grid.finished(grid.once(e.cell for e in entries), out, say)  # Any, as pandas' types are too wide
+    runs: Any = grid.finished(grid.once(e.cell for e in entries), out, say)  # Any: pandas' types are too wide to check
     if runs.empty:
         return runs
     sigma, private = (runs.get(name, pd.Series(index=runs.index, dtype=float)) for name in ("feddm.sigma", "sigma"))

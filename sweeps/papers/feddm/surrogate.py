@@ -37,7 +37,7 @@ class Points(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """Constants of the matching: SGD with momentum changes the points, at model weights w in [-radius, radius]."""
+    """Constants of the matching by SGD with momentum; radius: model weights w lie in [-radius, radius]."""
 
     iterations: int = 1000
     lr: float = 1.0

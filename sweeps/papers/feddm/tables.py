@@ -31,9 +31,9 @@ _ROW = ["table", "at", "method"]
 def with_choice(frame: Any) -> Any:
     """Return the frame with the column ``chosen``: whether the run has the chosen learning rate of its table row.
 
-    A row is a method at an alpha in a table; ``tables.at_best_rate`` chooses its rate. A run of the table ``ROUND``
-    (one round) is chosen if its rate is that of FedDM's chosen runs without noise. So it shows the images that these
-    longer runs have in round 1.
+    A row is a method at an alpha in a table; ``tables.at_best_rate`` chooses the rate of the row. A run of the table
+    ``ROUND`` (one round) is chosen if its rate is that of FedDM's chosen runs without noise, so that it shows round 1
+    of these chosen runs.
     """
     chosen = [tables.at_best_rate(runs, "rate").index for _, runs in frame[frame["table"] != ROUND].groupby(_ROW)]
     frame = frame.assign(chosen=frame.index.isin([i for index in chosen for i in index]))
@@ -159,7 +159,7 @@ def pictures(frame: Any, path: Path, smoke: bool) -> None:
     """
     runs = frame[frame["chosen"] & frame["table"].isin((ROUND, NOISE)) & (frame["algorithm"] == "feddm")]
     sets = {}
-    for run, method in runs.drop_duplicates("method")[["run", "method"]].to_numpy():  # the first seed's run
+    for run, method in runs.drop_duplicates("method")[["run", "method"]].to_numpy():  # only the first seed's run
         checkpointed = checkpoint.load_latest(Path(run) / "checkpoints")
         if checkpointed and "images" in checkpointed.state:
             sets[method] = data(checkpointed.state["images"]), data(checkpointed.state["labels"])

@@ -18,7 +18,7 @@ NAMES = {
     "fmnist": ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot"),
     "cifar10": ("plane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
 }
-"""Class names by data set, where the number of a class means nothing to a reader."""
+"""Class names, for the data sets whose class numbers mean nothing to a reader."""
 
 
 @dataclass(frozen=True)

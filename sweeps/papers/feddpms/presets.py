@@ -29,7 +29,7 @@ _DIGITS: dict[str, Any] = {  # chosen in runs with seeds 100 and 101
     "client.lr": 5e-3, "client.batch_size": 16, "client.epochs": 3, "federation.rounds": 16,
     "model.latent": 16, "model.channels": (8, 16), "feddpms.quota": 5, "feddpms.sigma": 1.0,
 }  # fmt: skip
-_LAPTOP: dict[str, Any] = {  # values chosen on Fashion-MNIST, seed 100, where decoded images are recognisable
+_LAPTOP: dict[str, Any] = {  # chosen on Fashion-MNIST with seed 100, so that decoded images are recognisable
     "data.limit": 1000, "data.validation": 0.02, "client.lr": 3e-3, "client.batch_size": 32, "client.epochs": 5,
     "federation.rounds": 20, "feddpms.quota": 10, "feddpms.sigma": 1.0,
 }  # fmt: skip

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # pandas takes a second to import, and --help does not need i
     import pandas as pd
 
 KEPT = "kept"
-"""Column of a run: codes that clients sent / codes that the quotas allow; None if they send means instead of codes."""
+"""Column: codes that clients sent, divided by codes that the quotas allow; None for runs that exchange means."""
 
 NOTES = (
     "Accuracy in %: top-1 of the server model on the whole test set; last: after the last round, best: highest of all "

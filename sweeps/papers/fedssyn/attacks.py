@@ -37,7 +37,7 @@ from papers.fedssyn import audits as pictures
 def classifier(prepared: Prepared) -> LightningModule:
     """Train the run's model on the validation images; the audit measures distances between the model's features.
 
-    The audit compares no validation images. Without validation images the model stays untrained.
+    So the model has seen none of the images that the audit compares. Without validation images it stays untrained.
     """
     validation, seed = prepared.dataset.validation, prepared.config.seed
     work = Work(build_module(prepared.config, prepared.dataset), torch.device("cpu"), LocalSGD(20, 10))
@@ -47,7 +47,7 @@ def classifier(prepared: Prepared) -> LightningModule:
 
 
 def attacked(prepared: Prepared, subject: Subject, shadows: int, say: Callable[[str], None]) -> dict[str, Attack]:
-    """Run membership inference attacks on ``shadows`` generators that are trained like this client's generator.
+    """Run membership inference attacks on ``shadows`` generators that are trained like the generator of ``subject``.
 
     Return the attacks by name. ``pool`` uses distances to synthetic images; ``loss`` uses losses, if the generator has
     losses.

@@ -35,9 +35,9 @@ def curve(attack: Attack) -> list[float]:
 
 
 def pairs(compared: Sequence[Compared]) -> list[dict[str, Any]]:
-    """Return the ``PAIRS`` synthetic images closest to a training image of their generator, each with this image.
+    """Return the ``PAIRS`` closest pairs of a synthetic image and a training image of its generator.
 
-    distance: in units of a near-copy's largest distance. compared: the comparison of each client's images.
+    ``distance`` of a pair is divided by the near-copy limit. compared: the comparison of each client's images.
     """
     near = [(float(c.nearest.to_seen[i] / max(c.limit, 1e-9)), c, i) for c in compared for i in range(len(c.near))]
     return [
@@ -147,7 +147,7 @@ def words(records: Mapping[int, Record], shadows: int) -> str:
 
 
 def closeness(records: Mapping[int, Record]) -> list[dict[str, Any]]:
-    """Return CSV lines per seed and space (pixels, features): verdicts on all images, each client and each class."""
+    """Return CSV lines per seed and space (pixels, features): memorisation overall, per client and per class."""
     lines = []
     for seed, record in records.items():
         for space, verdicts in record["spaces"].items():

@@ -41,7 +41,7 @@ _ALPHAS = (0.01, 0.1)
 
 
 def cell(options: parse.Options, fields: Mapping[str, Any], owned: Collection[str] = ()) -> "Trial":
-    """Return the trial with these config fields; with preset ``authors``, the released code's values replace others.
+    """Return the trial with these config fields; preset ``authors`` replaces fields by the released code's.
 
     owned: names of fields that options of the sweep set, which are not replaced.
     """

@@ -134,7 +134,7 @@ def rounds_of_table(curves: Sequence[Curve]) -> list[int]:
 def _ends(item: Curve, quotients: Sequence[str]) -> list[str]:
     """Return a curve's line of the first table: accuracies, and quotients of measured and predicted (Lemma 1) values.
 
-    For each quotient it has median, range and number of values above 1, over all measured rounds and seeds.
+    For each quotient, the line has median, range and number of values above 1, over all measured rounds and seeds.
     """
     cells = [item.label, f"{item.runs['p'].iloc[0]:.3g}"]
     for kind in ("last_accuracy", "best_accuracy"):

@@ -30,7 +30,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class Panel:
-    """Dots, grouped by method, and lines of central models: (name of the model, accuracies of all seeds in percent)."""
+    """A panel: dots, grouped by method, and lines of central models as (name of the model, accuracy per seed in %)."""
 
     title: str
     dots: Sequence[Dot]
@@ -38,7 +38,7 @@ class Panel:
 
 
 def panels(cells: Sequence[Cell]) -> list[Panel]:
-    """Return a panel for each alpha, with accuracies after the last round; central_real, without alpha, is in all."""
+    """Return a panel of last accuracies for each alpha; central_real, which has no alpha, is in all panels."""
 
     def last(cell: Cell) -> list[float]:
         return [100 * accuracy for accuracy in cell.values("last_accuracy")]

@@ -24,7 +24,7 @@ Line = tuple[float, float]  # (A, B) of a line rounds = A/sqrt(error) + B
 
 
 def fewest_rounds(errors: np.ndarray, eps: float) -> tuple[int, int] | None:
-    """Return the fewest rounds to the error ``eps``, and the index of the step size with the smallest error then.
+    """Return the fewest rounds to the error ``eps``, and the index of the best step size after that many rounds.
 
     errors: (step sizes, 1 + rounds), of one problem. None: no step size reaches the error.
     """

@@ -3,7 +3,7 @@
 The images are computed from the sums, so an attacker with only the images knows no more than the auditor. The result is
 an estimate of epsilon, not a bound (see ``audits.white_box_estimate``).
 
-merf: the worst pair of neighbouring data sets, with one image and with none. The message is drawn many times from both.
+merf: the worst pair of neighbouring data sets, one image and no image. Messages are drawn many times for both of them.
 With summed noise, the auditor sees only the sum of all clients' messages.
 ndpdc: worst-case examples (canaries), whose features are orthogonal and have norm 1 in all steps. The client has a
 random half of the canaries.
@@ -37,7 +37,7 @@ from fedcommons.sharing.stage import Contributions
 from fedcommons.storage.atomic_files import write_text
 
 DRAWS, DIRECTIONS = 25, 4
-"""Factors of ``--canaries``: messages drawn with the image, and as often without it (merf); canaries (ndpdc)."""
+"""Factors of ``--canaries``: number of messages per data set, with and without the image (merf); canaries (ndpdc)."""
 
 
 def of_merf(stage: MERF, client_data: ClientDatasets, stated: Release, canaries: int, delta: float) -> Estimate:
@@ -73,7 +73,7 @@ def of_ndpdc(stage: NDPDC, client_data: ClientDatasets, stated: Release, canarie
     sender = replace(stage.sender(of_world, stated.client), examples=has_canaries, n_classes=1)
 
     def phi(x: Tensor, _: Tensor) -> Tensor:
-        which = ((x.flatten() + 1) * 127.5).round().long()  # numbers of the canaries, from scaled pixels
+        which = ((x.flatten() + 1) * 127.5).round().long()  # canaries' numbers, restored from pixels in [-1, 1]
         return torch.nn.functional.one_hot(which, canaries).float()
 
     scores = torch.stack([sender.message(phi, step).values[0] for step in range(stage.iterations)])

@@ -84,7 +84,7 @@ def shown_images(cell: sweep.Trial, client: int, label: int) -> "Tensor":
 
 
 def spent(cell: sweep.Trial) -> float | None:
-    """Return the largest epsilon of the clients' images by the ledger's accounting; None if any are unprotected."""
+    """Return the largest epsilon of the clients' images by the ledger's accounting; None if any have no guarantee."""
     from fedcommons.privacy.accountants import epsilon
 
     receipts = [] if is_fitted(cell) else [contribution.receipt for contribution in images(cell)]

@@ -193,7 +193,7 @@ def run(
 def _play(problem: Quadratics, steps: np.ndarray, blocks: Iterable[np.ndarray], server: bool) -> Iterator[np.ndarray]:
     """Yield the errors (step sizes,) of FedAvg on one problem, at the start and after each round.
 
-    blocks: sample orders of successive rounds, (rounds, clients, samples), from the last step to the first. server:
+    blocks: sample orders of successive rounds, (rounds, clients, samples), the sample of the last step first. server:
     yield the error of the server's model (True), or the mean of the clients' errors before averaging (False).
     """
     n_clients, n, d = problem.b.shape

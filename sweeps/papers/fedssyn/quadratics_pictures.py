@@ -75,7 +75,7 @@ def picture(rows: Rows, curves: Mapping[float, np.ndarray], options: parse.Optio
 
 
 def lines_picture(rows: Rows, errors: Sequence[np.ndarray], options: parse.Options) -> bytes:
-    """Return figure B.3 of the first seed as PNG: fewest rounds against 1/sqrt(eps), and the fitted line of each p."""
+    """Return figure B.3 of the first seed as PNG: rounds to error eps over 1/sqrt(eps), and a fitted line per share."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 

@@ -11,7 +11,7 @@ from papers.fedssyn import fitted_lines as lines
 from papers.fedssyn import quadratics as q
 
 NOISES = (0.0, 1000.0)  # values of sigma^2 in figure 2 (a)
-FIXED = q.STEP_SIZES[[8]]  # step size of figure 2 (a), 4.4e-5: every error is constant after round 100
+FIXED = q.STEP_SIZES[[8]]  # step size of figure 2 (a), 4.4e-5; with it, every error is constant after round 100
 
 Rows = Sequence[Mapping[str, Any]]
 Band = tuple[float, float, float]  # (median, minimum, maximum) over seeds
@@ -69,9 +69,9 @@ def format_band(value: Any) -> str:
 
 
 def reading(kind: str, least: float, most: float, rows: Rows) -> str:
-    """Return a sentence with the mean distance of A_p/A_0 from the ratio of the theory and from (1-p)^2.
+    """Return a sentence with the mean distances of A_p/A_0 from (1-p) sqrt(L_p/L_0), the theory, and from (1-p)^2.
 
-    A_p: slope of the line that the fit ``kind`` gives for share p. The mean is over shares ``least`` < p <= ``most``.
+    A_p: slope of the fit ``kind`` at share p; L_p: smoothness. The mean is over shares ``least`` < p <= ``most``.
     """
     key, some = f"A_ratio_{kind}", [r for r in rows if least < r["p"] <= most and r[f"A_ratio_{kind}"] is not None]
     if not some:

@@ -15,7 +15,7 @@ from fedcommons.reports.series import value
 from papers.fedssyn.published import fedssyn_table1, fedssyn_table_a2, rounds_csv
 
 MB, MIB = 10**6, 2**20
-TRAIN, SHAPE, CLASSES = 50_000, (3, 32, 32), {"cifar10": 10, "cifar100": 100}  # training images; their shape
+TRAIN, SHAPE, CLASSES = 50_000, (3, 32, 32), {"cifar10": 10, "cifar100": 100}  # number of images, shape, classes
 CONTROL = {"fedavg": (), "fedprox": (), "feddyn": (), "scaffold": ("",), "fedpvr": ("head.", "last.")}
 """Prefixes of the parameters whose control variates are sent with the model, up and down, by algorithm."""
 
@@ -49,8 +49,8 @@ def line(
 ) -> dict[str, object]:  # fmt: skip
     """Return a line of the table, for N = ``n`` clients at participation C = ``c``.
 
-    head: first columns. pool, vanilla: bytes until the target, of runs with the pool and of runs without it. rounds:
-    number of rounds of both, as text. model_unit: bytes per unit in which the paper's formula counts models (MB, MiB).
+    head: first columns. pool, vanilla: bytes until the target, with and without the pool. rounds: number of rounds with
+    and without the pool, as text. model_unit: bytes per unit in which the paper's formula counts models (MB, MiB).
     """
     totals = [communication.sent(runs, MB, MB) if runs else None for runs in (pool, vanilla)]
     pool_mb, vanilla_mb = (f"{'>' * total[1]}{total[0]:.1f}" if total else "-" for total in totals)
@@ -63,7 +63,7 @@ def line(
 
 
 def from_rounds(path: Path) -> list[dict[str, object]]:
-    """Return the table's lines for a CSV of rounds; lines with the paper's rounds also get the value of Table A.2."""
+    """Return the table's lines for a CSV of rounds; lines with the paper's rounds also quote Table A.2."""
     papers, printed, lines = fedssyn_table1(), fedssyn_table_a2(), []
     for row in rounds_csv.rows(path):
         for name, actual, allowed in (("dataset", row.dataset, CLASSES), ("algorithm", row.algorithm, CONTROL)):
@@ -88,7 +88,7 @@ def from_rounds(path: Path) -> list[dict[str, object]]:
 
 
 def from_sweep(folder: Path) -> list[dict[str, object]]:
-    """Return the lines for the finished runs in this folder, over seeds with two runs: with and without the pool."""
+    """Return the lines for the finished runs in ``folder``; a seed counts if it has runs with and without the pool."""
     runs = load_runs(folder)
     runs = runs if runs.empty else runs.loc[runs["status"] == "finished", :]
     if runs.empty:

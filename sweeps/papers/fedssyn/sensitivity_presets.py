@@ -18,7 +18,7 @@ _SMALL: dict[str, Any] = {
     "client.epochs": 5,
     "client.lr": 0.16,  # has the best validation accuracy at both alphas, see docs/results/commons_digits.md
     "measure.every": 0,
-    "generator.even_batches": True,  # with 129 images, batches of 64 leave one image, which harms the DDPM
+    "generator.even_batches": True,  # else 129 images in batches of 64 leave a batch of one, which harms the DDPM
 }
 
 FIELDS: Mapping[str, Mapping[str, Any]] = {

@@ -77,7 +77,7 @@ def jobs(options: parse.Options) -> list[Job]:
 
 
 def of_sums(options: parse.Options) -> Iterator[Prepared]:
-    """Yield the prepared experiments with noisy sums; the preparation computes the noise of a target epsilon.
+    """Yield the prepared experiments with noisy sums; the preparation finds the noise that gives the target epsilon.
 
     Raises:
         UserError: a pool cannot reach its target epsilon.
@@ -156,8 +156,8 @@ def study(
                     continue
                 images, sigma, data = generated
                 real = by_pool.setdefault("real images", {"n": n, "pool": "real images", "sigma": None, "accuracy": []})
-                if len(real["accuracy"]) == place:  # true for the seed's first pool, whose only client has the n images
-                    again = real["accuracy"][:1]  # the n images are equal for all seeds: use the first accuracy again
+                if len(real["accuracy"]) == place:  # true for a seed's first pool; data.train is the n images
+                    again = real["accuracy"][:1]  # the n images do not depend on the seed, so one training suffices
                     real["accuracy"] += again or [taught(data.train, data.test)]
                 record = by_pool.setdefault(pool, {"n": n, "pool": pool, "sigma": sigma, "accuracy": []})
                 record["accuracy"].append(taught(images, data.test))

@@ -44,7 +44,7 @@ class Labelled:
 
     @staticmethod
     def from_examples(examples: Examples, n_classes: int, rows: np.ndarray | slice = slice(None)) -> "Labelled":
-        """Return the examples at ``rows``; a and b have the shape of ``rows`` as leading dimensions."""
+        """Return the images and labels at ``rows``; for ``rows`` of shape (N, n), a is (N, n, d) and b is (N, n, K)."""
         part = examples[rows]
         pixels = part.x.flatten(part.y.dim()).double() / 255
         return Labelled(pixels, F.one_hot(part.y, n_classes).double())
@@ -81,9 +81,9 @@ def loss(x: Tensor, data: Labelled) -> Tensor:
 
 
 def gradient(y: Tensor, data: Labelled) -> Tensor:
-    """Return the gradients of all clients' losses at their models y, without noise; both have the shape (N, d, S, K).
+    """Return the gradients, without noise, of all clients' losses at the clients' models y.
 
-    N: clients; d: pixels; S: noise levels; K: classes.
+    The models and the gradients have the shape (N, d, S, K). N: clients; d: pixels; S: noise levels; K: classes.
     """
     _, n, n_classes = data.b.shape
     logits = (data.a @ y.flatten(2)).unflatten(2, y.shape[2:])  # shape (clients N, images n, noise levels S, classes K)

@@ -31,8 +31,8 @@ _SMALL: dict[str, Any] = {
     "client.optimizer": "adam",
     "client.lr": 3e-3,  # best of 0.002, 0.003 and 0.006 by validation accuracy after 16 rounds with sharing.p 0.2
     "client.batch_size": 32,
-    "client.epochs": 5,  # with n_i/4 synthetic images, four epochs are the same work as five without a pool
-    "federation.rounds": 20,  # accuracy then: 66 % if a fifth of the images is swapped, 33 % (chance) without sharing
+    "client.epochs": 5,  # with n_i/4 synthetic images, the rule of equal work reduces five epochs to four
+    "federation.rounds": 20,  # last accuracy: 66 % if a fifth of the images is swapped, 33 % (chance) without sharing
 }
 
 _SMOKE: dict[str, Any] = {

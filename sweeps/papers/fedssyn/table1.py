@@ -83,7 +83,7 @@ def row(cell: sweep.Trial) -> tuple:
 
 
 def pairs_first(cells: Sequence[sweep.Trial]) -> list[sweep.Trial]:
-    """Sort the trials by row of the table, so that rows finish early; in a row, trials with generators come first."""
+    """Sort the trials by row of the table, so that rows finish early; trials with generators come first per row."""
     rows = list(dict.fromkeys(map(row, cells)))
     return sorted(cells, key=lambda cell: (rows.index(row(cell)), cell.config.generator is None))
 

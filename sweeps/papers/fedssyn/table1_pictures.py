@@ -29,7 +29,7 @@ NARROWEST = 6.5
 def rounds_to_target(path: Path, cells: Sequence[Cell], title: str, smoke: bool) -> None:
     """Draw a panel for each federation, with a row for each method and a bar for each sharing strategy.
 
-    A seed that missed the target counts with all rounds of its run. The bar of such a mean is hatched.
+    A seed that missed the target counts with all rounds of its run. A mean with such a seed has a hatched bar.
     """
     places, methods, settings = (list(dict.fromkeys(map(key, cells))) for key in (place, method, setting))
     columns = min(WIDEST, len(places))

@@ -64,7 +64,7 @@ def rows(entries: Sequence[Entry], out: Path, say: Callable[[str], None]) -> Any
 def _course_results(course: Any, needed: float | None) -> tuple[float, float | None]:
     """Return MB sent until the target (all rounds if missed), and test accuracy at the best validation accuracy.
 
-    course: the rounds of one run. needed: its rounds to the target, None or nan if it missed the target.
+    course: the rounds of one run. needed: the rounds of the run to the target, None or nan if the target was missed.
     """
     within = course if needed is None or needed != needed else course[course["round"] <= needed]
     best = None

@@ -23,7 +23,7 @@ from fedcommons.storage.atomic_files import write_json, write_text
 from papers.replications.rows import ROWS, Published, Quantity
 
 LEAST, WIDE = 3, 0.1
-"""Smallest number of seeds for a verdict; an interval is wide if half-width / mean exceeds the second number."""
+"""Smallest number of seeds for a verdict; half-width / mean above which a prediction interval is called wide."""
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ class Published:
     """A published number and its source.
 
     note: precision of the number, by the source or by our reading; shown in the table, not used in the verdict.
-    runs: the number is the mean of this number of runs.
+    runs: number of the source's runs whose mean is published.
     """
 
     value: float
