@@ -1,4 +1,4 @@
-"""The clients' training data as a lazy sequence: a client's examples are copied only when it takes part in a round."""
+"""A lazy sequence of the clients' training data: each access to a client copies the client's examples."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -55,8 +55,9 @@ class ClientData:
     def subset(self, rows: Tensor) -> "ClientData":
         """Return the examples at the indices ``rows`` (m,) int64.
 
-        ``n_own`` shrinks by m/n, with the number n of all examples, and ``total`` to the sum of the chosen weights.
-        ``dataclasses.replace`` would keep both values of all n examples, so that a subset would train too long.
+        ``n_own`` is multiplied by m/n, where n is the number of all examples. ``total`` becomes the sum of the chosen
+        examples' weights. ``dataclasses.replace`` would keep the values of all n examples, so that training on the
+        subset would take too many epochs.
         """
         n, m = len(self), len(rows)
         weight, ids, total = self.weight, None if self.ids is None else self.ids[rows], self.total

@@ -46,7 +46,7 @@ def load(
     Args:
         make: function that returns a ``Source``, or an object that ``user_data.read`` accepts.
         validation: share of the training images that becomes the validation set.
-        validation_from: ``random`` or ``last``, the choice of the validation images.
+        validation_from: ``random`` (random training images become the validation set) or ``last`` (the last ones).
         limit: maximum number of training images; None: no limit.
         augment: whether clients flip and crop images in training; None: the data set's value.
         standardise: whether models see (value - mean) / standard deviation; otherwise they see the values themselves.
@@ -83,7 +83,7 @@ def load(
     stated = () if standardise else (STANDARDISATION,)
     if source.n_classes and any((part.y == source.n_classes - 1).any() for part in (validation_set, source.test)):
         # If a held-out example has the highest label, the number of classes reveals nothing of a training example.
-        # So the number does not count as computed from the training examples.
+        # So the number of classes does not count as computed from the training examples.
         stated = (*stated, N_CLASSES)
     return Dataset(
         name=name,

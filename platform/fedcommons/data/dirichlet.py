@@ -20,7 +20,7 @@ MAX_DRAWS = 1_000_000
 """Maximum number of draws in ``group_sizes`` before it raises an error."""
 
 HOPELESS = 1e-3
-"""Minimum expected number of accepted draws among ``MAX_DRAWS``; below it ``group_sizes`` raises an error early."""
+"""Minimum expected number of accepted draws among ``MAX_DRAWS``. With fewer, ``group_sizes`` raises an error early."""
 
 
 def group_sizes(
@@ -58,7 +58,7 @@ def group_sizes(
         short, n_draws = (sizes.sum(1) < min_size).mean(), n_draws + batch
         # short: share of clients with too few images, over all clients of the draws in this batch.
         # With independent clients, (1 - short)^N is the probability that none of the N clients has too few images.
-        # Dirichlet shares are negatively associated, so the true probability is at most (1 - short)^N.
+        # Dirichlet shares are negatively associated, so the true probability is at most that of independent clients.
         if batch > 64 and MAX_DRAWS * (1 - short) ** n_clients < HOPELESS:
             raise UserError(
                 f"the partition cannot be met: in {n_draws:,} draws with alpha = {alpha:g} {short:.0%} of {n_clients} "
@@ -95,7 +95,7 @@ def plain_sizes(class_sizes: np.ndarray, n_clients: int, alpha: float, rng: np.r
     """
     shares = _shares(_log_gamma(alpha, (len(class_sizes), n_clients), rng)) * class_sizes[:, None]
     sizes = np.floor(shares).astype(np.int64)
-    below = np.argsort(np.argsort(sizes - shares, 1, kind="stable"), 1)  # client's rank; 0: lost most by rounding
+    below = np.argsort(np.argsort(sizes - shares, 1, kind="stable"), 1)  # clients' ranks; 0: largest loss by rounding
     return sizes + (below < (class_sizes - sizes.sum(1))[:, None])
 
 
@@ -116,7 +116,7 @@ def sizes_by_priors(class_sizes: np.ndarray, n_clients: int, alpha: float, rng: 
     remaining = np.flatnonzero(unspent)
     for client in _turns(np.diff(class_sizes.sum() * np.arange(n_clients + 1) // n_clients), rng):
         # The Gumbel-max trick draws a class with a probability proportional to the prior.
-        # The trick uses logarithms, because the priors of all remaining classes may underflow to zero.
+        # The Gumbel-max trick uses logarithms, because the priors of all remaining classes may underflow to zero.
         c = remaining[np.argmax(log_prior[client, remaining] + rng.gumbel(size=len(remaining)))]
         sizes[c, client] += 1
         unspent[c] -= 1
@@ -159,7 +159,7 @@ def _draw(class_sizes: np.ndarray, n_clients: int, alpha: float, batch: int, rng
         if n == 0:
             continue
         log_gamma = _log_gamma(alpha, (batch, n_clients), rng)
-        log_gamma[assigned >= fair] = -np.inf  # clients at their fair share get no image; some are below it
+        log_gamma[assigned >= fair] = -np.inf  # no more images for a client at its fair share
         cuts = np.floor(np.cumsum(_shares(log_gamma), 1) * n + 1e-9).astype(np.int64)
         cuts[:, -1] = n
         sizes[:, c] = np.diff(cuts, axis=1, prepend=0)

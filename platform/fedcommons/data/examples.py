@@ -82,7 +82,7 @@ class Source:
 class Origin:
     """The positions of the training examples in the set that the data set component returned, and the group names.
 
-    rows: (n,) position of each training example in the returned training set, or in the only set if there is one.
+    rows: (n,) position of each training example in the returned training set, or in the only returned set.
     n_given: number of examples in the set to which ``rows`` refers.
     group_names: (G,) names of the G groups, of any type, or None.
     notes: messages to the user on how the data were read.
@@ -95,7 +95,7 @@ class Origin:
 
     @property
     def moved(self) -> bool:
-        """Return whether rows of the returned set were held out, or training examples have other positions here."""
+        """Return whether rows of the returned set were held out or reordered: ``rows`` is not 0 ... n_given - 1."""
         return len(self.rows) < self.n_given or bool((self.rows != np.arange(self.n_given)).any())
 
 

@@ -321,7 +321,7 @@ def _deal(
     rng: np.random.Generator,
     min_size: int,
 ) -> Rows:
-    """Draw the numbers of images per class and client by ``group_sizes``, and divide the shuffled ``rows`` by them."""
+    """Draw the numbers of images per class and client by ``group_sizes``; divide the shuffled ``rows`` accordingly."""
     class_sizes = np.bincount(labels[rows], minlength=n_classes)
     return _cut(rows, labels, group_sizes(class_sizes, n_clients, alpha, min_size, rng), rng)
 

@@ -68,7 +68,7 @@ def dsprites(dir: Path, file: str | None = None, side: Side = 64, images: Images
         raise UserError(f"data.side must divide {whole} (pixels of a side of the images in {path}), got {side}.")
     if images is not None and images > len(pixels):
         raise UserError(f"data.images must be at most the {len(pixels):,} images that {path} has, got {images}.")
-    factors = dict(zip(SIZES, classes[:, 1:].T, strict=True))  # the first factor is the colour, which is always white
+    factors = dict(zip(SIZES, classes[:, 1:].T, strict=True))  # without the first factor, the colour (always white)
     return _source("dsprites", factors, images, lambda rows: _coarse(pixels[rows], side))
 
 

@@ -80,6 +80,6 @@ def flip_and_crop(x: Tensor, generator: torch.Generator, padding: int = 4) -> Te
     index = torch.arange(b)[:, None, None].to(x.device), rows[:, :, None].to(x.device), columns[:, None].to(x.device)
     images = padded.permute(0, 2, 3, 1)[index].permute(0, 3, 1, 2)
     # .contiguous() would not change the strides of one-channel images.
-    # Convolutions take these strides for the memory layout channels-last, but double backward passes do not.
-    # The kernels of the two memory layouts round differently.
+    # Convolutions take these strides of one-channel images for channels-last, but double backward passes do not.
+    # The kernels for the contiguous and the channels-last memory layout round differently.
     return images.clone(memory_format=torch.contiguous_format)

@@ -30,8 +30,8 @@ READ_AGAIN = 64
 class Columns:
     """The columns of a set of examples, in the types that the user passed.
 
-    read: the facts by which ``is_random`` reads rows again: the map-style Dataset, the names of the columns in a row
-        (None: no names), and copies of (x, y) of some rows, by row number. None: the set is not a map-style Dataset.
+    read: three values with which ``is_random`` reads rows again: the map-style Dataset, the names of the columns in a
+        row (None: no names), and copies of some rows (x, y) by row number. None: the set is no map-style Dataset.
     has_drawn: whether reading the Dataset changed the state of a global random generator.
     """
 
@@ -177,7 +177,7 @@ def examples_of(what: str, columns: Columns) -> Tensor:
             f"{what}: images must have the {x.shape[3]} channels first, (n, C, H, W), got {tuple(x.shape)}."
         )
     if x.dtype == torch.float64:
-        x = x.float()  # the weights of the modules are float32
+        x = x.float()  # modules with float32 weights need float32 inputs
     if x.is_floating_point() and not (finite := x.isfinite()).all():
         n = int((~finite.reshape(len(x), -1).all(1)).sum())
         raise UserError(f"{what}: examples must be finite numbers, but {n} of {len(x)} contain NaN or infinity.")

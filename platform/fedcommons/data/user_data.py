@@ -38,7 +38,8 @@ def read(name: str, returned: Any) -> tuple[Source, Origin]:
         name: name of the data set, for messages and as the key of the random split.
         returned: a ``Source``, a pair (train, test), an object or a dict with ``train`` and ``test``, or one set of
             examples (see ``user_columns``). If there is one set, a random fifth of it becomes the test set. The object
-            may have the attributes n_classes (None: labels are not classes), mean, std and ``normalised``.
+            may have the attributes n_classes (None: labels are not classes), mean, std and ``normalised``
+            (True: floating examples already have mean 0 and standard deviation 1).
 
     Raises:
         UserError: ``returned`` has another form, or its examples are invalid.
@@ -109,7 +110,7 @@ def _sets(name: str, returned: Any) -> list[Columns]:
 
 
 def _examples(name: str, sets: list[Columns], returned: Any) -> tuple[list[Examples], np.ndarray | None]:
-    """Return the sets as tensors, and the group names or None. A group or factor value has one number in all sets."""
+    """Return the sets as tensors, and the group names or None. Equal group names get equal numbers in all sets."""
     what, examples = f"data set {name}", []
     for columns in sets:
         x = examples_of(what, columns)
