@@ -86,7 +86,7 @@ def numbers(stage: str, what: str, vector: Any, n: int) -> np.ndarray:
 
 
 def vectors(stage: str, what: str, each: Sequence[np.ndarray], n: int) -> list[np.ndarray]:
-    """Return the vectors of all clients as int64; see ``numbers`` for the checks."""
+    """Return the clients' vectors ``each`` as int64, after a check that all entries are in 0 ... n - 1."""
     return [numbers(stage, what, rows, n) for rows in each]
 
 
@@ -227,7 +227,7 @@ def events(what: str, releases: Iterable[Any], n_clients: int) -> list[Release]:
 def with_undeclared(releases: Sequence[Release], givers: Iterable[int], sizes: Sequence[int]) -> list[Release]:
     """Return ``releases``, plus an unprotected entry for each client in ``givers`` that has no entry.
 
-    The entry states that all ``sizes[client]`` examples were disclosed. givers: clients whose synthetic examples leave.
+    The entry states that all ``sizes[client]`` examples were disclosed. givers: clients that share synthetic examples.
     """
     silent = sorted(set(givers) - {release.client for release in releases})
     return [*releases, *(Release(client, ("undeclared",), n_disclosed=sizes[client]) for client in silent)]
@@ -275,7 +275,7 @@ def require_once(stage: str, rows: Rows, own_rows: Rows) -> None:
 def require_own(
     stage: str, client_data: ClientDatasets, needs: Sequence[GenerationRequest], private: Sequence[bool]
 ) -> None:
-    """Check that private generators are trained only on their own client's examples, each at most once.
+    """Check that private generators are trained only on their own client's examples, and once on each example.
 
     The privacy ledger charges the guarantee of a generator (its receipt) to one client. So the privacy loss of another
     client's example would not be recorded, and an example that occurs k times may have k times the effect.

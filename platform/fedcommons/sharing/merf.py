@@ -20,8 +20,8 @@ The constant ``fit`` chooses what is fitted to S: the images, or the paper's gen
 draws the images.
 
 Departs from the paper: clients send sums and counts instead of a mean over a public number of examples. Neighbouring
-data sets differ by a blank example. (In the paper an example is replaced, which is sqrt(2) times as far.) The squared
-length scale s is public, not the median of the data. By default images are fitted, not a generator.
+data sets differ by a blank example. (In the paper an example is replaced, which changes the sum by up to sqrt(2).) The
+squared length scale s is public, not the median of the data. By default images are fitted, not a generator.
 """
 
 from collections.abc import Sequence
@@ -167,9 +167,9 @@ class MERF:
         return total
 
     def shorter(self) -> tuple["MERF", float]:
-        """Return a variant with at most 20 steps, and the factor by which ``self`` takes longer.
+        """Return a variant with at most 20 steps, and the factor by which ``self`` takes longer than the variant.
 
-        The factor is the ratio of both numbers of steps, because nearly all time is spent in the fit.
+        The factor is the ratio of the two numbers of steps, because nearly all time is spent in the fit.
         """
         few = min(self.steps, 20)
         return replace(self, steps=few), self.steps / few
@@ -204,7 +204,7 @@ class MERF:
     ) -> tuple[Contributions, Sequence[Release]]:
         """Return one privacy ledger entry per client.
 
-        With noise summed, the entry states a guarantee only for the sum S of all messages.
+        If the constant ``noise`` is summed, the entry states a guarantee only for the sum S of all messages.
         """
         what = f"{SUMS}, seen added up over clients only" if self.sigma and self.noise == "summed" else SUMS
         event = Release(0, (what,), mechanism=SAMPLED_GAUSSIAN, sigma=self.sigma, sensitivity=1.0, steps=1)

@@ -175,9 +175,9 @@ class NDPDC:
         return Sender(examples, classes, self.rate(len(examples), classes), sigma, draws)
 
     def shorter(self) -> tuple["NDPDC", float]:
-        """Return a variant with at most 3 steps, and the factor by which ``self`` takes longer.
+        """Return a variant with at most 3 steps, and the factor by which ``self`` takes longer than the variant.
 
-        The factor is the ratio of both numbers of steps, because all steps take the same time.
+        The factor is the ratio of the two numbers of steps, because all steps take the same time.
         """
         few = min(self.iterations, 3)
         return replace(self, iterations=few), self.iterations / few
@@ -233,9 +233,9 @@ class NDPDC:
         )  # fmt: skip
 
     def beforehand(self, client_data: ClientDatasets) -> list[str]:
-        """Report the noise-to-signal ratio of a step's total, and the ratio of the mean over T steps.
+        """Report the noise-to-signal ratio of the clients' total in one step, and that of the mean total of T steps.
 
-        The ratio is the norm of the noise in the total of a class, divided by the largest norm of the exact total.
+        The ratio is the norm of the noise in a class's total, divided by the largest possible norm of the exact total.
         """
         if self.noise_multiplier == 0:
             return []

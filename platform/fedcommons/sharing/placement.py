@@ -32,7 +32,7 @@ def sample_shareable(labels: np.ndarray, owners: np.ndarray, c: float, rng: np.r
     random. labels, owners: (M,) class and client of each example.
     """
     order = rng.permutation(len(labels))
-    # First interleave the pairs (owner, class), then the classes, each in proportion to its number of examples.
+    # The first pass spreads each pair (owner, class) evenly over the order. The second pass spreads each class.
     for group in (owners * (labels.max() + 1) + labels, labels):
         order = order[np.argsort(_parts(group[order]), kind="stable")]
     return order[: n_open(c, len(labels))]
@@ -76,7 +76,7 @@ def holdings(
             for owner in np.unique(owners[of_class]):
                 of_owner = of_class[owners[of_class] == owner]
                 receivers = np.repeat(np.arange(n_clients), plan.copies[owner])
-                # No client gets more than len(of_owner) copies, so cycling through the examples never repeats one.
+                # No client gets more than len(of_owner) copies, so no client gets the same example twice.
                 is_held[np.resize(of_owner, len(receivers)), receivers] = True
         return is_held
     draws = rng.random((len(chosen), n_clients))
@@ -144,7 +144,7 @@ def optimal_copies(owned: tuple[int, ...], opened: tuple[int, ...], d: int) -> E
         copies[i, j] = np.rint(solution.x[: len(i)])
         least += solution.fun
     reached = float(((h + copies.sum(0)) ** 2).sum())
-    # With T_j of all K + B examples at client j,  ||Y - 1/N||^2 = sum_j T_j^2/(K + B)^2 - 1/N.
+    # If client j holds T_j of the K + B examples,  ||Y - 1/N||^2 = sum_j T_j^2/(K + B)^2 - 1/N.
     return Even(copies, reached / total**2 - 1 / n, least / total**2 - 1 / n)
 
 

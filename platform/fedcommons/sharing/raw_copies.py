@@ -1,4 +1,4 @@
-"""Privacy-flexible learning: a share c of each client's images is not private, and other clients get raw copies of it.
+"""Privacy-flexible learning: a share c of each client's images is not private and is copied to other clients.
 
 Makkonen, Niemelä, Hollanti and Kas Hanna, "Approximate gradient coding for privacy-flexible federated learning with
 non-IID data", arXiv:2404.03524.   d: number of other clients that get a copy of an image that is not private;
@@ -7,8 +7,9 @@ d_j: number of clients that hold image j, including its owner (the client whose 
 In the loss of each client that holds image j, the image has the weight 1/d_j. So each image counts once over all
 clients. A copied image is sent to the server once, and from the server to d_j - 1 clients.
 
-Departs from the paper: if c times the number of a client's images of a class is not an integer, it is rounded such that
-the share c of all images, and about c of each class, is not private. The clients must agree on this rounding.
+Departs from the paper: c times the number of a client's images of a class is rounded if it is not an integer. After the
+rounding, the share c of all images is not private, and about the share c of each class. The clients must agree on the
+rounding.
 """
 
 from collections.abc import Mapping, Sequence

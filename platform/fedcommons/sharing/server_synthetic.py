@@ -33,7 +33,7 @@ class ServerSynthetic:
     """synthetic/(real + synthetic) images of each client; default: add the clients' mean number of images (paper)"""
 
     def check_data(self, client_data: ClientDatasets) -> None:
-        """Check that the share p of synthetic images is 0 or yields an image, and that all images fit into memory."""
+        """Check that the share p of synthetic images is 0 or yields at least one image, and that memory suffices."""
         check_contributions(self.p, client_data)
 
     def requests(self, client_data: ClientDatasets, recipe: GeneratorRecipe) -> Sequence[GenerationRequest]:

@@ -70,7 +70,7 @@ class ShuffledReal:
 
 
 def _order(client_data: ClientDatasets, client: int) -> np.ndarray:
-    """Return a random order of a client's images, of which the first are swapped.
+    """Return a random order of a client's images; ``n_swapped`` images at its beginning are swapped.
 
     So a larger share p also swaps all images that a smaller p swaps.
     """

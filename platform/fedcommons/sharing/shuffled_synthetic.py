@@ -29,10 +29,10 @@ class ShuffledSynthetic:
     """Fedssyn: each client trains on its real data and on a slice of the shuffled pool of synthetic images."""
 
     p: Annotated[float | None, "[0, 1)"] = None
-    """share of received images in a client's training set; default: the clients' mean number of images (paper)"""
+    """share of received images in a client's training set; default: get the clients' mean number of images (paper)"""
 
     def check_data(self, client_data: ClientDatasets) -> None:
-        """Check that the share p of synthetic images is 0 or yields an image, and that all images fit into memory."""
+        """Check that the share p of synthetic images is 0 or yields at least one image, and that memory suffices."""
         check_contributions(self.p, client_data)
 
     def sizes(self, client_data: ClientDatasets) -> list[int]:

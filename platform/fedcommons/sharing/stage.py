@@ -160,7 +160,7 @@ class Shared:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return entries of the run's summary: disclosed real examples, and mean number of holders of one."""
+        """Return entries of the run's summary: disclosed real examples, and mean number of clients per example."""
         rows, own_rows = self.data.clients.rows.flat, self.data.real.rows.flat
         n, holdings = len(own_rows), int(torch.isin(rows, own_rows).sum())
         return {"disclosed_raw": self.disclosed / n, "disclosed_examples": self.disclosed, "mean_copies": holdings / n}
@@ -228,12 +228,12 @@ class TakesLong(Protocol):
     """A sharing strategy whose ``make`` takes long; ``--dry-run`` runs a variant with fewer steps instead."""
 
     def shorter(self) -> tuple[Stage, float]:
-        """Return a variant with less work and equal contribution sizes, and the factor by which it is faster."""
+        """Return a variant with less work but equal contribution sizes, and how many times slower ``self`` is."""
         ...
 
 
 def shorter_of(stage: Stage) -> tuple[Stage, float]:
-    """Return the strategy to run in a dry run, and the factor by which ``stage.make`` takes longer than its ``make``.
+    """Return the strategy to run in a dry run, and the factor by which ``stage`` is slower than this strategy.
 
     If ``stage`` has no function ``shorter``, return ``stage`` and factor 1.
 
