@@ -62,7 +62,7 @@ def accountant_of(rates: Iterable[float]) -> str:
 
 @lru_cache(maxsize=100_000)
 def composed(spent: Spent, delta: float) -> float:
-    """Return the epsilon >= 0 of all steps of one client: exact without sampling (all q = 1), else by "rdp"."""
+    """Return the epsilon >= 0 of all steps of one client: exact if all sampling rates are 1, else by "rdp"."""
     if accountant_of(q for q, _, steps in spent if steps) != "rdp":
         return gaussian.epsilon(sqrt(sum(steps / sigma**2 for _, sigma, steps in spent)), delta)
     orders, spent_at = _opacus().RDPAccountant.DEFAULT_ALPHAS, _opacus().analysis.rdp.get_privacy_spent

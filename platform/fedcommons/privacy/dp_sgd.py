@@ -64,7 +64,7 @@ class NoisySum:
 
     @property
     def release(self) -> Release:
-        """Return the sum's privacy ledger entry, without sampling (q = 1). sigma: noise deviation over ``bound``."""
+        """Return the privacy ledger entry: q = 1 (no sampling), sigma = standard deviation of noise / ``bound``."""
         sigma = self.sigma * (self.clip / self.bound)  # exactly ``self.sigma`` if no vector is longer than C
         return Release(mechanism=SAMPLED_GAUSSIAN, sigma=sigma, sensitivity=self.bound, steps=1)
 

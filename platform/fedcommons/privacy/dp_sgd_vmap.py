@@ -69,9 +69,9 @@ def noisy_sum(
     values = {name: p.detach() for name, p in named.items()}
     total = NoisySum(next(iter(values.values())).new_zeros(sum(p.numel() for p in values.values())), clip)
     of_each = torch.vmap(grad(loss), in_dims=(None, *(0,) * len(columns)))
-    with sdpa_kernel(SDPBackend.MATH):  # ``torch.vmap`` would run other attention kernels in a loop over examples
+    with sdpa_kernel(SDPBackend.MATH):  # ``torch.vmap`` runs other attention kernels in a slow loop over examples
         for rows in zip(*(column.split(physical_batch) for column in columns), strict=True):
-            if len(rows[0]):  # an empty batch yields one piece without examples
+            if len(rows[0]):  # an empty batch is one piece without examples, which adds no gradient
                 total.add(*clipped_sum(list(of_each(values, *rows).values()), clip))
     return total
 

@@ -13,7 +13,7 @@ mu^2 (Dong, Roth and Su, arXiv:1905.02383).
 from math import exp, expm1, inf, log
 
 MU = (1e-7, 1e7)
-"""Range of mu (sensitivity over noise) in which equations are solved; outside, one of the two is negligible."""
+"""Range of mu (sensitivity over noise) in which equations are solved. Outside, sensitivity or noise is negligible."""
 
 
 def delta(epsilon: float, mu: float) -> float:
@@ -28,7 +28,7 @@ def delta(epsilon: float, mu: float) -> float:
 
 
 def _excess(epsilon_: float, mu: float, delta_: float) -> float:
-    """Return log(delta(epsilon_, mu) / delta_), whose root is the epsilon (or mu) of the guarantee with delta_."""
+    """Return log(delta(epsilon_, mu) / delta_); it is 0 where the mechanism is exactly (epsilon_, delta_)-private."""
     return log(max(delta(epsilon_, mu), 1e-300)) - log(delta_)
 
 

@@ -152,7 +152,7 @@ class Ledger:
         return composed(_spent({event: steps for event, steps in spent.items() if steps}), delta)
 
     def largest_epsilon_of_rounds(self, delta: float) -> float | None:
-        """Return the largest ``epsilon_of_rounds`` over clients; 0 without releases, None if it is None for one."""
+        """Return the largest ``epsilon_of_rounds`` over clients; 0 without releases, None if one value is None."""
         if self.exposed:
             return None
         clients = {**self.commons.covered, **self.updates.covered}
@@ -185,12 +185,12 @@ def read(record: Mapping[str, Any]) -> Ledger:
         KeyError, TypeError, ValueError, AttributeError: ``record`` does not have the form of a ``Ledger.record``.
     """
     given_away = {int(client): int(n) for client, n in record["given_away"]}
-    before = _events(record.get("before", ()))  # records of earlier versions lack "before" and later entries
+    before = _events(record.get("before", ()))  # records of earlier versions lack "before" and the entries below
     outlived = tuple(map(str, record.get("outlived", ())))
     leaks = {str(name): str(reason) for name, reason in record.get("leaks", {}).items()}
     commons, updates = _read(record["commons"]), _read(record["updates"])
     exposed = frozenset(map(int, record.get("exposed", ())))
-    if "exposed" not in record and updates.uncovered:  # an old record does not say which clients are exposed
+    if "exposed" not in record and updates.uncovered:  # old records lack the exposed clients, so all are exposed
         exposed = frozenset({*commons.covered, *updates.covered, -1})
     return Ledger(commons, updates, given_away, before, outlived, leaks, exposed)
 
@@ -213,7 +213,7 @@ def _read(record: Mapping[str, Any]) -> Released:
 
 
 def _with(events: Events, new: Iterable[Release]) -> Events:
-    """Return ``events`` plus the steps of the covered releases in ``new``; ``events`` does not change."""
+    """Return ``events`` plus the steps of the releases in ``new`` that have a guarantee; ``events`` does not change."""
     after, changed = dict(events), {}
     for event in new:
         if event.covered:
@@ -233,7 +233,7 @@ def _counted(uncovered: Mapping[str, int], new: Iterable[Release]) -> Mapping[st
 
 
 def _most(given_away: Mapping[int, int], new: Iterable[Release]) -> Mapping[int, int]:
-    """Return client -> largest number of examples that one uncovered release disclosed: ``given_away`` and ``new``."""
+    """Return ``given_away`` after ``new``: client -> most examples that one release without a guarantee disclosed."""
     after = dict(given_away)
     for event in new:
         if event.n_disclosed and not event.covered:

@@ -49,7 +49,7 @@ def mechanisms(
 
 
 def ranges(table: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """Return (minimum, maximum) over the rows of a table for each of sigma, q and steps."""
+    """Return (minimum, maximum) over the rows of a table for noise multiplier, sampling rate and steps."""
     return {name: (min(table[name]), max(table[name])) for name in COLUMNS}
 
 

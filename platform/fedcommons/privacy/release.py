@@ -20,7 +20,7 @@ SIGMAS = (1e-4, 1e6)
 MOST_STEPS = 10**12
 """Range of the noise multiplier sigma, and largest number of steps. Beyond these limits the accountant fails.
 
-It overflows, or it rounds the cost of a step to 0.
+The accountant then overflows, or rounds the cost of a step to 0.
 """
 
 
@@ -103,5 +103,5 @@ UNCOVERED = Release()
 
 @lru_cache(64)
 def uncovered(what: tuple[str, ...], commons: bool = False) -> Release:
-    """Return a cached release of data named ``what``, without a privacy guarantee; other attributes: the defaults."""
+    """Return a cached release of the data ``what``, without a privacy guarantee. Other attributes have default values."""
     return Release(what=what, commons=commons)

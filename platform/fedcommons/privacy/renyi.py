@@ -15,10 +15,10 @@ For an integer order a, terms with i > a are zero, and A is the paper's binomial
 import numpy as np
 
 BLOCK = 64
-"""Number of terms of the sum in the first block, above the largest order (63); each further block is twice as long."""
+"""Number of terms in the first block of the sum A, above the largest order 63. Each later block is twice as long."""
 
 SMALL = -30.0
-"""The sum ends at a term whose two summands (in brackets above) have logarithms below this value, as in Opacus."""
+"""The sum A ends at a block whose last term has two summands with logarithms below this value, as in Opacus."""
 
 
 def divergences(q: float, sigma: float, orders: np.ndarray) -> np.ndarray:
@@ -60,5 +60,5 @@ def _terms(q: float, sigma: float, orders: np.ndarray, i: np.ndarray) -> tuple[n
 
 
 def _sum(signs: np.ndarray, logs: np.ndarray, peak: np.ndarray) -> np.ndarray:
-    """Return (n,): the sum of the terms of each order, divided by e^peak."""
+    """Return (n,): for each of n orders the sum of the terms (``signs``, ``logs`` of ``_terms``), divided by e^peak."""
     return (signs * np.exp(logs - peak[:, None])).sum((0, 2))

@@ -145,7 +145,7 @@ def _keep(name: str, salt: bytes) -> bytes:
 
 def _read(path: Path) -> bytes:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # do not wait at a named pipe
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # never waits for a named pipe
         with os.fdopen(descriptor, "rb") as file:
             status, salt = os.fstat(descriptor), file.read(SIZE + 1)
     except OSError as error:

@@ -129,7 +129,7 @@ def in_short(statement: Mapping[str, Any]) -> dict[str, float | str]:
     epsilons = {name: statement[name] for name in names if statement.get(name) is not None}
     notes = {name: "; ".join(statement[name]) for name in ("uncovered", "trusted")}
     for name in ("epsilon_local_training", f"epsilon_local_training{IF_SECRET}"):
-        if (spent := statement.get(name)) and spent["largest"] is None:  # W&B would show the last logged epsilon
+        if (spent := statement.get(name)) and spent["largest"] is None:  # else W&B shows the last logged epsilon
             epsilons[name] = "none"
     return {**epsilons, "overall": statement["overall"], "in_words": " ".join(statement["in_words"]), **notes}
 

@@ -43,7 +43,7 @@ class Written:
         self._tensors = [tensor.clone() for tensor in tensors]
 
     def look(self) -> None:
-        """Compare weights and optimizer with the copies of ``keep`` and ``begin``, and store whether they differ."""
+        """Store whether weights or optimizer differ from the copies that ``keep`` and ``begin`` have stored."""
         self._any |= (self._now != self._before).any()
         settings, tensors = self._read()
         self._is_steered |= settings != self._settings
