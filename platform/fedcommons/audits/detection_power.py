@@ -15,12 +15,12 @@ from fedcommons.audits.verdict import Planted, counts, memorised
 from fedcommons.seeding import numpy_generator
 
 SHARES = (0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""Shares of copies in a pool of synthetic images for which the audit is repeated."""
+"""Shares of a pool of synthetic images that copies replace; the audit is repeated for each share."""
 DRAWS, ENOUGH = 100, 96
 """Number of random pools for each share, and the number of these pools that the audit must detect.
 
-An audit that detects a pool with probability 0.9 detects 96 or more of 100 pools with probability 0.024 only. So after
-96 detections, 0.9 is not above the lower end of the 95 % confidence interval.
+An audit that detects a pool with probability 0.9 detects 96 or more of 100 pools with probability 0.024 only. So 96
+detections show, with a one-sided confidence of 97.5 %, that the probability is at least 0.9.
 """
 
 

@@ -46,7 +46,7 @@ class Look:
         return self._mirrored(x)[..., rows, :][..., columns] if self.down or self.right else self._mirrored(x)
 
     def overlap(self, x: Tensor, records: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the pixels of the images x, and of the changed records, in the area in which both overlap."""
+        """Return the pixels of images x and of the mirrored and moved ``records``, where x and records overlap."""
         return _window(x, self.down, self.right), _window(self._mirrored(records), -self.down, -self.right)
 
     def _mirrored(self, x: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ def _window(x: Tensor, down: int, right: int) -> Tensor:
 
 
 def looks(x: Tensor) -> list[Look]:
-    """Return the 18 variants of images x, the unchanged one first; only the unchanged one if x has no images."""
+    """Return the 18 variants of images x, the unchanged one first; only the unchanged one if x are no images."""
     if x.dim() != 4 or min(x.shape[-2:]) < LEAST:
         return [Look()]
     steps = (0, -1, 1)
@@ -125,9 +125,10 @@ def embedding(module: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 def _smallest(sides: Iterator[tuple[Tensor, Tensor, int]]) -> Tensor:
-    """Return (n, r): the smallest Euclidean distance over variants, each (n points, r points, coordinates of a whole).
+    """Return (n, r) Euclidean distances between n and r points: the smallest distance over all variants of the points.
 
-    A squared distance between points with fewer coordinates is scaled up to the coordinates of a whole image.
+    A variant is (the n points, the r points, number of coordinates of a whole image). If its points have fewer
+    coordinates than a whole image, the squared distance is scaled up.
     """
     best = None
     for left, right, whole in sides:
@@ -141,8 +142,8 @@ def _smallest(sides: Iterator[tuple[Tensor, Tensor, int]]) -> Tensor:
 def _squares(a: Tensor, b: Tensor) -> Tensor:
     """Return (n, r) float64: squared Euclidean distances between the rows of a and of b.
 
-    Distances of uint8 points are exact and take half the time. After subtraction of 128, sums of ``EXACT`` products are
-    whole numbers that float32 represents exactly.
+    Distances of uint8 points are exact and take half the time of float64 points: after subtraction of 128, sums of
+    ``EXACT`` products are whole numbers that float32 represents exactly.
     """
     whole = a.dtype == torch.uint8 and b.dtype == torch.uint8
     a, b = (x.float() - 128 if whole else x.double() for x in (a, b))

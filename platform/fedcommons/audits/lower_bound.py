@@ -87,7 +87,7 @@ def verdict(bound: float, most: float, reported: float | None) -> str:
 
 @dataclass(frozen=True)
 class LowerBound:
-    """A lower bound on epsilon from r guesses about m canaries, of which v are right; ceiling: the bound for v = r."""
+    """A lower bound on epsilon from v right guesses among r guesses about m canaries; ceiling: the bound for v = r."""
 
     bound: float
     ceiling: float

@@ -71,8 +71,9 @@ def scores(
     generator: Generator, images: Examples, inside: np.ndarray, n_classes: int, seed: int, by: Sequence[Score],
     flip: bool = False, say: Callable[[str], None] = lambda _: None,
 ) -> list[np.ndarray]:  # fmt: skip
-    """Train K generators, one on each row of ``inside``, and score all images: (K, n) for each score in ``by``.
+    """Train K generators and score all n images under each: return (K, n) scores for each score function in ``by``.
 
+    inside: (K, n) bool, the training images of each generator.
     flip: whether training mirrors images at random. say: called with a progress message for each generator.
     """
     generator = for_client(generator, int(inside[0].sum()))
@@ -130,7 +131,8 @@ def attack(ratios: np.ndarray, inside: np.ndarray, seed: int, draws: int = 400) 
     """Compute the ROC curve over all pairs of K generators and n images, with 95 % confidence intervals.
 
     The interval of the AUC is from ``draws`` bootstrap samples of images, not of pairs, because an image's K ratios
-    depend on each other. The interval of the true positive rate is Clopper and Pearson's, as for n/2 images.
+    depend on each other. The interval of the true positive rate is Clopper and Pearson's for n/2 trials: each
+    generator has about n/2 training images.
     """
     fpr, tpr = roc(ratios.ravel(), inside.ravel())
     n, again = ratios.shape[1], numpy_generator(seed, "bootstrap")

@@ -20,7 +20,7 @@ NEAR = 0.01
 """Share of held-out images that are allowed to be near-copies; the near-copy limit is computed from this share."""
 
 COPIES = 1000
-"""Largest number of copies of a client's training images; ``detection_power`` replaces synthetic images by copies."""
+"""Largest number of copies of a client's training images that ``detection_power`` can mix into synthetic images."""
 ROUNDING = 1e-6
 """Distance up to which two examples count as equal, as a share of the near-copy limit; above 0 because of rounding."""
 
@@ -103,10 +103,10 @@ class Nearest:
 class Compared:
     """The comparison of one client's images in one space of distances.
 
-    subject: the client's images. nearest: nearest neighbours of the k synthetic images. copies: nearest neighbours of
-    the b copies of training images. copied: (b,) labels of the copies. limit: a synthetic image is a near-copy if its
-    distance to a training image is below this number. expected: upper bound on the probability that a new image of the
-    true distribution is below the limit.
+    subject: the client's images. nearest: nearest neighbours of the k synthetic images. copies: nearest neighbours of b
+    copies of training images, with which ``detection_power`` tests the audit. copied: (b,) labels of the b copies.
+    limit: a synthetic image is a near-copy if its distance to a training image is below this number. expected: upper
+    bound on the probability that a new image of the true distribution is below the limit.
     """
 
     subject: Subject

@@ -4,9 +4,9 @@ A fair coin decides whether a canary is used for training. Without the canary th
 treats n as public, as the privacy ledger does. So it neglects that the sampling rate q = B/n (B: batch size) is a bit
 larger without the canary.
 
-Canaries are unchanged images that are not in the generator's training data. With generators of digits, they were more
-informative than images with a wrong label or inverted images. A denoising network hardly uses the label, and training
-on inverted images does not make the network learn them better.
+Canaries are unchanged images that are not in the generator's training data. With generators of digits, unchanged images
+were more informative than images with a wrong label or inverted images. A denoising network hardly uses the label, and
+training on inverted images does not make the network learn them better.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ FEWEST = 4
 """Smallest number of canaries for a bound: with four canaries there is one guess."""
 
 LOOKS = 4
-"""Number of scores per canary that are averaged, each with new diffusion times and noise, or with a new pool."""
+"""Number of scores per canary that are averaged. Each uses new diffusion times and noise, or a new pool."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,6 @@ def bound(
 
 
 def _centred(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Subtract the mean score of the class from each score: canaries make all images of a rare class easier."""
+    """Subtract the class's mean score from each score, as canaries in the training raise all scores of a rare class."""
     means = np.bincount(labels, scores) / np.maximum(np.bincount(labels), 1)
     return scores - means[labels]

@@ -152,7 +152,10 @@ def pool_quality(
 
 
 def _some(examples: Examples, n: int, seed: int, which: str) -> Examples:
-    """Return n random examples in a random order, so that the first examples are a random sample too."""
+    """Return n random examples in a random order, so that the first examples are a random sample too.
+
+    which: name of the random stream, so that samples with different names are independent.
+    """
     return examples[numpy_generator(seed, "quality", which).permutation(len(examples))[:n]]
 
 

@@ -66,12 +66,12 @@ def counts(comparison: Compared, label: int | None = None, planted: Planted = NO
             ).numpy()
             == label
         )
-    hits = hit.reshape(4, m).sum(1)  # seen, held-out images within the limit, then within half of it
+    hits = hit.reshape(4, m).sum(1)  # counts 3 to 6: seen and held-out images, for the limit and for half of it
     return np.array([len(records), closer, np.square(np.bincount(records)).sum(), *hits], float)
 
 
 def independent(total: np.ndarray) -> float:
-    """Return k^2 / sum_r k_r^2, the number of independent images with the same variance; see ``counts``."""
+    """Return k^2 / sum_r k_r^2, the number of independent images with the same variance (k, k_r: see ``counts``)."""
     return float(total[0] ** 2 / total[2])
 
 

@@ -70,7 +70,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 class Estimate:
     """The estimate of epsilon from k canary directions.
 
-    mu: (mean score of included directions - mean score of excluded directions) / standard deviation of the latter.
+    mu: (mean score of included directions - mean score of excluded directions) / standard deviation of the excluded
+    directions' scores.
     low, high: confidence interval of mu. epsilon: the epsilon for mu = ``low``. reported: the accountant's epsilon.
     sigma: the stated noise multiplier. ceiling: the epsilon of a correct run if mu were known exactly. half: the
     epsilon that the estimate would reach with probability 0.9 if the noise were half of the stated noise.
@@ -136,7 +137,7 @@ def estimate(scores: np.ndarray, inside: np.ndarray, release: Release, delta: fl
     mu = apart / spread if spread else inf * apart if apart else 0.0
     margin = z * _error(mu, those_in.std(ddof=1) / spread, len(those_in), len(those_out)) if spread else 0.0
     honest, q = release.q * unit / release.sigma, release.q
-    of_half = sqrt(1 + 4 * q * (1 - q) / release.sigma**2)  # std of scores in / std of scores out, at half noise
+    of_half = sqrt(1 + 4 * q * (1 - q) / release.sigma**2)  # std of included over std of excluded, at half noise
     power = z + float(norm.isf(0.1))  # the estimate reaches `half` with probability 0.9
     half = 2 * honest - power * _error(2 * honest, of_half, len(those_in), len(those_out))
 
@@ -164,7 +165,7 @@ def estimate(scores: np.ndarray, inside: np.ndarray, release: Release, delta: fl
 
 
 def _error(mu: float, ratio: float, inside: int, outside: int) -> float:
-    """Return the standard error of mu. ratio: standard deviation of included scores over that of excluded scores.
+    """Return the standard error of ``mu`` (see ``Estimate``). ratio: deviation of included over excluded scores.
 
     inside, outside: numbers of included and of excluded directions.
     """
