@@ -38,7 +38,7 @@ distance between a sprite's centre and the image's edge."""
 HEART = 3.661972723
 """Area of the heart, the set of points (u, v) with (u^2 + v^2 - 1)^3 <= u^2 v^3."""
 MIDDLE = 0.2935
-"""The coordinate v of the centre of mass of the heart."""
+"""Coordinate v of the centre of mass of the heart that ``HEART`` describes; its coordinate u is 0."""
 FINE = 4
 """A rendered pixel is the mean of FINE x FINE points inside the pixel."""
 

@@ -9,11 +9,11 @@ from torch import Tensor
 from fedcommons.errors import UserError, quote
 
 _HOW = (
-    ("toarray", "give x.toarray()"),  # for scipy's sparse matrices
-    ("dataset", "give its .dataset"),  # for torch's DataLoader
-    ("to_numpy", "give (frame[names].to_numpy(), frame[name].to_numpy())"),  # for data frames of pandas and polars
-    ("keys", "give (np.asarray(d['x']), np.asarray(d['y']))"),  # for dictionaries and scikit-learn's Bunch
-    ("__next__", "give list(rows)"),  # for Python's generators
+    ("toarray", "give x.toarray()"),  # attribute of scipy's sparse matrices
+    ("dataset", "give its .dataset"),  # attribute of torch's DataLoader
+    ("to_numpy", "give (frame[names].to_numpy(), frame[name].to_numpy())"),  # attribute of pandas' and polars' frames
+    ("keys", "give (np.asarray(d['x']), np.asarray(d['y']))"),  # attribute of dictionaries and scikit-learn's Bunch
+    ("__next__", "give list(rows)"),  # attribute of Python's generators
 )  # fmt: skip
 
 
