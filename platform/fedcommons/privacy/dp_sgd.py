@@ -106,7 +106,7 @@ class DPSGD:
     at_once: int = 1  # examples per gradient call in local training, unless the method defines the loss
 
     def of_client(self, n: int, batch_size: int, steps: int) -> "DPSGD":
-        """Return the settings of a client with n examples; its noise multiplier replaces the target epsilon, if any."""
+        """Return the settings of a client with n examples, in which a noise multiplier replaces a target epsilon."""
         if self.target is None:
             return self
         sigma = self.target.sigma(self.sampling_rate(n, batch_size), steps)
@@ -155,7 +155,7 @@ class DPSGD:
         return losses / max(n, 1), self.put(total, params, expected, noise)
 
     def put(self, total: NoisySum, params: Sequence[nn.Parameter], expected: int, noise: Stream) -> Release:
-        """Set the gradients of ``params`` to (``total`` + noise)/``expected``; return the privacy ledger's entry."""
+        """Set the gradients of ``params`` to (``total`` + noise)/``expected`` (batch size); return the ledger entry."""
         total.blur(self.noise_multiplier, noise)
         mean = total.values.div_(expected)
         start = 0

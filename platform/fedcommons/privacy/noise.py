@@ -152,7 +152,9 @@ class Noise:
         self.is_closed = True
 
     def call(self, purpose: str, *data: Tensor) -> Draws:
-        """Return streams that differ from those of all other calls; ``data``: columns of the protected examples.
+        """Return streams that differ from those of all other calls.
+
+        purpose: name of the noise's use, a part of the streams' key. data: columns of the protected examples.
 
         Raises:
             ValueError: the client's round is over.

@@ -103,5 +103,5 @@ UNCOVERED = Release()
 
 @lru_cache(64)
 def uncovered(what: tuple[str, ...], commons: bool = False) -> Release:
-    """Return a cached release of the data ``what``, without a privacy guarantee. Other attributes have default values."""
+    """Return a cached release of the data ``what``, without a privacy guarantee. Other attributes are defaults."""
     return Release(what=what, commons=commons)

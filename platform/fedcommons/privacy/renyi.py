@@ -40,7 +40,7 @@ def divergences(q: float, sigma: float, orders: np.ndarray) -> np.ndarray:
 
 
 def _terms(q: float, sigma: float, orders: np.ndarray, i: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return terms ``i`` of the sum for n orders: signs (n, terms), and logarithms (2, n, terms) of the two summands.
+    """Return terms ``i`` of the sum A for n orders: signs (n, terms), and logarithms (2, n, terms) of the two summands.
 
     The third result (n,) is the larger logarithm of the two summands in the last term.
     """
