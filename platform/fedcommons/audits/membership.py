@@ -41,7 +41,7 @@ class Losing(Protocol):
 def by_pool(generator: Generator, weights: Weights, images: Examples, n_classes: int, seed: int) -> np.ndarray:
     """Score n images for an attacker that has only a pool of synthetic images.
 
-    The score is minus the distance to the closest of n synthetic images with the same labels.
+    The score is minus the distance to the closest of n synthetic images with the labels of ``images``.
     """
     samples = generator.sample(weights, tuple(images.x.shape[1:]), n_classes, images.y, seed)
     return -closest(pixels(images.x), pixels(samples))[0].numpy()

@@ -111,9 +111,9 @@ class Estimate:
 def estimate(scores: np.ndarray, inside: np.ndarray, release: Release, delta: float) -> Estimate:
     """Return the estimate of epsilon from the scores of directions, compared with the values that the release states.
 
-    Noise that is reused in several steps makes the sums of scores over steps vary more. So mu, which is relative to
-    this variation, does not detect reuse. The standard deviation of a score over the steps detects reuse. If an upper
-    bound on this deviation is below the stated noise, epsilon is computed from the upper bound.
+    Noise that is reused in several steps makes the sums of scores over steps vary more than new noise does. So mu,
+    which is relative to this variation, does not detect reuse. The standard deviation of a score over the steps detects
+    reuse. If an upper bound on this deviation is below the stated noise, epsilon is computed from the upper bound.
 
     Args:
         scores: (T, k), the score of each direction in each step, or (k,), the sums over steps.
