@@ -68,7 +68,7 @@ def partition(name: str, deal: Callable[[], Sequence[Any]], labels: np.ndarray, 
     name: name of the partition, for messages. labels: (n, ...). n_classes: None if the labels are not classes.
 
     Raises:
-        UserError: a client has no rows, or a row does not exist or is assigned twice. ``deal`` may raise it too.
+        UserError: a client has no rows, or a row does not exist or is assigned twice, or ``deal`` raised it.
     """
     rows = _whole_rows(name, deal(), len(labels))
     if empty := [i for i, r in enumerate(rows) if len(r) == 0]:

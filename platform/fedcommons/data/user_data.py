@@ -110,7 +110,10 @@ def _sets(name: str, returned: Any) -> list[Columns]:
 
 
 def _examples(name: str, sets: list[Columns], returned: Any) -> tuple[list[Examples], np.ndarray | None]:
-    """Return the sets as tensors, and the group names or None. Equal group names get equal numbers in all sets."""
+    """Return the sets as tensors, and the group names or None.
+
+    Equal group names, and equal values of a factor, get equal numbers in all sets.
+    """
     what, examples = f"data set {name}", []
     for columns in sets:
         x = examples_of(what, columns)
