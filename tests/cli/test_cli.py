@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from fedcommons.cli import argv, parse, search_space
 from fedcommons.config import presets
@@ -166,3 +167,12 @@ def test_no_sharing_is_the_strategy_real_wherever_a_name_is_taken(tmp_path: Path
     assert taken == ["real,merf", "real,real", "sharing=real,merf", "p=none"]
     assert [o.value for o in argv.read(["--config", str(tmp_path / "none.yaml")])] == ["real", ["real", "merf"]]
     assert presets.experiment("smoke", values={"sharing": "none"}) == presets.experiment("smoke")
+
+
+def test_printed_options_escape_text_that_turns_the_direction_of_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    for group in ("\u202etxt", "日本"):
+        with pytest.raises(SystemExit):
+            flat_of(["--tracking.group", group, "--print_config"])
+        text = capsys.readouterr().out
+        assert yaml.safe_load(text)["tracking"]["group"] == group
+        assert (group in text) == group.isprintable()

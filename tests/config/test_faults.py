@@ -197,14 +197,15 @@ def require_whole(out: Path, ended: Ended) -> None:
 
 PLACES = ("loop", "loop/x", "file.txt", "file.txt/x", "n" * 300, "/".join(["d"] * 2500), "~nosuchuser/x", "~", "",
           ".", "..", "/dev/null", "/dev/full", "/proc/self/x", "users", "users/inner", "new", "deep/er/new", "日本",
-          "\udcff", "dangling", "a\nb", "fifo", "-", "/dev/zero", "sparse", "itself", "../outside")  # fmt: skip
+          "\udcff", "dangling", "a\nb", "fifo", "-", "/dev/zero", "sparse", "itself", "../../outside")  # fmt: skip
 WHERE = ("out", "artifacts", "data.dir", "config", "replay", "storage")
 PLACED = st.tuples(st.sampled_from(WHERE), st.sampled_from(PLACES))
 
 
 def check_place(asked: tuple[str, str], script: Script, root: Path) -> None:
     """Whatever stands where an option points to, nothing that was there is changed."""
-    with camp(root) as here:
+    with camp(root) as parent:
+        (here := parent / "inside").mkdir()  # a storage may be the folder above
         write_mine(here, "users/inner/x", "file.txt", "users/notes.txt", "users/checkpoints/mine.txt",
                    "users/rounds.jsonl", ".draft.tmp")  # fmt: skip
         (here / "itself").write_text("config: itself\n")

@@ -152,7 +152,10 @@ class Parser:
                 (nested.setdefault(section, {}) if section else nested)[leaf] = (
                     list(value) if isinstance(value, tuple) else value
                 )
-        return yaml.safe_dump(nested, sort_keys=False, allow_unicode=True)
+        text = yaml.safe_dump(nested, sort_keys=False, allow_unicode=True)
+        # A character that is not printable may reverse the direction of text in a terminal: then all are escaped.
+        is_printable = all(c.isprintable() for c in text.replace("\n", ""))
+        return text if is_printable else yaml.safe_dump(nested, sort_keys=False)
 
 
 def _escaped(text: str) -> str:
