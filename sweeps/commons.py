@@ -7,8 +7,8 @@ python sweeps/commons.py --ways "real,Fedssyn (DDPM),FedDM" --lrs 0.04
 python sweeps/commons.py --dataset mnist --data-dir DIR
 
 With the first seed, each row tries every learning rate of --lrs and further learning rates of its method. The other
-seeds use the learning rates with the best validation accuracy, except those at which a seed diverged. With one value in
---lrs, each row runs only with its default learning rates.
+seeds use the learning rates with the best validation accuracy, except those at which a seed diverged. If
+--lrs has one value, nothing is tried: clients use this value, and all other learning rates of a method their defaults.
 """
 
 from collections.abc import Sequence

@@ -80,15 +80,15 @@ class FedDPMS:
     quota: Annotated[int, "[1, 1e5]"] = 50
     """number of codes per abundant class that a client sends"""
     sigma: Annotated[float, "[0, 1e6]"] = 3.0
-    """standard deviation of the noise on a mean code; if privacy is sound, in units of clip/m for a mean of m images"""
+    """standard deviation of the noise on the mean code of m images; if `privacy` is sound, in units of clip/m"""
     tries: Annotated[int, "[1, 1e9]"] = 200
     """largest number of batches of `quota` codes that are sampled for a class"""
     privacy: Annotated[str, "paper | sound"] = "paper"
     """paper: noise as printed, which certifies no epsilon; sound: one noisy mean per class, with an epsilon"""
     clip: Annotated[float, "[1e-30, 1e30]"] = 5.0
-    """C, norm to which each code in a mean is clipped if privacy is sound"""
+    """C, maximum norm to which each code is clipped before codes are averaged (only with `privacy` sound)"""
     spread: Annotated[float, "[0, 1e38]"] = 1.0
-    """standard deviation of the codes that a receiver samples around a mean if privacy is sound"""
+    """standard deviation of the codes that a receiver samples around a mean (only with `privacy` sound)"""
     decay: Annotated[float, "(0, 1]"] = 1.0
     """factor by which the learning rate is multiplied after every 10 local epochs (paper: 0.5)"""
     helpers: Annotated[int, "[1, 1e9]"] = 1

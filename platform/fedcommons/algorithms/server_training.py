@@ -35,7 +35,9 @@ class OnPool:
 
 
 def train_on_pool(worker: Worker, task: OnPool, seed: int) -> Flat:
-    """Train the model on the pool, with BatchNorm's initial statistics, and return it; ``seed`` keys all random draws.
+    """Train the model on the pool and return its weights; ``seed`` keys all random draws.
+
+    Before training, BatchNorm's statistics are reset to those of the untrained module.
 
     Raises:
         ValueError: the server has no pool.

@@ -128,7 +128,10 @@ class Compared:
 
 
 def compare(subject: Subject, space: Space, seed: int) -> Compared:
-    """Compare one client's images in a space of distances; ``seed``: seed of the random copies of training images.
+    """Compare one client's synthetic images with its training images and held-out images, in a space of distances.
+
+    The same is computed for exact, moved or mirrored copies of training images, drawn with ``seed``. These copies show
+    how many copies the audit detects.
 
     The near-copy limit is the j-th smallest of the m distances of held-out images to their closest training image, with
     j = max(1, floor(0.01 (m + 1))). If a new image has the distribution of the held-out images, its distance to the

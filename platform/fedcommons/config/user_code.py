@@ -151,7 +151,9 @@ def _key(name: str, edges: Mapping[str, Iterable[str]], sums: Mapping[str, str])
 
 
 def _imported(name: str, file: Path, content: bytes, search: Search, what: str) -> Iterator[tuple[str, Path]]:
-    """Yield (name, file) of each user's module that a module imports, and of the parent packages of these modules.
+    """Yield (name, file) of the user's modules that the module ``name`` imports, and of all parent packages.
+
+    what: the first words of the error message.
 
     Raises:
         UserError: an imported module of the user is missing.

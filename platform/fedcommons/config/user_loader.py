@@ -86,7 +86,10 @@ class _Modules:
                 _put(name, module)
 
     def _run(self, name: str, module: Module) -> ModuleType | None:
-        """Return the module that this code created; None before the code has run, and after a reload of the module."""
+        """Return the Python module that was created when the code ``module`` ran under this name.
+
+        None: the code has not run under this name, or ``importlib.reload`` has replaced it since.
+        """
         candidate = self.run.get((name, module.key))
         loader = getattr(getattr(candidate, "__spec__", None), "loader", None)
         return candidate if isinstance(loader, _Loader) and loader.module.key == module.key else None

@@ -93,10 +93,10 @@ def _iterations(at: Probed, p: float, work: LocalWork, epsilon: float) -> float:
 
 
 def predict(probe: Sequence[Sequence[Probed]], shares: Iterable[float], work: LocalWork) -> list[Prediction]:
-    """Return a prediction for every share p in ``shares``, from a short training run without sharing (the probe).
+    """Return a prediction for every share p of shared data in ``shares``.
 
-    probe: for every measured model of the run, the list that ``probed`` returns. The last model gives the prediction,
-    and all models give the band.
+    probe: what ``probed`` returns for each measured model of a short training run without sharing. The last model gives
+    the prediction. ``low`` and ``high`` are the extreme predictions over all models.
 
     Raises:
         UserError: the gradient at a model of the probe is zero, so no number of rounds can be predicted.

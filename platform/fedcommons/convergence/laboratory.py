@@ -91,8 +91,10 @@ class Laboratory:
     def nbytes(self, at: ModelTask, hessians: bool = False) -> int:
         """Return the bytes that all clients receive and send for ``measure``; the server measures the pool itself.
 
-        Each client receives the model once. Each client sends, per data set (real and training data) and subset, its
-        mean gradient in float64 and two numbers. With ``hessians``, a client also sends one L_i per data set.
+        Each client receives the model once. It has one data set, or two if its training and real data differ.
+        If not all examples are measured, each data set is measured on ``PARTS`` subsets. For each measurement, the
+        client sends the mean gradient in float64, and two numbers for the variances. With ``hessians``, it also sends
+        the smoothness L_i of its loss on each data set.
         """
         sets = 1 if self.data.clients is self.data.real else 2
         up = (at.model.layout.size + 2) * 8 * (PARTS if self.subsampled else 1) + 8 * hessians

@@ -151,8 +151,8 @@ class RunData:
     clients: the clients' training data, which may contain shared examples. real: the clients' real data. sets: data
     sets for evaluation, by name. pool: the shared examples, one set per client that received them; None without
     sharing. n_classes: number of classes, the width of logits; None: not known; 0: labels are not classes. tests: each
-    client's test examples; None: no test examples. serves: whether the server has the pool. If so, a method's jobs on
-    the server get a ``pool`` with a separate store of the pool only; else ``pool`` is None in these jobs.
+    client's test examples; None: no test examples. serves: whether the server has the pool. A method's jobs on the
+    server get no client data: their ``pool`` is a copy of the shared examples, or None if ``serves`` is False.
     """
 
     clients: Clients

@@ -73,11 +73,12 @@ def group_sizes(
 def _all_get_one(class_sizes: np.ndarray, n_clients: int, alpha: float) -> float:
     """Return an upper bound on the probability that a draw gives every client an image.
 
-    N: clients; K: classes that have images. The first images of the K classes reach at most K clients. So at least
-    m = N - K later images must go to a client that has no image of their class yet. In Polya's urn, the i-th image of a
-    class goes to such a client with probability at most N alpha/i. The rounding in ``_draw`` raises this probability by
-    a factor of at most 1/(1 - 1/e) < 1.6. Let t be the sum of these probabilities over all images. Then at least m
-    images go to such a client with probability at most t^m/m!.
+    N: number of clients; K: number of classes that have images. The first images of the K classes reach at most K
+    clients. So at least m = N - K later images must each go to a client that has no image of the same class yet. In
+    Polya's urn, an image that follows i >= 1 images of its class goes to such a client with probability at most
+    N alpha/i. The rounding in ``_draw`` raises this probability by a factor of at most 1/(1 - 1/e) < 1.6. Let t be the
+    sum of the raised probabilities over all later images. At least m of them go to such a client with probability at
+    most t^m/m!.
     """
     n = class_sizes[class_sizes > 0]
     more = n_clients - len(n)

@@ -190,7 +190,8 @@ def read(record: Mapping[str, Any]) -> Ledger:
     leaks = {str(name): str(reason) for name, reason in record.get("leaks", {}).items()}
     commons, updates = _read(record["commons"]), _read(record["updates"])
     exposed = frozenset(map(int, record.get("exposed", ())))
-    if "exposed" not in record and updates.uncovered:  # old records lack the exposed clients, so all are exposed
+    # Old records do not list the exposed clients. So every client counts as exposed. The -1 prevents an empty set.
+    if "exposed" not in record and updates.uncovered:
         exposed = frozenset({*commons.covered, *updates.covered, -1})
     return Ledger(commons, updates, given_away, before, outlived, leaks, exposed)
 

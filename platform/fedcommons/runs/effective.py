@@ -1,9 +1,9 @@
 """The values that a run used for fields whose value follows from a rule; they are ``effective`` in its summary.
 
 Examples: a noise multiplier is computed from a target epsilon; a field at null follows the data set, the model or
-another field; the rule of equal work shortens clients' epochs. A component's rule is its function
-``effective_constants``. An algorithm's rule gets (model, facts, ``client.epochs``). The rule of a sharing strategy gets
-the client data sets. A generator's rule gets the number of its training images.
+another field; ``client.equal_work`` reduces the epochs of clients with shared images. A component's rule is its
+function ``effective_constants``. An algorithm's rule gets the model, the federation's ``Facts`` and ``client.epochs``.
+The rule of a sharing strategy gets the client data sets. A generator's rule gets the number of its training images.
 All functions return plain values by field name. A value that differs between clients is a list with a value per client.
 """
 

@@ -24,12 +24,13 @@ BEGUN = (FILE, PARTITION, "checkpoints", "rounds.jsonl", "summary.json", "model.
 
 
 def begin_salt(folder: Path, shared: Sequence[str]) -> bytes:
-    """Return the salt of the run in ``folder``; create and store a new salt if the run has not begun.
+    """Return the secret salt of the run in ``folder``; create and store a new salt if the run has not begun.
 
-    shared: the names of the salts that are used before round 1 (``Prepared.salts``).
+    shared: hashes of other salts, those of the generators and the sharing strategy (``Prepared.salts``). These salts
+    key the noise of data that clients share before round 1.
 
     Raises:
-        UserError: a salt is lost, or cannot be stored.
+        UserError: the run's salt or another salt is lost, or the run's salt cannot be stored.
     """
     salts.require_outside(folder)
     if any(os.path.lexists(folder / name) for name in BEGUN):  # the run has begun, and noise.json names its salt

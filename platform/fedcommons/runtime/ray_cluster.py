@@ -94,7 +94,9 @@ def _job() -> "JobConfig":
 
 
 def _start(num_cpus: int | None) -> None:
-    """Start Ray on this machine. Callers need a token, which is in the environment of this process and its children.
+    """Start Ray on this machine. Programs that connect to Ray need a token, unless RAY_AUTH_MODE is disabled.
+
+    The token is in the environment of this process and its children.
 
     Raises:
         UserError: Ray does not start or starts without authentication, or RAY_AUTH_MODE is invalid.

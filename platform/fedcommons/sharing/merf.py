@@ -86,7 +86,7 @@ class MERF:
     second_scale: Annotated[float | None, "[1e-9, 1e9]"] = None
     """squared length scale s of half of the features; default: all features have the same s"""
     per_class: Annotated[int, "[1, 1e6]"] = 20
-    """number of images per class that are fitted, or drawn by the generator (paper: 6,000)"""
+    """number of synthetic images per class, which are fitted to the sum or drawn by the generator (paper: 6,000)"""
     steps: Annotated[int, "[1, 1e9]"] = 400
     """number of Adam steps of the fit (paper's generator: 3,000)"""
     fit: Annotated[str, "images | generator"] = "images"

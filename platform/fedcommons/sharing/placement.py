@@ -149,9 +149,10 @@ def optimal_copies(owned: tuple[int, ...], opened: tuple[int, ...], d: int) -> E
 
 
 def plans(labels: np.ndarray, owners: np.ndarray, n_clients: int, opened: np.ndarray, d: int) -> dict[int, Even]:
-    """Return the optimal placement of copies for each class that occurs in ``labels``.
+    """Return, for each class in ``labels``, the copies that make the clients' numbers of examples most equal.
 
     labels, owners: (M,) class and client of each example. opened: row numbers of the examples that are not private.
+    d: number of other clients that get a copy of each example that is not private.
     """
 
     def counts(members: np.ndarray) -> tuple[int, ...]:

@@ -37,7 +37,8 @@ class RawCopies:
     d: Annotated[int, "[1, 1e9]"] = 2
     """number of other clients that get a copy of each image that is not private"""
     placement: Annotated[str, "exact | binomial | optimal"] = "exact"
-    """choice of the clients: exact (d at random), binomial (d on average) or optimal (d that even out class counts)"""
+    """which other clients get a copy of an image: exact (d random clients), binomial (each with equal probability, d on
+    average) or optimal (d clients, so that the images of each class are spread most evenly)"""
 
     def check(self, fields: Mapping[str, Any]) -> None:
         """Check that c, the share of images that are not private, is set (see ``Stage``)."""

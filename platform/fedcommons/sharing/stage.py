@@ -169,10 +169,10 @@ class Shared:
 class Stage(Protocol):
     """A sharing strategy: a frozen dataclass of constants.
 
-    Its functions do not change their arguments and seed random draws by ``client_data.seed``. Optional functions:
-    requests, shorter, salts, beforehand: see ``Generating``, ``TakesLong``, ``Salted`` and ``Forewarning``.
-    check(fields): raise ``UserError`` if the experiment's fields (dotted names to values) do not fit the strategy.
-    check_data(client_data): raise ``UserError`` if the strategy is not defined for the clients' data.
+    Functions do not change their arguments and seed random draws by ``client_data.seed``. Six functions are optional.
+    requests, shorter, salts and beforehand are described in ``Generating``, ``TakesLong``, ``Salted``, ``Forewarning``.
+    check(fields) raises ``UserError`` if the experiment's fields (dotted names to values) do not fit the strategy.
+    check_data(client_data) raises ``UserError`` if the strategy is not defined for the clients' data.
 
     The attribute ``serves_pool = True`` states that the server holds the pool of shared examples and may train on it.
     """

@@ -250,7 +250,7 @@ def a_client_that_sits_out_keeps_its_memory(algorithm: Algorithm, local: LocalSG
 
 
 def stragglers_change_nothing(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Check clients' memory if about half of the three sampled clients do not reply; in one round, none replies."""
+    """Check that clients without a reply keep their memory (state between rounds), also if no client replies."""
     federation = digits(method=algorithm).training(local)
     plan = federation.plan(5, participation=0.6, seed=52, late=Independent(0.5))
     play_with_absent_clients(algorithm, federation, plan)

@@ -7,7 +7,7 @@
 
 Values and gradients have the same bits as on the CPU. Operations that fail on a GPU raise an error here too: operations
 on tensors of two devices, ``numpy()`` on a GPU tensor, a generator of the wrong device. The simulation counts slow
-events (kernel launches, waits, copies; ``Seen``) by line of the program, and records the maximum memory.
+events (kernel launches, waits, copies; ``Seen``) by calling line of code, and records the maximum memory.
 
 The simulation uses two modes of torch. ``_Calls`` intercepts the program's calls of torch functions: it replaces the
 device in the arguments by the CPU and marks the result. ``_Kernels`` intercepts the computed operations, including
@@ -40,7 +40,7 @@ _TENSOR: Any = Tensor  # as Any, because torch declares no types of its properti
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 LIBRARIES = {"torch", "pytorch_lightning", "lightning_fabric", "diffusers", "contextlib", "functools"}
-"""Packages whose lines do not count as lines of the program."""
+"""Packages to skip in the call stack: an event counts for the innermost calling line outside of these packages."""
 
 WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal",
          "allclose", "bincount", "repeat_interleave"}  # fmt: skip
@@ -65,7 +65,7 @@ GROUPS = "_group_tensors_by_device_and_dtype"
 
 @dataclass
 class Seen:
-    """Numbers of slow events, by the line of the program that caused the event, such as "folder/file.py:63"."""
+    """Numbers of slow GPU events (launches, waits, copies), by the calling code line, such as "folder/file.py:63"."""
 
     launches: Counter[str] = field(default_factory=Counter)  # operations that run on the GPU (views do not)
     waits: Counter[str] = field(default_factory=Counter)  # the program waits for the GPU: item(), a mask, a copy, ...

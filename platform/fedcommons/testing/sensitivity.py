@@ -70,7 +70,7 @@ class Players:
     memory: dict[int, Payload] = field(default_factory=dict)
 
     def reply(self, task: RoundTask, individual: Payload, client: int, side: Side) -> Reply:
-        """Run a client's round with the noise of ``side``, and return a copy of the reply."""
+        """Run a client's round with the noise of ``side``, one of the two runs, and return a copy of the reply."""
         work, rows = self.worker.work, self.worker.data.clients[client]
         seed = seed_for(task.seed, "client", task.round, client)
         work.begin(task.round, rows)

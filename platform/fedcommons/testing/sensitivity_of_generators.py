@@ -73,7 +73,7 @@ def _faults(generator: Generator, examples: Examples, kind: Kind, seed: int) -> 
 
 
 def _fitted(generator: Generator, examples: Examples, seed: int, side: Side) -> Output:
-    """Train the generator with the noise of ``side``; return the trained weights and the declared privacy (receipt)."""
+    """Train with the noise of ``side`` (one of two runs); return the weights and the declared privacy (receipt)."""
     fit, epochs = generator.fit, generator.epochs
     noise = {"noise": Noise(SEED_ALONE)} if "noise" in inspect.signature(fit).parameters else {}
     with keyed_globals(seed, "generator"), playing(side):
@@ -83,7 +83,10 @@ def _fitted(generator: Generator, examples: Examples, seed: int, side: Side) -> 
 
 
 def shared_faults(algorithm: Shares, kind: Kind, seed: int) -> list[str]:
-    """Return a sentence for each value shared before round 1 that an example of client 0 changes more than declared."""
+    """Let client 0 share data before round 1 twice, with one example changed, and return the faults as sentences.
+
+    A fault is a shared value that differs between the two neighbouring data sets more than its declared privacy allows.
+    """
     clients, first = digits(SIZES).data.clients, Side(seed)
     second = Side(seed, follows=first, times=kind.times)
     both = apart(Clients(Examples(clients.store.x / 255, clients.store.y), clients.rows), [0], kind, seed)

@@ -90,7 +90,10 @@ def no_client_shows_in_the_next(algorithm: Adapted, local: LocalSGD) -> None:
 
 
 def it_draws_anew_in_each_round(algorithm: Adapted, local: LocalSGD) -> None:
-    """Check that two seeds lead to different states of the generators of torch, numpy and Python after training."""
+    """Check that the client's code sets no fixed seed: each round has another seed, so it must draw other numbers.
+
+    After training with two seeds, the states of the random generators of torch, numpy and Python must differ.
+    """
     federation, ends = _federation(), list[tuple[object, ...]]()
 
     @wraps(algorithm.build)

@@ -231,7 +231,7 @@ def require_plain(path: Path) -> None:
     """Check the file types of all files and subfolders that a run may write in the run folder ``path``.
 
     Raises:
-        UserError: a file of the run is not regular, or a subfolder is not a folder; it may be a link.
+        UserError: a file of the run is not a regular file, or a subfolder is not a folder (links are refused too).
     """
     ours = rf"{FILES}|messages\.log|{re.escape(STOPPED)}|\{file_lock.NAME}"
     flaws = (
@@ -293,7 +293,7 @@ def _sources(config: Experiment) -> dict[str, Any]:
 
 
 def _changed(old_sources: Any, new_sources: Any, kind: str) -> str:
-    """Return a text with the changed code files of a component of this kind; empty if unknown."""
+    """Return the names of a component's code files that differ between two runs, as text; empty if none is known."""
     old, new = (sources.get(kind) if isinstance(sources, dict) else None for sources in (old_sources, new_sources))
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return ""

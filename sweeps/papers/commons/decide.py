@@ -1,4 +1,4 @@
-"""Advice from the table's rows: the Pareto front of accuracy against a cost, and the best method under each limit.
+"""Advice from the table's rows: the Pareto front of accuracy and a cost, and the best methods under each of ``LIMITS``.
 
 All functions take plain numbers. Two methods differ significantly where Student's 95 % interval of their accuracy
 difference, paired by seed, excludes 0; with one seed no difference is significant.

@@ -161,7 +161,7 @@ def _notes(rows: "Sequence[Measured]", options: parse.Options) -> list[str]:
 
 
 def _guides(rows: "Sequence[Measured]") -> str:
-    """Return as text, for each alpha, the best methods under each limit (``decide.guide``)."""
+    """Return as text, for each alpha, the best methods under each limit on disclosure or rounds (``decide.guide``)."""
     guides = []
     for alpha in dict.fromkeys(item.alpha for item in rows):
         advice = decide.guide([item.row for item in rows if item.alpha == alpha])

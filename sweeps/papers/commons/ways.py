@@ -85,7 +85,10 @@ _VAE = {"model.name": "vae", "model.normalise": True}
 
 
 def _fedcvae(variant: str, image_source: str) -> Way:
-    """Return a FedCVAE row; clients have few 8x8 images, so they train for more epochs than the paper's 15 on MNIST."""
+    """Return the row of the table for a variant of FedCVAE.
+
+    Clients have few 8x8 images, so they train for more epochs than in the paper (15 on MNIST).
+    """
     return Way(
         {**_FEDCVAE, "fedcvae.variant": variant},
         _DECODERS + image_source,

@@ -94,7 +94,10 @@ def constants(cells: Sequence[Cell], delta: float) -> str:
 
 
 def with_kept(runs: "pd.DataFrame", exchanges: Mapping[str, Exchange]) -> "pd.DataFrame":
-    """Return the runs with the column ``KEPT``; exchanges: what the clients of a run exchanged, by run folder."""
+    """Return the runs with the column ``KEPT``: the sent codes as a share of the codes that the quotas allow.
+
+    exchanges: run folder -> what the clients of the run exchanged.
+    """
     return runs.assign(**{KEPT: [_kept_share(run, exchanges.get(run["run"])) for run in runs.to_dict("records")]})
 
 

@@ -103,7 +103,7 @@ def audited(prepared: Prepared, attacked: int | None, canaries: int) -> tuple[Re
 
 
 def work(options: parse.Options, say: Callable[[str], None]) -> None:
-    """Audit each seed, print the table of all seeds and write it to ``--out``.
+    """Audit the noisy sums of one experiment per seed, print one table of all results and write it to ``--out``.
 
     Raises:
         UserError: ``--out`` has an audit already.

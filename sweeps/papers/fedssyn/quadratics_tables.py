@@ -20,7 +20,11 @@ Band = tuple[float, float, float]  # (median, minimum, maximum) over seeds
 def table(
     problems: Sequence[q.Quadratics], errors: Sequence[np.ndarray], seed: int, options: parse.Options
 ) -> list[dict[str, Any]]:
-    """Return a row for each share p, for one seed: fewest rounds, best step size, fitted lines, predictions."""
+    """Return a row for each share p of swapped samples: fewest rounds, best step size, fitted lines and predictions.
+
+    problems: a problem per share. errors: per share, FedAvg's errors (step sizes, 1 + rounds). A fitted line is rounds
+    against 1/sqrt(error). All values are those of one seed.
+    """
     to = [lines.rounds_to(of_p) for of_p in errors]
     fitted = {kind: lines.fit_all(kind, options.shares, to) for kind in options.fit}
     at = [q.constants(problem, q.optimum(problem)) for problem in problems]

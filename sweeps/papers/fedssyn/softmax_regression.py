@@ -37,7 +37,10 @@ from fedcommons.sharing.stage import share
 
 @dataclass(frozen=True)
 class Labelled:
-    """Images as rows of d pixels in [0, 1], a (..., images n, d), and one-hot labels of K classes, b (..., n, K)."""
+    """n images of d pixels, and their labels of K classes.
+
+    ``a``: pixels in [0, 1], of shape (..., n, d). ``b``: one-hot labels, of shape (..., n, K).
+    """
 
     a: Tensor
     b: Tensor
