@@ -93,5 +93,5 @@ def chances(total: np.ndarray) -> np.ndarray:
 
 
 def memorised(total: np.ndarray) -> bool:
-    """Return whether one of the three tests reports memorised images. total: (7,) sum of ``counts`` over clients."""
+    """Return whether at least one of three tests reports memorised images. total: (7,) ``counts`` of all clients."""
     return bool(np.any(chances(total) < PARTS * ALARM))

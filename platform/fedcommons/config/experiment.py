@@ -89,7 +89,7 @@ class Experiment:
 
     @cached_property
     def flat(self) -> Mapping[str, Any]:
-        """Return dotted name -> value of all fields, with the components' constants and hashes (``source.KIND``)."""
+        """Return dotted name -> value of all fields, with components' constants and code hashes (``source.KIND``)."""
         values: dict[str, Any] = {}
         for field_ in fields(self):
             value = getattr(self, field_.name)

@@ -54,9 +54,10 @@ class Estimate:
 class Laboratory:
     """Workers, data and settings for the measurement of convergence parameters.
 
-    p: share of the pool in mixtures, in [0, 1]. blocks: number of blocks in which clients are summed in a fixed order,
-    so that results do not depend on the number of workers. samples: number of examples that are measured per client;
-    None: all. seed: seed for the random choice of these examples.
+    p: share of the pool in the mixture of a client's real data and the pool, in [0, 1].
+    blocks: number of blocks in which clients are summed in a fixed order, so that results do not depend on the number
+    of workers. samples: number of examples that are measured per client; None: all. seed: seed for the random choice
+    of these examples.
     """
 
     executor: Executor

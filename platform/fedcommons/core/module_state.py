@@ -64,7 +64,7 @@ class Saved:
             self.namespaces[path].update(values)
 
     def put_back(self) -> None:
-        """Restore the whole snapshot: attributes, parameter groups, ``requires_grad``, hooks, and tensors not sent."""
+        """Restore attributes, parameter groups, ``requires_grad``, hooks, and tensors that clients do not send."""
         self.put_attributes_back()
         del self.optimizer.param_groups[:]
         for group, params, settings in self.groups:

@@ -26,9 +26,9 @@ COPIES = 5
 
 @dataclass(frozen=True)
 class Diffusion:
-    """The constants of a DDPM with or without privacy. This is a base class, not a generator.
+    """The hyperparameters of a DDPM, with or without privacy. This is a base class, not a generator.
 
-    sampling: names of the constants that only sampling uses.
+    sampling: names of the hyperparameters that only sampling uses.
     """
 
     epochs: Annotated[int, "[1, 1e9]"] = 500

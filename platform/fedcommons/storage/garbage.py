@@ -23,7 +23,7 @@ _FINAL = rf"{MANIFEST}|{OBJECT}|fedcommons\.json|[0-9a-f]{{24}}\.safetensors(\.j
 
 @dataclass(frozen=True)
 class Garbage:
-    """A file that no snapshot's list names. key: path in the storage. size: in bytes. age: in seconds."""
+    """A stored file that is in no snapshot's file list. key: path in the storage. size: in bytes. age: in seconds."""
 
     key: str
     size: int
