@@ -239,7 +239,7 @@ def test_a_storage_that_cannot_be_used_is_refused_before_any_work(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_storage_in_the_folder_that_it_keeps_or_in_a_file_is_refused(tmp_path: Path) -> None:
+def test_a_storage_in_the_folder_that_it_keeps_in_a_file_or_behind_a_broken_link_is_refused(tmp_path: Path) -> None:
     for name in ("run", "other/../run/storage"):
         config = small(tmp_path, {"storage": str(tmp_path / name)})
         with pytest.raises(UserError, match=r"^storage must be outside of --out"):
@@ -250,3 +250,7 @@ def test_a_storage_in_the_folder_that_it_keeps_or_in_a_file_is_refused(tmp_path:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"^storage: .*cannot be used"):
         experiment.run(small(tmp_path, {"storage": str(tmp_path / "file")}), tmp_path / "run")
+    (tmp_path / "disk").symlink_to(tmp_path / "not" / "mounted")
+    with pytest.raises(UserError, match=r"^storage: .*disk is a link to .*mounted, which does not exist"):
+        experiment.run(small(tmp_path, {"storage": str(tmp_path / "disk")}), tmp_path / "run")
+    assert not (tmp_path / "not").exists()

@@ -70,7 +70,11 @@ def open_store(place: str) -> "Bucket | Disk":
         StorageError: the storage cannot be reached or written, does not exist or ignores conditions, or a package for
             S3 is missing.
     """
-    return _opened(place.rstrip("/") if is_url(place) else str(Path(place).resolve()), os.getpid())
+    if is_url(place):
+        return _opened(place.rstrip("/"), os.getpid())
+    if (path := Path(place)).is_symlink() and not path.exists():  # for example, a disk that is not mounted
+        raise StorageError(f"{place} is a link to {os.readlink(path)}, which does not exist")
+    return _opened(str(path.resolve()), os.getpid())
 
 
 @cache
