@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcommons.cli.display import LOG, Display, duration, log
+from fedcommons.config.dotted import NO_SHARING_SHOWN
 from fedcommons.config.registry import label
 
 HEAD = 13
@@ -124,7 +125,7 @@ def ending(
 
 def _setting(summary: Mapping[str, Any]) -> str:
     if summary["setting"] == "real":
-        return "no sharing"
+        return NO_SHARING_SHOWN
     return label(summary["setting"]) + (f" p {summary['p']:.3g}" if summary["p"] else "")
 
 

@@ -54,6 +54,9 @@ SHORT_NAMES = {
 NO_SHARING = "none"
 """Name that users may write for the sharing strategy ``real`` (no sharing). Configs and run folders store ``real``."""
 
+NO_SHARING_SHOWN = "no sharing"
+"""What tables, pictures and the terminal show for the sharing strategy ``real``."""
+
 _NON_SCALAR_FIELDS = {"constants", "source", "inactive", *SECTIONS}
 
 

@@ -123,7 +123,7 @@ def _first(cell: Cell, name: str) -> str:
     field_value = value(cell, name)
     if name == "p":  # the share of received examples in the clients' training data
         return f"{field_value:.2f}" if field_value else "-"
-    return columns.text(field_value)
+    return columns.text(field_value, name)
 
 
 def _with_files(table: Table, finished: "Sequence[pd.DataFrame]") -> Table:

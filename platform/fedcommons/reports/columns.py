@@ -6,7 +6,7 @@ The papers' tables have the columns ``IDENTIFYING``; further columns are all oth
 from collections.abc import Sequence
 from typing import Any
 
-from fedcommons.config.dotted import SHORT_NAMES
+from fedcommons.config.dotted import NO_SHARING_SHOWN, SHORT_NAMES
 from fedcommons.reports.cells import ENVIRONMENT, IDENTIFYING, Cell
 from fedcommons.reports.series import value
 
@@ -24,7 +24,7 @@ def others(cell: Cell) -> list[str]:
 def identified(cells: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:
     """Return the titles of a table's first columns, and for each configuration the texts in these columns."""
     names = [*IDENTIFYING, *others(cells[0])]
-    return [head(name) for name in names], [[text(value(cell, name)) for name in names] for cell in cells]
+    return [head(name) for name in names], [[text(value(cell, name), name) for name in names] for cell in cells]
 
 
 def key(cell: Cell) -> tuple[Any, ...]:
@@ -32,13 +32,13 @@ def key(cell: Cell) -> tuple[Any, ...]:
     return tuple(value(cell, name) for name in IDENTIFYING)
 
 
-def text(value: object) -> str:
-    """Format a config value for a table: short numbers, tuples with hyphens, ``-`` for None.
+def text(value: object, field: str = "") -> str:
+    """Format the value of a config field for a table: short numbers, tuples with hyphens, ``-`` for None.
 
-    The sharing strategy ``real``, in which clients share nothing, is shown as ``no sharing``.
+    If ``field`` is the sharing strategy, ``real`` becomes ``NO_SHARING_SHOWN``.
     """
-    if value == "real":
-        return "no sharing"
+    if value == "real" and field in ("sharing.setting", "setting"):
+        return NO_SHARING_SHOWN
     if isinstance(value, tuple):
         return "-".join(map(str, value))
     return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
@@ -82,7 +82,7 @@ def variant(cell: Cell) -> str:
 
 def _named(cell: Cell, first: str, more: Sequence[str]) -> str:
     texts = [f"{head(name)} {text(field_value)}" for name in more if (field_value := value(cell, name)) is not None]
-    return " ".join([text(value(cell, first)), *texts])
+    return " ".join([text(value(cell, first), first), *texts])
 
 
 def head(name: str) -> str:

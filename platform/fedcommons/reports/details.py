@@ -60,7 +60,8 @@ def sweeps(runs: "pd.DataFrame") -> list[dict[str, Any]]:
     lines = []
     for parent, runs_of_folder in runs.groupby(runs["run"].map(lambda run: str(Path(run).parent)), sort=False):
         values = {
-            name: ", ".join(map(str, dict.fromkeys(runs_of_folder[column].tolist()))) for name, column in facts.items()
+            name: ", ".join(columns.text(value, column) for value in dict.fromkeys(runs_of_folder[column].tolist()))
+            for name, column in facts.items()
         }
         where = [
             f"{columns.head(name)} {_listed(runs_of_folder[name].tolist())}"
@@ -177,7 +178,7 @@ def pools(runs: "pd.DataFrame") -> tuple[list[dict[str, Any]], int]:
             seen[key]["runs"].append(number)
         elif len(pictures) < SHOWN and (picture := _png(file)):
             first = runs.iloc[number]
-            sharing, alpha = columns.text(first["setting"]), columns.text(first["alpha"])
+            sharing, alpha = columns.text(first["setting"], "setting"), columns.text(first["alpha"])
             title = f"{sharing}, {first['dataset']}, alpha = {alpha}, seed {first['seed']}"
             seen[key] = {"data": picture, "runs": [number], "title": title}
             pictures.append(seen[key])

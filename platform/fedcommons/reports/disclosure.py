@@ -69,7 +69,7 @@ def draw(cells: Sequence[Cell], path: Path, x: str, title: str, round: int, smok
     for place in dict.fromkeys(map(columns.place, cells)):
         points_of_panel = []
         for cell in sorted((c for c in cells if columns.place(c) == place), key=epsilon_place):
-            setting = str(cell.runs["sharing.setting"].iloc[0])
+            setting = columns.text(cell.runs["sharing.setting"].iloc[0], "sharing.setting")
             name = f"{cell.runs['algorithm'].iloc[0]}, {setting}" if several else setting
             point = series.point(cell, "disclosed", ACCURACY, name)
             if point:

@@ -107,7 +107,7 @@ def thin(curves: Sequence[Mapping[str, Sequence[float | None]]]) -> tuple[list[l
 def _rows(runs: "pd.DataFrame", shown_columns: Sequence[Column]) -> list[dict[str, Any]]:
     """Return one row per run of the page's table of runs; a number is two texts: all digits, and rounded."""
     values = [runs[column.name].tolist() for column in shown_columns]
-    who = [[columns.text(plain(v)) for v in runs[name].tolist()] for name in WHO]
+    who = [[columns.text(plain(v), name) for v in runs[name].tolist()] for name in WHO]
     who[WHO.index("p")] = [f"{p:.3g}" if p else "-" for p in map(plain, runs["p"].tolist())]
     rows = []
     for n, (run, status) in enumerate(zip(runs["run"], runs["status"], strict=True)):
@@ -136,7 +136,11 @@ def _dims(runs: "pd.DataFrame") -> list[dict[str, Any]]:
         if len(values) > 1:
             place = {value: i for i, value in enumerate(values)}
             filters.append(
-                {"name": _WORDS[name], "values": [*map(columns.text, values)], "of": [place[v] for v in values_of]}
+                {
+                    "name": _WORDS[name],
+                    "values": [columns.text(v, name) for v in values],
+                    "of": [place[v] for v in values_of],
+                }
             )
     return filters
 
@@ -153,7 +157,10 @@ def _files(runs: "pd.DataFrame") -> dict[str, Sequence[str]]:
     if len(runs) > cell_tables.LATEX:
         return {"csv": csv, "latex": (), "tail": ()}
     part = runs[[name for name in tables.RUN if name in runs]]
-    rows = [[columns.text(plain(value)) for value in row] for row in part.itertuples(index=False)]
+    rows = [
+        [columns.text(plain(v), name) for v, name in zip(row, part, strict=True)]
+        for row in part.itertuples(index=False)
+    ]
     lines, tail = intervals.latex([name.replace("_", r"\_") for name in part], rows, len(part.columns))
     return {"csv": csv, "latex": lines, "tail": tail}
 

@@ -7,6 +7,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.config import target
+from fedcommons.config.dotted import NO_SHARING_SHOWN
 from fedcommons.reports.cells import Cell, counted
 from fedcommons.reports.metrics import words
 
@@ -86,7 +87,7 @@ def title(runs: "pd.DataFrame") -> str:
     """Return the title of a picture: data set, sharing strategy and target, each only if it is equal in all runs."""
     words = {
         "data.name": str,
-        "sharing.setting": lambda name: "no sharing" if name == "real" else f"sharing {name}",
+        "sharing.setting": lambda name: NO_SHARING_SHOWN if name == "real" else f"sharing {name}",
         "target": lambda value: f"target {target.in_words(value)}",
     }
     values = {name: runs[name].unique() for name in words}

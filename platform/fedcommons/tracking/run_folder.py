@@ -152,8 +152,7 @@ class RunFolder:
             self.rewind(min(odd) - 1)
 
     def _text(self, name: str, after_round: int) -> str:
-        remaining_lines = record_schema.lines(self.path / name)[0][: after_round + 1]
-        return "".join(json.dumps(line) + "\n" for line in remaining_lines)
+        return "".join(json.dumps(line) + "\n" for line in record_schema.lines(self.path / name)[0][: after_round + 1])
 
     def digest(self, after_round: int | None = None) -> str:
         """Return the hash of the lines up to ``after_round`` (None: all) in all .jsonl files except timing.jsonl."""
@@ -371,8 +370,9 @@ def read_run(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
         summary = safe_read.cleaned(_read_json(path / "summary.json"))
     except ValueError:
         return None, lines
-    is_whole = isinstance(summary, dict) and is_all and summary.get("rounds") == len(lines) - 1
-    return summary if is_whole or (isinstance(summary, dict) and not is_run(path)) else None, lines
+    fits = isinstance(summary, dict) and is_all and summary.get("rounds") == len(lines) - 1
+    is_damaged = not fits if is_run(path) else not isinstance(summary, dict)
+    return None if is_damaged else summary, lines
 
 
 def accuracies(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
