@@ -31,7 +31,7 @@ from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
-OUTLIVED = "something other than messages and memory outlived a client"
+OUTLIVED = "something beside messages and memory outlived a client"
 """The reason recorded for noisy releases that have no guarantee, because other objects carry data between clients."""
 
 Events = Mapping[int, Mapping[tuple[float, float], int]]
