@@ -44,7 +44,7 @@ def compared(real: Tensor, synthetic: Tensor, k: int = 5) -> dict[str, float]:
     """
     if min(len(real), len(synthetic)) <= k:
         raise ValueError(
-            f"{k} nearest neighbours need more than {k} points, got {len(real)} real, {len(synthetic)} synthetic points"
+            f"{k} nearest neighbours need more than {k} points, got {len(real)} real and {len(synthetic)} synthetic"
         )
     a, b = (x.double() - real.double().mean(0) for x in (real, synthetic))
     of_real, of_made = _radii(a, k).square(), _radii(b, k).square()

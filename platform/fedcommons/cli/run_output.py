@@ -106,8 +106,8 @@ def ending(
         "target": _target(summary),
         "bytes": f"{_bytes(summary['bytes_down'])} down, {_bytes(summary['bytes_up'])} up"
         + (f", {_bytes(summary['bytes_once'])} once" if summary["bytes_once"] else ""),
-        "disclosed": f"{100 * summary['disclosed']:.3g} % of all examples were shared, directly or as synthetic data, "
-        "without differential privacy",
+        "disclosed": f"{100 * summary['disclosed']:.3g} % of all examples were shared without differential privacy, "
+        "directly or as data computed from them (model updates do not count)",
     }
     for name, key in _personal_metric(last):
         mean, worst = _number(last[f"{key}_mean"]), _number(last[f"{key}_worst_decile"])

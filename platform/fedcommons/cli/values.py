@@ -34,7 +34,9 @@ def value_of(argument: Given, hint: Any) -> Any:
     try:
         return _read(hint, argument.text if argument.value is None else argument.value)
     except OverflowError:
-        raise UserError(f"{argument} is nested too deeply or is too large, got {quote(argument.text)}.") from None
+        raise UserError(
+            f"{argument} is nested too deeply or has too large a number, got {quote(argument.text)}."
+        ) from None
     except _Unreadable as error:
         words, text = error.args
         if {int, float} & set(_members(hint)) and _NOT_DECIMAL.fullmatch(argument.text.strip()):

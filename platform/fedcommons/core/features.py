@@ -39,8 +39,8 @@ class Head:
         name, kind = getattr(module, "head", None), type(module).__name__
         if not isinstance(name, str):
             raise ValueError(
-                f"{kind} must have an attribute head, the dotted name of the layer from the embedding to the logits: "
-                'in the class, head = "network.last"'
+                f"{kind} must have an attribute head, the dotted name of the layer that maps the embedding to the "
+                'logits: in the class, head = "network.last"'
             )
         layers = dict(module.named_modules())
         if not name or name not in layers:

@@ -110,8 +110,8 @@ def split(cells: np.ndarray, images: int | None, name: str) -> tuple[np.ndarray,
         wanted = len(available) if images is None else images // CELLS + (cell < images % CELLS)
         if not 2 <= wanted <= len(available):
             raise UserError(
-                f"data set {name}: at least 2 images of each quadrant and shape are needed (here {wanted}), but one "
-                f"quadrant and shape has {len(available)}."
+                f"data set {name} needs at least 2 images of each quadrant and shape, but for one quadrant and shape "
+                f"{wanted} are requested (see data.images) and {len(available)} exist."
             )
         chosen = available[numpy_generator("sprites", name, cell).permutation(len(available))[:wanted]]
         n_test = max(1, int(TEST * wanted))

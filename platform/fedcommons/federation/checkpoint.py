@@ -164,7 +164,7 @@ def _standing(payloads: dict[str, Payload], facts: dict[str, Any], memory: Clien
         raise ValueError(f"the facts are not those of a checkpoint: {error!r}") from error
     names = facts["files"].values()
     if len(facts["order"]) != len(entries) or not all(re.fullmatch(MEMORY_FILE, str(name)) for name in names):
-        raise ValueError("the facts name other memories than the file contains")
+        raise ValueError("the facts name other memories than the checkpoint has")
     if not all(type(n) is int and n >= 0 for n in (facts.get("round"), down, up, once, lost)):
         raise ValueError("the numbers of rounds and bytes in the facts must be whole numbers, 0 or more")
     traffic = Traffic(down, up, once, lost)

@@ -61,7 +61,9 @@ def require_same(theirs: Mapping[str, Mapping[str, str]]) -> None:
             "the same on all hosts, with `ray rsync-up -A` where `ray up` has started them, and start again."
         )
     if what := differing(theirs["variables"], variables()):
-        raise UserError(f"host {host} would round otherwise ({what}): start Ray with equal variables on all hosts.")
+        raise UserError(
+            f"host {host} would round otherwise ({what}): start Ray with equal environment variables everywhere."
+        )
 
 
 def _difference(name: str, ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:

@@ -95,7 +95,8 @@ class ByDPSGD:
         if self.accountant == "prv" and (self.target_epsilon or 0) > MOST_BY_PRV:
             raise UserError(
                 f"generator.target_epsilon must be at most {MOST_BY_PRV:g} with generator.accountant prv, got "
-                f"{self.target_epsilon:g}: this accountant needs too much time for a larger epsilon; use rdp."
+                f"{self.target_epsilon:g}: this accountant needs too much time for a larger epsilon; use "
+                "generator.accountant rdp."
             )
         if self.target_epochs is not None and self.target_epsilon is None:
             raise UserError("generator.target_epochs is for generator.target_epsilon, which is not set.")
@@ -112,8 +113,9 @@ class ByDPSGD:
         for client, n in enumerate(sizes):
             if n < self.batch_size:
                 raise UserError(
-                    f"generator.batch_size must be at most the number of images on which each client's generator is "
-                    f"trained, got {self.batch_size}: client {client}'s generator is trained on {n}."
+                    "generator.batch_size must be at most the number of images on which each client's generator is "
+                    f"trained, as the sampling rate is their ratio, got {self.batch_size}: client {client}'s generator "
+                    f"is trained on {n}."
                 )
             if self.delta * n >= 1:
                 raise UserError(

@@ -51,8 +51,8 @@ SHOWN, LATEX = 1000, 500
 
 INTERVALS = (
     "Numbers are means over the seeds of finished runs, with the 95 % Student t interval of the mean in brackets, cut "
-    "off at 0 and 100 %. If seeds missed the target, the mean is over the seeds that reached the target, without an "
-    "interval. A number without brackets comes from one seed, or is equal for all seeds."
+    "off at 0 and 100 %. If seeds missed the target, the rounds to the target are the mean over the seeds that "
+    "reached it, without an interval. A number without brackets comes from one seed, or is equal for all seeds."
 )
 
 
@@ -67,8 +67,8 @@ def build_tables(groups: Sequence[Group], numbers: Sequence[Sequence[int]]) -> l
         "convergence": (
             "Convergence parameters and their bounds",
             "Measured at the server model, in the last round with a measurement. Lemma 1 of Fedssyn gives ζ² and σ² of "
-            "exact mixtures of own data and the whole pool, and an upper bound of L. The clients' real training data "
-            "has similar values.",
+            "exact mixtures of own data and the whole pool, and an upper bound of L. For the data on which clients "
+            "train, ζ̂² and σ̂² are only roughly equal to these values.",
             CONVERGENCE,
         ),
     }

@@ -109,8 +109,8 @@ def logged(folders: Sequence[Path], say: Callable[[str], None]) -> Logged:
     for made_by, of_it in others.items():
         more = f" and {len(of_it) - 1} more" if len(of_it) > 1 else ""
         say(
-            f"{of_it[0]}{more}: written by fedcommons {made_by}, not {version('fedcommons')}; panels leave out runs "
-            "without their values."
+            f"{of_it[0]}{more}: written by fedcommons {made_by}, not {version('fedcommons')}; a panel leaves out runs "
+            "that lack the panel's values."
         )
     return Logged(metrics, set().union(*of_each), set.intersection(*of_each) if of_each else ())
 

@@ -225,7 +225,7 @@ def prepare(config: Experiment) -> Prepared:
     check_module.require_precision(config.client.precision, module)
     require_attributes(prepared.algorithm, module)
     if dataset.n_classes is None and getattr(prepared.algorithm, "needs_classes", False):
-        raise UserError(f"algorithm {config.algorithm} works by class, and labels of {dataset.name} are no classes.")
+        raise UserError(f"algorithm {config.algorithm} works by class, but labels of {dataset.name} are not classes.")
     check_module.require_distillable(prepared.algorithm, module, dataset)
     # Attributes of a user-defined module may raise an error, which the context reports as an error of user code.
     with before_any_work(), user_code_context(registry.component_label("model", config.model.name)):
