@@ -92,7 +92,7 @@ def hint(runs: "pd.DataFrame", compared: Sequence[Cell], names: dict[str, str]) 
         return None
     besides = [n for n in varied(runs) if any(len({str(series.value(c, n)) for c in group}) > 1 for group in shared)]
     return (
-        f"Some configurations have the same {', '.join(chosen)} and are drawn at the same place: they also differ in "
+        f"Some configurations have the same {', '.join(chosen)} and are drawn at the same place: they differ in "
         f"{', '.join(besides)}. Use --colour or --facet for such a field, or name fewer folders."
     )
 

@@ -65,7 +65,7 @@ def runs_in(folders: Sequence[Path]) -> list[Path]:
         raise UserError(f"no run in {', '.join(map(str, folders))} can be read.")
     paths = [Path(run) for run in runs["run"]]
     if off := [path for path in paths if not (path / "wandb-id.txt").exists()]:
-        print(f"{len(off)} of {len(paths)} runs ran without W&B, so W&B does not have them, such as {off[0]}.")
+        print(f"{len(off)} of {len(paths)} runs, such as {off[0]}, ran without W&B, so W&B does not have them.")
     return paths
 
 
@@ -95,7 +95,7 @@ def dashboard(argv: Sequence[str]) -> int:
         try:
             board.save()
         except Exception as error:  # W&B raises errors of many types, for example without network or permission
-            raise UserError(f"W&B refused the workspace: {' '.join(str(error).split())}") from None
+            raise UserError(f"the workspace was not saved at W&B: {' '.join(str(error).split())}") from None
         print(f"{message}: {board.url}")
         return 0
     out = Path(options.out)

@@ -32,7 +32,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     more = (
         ("shares", str, "0.05,0.1,0.2,0.5", "c of raw_copies: shares of examples copied to other clients"),
         ("rhos", str, "0.25,0.75", "rho of sharing strategies with generators: shares of examples that they see"),
-        ("epsilons", str, "1,10", "target epsilons of sharing strategies with one private release, such as merf"),
+        ("epsilons", str, "1,10", "sharing.target_epsilon of sharing strategies that have this field, such as merf"),
         ("round", int | None, None, "round after which accuracy is compared; default: federation.rounds, here 20"),
         ("also", str | None, None, "folders with other runs to draw, separated by commas"),
     )

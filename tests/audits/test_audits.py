@@ -70,7 +70,7 @@ def test_an_audit_changes_nothing_that_clients_train_on_and_its_default_no_name(
     assert audited.audited is not None
     assert audited.audited.facts["withheld"] == 0
     assert audited.audited.facts["pixels"]["identical"] == len(audited.shared.data.pool.rows.flat)  # pyright: ignore
-    assert "more than chance explains" in audited.audited.text
+    assert "resemble seen images than chance explains" in audited.audited.text
 
 
 @pytest.mark.long

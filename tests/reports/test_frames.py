@@ -193,7 +193,7 @@ def test_rows_have_mean_and_sd(
     out = tmp_path / "c"
     words = [str(folder), "--x", "lr", "--y", "zeta_hat_sq", "--out", str(out)]
     assert compare.compare(words) == 0
-    assert "also differ in algorithm" in capsys.readouterr().out
+    assert "they differ in algorithm" in capsys.readouterr().out
     assert compare.compare([*words, "--colour", "algorithm"]) == 0
     runs, table = load_runs(folder), pd.read_csv(out / "compare.csv")
     for row in table.to_dict("records"):

@@ -106,7 +106,7 @@ def check(config: Experiment) -> None:
     if c.dp.local and c.client.accumulate > 1:
         raise UserError(
             f"client.accumulate must be 1 with dp.local, got {c.client.accumulate}: DP-SGD computes the gradient of "
-            "one example at a time anyway; use a larger client.batch_size."
+            "each example separately anyway; use a larger client.batch_size."
         )
     if c.client.optimizer == "adam" and c.client.momentum:
         raise UserError(f"client.momentum must be 0 with client.optimizer adam, got {c.client.momentum:g}.")

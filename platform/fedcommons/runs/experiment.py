@@ -305,7 +305,9 @@ def _federate(
                 best.write(record.path, build, ready.facts)
                 checkpoint.save(record.checkpoints, now, record.digest())
             if now.rejected and not last.rejected:
-                message = f"round {now.round}: {rejection_summary(records(now.rejected))}; later ones are only counted"
+                message = (
+                    f"round {now.round}: {rejection_summary(records(now.rejected))}; later rejections are only counted"
+                )
                 say(Warned(message))
             if new := {name for name, value in metrics.items() if value is not None and not isfinite(value)} - lost:
                 message = f"round {now.round}: not finite, so recorded as null: {', '.join(sorted(new))}; diverged?"

@@ -145,7 +145,7 @@ def _require_places(name: str, rows: Callable[[int], Sequence[Any]], n: int, n_b
         largest = -1
     if largest < n_before:
         raise UserError(
-            f"partition.name {quote_value(name)} deals the same rows for any number of examples, as if it read them "
+            f"partition.name {quote_value(name)} assigns the same rows for any number of examples, as if it read them "
             "from a file, but "
             f"of the {n_before:,} rows in the data set {n:,} remain for training, with other numbers: give it a "
             "parameter `rows`, the original row of each example, and look up column[rows]."

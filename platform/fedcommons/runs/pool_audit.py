@@ -91,7 +91,11 @@ class PoolAudit:
             "generator saw than to a held-out image (50 % if nothing was memorised; 95 % interval "
             f"{100 * p['low']:.0f} to {100 * p['high']:.0f} %), {p['near_copies']} are near-copies "
             f"({p['expected']:.1f} of fresh images would be), {sum(self.withheld.values())} withheld"
-            + (f"; in {' and '.join(verdict)} these are more than chance explains." if verdict else ".")
+            + (
+                f"; in {' and '.join(verdict)} more synthetic images resemble seen images than chance explains."
+                if verdict
+                else "."
+            )
             + "".join(f" {power(name, of_space)}" for name, of_space in records.items() if not of_space["memorised"])
         )
 

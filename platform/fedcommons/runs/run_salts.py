@@ -49,13 +49,16 @@ def read_salt(folder: Path, shared: Sequence[str]) -> bytes:
     name, generators = _salt_names(folder / FILE)
     with suppress(ValueError, KeyError, TypeError):  # an interrupted run may lack this file
         if safe_read.json_of(folder / PARTITION)["noise"] != name:
-            raise UserError(f"{folder / FILE} names the secret salt of another run; restore it or start a new run.")
+            raise UserError(
+                f"{folder / FILE} names the secret salt of another run; restore the file of this run or start a new "
+                "run."
+            )
     salt = salts.of_run(name, folder)
     if generators != list(shared):
         raise UserError(
             f"the noise of the data that {folder} shares before round 1 is secret, and its salts are lost: with new "
-            "salts the run would release twice, so start a new run (or FEDCOMMONS_STATE names the wrong folder, or "
-            "another version of fedcommons, with other sums or noise, began the run)."
+            "salts the run would release the data twice, so start a new run (or FEDCOMMONS_STATE names the wrong "
+            "folder, or another version of fedcommons, with other sums or noise, began the run)."
         )
     return salt
 

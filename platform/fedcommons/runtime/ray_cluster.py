@@ -146,7 +146,10 @@ def _base() -> str:
     if not requested:
         return base if len(os.fsencode(base)) <= room else "/tmp"
     if len(os.fsencode(base)) > room:
-        raise UserError(f"RAY_TMPDIR must have at most {room} characters, as it contains sockets, got {requested!r}.")
+        raise UserError(
+            f"RAY_TMPDIR must have at most {room} characters, as paths of sockets in it have a maximum "
+            f"length, got {requested!r}."
+        )
     try:
         os.makedirs(base, exist_ok=True)
         with tempfile.TemporaryFile(dir=base):

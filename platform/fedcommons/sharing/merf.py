@@ -101,10 +101,13 @@ class MERF:
         if not self.norm_bias and self.fit != "generator":
             raise UserError("sharing.norm_bias false changes nothing without sharing.fit generator.")
         if client_data.n_classes is None:
-            raise UserError("sharing merf sums features by class, but the labels of this data set are not classes.")
+            raise UserError(
+                "sharing.setting merf sums features by class, but the labels of this data set are not classes."
+            )
         if client_data.clients.store.x.dtype != torch.uint8:
             raise UserError(
-                "sharing merf fits images of whole numbers 0 to 255 (uint8), but the examples are of another type."
+                "sharing.setting merf fits images of whole numbers 0 to 255 (uint8), but the examples are of another "
+                "type."
             )
         if self.fit == "generator" and len(client_data.shape) != 3:
             raise UserError(
@@ -112,11 +115,12 @@ class MERF:
             )
         if self.may_miss and self.noise != "summed":
             raise UserError(
-                "sharing.may_miss is for sharing.noise summed: with local noise each message has all noise."
+                "sharing.may_miss is for sharing.noise summed: with local noise each message has the full noise."
             )
         if self.may_miss >= len(client_data.clients):
             raise UserError(
-                f"sharing.may_miss must be below the number of clients, {len(client_data.clients)}: one must send."
+                f"sharing.may_miss must be below the number of clients, {len(client_data.clients)}: at least one "
+                "must send."
             )
 
     @property
@@ -237,13 +241,15 @@ class MERF:
         result = f"some {np.interp(ratio, [at for at, _ in TAUGHT], [taught for _, taught in TAUGHT]):.0f} %"
         if not least <= ratio <= most:
             result = (
-                f"{best} % or more" if ratio < least else f"at most {worst} %, and hardly more than chance far above"
+                f"{best} % or more"
+                if ratio < least
+                else f"at most {worst} %, and hardly more than chance at much larger ratios"
             )
         measured = ", ".join(f"{at:g}: {taught} %" for at, taught in TAUGHT)
         return [
-            f"merf: the noise in the mean features of a class has {ratio:.2g} times the largest possible norm of that "
-            f"mean. On the data set digits, a classifier trained on images with this noise ratio reached {result} "
-            f"(measured: {measured})."
+            f"merf: the norm of the noise in the mean features of a class is {ratio:.2g} times the largest possible "
+            "norm of that mean. At this ratio, a classifier trained on such images of the data set digits reaches "
+            f"{result} (measured at ratio {measured})."
         ]
 
     def views(self, n: int) -> dict[str, float]:

@@ -90,14 +90,16 @@ class NDPDC:
     def check_data(self, client_data: ClientDatasets) -> None:
         """Check that the examples are uint8 images with classes, and that the noise of every client can be computed."""
         if client_data.n_classes is None:
-            raise UserError("sharing ndpdc sums features by class, but the labels of this data set are not classes.")
+            raise UserError(
+                "sharing.setting ndpdc sums features by class, but the labels of this data set are not classes."
+            )
         if (
             client_data.clients.store.x.dtype != torch.uint8
             or len(client_data.shape) != 3
             or min(client_data.shape[1:]) < 2
         ):
             what = "images (C, H, W) of at least 2x2 whole numbers 0 to 255 (uint8)"
-            raise UserError(f"sharing ndpdc fits {what}, but the examples are of another type or shape.")
+            raise UserError(f"sharing.setting ndpdc fits {what}, but the examples are of another type or shape.")
         for n in {*client_data.clients.sizes}:
             self.sigma(n, client_data.n_classes)
 
@@ -245,6 +247,7 @@ class NDPDC:
         )
         ratio = noise / self.expected(client_data)
         return [
-            f"ndpdc: the noise in the sum of a class has {ratio:.2g} times the largest norm of that sum in a step, and "
-            f"{ratio / sqrt(self.iterations):.2g} times in the mean of {self.iterations:,} steps."
+            f"ndpdc: the norm of the noise in the sum of a class is {ratio:.2g} times the largest possible norm of "
+            f"that sum in a step, and {ratio / sqrt(self.iterations):.2g} times in the mean of "
+            f"{self.iterations:,} steps."
         ]

@@ -43,7 +43,9 @@ class RawCopies:
     def check(self, fields: Mapping[str, Any]) -> None:
         """Check that c, the share of images that are not private, is set (see ``Stage``)."""
         if self.c is None:
-            raise UserError("sharing.c must be set for sharing raw_copies: the share of images that is not private.")
+            raise UserError(
+                "sharing.c must be set for sharing.setting raw_copies: the share of images that is not private."
+            )
 
     def check_data(self, client_data: ClientDatasets) -> None:
         """Check that the constants c, d and ``placement`` fit the clients' data, and that the copies fit into memory.
@@ -52,9 +54,13 @@ class RawCopies:
         """
         c, n, n_clients = self.c or 0.0, sum(client_data.clients.sizes), len(client_data.clients)
         if n_clients < 2:
-            raise UserError("sharing raw_copies needs at least 2 clients, got N = 1: no other client can get a copy.")
+            raise UserError(
+                "sharing.setting raw_copies needs at least 2 clients, got N = 1: no other client can get a copy."
+            )
         if self.d > n_clients - 1:
-            raise UserError(f"sharing.d must be at most N - 1 = {n_clients - 1}, all other clients, got {self.d}.")
+            raise UserError(
+                f"sharing.d must be at most N - 1 = {n_clients - 1}, the number of other clients, got {self.d}."
+            )
         if c and n_open(c, n) < 1:
             raise UserError(
                 f"sharing.c = {c:g} of {n} images is not one image: it must be 0 or at least {0.5 / n:.2g}."
@@ -120,8 +126,8 @@ class RawCopies:
         )
         reached, bound = (sum(getattr(plan, name) for plan in by_class.values()) for name in ("distance", "bound"))
         return [
-            f"optimal placement of copies: sum over classes of ||Y - 1/N||^2 = {reached:.6g}; lower bound of all "
-            f"placements {bound:.6g}; gap {max(0.0, reached - bound):.2g}"
+            f"optimal placement of copies: sum over classes of ||Y - 1/N||^2 = {reached:.6g}; lower bound for any "
+            f"placement {bound:.6g}; gap {max(0.0, reached - bound):.2g}"
         ]
 
     @staticmethod

@@ -28,7 +28,9 @@ class ShuffledReal:
     def check(self, fields: Mapping[str, Any]) -> None:
         """Check that p, the share of real images to swap, is set (see ``Stage``)."""
         if self.p is None:
-            raise UserError("sharing.p must be set for sharing shuffled_real: the share of real data that is swapped.")
+            raise UserError(
+                "sharing.p must be set for sharing.setting shuffled_real: the share of real data that is swapped."
+            )
 
     def check_data(self, client_data: ClientDatasets) -> None:
         """Check that the share p is 0, or that the client with most images swaps at least one image (see ``Stage``)."""

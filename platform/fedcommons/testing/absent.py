@@ -65,7 +65,8 @@ def play_with_absent_clients(algorithm: Algorithm, federation: Federation, plan:
         wrong = differing({client: raw(client_memory) for client, client_memory in of_all.items()}, expected)
         require(
             not wrong,
-            f"after round {now.round} of clients {present} the memory is not the returned memory in {listed(wrong)}",
+            f"after round {now.round} of clients {present} the stored memory differs from the returned memory in "
+            f"{listed(wrong)}",
         )
         is_finite = all(model.buffer.isfinite().all() for model in models(algorithm, plan, now))
         require(is_finite, f"after round {now.round} the model has values that are not finite")

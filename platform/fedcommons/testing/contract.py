@@ -148,7 +148,7 @@ def nothing_that_is_handed_in_is_changed(algorithm: Algorithm, local: LocalSGD) 
     federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
     plan = federation.plan(3)
     expected = sum(len(present) for _, present in rounds_of(federation, algorithm, plan, federation.run(spy, plan)))
-    require(len(spy.calls) == expected, f"the clients trained {len(spy.calls)} times instead of {expected} times")
+    require(len(spy.calls) == expected, f"clients were called {len(spy.calls)} times instead of {expected} times")
     require(not spy.changed, f"the method changed its arguments in place: {listed(sorted(spy.changed))}")
 
 
@@ -213,7 +213,7 @@ def bytes_are_those_of_the_tensors(algorithm: Algorithm, local: LocalSGD) -> Non
     plan = federation.plan(2, participation=0.4)
     played = federation.run(spy, plan)
     answers = [len(present) for _, present in rounds_of(federation, algorithm, plan, played)]
-    require(len(spy.calls) == sum(answers), f"the clients trained {len(spy.calls)} times, not {sum(answers)} times")
+    require(len(spy.calls) == sum(answers), f"clients were called {len(spy.calls)} times, not {sum(answers)} times")
     down, up = [received(c) for c in spy.calls], [sent(c) for c in spy.calls]
     require(min(down, default=1) > 0, "a message to a client has no tensors, so the client's input was not sent")
     require(min(up, default=1) > 0, "a client's reply has no tensors, so the server's input was not sent")

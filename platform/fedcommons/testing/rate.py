@@ -123,8 +123,6 @@ def is_linear(algorithm: Algorithm) -> str:
         first, half, last = gaps[0], gaps[ROUNDS // 2], gaps[-1]
         ratios.append(f"{last / first:.1g} at zeta {zeta:g}")
         nears = last <= ROUNDING * first or (half < first and last / half <= (half / first) ** 0.5)
-        digits = (
-            f"its error falls to {half / first:.2g} and {last / first:.2g} of the first in {ROUNDS // 2} and {ROUNDS}"
-        )
-        require(nears, f"at zeta {zeta:g} {digits} rounds, which is not linear")
+        digits = f"the error after {ROUNDS // 2} and {ROUNDS} rounds is {half / first:.2g} and {last / first:.2g}"
+        require(nears, f"at zeta {zeta:g} {digits} of the initial error, which is not linear")
     return f"linear to the exact minimiser: after {ROUNDS} rounds its error is {', '.join(ratios)} of the initial error"

@@ -220,7 +220,7 @@ def _audit(algorithm: Algorithm) -> str:
         require(
             verdict != "above the reported one", f"{name} shows at least {bound.bound:.2f}, the ledger says {epsilon}"
         )
-    require(epsilon is not None, "no release covers a sent value")
+    require(epsilon is not None, "no release covers any sent value")
     return (
         f"the ledger says epsilon {epsilon:.2f}, canaries show {max((b.bound for b in bounds.values()), default=0):.2f}"
     )

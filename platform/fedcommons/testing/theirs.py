@@ -86,7 +86,9 @@ def no_client_shows_in_the_next(algorithm: Adapted, local: LocalSGD) -> None:
     _trained(algorithm, work, _another(x, 1), federation, 1)
     again, _ = _trained(algorithm, work, x, federation, 0)
     off = norm(sub(again, first)) / norm(sub(first, x))
-    require(off <= 1e-3, f"after another client has trained, its model differs by {100 * off:.2g} %: a value is shared")
+    require(
+        off <= 1e-3, f"after another client has trained, its model differs by {100 * off:.2g} %: clients share a value"
+    )
 
 
 def it_draws_anew_in_each_round(algorithm: Adapted, local: LocalSGD) -> None:

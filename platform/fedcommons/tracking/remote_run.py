@@ -156,7 +156,8 @@ class RunMirror:
         except ChangedError as error:
             self.has_lost = True
             raise ClientError(
-                f"another process writes this run too: {error}; its files stay there, and {self.folder} has ours."
+                f"another process writes this run too: {error}; its files stay there, and {self.folder} has the "
+                "files of this process."
             ) from None
         except StorageError as error:
             if not self.upload_error:

@@ -281,7 +281,9 @@ def require_same_rounding(path: Path) -> None:
     """
     began = _facts(path / "environment.json").get("variables")
     if isinstance(began, dict) and (what := differing(began, variables())):
-        raise UserError(f"{path} holds a run that began where libraries round otherwise ({what}); restore it.")
+        raise UserError(
+            f"{path} holds a run that began where libraries round otherwise ({what}); set this variable as it was."
+        )
 
 
 def _sources(config: Experiment) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def pictures(folder: Path, summary: Mapping[str, Any], pool: Columns) -> dict[st
     facts = safe_read.json_of(folder / "partition.json") or {}
     drawings: dict[str, Callable[[], Image]] = {}
     if pool:
-        title = f"{summary['config']['sharing.setting']}: synthetic images per class (class count)"
+        title = f"{summary['config']['sharing.setting']}: synthetic images per class (number of images)"
         drawings["media/pool"] = partial(grid, pool, title)
     if counts := facts.get("class_counts"):
         drawings["media/partition"] = partial(heat_map, np.array(counts))

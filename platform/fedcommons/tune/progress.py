@@ -70,7 +70,7 @@ class Progress(Callback):
         elif now - self.placed >= PLACE_S:
             raise ClientError(
                 f"no run has got resources from Ray for {duration(PLACE_S)}: nodes have left, or other programs use "
-                "them; finished runs are kept, and --resume continues the sweep."
+                "their resources; finished runs are kept, and --resume continues the sweep."
             )
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
