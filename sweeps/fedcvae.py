@@ -38,7 +38,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         (
             "rates",
             presets.RATES[preset],
-            "learning rates of clients that train the classifier, chosen by validation accuracy",
+            "learning rates of clients that train the classifier, to choose from by validation accuracy",
         ),
         ("out", f"runs/fedcvae-{preset}-{registry.label(dataset)}", "folder of the sweep"),
     ):

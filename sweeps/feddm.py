@@ -40,9 +40,9 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         (
             "image-rates",
             image_rates,
-            "learning rates of FedDM's pixels, chosen by validation accuracy; empty: feddm.image_lr",
+            "learning rates of FedDM's pixels to choose from by validation accuracy; empty: only feddm.image_lr",
         ),
-        ("rates", rates, "learning rates of the other algorithms, chosen by validation accuracy; empty: client.lr"),
+        ("rates", rates, "learning rates of the others to choose from by validation accuracy; empty: only client.lr"),
         ("ipcs", "1,3,5" if preset != "paper" else "3,5,10", "images per class to compare; empty for none"),
         ("radii", "3,5,10", "radii to compare; empty for none"),
         ("sigmas", "1,3,5", "noise levels of figure 3; empty for none"),

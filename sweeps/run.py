@@ -102,7 +102,8 @@ def play_again(argv: Sequence[str]) -> int:
     names = {SHORT_NAMES.get(name, name) for name in parse.named(argv)}
     if other := sorted(names - {"replay", "round", "client", "pdb", "help", "data.dir", *choosing}):
         raise UserError(
-            f"--replay takes --round and --client only, as all other values are those of the run; got --{other[0]}."
+            "--replay takes only --round, --client, --pdb, --data.dir and the run's user-defined components, as all "
+            f"other values are those of the run; got --{other[0]}."
         )
     parser = parse.Parser(description="Run one client of one round of a run again.")
     parser.add_argument("--replay", type=str, help="run folder")

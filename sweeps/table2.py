@@ -37,11 +37,11 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("seeds", "0", "seeds, separated by commas"),
         ("methods", ",".join(presets.METHODS), "methods, separated by commas"),
         ("alphas", "0.01,0.1", "Dirichlet concentrations, separated by commas"),
-        ("rates", rates[0], "learning rates of the clients, chosen by validation accuracy; empty: client.lr"),
+        ("rates", rates[0], "clients' learning rates to choose from by validation accuracy; empty: only client.lr"),
         (
             "image-rates",
             rates[1],
-            "learning rates of FedDM's pixels, chosen by validation accuracy; empty: feddm.image_lr",
+            "learning rates of FedDM's pixels to choose from by validation accuracy; empty: only feddm.image_lr",
         ),
         ("out", f"runs/table2-{preset}-{registry.label(dataset)}", "folder of the sweep"),
     ):

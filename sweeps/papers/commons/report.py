@@ -154,8 +154,9 @@ def _notes(rows: "Sequence[Measured]", options: parse.Options) -> list[str]:
         "epsilon; model updates do not count. Epsilon: privacy guarantee of shared data, if the noise were secret; "
         "none: some shared data has no guarantee; -: nothing is shared.",
         "Near-copies, and membership advantage with its 95 % interval: of images that clients send, in pixels; -: "
-        "clients send no images (but, for example, means, codes or models). FedDM: images of the last round; FedCVAE: "
-        "images that the server draws from decoders; both are compared with the images of all clients.",
+        "clients send no images (but, for example, means, codes or models). FedMERF and NDPDC: images fitted to the "
+        "clients' noisy sums; FedDM: images of the last round; FedCVAE: images that the server draws from decoders; "
+        "these three are compared with the images of all clients.",
         f"Seeds: {options.seeds}; ± is the sample standard deviation.",
     ]  # fmt: skip
 

@@ -65,7 +65,7 @@ _NDPDC = {"algorithm": "fedavg", "sharing.setting": "ndpdc", "sharing.target_eps
 _EACH_STEP = "{iterations} noisy sums of features per client, epsilon 10 for all together"
 _COPIES = {"sharing.setting": "raw_copies", "sharing.c": 0.1, "sharing.d": 2}
 _AT_SERVER = "server E epochs per round on the pool"
-_TO_TWO = "copies of 10 % of the images, each to two clients"
+_TO_TWO = "copies of 10 % of the images, each to two other clients"
 _FEDDM = {"algorithm": "feddm", "feddm.ipc": 3, "feddm.iterations": 20, "feddm.image_lr": 0.01,
           "feddm.server_epochs": 30, "feddm.server_batch": 64, "feddm.server_lr": 0.05}  # fmt: skip
 _DISTILS = "clients E R epochs once; server {server_epochs} epochs of distillation per round"

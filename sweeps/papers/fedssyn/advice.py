@@ -16,8 +16,8 @@ NOTES = (
     "probe's models, over epsilon and a tenth of it, and over the estimates' 95 % intervals.",
     "The corollary is an upper bound on rounds, for the best step size and full participation. A quotient of two upper "
     "bounds is not a bound: the effect of sharing may be larger or smaller than predicted.",
-    "Images: number that a client sends to the server. MB: 10^6 bytes of all clients' images and labels, up and down, "
-    "sent once.",
+    "Images: mean number that a client sends to the server. MB: 10^6 bytes of all clients' images and labels, up and "
+    "down, sent once.",
 )
 TRIED = (
     "Outcome: mean rounds to the target at p divided by mean rounds at p = 0, and [minimum, maximum] of the quotients "

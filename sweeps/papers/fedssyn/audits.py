@@ -139,9 +139,9 @@ def words(records: Mapping[int, Record], shadows: int) -> str:
         "Attacks: was this image a training image of the generator? An attacker with the pool uses the distance to the "
         "closest synthetic image; an attacker with the generator uses its loss. Each seed has "
         f"{shadows} generators, trained like the generator of client {clients}.",
-        f"Canaries: {canaries} test images; one more generator is trained with half of them. Epsilon is at least this "
-        "number with confidence 95 %; in brackets the largest number that the guesses could show. No epsilon is "
-        "reported if the images have no privacy guarantee.",
+        f"Canaries: {canaries} test images; one more generator is trained with a random half of them, and one without "
+        "canaries, for comparison. Epsilon is at least this number with confidence 95 %; in brackets the largest "
+        "number that the guesses could show. No epsilon is reported if the images have no privacy guarantee.",
     ]
     return tables.numbered(notes)
 

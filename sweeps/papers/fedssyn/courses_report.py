@@ -24,11 +24,12 @@ NOTES = (
     "of the pool D~; _mix: on (1 - p) D_i + p D~; sigma_avg_sq: on all real data as one set; sigma_pool_sq: on D~; "
     "delta_sq: squared distance between the mean of the clients' gradients and the pool's gradient.",
     "Lemma 1 predicts (1 - p)^2 zeta^2 and (1 - p) sigma^2 + p sigma_pool^2 + p (1 - p) (zeta^2 + delta^2); the CSV "
-    "has the terms in %. _mix follows from the gradients on D_i and D~ and equals the prediction at every model; _hat "
-    "may be larger, as no client has the whole pool.",
+    "has the terms of the second sum, in % of this sum. _mix follows from the gradients on D_i and D~ and equals the "
+    "prediction at every model; _hat may be larger, as no client has the whole pool.",
     "Every run is measured at its own server models, so curves differ in their models too. The values in a line, and "
-    "all curves of panels (d) to (f), are measured at one model. / Lemma 1, rounds above 1: median [minimum, maximum], "
-    "and how many of the measured rounds of all seeds lie above 1.",
+    "in each round all curves of panels (d) to (f), are measured at the same models. / Lemma 1: the measured value "
+    "divided by the prediction, median [minimum, maximum]; rounds above 1: in how many of the measured rounds of all "
+    "seeds this quotient is above 1.",
 )
 L_NOTE = (
     "L_max, L_p: the largest Hessian eigenvalue of any client's loss on D_i, and on its training data; L_pool: that of "

@@ -126,10 +126,10 @@ def table(records: Sequence[Mapping[str, Any]], k: int, epochs: int) -> str:
         ", ".join(f"{n:,}" for n in sorted({r[name] for r in records})) for name in ("points", "trained")
     )
     notes = [
-        f"Each pool is compared with real training images, {points} images of each, with {k} nearest neighbours. The "
-        "features are the inputs of the head of a classifier of real training images. The line of test images stands "
-        "in place of the first pool and has the values of fresh real images.",
-        "Fidelity: share of images whose label this classifier predicts; for test images this is its accuracy. "
+        f"{points} images of each pool are compared with an equal number of real training images, by {k} nearest "
+        "neighbours. The features are the inputs of the head of a classifier of real training images. In the last line "
+        "test images take the place of the first pool; these are the values of fresh real images.",
+        "Fidelity: share of images whose label the classifier of real images predicts; for test images its accuracy. "
         "Accuracy: accuracy on all test images of a classifier trained on the pool. Both classifiers are the run's "
         f"model, trained {epochs} epochs on {trained} images.",
         "rho: share of a client's images that its generator saw. Fewer epochs are checkpoints of the same training.",

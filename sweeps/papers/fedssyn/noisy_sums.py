@@ -125,8 +125,8 @@ def work(options: parse.Options, say: Callable[[str], None]) -> None:
         faults += [f"Seed {config.seed}: {fault}." for fault in result.faults]
     notes = [
         "Epsilon is estimated by an auditor who sees every noisy sum, from the distance mu between messages with and "
-        "without an example, as if they were normal. [ ]: 95 % interval of mu. Epsilon is that of the interval's lower "
-        "end. The estimate is not a bound.",
+        "without an example, in standard deviations. The estimate assumes normal distributions, and it is not a bound. "
+        "[ ]: 95 % interval of mu. Epsilon is that of the interval's lower end.",
         *faults,
     ]
     text = tables.markdown(head, lines) + tables.numbered(notes)

@@ -281,10 +281,11 @@ def report(entries: Sequence[Entry], options: parse.Options, out: Path, display:
     text, records = table(entries, out)
     private = [e.cell.config.flat for e in entries if "generator.clip" in e.cell.config.flat]
     notes = [
-        f"Epsilon is the largest of the clients' pools at delta {entries[0].cell.config.dp.delta:g}, by the ledger's "
-        "accounting of the noise in the generators' receipts. With labels: epsilon of the whole pool, as labels follow "
-        "each client's class counts; none: the class counts have no guarantee (generator.label_noise 0). No epsilon "
-        "covers the model updates that every run sends. So the guarantee of the whole run is: none.",
+        f"Epsilon is the largest of the clients' pools at delta {entries[0].cell.config.dp.delta:g}, by the privacy "
+        "ledger's accounting of the noise in generators or sums. With labels: epsilon of the whole pool, as labels "
+        "follow each client's class counts; none: the images or the class counts (generator.label_noise 0) have no "
+        "guarantee. No epsilon covers the model updates that every run sends. So the guarantee of the whole run is: "
+        "none.",
         *(
             f"Private generators: B = {g['generator.batch_size']}, draws per image: {g['generator.draws']}, clip "
             f"{g['generator.clip']:g}, rho = {g['generator.rho']:g}."

@@ -24,8 +24,8 @@ NOTES = (
     "Saved: 100 (1 - bytes until the target with the pool / bytes without it). >: lower bound, as the target was "
     "missed without the pool; <: upper bound, as it was missed with the pool; -: no statement is possible.",
     "Paper's formula, for one client with participation C = 1: 2 Ms + 2 R Mc against 2 R0 Mc. Ms: bytes of its "
-    "synthetic images; Mc: bytes that it gets or sends in a round; R, R0: rounds with and without the pool. All N "
-    "clients: 2 N Ms + 2 R C N Mc against 2 R0 C N Mc. MB: 10^6 bytes, all clients.",
+    "synthetic images; Mc: bytes that it gets or sends in a round; R, R0: rounds to the target with and without the "
+    "pool. All N clients: 2 N Ms + 2 R C N Mc against 2 R0 C N Mc. MB: 10^6 bytes, all clients.",
 )
 ROUNDS_NOTES = (
     "Ms: 50000/N images of 3x32x32 bytes, each with a byte of label; Mc: VGG-11 in float32, with SCAFFOLD twice that, "
@@ -37,8 +37,8 @@ ROUNDS_NOTES = (
     "of its cells differ by up to 3 points from what the paper's own rounds give.",
 )
 SWEEP_NOTES = (
-    "Bytes until the target: once + (down + up) R / number of rounds, as every round of a model-averaging method sends "
-    "the same bytes, except for stragglers; in the paper's formula once / N and (down + up) / (C N).",
+    "Bytes until the target: once + (down + up) R / rounds of the run, as every round of a model-averaging method "
+    "sends the same bytes, except for stragglers; in the paper's formula once / N and (down + up) / (C N).",
     "Means over the seeds that ran with and without the pool; a seed that missed the target counts with all rounds.",
 )
 

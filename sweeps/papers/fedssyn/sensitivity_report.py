@@ -146,7 +146,7 @@ def report(
         values = tables.mean_std(list(by_seed.values()), 1)
         notes.append(
             f"Central: one model on all {summaries[0]['images']} real training images, {summaries[0]['epochs']} "
-            f"epochs, as a client on its real images: {values} %. Above central: Student's 95 % interval "
+            f"epochs (federation.rounds times client.epochs): {values} %. Above central: Student's 95 % interval "
             "of the differences, paired by seed, is above 0, for each pool separately; in the picture a star."
         )
     notes.append(f"Seeds: {options.seeds}; ± is the sample standard deviation.")

@@ -187,8 +187,8 @@ ROWS = {
         (_after("MNIST", 10, 93.1, "NDPDC"), _after("Fashion-MNIST", 10, 77.7, "NDPDC")),
         "we take 1,000 steps with networks of 32 channels (five to ten minutes on a core), they 10,000 with 128; we do "
         "not augment images, they augment real and fitted images equally in a step; our images become uint8; our "
-        "ConvNet trains for 100 epochs of batches of ten at 0.01 with momentum 0.9, theirs for 1,000 epochs of batches "
-        "of 256 at 0.01, and a tenth of it in the second half",
+        "ConvNet trains for 100 epochs of batches of ten at learning rate 0.01 with momentum 0.9, theirs for 1,000 "
+        "epochs of batches of 256 at 0.01, and at 0.001 in the second half",
     ),
     "R10": Row(
         "softmax regression, clients as R6, E = 10; 0 or 90 % of a round's clients run only some of their epochs",
