@@ -32,7 +32,10 @@ from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 OUTLIVED = "something beside messages and memory outlived a client"
-"""The reason recorded for noisy releases that have no guarantee, because other objects carry data between clients."""
+"""The reason recorded for noisy releases that have no guarantee, because other objects carry data between clients.
+
+Checkpoints store this text as a part of names, so it must not change.
+"""
 
 Events = Mapping[int, Mapping[tuple[float, float], int]]
 """client -> (sampling rate q, noise multiplier sigma) -> number of steps."""
