@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fedcommons.cli import argv, parse, search_space
+from fedcommons.cli import parse, parser, search_space
 from fedcommons.config import presets
 from fedcommons.config.dotted import choose
 from fedcommons.errors import UserError
@@ -156,17 +156,25 @@ def test_search_points_are_keyed_and_within_their_bounds() -> None:
 
 
 def test_no_sharing_is_the_strategy_real_wherever_a_name_is_taken(tmp_path: Path) -> None:
-    words = [
-        ["--settings", "none,merf"],
-        ["--settings=real, none"],
-        ["--space", "sharing=none,merf"],
-        ["--space", "p=none"],
-    ]
-    (tmp_path / "none.yaml").write_text("sharing: {setting: none}\nsettings: [none, merf]", encoding="utf-8")
-    taken = [argv.read(line)[0].value for line in words]
-    assert taken == ["real,merf", "real,real", "sharing=real,merf", "p=none"]
-    assert [o.value for o in argv.read(["--config", str(tmp_path / "none.yaml")])] == ["real", ["real", "merf"]]
+    (tmp_path / "none.yaml").write_text("sharing: {setting: none}", encoding="utf-8")
+    for words in (["--sharing", "none"], ["--sharing.setting=none"], ["--config", str(tmp_path / "none.yaml")]):
+        assert flat_of(words) == flat_of([])
     assert presets.experiment("smoke", values={"sharing": "none"}) == presets.experiment("smoke")
+    (tmp_path / "swept.yaml").write_text(
+        'space: ["sharing=none,shuffled_synthetic", "sharing.withhold=none"]', encoding="utf-8"
+    )
+    swept = parse.parser("a test", words := ["--config", str(tmp_path / "swept.yaml")], {})
+    swept.add_argument("--space", action="append", default=[], help="")
+    assert parse.parse(swept, words)["space"] == ["sharing=real,shuffled_synthetic", "sharing.withhold=none"]
+    grid = parse.parser(
+        "a test", words := ["--settings", "none, merf", "--sharing.withhold=none"], {}, {"settings": "real"}
+    )
+    grid.add_argument("--settings", type=str, default="real", help="")
+    assert (options := parse.parse(grid, words))["settings"] == "real, merf"
+    assert options["sharing.withhold"] == "none"
+    other = parser.Parser("a sweep with an option of this name")
+    other.add_argument("--sharing", type=str, default="binomial", help="")
+    assert parse.parse(other, ["--sharing", "none"])["sharing"] == "none"
 
 
 def test_printed_options_escape_text_that_turns_the_direction_of_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

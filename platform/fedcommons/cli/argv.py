@@ -3,14 +3,14 @@
 import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import yaml
 from yaml import MappingNode, Node, ScalarNode, SequenceNode
 
-from fedcommons.config.dotted import NO_SHARING, SECTIONS
+from fedcommons.config.dotted import SECTIONS
 from fedcommons.config.registry import KINDS
 from fedcommons.errors import UserError, quote
 from fedcommons.storage.paths import user_path
@@ -21,9 +21,6 @@ LONGEST = 4096
 
 NAMES = {*SECTIONS, *KINDS["algorithm"].components}
 """Names of sections, which may be empty in a config file, as ``--print_config`` prints them."""
-
-SETTINGS = {"sharing", "setting", "settings", "sharing.setting"}
-"""Options that name sharing strategies."""
 
 CORE = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "timestamp")}
 """YAML tags of plain values. The text of such a value is parsed like the value of an option on the command line."""
@@ -90,22 +87,7 @@ def _options_in(argv: Sequence[str]) -> tuple[Given, ...]:
         option = Given(name.replace("-", "_"), (value if equals else words.pop(0)) if has_value else None)
         _check_text(option)
         options += _in_file(option.text) if option.name == "config" else [option]
-    return tuple(map(_with_stored_names, options))
-
-
-def _with_stored_names(option: Given) -> Given:
-    """Return the option with the stored name of the sharing strategy ``none``, which is ``real``."""
-    if option.name == "space" and isinstance(option.value, str):  # the value is NAME=VALUES
-        name, equals, values = option.value.partition("=")
-        return replace(option, value=f"{name}{equals}{_stored(values)}" if name in SETTINGS else option.value)
-    if option.name not in SETTINGS or option.value is None:
-        return option
-    names = option.value
-    return replace(option, value=_stored(names) if isinstance(names, str) else [_stored(name) for name in names])
-
-
-def _stored(names: str) -> str:
-    return ",".join("real" if name.strip() == NO_SHARING else name for name in names.split(","))
+    return tuple(options)
 
 
 def _check_text(option: Given) -> None:

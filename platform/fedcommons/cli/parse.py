@@ -16,6 +16,7 @@ from fedcommons.cli.parser import Option, Options, Parser
 from fedcommons.cli.values import NULLS, number, value_of
 from fedcommons.config import hints
 from fedcommons.config.dotted import (
+    NO_SHARING,
     SHORT_NAMES,
     choose,
     common_fields,
@@ -52,7 +53,8 @@ def parser(
     Raises:
         UserError: a component cannot be found.
     """
-    chosen = _chosen(read(argv), defaults, lists or {})
+    items = [_stored(item, SHORT_NAMES.get(item.name, item.name)) for item in read(argv)]
+    chosen = _chosen(items, defaults, lists or {})
     result = Parser(description, epilog=_epilog(), chosen=chosen, fields=fields_for(chosen))
     for name, field in result.fields.items():
         default = defaults.get(name, field.default)
@@ -100,6 +102,21 @@ def _chosen(items: Sequence[Given], defaults: Mapping[str, Any], lists: Mapping[
     if not any(generates(setting) for setting in components["sharing"]):
         del components["generator"]
     return {kind: names for kind, names in components.items() if names or not KINDS[kind].is_optional}
+
+
+def _stored(item: Given, name: str) -> Given:
+    """Return the option ``name`` with the stored name ``real`` wherever it has ``none`` as a sharing strategy."""
+
+    def stored(text: str) -> str:
+        field, equals, names = text.partition("=") if name == "space" else ("", "", text)
+        if name == "space" and SHORT_NAMES.get(field, field) != "sharing.setting":
+            return text
+        return field + equals + ",".join("real" if n.strip() == NO_SHARING else n for n in names.split(","))
+
+    if item.value is None or name not in ("sharing.setting", "settings", "space"):
+        return item
+    texts = item.value
+    return replace(item, value=stored(texts) if isinstance(texts, str) else [stored(text) for text in texts])
 
 
 def _swept(option: Given, field: str) -> list[str]:
@@ -154,6 +171,7 @@ def parse(parser: Parser, argv: Sequence[str]) -> Options:
     """
     names = {*parser.options, "help", *(["print_config"] if parser.fields else [])}
     items = [replace(item, name=_full(parser, names, item.name)) for item in read(argv)]
+    items = [_stored(item, item.name) for item in items]
     values, flags = dict(parser.get_defaults().items()), set()
     for item in items:
         if item.file and item.name in ("help", "print_config"):
