@@ -12,7 +12,7 @@ import fedcommons as fc
 from fedcommons.deprecated import adopt_old_methods
 from fedcommons.generators import requests
 from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
-from fedcommons.testing.federations import least_squares
+from fedcommons.testing.sensitivity_of_stages import check_stage
 
 OLD = """
 import torch
@@ -20,6 +20,7 @@ import torch
 from fedcommons.sharing.needs import needs
 import fedcommons as fc
 from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
+from fedcommons.testing.sensitivity_of_stages import check_stage
 
 class Method:
     def start(self, model, facts, seed):
@@ -82,7 +83,6 @@ def test_components_of_the_version_before_run_with_warnings(
 
 def test_old_names_are_accepted_as_attributes_and_keywords() -> None:
     v2: Any = fc
-    federation: Any = least_squares().federation(0.1)
     with pytest.warns(DeprecationWarning, match=r"Release\.why is now reason"):
         release = v2.Release(0, ("x",), why="a")
     assert release == v2.Release(0, ("x",), reason="a")
@@ -91,25 +91,36 @@ def test_old_names_are_accepted_as_attributes_and_keywords() -> None:
     x = torch.zeros(2)
     with pytest.warns(DeprecationWarning, match=r"ClientData\.beside is now extra_columns"):
         assert v2.ClientData(x, x, beside=(x,)).beside[0] is x
-    with pytest.warns(DeprecationWarning, match=r"Federation\.play is now run"):
-        assert callable(federation.play)
     with pytest.raises(TypeError, match="whose"):
         v2.Message({}, whose={})
 
 
-def test_an_old_method_of_a_subclass_overrides_the_new_method_of_its_base() -> None:
-    class Old(ShuffledSynthetic):
-        def needs(self, client_data: Any, recipe: Any) -> str:
-            return "old"
+def test_an_old_method_of_a_subclass_overrides_the_new_method_of_its_base_and_may_call_it() -> None:
+    class Base:
+        def requests(self) -> list[str]:
+            return ["new"]
+
+    class Old(Base):
+        def needs(self) -> list[str]:
+            return ["old", *super().needs()]  # pyright: ignore[reportAttributeAccessIssue]
 
     class New(Old):
-        def requests(self, client_data: Any, recipe: Any) -> Any:
-            return "new"
+        def requests(self) -> list[str]:
+            return ["newer", *super().requests()]
 
     with pytest.warns(DeprecationWarning, match=r"Old\.needs is now requests"):
         adopt_old_methods("sharing", Old)
     adopt_old_methods("sharing", New)
-    assert [c(0.5).requests(None, None) for c in (Old, New)] == ["old", "new"]  # pyright: ignore[reportArgumentType]
+    assert [c().requests() for c in (Base, Old, New)] == [["new"], ["old", "new"], ["newer", "old", "new"]]
+
+
+def test_the_check_of_a_strategy_calls_its_old_methods() -> None:
+    class Old(ShuffledSynthetic):
+        def needs(self, client_data: Any, recipe: Any) -> Any:
+            raise ArithmeticError("called")
+
+    with pytest.warns(DeprecationWarning, match="requests"), pytest.raises(ArithmeticError, match="called"):
+        check_stage(Old(0.5))
 
 
 def test_names_of_the_version_before_work_with_a_warning() -> None:

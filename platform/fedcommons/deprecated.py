@@ -39,14 +39,16 @@ OLD_METHODS = {"sharing": {"needs": "requests", "check_dealt": "check_data"}}
 
 
 def adopt_old_methods(kind: str, component: Any) -> None:
-    """Add methods to a user-defined class under their new names if the class defines them under old names only.
+    """Give a user-defined class the new names of the methods that it defines under old names.
 
-    kind: kind of the component, a key of ``OLD_METHODS``. component: the class.
+    Its base classes get the old names too, because an old method may call ``super()``.
     """
     for old, new in OLD_METHODS.get(kind, {}).items():
-        owner = next((c for c in getattr(component, "__mro__", ()) if old in vars(c) or new in vars(c)), None)
+        owner, *bases = [c for c in getattr(component, "__mro__", ()) if old in vars(c) or new in vars(c)] or [None]
         if owner is not None and new not in vars(owner):
             setattr(component, _warned(component, old, new), getattr(component, old))
+            for base in (c for c in bases if old not in vars(c)):
+                setattr(base, old, vars(base)[new])
 
 
 class _OldName:

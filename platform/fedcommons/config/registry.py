@@ -243,6 +243,7 @@ def build_part(kind: str, name: str, build: Callable[[], Any]) -> Any:
     what, has = component_label(kind, name), KINDS[kind].has
     with before_any_work(), user_code_context(what):
         part = build()
+        adopt_old_methods(kind, type(part))
         missing = [attribute for attribute in has if not hasattr(part, attribute)]
         if missing:
             gives = f"returns {name_of(part)}, which has no {', '.join(missing)}"

@@ -95,7 +95,6 @@ def digests(x: Tensor) -> list[bytes]:
     return [blake2b(row.data, digest_size=16).digest() for row in rows]
 
 
-@accepts_old_names(of="from_lists")
 @dataclass(frozen=True)
 class Rows(Sequence[np.ndarray]):
     """The row numbers of a store's examples per client: client i holds ``flat[starts[i] : starts[i] + sizes[i]]``.

@@ -21,7 +21,6 @@ from fedcommons.core.worker import RunData, Worker
 from fedcommons.data import datasets
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Dataset, Examples
-from fedcommons.deprecated import accepts_old_names
 from fedcommons.federation import rounds
 from fedcommons.federation.client_sampling import joining
 from fedcommons.federation.rounds import Plan, Standing
@@ -33,7 +32,6 @@ from lightning_modules import Classifier, VAEClassifier, vae
 from lightning_modules.networks import CNN, Linear
 
 
-@accepts_old_names(play="run")
 @dataclass(frozen=True)
 class Federation:
     """A federation for tests: client data, a function that builds the module, and methods that run rounds."""

@@ -11,6 +11,7 @@ from fedcommons.core.worker import fresh_torch
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.data.federated import ClientDatasets
+from fedcommons.deprecated import adopt_old_methods
 from fedcommons.generators.generator import Receipt
 from fedcommons.generators.requests import Contribution, GenerationRequest, GeneratorRecipe
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
@@ -43,6 +44,7 @@ def check_stage(stage: Stage, *, seed: int = 0) -> None:
     Raises:
         AssertionError: the message names the changed values, the distance, and the declared privacy (release).
     """
+    adopt_old_methods("sharing", type(stage))
     for label_noise in (0.0, 2.0) if isinstance(stage, Generating) else (0.0,):
         zeroed = StagePlay(stage, ZEROED, label_noise, seed)
         sentences = zeroed.faults()
