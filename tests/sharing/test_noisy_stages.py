@@ -163,8 +163,8 @@ def test_what_leaves_moves_no_more_than_is_stated() -> None:
 
 @pytest.mark.parametrize(
     ("stage", "before", "n", "factor"),
-    [(MERF(noise_multiplier=0.3, features=2000, noise="summed"), "class has ", 3000, sqrt(2) / 300),
-     (replace(STAGES["ndpdc"], noise_multiplier=3.0), "class has ", 60, 1 / 6)],
+    [(MERF(noise_multiplier=0.3, features=2000, noise="summed"), "class is ", 3000, sqrt(2) / 300),
+     (replace(STAGES["ndpdc"], noise_multiplier=3.0), "class is ", 60, 1 / 6)],
     ids=STAGES,
 )  # fmt: skip
 def test_what_can_be_hoped_for_is_the_noise_in_a_class(stage: Any, before: str, n: int, factor: float) -> None:

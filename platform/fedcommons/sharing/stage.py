@@ -80,9 +80,7 @@ class Contributions:
         for examples in new:
             if (examples.x.dtype, examples.x.shape[1:]) != (real.x.dtype, real.x.shape[1:]):
                 kind = f"{examples.x.dtype} {tuple(examples.x.shape[1:])}"
-                raise ValueError(
-                    f"contributions must be {real.x.dtype} {client_data.shape} like the real examples, not {kind}"
-                )
+                raise ValueError(f"contributions must be {real.x.dtype} {client_data.shape} like real data, not {kind}")
         store = Examples(torch.cat([real.x, *(e.x for e in new)]), torch.cat([real.y, *(e.y for e in new)]))
         owners = np.repeat(np.arange(len(new)), [len(e) for e in new])
         receipts = {client: contribution.receipt for client, contribution in enumerate(generated)}

@@ -281,9 +281,7 @@ def require_same_rounding(path: Path) -> None:
     """
     began = _facts(path / "environment.json").get("variables")
     if isinstance(began, dict) and (what := differing(began, variables())):
-        raise UserError(
-            f"{path} holds a run that began where libraries round otherwise ({what}); set this variable as it was."
-        )
+        raise UserError(f"{path} holds a run that began where libraries round otherwise ({what}); reset the variable.")
 
 
 def _sources(config: Experiment) -> dict[str, Any]:
