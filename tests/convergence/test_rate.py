@@ -164,7 +164,7 @@ def test_a_prediction_is_of_the_last_model_and_uncertain_estimates_widen_its_ban
         every = [relative_rounds(v[0], f.p, WORK, v[0].gradient_sq * k) for v in probes for k in (1, 0.1)]
         assert (f.low, f.high) == (min(every), max(every))
         assert f.low < f.high
-    with pytest.raises(UserError, match="no gradient"):
+    with pytest.raises(UserError, match="gradient is zero"):
         predict([[AT], [replace(AT, gradient_sq=0.0)]], SHARES, WORK)
     sure = {name: Estimate(getattr(AT, name)) for name in Probed.__dataclass_fields__}
     unsure = sure | {"zeta_sq": Estimate(9.0, 1.0), "delta_sq": Estimate(0.3, 1.0)}

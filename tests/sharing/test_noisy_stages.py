@@ -131,7 +131,7 @@ def test_another_version_has_other_secret_noise_and_salts_and_resumes_no_run(
     assert (first - noise(other, start)).std() > 1.2  # sqrt(2), and 0 if they were the same
     others_names = [*map(name_of, other.salts(start))]
     assert not set(names) & set(others_names)
-    with pytest.raises(UserError, match="would release the data twice"):
+    with pytest.raises(UserError, match="would release the same data twice"):
         run_salts.read_salt(run, others_names)
 
 

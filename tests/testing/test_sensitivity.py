@@ -133,7 +133,7 @@ FALSE: dict[str, tuple[Act, str]] = {
     "trainings": (trains_by_the_data, "draw .* is .*, and .* with an example blanked out"),
     "an error": (raises_by_the_data, "it raises ValueError"),
     "one step": (declares(steps=1), "moves by 1.73 standard .* move by 1 "),
-    "a rare sample": (declares(q=0.05), "client 0 is in 9 noisy sums of 12 steps, .*declared is 0.05"),
+    "a rare sample": (declares(q=0.05), "client 0 is in the noisy sums of 9 of 12 steps, .*rate 0.05"),
     "less noise of its own": (by_hand(1.9), "all that was sent moves by"),
     "one number of noise": (by_hand(numbers=1), "mean: 64 numbers move .* only 1 of noise"),
     "noise drawn again": (by_sum(noise_taken_back), "stream of mean, call 1 is opened twice"),

@@ -103,7 +103,7 @@ def predict(probe: Sequence[Sequence[Probed]], shares: Iterable[float], work: Lo
     """
     if any(variants[0].gradient_sq <= 0 for variants in probe):
         raise UserError(
-            "there is no gradient (||grad f||^2 = 0) at a model of the probe: probe fewer rounds, or more samples."
+            "the gradient is zero at a model of the short first run (probe): probe fewer rounds or more samples."
         )
     models = [at for variants in probe for at in variants if at.gradient_sq > 0]
     predictions = []

@@ -34,7 +34,7 @@ def hold_out(
         raise UserError(
             f"data.client_test needs at least two examples of each client, and client {client}"
             f"{_group(client_data.rows[client], dataset)} has one; {small.size} of {len(rows)} clients have only one. "
-            "Use fewer clients or join groups."
+            "Use fewer clients, or join groups by partition.join."
         )
     n_test = np.maximum(1, (share * rows.sizes + 1e-9).astype(np.int64))
     flat, owner = rows.flat.numpy(), np.repeat(np.arange(len(rows)), rows.sizes)

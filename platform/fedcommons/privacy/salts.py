@@ -79,8 +79,8 @@ def of_run(name: str, run: Path) -> bytes:
         flaw = f"{path} contains another salt"
     raise UserError(
         f"the noise of {run} is secret, and its salt is lost: {flaw}. Only the user and the machine that began the run "
-        "can continue it (or FEDCOMMONS_STATE names the wrong folder). With new noise the run would release twice, so "
-        "start a new run."
+        "can continue it (or FEDCOMMONS_STATE names the wrong folder). With new noise the run would release the "
+        "same data twice, so start a new run."
     )
 
 

@@ -103,7 +103,9 @@ def _watched(text: str) -> tuple[str, str]:
         raise UserError(f"federation.stop_metric must be a metric on validation data, such as loss, got {quote(text)}.")
     way = match[2] or ("max" if "accuracy" in match[1] else "min" if "loss" in match[1] else None)
     if way is None:
-        raise UserError(f"federation.stop_metric {quote(text)} needs max or min after it, the better direction.")
+        raise UserError(
+            f'federation.stop_metric {quote(text)} needs the better direction after it: max or min, such as "f1 max".'
+        )
     return f"validation/{match[1]}", way
 
 

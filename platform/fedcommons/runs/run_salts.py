@@ -56,9 +56,10 @@ def read_salt(folder: Path, shared: Sequence[str]) -> bytes:
     salt = salts.of_run(name, folder)
     if generators != list(shared):
         raise UserError(
-            f"the noise of the data that {folder} shares before round 1 is secret, and its salts are lost: with new "
-            "salts the run would release the data twice, so start a new run (or FEDCOMMONS_STATE names the wrong "
-            "folder, or another version of fedcommons, with other sums or noise, began the run)."
+            f"the data that {folder} shares before round 1 have secret noise, whose salts (its keys) are lost. With "
+            "new salts the run would release the same data twice, at twice the privacy cost: start a new run. If "
+            "FEDCOMMONS_STATE names the wrong folder, correct it; if another version of fedcommons began the run, "
+            "continue with that version."
         )
     return salt
 

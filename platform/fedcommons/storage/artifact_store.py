@@ -103,7 +103,7 @@ class Store:
                 return None
             facts, findings = content[1].get("facts"), content[1].get("findings", {})
             if key_of(facts) != key:
-                raise ValueError(f"{path} is another artifact: its name is not the key of its facts")
+                raise ValueError(f"{path} does not hold the artifact that its name stands for")
             if not isinstance(facts, dict) or not isinstance(findings, dict):
                 raise ValueError(f"{path} is malformed: its facts or findings are not mappings")
         except ValueError as error:

@@ -101,7 +101,7 @@ class Snapshots:
                     raise ValueError(f"its {clean(name[:80])!r} is longer than this machine can hold")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise StorageError(
-                f"{self.storage.name}/{self.name}/{MANIFEST} is not the list of a snapshot ({error})"
+                f"{self.storage.name}/{self.name}/{MANIFEST} is not the list of a snapshot's files ({error})"
             ) from None
         return entries
 

@@ -170,7 +170,8 @@ class Play:
         if moved == 0 or binom.sf(moved - 1, max(moved, steps), q) >= UNLIKELY:
             return ""
         return (
-            f"an example of client {client} is in {moved} noisy sums of {steps} steps, but the rate declared is {q:g}"
+            f"an example of client {client} is in the noisy sums of {moved} of {steps} steps, more than the declared "
+            f"sampling rate {q:g} allows"
         )
 
 
