@@ -60,7 +60,7 @@ def test_a_run_whose_class_counts_have_lost_a_salt_does_not_go_on(tmp_path: Path
     salt = run_salts.begin_salt(tmp_path, salt_facts(_needed(SECRET)))
     assert run_salts.begin_salt(tmp_path, salt_facts(_needed(SECRET))) == salt
     next(path for path in state.glob("artifact-*") if path.name.count("-") == 2).unlink()
-    with pytest.raises(UserError, match="salts .* lost"):
+    with pytest.raises(UserError, match=r"salts .* lost"):
         run_salts.begin_salt(tmp_path, salt_facts(_needed(SECRET)))
 
 

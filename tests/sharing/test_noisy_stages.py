@@ -209,7 +209,7 @@ def test_a_secret_run_earns_its_epsilon_and_goes_on_with_its_salts_only(
     assert run_salts.read_salt(tmp_path / "run", build.prepare(config).salts)
     for salt in (tmp_path / "state" / "salts").glob("artifact-*"):
         salt.unlink()
-    with pytest.raises(UserError, match="salts are lost"):
+    with pytest.raises(UserError, match=r"salts .* lost"):
         run_salts.read_salt(tmp_path / "run", build.prepare(config).salts)
 
 
