@@ -6,7 +6,7 @@ from fedcommons.errors import UserError
 from fedcommons.flat_tensors import Flat, nbytes
 
 MODELS = 4
-"""Minimum RAM of a run, in multiples of the model's bytes: server model, worker's model and gradient, float64 sums."""
+"""Lower bound of a run's RAM, in multiples of the model's bytes: server model, worker's model, gradient and one sum."""
 
 
 def require_model(model: Flat) -> None:
