@@ -68,10 +68,14 @@ def check(config: Experiment) -> None:
         raise UserError(
             f"tracking.tracker {c.tracking.tracker} needs a package: pip install 'fedcommons[{c.tracking.tracker}]'."
         )
+    if c.tracking.tracker:
+        registry.require_attributes("tracker", c.tracking.tracker)
     if not c.measure.every and (c.measure.samples is not None or c.measure.smoothness):
         raise UserError("measure.every must be at least 1 with measure.samples or measure.smoothness (0 is never).")
     if not c.measure.every and c.measure.measure:
         raise UserError("measure.every must be at least 1 with measure.measure (0 is never).")
+    if c.measure.measure:
+        registry.make("measure", c.measure.measure, c.measure.constants)
     if c.partition.shift == "none" and c.partition.shift_size is not None:
         raise UserError("partition.shift_size needs a partition.shift: noise, rotation or colour.")
     if "n_clients" in parameters_of(

@@ -20,7 +20,6 @@ from fedcommons.privacy.statement import statement
 from fedcommons.runs import effective
 from fedcommons.runs.build import Assembled
 from fedcommons.runs.early_stopping import stop_of
-from fedcommons.runs.user_metric import measured
 from fedcommons.runs.worker import build_module, local_loop
 from fedcommons.seeding import seed_for
 from fedcommons.tracking.metric_names import NAMES
@@ -35,8 +34,8 @@ def observe(ready: Assembled, executor: Executor, now: Standing, last: int | Non
 
     In rounds of ``evaluate.every`` these are the server model's metrics on test and validation data, and the test
     metrics of the method's further models. In rounds of ``measure.every`` they are also the convergence parameters at
-    the server model and the numbers of the user-defined measure. If the method has no server model, its metrics are
-    missing. The module's random draws are keyed by round, data set and chunk.
+    the server model. If the method has no server model, its metrics are missing. The module's random draws are keyed by
+    round, data set and chunk.
 
     now: the state after the round. last: number of the run's last round; None: the planned number of rounds.
     """
@@ -58,8 +57,6 @@ def observe(ready: Assembled, executor: Executor, now: Standing, last: int | Non
             if estimate.standard_error:
                 metrics[f"convergence/{name}_se"] = estimate.standard_error
         metrics["convergence/bytes"] = laboratory.nbytes(at, m.smoothness)
-        if m.measure:
-            metrics |= measured(executor, at, m.measure, m.constants)
     return metrics
 
 

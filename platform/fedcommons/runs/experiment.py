@@ -5,23 +5,19 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fedcommons.config import registry
 from fedcommons.config.dotted import parts_of_own
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.fields import select_arguments
 from fedcommons.config.target import NotLogged
 from fedcommons.core.algorithm import Algorithm, State
 from fedcommons.core.client_worker import Work, module_with
 from fedcommons.core.executor import Executor
-from fedcommons.core.rejections import records, rejection_summary
+from fedcommons.core.rejections import rejection_summary
 from fedcommons.core.vmap_clients import request_training
 from fedcommons.core.worker import default_device, fresh_torch
 from fedcommons.data.clients import ClientData, Clients
@@ -36,7 +32,8 @@ from fedcommons.privacy.ledger import Ledger, require_small_delta
 from fedcommons.privacy.salts import IF_SECRET, SECRET
 from fedcommons.runs import continuation, evaluate, load_data, model_files, run_salts
 from fedcommons.runs.build import Assembled, OnStep, Prepared, assemble, joining_of, prepare, synthetic_images
-from fedcommons.runs.early_stopping import stop_of
+from fedcommons.runs.build_callbacks import callbacks_of
+from fedcommons.runs.callbacks import Callback, OnRound, RoundResult
 from fedcommons.runs.load_data import dir_option
 from fedcommons.runs.worker import build_module, local_loop, noise_key, run_name
 from fedcommons.sharing.stage import Shared, Stage, require_once, require_own
@@ -46,10 +43,6 @@ from fedcommons.storage.error_file import leaving_errors
 from fedcommons.tracking.environment import has_other_code
 from fedcommons.tracking.remote_run import RunMirror, name_of
 from fedcommons.tracking.run_folder import RunFolder, is_run, line_of, open_run, read_finished
-from fedcommons.tracking.tracker import Tracker
-from fedcommons.tracking.user_tracker import OwnTracker
-
-OnRound = Callable[[int, Mapping[str, float | None]], None]
 
 EPSILON = "privacy/epsilon_local_training"
 
@@ -174,12 +167,12 @@ def _run(
         if config.client.graphs and config.federation.executor == "serial" and default_device().type == "cpu":
             say("client.graphs changes nothing: this process sees no GPU.")
         executor = ready.executor(salt)
-        trackers: list[Tracker] = []
+        callbacks: list[Callback] = []
         summary = None
         try:
             start = _resume_or_begin(ready, record, resume, salt, say)
-            trackers += _trackers(ready, record, say)
-            end = _federate(ready, executor, start, record, mirror, trackers, on_round, say)
+            callbacks += callbacks_of(ready, executor, record, mirror, on_round, say)
+            end = _federate(ready, executor, start, record.rounds(), callbacks)
             record.require_rounds(end.round)
             if "model" in end.state:
                 module = module_with(build_module(config, ready.facts), end.model, end.buffers)
@@ -190,17 +183,14 @@ def _run(
             return summary
         finally:
             executor.close()
-            for tracker in trackers:
-                tracker.finish(summary)
+            for callback in callbacks:
+                callback.on_end(summary)
 
 
 def _resume_or_begin(
     ready: Assembled, record: RunFolder, resume: bool, salt: bytes, say: Callable[[str], None]
 ) -> Standing:
-    """Return the state to start from: the last intact checkpoint with recorded rounds, or the state before round 1.
-
-    Records of later rounds are removed, as these rounds run again. Checkpoints of another run are reported to ``say``.
-    """
+    """Return the last intact checkpoint, or the state before round 1; remove the records of the rounds after it."""
     bound = ready.config.federation.memory_mb * 1e6
     run = run_name(noise_key(ready.config), ready.prepared.dataset.digest, salt)
     memory = ClientMemory(cap_bytes=bound, folder=record.path / "memory", run=run)
@@ -217,141 +207,68 @@ def _resume_or_begin(
     return now
 
 
-def _trackers(ready: Assembled, record: RunFolder, say: Callable[[str], None]) -> list[Tracker]:
-    """Return the trackers: the run folder, W&B unless it is off, and the tracker of ``tracking.tracker``, if set.
-
-    In a resumed run the earlier rounds are logged again to all trackers except the run folder.
-    """
-    others: list[Tracker] = []
-    config = ready.config
-    if config.tracking.wandb != "off":
-        from fedcommons.tracking.wandb_media import pool_images
-        from fedcommons.tracking.wandb_tracker import WandbTracker
-
-        shown, n_real = (), len(ready.prepared.train)
-        if pool := ready.data.pool:
-            x, y = pool.store.x[n_real:].numpy(), pool.store.y[n_real:].numpy()
-            shown = pool_images(x, y, pool.rows.flat.numpy() - n_real)
-        others.append(WandbTracker(record.path, config, ready.shared.p, say, shown))
-    if name := config.tracking.tracker:
-        part = registry.find("tracker", name)
-        offered, constants = {"folder": record.path, "config": config.flat}, config.tracking.constants
-
-        def build() -> Tracker:
-            return registry.build_part("tracker", name, lambda: part(**select_arguments(part, offered), **constants))
-
-        others.append(OwnTracker(name, build, say))
-    for line in record.rounds() if others else ():
-        for tracker in others:
-            tracker.log(line["round"], {name: value for name, value in line.items() if name != "round"})
-    return [record, *others]
-
-
 def _require_earned(stage: Stage, shared: Shared, delta: float, before: Ledger, now: Ledger) -> None:
-    """Check after a round that the privacy ledger's epsilon is valid, as the round adds entries (releases) to it.
-
-    delta: the delta of the (epsilon, delta) guarantee. before: the ledger at the start or resume of the run. now: the
-    ledger after the round.
-
-    Raises:
-        UserError: delta is too large, or a private release used training data that contain a real example twice.
-    """
+    """Raise a ``UserError`` if delta is too large, or a private release used data that contain a real example twice."""
     require_small_delta(now, delta, shared.data.real.sizes)
     if now.updates.covered or now.commons.covered != before.commons.covered:
         require_once(stage, shared)
 
 
 def _federate(
-    ready: Assembled,
-    executor: Executor,
-    start: Standing,
-    record: RunFolder,
-    mirror: RunMirror | None,
-    trackers: Sequence[Tracker],
-    on_round: OnRound | None,
-    say: Callable[[str], None],
+    ready: Assembled, executor: Executor, start: Standing, lines: list[dict[str, Any]], callbacks: Sequence[Callback]
 ) -> Standing:
-    """Run, evaluate and record the rounds after ``start``; return the state after the last round."""
-    config, f = ready.config, ready.config.federation
+    """Run the rounds after ``start``, evaluate them and call the callbacks; return the state after the last round."""
+    c, planned = ready.config, ready.plan.facts.rounds
+    for callback in callbacks:
+        callback.on_begin(start, lines)
+    if any(callback.is_last(lines) for callback in callbacks):
+        return start
     courses = rounds.run(ready.algorithm, executor, ready.plan, start)
-    stop = stop_of(config)
-    if stop.reason_to_stop(record.rounds()):
-        courses = ()
-    if not record.rounds():  # round 0, the untrained model, must be recorded first
+    if not lines:  # round 0, the untrained model, must be recorded first
         courses = chain([(start, {"comm/once_bytes": start.traffic.once})], courses)
-    model_files.Best.rewind(record.path, start.round if record.rounds() else -1)
-    best = model_files.Best(record.rounds(), (stop.watched, stop.way) if stop.rule == "patience" else None)
-    build = partial(build_module, config, ready.facts)
-    last, clock, lost = start, time.perf_counter(), set()
+    last, began = start, time.perf_counter()
     try:
         for now, facts in courses:
             trained = time.perf_counter()
-            _require_earned(ready.prepared.stage, ready.shared, config.dp.delta, start.ledger, now.ledger)
-            metrics, clients = _observed(ready, executor, now, facts, f.rounds)
-            is_over = (
-                stop.rule != "never"
-                and stop.reason_to_stop([*record.rounds(), line_of(now.round, metrics)]) is not None
-            )
-            if is_over:  # the run ends here, so the metrics that are due in the last round are added
-                metrics, clients = _observed(ready, executor, now, facts, now.round, metrics, clients)
-            if clients:
-                record.log_clients(now.round, clients)
-            stop.require_logged(now.round, metrics)
-            for tracker in trackers:
-                tracker.log(now.round, {**metrics, **(_late(now) if "stragglers" in facts else {})})
-            best.see(now, metrics, is_extra=now.round % config.evaluate.every != 0)
-            record.log_times(now.round, {"train": trained - clock, "observe": time.perf_counter() - trained})
-            if is_saved := now.round % f.checkpoint_every == 0 or now.round == f.rounds or is_over:
-                best.write(record.path, build, ready.facts)
-                checkpoint.save(record.checkpoints, now, record.digest())
-            if now.rejected and not last.rejected:
-                message = (
-                    f"round {now.round}: {rejection_summary(records(now.rejected))}; later rejections are only counted"
-                )
-                say(Warned(message))
-            if new := {name for name, value in metrics.items() if value is not None and not isfinite(value)} - lost:
-                message = f"round {now.round}: not finite, so recorded as null: {', '.join(sorted(new))}; diverged?"
-                say(Warned(message))
-                lost |= new
-            if on_round:
-                on_round(now.round, metrics)
-            last = now
-            if mirror and is_saved:
-                mirror.upload()
-            clock = time.perf_counter()
+            _require_earned(ready.prepared.stage, ready.shared, c.dp.delta, start.ledger, now.ledger)
+            metrics, clients = _observed(ready, executor, callbacks, now, facts, planned)
+            lines.append(line_of(now.round, metrics))
+            is_over = any(callback.is_last(lines) for callback in callbacks)
+            if is_over and any(every and now.round % every for every in (c.evaluate.every, c.measure.every)):
+                metrics, clients = _observed(ready, executor, callbacks, now, facts, now.round)
+            is_saved = is_over or now.round % c.federation.checkpoint_every == 0 or now.round == planned
+            for callback in callbacks:
+                callback.on_round(RoundResult(now, metrics, clients, began, trained, is_saved))
             if is_over:
-                break
+                return now
+            last, began = now, time.perf_counter()
     except ClientError:
-        best.write(record.path, build, ready.facts)
-        checkpoint.save(record.checkpoints, last, record.digest())  # so that only the failed round runs again
+        for callback in callbacks:
+            callback.on_error()
         raise
     return last
 
 
 def _observed(
-    ready: Assembled, executor: Executor, now: Standing, facts: Mapping[str, float], last: int, *before: Any
+    ready: Assembled,
+    executor: Executor,
+    callbacks: Sequence[Callback],
+    now: Standing,
+    facts: Mapping[str, float],
+    last: int,
 ) -> tuple[dict[str, float | None], Mapping[str, Sequence[float]]]:
-    """Return the metrics after a round, and the metrics of each client; last: number of the run's last round.
-
-    facts: the metrics of the round's training. before: the result of an earlier call for this round, made before the
-    decision that the run ends here. The result is returned unchanged if it already has all metrics.
-    """
+    """Return the metrics after a round, with ``facts`` (those of training), and the metrics of each client."""
     config = ready.config
-    if before and not any(every and now.round % every for every in (config.evaluate.every, config.measure.every)):
-        return before[0], before[1]
     metrics: dict[str, float | None] = {**facts, "comm/total_bytes": now.traffic.total}
     metrics |= evaluate.observe(ready, executor, now, last)
+    for callback in callbacks:
+        metrics |= callback.measure(now, last)
     clients, of_all = evaluate.of_clients(ready, executor, now, last)
     metrics |= of_all
     if config.dp.local:
         spent = now.ledger.largest_epsilon_of_rounds(config.dp.delta)
         metrics[EPSILON + IF_SECRET * (config.dp.noise != SECRET)] = spent
     return metrics, clients
-
-
-def _late(now: Standing) -> dict[str, list[int]]:
-    """Return the round's lists ``late`` (all stragglers) and ``partial`` (stragglers whose partial work arrived)."""
-    return {"late": list(now.stragglers), "partial": [i for i, share in now.stragglers.items() if share]}
 
 
 def _write_partition(folder: Path, partition: Partitioned, tests: Clients | None, data: str, salt: bytes) -> None:
