@@ -16,8 +16,7 @@ from fedcommons.runs.user_metric import OwnMeasure
 from fedcommons.runs.worker import build_module
 from fedcommons.tracking.remote_run import RunMirror
 from fedcommons.tracking.run_folder import RunFolder
-from fedcommons.tracking.tracker import Tracker
-from fedcommons.tracking.user_tracker import OwnTracker
+from fedcommons.tracking.tracker import OwnTracker, Tracker
 
 
 def callbacks_of(
@@ -54,13 +53,13 @@ def _trackers(ready: Assembled, folder: Path, say: Callable[[str], None]) -> lis
     config = ready.config
     if config.tracking.wandb != "off":
         from fedcommons.tracking.wandb_media import pool_images
-        from fedcommons.tracking.wandb_tracker import WandbTracker
+        from fedcommons.tracking.wandb_tracker import WandbTracker, describe
 
         shown, n_real = (), len(ready.prepared.train)
         if pool := ready.data.pool:
             x, y = pool.store.x[n_real:].numpy(), pool.store.y[n_real:].numpy()
             shown = pool_images(x, y, pool.rows.flat.numpy() - n_real)
-        trackers.append(WandbTracker(folder, config, ready.shared.p, say, shown))
+        trackers.append(WandbTracker(folder, describe(config, ready.shared.p), config.tracking.wandb, say, shown))
     if name := config.tracking.tracker:
         part = registry.find("tracker", name)
         arguments = select_arguments(part, {"folder": folder, "config": config.flat})
