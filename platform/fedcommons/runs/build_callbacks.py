@@ -1,19 +1,16 @@
-"""Build the callbacks of a run from its config."""
+"""Build the callbacks of a run."""
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from fedcommons.config import registry
 from fedcommons.config.fields import select_arguments
 from fedcommons.core.executor import Executor
 from fedcommons.runs import callbacks
-from fedcommons.runs.build import Assembled
+from fedcommons.runs.assemble import Assembled
 from fedcommons.runs.callbacks import Callback, OnRound
-from fedcommons.runs.early_stopping import stop_of
 from fedcommons.runs.model_files import BestModel
 from fedcommons.runs.user_metric import OwnMeasure
-from fedcommons.runs.worker import build_module
 from fedcommons.tracking.remote_run import RunMirror
 from fedcommons.tracking.run_folder import RunFolder
 from fedcommons.tracking.tracker import OwnTracker, Tracker
@@ -28,16 +25,15 @@ def callbacks_of(
     say: Callable[[str], None],
 ) -> list[Callback]:
     """Return the callbacks of a run in their order (see ``Callback``)."""
-    c, stop, m = ready.config, stop_of(ready.config), ready.config.measure
+    e, stop = ready.spec.evaluation, ready.spec.stop
     watched = [("validation/accuracy", "max"), ("validation/loss", "min")]
     watched = [(stop.watched, stop.way)] if stop.rule == "patience" else watched
-    build = partial(build_module, c, ready.facts)
     built: list[Callback] = [stop]
-    if m.measure:
-        built += [OwnMeasure(executor, m.measure, m.constants, m.every, c.seed, ready.steps, c.evaluate.chunk)]
+    if e.measure:
+        built += [OwnMeasure(executor, *e.measure, e.measure_every, ready.spec.seed, ready.steps, e.chunk)]
     built += [
-        callbacks.Tracking(record, _trackers(ready, record.path, say)),
-        BestModel(record.path, watched, c.evaluate.every, build, ready.facts),
+        callbacks.Tracking(record, _trackers(ready, record, say)),
+        BestModel(record.path, watched, e.every, ready.module, ready.facts),
         callbacks.Checkpoints(record),
         callbacks.Warnings(say),
     ]
@@ -47,22 +43,24 @@ def callbacks_of(
     return built
 
 
-def _trackers(ready: Assembled, folder: Path, say: Callable[[str], None]) -> list[Tracker]:
-    """Return W&B, unless it is off, and the tracker of ``tracking.tracker``, if set."""
+def _trackers(ready: Assembled, record: RunFolder, say: Callable[[str], None]) -> list[Tracker]:
+    """Return W&B and the further tracker, as far as the run has them."""
     trackers: list[Tracker] = []
-    config = ready.config
-    if config.tracking.wandb != "off":
+    spec = ready.spec
+    if spec.wandb != "off":
         from fedcommons.tracking.wandb_media import pool_images
         from fedcommons.tracking.wandb_tracker import WandbTracker, describe
 
-        shown, n_real = (), len(ready.prepared.train)
+        shown, n_real = (), len(spec.train)
         if pool := ready.data.pool:
             x, y = pool.store.x[n_real:].numpy(), pool.store.y[n_real:].numpy()
             shown = pool_images(x, y, pool.rows.flat.numpy() - n_real)
-        trackers.append(WandbTracker(folder, describe(config, ready.shared.p), config.tracking.wandb, say, shown))
-    if name := config.tracking.tracker:
+        described = describe(spec.record, ready.shared.p)
+        trackers.append(WandbTracker(record.path, described, spec.wandb, say, shown))
+    if spec.tracker:
+        name, constants = spec.tracker
         part = registry.find("tracker", name)
-        arguments = select_arguments(part, {"folder": folder, "config": config.flat})
-        make = partial(part, **arguments, **config.tracking.constants)
+        arguments = select_arguments(part, {"folder": record.path, "config": record.fields})
+        make = partial(part, **arguments, **constants)
         trackers.append(OwnTracker(name, partial(registry.build_part, "tracker", name, make), say))
     return trackers

@@ -4,12 +4,9 @@ The decision only depends on the metrics in rounds.jsonl, so a resumed run, or a
 rounds, ends in the same round. Round 0, the untrained model, does not count.
 """
 
-import re
 from dataclasses import dataclass
 
 from fedcommons.config import target
-from fedcommons.config.experiment import Experiment
-from fedcommons.errors import UserError, quote
 from fedcommons.runs.callbacks import Callback, Lines, RoundResult
 
 
@@ -75,35 +72,9 @@ class Stop(Callback):
         return f"after round {last}: {self.watched} was best in round {at}, {last - at} rounds before"
 
 
-def stop_of(config: Experiment) -> Stop:
-    """Return the stopping rule of an experiment.
-
-    Raises:
-        UserError: a metric will not be measured, its better direction is unknown, or a field has no effect.
-    """
-    f, usual = config.federation, type(config.federation)
-    target.require_measured("target", target.read(config.target).metric, config.flat)
-    watched, way = _watched(f.stop_metric)
-    if f.stop == "patience":
-        target.require_measured("federation.stop_metric", watched, config.flat)
-    else:
-        for name in ("stop_patience", "stop_metric"):
-            if getattr(f, name) != getattr(usual, name):
-                raise UserError(f"federation.{name} changes nothing without --federation.stop patience.")
-    return Stop(f.stop, config.target, f.rounds, f.stop_patience, watched, way)
-
-
-def _watched(text: str) -> tuple[str, str]:
-    """Return the metric that a text such as "accuracy" or "f1 max" names, and its better direction, "max" or "min"."""
-    match = re.fullmatch(r"(?:validation/)?([^\s/]+)(?:\s+(max|min))?", text.strip())
-    if not match:
-        raise UserError(f"federation.stop_metric must be a metric on validation data, such as loss, got {quote(text)}.")
-    way = match[2] or ("max" if "accuracy" in match[1] else "min" if "loss" in match[1] else None)
-    if way is None:
-        raise UserError(
-            f'federation.stop_metric {quote(text)} needs the better direction after it: max or min, such as "f1 max".'
-        )
-    return f"validation/{match[1]}", way
+def stop_of(rule: str, goal: float | str, rounds: int, patience: int, metric: str) -> Stop:
+    """Return the stopping rule; metric: the value of ``federation.stop_metric``."""
+    return Stop(rule, goal, rounds, patience, *target.validation_metric(metric))
 
 
 def best_round(lines: Lines, metric: str, way: str) -> int:

@@ -6,7 +6,7 @@ of a wrong type and numbers that are too large to be added, so that the code of 
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -193,3 +193,8 @@ def _line(part: bytes, needed: str) -> dict[str, Any] | None:
 def _is_finite(value: object) -> bool:
     most = sys.float_info.max
     return isinstance(value, int | float) and not isinstance(value, bool) and -most <= value <= most
+
+
+def last_of(lines: Sequence[Mapping[str, Any]], name: str) -> Any:
+    """Return the metric ``name`` of the last round that has it (``evaluate.every`` may skip rounds), or None."""
+    return next((line[name] for line in reversed(lines) if name in line), None)

@@ -93,7 +93,7 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, config: Experiment, resume: bool, data: str | None = None) -> None:
-        self.path = path
+        self.path, self.fields = path, config.flat
         self._hashes = defaultdict(hashlib.sha256)  # file -> hash of the written lines
         clients = ["clients.jsonl"] if config.measure.clients or config.evaluate.clients else []
         self._courses = ["rounds.jsonl", "timing.jsonl", *clients]
@@ -110,10 +110,10 @@ class RunFolder:
                 remove_unfinished(path / folder, files)
             (path / "summary.json").unlink(missing_ok=True)  # it is outdated, as the run continues
             if is_run(path):
-                self._forget_ends(config)
+                self._forget_ends(config.federation.rounds, (config.measure.every, config.evaluate.every))
             gpus = config.federation.gpus_per_actor if config.federation.executor == "ray_actors" else None
             current = environment(gpus, _facts(path / "environment.json"))
-            write_json(path / "environment.json", {**current, **_sources(config)})
+            write_json(path / "environment.json", {**current, **_sources(config.chosen, config.source)})
             write_text(path / "config.yaml", yaml.safe_dump(dotted.to_dict(config), sort_keys=False))
         except OSError as error:
             raise UserError(f"--out: {path} cannot be written ({error.strerror}).") from error
@@ -136,13 +136,13 @@ class RunFolder:
             write_text(self.path / name, text)
             self._hashes[name] = hashlib.sha256(text.encode())
 
-    def _forget_ends(self, config: Experiment) -> None:
-        """Remove the lines of rounds that run again because ``federation.rounds`` has changed.
+    def _forget_ends(self, rounds: int, observed: Sequence[int]) -> None:
+        """Remove the lines of rounds that run again because the planned number of ``rounds`` has changed.
 
         A last round has metrics that other rounds may lack, so the lines of the old and new last round are wrong.
+        observed: numbers of rounds between two measurements, and between two evaluations.
         """
-        observed = [config.flat.get(name, 0) for name in ("measure.every", "evaluate.every")]
-        plans = {read_config(self.path).federation.rounds, config.federation.rounds}
+        plans = {planned_rounds(self.path), rounds}
         odd = [last for last in plans if any(last % (every or 1) for every in observed)]
         if len(plans) > 1 and odd:
             self.rewind(min(odd) - 1)
@@ -193,7 +193,7 @@ class RunFolder:
 
 
 def line_of(round: int, metrics: Mapping[str, Metric]) -> dict[str, Any]:
-    """Return the line of rounds.jsonl for a round, as a dictionary; values that are not finite become None."""
+    """Return the line of rounds.jsonl for a round; values that are not finite become None."""
     return {"round": round, **{name: record_schema.written(value) for name, value in metrics.items()}}
 
 
@@ -226,6 +226,16 @@ def require_plain(path: Path) -> None:
         raise UserError(f"{flaw}; replace it by the file or folder itself, or choose another --out.")
 
 
+def planned_rounds(path: Path) -> int:
+    return read_config(path).federation.rounds
+
+
+def other_rounds(path: Path, config: Experiment) -> int | None:
+    """Return the planned number of rounds of the run in the folder, if it differs from ``config`` in rounds only."""
+    planned = read_config(path)
+    return planned.federation.rounds if dotted.same_results(planned, config) == ["federation.rounds"] else None
+
+
 def _require_same(path: Path, config: Experiment, data: str | None) -> None:
     existing = read_config(path)
     differ = dotted.same_results(existing, config)
@@ -235,7 +245,8 @@ def _require_same(path: Path, config: Experiment, data: str | None) -> None:
             "another --out."
         )
     if differ := [name for name in differ if name != "federation.rounds"]:
-        old, new = (record.get("sources") for record in (_facts(path / "environment.json"), _sources(config)))
+        began, now = _facts(path / "environment.json"), _sources(config.chosen, config.source)
+        old, new = began.get("sources"), now.get("sources")
         names = [name + _changed(old, new, name.removeprefix("source.")) for name in differ]
         raise UserError(f"{path} holds a run with another {', '.join(names)}; choose another --out.")
     if data is not None:
@@ -263,10 +274,9 @@ def require_same_rounding(path: Path) -> None:
         raise UserError(f"{path} holds a run that began where libraries round otherwise ({what}); reset the variable.")
 
 
-def _sources(config: Experiment) -> dict[str, Any]:
+def _sources(names: Mapping[str, str], digests: Mapping[str, str]) -> dict[str, Any]:
     """Return {"sources": kind -> file -> hash of the file} of user-defined components; empty if there are none."""
-    names = config.chosen
-    files = {kind: dict(registry.files(names[kind])) for kind in config.source if kind in names}
+    files = {kind: dict(registry.files(names[kind])) for kind in digests if kind in names}
     return {"sources": files} if files else {}
 
 
@@ -354,11 +364,6 @@ def accuracies(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
     return [(line["round"], line["test/accuracy"]) for line in rounds if line.get("test/accuracy") is not None]
 
 
-def last_of(lines: Sequence[Mapping[str, Any]], name: str) -> Any:
-    """Return the metric ``name`` of the last round that has it (``evaluate.every`` may skip rounds), or None."""
-    return next((line[name] for line in reversed(lines) if name in line), None)
-
-
 def read_finished(path: Path, config: Experiment, data: str | None = None) -> dict[str, Any] | None:
     """Return the summary of a finished run of ``config`` with the same number of rounds as ``config``; else None.
 
@@ -370,4 +375,4 @@ def read_finished(path: Path, config: Experiment, data: str | None = None) -> di
     if not is_run(path) or (summary := read_summary(path)) is None:
         return None
     _require_same(path, config, data)
-    return summary if read_config(path).federation.rounds == config.federation.rounds else None
+    return summary if planned_rounds(path) == config.federation.rounds else None
