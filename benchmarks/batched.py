@@ -26,8 +26,7 @@ from fedcommons.data.clients import Clients
 from fedcommons.federation import rounds
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.serial_executor import Serial
-from fedcommons.runs.build import prepare
-from fedcommons.runs.worker import build_module
+from fedcommons.runs.build import build, module_of
 from lightning_modules import Classifier
 
 
@@ -44,9 +43,9 @@ def course(name: str, blocks: int, *, batched: bool) -> Iterator[object]:
         loop = LocalSGD(w.epochs, w.batch, batched=batched)
     else:
         config = experiment("small", "digits")
-        dataset = prepare(config).dataset
+        dataset = build(config).dataset
         rows = np.arange(1200).reshape(10, 120)
-        clients, share, module = Clients(dataset.train, list(rows)), 1.0, build_module(config, dataset)
+        clients, share, module = Clients(dataset.train, list(rows)), 1.0, module_of(config)(dataset)
         loop = LocalSGD(1, int(name.split()[-1]), onednn=False, batched=batched)
     data = RunData(clients, clients, {})
     work = Work(module, torch.device("cpu"), loop)

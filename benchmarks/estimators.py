@@ -38,7 +38,7 @@ from fedcommons.core.worker import RunData, Worker, set_up_process
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.federation.serial_executor import Serial
-from fedcommons.runs.load_data import load
+from fedcommons.runs.build import load
 from lightning_modules import Classifier
 from lightning_modules.networks import CNN, VGG11
 

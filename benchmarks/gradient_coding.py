@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from fedcommons.config.schema import Data
 from fedcommons.core.worker import set_up_process
-from fedcommons.runs.load_data import load
+from fedcommons.runs.build import load
 
 sys.path.append(str(Path(__file__).parent.parent / "sweeps"))
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedcommons.config.dotted import choose
-from fedcommons.runs import build, experiment
+from fedcommons.runs import assemble, build, load_data
 
 DATA = """
 import numpy as np
@@ -46,15 +46,15 @@ def main(n: int) -> None:
         more = {"model.name": "linear", "partition.name": "by_group"}
         config = choose({**fields, **more, "federation.participation": 100 / n})
         start = time.perf_counter()
-        build.prepare(config)
+        build.build(config)
         first = time.perf_counter() - start
-        prepare, prepared = best(lambda: build.prepare(config))
-        assemble, ready = best(lambda: build.assemble(prepared))
+        building, prepared = best(lambda: build.build(config))
+        sharing, ready = best(lambda: assemble.assemble(prepared))
         write, _ = best(
-            lambda: experiment._write_partition(Path(folder), prepared.partition, prepared.tests, "digest", b"")
+            lambda: load_data.write_partition(Path(folder), prepared.partition, prepared.tests, "digest", b"")
         )
         assert len(np.asarray(ready.data.real.sizes)) == len(prepared.tests or ()) == n
-        told = f"prepare {prepare:.2f} (with the data read {first:.2f}), assemble {assemble:.2f}, write {write:.2f}"
+        told = f"build {building:.2f} (with the data read {first:.2f}), assemble {sharing:.2f}, write {write:.2f}"
         print(f"{n:,} clients: {told}")
 
 

@@ -33,7 +33,7 @@ from fedcommons.config.dotted import choose
 from fedcommons.errors import UserError
 from fedcommons.federation.client_sampling import participants
 from fedcommons.runs import build
-from fedcommons.runs.worker import build_module
+from fedcommons.runs.build import module_of
 
 HERE = Path(__file__).parent
 SETTINGS = {
@@ -61,14 +61,14 @@ class Took:
 def write_work(file: Path) -> str:
     """Write the rivals' input: clients' images, clients of each round, initial weights; return the partition's hash."""
     config = choose(SETTINGS)
-    prepared = build.prepare(config)
+    prepared = build.build(config)
     dataset, rows = prepared.dataset, prepared.partition.rows
 
     def images(x: Tensor) -> Tensor:
         return ((x.flatten(1).float() / 255) - dataset.mean[0]) / dataset.std[0]
 
     joins = [participants(len(rows), config.federation.participation, config.seed, r) for r in range(1, 101)]
-    last = dict(build_module(config, dataset).named_parameters())
+    last = dict(module_of(config)(dataset).named_parameters())
     weight, bias = (next(p.detach() for name, p in last.items() if name.endswith(end)) for end in ("weight", "bias"))
     every = torch.cat([torch.from_numpy(r) for r in rows])
     save_file(

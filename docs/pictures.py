@@ -19,8 +19,8 @@ from fedcommons.federation.client_sampling import participants
 from fedcommons.generators.requests import contributions
 from fedcommons.reports.plots import panels, save
 from fedcommons.runs import load_data
-from fedcommons.runs.build import assemble, prepare
-from fedcommons.runs.worker import build_module
+from fedcommons.runs.assemble import assemble
+from fedcommons.runs.build import build, load, module_of
 from fedcommons.seeding import set_default_generator
 from fedcommons.sharing.swapped import n_swapped
 
@@ -33,13 +33,15 @@ def counts(name: str = "dirichlet_classes", dataset: str = "digits", **constants
     """Training examples of each class at each client, (clients, classes)."""
     own = {f"partition.{key}": value for key, value in constants.items()}
     config = experiment("small", dataset, {"partition": name, **OFF, **own})
-    data = load_data.load(config.data)
+    data = load(config.data)
     train = data.train
     groups = None if train.groups is None else train.groups.numpy()
     factors = {factor: values.numpy() for factor, values in train.factors.items()}
+    p = config.partition
     client_data = load_data.partition_rows(
-        config.partition, train.y.numpy(), data.n_classes, 0, groups=groups, factors=factors, origin=data.origin
-    )
+        p.name, p.constants, train.y.numpy(), data.n_classes, 0, n_clients=p.n_clients, groups=groups, factors=factors,
+        origin=data.origin,
+    )  # fmt: skip
     assert client_data.class_counts is not None
     return client_data.class_counts
 
@@ -117,7 +119,7 @@ def b() -> None:
 def p() -> None:
     shares = (0.0, 0.1, 0.3, 0.5)
     config = experiment("small", "digits", {"alpha": 0.1, "setting": "shuffled_synthetic", **OFF})
-    client_data = prepare(config).client_data
+    client_data = build(config).client_data
     n_own = client_data.clients.sizes[0]
     figure, (row,) = panels(1, 2, (9.3, 2.6), sharey=True)
     made = [contributions(share, client_data)[0] if share else 0 for share in shares]
@@ -151,7 +153,7 @@ def rho() -> None:
     seen = []
     for share in shares:
         values = {"alpha": 0.1, "setting": "shuffled_synthetic", "rho": share, **OFF}
-        seen.append(len(prepare(experiment("small", "digits", values)).requests[0].examples))
+        seen.append(len(build(experiment("small", "digits", values)).requests[0].examples))
     axes.barh(range(3), seen, 0.6, color=BLUE, label="its generator is trained on these")
     axes.barh(range(3), [129 - s for s in seen], 0.6, left=seen, color=GREY, label="never seen by its generator")
     for y, some in enumerate(seen):
@@ -196,8 +198,8 @@ def zeta() -> None:
 
 def gradients(config: Experiment) -> list[np.ndarray]:
     """The gradient of each example that each client trains on, (n, P), at the untrained model."""
-    built = assemble(prepare(config))
-    module, clients = build_module(config, built.facts), built.data.clients
+    built = assemble(build(config))
+    module, clients = module_of(config)(built.facts), built.data.clients
     batches = [(clients[i].x.split(1), clients[i].y.split(1)) for i in range(len(clients))]
     return [torch.stack([per_sample.gradients(module, one)[0] for one in zip(x, y, strict=True)]).double().numpy()
             for x, y in batches]  # fmt: skip

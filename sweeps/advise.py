@@ -109,13 +109,16 @@ def advise(argv: Sequence[str]) -> int:
         mirror = SweepMirror(several, out, display.say)
         mirror.begin(options.resume)
         todo = sweep.todo(several, out, display)
-        from fedcommons.runs.build import prepare
+        from fedcommons.runs.build import build
         from papers.fedssyn.predicting import predictions
 
-        ready = [prepare(c) for c in wanted]
+        ready = [build(c) for c in wanted]
         with sweep.open_sweep(out, options.resume):  # opened only now, as all invalid requests were refused above
             mirror.claim()
-            predicted = {run.config.partition.alpha: (run, *predictions(run, options, display)) for run in ready}
+            predicted = {
+                c.partition.alpha: (run, *predictions(run, options, display))
+                for c, run in zip(wanted, ready, strict=True)
+            }
             report(predicted, {}, options, out, display)
             if not runs:
                 return 0

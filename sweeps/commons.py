@@ -74,7 +74,7 @@ def entries(options: parse.Options) -> list[Entry]:
 
 
 def _entry(options: parse.Options, name: str, alpha: float, rates: Rates, seed: int) -> Entry:
-    from fedcommons.runs.build import prepare
+    from fedcommons.runs.build import build
 
     values = {
         **grid.base(options),
@@ -85,7 +85,7 @@ def _entry(options: parse.Options, name: str, alpha: float, rates: Rates, seed: 
     }
     try:
         cell = grid.cell(options, values)
-        prepare(cell.config)
+        build(cell.config)
     except UserError as error:
         return Entry(name, alpha, rates, seed, str(error))
     return Entry(name, alpha, rates, seed, cell)

@@ -97,7 +97,7 @@ def mnist_softmax(argv: Sequence[str]) -> int:
     options = arguments(argv)
     import torch
 
-    from fedcommons.runs.load_data import load
+    from fedcommons.runs.build import load
     from papers.fedssyn.softmax_regression import balanced
 
     torch.set_num_threads(1)  # with more threads, sums would be rounded differently

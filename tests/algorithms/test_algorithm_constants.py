@@ -28,7 +28,7 @@ from fedcommons.core.algorithm import Algorithm, Facts, Message
 from fedcommons.data import datasets
 from fedcommons.errors import UserError
 from fedcommons.flat_tensors import flatten
-from fedcommons.runs.build import prepare
+from fedcommons.runs.build import build
 from fedcommons.runs.check_module import require_distillable
 from fedcommons.testing.federations import Federation
 
@@ -104,7 +104,7 @@ EXPERIMENTS: list[tuple[str, dict[str, Any], str]] = [
 def test_an_experiment_is_refused_before_any_work(name: str, values: dict[str, Any], said: str) -> None:
     model = {"model.name": "vae"} if name == "feddpms" else {}
     with pytest.raises(UserError, match=said):
-        prepare(presets.experiment("smoke", "digits", {"algorithm": name, **model, **values}))
+        build(presets.experiment("smoke", "digits", {"algorithm": name, **model, **values}))
 
 
 def _client(algorithm: Algorithm, federation: Federation) -> None:

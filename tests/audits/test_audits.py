@@ -24,10 +24,10 @@ from fedcommons.errors import UserError
 from fedcommons.generators.generator import Receipt
 from fedcommons.generators.requests import Contribution
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN
-from fedcommons.runs.build import Assembled, assemble, prepare
+from fedcommons.runs.assemble import Assembled, assemble
+from fedcommons.runs.build import build, noise_key
 from fedcommons.runs.experiment import run
 from fedcommons.runs.pool_audit import WHY, subjects
-from fedcommons.runs.worker import noise_key
 from fedcommons.sharing.disclosure import RAW
 from papers.fedssyn.audits import GRID
 from papers.fedssyn.noisy_sums import audited
@@ -44,7 +44,7 @@ def experiment(**fields: Any) -> Experiment:
 
 def made_by(config: Experiment, make: Callable[[Examples], Tensor], receipt: Receipt | None = None) -> Assembled:
     """The run's parts where every client contributes this function of what its generator saw."""
-    ready = prepare(config)
+    ready = build(config)
     each = [Contribution(Examples(make(n.examples), n.examples.y), receipt, len(n.examples)) for n in ready.requests]
     return assemble(ready, each)
 
@@ -89,9 +89,9 @@ def test_copies_are_withheld_and_so_is_every_epsilon() -> None:
     kept = found.shared.data.pool
     assert kept is not None
     store = kept.store
-    copies = {x.numpy().tobytes() for x in store.x[: len(found.prepared.client_data.clients.store)]}
+    copies = {x.numpy().tobytes() for x in store.x[: len(found.spec.client_data.clients.store)]}
     assert not any(store.x[row].numpy().tobytes() in copies for row in kept.rows.flat.tolist())
-    sizes = [len(n.examples) for n in found.prepared.requests]
+    sizes = [len(n.examples) for n in found.spec.requests]
     assert found.audited.withheld == {i: -(-n // 2) for i, n in enumerate(sizes)}
     assert len(kept.rows.flat) == sum(n // 2 for n in sizes)
     assert not any(event.covered for event in found.shared.releases)
@@ -106,7 +106,7 @@ def test_copies_are_withheld_and_so_is_every_epsilon() -> None:
 def test_held_out_images_are_what_generators_did_not_see() -> None:
     found = made_by(experiment(sharing__audit=True), same)
     assert found.audited is not None
-    data, prepared = found.prepared.dataset, found.prepared
+    data, prepared = found.spec.dataset, found.spec
     for one, need in zip(
         subjects(prepared.client_data, prepared.requests, data.validation), prepared.requests, strict=True
     ):
@@ -122,9 +122,9 @@ def test_held_out_images_are_what_generators_did_not_see() -> None:
 def test_an_audit_without_held_out_images_is_refused_before_any_work() -> None:
     fields = {"data__validation": 0.0, "generator__rho": 1.0, "sharing__audit": True}
     with pytest.raises(UserError, match=r"sharing.audit needs held-out images of client 0"):
-        prepare(experiment(**fields))
-    prepare(experiment(**{**fields, "data__validation": 0.1}))
-    prepare(experiment(**{**fields, "generator__rho": 0.5}))
+        build(experiment(**fields))
+    build(experiment(**{**fields, "data__validation": 0.1}))
+    build(experiment(**{**fields, "generator__rho": 0.5}))
 
 
 @pytest.mark.long
@@ -136,9 +136,7 @@ def test_a_run_of_generators_writes_its_audit_also_when_it_is_resumed(tmp_path: 
     assert sum(line.startswith("audit:") for line in said) == 1
     written = json.loads((tmp_path / "run" / "audit.json").read_text())
     assert written["spaces"]["pixels"]["all"] == summary["audit"]["pixels"]
-    of_contributions = sum(
-        need.n for need in prepare(config).requests
-    )  # the images in the pool, not all that were made
+    of_contributions = sum(need.n for need in build(config).requests)  # the images in the pool, not all that were made
     assert summary["audit"]["pixels"]["identical"] == summary["audit"]["pixels"]["images"] == of_contributions
     (tmp_path / "run" / "summary.json").unlink()
     assert run(config, tmp_path / "run", resume=True, say=said.append) == summary
@@ -247,7 +245,7 @@ def sweep(sweeps: Callable[[str], ModuleType]) -> ModuleType:
 
 def found(sweep: ModuleType, setting: str, canaries: int, *more: str) -> Estimate:
     argv = ["--preset", "smoke", "--sharing", setting, "--sharing.target_epsilon", "10", *STAGES[setting], *more]
-    return audited(prepare(sweep.arguments(argv).config), None, canaries)[1]
+    return audited(build(sweep.arguments(argv).config), None, canaries)[1]
 
 
 @pytest.mark.long

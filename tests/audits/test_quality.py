@@ -13,11 +13,11 @@ from torch import Tensor
 from fedcommons import Examples, LocalSGD, UserError, Work, generator, set_default_generator
 from fedcommons.audits.quality import compared, pool_quality
 from fedcommons.config import experiment as config
-from fedcommons.runs import load_data
+from fedcommons.runs import build
 from lightning_modules.classifier import Classifier
 from lightning_modules.networks.linear import Linear
 
-DATA = load_data.load(config.Data(limit=300))
+DATA = build.load(config.Data(limit=300))
 
 
 def points(n: int, seed: int, d: int = 3) -> Tensor:

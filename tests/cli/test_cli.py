@@ -13,7 +13,7 @@ from fedcommons.config import presets
 from fedcommons.config.dotted import choose
 from fedcommons.errors import UserError
 from fedcommons.runs import build
-from fedcommons.runs.checks import check
+from fedcommons.runs.build import check
 from fedcommons.tracking.record_schema import flaw_of_config
 from fedcommons.tracking.run_folder import read_config, read_run
 from papers.fedssyn import authors
@@ -89,7 +89,7 @@ def test_an_experiment_that_cannot_be_is_refused_in_one_sentence(line: str) -> N
     argv = words.split()
     parser = parse.parser("a test", argv, presets.preset("smoke", "digits"))
     with pytest.raises(UserError) as error:
-        build.prepare(parse.experiment(parse.parse(parser, argv)))
+        build.build(parse.experiment(parse.parse(parser, argv)))
     assert [part for part in parts.split() if part not in str(error.value)] == [], str(error.value)
     assert "\n" not in str(error.value)
 

@@ -19,7 +19,7 @@ from fedcommons.config import registry
 from fedcommons.config.dotted import common_fields, to_dict
 from fedcommons.config.fields import Field
 from fedcommons.config.registry import KINDS
-from fedcommons.runs import build, worker
+from fedcommons.runs import build
 from fedcommons.storage.artifact_store import key_of
 from fedcommons.tune.sweep import Trial, cell
 from papers.fedssyn import sizes
@@ -54,7 +54,7 @@ def script(sweeps: Callable[[str], ModuleType]) -> Callable[[str], ModuleType]:
 def facts(one: Trial) -> list[str]:
     """Return a run's name, the hash of its config.yaml and the beginning of the key of its noise."""
     written = yaml.safe_dump(to_dict(one.config), sort_keys=False)
-    return [one.name, sha256(written.encode()).hexdigest()[:12], f"{worker.noise_key(one.config):032x}"[:12]]
+    return [one.name, sha256(written.encode()).hexdigest()[:12], f"{build.noise_key(one.config):032x}"[:12]]
 
 
 def hashed(value: object) -> str:
@@ -89,7 +89,7 @@ def test_names_keys_configs_and_noise_are_what_they_were(
 
 def artifact_keys(one: Trial) -> list[str]:
     """Return keys of the first and the last client's artifacts, and of the noise of a private generator."""
-    needs = build.prepare(one.config).requests
+    needs = build.build(one.config).requests
     keys = [
         key_of(facts) for n in (needs[0], needs[-1]) for facts in (n.course_facts, n.generator_facts, n.images_facts)
     ]

@@ -10,7 +10,7 @@ import torch
 
 from fedcommons.config.dotted import choose, override
 from fedcommons.errors import UserError
-from fedcommons.runs import build, load_data
+from fedcommons.runs import build
 from fedcommons.runs.experiment import run
 
 PARTS = """
@@ -72,11 +72,11 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")  # torch, in the last partition
 def test_a_partition_does_not_rewrite_the_training_labels() -> None:
     config = choose({"partition.name": "lab.py:by_torch", "partition.n_clients": 2, "data.limit": 40})
-    before = load_data.load(config.data)
+    before = build.load(config.data)
     labels = before.train.y.numpy().copy()
     with pytest.raises(Exception, match="read-only"):
-        build.prepare(override(config, {"partition.name": "lab.py:by_numpy"}))
-    prepared = build.prepare(config)
+        build.build(override(config, {"partition.name": "lab.py:by_numpy"}))
+    prepared = build.build(config)
     assert np.asarray(prepared.partition.class_counts).sum(0).tolist() == np.bincount(labels, minlength=10).tolist()
     assert prepared.dataset.digest == before.digest
     assert torch.equal(prepared.dataset.train.y, torch.from_numpy(labels))
@@ -98,7 +98,7 @@ def test_a_module_that_changes_its_batch_is_refused() -> None:
     """In an evaluation the batch is a part of the test set, so that each would see other examples than the last."""
     config = choose({**SHORT, "data.name": "lab.py:table", "model.name": "lab.py:InPlace"})
     with pytest.raises(UserError, match="must not change a batch in place"):
-        build.prepare(config)
+        build.build(config)
 
 
 @pytest.mark.long
@@ -110,7 +110,7 @@ def test_what_a_measure_and_a_straggler_rule_write_into_their_arguments_changes_
 
 
 def test_a_clients_rows_are_a_copy() -> None:
-    clients = build.prepare(choose(SHORT)).client_data.clients
+    clients = build.build(choose(SHORT)).client_data.clients
     before = clients.rows[0].copy()
     mine = clients[0]
     assert mine.ids is not None

@@ -15,7 +15,7 @@ from fedcommons.config.fields import fields_of
 from fedcommons.config.registry import KINDS
 from fedcommons.errors import UserError
 from fedcommons.runs import build
-from fedcommons.runs.checks import check
+from fedcommons.runs.build import check
 
 FILE = '''
 from dataclasses import dataclass
@@ -155,7 +155,7 @@ def quick(field: str, name: str, code: str = "", **more: object) -> Experiment:
 def test_a_name_in_a_module_that_is_no_file_is_refused() -> None:
     for name in ("builtins:dict", "sys:modules", "builtins:None"):
         with pytest.raises(UserError):
-            build.prepare(quick("algorithm", name))
+            build.build(quick("algorithm", name))
 
 
 TYPES = {"1 / 1": "must be a type", "'no type'": "SyntaxError", "Literal[3] | float": r"be combined with .*float"}
@@ -184,7 +184,7 @@ def test_the_values_of_a_literal_are_a_choice(annotation: str) -> None:
     assert default == eval(annotation.rpartition(" = ")[2])
     assert quick("partition.name", "odd.py:mine", **{"partition.a": right}).flat["partition.a"] == right
     with pytest.raises(UserError, match=known):
-        build.prepare(quick("partition.name", "odd.py:mine", **{"partition.a": wrong}))
+        build.build(quick("partition.name", "odd.py:mine", **{"partition.a": wrong}))
 
 
 ROWS = "import numpy as np\nimport pandas as pd\nimport torch\ndef mine(n_clients, labels):\n    return {rows}\n"
@@ -195,7 +195,7 @@ COLUMNS = "[pd.Series(range(k, len(labels), 2)) for k in range(2)]"
 def test_a_partition_may_return_rows_as_tensors_or_columns(rows: str) -> None:
     """Rows are held out for validation, so the partition is called once more, for more rows."""
     more = {"partition.n_clients": 2, "data.validation": 0.1}
-    ready = build.prepare(quick("partition.name", "odd.py:mine", ROWS.format(rows=rows), **more))
+    ready = build.build(quick("partition.name", "odd.py:mine", ROWS.format(rows=rows), **more))
     assert sorted(row for mine in ready.partition.rows for row in mine.tolist()) == list(range(40))
 
 
@@ -210,4 +210,4 @@ WRONG_ROWS = {
 def test_what_a_partition_returns_in_place_of_rows_is_named(rows: str) -> None:
     config = quick("partition.name", "odd.py:mine", ROWS.format(rows=rows), **{"partition.n_clients": 2})
     with pytest.raises(UserError, match=WRONG_ROWS[rows]):
-        build.prepare(config)
+        build.build(config)

@@ -12,7 +12,7 @@ from fedcommons.config.dotted import deciding, from_dict, override, to_dict
 from fedcommons.config.experiment import Experiment
 from fedcommons.errors import UserError
 from fedcommons.reports import metrics
-from fedcommons.runs.early_stopping import Stop, stop_of
+from fedcommons.runs.early_stopping import Stop
 from fedcommons.runs.experiment import run
 
 FIELDS = {
@@ -97,7 +97,8 @@ def test_patience_ends_a_run_that_many_rounds_after_its_best() -> None:
         assert not Stop("patience", 0.8, ends or 9, 2, "validation/loss", "min").reason_to_stop(
             every[: (ends or 6) + 1]
         )
-    assert stop_of(config()).reason_to_stop([{"round": 1, "test/accuracy": 1.0}]) is None  # the defaults never stop
+    c = config()  # the defaults never stop
+    assert Stop(c.federation.stop, 0.8, 30, 10, "", "max").reason_to_stop([{"round": 1, "test/accuracy": 1.0}]) is None
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ from fedcommons.config import registry
 from fedcommons.config.dotted import choose
 from fedcommons.errors import UserError
 from fedcommons.runs import build
-from fedcommons.runs.checks import check
+from fedcommons.runs.build import check
 
 NET = """
 from torch import nn
@@ -164,7 +164,7 @@ def test_a_missing_neighbour_is_named_in_one_sentence(lab: Lab, name: str, text:
     lab.write("broken.py", "\nimport nothing")
     lab.write("wrong.py", "def f(:")
     with pytest.raises(UserError) as error:
-        build.prepare(choose({"model.name": f"{name}:Net"}))
+        build.build(choose({"model.name": f"{name}:Net"}))
     sentence = str(error.value)
     assert "\n" not in sentence
     assert [word for word in [f"'{name}", *words.split()] if word not in sentence] == [], sentence

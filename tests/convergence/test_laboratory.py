@@ -33,7 +33,7 @@ from fedcommons.data.clients import Clients
 from fedcommons.errors import UserError
 from fedcommons.federation import checkpoint
 from fedcommons.flat_tensors import Flat
-from fedcommons.runs import build, experiment
+from fedcommons.runs import assemble, build, experiment
 from fedcommons.testing import Federation, LeastSquares
 from fedcommons.tracking.metric_names import NAMES
 from fedcommons.tracking.run_folder import read_rounds
@@ -321,7 +321,7 @@ def test_a_run_logs_the_laboratorys_values_and_trains_as_without(samples: int | 
     summary = experiment.run(config, tmp_path / "run")
     last, lines = checkpoint.load_latest(tmp_path / "run" / "checkpoints"), read_rounds(tmp_path / "run")
     assert last is not None
-    ready = build.assemble(build.prepare(config))
+    ready = assemble.assemble(build.build(config))
     at = ModelTask(last.model, last.buffers)
     laboratory = Laboratory(ready.executor(), ready.data, ready.shared.p, config.federation.blocks, samples, seed=5)
     result = laboratory.measure(at, hessians=not samples)

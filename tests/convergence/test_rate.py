@@ -30,7 +30,7 @@ from fedcommons.core.executor import Executor
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
 from fedcommons.flat_tensors import Flat, Payload, add, copy, flat
-from fedcommons.runs import build, experiment
+from fedcommons.runs import assemble, build, experiment
 from fedcommons.storage.artifact_store import Store
 from fedcommons.testing import rate
 from fedcommons.tracking.run_folder import read_rounds
@@ -229,7 +229,7 @@ def test_the_probe_is_a_run_without_sharing_or_measures_an_existing_pool(config:
     setting = {"sharing.setting": "shuffled_synthetic", "measure.smoothness": True}
     pool = override(config, {**small, **setting, **generator})
     first = lines(pool, "pool")[0]  # the untrained model
-    synthetic = build.contributions(build.prepare(pool), Store(tmp_path / "artifacts"))
+    synthetic = assemble.contributions(build.build(pool), Store(tmp_path / "artifacts"))
     (_, estimates), _ = probe(pool, synthetic, lambda _: None)
     for name in ("zeta_sq", "sigma_pool_sq", "delta_sq", "L_pool"):
         assert estimates[name].value == first[f"convergence/{name}"]

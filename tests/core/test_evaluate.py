@@ -26,8 +26,8 @@ from fedcommons.federation.client_memory import ClientMemory
 from fedcommons.federation.rounds import Standing
 from fedcommons.flat_tensors import EMPTY, Flat, Payload
 from fedcommons.reports import metrics
-from fedcommons.runs import build, evaluate
-from fedcommons.runs.build import Assembled
+from fedcommons.runs import assemble, build, evaluate
+from fedcommons.runs.assemble import Assembled
 from fedcommons.tracking.run_folder import read_clients, read_rounds
 from fedcommons.tune import work_counts
 
@@ -64,7 +64,7 @@ def test_means_and_spreads_over_clients() -> None:
 
 def held(**fields: Any) -> Assembled:
     """A federation whose client i has i + 1 test rows of its own, client 2 none."""
-    ready = build.assemble(build.prepare(experiment("smoke", values={**FIELDS, **fields})))
+    ready = assemble.assemble(build.build(experiment("smoke", values={**FIELDS, **fields})))
     rows = [np.arange(7 * i, 7 * i + i + 1) for i in range(6)]
     rows[2] = rows[2][:0]
     return ready.on(replace(ready.data, tests=Clients(ready.data.sets["test"], rows)))
@@ -155,7 +155,7 @@ def test_a_method_without_a_server_model_has_none_in_its_summary(tmp_path: Path)
 
 def test_a_clients_own_model_is_taken_out_of_a_run(tmp_path: Path) -> None:
     result = played(tmp_path / "run", algorithm="fedper")
-    own = build.prepare(result.experiment).client_data.clients
+    own = build.build(result.experiment).client_data.clients
     for client, found in enumerate(read_clients(result.folder)[-1]["personal/train_loss"]):
         with torch.no_grad():
             logits = result.personal(client)(own[client].x)
@@ -175,7 +175,7 @@ def test_what_cannot_be_evaluated_is_refused_before_any_work() -> None:
         ({"evaluate.every": 0}, "evaluate.every"),
     ):
         with pytest.raises(UserError, match=message):
-            build.prepare(experiment("smoke", values={**FIELDS, **fields}))
+            build.build(experiment("smoke", values={**FIELDS, **fields}))
 
 
 @pytest.mark.parametrize(

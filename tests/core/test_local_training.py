@@ -19,8 +19,7 @@ from fedcommons.data.clients import ClientData
 from fedcommons.data.transforms import flip_and_crop
 from fedcommons.errors import UserError
 from fedcommons.flat_tensors import Flat, flatten
-from fedcommons.runs.build import prepare
-from fedcommons.runs.worker import noise_key
+from fedcommons.runs.build import build, noise_key
 from fedcommons.seeding import generator, set_default_generator
 from fedcommons.testing import Federation, digits
 
@@ -236,5 +235,5 @@ def test_a_step_that_overflows_is_left_out_and_every_client_begins_its_scale_ane
 )
 def test_a_precision_is_refused_or_another_experiment(values: dict[str, object], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        prepare(experiment("smoke", values=values))
+        build(experiment("smoke", values=values))
     assert len({noise_key(experiment("smoke", values={"client.precision": p})) for p in ("fp32", *HALF)}) == 3

@@ -18,10 +18,8 @@ from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients
 from fedcommons.errors import UserError
 from fedcommons.reports.frames import load_runs
-from fedcommons.runs.build import prepare
+from fedcommons.runs.build import build, load, module_of
 from fedcommons.runs.experiment import run
-from fedcommons.runs.load_data import load
-from fedcommons.runs.worker import build_module
 from fedcommons.testing import Federation
 
 NETS = """
@@ -147,12 +145,12 @@ def test_a_module_that_cannot_be_trained_as_it_says_is_refused_before_any_work(t
     more, words, values = REFUSED[name]
     clients = {} if not values else {"partition.n_clients": 2}
     with pytest.raises(UserError, match=words):
-        prepare(settled(tmp_path, more, **{**clients, **values}))
+        build(settled(tmp_path, more, **{**clients, **values}))
 
 
 def test_setup_alone_goes_with_differential_privacy(tmp_path: Path) -> None:
     more = module("def setup(self, stage):\n    self.ready = True")
-    assert prepare(settled(tmp_path, more, **{"dp.local": True})).dataset.n_classes == 10
+    assert build(settled(tmp_path, more, **{"dp.local": True})).dataset.n_classes == 10
 
 
 RIGHT = {
@@ -184,9 +182,9 @@ def test_a_module_that_is_taken_trains_as_a_bare_loop_trains_it(tmp_path: Path, 
     config = settled(tmp_path, RIGHT[name])
     dataset = load(config.data)
     clients = Clients(dataset.train, [np.arange(len(dataset.train))])
-    federation = Federation(RunData(clients, clients), lambda: build_module(config, dataset), LocalSGD(1, 64))
+    federation = Federation(RunData(clients, clients), lambda: module_of(config)(dataset), LocalSGD(1, 64))
     trained = federation.run(FedAvg(), federation.plan(2))[-1][0].model
-    bare = build_module(config, dataset).train()
+    bare = module_of(config)(dataset).train()
     buffers = {n: b.clone() for n, b in bare.named_buffers()}
     bare.log = bare.log_dict = lambda *_, **__: None  # pyright: ignore[reportAttributeAccessIssue]
     for _ in range(2):
@@ -271,12 +269,12 @@ def test_a_run_may_be_judged_by_other_metrics_than_accuracy(tmp_path: Path) -> N
 @pytest.mark.long
 def test_a_module_that_cannot_be_judged_is_refused_before_any_work(kind: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        prepare(_experiment(kind))
+        build(_experiment(kind))
 
 
 @pytest.mark.long
 def test_numbers_that_may_be_no_means_are_named_where_a_set_has_several_chunks() -> None:
     """The largest set has 359 examples."""
     for chunk in (358, 359):
-        notes = prepare(_experiment("root", **{"evaluate.chunk": chunk, "data.limit": None})).notes
+        notes = build(_experiment("root", **{"evaluate.chunk": chunk, "data.limit": None})).notes
         assert ["rmse" in note for note in notes] == [True] * (chunk < 359)

@@ -18,9 +18,8 @@ from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.schedules import constant, cosine, step
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
-from fedcommons.runs.build import prepare
+from fedcommons.runs.build import build, noise_key
 from fedcommons.runs.checks import schedule_of
-from fedcommons.runs.worker import noise_key
 
 if TYPE_CHECKING:
     from fedcommons.testing.federations import LeastSquares
@@ -92,7 +91,7 @@ def test_a_schedule_without_a_positive_factor_is_refused_before_any_work(tmp_pat
     for i, factor in enumerate(factors):
         (tmp_path / f"mine{i}.py").write_text(f"def rates(round):\n    return {factor}\n")
         with pytest.raises(UserError, match=r"rates.* (factor above 0 for every round|ZeroDivisionError)"):
-            prepare(experiment("smoke", values={"client.lr_schedule": f"{tmp_path}/mine{i}.py:rates"}))
+            build(experiment("smoke", values={"client.lr_schedule": f"{tmp_path}/mine{i}.py:rates"}))
 
 
 def test_a_users_schedule_takes_its_constants_and_the_config_records_its_source(tmp_path: Path) -> None:

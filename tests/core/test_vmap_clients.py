@@ -38,7 +38,7 @@ from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError, UserError
 from fedcommons.federation.stragglers import Slow
 from fedcommons.flat_tensors import Payload, flat
-from fedcommons.runs.build import prepare
+from fedcommons.runs.build import build
 from fedcommons.seeding import set_default_generator
 from fedcommons.testing import Federation, digits
 from fedcommons.testing.comparing import bits
@@ -277,7 +277,7 @@ def test_a_module_that_batching_or_graphs_cannot_take_says_why_and_stays_unchang
 )
 def test_what_does_not_go_together_is_refused_before_any_work(values: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        prepare(experiment("smoke", "digits", values))
+        build(experiment("smoke", "digits", values))
 
 
 @pytest.mark.parametrize(

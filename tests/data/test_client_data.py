@@ -15,7 +15,7 @@ from fedcommons.data.clients import ClientData, Clients, Rows
 from fedcommons.data.examples import Dataset, Examples, Origin
 from fedcommons.data.partition import Partitioned
 from fedcommons.data.transforms import shift_features
-from fedcommons.runs import build, load_data
+from fedcommons.runs import assemble, build, load_data, spec
 from fedcommons.testing import digits
 
 MARK = np.arange(240)  # example j holds j, so that whatever comes with it can be checked
@@ -65,7 +65,16 @@ def test_a_client_is_a_group_that_has_rows_or_several(name: str) -> None:
         of_name = {"factor": factor} if name == "by_factor" else {}
         fields = {f"partition.{n}": value for n, value in {**constants, **of_name}.items()}
         recipe = choose({"partition.name": name, **fields}).partition
-        return load_data.partition_rows(recipe, np.zeros(7, int), 1, seed, groups=groups, factors={"site": groups}).rows
+        return load_data.partition_rows(
+            recipe.name,
+            recipe.constants,
+            np.zeros(7, int),
+            1,
+            seed,
+            groups=groups,
+            factors={"site": groups},
+            n_clients=recipe.n_clients,
+        ).rows
 
     assert [rows.tolist() for rows in deal()] == [[6], [1, 2, 5], [0, 4], [3]]
     for seed in range(20):
@@ -81,7 +90,7 @@ def test_a_client_is_a_group_that_has_rows_or_several(name: str) -> None:
         with pytest.raises(UserError, match="'site'"):
             deal(factor="sites")
     with pytest.raises(UserError, match=f"{name} needs (groups|factors)"):  # the digits have none
-        build.prepare(choose({"partition.name": name}))
+        build.build(choose({"partition.name": name}))
 
 
 WARD = np.arange(240) % 7
@@ -106,13 +115,13 @@ def by_chance(labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
 
 @pytest.mark.long
 def test_a_partition_by_the_rows_of_a_file_is_refused_where_rows_have_moved() -> None:
-    def prepared(partition: str, **fields: Any) -> build.Prepared:
+    def prepared(partition: str, **fields: Any) -> spec.RunSpec:
         values = {
             "data.name": f"{__file__}:Marked",
             "partition.name": f"{__file__}:{partition}",
             "model.name": "linear",
         }
-        return build.prepare(choose({**values, **fields}))
+        return build.build(choose({**values, **fields}))
 
     splits, limited, whole = {}, {"data.validation": 0.0, "data.limit": 210}, {"data.validation": 0.0}
     for moves in (splits, limited):
@@ -233,9 +242,9 @@ def test_where_clients_are_groups_the_test_rows_of_their_groups_are_theirs() -> 
     assert client_test_sets.of_groups(dealt, dataset(groups=groups)) is None
 
 
-def assembled(**fields: Any) -> build.Assembled:
+def assembled(**fields: Any) -> assemble.Assembled:
     values = {"data.limit": 200, "partition.name": "iid", "partition.n_clients": 5, "data.client_test": 0.2}
-    return build.assemble(build.prepare(choose({**values, **fields})))
+    return assemble.assemble(build.build(choose({**values, **fields})))
 
 
 @pytest.mark.parametrize("stage", [{"sharing.setting": "shuffled_real", "sharing.p": 0.5},
@@ -245,13 +254,13 @@ def test_no_test_row_is_trained_on_shared_or_counted(stage: dict[str, Any]) -> N
     data, tests = ready.data, ready.data.tests
     assert tests is not None
     assert tests.sizes == [8] * 5
-    again = Counter(x.numpy().tobytes() for x in ready.prepared.dataset.train.x)
+    again = Counter(x.numpy().tobytes() for x in ready.spec.dataset.train.x)
     once = {image for image in (x.numpy().tobytes() for x in tests.store.x) if again[image] == 1}
     assert len(once) >= 39  # no two digits are alike
     for clients in (data.clients, data.real, *([data.pool] if data.pool else [])):
         assert not once & {x.numpy().tobytes() for x in clients.store.x}
         assert len(clients.store) == 160
-    assert ready.prepared.client_data.n_total == 160
+    assert ready.spec.client_data.n_total == 160
     assert assembled(**stage, **{"data.client_test": 0.0}).data.tests is None
 
 

@@ -16,7 +16,7 @@ from fedcommons.config import presets
 from fedcommons.config.schema import Data
 from fedcommons.errors import UserError
 from fedcommons.runs import build
-from fedcommons.runs.load_data import load
+from fedcommons.runs.build import load
 
 FILES = {
     "train_images": "train-images-idx3-ubyte", "train_labels": "train-labels-idx1-ubyte",
@@ -66,7 +66,7 @@ def test_whole_files_are_read_and_images_too_small_for_the_network_refused(tmp_p
     data = mnist(tmp_path / "small", train_images=idx(images(50, 3)), test_images=idx(images(20, 3)))
     fields = {"data.name": "mnist", "data.dir": data.dir, "data.limit": 40}
     with pytest.raises(UserError, match=r"model\.name cnn .*4x4"):
-        build.prepare(presets.experiment("smoke", "mnist", fields))
+        build.build(presets.experiment("smoke", "mnist", fields))
 
 
 BAD: dict[str, tuple[dict[str, bytes | None], str]] = {

@@ -19,9 +19,7 @@ from fedcommons.data.datasets import data_folder
 from fedcommons.data.examples import Dataset, Examples, without_images
 from fedcommons.data.sprites import EVERY, FILE, SIZES, dsprites, quadrant_shape, render, split
 from fedcommons.data.transforms import flip_and_crop
-from fedcommons.runs.build import prepare
-from fedcommons.runs.load_data import load
-from fedcommons.runs.worker import build_module
+from fedcommons.runs.build import build, load, module_of
 from lightning_modules import Classifier
 
 DIGITS = load(Data())
@@ -98,7 +96,7 @@ def test_standardise_is_for_images_and_without_it_models_see_pixels_as_they_are(
     config = experiment("smoke", "digits", {"data.standardise": False, "model.name": "linear"})
     data = load(config.data)
     assert (data.mean, data.std) == ((0.0,), (1.0,))
-    module, x = build_module(config, data), DIGITS.test.x[:5]
+    module, x = module_of(config)(data), DIGITS.test.x[:5]
     assert isinstance(module, Classifier)
     torch.testing.assert_close(module(x), module.network(x.float() / 255))
 
@@ -212,7 +210,7 @@ def test_drawn_sprites_are_a_data_set_for_twelve_clients() -> None:
     values = {"images": 240, "side": 8}
     fields = {"data": "procedural_sprites", **{f"data.{n}": v for n, v in values.items()}, "data.validation": 0.0,
               "partition": "by_factor", "partition.factor": "quadrant_shape", "partition.n_clients": 12}  # fmt: skip
-    prepared = prepare(experiment("small", "procedural_sprites", fields))
+    prepared = build(experiment("small", "procedural_sprites", fields))
     assert [len(rows) for rows in prepared.partition.rows] == [18] * 12
     assert ((prepared.partition.class_counts > 0).sum(1) == 1).all()  # pyright: ignore[reportOptionalOperand]
     train = prepared.dataset.train

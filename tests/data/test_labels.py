@@ -102,7 +102,7 @@ def test_real_labels_are_shared_and_judged_by_the_loss_alone(lab: str, tmp_path:
 )
 def test_what_works_by_class_is_refused(data: str, fields: dict[str, Any], words: str, lab: str) -> None:
     with pytest.raises(UserError, match=words):
-        build.prepare(experiment(lab, data, **fields))
+        build.build(experiment(lab, data, **fields))
 
 
 def test_a_hugging_face_set_is_taken_with_its_groups() -> None:

@@ -28,8 +28,8 @@ from fedcommons.config.dotted import choose, override
 from fedcommons.config.schema import Data
 from fedcommons.data import datasets, user_data
 from fedcommons.data.examples import Dataset
-from fedcommons.runs import build
-from fedcommons.runs.load_data import load
+from fedcommons.runs import assemble, build
+from fedcommons.runs.build import load
 from fedcommons.tune.sweep import Trial, todo
 
 DRAWS = np.random.default_rng(0)
@@ -288,7 +288,7 @@ def test_a_random_transform_is_drawn_once_by_the_name_of_the_data_set(tmp_path: 
     assert _state() == before
     config = choose({"data.name": f"{__file__}:Turned", "measure.every": 0, **TWO})
     configs = [override(config, {"seed": seed}) for seed in (0, 1)]
-    assert {build.prepare(config).dataset.digest for config in configs} == {first.digest}
+    assert {build.build(config).dataset.digest for config in configs} == {first.digest}
     screen = io.StringIO()
     with Display(Console(file=screen, width=1000)) as display:
         todo([Trial(f"seed={config.seed}", config) for config in configs], tmp_path / "out", display)
@@ -300,7 +300,7 @@ def test_a_seed_without_a_default_is_passed_and_the_same_in_all_runs_and_one_wit
     assert set(registry.constants("data", f"{__file__}:Drawn")) == {"n"}
     configs = [choose({"data.name": f"{__file__}:Drawn", "seed": seed, **TWO}) for seed in (0, 1)]
     assert not any("data.seed" in config.flat for config in configs)
-    assert len({build.prepare(config).dataset.digest for config in configs}) == 1
+    assert len({build.build(config).dataset.digest for config in configs}) == 1
     assert choose({"data.name": f"{__file__}:with_a_default"}).flat["data.seed"] == 3
     one, other = (load(choose({"data.name": f"{__file__}:with_a_default", "data.seed": s}).data) for s in (3, 4))
     assert one.digest != other.digest
@@ -346,7 +346,7 @@ def test_what_all_clients_examples_decide_before_round_1_is_released(tmp_path: P
     ]  # fmt: skip
     for data, more, uncovered in rows:
         config = experiment("smoke", values={**FIELDS, "data.name": f"{__file__}:{data}", **more})
-        releases = build.assemble(build.prepare(config)).shared.releases
+        releases = assemble.assemble(build.build(config)).shared.releases
         assert [(event.what, event.covered) for event in releases] == [((what,), False) for what in uncovered] * 4
     for data, leaks in (("Images", True), ("Stated", False)):
         messages: list[str] = []

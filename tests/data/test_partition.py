@@ -13,7 +13,8 @@ from fedcommons.data.dirichlet import group_sizes, plain_sizes, sizes_by_all_pri
 from fedcommons.data.partition import Partitioned, default_n_aux
 from fedcommons.errors import UserError
 from fedcommons.runs import load_data
-from fedcommons.runs.build import assemble, prepare
+from fedcommons.runs.assemble import assemble
+from fedcommons.runs.build import build
 
 SEEDS = range(100)
 N_CLASSES = 10
@@ -25,7 +26,9 @@ NO_WARNING = pytest.mark.filterwarnings("error::RuntimeWarning")
 
 def deal(name: str, seed: int = 0, labels: Any = LABELS, n_classes: int = N_CLASSES, **values: Any) -> Partitioned:
     recipe = choose({"partition.name": name, **{f"partition.{n}": value for n, value in values.items()}}).partition
-    return load_data.partition_rows(recipe, np.asarray(labels), n_classes, seed)
+    return load_data.partition_rows(
+        recipe.name, recipe.constants, np.asarray(labels), n_classes, seed, n_clients=recipe.n_clients
+    )
 
 
 def sizes_of(name: str, seeds: int = 20, **values: Any) -> np.ndarray:
@@ -277,15 +280,15 @@ def test_priors_follow_the_dirichlet_law_of_classes_and_not_of_clients() -> None
 @pytest.mark.parametrize("name", ["dirichlet_plain", "dirichlet_clients_all"])
 def test_clients_that_are_left_with_nothing_are_dropped_and_a_run_counts_the_others(name: str) -> None:
     values = {"partition.name": name, "partition.n_clients": 100, "partition.alpha": 0.01}
-    ready = assemble(prepare(presets.experiment("smoke", "digits", values)))
-    n = len(ready.prepared.partition.rows)
+    ready = assemble(build(presets.experiment("smoke", "digits", values)))
+    n = len(ready.spec.partition.rows)
     assert n == ready.plan.facts.n_clients == len(ready.shared.data.clients) == len(ready.plan.facts.sizes) < 100
-    prepare(presets.experiment("smoke", "digits", {**values, "federation.participation": 1 / n}))
+    build(presets.experiment("smoke", "digits", {**values, "federation.participation": 1 / n}))
     with pytest.raises(UserError, match=rf"of {n} clients .*less than one"):
-        prepare(presets.experiment("smoke", "digits", {**values, "federation.participation": 1 / 100}))
-    rows = ready.prepared.partition.rows
+        build(presets.experiment("smoke", "digits", {**values, "federation.participation": 1 / 100}))
+    rows = ready.spec.partition.rows
     assert min(map(len, rows)) > 0
-    assert sum(map(len, rows)) == len(ready.prepared.dataset.train)
+    assert sum(map(len, rows)) == len(ready.spec.dataset.train)
 
 
 GROUPS = np.random.default_rng(1).permutation(np.arange(len(LABELS)) % 40)
@@ -299,7 +302,16 @@ def deal_small(name: str, seed: int = 0, n_clients: int = N_CLASSES, **constants
     values = {n: value for n, value in {**SMALL, **constants}.items() if n in has}
     fields = {f"partition.{n}": value for n, value in values.items()}
     recipe = choose({"partition.name": name, "partition.n_clients": n_clients, **fields}).partition
-    return load_data.partition_rows(recipe, LABELS, N_CLASSES, seed, groups=GROUPS, factors={"camera": GROUPS // 2})
+    return load_data.partition_rows(
+        recipe.name,
+        recipe.constants,
+        LABELS,
+        N_CLASSES,
+        seed,
+        groups=GROUPS,
+        factors={"camera": GROUPS // 2},
+        n_clients=recipe.n_clients,
+    )
 
 
 @every_partition

@@ -20,7 +20,7 @@ from fedcommons.federation.client_sampling import joining, participants
 from fedcommons.federation.rounds import Plan, sample_clients
 from fedcommons.federation.stragglers import Deadline, Fastest, Groups, Independent, PerClient, Rule, Slow, arrival
 from fedcommons.flat_tensors import data
-from fedcommons.runs import build, experiment
+from fedcommons.runs import assemble, build, experiment, spec
 from fedcommons.testing.comparing import bits
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def test_the_record_names_late_clients(tmp_path: Path) -> None:
     whole = experiment.run(config, tmp_path / "whole", say=lambda _: None)
     untrained, *lines = [json.loads(line) for line in (tmp_path / "whole/rounds.jsonl").read_text().splitlines()]
     assert not {"late", "partial", "stragglers"} & untrained.keys()
-    ready = build.assemble(build.prepare(config))
+    ready = assemble.assemble(build.build(config))
     for line in lines:
         joined, late = sample_clients(ready.algorithm, ready.plan, {}, line["round"])
         assert line["late"] == sorted(late) == sorted(Deadline(1.0)(joined, ready.plan.facts, line["round"], 0))
@@ -175,8 +175,8 @@ def test_the_record_names_late_clients(tmp_path: Path) -> None:
     assert whole["bytes_lost"] == sum(line["comm/lost_bytes"] for line in lines) == 0
 
 
-def prepared(values: Mapping[str, Any]) -> build.Prepared:
-    return build.prepare(presets.experiment("smoke", "digits", {**SHORT, **values}))
+def prepared(values: Mapping[str, Any]) -> spec.RunSpec:
+    return build.build(presets.experiment("smoke", "digits", {**SHORT, **values}))
 
 
 def test_a_wrong_field_is_refused() -> None:
@@ -204,5 +204,5 @@ def test_methods_know_how_likely_each_reply_is() -> None:
         ({"rule": "fastest", "k": 3}, 1.0, None),
     ):
         values = {f"straggler.{name}": value for name, value in fields.items()}
-        ready = build.assemble(prepared({**values, "federation.participation": participation}))
+        ready = assemble.assemble(prepared({**values, "federation.participation": participation}))
         assert ready.plan.facts.arrival == expected

@@ -16,10 +16,10 @@ from fedcommons.config import presets, registry
 from fedcommons.config.dotted import choose, part_of
 from fedcommons.generators.requests import takes, takes_noise
 from fedcommons.privacy.noise import Source
-from fedcommons.runs import load_data
+from fedcommons.runs import build
 
 SHAPE, N_CLASSES = (1, 8, 8), 10
-DIGITS = load_data.load(config.Data(limit=22)).train[slice(0, 20)]
+DIGITS = build.load(config.Data(limit=22)).train[slice(0, 20)]
 LABELS = torch.tensor([3, 0, 3, 9, 3])
 
 pytestmark = pytest.mark.parametrize("name", registry.KINDS["generator"].components)

@@ -22,13 +22,12 @@ from fedcommons.generators.gan import Course
 from fedcommons.generators.private_gan import PrivateGAN
 from fedcommons.generators.training_loop import batch_of
 from fedcommons.privacy.noise import Noise, Source
-from fedcommons.runs import load_data
-from fedcommons.runs.build import prepare
+from fedcommons.runs.build import build, load
 from lightning_modules.ddpm import DDPM
 from lightning_modules.gan import GAN, Normed, augmented
 
 SHAPE, N_CLASSES = (1, 8, 8), 10
-DIGITS = load_data.load(Data(limit=48)).train
+DIGITS = load(Data(limit=48)).train
 TINY = Generator(epochs=1, batch_size=16, lr=1e-3, channels=(8, 16), timesteps=20, sampler="ddim", sampling_steps=4)
 PREDICTIONS = pytest.mark.parametrize("prediction", ["epsilon", "sample", "v_prediction"])
 
@@ -174,11 +173,11 @@ def test_every_client_runs_the_steps_of_the_config_and_less_than_a_pass_more() -
     assert TINY.for_images(5) is TINY
     values = {"sharing.setting": "shuffled_synthetic", "data.limit": 100, "generator.batch_size": 8,
               "generator.steps": 12, "partition.name": "quantity"}  # fmt: skip
-    needs = prepare(experiment("smoke", values=values)).requests
+    needs = build(experiment("smoke", values=values)).requests
     assert [need.epochs for need in needs] == [ceil(12 / ceil(len(need.examples) / 8)) for need in needs]
 
 
-TWELVE = load_data.load(Data(limit=22)).train[slice(0, 12)]
+TWELVE = load(Data(limit=22)).train[slice(0, 12)]
 X = TWELVE.x / 127.5 - 1
 
 

@@ -195,7 +195,9 @@ FIVE = {"sharing.setting": "shuffled_synthetic", "partition.name": "iid", "parti
 
 def needs_of(changes: Mapping[str, object] = {}) -> list[GenerationRequest]:
     c = override(Experiment(), {**FIVE, **changes})
-    rows = load_data.partition_rows(c.partition, DATASET.train.y.numpy(), 10, c.seed).rows
+    rows = load_data.partition_rows(
+        c.partition.name, c.partition.constants, DATASET.train.y.numpy(), 10, c.seed, n_clients=c.partition.n_clients
+    ).rows
     start = ClientDatasets(Clients(DATASET.train, rows), 10, DATASET.flip, c.seed)
     return list(part_of(c, "sharing").requests(start, build.recipe(c)))
 

@@ -18,11 +18,10 @@ from fedcommons.generators.private_ddpm import PrivateDDPM
 from fedcommons.privacy.accountants import epsilon
 from fedcommons.privacy.noise import Source
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN
-from fedcommons.runs import load_data
-from fedcommons.runs.build import prepare
+from fedcommons.runs.build import build, load
 
 N_CLASSES = 10
-DIGITS = load_data.load(config.Data(limit=36)).train
+DIGITS = load(config.Data(limit=36)).train
 TINY = PrivateDDPM(
     epochs=1, batch_size=12, lr=1e-3, channels=(8, 16), timesteps=20, sampler="ddim", sampling_steps=4,
     noise_multiplier=1.5, draws=2,
@@ -99,7 +98,7 @@ def test_nothing_but_sampling_and_length_shares_noise_between_two_trainings() ->
 
     def drawn(flip: bool = False, seed: int = 0, **change: Any) -> tuple[float, ...]:
         changed = {f"generator__{name}": value for name, value in change.items()}
-        prepared = prepare(experiment(seed=seed, data__limit=40, generator__batch_size=5, **changed))
+        prepared = build(experiment(seed=seed, data__limit=40, generator__batch_size=5, **changed))
         need = replace(prepared.requests[0], flip=flip)
         return tuple(need.noise.call("any", need.examples.x).stream("noise", 0).random(4).tolist())
 
@@ -146,9 +145,9 @@ def test_with_little_noise_it_learns() -> None:
 )
 def test_a_run_is_refused(values: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        prepare(experiment(**values))
+        build(experiment(**values))
 
 
 def test_the_limits_are_allowed() -> None:
-    prepare(experiment(generator__batch_size=269))
-    prepare(experiment(**TARGET, generator__epochs=9, generator__target_epochs=9))
+    build(experiment(generator__batch_size=269))
+    build(experiment(**TARGET, generator__epochs=9, generator__target_epochs=9))

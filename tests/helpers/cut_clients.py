@@ -23,7 +23,7 @@ def clients(*cuts: int, n: int = 60, data: Examples | None = None) -> ClientData
 
 
 def of_digits(name: str = "dirichlet_niid", seed: int = 0) -> ClientDatasets:
-    rows = load_data.partition_rows(Partition(name, n_clients=5), DATASET.train.y.numpy(), 10, 0).rows
+    rows = load_data.partition_rows(name, Partition(name).constants, DATASET.train.y.numpy(), 10, 0, n_clients=5).rows
     return ClientDatasets(Clients(DATASET.train, rows), 10, DATASET.flip, seed)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from fedcommons.config.schema import Data, Partition
+from fedcommons.config.schema import Data
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.data.federated import ClientDatasets
@@ -14,9 +14,9 @@ from fedcommons.generators.requests import Contribution
 from fedcommons.privacy.ledger import Ledger
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.privacy.statement import statement
-from fedcommons.runs import load_data
+from fedcommons.runs import build, load_data
 
-DATASET = load_data.load(Data())
+DATASET = build.load(Data())
 N = 5
 RECEIPT = Receipt(SAMPLED_GAUSSIAN, q=0.1, sigma=1.5, sensitivity=1.0, steps=20)
 ONE_ROUND = {"federation.rounds": 1, "tracking.wandb": "off", "measure.every": 0, "client.epochs": 1}
@@ -24,7 +24,7 @@ ONE_ROUND = {"federation.rounds": 1, "tracking.wandb": "off", "measure.every": 0
 
 def dealt() -> ClientDatasets:
     """Return the five clients' data in fresh memory, so that a test that changes the data affects no other test."""
-    rows = load_data.partition_rows(Partition("iid", n_clients=N), DATASET.train.y.numpy(), DATASET.n_classes, 0).rows
+    rows = load_data.partition_rows("iid", {}, DATASET.train.y.numpy(), DATASET.n_classes, 0, n_clients=N).rows
     train = Examples(DATASET.train.x.clone(), DATASET.train.y.clone())
     return ClientDatasets(Clients(train, rows), DATASET.n_classes, DATASET.flip, 0)
 

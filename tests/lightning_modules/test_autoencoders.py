@@ -16,9 +16,7 @@ from fedcommons.config import presets
 from fedcommons.generators import lightning_trainer
 from fedcommons.generators.beta_vae import BetaVAE as BetaGenerator
 from fedcommons.generators.cvae import CVAE as Generator
-from fedcommons.runs import load_data
-from fedcommons.runs.build import prepare
-from fedcommons.runs.worker import build_module
+from fedcommons.runs.build import build, load, module_of
 from lightning_modules import VAEClassifier, vae
 from lightning_modules.beta_vae import BetaVAE, kl
 from lightning_modules.cvae import CVAE, Decoder, decode, divergence, truncated_normal
@@ -28,7 +26,7 @@ SHAPE = (1, 8, 8)
 Y = torch.arange(12) % 2
 X = torch.zeros(12, *SHAPE, dtype=torch.uint8)
 X[Y == 0, :, :4], X[Y == 1, :, 4:] = 255, 255  # class 0 is bright above, class 1 below
-DIGITS = load_data.load(config.Data(limit=22)).train[slice(0, 20)]
+DIGITS = load(config.Data(limit=22)).train[slice(0, 20)]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -254,7 +252,7 @@ def test_the_papers_sizes() -> None:
     assert 0 <= decoded.min() <= decoded.max() <= 1
     for name, kind in (("vae", VAEClassifier), ("encoder", Encoder)):
         config = presets.experiment("smoke", values={"model.name": name, "model.latent": 7})
-        module = build_module(config, prepare(config).dataset)
+        module = module_of(config)(build(config).dataset)
         assert isinstance(module if name == "vae" else module.get_submodule("network"), kind)
         with pytest.raises(UserError, match=r"an image 4 times .* multiples of 16, and examples are \(1, 8, 8\)"):
-            prepare(presets.experiment("smoke", values={"model.name": name, "model.channels": (2, 2, 2, 2)}))
+            build(presets.experiment("smoke", values={"model.name": name, "model.channels": (2, 2, 2, 2)}))

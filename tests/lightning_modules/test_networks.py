@@ -14,8 +14,7 @@ from fedcommons.config import experiment as config
 from fedcommons.errors import UserError
 from fedcommons.generators.cvae import CVAE
 from fedcommons.generators.training_loop import batch_of
-from fedcommons.runs import load_data
-from fedcommons.runs.build import prepare
+from fedcommons.runs.build import build, load
 from fedcommons.sharing.merf import MERF
 from lightning_modules import Classifier
 from lightning_modules.cvae import CVAE as Autoencoder
@@ -210,7 +209,7 @@ def test_without_norm_bias_no_weight_has_a_gradient_of_rounding_noise(name: str)
 
 def test_norm_bias_is_refused_where_there_is_no_norm() -> None:
     with pytest.raises(UserError, match=r"model\.batch_norm"):
-        prepare(experiment("smoke", values={"model": "cnn", "model.norm_bias": False}))
+        build(experiment("smoke", values={"model": "cnn", "model.norm_bias": False}))
 
 
 def test_messages_of_merf_do_not_depend_on_the_network_that_is_fitted() -> None:
@@ -218,7 +217,7 @@ def test_messages_of_merf_do_not_depend_on_the_network_that_is_fitted() -> None:
     base = {"sharing": "merf", "sharing.target_epsilon": 1.0, "sharing.fit": "generator", "data.limit": 100}
     messages = []
     for bias in (True, False):
-        ready = prepare(experiment("smoke", values={**base, "sharing.norm_bias": bias}))
+        ready = build(experiment("smoke", values={**base, "sharing.norm_bias": bias}))
         stage = ready.stage
         assert isinstance(stage, MERF)
         messages.append(stage.message(ready.client_data, 0, stage.phi(ready.client_data)).values)
@@ -237,7 +236,7 @@ def test_even_batches_are_as_many_as_others_and_none_is_small() -> None:
 
 def test_they_change_a_training_only_where_the_last_batch_was_smaller() -> None:
     """Of 20 images ten per batch are even; of 21 the last batch had one image."""
-    images = load_data.load(config.Data(limit=40)).train
+    images = load(config.Data(limit=40)).train
     for n, is_equal in ((20, True), (21, False)):
         each = (CVAE(batch_size=10, epochs=1, even_batches=flag, channels=(8, 16)) for flag in (False, True))
         mixed, even = (part.fit(images[torch.arange(n)], 10, 0, [1])[1].weights for part in each)

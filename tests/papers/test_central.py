@@ -14,8 +14,7 @@ from fedcommons.config.schema import Data
 from fedcommons.data.examples import Dataset
 from fedcommons.generators import image_cache
 from fedcommons.generators.image_cache import Job, JobResult
-from fedcommons.runs.build import prepare
-from fedcommons.runs.load_data import load
+from fedcommons.runs.build import build, load
 from fedcommons.storage.artifact_store import Store
 from lightning_modules import Classifier
 from lightning_modules.networks import CNN
@@ -71,12 +70,12 @@ def test_central_synthetic_trains_on_what_the_clients_contribute(tmp_path: Path)
     with pytest.raises(LookupError, match="have not been generated"):
         central.run(line, tmp_path / "out")
     store = Store(tmp_path / "store")
-    for need in prepare(config).requests:  # grey images stand for what generators would draw
+    for need in build(config).requests:  # grey images stand for what generators would draw
         grey = torch.full((len(need.labels), 1, 8, 8), 128, dtype=torch.uint8)
         image_cache.keep(store, Job([need], {}), JobResult({}, [grey]))
     summary = central.run(line, tmp_path / "out")
     assert summary["images"] == pytest.approx(0.2 / 0.8 * 200, abs=2)
-    assert summary["partition"] == prepare(config).partition.fingerprint
+    assert summary["partition"] == build(config).partition.fingerprint
 
 
 def test_a_folder_is_named_by_all_that_decides_the_result_and_nothing_else() -> None:

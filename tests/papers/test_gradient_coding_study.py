@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from fedcommons.config.schema import Data
 from fedcommons.data.examples import Dataset
 from fedcommons.errors import UserError
-from fedcommons.runs.load_data import load
+from fedcommons.runs.build import load
 from papers.agc import gradient_coding as study
 from papers.agc.gradient_coding import Draws, Problem, Setting, draw, play, play_block
 

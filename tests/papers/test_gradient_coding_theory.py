@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedcommons.config.schema import Data
-from fedcommons.runs import load_data
+from fedcommons.runs import build
 from fedcommons.sharing.placement import holdings, sample_shareable
 from papers.agc import copies
 
@@ -151,7 +151,7 @@ def test_coefficients_times_sums_are_the_second_moment_that_drawn_copies_have() 
 
 def courses() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Gram matrices of the gradients of 300 digits, client l holding 30 of digit l, along gradient descent."""
-    train = load_data.load(Data()).train
+    train = build.load(Data()).train
     y = train.y.numpy()
     rows = np.concatenate([np.flatnonzero(y == label)[:30] for label in range(10)])
     pixels, labels = train.x.numpy()[rows].reshape(300, -1) / 255, y[rows]

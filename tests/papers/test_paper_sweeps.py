@@ -21,7 +21,7 @@ from sweep_runs import complete, rows_of
 
 from fedcommons.config.schema import Data
 from fedcommons.errors import UserError
-from fedcommons.runs.load_data import load
+from fedcommons.runs.build import load
 from fedcommons.tracking.run_folder import read_summary
 from papers.agc import coding, curves
 from papers.agc.curves import load_problem

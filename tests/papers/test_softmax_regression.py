@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from fedcommons.config.schema import Data
 from fedcommons.data.examples import Dataset
 from fedcommons.errors import UserError
-from fedcommons.runs.load_data import load
+from fedcommons.runs.build import load
 from papers.fedssyn.softmax_regression import Labelled, balanced, clients, gradient, loss, train, zeta_sq
 from papers.fedssyn.softmax_report import band
 

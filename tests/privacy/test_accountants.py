@@ -18,8 +18,7 @@ from fedcommons.privacy import gaussian
 from fedcommons.privacy.accountants import LARGEST_SIGMA, composed, epsilon, noise_for, require_reachable
 from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.privacy.renyi import divergences
-from fedcommons.runs.build import prepare
-from fedcommons.runs.worker import noise_key
+from fedcommons.runs.build import build, noise_key
 from fedcommons.tracking.run_folder import read_config
 
 DELTA = 1e-5
@@ -206,7 +205,7 @@ def test_each_client_spends_the_target_in_all_rounds(tmp_path: Path) -> None:
     result = run(experiment("smoke", values=PRIVATE), tmp_path / "run", say=lambda _: None)
     (table,), sizes = (
         result.summary["privacy"]["mechanisms"]["updates"],
-        prepare(result.experiment).client_data.clients.sizes,
+        build(result.experiment).client_data.clients.sizes,
     )
     assert table["client"] == list(range(len(sizes)))
     assert table["q"] == [DPSGD.sampling_rate(n, 16) for n in sizes]
@@ -238,4 +237,4 @@ def test_a_target_that_means_nothing_is_refused_before_any_work(values: dict[str
     keys = {noise_key(experiment("smoke", values={**PRIVATE, "federation.rounds": r})) for r in (2, 3)}
     assert len(keys) == 2  # longer runs need more noise, so that they share none
     with pytest.raises(UserError, match=words):
-        prepare(experiment("smoke", values={**PRIVATE, **values}))
+        build(experiment("smoke", values={**PRIVATE, **values}))

@@ -24,7 +24,7 @@ from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.clients import ClientData
 from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.privacy.noise import Noise, Source
-from fedcommons.runs.worker import local_loop, noise_key
+from fedcommons.runs.build import local_loop, noise_key
 from fedcommons.seeding import wide_generator
 from fedcommons.testing import Federation, LeastSquares
 from lightning_modules import Classifier

@@ -20,8 +20,7 @@ from fedcommons.privacy import dp_sgd_vmap
 from fedcommons.privacy.dp_sgd import DPSGD, clipped
 from fedcommons.privacy.dp_sgd_vmap import clipped_sum, noisy_sum, require_examples_apart, steps
 from fedcommons.privacy.noise import SEED_ALONE, Draws, Noise, Source
-from fedcommons.runs.build import prepare
-from fedcommons.runs.worker import noise_key
+from fedcommons.runs.build import build, noise_key
 from fedcommons.testing.batching import differences
 from fedcommons.testing.federations import Federation
 
@@ -200,7 +199,7 @@ SMOKE = {"dp.local": True, "dp.at_once": 8}
 )
 def test_what_is_not_right_is_refused(values: dict[str, object], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        prepare(experiment("smoke", values=values))
+        build(experiment("smoke", values=values))
     assert noise_key(experiment("smoke", values={"dp.local": True})) != noise_key(experiment("smoke", values=SMOKE))
 
 

@@ -25,7 +25,8 @@ from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.privacy.ledger import Ledger, read
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.privacy.statement import in_short, statement
-from fedcommons.runs.build import assemble, prepare
+from fedcommons.runs.assemble import assemble
+from fedcommons.runs.build import build
 from fedcommons.runs.experiment import run
 from fedcommons.testing import Federation
 from fedcommons.tracking.run_folder import read_rounds
@@ -63,7 +64,7 @@ def test_class_counts_that_are_read_are_a_release_of_every_client_once(digits: D
 
 
 def test_what_is_tried_before_a_run_reads_no_class_counts() -> None:
-    ready = assemble(prepare(presets.experiment("smoke", "digits", {"algorithm": "feddm"})))  # tries start
+    ready = assemble(build(presets.experiment("smoke", "digits", {"algorithm": "feddm"})))  # tries start
     assert ready.plan.facts.counts_nbytes == 0
 
 
@@ -162,7 +163,7 @@ def test_no_client_discloses_more_than_its_own_data(tmp_path: Path) -> None:
 )
 def test_what_it_is_not_defined_for_is_refused(values: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        prepare(presets.experiment("small", "digits", {"algorithm": "feddm", **values}))
+        build(presets.experiment("small", "digits", {"algorithm": "feddm", **values}))
     FedDM(ipc=20, init="noise").check({"dp.local": True})  # any number of images can start from noise
 
 

@@ -27,7 +27,7 @@ from fedcommons.privacy.ledger import Ledger, read
 from fedcommons.privacy.noise import Stream
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.privacy.statement import in_short, statement
-from fedcommons.runs.build import prepare
+from fedcommons.runs.build import build
 from fedcommons.runs.experiment import run
 from fedcommons.testing import Federation
 from fedcommons.tracking.run_folder import read_rounds
@@ -220,13 +220,13 @@ def test_a_step_on_the_pixels_without_noise_among_others_uncovers_the_images(bar
 
 def test_a_delta_at_which_an_example_could_be_published_is_refused() -> None:
     config = presets.experiment("smoke", "digits", {"dp.local": True, "partition.name": "dirichlet_niid"})
-    largest = max(range(4), key=lambda i: len(prepare(config).partition.rows[i]))
-    n = len(prepare(config).partition.rows[largest])
+    largest = max(range(4), key=lambda i: len(build(config).partition.rows[i]))
+    n = len(build(config).partition.rows[largest])
     for values in ({"dp.delta": 1 / n}, {"dp.delta": 1 / n, "dp.local": False}):  # a given delta is meant to be used
         with pytest.raises(UserError, match=rf"dp.delta must be below 1/n_i .* client {largest} has {n}"):
-            prepare(override(config, values))
-    prepare(override(config, {"dp.delta": 0.999 / n}))
-    prepare(override(config, {"dp.local": False}))
+            build(override(config, values))
+    build(override(config, {"dp.delta": 0.999 / n}))
+    build(override(config, {"dp.local": False}))
 
 
 @pytest.mark.long

@@ -20,7 +20,7 @@ from fedcommons.errors import ClientError, UserError
 from fedcommons.generators import image_cache
 from fedcommons.generators.requests import GenerationRequest, salt_facts
 from fedcommons.privacy import salts
-from fedcommons.runs import build, run_salts
+from fedcommons.runs import assemble, build, run_salts
 from fedcommons.runs.experiment import run
 from fedcommons.runs.replay import replay
 from fedcommons.storage.artifact_store import Store
@@ -42,7 +42,7 @@ def state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 
 def _needed(fields: Mapping[str, object]) -> Sequence[GenerationRequest]:
-    return build.prepare(presets.experiment("smoke", "digits", fields)).requests
+    return build.build(presets.experiment("smoke", "digits", fields)).requests
 
 
 @pytest.mark.parametrize("noise", [salts.SECRET, salts.SEEDED])
@@ -108,7 +108,7 @@ def test_salts_in_the_store_the_run_folder_or_a_relative_folder_are_refused(
 
 def test_no_federation_runs_with_seeded_noise_where_it_is_to_be_secret() -> None:
     config = presets.experiment("smoke", "digits", {"dp.noise": "secret", "dp.local": True, "dp.noise_multiplier": 1.0})
-    ready = build.assemble(build.prepare(config))
+    ready = assemble.assemble(build.build(config))
     with pytest.raises(ValueError, match="needs the run's salt"):
         ready.executor()
     ready.executor(salts.new()).close()
@@ -246,7 +246,7 @@ def test_configurations_of_a_sweep_share_what_does_not_depend_on_their_differenc
     """Generators and noisy class counts are released once, whatever the learning rate, p or the number of rounds."""
 
     def needs(**values: Any) -> list[tuple[bytes, dict[str, Any], list[int]]]:
-        made = build.prepare(override(config(tmp_path, **POOL), values)).requests
+        made = build.build(override(config(tmp_path, **POOL), values)).requests
         return [(need.salt, need.generator_facts, need.labels.tolist()) for need in made]
 
     first = needs()

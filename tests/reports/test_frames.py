@@ -154,7 +154,7 @@ def test_each_clients_line_is_the_server_model_on_its_own_images(tmp_path: Path)
     many = {"partition": "iid", "partition.n_clients": CLIENTS + 2, "federation.rounds": 1}
     wanted = experiment("smoke", values={name: v for name, v in {**RECORDED, **many}.items() if name != "alpha"})
     result = run(wanted, tmp_path, say=quiet)
-    own = build.prepare(wanted).client_data.clients
+    own = build.build(wanted).client_data.clients
     last = load_clients(tmp_path).query("round == 1")
     assert last["client"].tolist() == list(range(len(own)))
     for client, n, accuracy, loss in last[["client", "n", "accuracy", "loss"]].itertuples(index=False):

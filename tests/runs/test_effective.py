@@ -11,7 +11,8 @@ from fedcommons.privacy.accountants import epsilon
 from fedcommons.privacy.ledger import Ledger
 from fedcommons.privacy.mechanisms import accountants, columns, mechanisms
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
-from fedcommons.runs.build import assemble, prepare
+from fedcommons.runs.assemble import assemble
+from fedcommons.runs.build import build
 from fedcommons.runs.evaluate import summarise
 from fedcommons.tracking.record_schema import flaw_of_summary
 
@@ -20,11 +21,9 @@ QUICK = {"data.limit": 120, "federation.rounds": 5, "model": "linear", "measure.
 
 def _of(values: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
     """Return the effective values of an experiment before its first round, and its clients' sizes."""
-    prepared = prepare(experiment("smoke", values={**QUICK, **values}))
+    prepared = build(experiment("smoke", values={**QUICK, **values}))
     ready, line = assemble(prepared), {"round": 0, "comm/total_bytes": 0}
-    return summarise(ready, [line], ready.start(ClientMemory()), is_secret=False)[
-        "effective"
-    ], prepared.client_data.clients.sizes
+    return summarise(ready, [line], ready.start(ClientMemory()))["effective"], prepared.client_data.clients.sizes
 
 
 @pytest.mark.parametrize(

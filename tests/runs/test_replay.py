@@ -101,7 +101,7 @@ def test_a_client_that_is_run_again_does_what_it_did(
 def test_it_says_what_a_client_had_and_answered(config: Experiment, tmp_path: Path) -> None:
     experiment.run(override(config, {"federation.rounds": 1}), tmp_path / "run")
     again = replay(tmp_path / "run", 1, 2)
-    counts = np.asarray(build.prepare(config).partition.class_counts)[2]
+    counts = np.asarray(build.build(config).partition.class_counts)[2]
     assert again.class_counts == counts[: len(again.class_counts)].tolist()
     assert again.down_bytes == again.up_bytes == 4 * len(data(again.sums["delta"]))
     norm = float(data(again.sums["delta"]).square().sum().sqrt())

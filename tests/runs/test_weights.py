@@ -18,9 +18,9 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.convergence import per_sample
 from fedcommons.convergence.smoothness import hessian_vector
 from fedcommons.federation.client_memory import ClientMemory
-from fedcommons.runs import build, load_data
-from fedcommons.runs.build import prepare
-from fedcommons.runs.worker import noise_key
+from fedcommons.runs import assemble
+from fedcommons.runs.build import build, noise_key
+from fedcommons.runs.build import load as load_data
 from fedcommons.testing import digits
 
 NET = """
@@ -98,7 +98,7 @@ def test_zeta_sigma_and_the_hessian_ignore_frozen_parameters() -> None:
 def test_every_worker_starts_from_the_file(lab: Path) -> None:
     """A checkpoint of Lightning, in half precision."""
     _torch({"state_dict": {f"network.{n}": t.half() for n, t in state().items()}, "e": 3})(lab / "half.ckpt")
-    ready = build.assemble(prepare(asked(model__weights="half.ckpt")))
+    ready = assemble.assemble(build(asked(model__weights="half.ckpt")))
     executor = ready.executor()
     work = executor.worker.work  # pyright: ignore[reportAttributeAccessIssue]
     for name, tensor in state().items():
@@ -149,7 +149,7 @@ def test_a_wrong_file_is_refused_in_one_sentence(name: str, lab: Path) -> None:
     make, words = WRONG[name]
     make(lab / name)
     with pytest.raises(UserError, match=words):
-        prepare(asked(model__weights=name))
+        build(asked(model__weights=name))
     assert not Path("run_by_a_file").exists()
 
 
@@ -162,7 +162,7 @@ def test_a_file_of_other_content_is_another_experiment(lab: Path) -> None:
     second = asked(model__weights="start.safetensors")
     assert noise_key(first) != noise_key(second)
     with pytest.raises(UserError, match=r"'?start.safetensors'? is not the file it was when this experiment was"):
-        prepare(first)
+        build(first)
 
 
 # Trained models
@@ -199,7 +199,7 @@ def quiet(text: str) -> None:
 
 
 def accuracy(result: Result, module: torch.nn.Module, which: str) -> float:
-    part = getattr(load_data.load(result.experiment.data), which)
+    part = getattr(load_data(result.experiment.data), which)
     with torch.no_grad():
         return float((module(part.x).argmax(1) == part.y).float().mean())
 
@@ -259,7 +259,7 @@ def test_an_exported_model_has_the_logits(done: Result, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     from onnx.reference import ReferenceEvaluator  # pyright: ignore[reportMissingImports]
 
-    x = load_data.load(done.experiment.data).test.x[:7]
+    x = load_data(done.experiment.data).test.x[:7]
     (logits,) = ReferenceEvaluator(str(result.export("onnx"))).run(None, {"x": x.numpy()})
     with torch.no_grad():
         torch.testing.assert_close(torch.tensor(logits), result.model(x), atol=1e-4, rtol=1e-4)

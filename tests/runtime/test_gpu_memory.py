@@ -17,7 +17,8 @@ from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import default_device, fresh_torch, require_precision
 from fedcommons.errors import ClientError, UserError
-from fedcommons.runs.build import assemble, prepare
+from fedcommons.runs.assemble import assemble
+from fedcommons.runs.build import build
 from fedcommons.runtime import gpu_memory, torch_settings
 from fedcommons.runtime.gpu_memory import with_room
 from fedcommons.runtime.rounding_env import OURS, variables
@@ -209,7 +210,7 @@ def test_every_process_that_trains_asks_whether_its_gpu_has_the_precision() -> N
     """As the process that starts a run may have none."""
     config = presets.experiment("smoke", values={"client.precision": "tf32", "data.limit": 60})
     with pytest.raises(UserError, match=r"^client\.precision tf32"), fresh_torch():
-        assemble(prepare(config)).executor()
+        assemble(build(config)).executor()
 
 
 # The share of a GPU that a process needs
@@ -263,4 +264,4 @@ def test_without_gpus_nothing_is_measured(tmp_path: Path, monkeypatch: pytest.Mo
     if not torch.cuda.is_available():
         assert measured(str(tmp_path), one) == (0, 0)
     with pytest.raises(UserError, match=r"^federation\.gpus_per_actor must lie in"):
-        prepare(presets.experiment("smoke", values={"federation.gpus_per_actor": "half"}))
+        build(presets.experiment("smoke", values={"federation.gpus_per_actor": "half"}))

@@ -206,11 +206,11 @@ def test_a_secret_run_earns_its_epsilon_and_goes_on_with_its_salts_only(
     assert result["pool_epsilon_max"] == pytest.approx(2.0, rel=1e-6)
     assert result["pool_epsilon_of_each_view"][SERVER] == pytest.approx(2.0, rel=1e-6)
     assert not any("larger epsilons of parties" in line for line in result["uncovered"])
-    assert run_salts.read_salt(tmp_path / "run", build.prepare(config).salts)
+    assert run_salts.read_salt(tmp_path / "run", build.build(config).salts)
     for salt in (tmp_path / "state" / "salts").glob("artifact-*"):
         salt.unlink()
     with pytest.raises(UserError, match=r"salts .* lost"):
-        run_salts.read_salt(tmp_path / "run", build.prepare(config).salts)
+        run_salts.read_salt(tmp_path / "run", build.build(config).salts)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_a_secret_run_earns_its_epsilon_and_goes_on_with_its_salts_only(
 def test_what_makes_no_sense_is_refused(name: str, values: dict[str, Any], words: str) -> None:
     asked = {"target_epsilon": 1.0, **values}
     with pytest.raises(UserError, match=words):
-        build.prepare(choose({"sharing.setting": name, **{f"sharing.{n}": v for n, v in asked.items()}}))
+        build.build(choose({"sharing.setting": name, **{f"sharing.{n}": v for n, v in asked.items()}}))
 
 
 @pytest.mark.parametrize("name", STAGES)
@@ -237,8 +237,8 @@ def test_the_limits_are_allowed_and_noise_below_them_covers_nothing(name: str) -
         "ndpdc": {"iterations": 3, "width": 8},
     }
     values = {f"sharing.{n}": v for n, v in {**limits[name], "target_epsilon": 1.0, "delta": 1e-6}.items()}
-    build.prepare(choose({"sharing.setting": name, **values, "dp.delta": 1e-6}))
-    prepared = build.prepare(choose({"sharing.setting": name, "sharing.noise_multiplier": 1e-4}))
+    build.build(choose({"sharing.setting": name, **values, "dp.delta": 1e-6}))
+    prepared = build.build(choose({"sharing.setting": name, "sharing.noise_multiplier": 1e-4}))
     for sigma, covered in ((0.0, False), (9e-5, False), (1e-4, True)):
         stage: Any = replace(prepared.stage, noise_multiplier=sigma)  # type: ignore[type-var]
         _, events = stage.release(prepared.client_data, Contributions.none(prepared.client_data))

@@ -375,4 +375,4 @@ FORTY = {"partition.name": "dirichlet_plain", "partition.n_clients": 40, "partit
 )
 def test_what_cannot_be_met_is_refused_before_any_work(values: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        build.prepare(presets.experiment("smoke", "digits", COPIED | values))
+        build.build(presets.experiment("smoke", "digits", COPIED | values))

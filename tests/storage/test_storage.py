@@ -235,7 +235,7 @@ BAD = {
 def test_a_wrong_url_is_refused_and_no_password_repeated() -> None:
     for url, words in BAD.items():
         with pytest.raises(UserError, match=words) as refused:
-            build.prepare(override(Experiment(), {"storage": url}))
+            build.build(override(Experiment(), {"storage": url}))
         assert "pass-word" not in str(refused.value)
 
 

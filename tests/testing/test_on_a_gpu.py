@@ -26,7 +26,7 @@ from fedcommons.core.local_training import LocalSGD
 from fedcommons.errors import ClientError, UserError
 from fedcommons.flat_tensors import data, to_device
 from fedcommons.privacy.dp_sgd import DPSGD
-from fedcommons.runs import load_data
+from fedcommons.runs import build
 from fedcommons.seeding import set_default_generator
 from fedcommons.testing import Federation, check_algorithm, digits
 from fedcommons.testing.comparing import bits
@@ -187,7 +187,7 @@ def _trained(device: torch.device) -> dict[str, Tensor]:
     """Three steps of a tiny model, as Lightning's Trainer makes them; its weights rest on the CPU."""
     set_default_generator(0, "weights")
     model = DDPM(shape=(1, 8, 8), n_classes=10, channels=(8, 16), lr=1e-3, timesteps=20, flip=True).to(device)
-    examples, optimizer = load_data.load(Data(limit=48)).train.to(device), model.configure_optimizers()
+    examples, optimizer = build.load(Data(limit=48)).train.to(device), model.configure_optimizers()
     model.train()
     model.on_fit_start()
     for number in range(3):

@@ -12,8 +12,8 @@ from report_runs import quiet
 
 from fedcommons import ClientError, Experiment, UserError, experiment, load_runs
 from fedcommons.config.dotted import deciding
+from fedcommons.runs.build import noise_key
 from fedcommons.runs.experiment import run
-from fedcommons.runs.worker import noise_key
 from fedcommons.tune.sweep import cell
 
 FIELDS = {

@@ -25,11 +25,12 @@ from fedcommons.core.client_worker import Work
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.work_units import Timed, pieces_of, prices, smaller_of
 from fedcommons.errors import UserError
+from fedcommons.federation.client_memory import ClientMemory
 from fedcommons.flat_tensors import nbytes
 from fedcommons.generators.image_cache import missing
 from fedcommons.privacy.dp_sgd import DPSGD
-from fedcommons.runs import build, experiment, load_data
-from fedcommons.runs.build import Assembled
+from fedcommons.runs import assemble, build, experiment
+from fedcommons.runs.assemble import Assembled
 from fedcommons.sharing.real import Real
 from fedcommons.sharing.stage import shorter_of
 from fedcommons.storage.artifact_store import Store
@@ -60,8 +61,8 @@ def _config(folder: Path, values: dict[str, Any]) -> Experiment:
 
 
 def ready(folder: Path, values: dict[str, Any]) -> Assembled:
-    prepared = build.prepare(_config(folder, values))
-    return build.assemble(prepared, [cost.stand_in(need) for need in prepared.requests])
+    prepared = build.build(_config(folder, values))
+    return assemble.assemble(prepared, [cost.stand_in(need) for need in prepared.requests])
 
 
 def spy(patch: pytest.MonkeyPatch, place: Any, name: str, note: Callable[..., None]) -> None:
@@ -84,7 +85,7 @@ def test_counted_work_is_the_work_of_a_run(
     b, dp = config.client.batch_size, config.dp.local
 
     def generators() -> list[tuple[int, int]]:
-        return [generator_work(job) for job in missing(Store(Path(config.artifacts)), build.prepare(config).requests)]
+        return [generator_work(job) for job in missing(Store(Path(config.artifacts)), build.build(config).requests)]
 
     counts, work = count_work(ready(tmp_path, values)), generators()
     seen: Counter[str] = Counter()
@@ -120,7 +121,7 @@ def test_counts_in_closed_form(tmp_path: Path) -> None:
     """Of more than 1,000 rounds the first 1,000 are drawn and scaled up."""
     rounds = {"federation.rounds": 2345, "federation.checkpoint_every": 1000, "measure.every": 500,
               "measure.smoothness": True, "evaluate.every": 1000}  # fmt: skip
-    counts, data = count_work(ready(tmp_path, rounds)), load_data.load(_config(tmp_path, rounds).data)
+    counts, data = count_work(ready(tmp_path, rounds)), build.load(_config(tmp_path, rounds).data)
     assert counts.trainings == pytest.approx(3 * 2345)
     assert (counts.rounds, counts.checkpoints) == (2345, 3)
     assert counts.products == 40 * counts.gradients == 40 * 6 * 3  # rounds 0, 500 ... 2000, 2345; a batch per client
@@ -228,7 +229,7 @@ def test_a_measurement_leaves_nothing_and_finds_prices_even_where_training_diver
     assert list(tmp_path.iterdir()) == []
     assert all(value > 0 for value in (found.checkpoint, found.example, found.gradient, found.product, found.memory))
     assert found.step + found.training + found.round > 0
-    start = one.start(experiment.ClientMemory())
+    start = one.start(ClientMemory())
     assert (found.state, found.memory_bytes) == (nbytes(start.state), nbytes({"control": start.model}))
 
 
@@ -310,7 +311,7 @@ class Mixes(Real):
 def test_a_stage_that_takes_long_is_priced_by_a_shorter_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost, "time", SimpleNamespace(perf_counter=count(0.0, 3.0).__next__))  # all takes 3 seconds
     for epochs in (500, 2):
-        prepared = build.prepare(_config(tmp_path, {"sharing.setting": f"{__file__}:Mixes", "sharing.epochs": epochs}))
+        prepared = build.build(_config(tmp_path, {"sharing.setting": f"{__file__}:Mixes", "sharing.epochs": epochs}))
         assert cost.contribute(prepared, [])[1] == 3 * epochs / 2
     assert shorter_of(Real()) == (Real(), 1.0)
 

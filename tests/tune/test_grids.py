@@ -10,8 +10,7 @@ from fedcommons.config.dotted import override
 from fedcommons.config.experiment import Experiment
 from fedcommons.errors import UserError
 from fedcommons.generators.requests import contribution
-from fedcommons.runs.checks import check
-from fedcommons.runs.load_data import load
+from fedcommons.runs.build import check, load
 from fedcommons.tune import dry_run
 from fedcommons.tune import grid as grids
 from fedcommons.tune import sweep as tuning

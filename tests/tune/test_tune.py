@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from fedcommons.cli import parse
+from fedcommons.cli.command_line import command_line
 from fedcommons.cli.display import Display
 from fedcommons.config.dotted import same_results
 from fedcommons.errors import UserError
@@ -144,7 +145,7 @@ WINNER = "--preset=authors --dataset=cifar10 --space=lr=0.3,0.1 --space=p=0.1,0.
 def test_the_printed_command_of_a_winner_runs_it(tune: ModuleType, sweeps: Callable[[str], ModuleType]) -> None:
     options, run = tune.arguments([*shlex.split(WINNER), "--sharing=shuffled_synthetic", "--wandb=off"]), sweeps("run")
     for cell in tune.cells(options)[0]:
-        words = shlex.split(results.line(cell.config, options.preset, {*options.asked, *tune.cells(options)[1]}))
+        words = shlex.split(command_line(cell.config, options.preset, {*options.asked, *tune.cells(options)[1]}))
         found = run.arguments(words)
         again = authors.settled(found.preset, parse.experiment(found), found.asked)
         assert same_results(again, cell.config) == []

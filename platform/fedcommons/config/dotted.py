@@ -187,6 +187,27 @@ def recorded(dotted: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in dotted.items() if name not in left_out}
 
 
+def described(config: Experiment, n_clients: int) -> dict[str, Any]:
+    """Return the fields of summary.json that name the experiment."""
+    return {
+        "dataset": config.data.name,
+        "algorithm": config.algorithm,
+        "setting": config.sharing.setting,
+        "alpha": config.flat.get("partition.alpha"),
+        "n_clients": n_clients,
+        "participation": config.federation.participation,
+        "seed": config.seed,
+        "learning_rate": config.client.lr,
+        "target": config.target,
+    }
+
+
+def recorded_config(config: Experiment) -> dict[str, Any]:
+    """Return the fields that decide results, by dotted name, as summary.json stores them."""
+    fields = recorded(config.flat).items()
+    return {n: list(v) if type(v) is tuple else v for n, v in fields if not is_ignored(n)}
+
+
 def to_dict(config: Experiment) -> dict[str, Any]:
     """Return the experiment as config.yaml stores it: section -> field -> plain value, with lists instead of tuples."""
     nested: dict[str, Any] = {}
@@ -266,6 +287,25 @@ def deciding(config: Experiment) -> dict[str, Any]:
     valid_fields = fields_for({kind: [name] for kind, name in config.chosen.items()}, reread=False)
     flat = {n: v for n, v in config.flat.items() if not is_ignored(n)}
     return {n: v for n, v in flat.items() if n not in valid_fields or v != valid_fields[n].default}
+
+
+def fields_with_rules(config: Experiment) -> frozenset[str]:
+    """Return the names of the fields whose values follow from a rule, mostly because they are null."""
+    flat = config.flat
+    names = {name for name, value in flat.items() if value is None}
+    names |= {"straggler.partial"} if flat["straggler.partial"] == "method" else set()
+    return frozenset(names | ({"generator.noise_multiplier"} if flat.get("generator.target_epsilon") else set()))
+
+
+def values_of(config: Experiment, begins: tuple[str, ...] = ("",)) -> tuple[tuple[str, Any], ...]:
+    """Return (dotted name, value) of the fields whose names begin with one of the texts ``begins``."""
+    return tuple(pair for pair in config.flat.items() if pair[0].startswith(begins))
+
+
+def without_rounds(config: Experiment) -> tuple[int, dict[str, Any]]:
+    """Return the planned number of rounds, and all other fields that decide results (see ``deciding``)."""
+    others = {name: value for name, value in deciding(config).items() if name != "federation.rounds"}
+    return config.federation.rounds, others
 
 
 def part_of(config: Experiment, kind: str) -> Any:

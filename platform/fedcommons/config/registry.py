@@ -56,6 +56,10 @@ class Kind:
 _DATA, _PARTITIONS = "fedcommons.data.datasets", "fedcommons.data.partition"
 _METHODS, _NETWORKS = "fedcommons.algorithms", "lightning_modules.networks"
 _TRACKERS = "fedcommons.tracking"
+_PARTITION_NAMES = (
+    "iid", "dirichlet_classes", "dirichlet_niid", "dirichlet_clients", "dirichlet_clients_all", "dirichlet_plain",
+    "single_class", "shards", "quantity", "labels_lognormal",
+)  # fmt: skip
 _STRAGGLERS, _GENERATORS = "fedcommons.federation.stragglers", "fedcommons.generators"
 
 KINDS: Mapping[str, Kind] = {
@@ -100,21 +104,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "partition": Kind(
         "partition.name",
-        {
-            name: f"{_PARTITIONS}:{name}"
-            for name in (
-                "iid",
-                "dirichlet_classes",
-                "dirichlet_niid",
-                "dirichlet_clients",
-                "dirichlet_clients_all",
-                "dirichlet_plain",
-                "single_class",
-                "shards",
-                "quantity",
-                "labels_lognormal",
-            )
-        }
+        {name: f"{_PARTITIONS}:{name}" for name in _PARTITION_NAMES}
         | {name: f"fedcommons.data.groups:{name}" for name in ("by_group", "by_factor")},
         frozenset({"labels", "n_clients", "n_classes", "rng", "seed"}),
         frozenset({"groups", "factors", "rows"}),
@@ -249,6 +239,14 @@ def build_part(kind: str, name: str, build: Callable[[], Any]) -> Any:
             gives = f"returns {name_of(part)}, which has no {', '.join(missing)}"
             raise UserError(f"{what} {gives}; it must have {', '.join(has)}.")
     return part
+
+
+def require_attributes(kind: str, name: str) -> None:
+    """Check that a component that is a class has the attributes that its kind requires, without creating it."""
+    part, has = find(kind, name), KINDS[kind].has
+    missing = [attribute for attribute in has if isinstance(part, type) and not hasattr(part, attribute)]
+    if missing and not hasattr(part, "__getattr__"):
+        raise UserError(f"{component_label(kind, name)} has no {', '.join(missing)}; it must have {', '.join(has)}.")
 
 
 def component_label(kind: str, name: str) -> str:

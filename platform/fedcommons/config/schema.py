@@ -310,6 +310,10 @@ class DP:
     seed can subtract the noise, so there is no privacy guarantee. secret: from the operating system's random numbers;
     the key (salt) is stored in your state directory, outside the run folder"""
 
+    @property
+    def is_secret(self) -> bool:
+        return self.noise == "secret"
+
 
 @dataclass(frozen=True)
 class Evaluate:

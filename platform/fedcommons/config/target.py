@@ -129,3 +129,22 @@ def require_logged(field: str, metric: str, round: int, logged: Collection[str])
     raise NotLogged(
         f"{field}: no round has {quote(metric)}{nearest(metric, metrics)} Round {round} has {', '.join(metrics)}."
     )
+
+
+def validation_metric(text: str) -> tuple[str, str]:
+    """Return the metric's name in rounds.jsonl and its better direction, "max" or "min".
+
+    text: the value of ``federation.stop_metric``, such as "accuracy" or "validation/f1 max".
+
+    Raises:
+        UserError: the text names no validation metric, or its better direction is unknown.
+    """
+    match = re.fullmatch(r"(?:validation/)?([^\s/]+)(?:\s+(max|min))?", text.strip())
+    if not match:
+        raise UserError(f"federation.stop_metric must be a metric on validation data, such as loss, got {quote(text)}.")
+    way = match[2] or ("max" if "accuracy" in match[1] else "min" if "loss" in match[1] else None)
+    if way is None:
+        raise UserError(
+            f'federation.stop_metric {quote(text)} needs the better direction after it: max or min, such as "f1 max".'
+        )
+    return f"validation/{match[1]}", way

@@ -15,12 +15,11 @@ from fedcommons.errors import UserError, clean, quote
 from fedcommons.privacy.mechanisms import columns
 from fedcommons.privacy.salts import IF_SECRET
 from fedcommons.storage import safe_read
-from fedcommons.tracking.record_schema import flaw_of_config, flaw_of_line, flaw_of_summary
+from fedcommons.tracking.record_schema import flaw_of_config, flaw_of_line, flaw_of_summary, last_of
 from fedcommons.tracking.run_folder import (
     STOPPED,
     accuracies,
     is_run,
-    last_of,
     read_clients,
     read_config,
     read_run,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedcommons.config import target
-from fedcommons.config.dotted import SHORT_NAMES
+from fedcommons.config.dotted import SHORT_NAMES, values_of
 from fedcommons.config.experiment import Experiment
 from fedcommons.errors import UserError, unknown
 from fedcommons.privacy.salts import IF_SECRET
@@ -101,7 +101,7 @@ def require(metric: str, configs: Sequence[Experiment]) -> None:
     if metric not in KNOWN and "/" not in metric:
         raise unknown("metric", metric, KNOWN)
     for field, least, needed in _needs(metric.removesuffix("_mean")):
-        if any(config.flat[field] <= least for config in configs):
+        if any(dict(values_of(config))[field] <= least for config in configs):
             raise UserError(f"--metric {metric} needs --{field} {needed}.")
 
 

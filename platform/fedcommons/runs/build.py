@@ -1,136 +1,140 @@
-"""Check an experiment's config and build its federation; only this module depends on all kinds of components."""
+"""Build a run from an experiment: read the fields of its config, and return values and objects (``RunSpec``)."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from fedcommons.config import registry
-from fedcommons.config.dotted import part_of
+from fedcommons.config.dotted import deciding, fields_with_rules, part_of, parts_of_own
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.schema import Data
-from fedcommons.core.algorithm import (
-    Algorithm,
-    ChoosesClients,
-    Facts,
-    Personal,
-    State,
-    keeps_batch_norm,
-    require_attributes,
-    takes_partial,
-)
-from fedcommons.core.client_worker import floating_buffers, trainable_parameters
-from fedcommons.core.executor import Executor
-from fedcommons.core.features import batch_norm_parameters, head_parameters
-from fedcommons.core.returned import require_state
-from fedcommons.core.worker import RunData, fresh_torch, set_up_process
-from fedcommons.data.clients import Clients
-from fedcommons.data.examples import STANDARDISATION, Dataset, Examples, without_images
-from fedcommons.data.federated import ClientDatasets
-from fedcommons.data.partition import Partitioned
-from fedcommons.errors import UserError, before_any_work, require_type, user_code_context
-from fedcommons.federation.client_memory import ClientMemory
-from fedcommons.federation.client_sampling import joining
-from fedcommons.federation.rounds import Plan, Standing
-from fedcommons.federation.serial_executor import Serial
-from fedcommons.federation.stragglers import Independent, Rule, arrival
-from fedcommons.flat_tensors import EMPTY, Flat, flatten
-from fedcommons.generators import image_cache
-from fedcommons.generators.requests import (
-    Contribution,
-    GenerationRequest,
-    GeneratorRecipe,
-    n_seen,
-    require_constants,
-    salt_facts,
-)
-from fedcommons.privacy import ledger, salts
-from fedcommons.privacy.ledger import Ledger
-from fedcommons.privacy.noise import Source
-from fedcommons.privacy.salts import SECRET
-from fedcommons.runs import check_module, load_data, pool_audit
-from fedcommons.runs.checks import (
-    check,
-    refuse,
-    require_no_server_model,
-    require_participants,
-    require_pool,
-    require_replies,
-    require_target,
-)
+from fedcommons.config.schema import Constants, Data
+from fedcommons.config.validate import require_no_steps, validate
+from fedcommons.core.local_training import LocalSGD
+from fedcommons.core.worker import fresh_torch
+from fedcommons.data.examples import Dataset
+from fedcommons.errors import before_any_work
+from fedcommons.generators.requests import GeneratorRecipe, require_constants
+from fedcommons.privacy.dp_sgd import DPSGD, Target
+from fedcommons.runs import checks, load_data
+from fedcommons.runs.check_run import checked
 from fedcommons.runs.early_stopping import stop_of
-from fedcommons.runs.leaks import computed_by_all, leaks_of
-from fedcommons.runs.worker import build_module, build_worker, local_loop, noise_key, standardises
-from fedcommons.runtime import memory_limit
-from fedcommons.sharing.stage import (
-    Contributions,
-    Forewarning,
-    Generating,
-    Salted,
-    Shared,
-    Stage,
-    contribute,
-    require_once,
-    share_by_method,
-    share_contributed,
-)
-from fedcommons.storage import object_store
-from fedcommons.storage.artifact_store import Store
-
-OnStep = Callable[[str, int, int, str], None]
-"""Progress callback; arguments: the generator's name, steps done, total steps, "training" or "sampling"."""
+from fedcommons.runs.plans import plan_of
+from fedcommons.runs.spec import BuildModule, Evaluation, RunSpec
+from fedcommons.runs.worker import build_module, build_worker_elsewhere
+from fedcommons.seeding import wide_key
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A checked experiment with its data partitioned among the clients, before anything is trained."""
+def check(config: Experiment) -> None:
+    """Check the fields of an experiment and their combinations, without loading its data.
 
-    config: Experiment
-    dataset: Dataset
-    partition: Partitioned
-    algorithm: Algorithm
-    stage: Stage
-    straggler_rule: Rule | None  # the rule that picks stragglers; None: there are no stragglers
-    train: Examples  # the training examples that are partitioned, without the clients' test examples
-    tests: Clients | None = None  # the clients' test examples; None: clients have no test examples
-    about: Mapping[str, Any] = field(default_factory=dict)  # arguments of ``Facts`` that describe data and model
-    notes: Sequence[str] = ()  # messages to the user about data and model
+    Raises:
+        UserError: the config is invalid for every data set.
+    """
+    validate(config)
+    f = config.federation
+    if load_data.takes_n_clients(config.partition.name):  # else the data decide N
+        checks.require_participants(f.participation, config.partition.n_clients)
+    checks.require_rates(checks.schedule_of(*_schedule(config)), f.rounds)
+    if not checks.makes_steps(config.algorithm):
+        require_no_steps(config)
 
-    @property
-    def client_data(self) -> ClientDatasets:
-        """Return the input of the sharing strategy: the clients' real data sets, and public facts about the data."""
-        data = self.dataset
-        client_data, is_secret = Clients(self.train, self.partition.rows), self.config.dp.noise == SECRET
-        return ClientDatasets(client_data, data.n_classes, data.flip, self.config.seed, is_secret)
 
-    @property
-    def salts(self) -> list[str]:
-        """Return hashes of the secret salts that are used before round 1, and of the requests for synthetic images."""
-        client_data, stage = self.client_data, self.stage
-        stage_salts = stage.salts(client_data) if client_data.is_secret and isinstance(stage, Salted) else ()
-        return [*salt_facts(self.requests), *map(salts.name_of, stage_salts)]
+@fresh_torch()
+@before_any_work()
+def build(config: Experiment) -> RunSpec:
+    """Check the config, load the data, partition it among the clients, and build the run's components.
 
-    @property
-    def notes_for_user(self) -> Sequence[str]:
-        """Return the messages shown to the user before any training, including those of the sharing strategy."""
-        stage = self.stage
-        if not isinstance(stage, Forewarning):
-            return self.notes
-        with before_any_work(), user_code_context(stage, "beforehand"):
-            return [*self.notes, *(require_type(str, sentence) for sentence in stage.beforehand(self.client_data))]
+    Raises:
+        UserError: a field is invalid, or does not fit the data set, the model or another field.
+    """
+    check(config)
+    c, f, e, m = config, config.federation, config.evaluate, config.measure
+    checks.require_storage(c.storage, Path(c.artifacts), is_secret=c.dp.is_secret)
+    kinds = ("algorithm", "sharing", "generator", "straggler")
+    parts = {kind: part_of(c, kind) for kind in kinds if kind in c.chosen}
+    for part in parts.values():
+        checks.refuse(part, "check", c.flat)
+    if generator := parts.get("generator"):
+        require_constants(generator)
+    dataset = _load(c.data, c.source.get("data"))
+    if generator:
+        checks.require_generator(generator, dataset)
+    p = c.partition
+    partition, train, tests, by_rule = load_data.partition_examples(
+        dataset, p.name, p.constants, p.n_clients, c.data.client_test, p.shift, p.shift_size, c.seed
+    )
+    checks.require_participants(f.participation, len(partition.rows))  # after the partition, which decides N
+    plan = plan_of(
+        parts["algorithm"], parts["straggler"], train, partition.rows, dataset.n_classes, seed=c.seed,
+        rounds=f.rounds, participation=f.participation, weighting=f.weighting, blocks=f.blocks, max_norm=f.max_norm,
+        keep_buffers=keeps_buffers(c), partial_work=c.straggler.partial,
+    )  # fmt: skip
+    checks.require_replies(plan.facts, c.straggler.rule, c.straggler.constants)
+    elsewhere = partial(
+        build_worker_elsewhere, algorithm=partial(registry.make, "algorithm", c.algorithm, c.constants),
+        schedule=partial(checks.schedule_of, *_schedule(c)), digests=c.source, weights=c.model.weights,
+        names={kind: c.chosen[kind] for kind in ("model", "algorithm", "measure", "schedule") if kind in c.chosen},
+    )  # fmt: skip
+    measure = (m.measure, m.constants) if m.measure else None
+    t = c.tracking
+    spec = RunSpec(
+        record=c,
+        names=c.chosen,
+        algorithm=parts["algorithm"],
+        stage=parts["sharing"],
+        recipe=recipe(c) if generator else None,
+        plan=plan,
+        local=local_loop(c, dataset.augment),
+        module=module_of(c),
+        lr=c.client.lr,
+        elsewhere=elsewhere,
+        evaluation=Evaluation(e.every, e.chunk, e.clients, m.clients, m.every, m.samples, m.smoothness, measure),
+        wandb=t.wandb,
+        tracker=(t.tracker, t.constants) if t.tracker else None,
+        stop=stop_of(f.stop, c.target, f.rounds, f.stop_patience, f.stop_metric),
+        dataset=dataset,
+        partition=partition,
+        train=train,
+        tests=tests,
+        by_rule=by_rule,
+        left_open=fields_with_rules(c),
+        noise_key=noise_key(c),
+        is_secret=c.dp.is_secret,
+        delta=c.dp.delta,
+        is_audited=c.sharing.is_audited,
+        withholds=c.sharing.withhold == "near_copies",
+        artifacts=Path(c.artifacts),
+        storage=c.storage,
+        actors=f.actors if f.executor == "ray_actors" else 0,
+        gpus_per_actor=f.gpus_per_actor,
+        checkpoint_every=f.checkpoint_every,
+        memory_bytes=f.memory_mb * 1e6,
+        options=own_options(c),
+    )
+    # DP-SGD, or the user has changed delta
+    return checked(spec, judges_delta=c.dp.local or c.dp.delta != type(c.dp).delta)
 
-    @property
-    def requests(self) -> Sequence[GenerationRequest]:
-        """Return a generation request (generator and images) per client; empty if the strategy uses no generators."""
-        stage = self.stage
-        if not isinstance(stage, Generating):
-            return ()
-        with before_any_work(), user_code_context(stage, "requests"):
-            requests = list(stage.requests(self.client_data, recipe(self.config)))
-            return [require_type(GenerationRequest, request) for request in requests]
+
+def load(data: Data) -> Dataset:
+    """Load the data set and split it into training, validation and test examples; see ``load_data.load``."""
+    return load_data.load(
+        data.name, data.constants, dir=data.dir, download=data.download, validation=data.validation,
+        validation_from=data.validation_from, limit=data.limit, augment=data.augment, standardise=data.standardise,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=2)  # most trials of a sweep use the same data set
+def _load(data: Data, source: str | None) -> Dataset:
+    return load(data)
+
+
+def dataset_of(config: Experiment) -> Dataset:
+    """Return the experiment's data set."""
+    return load(config.data)
+
+
+def keeps_buffers(config: Experiment) -> bool:
+    """Return whether BatchNorm's statistics stay with the clients."""
+    return config.federation.buffers == "keep"
 
 
 def recipe(config: Experiment) -> GeneratorRecipe:
@@ -139,258 +143,65 @@ def recipe(config: Experiment) -> GeneratorRecipe:
     name, digest = config.generator.name, config.source.get("generator")
     return GeneratorRecipe(
         name, part_of(config, "generator"), config.generator.rho, digest, config.generator.label_noise,
-        config.dp.noise == SECRET,
+        config.dp.is_secret,
     )  # fmt: skip
 
 
-@lru_cache(maxsize=2)  # most trials of a sweep use the same data set
-def _load(data: Data, source: str | None) -> Dataset:
-    return load_data.load(data)
+def module_of(config: Experiment, *, with_weights: bool = True) -> BuildModule:
+    """Return the function that builds the clients' module from a data set; see ``worker.build_module``.
 
-
-@fresh_torch()
-@before_any_work()
-def prepare(config: Experiment) -> Prepared:
-    """Check the config, load the data and partition it among the clients.
-
-    Raises:
-        UserError: a field is invalid, or does not fit the data set, the model or another field.
+    with_weights: load the file ``model.weights``, if there is one.
     """
-    check(config)
-    if config.storage is not None and (flaw := object_store.flaw(config.storage)):
-        raise UserError(f"storage must be {flaw}")
-    if config.dp.noise == SECRET:
-        salts.require_writable(Path(config.artifacts))
-        if config.storage is not None and not object_store.is_url(config.storage):
-            salts.require_outside(Path(config.storage))
-    kinds = ("algorithm", "sharing", "generator", "straggler")
-    components = {kind: part_of(config, kind) for kind in kinds if kind in config.chosen}
-    for component in components.values():
-        refuse(component, "check", config.flat)
-    if "generator" in components:
-        require_constants(components["generator"])
-    dataset = _load(config.data, config.source.get("data"))
-    if "generator" in components:
-        refuse(components["generator"], "check_type", dataset.train.x.dtype, dataset.name)
-        refuse(components["generator"], "check_shape", dataset.shape, dataset.name)
-    every = dataset.train
-    partition = load_data.partition_rows(
-        config.partition, every.y.numpy(), dataset.n_classes, config.seed,
-        groups=None if every.groups is None else every.groups.numpy(),
-        factors={name: values.numpy() for name, values in every.factors.items()}, origin=dataset.origin,
+    m, c = config.model, config.client
+    weights = {"weights": m.weights, "digest": config.source.get("weights")} if with_weights else {}
+    return partial(
+        build_module, seed=config.seed, name=m.name, constants=m.constants, projection=m.projection, lr=c.lr,
+        momentum=c.momentum, weight_decay=c.weight_decay, optimizer=c.optimizer, **weights,
     )  # fmt: skip
-    share, shift, size = config.data.client_test, config.partition.shift, config.partition.shift_size
-    partition, train, tests = load_data.as_held(partition, dataset, share, shift, size, config.seed)
-    sizes = [len(rows) for rows in partition.rows]
-    require_participants(config.federation.participation, len(sizes))  # after the partition, which decides N
-    rule = None if components["straggler"] == Independent() else components["straggler"]
-    prepared = Prepared(config, dataset, partition, components["algorithm"], components["sharing"], rule, train, tests)
-    require_pool(prepared.algorithm, prepared.stage)
-    refuse(prepared.stage, "check_data", prepared.client_data)
-    if config.generator is not None:
-        refuse(components["generator"], "check_sizes", [n_seen(config.generator.rho, n) for n in sizes])
-    refuse(
-        rule, "check_clients", len(sizes), joining_of(prepared.algorithm, len(sizes), config.federation.participation)
+
+
+def local_loop(config: Experiment, augment: bool) -> LocalSGD:
+    """Return the settings of the clients' local training; augment: flip and crop the training images."""
+    c, d = config.client, config.dp
+    target = Target(d.target_epsilon, d.delta, config.federation.rounds) if d.target_epsilon is not None else None
+    return LocalSGD(
+        c.epochs,
+        c.batch_size,
+        c.drop_last,
+        c.equal_work,
+        augment,
+        DPSGD(d.noise_multiplier, d.clip, target, d.at_once) if d.local else None,
+        c.onednn,
+        checks.schedule_of(*_schedule(config)),
+        c.clip_norm,
+        c.precision,
+        c.accumulate,
+        c.batched,
+        c.graphs,
     )
-    if config.dp.local or config.dp.delta != type(config.dp).delta:  # DP-SGD, or the user has changed delta
-        ledger.refuse_large_delta(config.dp.delta, sizes)
-    loop = local_loop(config, dataset.augment)
-    require_target(prepared.algorithm, loop, sizes)
-    if config.sharing.is_audited:
-        pool_audit.subjects(prepared.client_data, prepared.requests, dataset.validation)
-    # A built-in network is built on the meta device (names and shapes only), which suffices to check it.
-    is_user_defined = registry.is_user_defined(config.model.name) or registry.is_user_defined(config.data.name)
-    is_tried = loop.batched or loop.graphs or config.dp.at_once > 1
-    module = build_module(config, dataset, "cpu" if is_user_defined or is_tried else "meta")
-    notes: Sequence[str] = ()
-    if is_user_defined:
-        label = registry.component_label("model", config.model.name)
-        check_module.require_hooks(prepared.algorithm, module, loop, label)
-        is_of_clients = config.measure.clients or config.evaluate.clients
-        of_clients = (tests.sizes if tests and not config.measure.clients else sizes) if is_of_clients else ()
-        largest = max(len(dataset.test), len(dataset.validation), *of_clients)
-        measured, chunk = config.measure.every > 0, config.evaluate.chunk
-        notes = check_module.try_module(module, config.model.name, dataset, largest, chunk, measured=measured)
-        check_module.require_hooks(prepared.algorithm, module, loop, label)  # again: a local step may assign hooks
-    if is_tried:
-        check_module.try_a_step(loop, config.model.name, module, dataset)
-    if not standardises(config.model.name, module):
-        dataset = replace(dataset, computed=tuple(what for what in dataset.computed if what != STANDARDISATION))
-    model = flatten(trainable_parameters(module))
-    memory_limit.require_model(model)
-    keeps = config.federation.buffers == "keep"
-    is_kept = keeps_batch_norm(prepared.algorithm)
-    measured = keeps and config.measure.every > 0 and not is_kept
-    check_module.require_statistics(module, private=config.dp.local, measured=measured)
-    check_module.require_precision(config.client.precision, module)
-    require_attributes(prepared.algorithm, module)
-    if dataset.n_classes is None and getattr(prepared.algorithm, "needs_classes", False):
-        raise UserError(f"algorithm {config.algorithm} works by class, but labels of {dataset.name} are not classes.")
-    check_module.require_distillable(prepared.algorithm, module, dataset)
-    # Attributes of a user-defined module may raise an error, which the context reports as an error of user code.
-    with before_any_work(), user_code_context(registry.component_label("model", config.model.name)):
-        about = {
-            "shape": dataset.shape, "n_classes": dataset.n_classes, "head": head_parameters(module),
-            "batch_norm": batch_norm_parameters(module),
-        }  # fmt: skip
-    facts = plan_of(config, prepared.algorithm, rule, prepared.client_data.clients, about).facts
-    require_replies(facts, config.straggler.rule, config.straggler.constants)
-    if "model" not in begin(prepared.algorithm, model, facts, config.seed):
-        options = {
-            "--federation.buffers keep": keeps or not is_kept,
-            "--evaluate.clients true": config.evaluate.clients,
-            "--measure.every 0": not config.measure.every,
-        }
-        require_no_server_model(config.algorithm, [option for option, is_met in options.items() if not is_met])
-    notes = [*(dataset.origin.notes if dataset.origin else ()), *notes]
-    return replace(prepared, about=about, dataset=dataset, notes=notes)
 
 
-def begin(algorithm: Algorithm, model: Flat, facts: Facts, seed: int) -> State:
-    """Call the method's ``start`` and return its result, the server's state before round 1.
+def _schedule(config: Experiment) -> tuple[str, Constants, int]:
+    return config.client.lr_schedule, config.client.constants, config.federation.rounds
 
-    Raises:
-        ClientError: the method's ``start`` failed, or returned no valid state.
+
+def noise_key(config: Experiment) -> int:
+    """Return a 128-bit key of the experiment's noise, so that no two experiments use the same noise.
+
+    The key is computed from all fields that decide the results. It does not distinguish 1 and 1.0. It ignores the
+    number of rounds if a run with more rounds begins like a run with fewer rounds.
     """
-    with user_code_context(algorithm, "start"):
-        state = algorithm.start(model, facts, seed)
-        require_state(state, model.layout, has_model="model" in state or not isinstance(algorithm, Personal))
-        return state
+    is_longer_alike = config.dp.target_epsilon is None and not checks.depends_on_rounds(config.client.lr_schedule)
+    decided = {n: v for n, v in deciding(config).items() if n != "federation.rounds" or not is_longer_alike}
+    facts = {n: int(v) if isinstance(v, float) and v.is_integer() else v for n, v in decided.items()}
+    return wide_key("experiment", repr(sorted(facts.items())))
 
 
-def plan_of(
-    config: Experiment, algorithm: Algorithm, rule: Rule | None, clients: Clients, about: Mapping[str, Any]
-) -> Plan:
-    """Return the plan of all rounds: how clients are sampled, which are stragglers, and the use of partial work.
-
-    rule: the rule that picks stragglers; None: no stragglers. clients: the clients' training data, of which only
-    the numbers of examples are used. about: arguments of ``Facts`` that describe data and model, as in ``Prepared``.
-    """
-    f, n, joins = config.federation, len(clients), joining_of(algorithm, len(clients), config.federation.participation)
-    accepts_partial = {"take": True, "drop": False, "method": takes_partial(algorithm)}[config.straggler.partial]
-    replies_partially = accepts_partial and getattr(rule, "leaves_partial", False)
-    replied = arrival(None if replies_partially else rule, n, joins, config.seed)
-    sizes, counts = tuple(clients.rows.totals.tolist()), partial(clients.counts, about["n_classes"])
-    facts = Facts(n, sizes, f.rounds, f.weighting, replied, counts, **about)
-    return Plan(facts, f.participation, f.blocks, config.seed, rule, f.buffers == "keep", f.max_norm, accepts_partial)
+def with_gpus(spec: RunSpec, config: Experiment) -> RunSpec:
+    """Return the run with the GPU share of ``config``, which otherwise equals the run's experiment."""
+    return spec.with_share(config, config.federation.gpus_per_actor)
 
 
-def joining_of(algorithm: Algorithm, n: int, participation: float) -> int | None:
-    """Return floor(n participation), how many of n clients a round samples; None if the algorithm chooses clients."""
-    return None if isinstance(algorithm, ChoosesClients) else joining(n, participation)
-
-
-@fresh_torch()
-def synthetic_images(
-    prepared: Prepared, store: Store, jobs: Sequence[image_cache.Job], say: Callable[[str], None],
-    on_step: OnStep | None = None,
-) -> list[Contribution]:  # fmt: skip
-    """Run ``jobs``, which generate the images that the artifact store lacks; return each client's synthetic images."""
-    set_up_process()
-    for number, job in enumerate(jobs, 1):
-        doing = "training" if job.epochs else "sampling"
-        name = f"generator {number}/{len(jobs)} (client {job.requests[0].client})"
-        say(f"{name}: {doing}")
-        step = partial(on_step, name) if on_step else None
-        image_cache.keep(store, job, image_cache.make(job, step))
-    return contributions(prepared, store)
-
-
-def contributions(prepared: Prepared, store: Store) -> list[Contribution]:
-    """Read the synthetic images of each generation request from the artifact store.
-
-    Raises:
-        LookupError: the store lacks the images of a request.
-    """
-    return [image_cache.read(store, need) for need in prepared.requests]
-
-
-@dataclass(frozen=True)
-class Assembled:
-    """A federation that is ready to run: the clients' data after sharing, the algorithm and the plan of the rounds."""
-
-    prepared: Prepared
-    shared: Shared
-    plan: Plan
-    audited: pool_audit.PoolAudit | None = None  # None: no audit was requested, or no images exist
-
-    @property
-    def config(self) -> Experiment:
-        return self.prepared.config
-
-    @property
-    def data(self) -> RunData:
-        return self.shared.data
-
-    @property
-    def algorithm(self) -> Algorithm:
-        return self.prepared.algorithm
-
-    def on(self, data: RunData) -> "Assembled":
-        """Return a copy of the federation whose clients have the data ``data``."""
-        return replace(self, shared=replace(self.shared, data=data))
-
-    @property
-    def facts(self) -> Dataset:
-        """Return the data set without examples: its name, shapes, types and statistics."""
-        return without_images(self.prepared.dataset)
-
-    @property
-    def steps(self) -> int:
-        """Return K, the number of local steps in a round of a client with the mean number of examples."""
-        clients, loop = self.data.clients, local_loop(self.config, self.facts.augment)
-        return loop.steps_for(round(clients.rows.sizes.mean()), float(np.mean(clients.n_own)))
-
-    def executor(self, salt: bytes = b"") -> Executor:
-        """Return the executor that trains the clients; ``salt``: the run's salt, which keys secret noise, if any.
-
-        Raises:
-            ValueError: ``dp.noise`` is secret and the salt is empty.
-        """
-        if self.config.dp.noise == SECRET and not salt:
-            raise ValueError("dp.noise is secret: the executor needs the run's salt")
-        source, f = Source(noise_key(self.config), salt), self.config.federation
-        build = partial(build_worker, self.config, self.facts, str(registry.base()), source)
-        if f.executor == "serial":
-            return Serial(partial(build, self.prepared.algorithm), self.data)
-        from fedcommons.federation.ray_executor import RayActors
-
-        return RayActors(partial(build, None), self.data, f.actors, f.gpus_per_actor)
-
-    def start(self, memory: ClientMemory) -> Standing:
-        """Return the federation's state before round 1; ``memory``: the clients' stored states, which are empty."""
-        module = build_module(self.config, self.facts)
-        state = begin(self.algorithm, flatten(trainable_parameters(module)), self.plan.facts, self.config.seed)
-        buffers = EMPTY if self.plan.keep_buffers else floating_buffers(module)
-        ledger = Ledger.before_rounds(self.shared.releases)
-        return Standing(0, state, memory, self.shared.traffic, buffers, ledger=ledger)
-
-
-@fresh_torch()
-def assemble(prepared: Prepared, contributions: Sequence[Contribution] = ()) -> Assembled:
-    """Build the federation: apply the sharing strategy to ``contributions``, the result of ``synthetic_images``."""
-    set_up_process()
-    return assemble_contributed(prepared, contribute(prepared.stage, prepared.client_data, contributions))
-
-
-@fresh_torch()
-def assemble_contributed(prepared: Prepared, contributed: Contributions) -> Assembled:
-    """Build the federation from the examples that clients contribute, which the strategy's ``make`` returned."""
-    c, dataset, audited = prepared.config, prepared.dataset, None
-    if c.sharing.is_audited and (needs := prepared.requests):
-        module, real, withhold = build_module(c, dataset), prepared.client_data, c.sharing.withhold == "near_copies"
-        audited = pool_audit.audited(real, contributed, needs, dataset.validation, module, withhold=withhold)
-        contributed = audited.released
-    shared = share_contributed(prepared.stage, prepared.client_data, contributed)
-    if audited and c.sharing.withhold != "none":
-        shared = pool_audit.uncovered(shared)
-    if judged := prepared.stage if c.dp.local else None:
-        require_once(judged, shared)
-    shared = share_by_method(shared, prepared.algorithm, dataset.n_classes, c.seed)
-    sets = {"test": dataset.test, "validation": dataset.validation}
-    data = replace(shared.data, sets=sets, n_classes=dataset.n_classes or 0, tests=prepared.tests)
-    about = {**prepared.about, "pool": len(data.pool.rows.flat) if data.pool and data.serves else 0}
-    leaks = leaks_of(dataset.computed, stop_of(c), judged, prepared.client_data, contributed)
-    plan = replace(plan_of(c, prepared.algorithm, prepared.straggler_rule, data.clients, about), leaks=leaks)
-    shared = replace(shared, data=data, releases=[*shared.releases, *computed_by_all(dataset.computed, len(data.real))])
-    return Assembled(prepared, shared, plan, audited)
+def own_options(config: Experiment) -> list[str]:
+    """Return the options that name the user's components and data folder, as a shell takes them."""
+    return [*parts_of_own(config), *load_data.dir_option(config.data.dir)]

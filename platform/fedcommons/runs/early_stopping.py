@@ -4,19 +4,15 @@ The decision only depends on the metrics in rounds.jsonl, so a resumed run, or a
 rounds, ends in the same round. Round 0, the untrained model, does not count.
 """
 
-import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fedcommons.config import target
-from fedcommons.config.experiment import Experiment
-from fedcommons.errors import UserError, quote
+from fedcommons.runs.callbacks import Callback, Lines, RoundResult
 
 
 @dataclass(frozen=True)
-class Stop:
-    """The stopping rule of a run.
+class Stop(Callback):
+    """The stopping rule of a run, and the callback that ends the run by this rule.
 
     rule: "never", "target", or "patience": stop after ``patience`` rounds without an improvement of ``watched``.
     goal: the target, a test accuracy or a bound such as "loss <= 0.3". rounds: the planned number of rounds R.
@@ -29,6 +25,7 @@ class Stop:
     patience: int
     watched: str
     way: str
+    name = "early stopping"
 
     @property
     def private(self) -> str | None:
@@ -39,21 +36,24 @@ class Stop:
         metric = {"target": target.read(self.goal).metric, "patience": self.watched}.get(self.rule)
         return None if metric is None or metric.startswith(("test/", "validation/", "privacy/", "comm/")) else metric
 
-    def require_logged(self, round: int, logged: Mapping[str, Any]) -> None:
+    def on_round(self, result: RoundResult) -> None:
         """Check that a round logs the metrics that the target and the stopping rule use.
 
         A target that is only a number is a test accuracy, which some models do not log. So the accuracy is required
-        only if the stopping rule is "target". logged: the round's metrics, by name.
+        only if the stopping rule is "target".
 
         Raises:
             NotLogged: round 0 lacks a metric, or round 1 lacks a metric of training.
         """
         if isinstance(self.goal, str) or self.rule == "target":
-            target.require_logged("target", target.read(self.goal).metric, round, logged)
+            target.require_logged("target", target.read(self.goal).metric, result.standing.round, result.metrics)
         if self.rule == "patience":
-            target.require_logged("federation.stop_metric", self.watched, round, logged)
+            target.require_logged("federation.stop_metric", self.watched, result.standing.round, result.metrics)
 
-    def reason_to_stop(self, lines: Sequence[Mapping[str, Any]]) -> str | None:
+    def is_last(self, lines: Lines) -> bool:
+        return self.reason_to_stop(lines) is not None
+
+    def reason_to_stop(self, lines: Lines) -> str | None:
         """Return why the run ends after the last line; None if it continues, or if all planned rounds are done.
 
         lines: the lines of rounds.jsonl so far.
@@ -72,44 +72,12 @@ class Stop:
         return f"after round {last}: {self.watched} was best in round {at}, {last - at} rounds before"
 
 
-def stop_of(config: Experiment) -> Stop:
-    """Return the stopping rule of an experiment.
-
-    Raises:
-        UserError: a metric will not be measured, its better direction is unknown, or a field has no effect.
-    """
-    f, usual = config.federation, type(config.federation)
-    target.require_measured("target", target.read(config.target).metric, config.flat)
-    watched, way = _watched(f.stop_metric)
-    if f.stop == "patience":
-        target.require_measured("federation.stop_metric", watched, config.flat)
-    else:
-        for name in ("stop_patience", "stop_metric"):
-            if getattr(f, name) != getattr(usual, name):
-                raise UserError(f"federation.{name} changes nothing without --federation.stop patience.")
-    return Stop(f.stop, config.target, f.rounds, f.stop_patience, watched, way)
+def stop_of(rule: str, goal: float | str, rounds: int, patience: int, metric: str) -> Stop:
+    """Return the stopping rule; metric: the value of ``federation.stop_metric``."""
+    return Stop(rule, goal, rounds, patience, *target.validation_metric(metric))
 
 
-def _watched(text: str) -> tuple[str, str]:
-    """Return the metric's name in rounds.jsonl and its better direction, "max" or "min".
-
-    text: the value of ``federation.stop_metric``, such as "accuracy" or "validation/f1 max".
-
-    Raises:
-        UserError: the text names no validation metric, or its better direction is unknown.
-    """
-    match = re.fullmatch(r"(?:validation/)?([^\s/]+)(?:\s+(max|min))?", text.strip())
-    if not match:
-        raise UserError(f"federation.stop_metric must be a metric on validation data, such as loss, got {quote(text)}.")
-    way = match[2] or ("max" if "accuracy" in match[1] else "min" if "loss" in match[1] else None)
-    if way is None:
-        raise UserError(
-            f'federation.stop_metric {quote(text)} needs the better direction after it: max or min, such as "f1 max".'
-        )
-    return f"validation/{match[1]}", way
-
-
-def best_round(lines: Sequence[Mapping[str, Any]], metric: str, way: str) -> int:
+def best_round(lines: Lines, metric: str, way: str) -> int:
     """Return the number of the first round with the best value of the metric; 0 if no round from 1 on has a value.
 
     lines: the lines of rounds.jsonl. way: "max" or "min", the better direction.

@@ -7,15 +7,13 @@ The rule of a sharing strategy gets the client data sets. A generator's rule get
 All functions return plain values by field name. A value that differs between clients is a list with a value per client.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fedcommons.core.algorithm import Algorithm, Facts
 from fedcommons.core.local_training import LocalSGD
-from fedcommons.data import transforms
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Dataset
-from fedcommons.data.partition import default_n_aux
 from fedcommons.federation.rounds import Plan
 from fedcommons.flat_tensors import Flat
 from fedcommons.generators.requests import GenerationRequest
@@ -24,28 +22,20 @@ from fedcommons.privacy.release import Release
 from fedcommons.sharing.stage import CLASS_COUNTS, Shared
 
 
-def of_data(asked: Mapping[str, Any], dataset: Dataset, plan: Plan) -> dict[str, Any]:
+def of_data(
+    left_open: Collection[str], dataset: Dataset, plan: Plan, of_partition: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the values that the run computed for fields of data set, partition and stragglers, by field name.
 
-    Args:
-        asked: the experiment's fields by their dotted names.
-        dataset: the experiment's data set.
-        plan: the plan of the experiment's rounds.
+    left_open: names of the fields whose values follow from a rule. of_partition: the values of the partition's fields.
     """
-    values, n = dict[str, Any](), plan.facts.n_clients
-    if asked["data.augment"] is None:
+    values = dict[str, Any]()
+    if "data.augment" in left_open:
         values["data.augment"] = dataset.augment
-    if asked["data.limit"] is None:
+    if "data.limit" in left_open:
         values["data.limit"] = len(dataset.train) + len(dataset.validation)
-    if asked.get("partition.n_aux", 0) is None:
-        values["partition.n_aux"] = default_n_aux(n, dataset.n_classes or 0, asked["partition.alpha"])
-    if asked["partition.shift"] != "none" and asked["partition.shift_size"] is None:
-        values["partition.shift_size"] = transforms.SIZES[asked["partition.shift"]]
-    if asked.get("partition.factor", "") is None:
-        values["partition.factor"] = next(iter(dataset.train.factors))
-    if asked.get("partition.join", 0) is None:
-        values["partition.join"] = n
-    if plan.straggler_rule and asked["straggler.partial"] == "method":
+    values |= {f"partition.{name}": value for name, value in of_partition.items()}
+    if plan.straggler_rule and "straggler.partial" in left_open:
         values["straggler.partial"] = "take" if plan.take_partial else "drop"
     return values
 
@@ -69,13 +59,13 @@ def of_local_steps(loop: LocalSGD, clients: Clients, ledger: Ledger) -> dict[str
     return values
 
 
-def of_sharing(asked: Mapping[str, Any], shared: Shared, constants: Mapping[str, Any]) -> dict[str, Any]:
+def of_sharing(left_open: Collection[str], shared: Shared, constants: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that the run computed for fields of the sharing strategy, such as ``sharing.p``, by field name.
 
-    asked: the experiment's fields by name. constants: the result of the strategy's ``effective_constants``.
+    left_open: see ``of_data``. constants: the result of the strategy's ``effective_constants``.
     """
     values: dict[str, Any] = {}
-    if asked.get("sharing.p", 0) is None:
+    if "sharing.p" in left_open:
         pool = shared.data.pool  # the server may use a pool that no client receives
         n_shared = len(pool.rows.flat) if pool else 0
         values["sharing.p"] = shared.p or n_shared / (n_shared + sum(shared.data.real.sizes))
@@ -83,15 +73,15 @@ def of_sharing(asked: Mapping[str, Any], shared: Shared, constants: Mapping[str,
 
 
 def of_generators(
-    asked: Mapping[str, Any], needs: Sequence[GenerationRequest], releases: Sequence[Release]
+    left_open: Collection[str], needs: Sequence[GenerationRequest], releases: Sequence[Release]
 ) -> dict[str, Any]:
     """Return the values that the run computed for fields of the generators, such as noise multipliers, by name.
 
-    needs: the generation requests. releases: the entries of the privacy ledger before round 1.
+    left_open: see ``of_data``. needs: the generation requests. releases: the ledger's entries before round 1.
     """
     each = [constants_of(need.recipe.generator, len(need.examples)) for need in needs]
     values = {f"generator.{name}": joined([values[name] for values in each]) for name in (each[0] if each else ())}
-    if asked.get("generator.target_epsilon") is not None:
+    if "generator.noise_multiplier" in left_open:
         private = [release for release in releases if release.covered and release.what != CLASS_COUNTS]
         if len({release.client for release in private}) == len(each) == len(private):
             values["generator.noise_multiplier"] = joined([release.sigma for release in private])

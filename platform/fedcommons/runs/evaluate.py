@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedcommons.config import registry, target
-from fedcommons.config.dotted import is_ignored, recorded
+from fedcommons.config.dotted import described, recorded_config
 from fedcommons.convergence.laboratory import Laboratory
 from fedcommons.core import rejections
 from fedcommons.core.algorithm import Personal, trains_locally
@@ -18,13 +18,11 @@ from fedcommons.flat_tensors import EMPTY, flat, flatten
 from fedcommons.privacy.mechanisms import mechanisms
 from fedcommons.privacy.statement import statement
 from fedcommons.runs import effective
-from fedcommons.runs.build import Assembled
-from fedcommons.runs.early_stopping import stop_of
-from fedcommons.runs.user_metric import measured
-from fedcommons.runs.worker import build_module, local_loop
+from fedcommons.runs.assemble import Assembled
 from fedcommons.seeding import seed_for
 from fedcommons.tracking.metric_names import NAMES
-from fedcommons.tracking.run_folder import accuracies, last_of
+from fedcommons.tracking.record_schema import last_of
+from fedcommons.tracking.run_folder import accuracies
 
 OF_CLIENTS = ("clients/", "personal/")
 """Prefixes of the clients' metrics in rounds.jsonl; summary.json has the values of the last round."""
@@ -35,31 +33,28 @@ def observe(ready: Assembled, executor: Executor, now: Standing, last: int | Non
 
     In rounds of ``evaluate.every`` these are the server model's metrics on test and validation data, and the test
     metrics of the method's further models. In rounds of ``measure.every`` they are also the convergence parameters at
-    the server model and the numbers of the user-defined measure. If the method has no server model, its metrics are
-    missing. The module's random draws are keyed by round, data set and chunk.
+    the server model. If the method has no server model, its metrics are missing. The module's random draws are keyed by
+    round, data set and chunk.
 
     now: the state after the round. last: number of the run's last round; None: the planned number of rounds.
     """
-    config, data, at = ready.config, ready.data, _at(ready, now)
+    e, data, at = ready.spec.evaluation, ready.data, _at(ready, now)
     sizes = {name: len(examples) for name, examples in data.sets.items()}
-    last = last or config.federation.rounds
-    is_due = due(now.round, config.evaluate.every, last)
+    last = last or ready.plan.facts.rounds
+    is_due = due(now.round, e.every, last)
     metrics = evaluate(executor, at, sizes) if is_due and now.has_model else {}
     for name in now.state:
         if name.startswith("model/") and is_due:
             of_other = evaluate(executor, replace(at, model=flat(now.state, name)), {"test": sizes["test"]})
             metrics |= {f"{name.removeprefix('model/')}/{key}": value for key, value in of_other.items()}
-    m, f = config.measure, config.federation
-    if m.every and due(now.round, m.every, last):
-        laboratory = Laboratory(executor, data, ready.shared.p, f.blocks, m.samples, config.seed)
+    if e.measure_every and due(now.round, e.measure_every, last):
+        laboratory = Laboratory(executor, data, ready.shared.p, ready.plan.blocks, e.samples, ready.plan.seed)
         at = replace(at, buffers=now.buffers)
-        for name, estimate in laboratory.measure(at, m.smoothness).items():
+        for name, estimate in laboratory.measure(at, e.smoothness).items():
             metrics[f"convergence/{name}"] = estimate.value
             if estimate.standard_error:
                 metrics[f"convergence/{name}_se"] = estimate.standard_error
-        metrics["convergence/bytes"] = laboratory.nbytes(at, m.smoothness)
-        if m.measure:
-            metrics |= measured(executor, at, m.measure, m.constants)
+        metrics["convergence/bytes"] = laboratory.nbytes(at, e.smoothness)
     return metrics
 
 
@@ -74,13 +69,13 @@ def of_clients(
     are used, and metrics are called ``train_NAME``. With ``measure.clients`` the training examples are always used, and
     the names have no prefix. last: see ``observe``.
     """
-    c, n = ready.config, len(ready.data.real)
-    if not (c.measure.clients or c.evaluate.clients):
+    e, n = ready.spec.evaluation, len(ready.data.real)
+    if not (e.on_training or e.of_clients):
         return {}, {}
-    if not due(now.round, c.evaluate.every, last or c.federation.rounds):
+    if not due(now.round, e.every, last or ready.plan.facts.rounds):
         return {"n": []}, {}
     at, on_tests, models = _at(ready, now), ready.data.tests is not None, dict[str, Each]()
-    if c.measure.clients:
+    if e.on_training:
         client_metrics = evaluate_clients(executor, at, n)
         return client_metrics, worst(client_metrics)
     if now.has_model:
@@ -104,9 +99,9 @@ def due(round: int, every: int, last: int) -> bool:
 
 def _at(ready: Assembled, now: Standing) -> ModelTask:
     """Return the task to evaluate the server model after a round, with an empty model if the method has none."""
-    buffers = None if ready.config.federation.buffers == "keep" else now.buffers
+    buffers = None if ready.plan.keep_buffers else now.buffers
     model = now.model if now.has_model else EMPTY
-    seed, chunk = seed_for(ready.config.seed, "observed", now.round), ready.config.evaluate.chunk
+    seed, chunk = seed_for(ready.plan.seed, "observed", now.round), ready.spec.evaluation.chunk
     return ModelTask(model, buffers, seed, now.round, ready.steps, chunk)
 
 
@@ -121,15 +116,12 @@ def worst(clients: Mapping[str, Sequence[float]]) -> dict[str, float]:
     return {"clients/worst": accuracies.index(min(accuracies)), "clients/worst_accuracy": min(accuracies)}
 
 
-def summarise(
-    ready: Assembled, lines: Sequence[Mapping[str, Any]], end: Standing, *, is_secret: bool
-) -> dict[str, Any]:
+def summarise(ready: Assembled, lines: Sequence[Mapping[str, Any]], end: Standing) -> dict[str, Any]:
     """Return the summary of a run. It has no times and paths, so a resumed run has the same summary.
 
     Args:
         lines: the lines of rounds.jsonl.
         end: the state after the last round.
-        is_secret: the noise is secret, so that it cannot be drawn again from the seed.
 
     Accuracies and rounds-to-target are those of the server model on the test data. They are None for a method without a
     server model, whose clients have personal models. With ``evaluate.clients`` the summary also has the clients'
@@ -143,35 +135,34 @@ def summarise(
         effective: the values of fields that follow from a rule (see ``effective``).
         rejected: the number of rejected replies per client, and the reason of the client's first rejection.
     """
-    c, flat, split, shared, ledger = ready.config, ready.config.flat, ready.prepared.partition, ready.shared, end.ledger
-    sizes, facts, dp = [len(rows) for rows in split.rows], ready.plan.facts, ready.config.dp
+    spec, shared, ledger, facts, dp = ready.spec, ready.shared, end.ledger, ready.plan.facts, ready.spec.local.dp
+    sizes = [len(rows) for rows in spec.partition.rows]
     # A client may also disclose examples that it received. So its number is capped at its number of real examples.
     n_disclosed = sum(min(n, sizes[i]) for i, n in ledger.n_disclosed.items())
-    own_code = {kind: name.rpartition("/")[2] for kind, name in c.chosen.items() if registry.is_user_defined(name)}
+    own_code = {kind: name.rpartition("/")[2] for kind, name in spec.names.items() if registry.is_user_defined(name)}
     rejected = sum(line.get("rejected", 0) for line in lines)
     privacy = statement(
         ledger,
         facts.n_clients,
-        dp.delta,
+        spec.delta,
         rejected,
-        local=dp.local,
-        secret=is_secret,
+        local=dp is not None,
+        secret=spec.is_secret,
         user_code=own_code,
         views=shared.views,
     )
-    if any((tables := mechanisms(ledger, shared.releases, dp.delta, dp.clip if dp.local else None)).values()):
+    if any((tables := mechanisms(ledger, shared.releases, spec.delta, dp.clip if dp else None)).values()):
         privacy["mechanisms"] = tables
-    used = effective.of_data(flat, ready.prepared.dataset, ready.plan)
+    left_open = spec.left_open
+    used = effective.of_data(left_open, spec.dataset, ready.plan, spec.by_rule)
     if trains_locally(ready.algorithm):
-        used |= effective.of_local_steps(local_loop(c, ready.facts.augment), ready.data.clients, ledger)
-    used |= effective.of_sharing(flat, shared, effective.constants_of(ready.prepared.stage, ready.prepared.client_data))
-    used |= effective.of_generators(flat, ready.prepared.requests, shared.releases)
+        used |= effective.of_local_steps(spec.local, ready.data.clients, ledger)
+    used |= effective.of_sharing(left_open, shared, effective.constants_of(spec.stage, spec.client_data))
+    used |= effective.of_generators(left_open, spec.requests, shared.releases)
     if hasattr(ready.algorithm, "effective_constants"):
-        model, section = (
-            flatten(trainable_parameters(build_module(c, ready.facts))),
-            registry.section("algorithm", c.algorithm),
-        )
-        used |= effective.of_algorithm(ready.algorithm, section, model, facts, c.client.epochs)
+        model = flatten(trainable_parameters(ready.module()))
+        section = registry.section("algorithm", spec.names["algorithm"])
+        used |= effective.of_algorithm(ready.algorithm, section, model, facts, spec.local.epochs)
     after = accuracies(lines)
 
     def course(name: str) -> list[list[float]]:
@@ -179,16 +170,8 @@ def summarise(
         return [[line["round"], line[key]] for line in lines if key in line]
 
     return {
-        "dataset": c.data.name,
-        "algorithm": c.algorithm,
-        "setting": c.sharing.setting,
-        "alpha": flat.get("partition.alpha"),
-        "n_clients": len(split.rows),
-        "participation": c.federation.participation,
-        "seed": c.seed,
-        "learning_rate": c.client.lr,
-        "target": c.target,
-        "rounds_to_target": target.first(c.target, lines),
+        **described(spec.record, len(sizes)),
+        "rounds_to_target": target.first(spec.stop.goal, lines),
         "rounds": end.round,
         "last_accuracy": after[-1][1] if after else None,
         "best_accuracy": max((accuracy for _, accuracy in after), default=None),
@@ -199,12 +182,12 @@ def summarise(
         "bytes_up": end.traffic.up,
         "bytes_once": end.traffic.once,
         **({"bytes_lost": end.traffic.lost} if "stragglers" in lines[-1] else {}),
-        **({"stopped": reason} if (reason := stop_of(c).reason_to_stop(lines)) else {}),
+        **({"stopped": reason} if (reason := spec.stop.reason_to_stop(lines)) else {}),
         "rejected": rejections.records(end.rejected),
-        "partition": split.fingerprint,
-        "config": {n: list(v) if type(v) is tuple else v for n, v in recorded(flat).items() if not is_ignored(n)},
+        "partition": spec.partition.fingerprint,
+        "config": recorded_config(spec.record),
         **{name: points for name in NAMES if (points := course(name))},
-        **({n: v for n, v in lines[-1].items() if n.startswith(OF_CLIENTS)} if c.evaluate.clients else {}),
+        **({n: v for n, v in lines[-1].items() if n.startswith(OF_CLIENTS)} if spec.evaluation.of_clients else {}),
         **shared.facts,
         "privacy": privacy,
         "effective": used,

@@ -1,9 +1,11 @@
 """The data of an experiment: load and split its data set, and partition it among the clients."""
 
+import json
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from shlex import quote
 from types import MappingProxyType
 from typing import Any
@@ -12,39 +14,41 @@ import numpy as np
 
 from fedcommons.config import registry
 from fedcommons.config.fields import parameters_of, select_arguments
-from fedcommons.config.schema import Data, Partition
 from fedcommons.data import client_test_sets, datasets
 from fedcommons.data import partition as partitions
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Dataset, Examples, Origin
-from fedcommons.data.partition import Partitioned
-from fedcommons.data.transforms import shift_features
+from fedcommons.data.partition import Partitioned, default_n_aux
+from fedcommons.data.transforms import SIZES, shift_features
 from fedcommons.data.user_arrays import read_only
 from fedcommons.errors import UserError, user_code_context
 from fedcommons.errors import quote as quote_value
+from fedcommons.privacy import salts
 from fedcommons.seeding import numpy_generator, seed_for
+from fedcommons.storage.atomic_files import write_json, write_text
 
 NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
-def load(data: Data) -> Dataset:
-    """Load the data set and split it into training, validation and test examples; see ``datasets.load``.
+def load(
+    name: str, constants: Mapping[str, Any], *, dir: str | None, download: bool, **split: Any
+) -> Dataset:  # fmt: skip
+    """Load the data set ``name`` and split it into training, validation and test examples.
 
     A loader with a parameter ``seed`` gets a seed that depends on the data set's name only.
+
+    constants: the loader's arguments. dir: the data folder; None: the default folder. split: see ``datasets.load``.
 
     Raises:
         UserError: there is no such data set, or ``datasets.load`` raises this error.
         ClientError: the loader of the data set failed.
     """
-    loader = registry.find("data", data.name)
-    seed = seed_for("data set", data.name) % 2**32  # many libraries accept no larger seed
-    offered = {"dir": datasets.data_folder(data.dir), "download": data.download, "seed": seed}
-    with user_code_context(registry.component_label("data", data.name)):
-        build = partial(loader, **{**select_arguments(loader, offered), **data.constants})
-        return datasets.load(
-            data.name, build, validation=data.validation, validation_from=data.validation_from, limit=data.limit,
-            augment=data.augment, standardise=data.standardise,
-        )  # fmt: skip
+    loader = registry.find("data", name)
+    seed = seed_for("data set", name) % 2**32  # many libraries accept no larger seed
+    offered = {"dir": datasets.data_folder(dir), "download": download, "seed": seed}
+    with user_code_context(registry.component_label("data", name)):
+        build = partial(loader, **{**select_arguments(loader, offered), **constants})
+        return datasets.load(name, build, **split)
 
 
 def require_same(dataset: Dataset, digest: str | None) -> None:
@@ -70,17 +74,24 @@ def dir_option(dir: str | None) -> list[str]:
     return [] if is_usual or dir is None else [f"--data.dir {quote(dir)}"]
 
 
+def takes_n_clients(name: str) -> bool:
+    """Return whether the partition ``name`` uses the number of clients; else the data decide it."""
+    return "n_clients" in parameters_of(registry.find("partition", name))
+
+
 def partition_rows(
-    recipe: Partition,
+    name: str,
+    constants: Mapping[str, Any],
     labels: np.ndarray,
     n_classes: int | None,
     seed: int,
     *,
+    n_clients: int = 10,
     groups: np.ndarray | None = None,
     factors: Mapping[str, np.ndarray] = NOTHING,
     origin: Origin | None = None,
 ) -> Partitioned:
-    """Partition the n training examples among clients by the component that ``recipe`` names.
+    """Partition the n training examples among clients by the component ``name`` with these constants.
 
     labels, groups: label and group number of each example, (n,). factors: further values of each example, (n,) by name.
     origin: the examples' positions in the data set before it was split.
@@ -90,14 +101,12 @@ def partition_rows(
             than examples, or ``data.partition.partition`` raises this error.
         ClientError: the partition failed.
     """
-    name, part, n = recipe.name, registry.find("partition", recipe.name), len(labels)
-    constants = registry.with_floats("partition", name, recipe.constants)
+    part, n = registry.find("partition", name), len(labels)
+    constants = registry.with_floats("partition", name, constants)
     with user_code_context(registry.component_label("partition", name)):
         requested = parameters_of(part).keys() - constants.keys()
-    if "n_clients" in requested and recipe.n_clients > n:
-        raise UserError(
-            f"partition.n_clients must be at most the number of training images, {n}, got {recipe.n_clients}."
-        )
+    if "n_clients" in requested and n_clients > n:
+        raise UserError(f"partition.n_clients must be at most the number of training images, {n}, got {n_clients}.")
     if "n_classes" in requested and n_classes is None:
         raise UserError(f"partition {name} divides classes, and labels are not classes: use iid, quantity or by_group.")
     for what, how, has in (("groups", "(x, y, groups)", groups is not None), ("factors", _FACTORS, bool(factors))):
@@ -111,7 +120,7 @@ def partition_rows(
             "groups": None if groups is None else np.concatenate([groups] * times),
             "factors": {factor: np.concatenate([values] * times) for factor, values in factors.items()},
             "rows": np.arange(n) if origin is None else origin.rows,
-            "n_clients": recipe.n_clients, "n_classes": n_classes,
+            "n_clients": n_clients, "n_classes": n_classes,
             "rng": numpy_generator(seed, "partition", name), "seed": seed_for(seed, "partition", name),
         }  # fmt: skip
         return part(
@@ -158,6 +167,33 @@ def _read_only(value: Any) -> Any:
     return read_only(value) if isinstance(value, np.ndarray) else value
 
 
+def partition_examples(
+    dataset: Dataset, name: str, constants: Mapping[str, Any], n_clients: int, share: float, shift: str,
+    size: float | None, seed: int,
+) -> tuple[Partitioned, Examples, Clients | None, dict[str, Any]]:  # fmt: skip
+    """Partition the training examples among clients, hold out the clients' test examples and shift the features.
+
+    Return the clients' rows, the training examples, the clients' test examples, and the constants at null that a rule
+    computes. share, shift, size: see ``as_held``.
+    """
+    every = dataset.train
+    partition = partition_rows(
+        name, constants, every.y.numpy(), dataset.n_classes, seed, n_clients=n_clients,
+        groups=None if every.groups is None else every.groups.numpy(),
+        factors={name: values.numpy() for name, values in every.factors.items()}, origin=dataset.origin,
+    )  # fmt: skip
+    n, computed = len(partition.rows), dict[str, Any]()
+    if constants.get("n_aux", 0) is None:
+        computed["n_aux"] = default_n_aux(n, dataset.n_classes or 0, constants["alpha"])
+    if shift != "none" and size is None:
+        computed["shift_size"] = SIZES[shift]
+    if constants.get("factor", "") is None:
+        computed["factor"] = next(iter(every.factors))
+    if constants.get("join", 0) is None:
+        computed["join"] = n
+    return *as_held(partition, dataset, share, shift, size, seed), computed
+
+
 def as_held(
     client_data: Partitioned, dataset: Dataset, share: float, shift: str, size: float | None, seed: int
 ) -> tuple[Partitioned, Examples, Clients | None]:
@@ -179,3 +215,19 @@ def as_held(
         train = shift_features(Clients(train, client_data.rows), shift, size, seed, "train")
         tests = None if tests is None else Clients(shift_features(tests, shift, size, seed, "test"), tests.rows)
     return client_data, train, tests
+
+
+def write_partition(folder: Path, partition: Partitioned, tests: Clients | None, data: str, salt: bytes) -> None:
+    """Write ``partition.json``; data: hash of the data set; salt: the run's salt, of which only the hash is written."""
+    facts = {
+        "data": data,
+        "fingerprint": partition.fingerprint,
+        "sizes": [len(rows) for rows in partition.rows],
+        **({} if partition.class_counts is None else {"class_counts": partition.class_counts.tolist()}),
+        **({} if tests is None else {"test_sizes": tests.sizes}),
+        **({"noise": salts.name_of(salt)} if salt else {}),
+    }
+    if len(partition.rows) <= 10_000:
+        write_json(folder / "partition.json", facts)
+    else:  # indented JSON takes seconds for 10^5 clients
+        write_text(folder / "partition.json", json.dumps(facts))

@@ -12,9 +12,10 @@ also have the network's own names. In a Lightning checkpoint the tensors are und
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from io import BytesIO
+from math import isfinite
 from pathlib import Path
-from typing import Any
 from zipfile import BadZipFile, ZipFile
 
 import torch
@@ -28,6 +29,7 @@ from fedcommons.core.client_worker import module_with
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.errors import UserError, quote
 from fedcommons.federation.rounds import Standing
+from fedcommons.runs.callbacks import Callback, Lines, RoundResult
 from fedcommons.runs.early_stopping import best_round
 from fedcommons.runtime import memory_limit
 from fedcommons.storage import safe_read
@@ -36,8 +38,6 @@ from fedcommons.storage.atomic_files import write_bytes
 LAST, BEST, BEFORE = "model.safetensors", "best.safetensors", "best-before-last.safetensors"
 """Files of the last model, the best model, and the best model before the last round. ``BEFORE`` is written if the last
 round is the best and is evaluated only because it is the last. A run continued with more rounds restores that model."""
-
-Build = Callable[[], LightningModule]
 
 
 def write(path: Path, module: LightningModule, round: int, data: Dataset) -> None:
@@ -80,60 +80,55 @@ def read(path: Path) -> tuple[dict[str, torch.Tensor], int, Dataset] | None:
 _DTYPES = {str(dt).removeprefix("torch."): dt for dt in (torch.uint8, torch.int64, torch.float32, torch.float64)}
 
 
-class Best:
+@dataclass
+class BestModel(Callback):
     """The model of the best round so far, which is written to a file with each checkpoint.
 
-    lines: the lines of rounds.jsonl so far. watched: the metric and its better direction ("max" or "min"); by default
-    the accuracy on validation data, or the loss if there is no accuracy.
+    watched: metrics with their better direction ("max" or "min"); the first one that the run logs is used. every: the
+    rounds without evaluation, except the last, are those that ``every`` does not divide. data: see ``write``.
     """
 
-    def __init__(self, lines: Sequence[Mapping[str, Any]], watched: tuple[str, str] | None) -> None:
-        self.watched = [watched] if watched else [("validation/accuracy", "max"), ("validation/loss", "min")]
-        self.value: float | None = None
-        self.standing: Standing | None = None
-        self.before: Standing | None = None  # the best state before ``standing``, if it is in no file yet
-        self.is_extra = False
+    folder: Path
+    watched: Sequence[tuple[str, str]]
+    every: int
+    build: Callable[[], LightningModule]
+    data: Dataset
+    value: float | None = None
+    best: Standing | None = None
+    before: Standing | None = None  # the best state before ``best``, if it is in no file yet
+    name = "best model"
+
+    def on_begin(self, start: Standing, lines: Lines) -> None:
+        """Restore the best value. If ``BEST`` is of a round that runs again, replace it by ``BEFORE`` or delete it."""
         chosen = next((pair for pair in self.watched if any(pair[0] in line for line in lines)), None)
         if chosen and (number := best_round(lines, *chosen)):
             self.value = lines[number][chosen[0]]
+        path, before = self.folder / BEST, self.folder / BEFORE
+        if (saved := read(path)) and saved[1] > (start.round if lines else -1):
+            before.replace(path) if before.is_file() else path.unlink()
 
-    def see(self, now: Standing, metrics: Mapping[str, Any], *, is_extra: bool = False) -> None:
-        """Remember the state after a round if its metric is the best so far; a missing or non-finite metric is ignored.
+    def on_round(self, result: RoundResult) -> None:
+        metric, way = next((pair for pair in self.watched if pair[0] in result.metrics), ("", ""))
+        value, best, sign = result.metrics.get(metric), self.value, 1 if way == "max" else -1
+        is_better = value is not None and isfinite(value) and (best is None or sign * value > sign * best)
+        if result.standing.round and result.standing.has_model and is_better:
+            self.before, self.best, self.value = self.best, result.standing, value
+        if result.is_saved:
+            self.on_error()
 
-        is_extra: the round is evaluated only because it is the last one.
-        """
-        chosen = next((pair for pair in self.watched if pair[0] in metrics), None)
-        value = metrics.get(chosen[0]) if chosen else None
-        if not chosen or not now.round or "model" not in now.state or value is None or not abs(value) < float("inf"):
+    def on_error(self) -> None:
+        """Write the best model, if it is better than the model in the file."""
+        if self.best is None:
             return
-        if self.value is None or (value > self.value if chosen[1] == "max" else value < self.value):
-            self.before, self.is_extra = self.standing, is_extra
-            self.value, self.standing = value, now
+        if self.best.round % self.every and self.before:
+            self._write(BEFORE, self.before)
+        elif self.best.round % self.every and (self.folder / BEST).is_file():
+            write_bytes(self.folder / BEFORE, (self.folder / BEST).read_bytes())
+        self._write(BEST, self.best)
+        self.best = None
 
-    def write(self, folder: Path, build: Build, data: Dataset) -> None:
-        """Write the best model to ``folder``, if it is better than the model in the file."""
-        if self.standing is None:
-            return
-        if self.is_extra and self.before is not None:
-            self._write(folder / BEFORE, self.before, build, data)
-        elif self.is_extra and (folder / BEST).is_file():
-            write_bytes(folder / BEFORE, (folder / BEST).read_bytes())
-        self._write(folder / BEST, self.standing, build, data)
-        self.standing = None
-
-    @staticmethod
-    def _write(path: Path, now: Standing, build: Build, data: Dataset) -> None:
-        write(path, module_with(build(), now.model, now.buffers), now.round, data)
-
-    @staticmethod
-    def rewind(folder: Path, last: int) -> None:
-        """If ``BEST`` is from a round after ``last``, replace it by ``BEFORE``. Without a ``BEFORE``, delete it."""
-        if (saved := read(folder / BEST)) is None or saved[1] <= last:
-            return
-        if (folder / BEFORE).is_file():
-            (folder / BEFORE).replace(folder / BEST)
-        else:
-            (folder / BEST).unlink()
+    def _write(self, name: str, now: Standing) -> None:
+        write(self.folder / name, module_with(self.build(), now.model, now.buffers), now.round, self.data)
 
 
 def to_onnx(module: LightningModule, data: Dataset, path: Path) -> None:

@@ -4,6 +4,7 @@ The client starts from the same state as in the run, and its random draws have t
 same, bit for bit on the same kind of machine. The run folder is only read.
 """
 
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -12,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedcommons.config.dotted import override, parts_of_own
+from fedcommons.config.dotted import override
 from fedcommons.config.experiment import Experiment
 from fedcommons.core.algorithm import ChoosesClients, State
 from fedcommons.core.block_sum import add_blocks
@@ -24,13 +25,12 @@ from fedcommons.federation.client_block import train_block
 from fedcommons.federation.client_memory import ClientMemory
 from fedcommons.federation.rounds import Standing
 from fedcommons.flat_tensors import Flat, data, nbytes
-from fedcommons.privacy.salts import SECRET
 from fedcommons.runs import run_salts
-from fedcommons.runs.build import Assembled, assemble, prepare, synthetic_images
-from fedcommons.runs.load_data import dir_option
-from fedcommons.runs.worker import noise_key, run_name
+from fedcommons.runs.assemble import Assembled, assemble, synthetic_images
+from fedcommons.runs.build import build, own_options
+from fedcommons.runs.worker import run_name
 from fedcommons.storage.artifact_store import Store
-from fedcommons.tracking.run_folder import read_config, require_same_data
+from fedcommons.tracking.run_folder import planned_rounds, read_config, require_same_data
 
 
 @dataclass(frozen=True)
@@ -78,23 +78,23 @@ def replay(
         ClientError: the client fails; the cause is the client's exception.
     """
     config = _config(folder)
-    _require_within("--round", number, 1, config.federation.rounds)
-    _require_named(config, named)
-    prepared = prepare(config)
-    require_same_data(folder, config.data.name, prepared.dataset.digest)
-    _require_within("--client", client, 0, len(prepared.partition.rows) - 1)
+    _require_within("--round", number, 1, planned_rounds(folder))
+    _require_named(own_options(config), named)
+    spec = build(config)
+    require_same_data(folder, spec.names["data"], spec.dataset.digest)
+    _require_within("--client", client, 0, len(spec.partition.rows) - 1)
     salt = (
-        run_salts.read_salt(folder, prepared.salts) if config.dp.noise == SECRET else b""
+        run_salts.read_salt(folder, spec.salts) if spec.is_secret else b""
     )  # read before the images, as without the salt they would be reported as missing
     try:
-        images = synthetic_images(prepared, Store(Path(config.artifacts), say), (), say)
+        images = synthetic_images(spec, Store(spec.artifacts, say), (), say)
     except LookupError as error:
         raise UserError(f"--replay: training data of the run are missing; {error}.") from error
-    ready = assemble(prepared, images)
+    ready = assemble(spec, images)
     if not isinstance(ready.algorithm, ChoosesClients):  # sampling needs no state: check before the rounds are repeated
         _require_training(ready, {}, number, client)
     executor = ready.executor(salt)
-    run = run_name(noise_key(config), prepared.dataset.digest, salt)
+    run = run_name(spec.noise_key, spec.dataset.digest, salt)
     memory = ClientMemory(folder=folder / "memory", run=run)  # all states stay in RAM: no file is written
     before = _standing_before(number, ready, executor, memory, say)
     _require_training(ready, before.state, number, client)
@@ -123,12 +123,13 @@ def _config(folder: Path) -> Experiment:
     return override(read_config(folder), {"federation.executor": "serial", "data.download": False})
 
 
-def _require_named(config: Experiment, named: Collection[str]) -> None:
-    """Check that ``named`` contains the run's user-defined components, and its data folder unless it is the default."""
-    if options := [option for option in dir_option(config.data.dir) if config.data.dir not in named]:
-        raise UserError(f"--replay: the run names a data folder; to have it read, add {' '.join(options)}.")
-    if options := [option for option in parts_of_own(config) if option.rpartition(" ")[2] not in named]:
-        raise UserError(f"--replay: the run has user-defined components; to execute them, add {' '.join(options)}.")
+def _require_named(options: Sequence[str], named: Collection[str]) -> None:
+    """Check that ``named`` contains what the options name: user-defined components, and another data folder."""
+    unnamed = [option for option in options if shlex.split(option)[-1] not in named]
+    if folders := [option for option in unnamed if option.startswith("--data.dir ")]:
+        raise UserError(f"--replay: the run names a data folder; to have it read, add {folders[0]}.")
+    if unnamed:
+        raise UserError(f"--replay: the run has user-defined components; to execute them, add {' '.join(unnamed)}.")
 
 
 def _require_within(option: str, value: int, low: int, high: int) -> None:
@@ -138,7 +139,7 @@ def _require_within(option: str, value: int, low: int, high: int) -> None:
 
 def _require_training(ready: Assembled, state: State, number: int, client: int) -> None:
     joined, present = rounds.answering(ready.algorithm, ready.plan, state, number)
-    rule = ready.config.straggler.rule
+    rule = ready.spec.names["straggler"]
     if client not in present:
         reason = f"its reply does not arrive (straggler.rule {rule})" if client in joined else "it was not sampled"
         some = ", ".join(map(str, present[:10])) + (f" and {len(present) - 10} more" if len(present) > 10 else "")

@@ -26,7 +26,7 @@ BEGUN = (FILE, PARTITION, "checkpoints", "rounds.jsonl", "summary.json", "model.
 def begin_salt(folder: Path, shared: Sequence[str]) -> bytes:
     """Return the secret salt of the run in ``folder``; create and store a new salt if the run has not begun.
 
-    shared: hashes of other salts, those of the generators and the sharing strategy (``Prepared.salts``). These salts
+    shared: hashes of other salts, those of the generators and the sharing strategy (``RunSpec.salts``). These salts
     key the noise of data that clients share before round 1.
 
     Raises:

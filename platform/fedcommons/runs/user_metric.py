@@ -13,6 +13,9 @@ from fedcommons.core.evaluation import ModelTask
 from fedcommons.core.executor import Executor
 from fedcommons.core.worker import RunData, Worker
 from fedcommons.errors import user_code_context
+from fedcommons.federation.rounds import Standing
+from fedcommons.flat_tensors import EMPTY
+from fedcommons.runs.callbacks import Callback
 from fedcommons.seeding import seed_for, set_default_generator
 
 
@@ -46,14 +49,30 @@ class MeasureTask:
         return self.at.nbytes
 
 
-def measured(executor: Executor, at: ModelTask, name: str, constants: Mapping[str, Any]) -> dict[str, float]:
-    """Let a worker compute the measure ``name`` at the model ``at``; return its numbers as ``measure/NAME``.
+@dataclass(frozen=True)
+class OwnMeasure(Callback):
+    """Lets a worker compute a measure in round 0, every ``every`` rounds and in the last round.
 
-    Raises:
-        ClientError: the measure failed, or did not return numbers by name.
+    measure_name, constants: see ``MeasureTask``. seed, steps, chunk: see ``ModelTask``.
     """
-    (numbers,) = executor.map(measured_here, MeasureTask(at, name, constants), [0])
-    return {f"measure/{name}": value for name, value in numbers.items()}
+
+    executor: Executor
+    measure_name: str
+    constants: Mapping[str, Any]
+    every: int
+    seed: int
+    steps: int
+    chunk: int
+    name = "measure"
+
+    def measure(self, now: Standing, last: int) -> dict[str, float]:
+        """Return the numbers as ``measure/NAME``; a measure that fails is a ``ClientError``."""
+        if now.round % self.every and now.round != last:
+            return {}
+        model, seed = now.model if now.has_model else EMPTY, seed_for(self.seed, "observed", now.round)
+        at = ModelTask(model, now.buffers, seed, now.round, self.steps, self.chunk)
+        (numbers,) = self.executor.map(measured_here, MeasureTask(at, self.measure_name, self.constants), [0])
+        return {f"measure/{name}": value for name, value in numbers.items()}
 
 
 def measured_here(worker: Worker, task: MeasureTask, job: int) -> dict[str, float]:

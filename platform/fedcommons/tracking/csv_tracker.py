@@ -22,7 +22,6 @@ class CsvTracker:
         (self.folder / FILE).write_text("round,name,value\n", encoding="utf-8")
 
     def log(self, round: int, metrics: Mapping[str, Metric]) -> None:
-        """Append the metrics of one round to metrics.csv (see ``Tracker``)."""
         with open(self.folder / FILE, "a", newline="", encoding="utf-8") as file:
             rows = [(round, name, repr(value)) for name, value in numbers(metrics).items()]
             csv.writer(file, lineterminator="\n").writerows(rows)

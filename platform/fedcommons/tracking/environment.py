@@ -20,12 +20,8 @@ def environment(gpus_per_actor: float | str | None, before: Mapping[str, Any]) -
 
     Args:
         gpus_per_actor: share of a GPU for each Ray process that trains clients; None without such processes.
-        before: the environment that a resumed run recorded earlier, or an empty mapping.
-
-    Returns: name -> value. cpu_kinds: CPUs of this machine, of the nodes of Ray's processes and of ``before``.
-    gpu_kinds: name, memory, driver and compute capability of this machine's GPUs. cuda, cudnn: versions that torch
-    uses, or None. code_hashes: hash of the package's source code, now and in ``before``. commit, uncommitted_changes:
-    state of the source code's git repository; None without one. variables: environment variables that affect rounding.
+        before: the environment that a resumed run recorded earlier, or an empty mapping. The CPUs and the hashes of
+            the package's source code in ``before`` are kept in the result.
     """
     import torch
 
@@ -52,13 +48,11 @@ def environment(gpus_per_actor: float | str | None, before: Mapping[str, Any]) -
 
 
 def _with(before: object, *new: str) -> list[str]:
-    """Return the texts in ``before``, a value from an unchecked file, followed by ``new``, without duplicates."""
     texts = [text for text in before if isinstance(text, str)] if isinstance(before, list) else []
     return list(dict.fromkeys([*texts, *new]))
 
 
 def _commit() -> tuple[str | None, bool | None]:
-    """Return (commit, has uncommitted changes) of this file's git repository; (None, None) without one."""
     source_file = Path(__file__).resolve()
     git = ("git", "-C", str(source_file.parent))
     # An installed package may lie inside an unrelated repository, which does not track this file.

@@ -29,10 +29,8 @@ class MlflowTracker:
         self.run = self.client.create_run(experiment_id, run_name=self.folder.name).info.run_id
 
     def log(self, round: int, metrics: Mapping[str, Metric]) -> None:
-        """Log the metrics of one round to MLflow (see ``Tracker``)."""
         for name, value in numbers(metrics).items():
             self.client.log_metric(self.run, name, value, step=round)
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
-        """Mark the MLflow run as finished, or as failed if the run was stopped (see ``Tracker``)."""
         self.client.set_terminated(self.run, status="FINISHED" if summary is not None else "FAILED")

@@ -6,7 +6,7 @@ of a wrong type and numbers that are too large to be added, so that the code of 
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,6 @@ def _flaw_of_privacy(summary: Mapping[str, Any]) -> str | None:
 
 
 def _is_table(table: Any) -> bool:
-    """Return whether ``table`` has the structure of a noise mechanism in the summary's ``privacy.mechanisms``."""
     if not isinstance(table, dict) or not all(isinstance(table.get(name), str) for name in ("what", "in_words")):
         return False
     names = table.get("accountant")
@@ -122,14 +121,9 @@ def _is_target(value: Any) -> bool:
 
 
 def _chosen_fields(config: Mapping[str, Any]) -> Mapping[str, Field]:
-    """Return dotted name -> ``Field`` for the common fields and those of the chosen components that still exist."""
     chosen = {kind: config.get(k.field) for kind, k in KINDS.items()}
-    return {
-        **common_fields(),
-        **fields_for(
-            {k: [n] for k, n in chosen.items() if isinstance(n, str) and n in KINDS[k].components}, reread=False
-        ),
-    }
+    names = {kind: [n] for kind, n in chosen.items() if isinstance(n, str) and n in KINDS[kind].components}
+    return {**common_fields(), **fields_for(names, reread=False)}
 
 
 def flaw_of_line(line: Mapping[str, Any], is_of_clients: bool) -> str | None:
@@ -186,7 +180,6 @@ def lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
 
 
 def _line(part: bytes, needed: str) -> dict[str, Any] | None:
-    """Return a line as a dictionary; None if ``round`` or ``needed`` is missing, or a value has a wrong type."""
     try:
         line = json.loads(part.decode())
     except (ValueError, RecursionError):  # the line is not UTF-8, not JSON, or too deeply nested
@@ -200,3 +193,8 @@ def _line(part: bytes, needed: str) -> dict[str, Any] | None:
 def _is_finite(value: object) -> bool:
     most = sys.float_info.max
     return isinstance(value, int | float) and not isinstance(value, bool) and -most <= value <= most
+
+
+def last_of(lines: Sequence[Mapping[str, Any]], name: str) -> Any:
+    """Return the metric ``name`` of the last round that has it (``evaluate.every`` may skip rounds), or None."""
+    return next((line[name] for line in reversed(lines) if name in line), None)

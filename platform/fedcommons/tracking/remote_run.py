@@ -20,9 +20,8 @@ from fedcommons.errors import quote as quote_value
 from fedcommons.storage import file_lock, object_store, safe_read
 from fedcommons.storage.atomic_files import write_bytes, write_json
 from fedcommons.storage.object_store import ChangedError, StorageError
-from fedcommons.storage.paths import CHECKPOINT_FILE, MEMORY_FILE
 from fedcommons.storage.snapshots import Snapshots
-from fedcommons.tracking.run_folder import FILES, STOPPED, is_run, read_config, require_plain, stranger
+from fedcommons.tracking.run_folder import FILES, INNER, STOPPED, is_run, read_config, require_plain, stranger
 
 SEEN = ".storage.json"
 BEGINS = {"config.yaml", "environment.json"}
@@ -35,11 +34,7 @@ def name_of(*folders: Path) -> str:
 
 
 def require_apart(storage: str, folder: Path) -> None:
-    """Check that the storage does not lie in the folder ``folder``, whose files it stores.
-
-    Raises:
-        UserError: the storage is ``folder`` or a folder inside.
-    """
+    """Raise a ``UserError`` if the storage lies in the folder ``folder``, whose files it stores."""
     if not object_store.is_url(storage) and Path(storage).resolve().is_relative_to(folder.resolve()):
         raise UserError(f"storage must be outside of --out, {folder}, got {quote_value(storage)}.")
 
@@ -56,7 +51,7 @@ class RunMirror:
     """
 
     def __init__(self, storage: str, name: str, folder: Path, say: Callable[[str], None] = print) -> None:
-        inner = rf"checkpoints/{CHECKPOINT_FILE}(\.json)?|memory/{MEMORY_FILE}(\.json)?"
+        inner = "|".join(f"{folder}/{files}" for folder, files in INNER.items())
         self.folder, self.say, self.upload_error, self.has_lost = folder, say, "", False
         self._not_before = 0.0
         require_apart(storage, folder)
@@ -75,9 +70,7 @@ class RunMirror:
 
         Raises:
             ClientError: another process writes to the snapshots.
-            UserError: there is a snapshot and ``resume`` is false, the local folder contains another run, another
-                process has locked the folder, or a file of ``BEGINS`` is damaged in the storage.
-            OSError: the local disk is full.
+            UserError: the local folder cannot continue the stored run, or the stored run is damaged.
         """
         if self.snapshots.tag == object_store.NEW:
             return
@@ -117,10 +110,7 @@ class RunMirror:
         return None if self._seen() == "" else stranger(path)
 
     def _is_other(self) -> bool:
-        """Return whether the local run and the snapshot are different runs: their config, data or secret salt differ.
-
-        This happens if a run was removed from the storage and another run of the same name was uploaded.
-        """
+        """Return whether the snapshot is of another run, as its config, data or secret salt differ."""
         if (self.folder / "partition.json").exists() and not self.snapshots.is_same(self.folder, "partition.json"):
             return True
         if self.snapshots.is_same(self.folder, "config.yaml"):
@@ -135,9 +125,8 @@ class RunMirror:
     def _is_further(self) -> bool:
         """Return whether the local run has more rounds than the snapshot, as its rounds.jsonl is larger."""
         stored, local_file = self.snapshots.entries.get("rounds.jsonl"), self.folder / "rounds.jsonl"
-        return (
-            is_run(self.folder) and local_file.is_file() and local_file.stat().st_size > (stored.size if stored else 0)
-        )
+        size = local_file.stat().st_size if local_file.is_file() else 0
+        return is_run(self.folder) and size > (stored.size if stored else 0)
 
     def upload(self) -> None:
         """Upload the folder. A failure is reported once, and later calls try again.
@@ -182,10 +171,7 @@ class RunMirror:
             )
 
     def _seen(self) -> str | None:
-        """Return the tag (version) of the snapshot that the folder last equalled; None if unknown.
-
-        The tag is empty if a download began and has not ended.
-        """
+        """Return the tag of the snapshot that the folder last equalled; None: unknown; "": a download has not ended."""
         try:
             record = safe_read.json_of(self.folder / SEEN)
             return str(record["tag"]) if record["storage"] == self.storage else None

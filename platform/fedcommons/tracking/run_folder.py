@@ -38,6 +38,9 @@ FILES = (
 )
 """Regular expression of the files that are first written under a temporary name."""
 
+INNER = {"checkpoints": rf"{CHECKPOINT_FILE}(\.json)?", "memory": rf"{MEMORY_FILE}(\.json)?"}
+"""Subfolder -> regular expression of the files that a run writes there."""
+
 STOPPED = "stopped-by-scheduler"
 """File that marks a run that the sweep's scheduler stopped early; a resumed sweep skips this run."""
 
@@ -54,13 +57,12 @@ def open_run(
     patience: float = 0,
     data: str | None = None,
 ) -> Iterator["RunFolder"]:
-    """Open the folder ``path`` for a run of ``config``, and lock the folder during the ``with`` block.
+    """Open and lock the run folder ``path`` during the ``with`` block; see ``RunFolder``.
 
-    say: called with one sentence if the folder cannot be locked. patience: seconds to wait for another process to
-    release the lock. resume, data: see ``RunFolder``.
+    say: called with one sentence if the folder cannot be locked. patience: seconds to wait for another process's lock.
 
     Raises:
-        UserError: another process holds the lock, or the folder contains foreign files. More errors: see ``RunFolder``.
+        UserError: another process holds the lock, the folder contains foreign files, or ``RunFolder`` raises the error.
     """
     with file_lock.open_lock(path, stranger, "run folder", say, patience):
         yield RunFolder(path, config, resume, data)
@@ -75,12 +77,8 @@ def stranger(path: Path) -> str | None:
     """Return the name of a foreign file in ``path``; None if there is none, or if ``path`` is a run folder already."""
     if is_run(path):
         return None
-    names = [n for n in file_lock.strangers(path) if n not in _BEFORE_CONFIG and not _is_half_written(n)]
-    return names[0] if names else None
-
-
-def _is_half_written(name: str) -> bool:
-    return re.fullmatch(FILES, unfinished(name) or "") is not None
+    names = (name for name in file_lock.strangers(path) if name not in _BEFORE_CONFIG)
+    return next((name for name in names if not re.fullmatch(FILES, unfinished(name) or "")), None)
 
 
 class RunFolder:
@@ -95,7 +93,7 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, config: Experiment, resume: bool, data: str | None = None) -> None:
-        self.path = path
+        self.path, self.fields = path, config.flat
         self._hashes = defaultdict(hashlib.sha256)  # file -> hash of the written lines
         clients = ["clients.jsonl"] if config.measure.clients or config.evaluate.clients else []
         self._courses = ["rounds.jsonl", "timing.jsonl", *clients]
@@ -108,14 +106,14 @@ class RunFolder:
                 _require_same(path, config, data)
                 require_same_rounding(path)
             remove_unfinished(path, FILES)
-            remove_unfinished(self.checkpoints, rf"{CHECKPOINT_FILE}(\.json)?")
-            remove_unfinished(path / "memory", rf"{MEMORY_FILE}(\.json)?")
+            for folder, files in INNER.items():
+                remove_unfinished(path / folder, files)
             (path / "summary.json").unlink(missing_ok=True)  # it is outdated, as the run continues
             if is_run(path):
-                self._forget_ends(config)
+                self._forget_ends(config.federation.rounds, (config.measure.every, config.evaluate.every))
             gpus = config.federation.gpus_per_actor if config.federation.executor == "ray_actors" else None
             current = environment(gpus, _facts(path / "environment.json"))
-            write_json(path / "environment.json", {**current, **_sources(config)})
+            write_json(path / "environment.json", {**current, **_sources(config.chosen, config.source)})
             write_text(path / "config.yaml", yaml.safe_dump(dotted.to_dict(config), sort_keys=False))
         except OSError as error:
             raise UserError(f"--out: {path} cannot be written ({error.strerror}).") from error
@@ -125,7 +123,6 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def rounds(self) -> list[dict[str, Any]]:
-        """Return the lines of rounds.jsonl for rounds 0, 1, ..., before the first damaged line."""
         return read_rounds(self.path)
 
     def whole(self) -> int:
@@ -139,14 +136,13 @@ class RunFolder:
             write_text(self.path / name, text)
             self._hashes[name] = hashlib.sha256(text.encode())
 
-    def _forget_ends(self, config: Experiment) -> None:
-        """Remove the lines of rounds that run again because ``federation.rounds`` has changed.
+    def _forget_ends(self, rounds: int, observed: Sequence[int]) -> None:
+        """Remove the lines of rounds that run again because the planned number of ``rounds`` has changed.
 
-        A last round has metrics that other rounds may lack, so the lines of the old and new last round are wrong. This
-        is called before config.yaml changes, so that a run killed in between keeps the old number of rounds.
+        A last round has metrics that other rounds may lack, so the lines of the old and new last round are wrong.
+        observed: numbers of rounds between two measurements, and between two evaluations.
         """
-        observed = [config.flat.get(name, 0) for name in ("measure.every", "evaluate.every")]
-        plans = {read_config(self.path).federation.rounds, config.federation.rounds}
+        plans = {planned_rounds(self.path), rounds}
         odd = [last for last in plans if any(last % (every or 1) for every in observed)]
         if len(plans) > 1 and odd:
             self.rewind(min(odd) - 1)
@@ -164,11 +160,7 @@ class RunFolder:
         return sha256("".join(each).encode())
 
     def require_rounds(self, last: int) -> None:
-        """Check that rounds.jsonl contains exactly rounds 0 to ``last``, each once and in order.
-
-        Raises:
-            ClientError: the file has other content.
-        """
+        """Raise a ``ClientError`` unless rounds.jsonl contains exactly rounds 0 to ``last``, each once and in order."""
         lines, is_all = record_schema.lines(self.path / "rounds.jsonl")
         if len(lines) != last + 1 or not is_all:
             raise ClientError(
@@ -177,7 +169,7 @@ class RunFolder:
             )
 
     def log(self, round: int, metrics: Mapping[str, Metric]) -> None:
-        """Write a round's metrics to rounds.jsonl (see ``Tracker``); values that are not finite are written as null."""
+        """Write a round's metrics to rounds.jsonl; values that are not finite are written as null."""
         self._append("rounds.jsonl", line_of(round, metrics))
 
     def log_times(self, round: int, seconds: Mapping[str, float]) -> None:
@@ -190,7 +182,6 @@ class RunFolder:
         self._append("clients.jsonl", {"round": round, **clean})
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
-        """Write summary.json, unless the run stopped before its end (None)."""
         if summary is not None:
             write_json(self.path / "summary.json", summary)
 
@@ -202,7 +193,7 @@ class RunFolder:
 
 
 def line_of(round: int, metrics: Mapping[str, Metric]) -> dict[str, Any]:
-    """Return the line of rounds.jsonl for a round, as a dictionary; values that are not finite become None."""
+    """Return the line of rounds.jsonl for a round; values that are not finite become None."""
     return {"round": round, **{name: record_schema.written(value) for name, value in metrics.items()}}
 
 
@@ -227,19 +218,22 @@ def read_config(path: Path) -> Experiment:
 
 
 def require_plain(path: Path) -> None:
-    """Check the file types of all files and subfolders that a run may write in the run folder ``path``.
-
-    Raises:
-        UserError: a file of the run is not a regular file, or a subfolder is not a folder (links are refused too).
-    """
+    """Raise a ``UserError`` if a file or subfolder of the run in ``path`` is a link or not a regular file or folder."""
     ours = rf"{FILES}|messages\.log|{re.escape(STOPPED)}|\{file_lock.NAME}"
-    flaws = (
-        safe_read.flaw(path, ours, ("checkpoints", "memory", "wandb")),
-        safe_read.flaw(path / "checkpoints", rf"{CHECKPOINT_FILE}(\.json)?"),
-        safe_read.flaw(path / "memory", rf"{MEMORY_FILE}(\.json)?"),
-    )
+    flaws = [safe_read.flaw(path, ours, (*INNER, "wandb"))]
+    flaws += [safe_read.flaw(path / folder, files) for folder, files in INNER.items()]
     if flaw := next(filter(None, flaws), None):
         raise UserError(f"{flaw}; replace it by the file or folder itself, or choose another --out.")
+
+
+def planned_rounds(path: Path) -> int:
+    return read_config(path).federation.rounds
+
+
+def other_rounds(path: Path, config: Experiment) -> int | None:
+    """Return the planned number of rounds of the run in the folder, if it differs from ``config`` in rounds only."""
+    planned = read_config(path)
+    return planned.federation.rounds if dotted.same_results(planned, config) == ["federation.rounds"] else None
 
 
 def _require_same(path: Path, config: Experiment, data: str | None) -> None:
@@ -251,7 +245,8 @@ def _require_same(path: Path, config: Experiment, data: str | None) -> None:
             "another --out."
         )
     if differ := [name for name in differ if name != "federation.rounds"]:
-        old, new = (record.get("sources") for record in (_facts(path / "environment.json"), _sources(config)))
+        began, now = _facts(path / "environment.json"), _sources(config.chosen, config.source)
+        old, new = began.get("sources"), now.get("sources")
         names = [name + _changed(old, new, name.removeprefix("source.")) for name in differ]
         raise UserError(f"{path} holds a run with another {', '.join(names)}; choose another --out.")
     if data is not None:
@@ -259,10 +254,9 @@ def _require_same(path: Path, config: Experiment, data: str | None) -> None:
 
 
 def require_same_data(path: Path, name: str, data: str) -> None:
-    """Check that the run in ``path`` began with the same data set: ``name``, with the hash ``data`` of its content.
+    """Raise a ``UserError`` if the run in ``path`` began with other data; runs of an earlier version recorded no hash.
 
-    Raises:
-        UserError: the run began with other examples. A run of an earlier version has no hash and passes the check.
+    name: ``data.name``. data: hash of the data set's content.
     """
     old_hash = _facts(path / "partition.json").get("data")
     if isinstance(old_hash, str) and old_hash != data:
@@ -274,25 +268,19 @@ def require_same_data(path: Path, name: str, data: str) -> None:
 
 
 def require_same_rounding(path: Path) -> None:
-    """Check that environment variables which affect rounding are the same as when the run in ``path`` began.
-
-    Raises:
-        UserError: a variable has changed. A run of an earlier version has no record of the variables and passes.
-    """
+    """Raise a ``UserError`` if a variable that affects rounding has changed; runs of old versions recorded none."""
     began = _facts(path / "environment.json").get("variables")
     if isinstance(began, dict) and (what := differing(began, variables())):
         raise UserError(f"{path} holds a run that began where libraries round otherwise ({what}); reset the variable.")
 
 
-def _sources(config: Experiment) -> dict[str, Any]:
+def _sources(names: Mapping[str, str], digests: Mapping[str, str]) -> dict[str, Any]:
     """Return {"sources": kind -> file -> hash of the file} of user-defined components; empty if there are none."""
-    names = config.chosen
-    files = {kind: dict(registry.files(names[kind])) for kind in config.source if kind in names}
+    files = {kind: dict(registry.files(names[kind])) for kind in digests if kind in names}
     return {"sources": files} if files else {}
 
 
 def _changed(old_sources: Any, new_sources: Any, kind: str) -> str:
-    """Return the names of a component's code files that differ between two runs, as text; empty if none is known."""
     old, new = (sources.get(kind) if isinstance(sources, dict) else None for sources in (old_sources, new_sources))
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return ""
@@ -301,11 +289,7 @@ def _changed(old_sources: Any, new_sources: Any, kind: str) -> str:
 
 
 def _read_json(path: Path) -> Any:
-    """Return the value of a JSON file; None if the file is missing or damaged.
-
-    Raises:
-        UserError: the path is not a regular file, or the file is too large.
-    """
+    """Return the value of a JSON file; None if the file is missing or damaged."""
     try:
         return safe_read.json_of(path)
     except safe_read.UnreadableError as error:
@@ -315,7 +299,6 @@ def _read_json(path: Path) -> Any:
 
 
 def _facts(path: Path) -> Mapping[str, Any]:
-    """Return the JSON object in a file as a mapping; empty if the file is missing, damaged or not an object."""
     return content if isinstance(content := _read_json(path), dict) else {}
 
 
@@ -358,9 +341,9 @@ def read_summary(path: Path) -> dict[str, Any] | None:
 
 
 def read_run(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """Return (summary, lines of rounds.jsonl) of a run folder; see ``read_summary`` and ``read_rounds``.
+    """Return (summary, lines of rounds.jsonl) of a run folder; the summary is None if it is missing or damaged.
 
-    The summary is None if it is missing or damaged. Control characters in the summary's texts are escaped.
+    Control characters in the summary's texts are escaped.
 
     Raises:
         UserError: summary.json or rounds.jsonl is not a regular file or is too large.
@@ -381,15 +364,10 @@ def accuracies(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
     return [(line["round"], line["test/accuracy"]) for line in rounds if line.get("test/accuracy") is not None]
 
 
-def last_of(lines: Sequence[Mapping[str, Any]], name: str) -> Any:
-    """Return the metric ``name`` of the last round that has it (``evaluate.every`` may skip rounds), or None."""
-    return next((line[name] for line in reversed(lines) if name in line), None)
-
-
 def read_finished(path: Path, config: Experiment, data: str | None = None) -> dict[str, Any] | None:
     """Return the summary of a finished run of ``config`` with the same number of rounds as ``config``; else None.
 
-    data: hash of the data set's content; None skips the comparison.
+    data: see ``RunFolder``.
 
     Raises:
         UserError: the run has another configuration or other data, or its config.yaml is damaged.
@@ -397,4 +375,4 @@ def read_finished(path: Path, config: Experiment, data: str | None = None) -> di
     if not is_run(path) or (summary := read_summary(path)) is None:
         return None
     _require_same(path, config, data)
-    return summary if read_config(path).federation.rounds == config.federation.rounds else None
+    return summary if planned_rounds(path) == config.federation.rounds else None

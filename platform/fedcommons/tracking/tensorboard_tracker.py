@@ -21,10 +21,8 @@ class TensorBoardTracker:
         self.writer = SummaryWriter(str(self.folder / "tensorboard"), purge_step=0)
 
     def log(self, round: int, metrics: Mapping[str, Metric]) -> None:
-        """Log the metrics of one round to TensorBoard (see ``Tracker``)."""
         for name, value in numbers(metrics).items():
             self.writer.add_scalar(name, value, round)
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
-        """Close the event file (see ``Tracker``)."""
         self.writer.close()

@@ -30,11 +30,9 @@ class TrackioTracker:
             )  # fmt: skip
 
     def log(self, round: int, metrics: Mapping[str, Metric]) -> None:
-        """Log the metrics of one round to trackio (see ``Tracker``)."""
         self.run.log(numbers(metrics), step=round)
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
-        """Finish the trackio run (see ``Tracker``)."""
         import trackio  # pyright: ignore[reportMissingImports]
 
         with redirect_stdout(StringIO()):

@@ -133,7 +133,6 @@ def histogram(sizes: Sequence[int]) -> "Image":
 
 
 def _canvas(wide: int, high: int, title: str):
-    """Return (white picture with a title, object that draws on it). wide, high: size in pixels without the title."""
     from PIL import Image, ImageDraw
 
     picture = Image.new("RGB", (max(wide, 6 * len(title)) + 4, high + 2 * _LINE), "white")
@@ -143,5 +142,4 @@ def _canvas(wide: int, high: int, title: str):
 
 
 def _blue(share: float) -> tuple[int, int, int]:
-    """Return the RGB colour for a share in [0, 1], from almost white (0) to dark blue (1)."""
     return round(247 - 239 * share), round(251 - 203 * share), round(255 - 148 * share)

@@ -24,7 +24,7 @@ from fedcommons.privacy.statement import in_short
 from fedcommons.runtime import tempdirs
 from fedcommons.storage import safe_read
 from fedcommons.storage.atomic_files import write_text
-from fedcommons.tracking.tracker import Metric
+from fedcommons.tracking.tracker import Metric, numbers
 from fedcommons.tracking.wandb_media import Columns, pictures
 
 IID = 1e6
@@ -34,28 +34,16 @@ IID = 1e6
 class WandbTracker:
     """A W&B run in the run folder. Its id is stored in wandb-id.txt, so that a resumed run continues the W&B run.
 
-    W&B's config has the fields of config.yaml, and the values that the run used: ``effective/alpha``, ``effective/p``,
-    ``effective/rho``, ``effective/noise_multiplier`` and ``effective/lr`` (see ``dotted.effective``). W&B's parallel
-    coordinates omit runs without a value. So rho is 0 without generators, the noise multiplier is 0 without DP-SGD, and
-    alpha is ``IID`` for partition iid. Other partitions without an alpha have no value.
-    W&B's tags are the preset, the chosen components, and ``dp`` with DP-SGD. The group is the sweep's name, or data set
-    and partition for a run outside a sweep.
-    W&B's summary has the numbers and texts of summary.json, the mean over rounds of each convergence parameter
-    (``zeta_hat_sq_mean``), ``rounds_used`` (rounds to the target, or all rounds if it was missed), ``target_reached``,
-    ``privacy/overall`` (epsilon of all messages, or none), the other values of ``statement.in_short``, and the result
-    of the audit of synthetic images (``audit/pixels/closer``). If a run misses its target, ``target_reached`` is false
-    and ``rounds_to_target`` is absent, so that this column contains only numbers.
-
-    p: resulting share of shared data. say: called with one sentence if W&B fails; after a failure nothing more is
-    logged. pool: synthetic images for the pictures (see ``wandb_media``), which are logged with the last round.
+    described: see ``describe``. mode: "online" or "offline". say: called with one sentence if W&B fails; after a
+    failure nothing more is logged. pool: synthetic images for the pictures (see ``wandb_media``), which are logged with
+    the last round.
     """
 
     def __init__(
-        self, folder: Path, config: Experiment, p: float, say: Callable[[str], None], pool: Columns = ()
+        self, folder: Path, described: Mapping[str, Any], mode: str, say: Callable[[str], None], pool: Columns = ()
     ) -> None:
         self.say, self.run = say, None
         self.folder, self.pool, self.last = folder, pool, 0
-        mode = config.tracking.wandb
         # A sweep's process sets this variable, and W&B would then open the run in the sweep's W&B service. There the
         # run of a killed trial stays open, so that the next trial with the same id would write nothing.
         os.environ.pop("WANDB_SERVICE", None)
@@ -66,31 +54,28 @@ class WandbTracker:
                 say("W&B: there is no login (set WANDB_API_KEY or run `wandb login`), so this run is kept offline.")
                 mode = "offline"
             try:
-                self.run = _init(folder, config, p, mode)
+                self.run = _init(folder, described, mode)
             except wandb.Error as error:
                 if mode != "online":
                     raise
                 say(f"W&B: {' '.join(str(error).split())}; this run is kept offline.")
                 wandb.teardown()  # without this, W&B's service still holds the run's id
-                self.run = _init(folder, config, p, "offline")
+                self.run = _init(folder, described, "offline")
             self.run.define_metric("round")
             self.run.define_metric("*", step_metric="round")
         except Exception as error:
             self._give_up(error)
 
     def log(self, round: int, metrics: Mapping[str, Metric]) -> None:
-        """Log a round's metrics that are numbers (see ``Tracker``); lists are recorded in the run folder only."""
         if self.run is None:
             return
         try:
-            numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
-            self.run.log({"round": round, **numbers}, step=round)
+            self.run.log({"round": round, **numbers(metrics)}, step=round)
             self.last = round
         except Exception as error:
             self._give_up(error)
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
-        """Log pictures and summary, and finish the W&B run (see ``Tracker``)."""
         if self.run is None:
             return
         try:
@@ -102,7 +87,6 @@ class WandbTracker:
             self._give_up(error)
 
     def _log_pictures(self, summary: Mapping[str, Any]) -> None:
-        """Log the pictures with the last round. A failure is only reported, as the run is complete without pictures."""
         import wandb
 
         try:
@@ -119,8 +103,42 @@ class WandbTracker:
         self.say(Warned(f"W&B: {type(error).__name__}: {error}; the run goes on without W&B."))
 
 
+def describe(config: Experiment, p: float) -> dict[str, Any]:
+    """Return the arguments of ``wandb.init`` that describe a run. p: resulting share of shared data.
+
+    W&B's config has the fields of config.yaml without the section ``tracking`` and folders of this machine, and the
+    values that the run used, such as ``effective/alpha`` (see ``dotted.effective``). W&B's parallel coordinates omit
+    runs without a value. So rho is 0 without generators, the noise multiplier is 0 without DP-SGD, and alpha is ``IID``
+    for partition iid. With a target epsilon, the noise multiplier differs between clients and stands in the summary.
+    """
+    fields, tracking = dotted.to_dict(config), config.tracking
+    del fields["artifacts"], fields["data"]["dir"], fields["tracking"]
+    fields.pop("storage", None)
+    effective = {"rho": 0.0, "sigma": 0.0, **dotted.effective(config.flat, p)}
+    if config.partition.name == "iid":
+        effective["alpha"] = IID
+    sigma = effective.pop("sigma")
+    if config.dp.target_epsilon is None:
+        effective["noise_multiplier"] = sigma
+    preset_field = {"preset": tracking.preset} if tracking.preset else {}
+    components = [label(name) for kind, name in config.chosen.items() if kind != "tracker"]
+    defaults = ("independent", "constant")  # most runs use these components, so they are no tags
+    tags = [_without_folders(tracking.preset), *(name for name in components if name not in defaults)]
+    return {
+        "project": tracking.project,
+        "group": tracking.group or f"{label(config.data.name)}-{label(config.partition.name)}",
+        "tags": list(dict.fromkeys(filter(None, [*tags, "dp" if config.dp.local else None]))),
+        "config": _without_folders(fields | preset_field) | {f"effective/{name}": v for name, v in effective.items()},
+    }
+
+
 def in_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries that W&B's summary has in addition to each metric's last value (see ``WandbTracker``)."""
+    """Return the entries that W&B's summary has in addition to each metric's last value.
+
+    They are the numbers and texts of summary.json, the mean over rounds of each convergence parameter, the privacy
+    statement in short, the audit of synthetic images, ``target_reached`` and ``rounds_used`` (rounds to the target, or
+    all rounds if it was missed). If the target was missed, ``rounds_to_target`` is absent, so that it has only numbers.
+    """
     entries = {k: _without_folders(v) for k, v in summary.items() if isinstance(v, int | float | str) and k != "rounds"}
     courses = {k: [v for _, v in pairs if v is not None] for k, pairs in summary.items() if _is_course(pairs)}
     means = {f"{name}_mean": fmean(values) for name, values in courses.items() if values}
@@ -134,24 +152,7 @@ def in_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_course(value: Any) -> bool:
-    """Return whether a value of summary.json is a convergence parameter by round: a list of pairs (round, number)."""
     return isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value)
-
-
-def _config(config: Experiment, p: float) -> dict[str, Any]:
-    """Return W&B's config (see ``WandbTracker``), without the section ``tracking`` and folders of this machine."""
-    fields = dotted.to_dict(config)
-    del fields["artifacts"], fields["data"]["dir"], fields["tracking"]
-    fields.pop("storage", None)
-    effective = {"rho": 0.0, "sigma": 0.0, **dotted.effective(config.flat, p)}
-    if config.partition.name == "iid":
-        effective["alpha"] = IID
-    sigma = effective.pop("sigma")
-    # With a target epsilon, the noise multiplier differs between clients, and the summary contains its range.
-    if config.dp.target_epsilon is None:
-        effective["noise_multiplier"] = sigma
-    preset_field = {"preset": preset} if (preset := config.tracking.preset) else {}
-    return _without_folders(fields | preset_field) | {f"effective/{name}": value for name, value in effective.items()}
 
 
 def _without_folders(value: Any) -> Any:
@@ -172,30 +173,17 @@ def _numbers(nested: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
             yield name, value
 
 
-def _tags(config: Experiment) -> list[str]:
-    """Return the tags by which users can filter runs: the preset, the names of the chosen components, and ``dp``."""
-    components = {kind: name for kind, name in config.chosen.items() if kind != "tracker"}
-    names = [
-        label(name) for name in components.values() if name not in ("independent", "constant")
-    ]  # these defaults get no tag, because most runs use them
-    preset = _without_folders(config.tracking.preset)
-    return list(dict.fromkeys(filter(None, [preset, *names, "dp" if config.dp.local else None])))
-
-
 @tempdirs.tempdir()
-def _init(folder: Path, config: Experiment, p: float, mode: str):
+def _init(folder: Path, described: Mapping[str, Any], mode: str):
     import wandb
 
     return wandb.init(
-        project=config.tracking.project,
-        group=config.tracking.group or f"{label(config.data.name)}-{label(config.partition.name)}",
+        **described,
         name=folder.name,
         id=_run_id(folder),
         resume="allow" if mode == "online" else None,
         mode=mode,  # pyright: ignore[reportArgumentType]
         dir=folder.absolute(),  # W&B's process may have another working folder
-        config=_config(config, p),
-        tags=_tags(config),
         job_type="federation",
         settings=wandb.Settings(
             silent=True,

@@ -1,7 +1,7 @@
 """The Python interface: run an experiment, run a sweep on Ray, load the metrics and models of a finished run."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedcommons.cli.display import Display, log
 from fedcommons.config import registry
-from fedcommons.config.dotted import is_ignored, part_of
+from fedcommons.config.dotted import is_ignored, part_of, values_of
 from fedcommons.config.experiment import Experiment
 from fedcommons.core.algorithm import Algorithm, Personal
 from fedcommons.core.client_worker import module_with
@@ -24,8 +24,8 @@ from fedcommons.federation.client_memory import ClientMemory
 from fedcommons.federation.personal_evaluation import personal_model
 from fedcommons.federation.rounds import Standing
 from fedcommons.reports.frames import folder_path, load_rounds, load_runs
+from fedcommons.runs import build, exports, model_files
 from fedcommons.runs import experiment as runs
-from fedcommons.runs import exports, load_data, model_files, worker
 from fedcommons.tracking.run_folder import is_run, read_config, read_summary
 from fedcommons.tune.gpu_share import with_share
 from fedcommons.tune.remote_sweep import SweepMirror
@@ -102,10 +102,12 @@ class Result:
         algorithm: Algorithm = part_of(self.experiment, "algorithm")
         n = self.summary["n_clients"]
         if not isinstance(algorithm, Personal):
-            raise UserError(f"algorithm {self.experiment.algorithm} has no personal models: its clients share one.")
+            raise UserError(
+                f"algorithm {self.experiment.chosen['algorithm']} has no personal models: its clients share one."
+            )
         if not 0 <= client < n:
             raise UserError(f"client must lie in [0, {n - 1}] in this run, got {quote(client)}.")
-        keeps = self.experiment.federation.buffers == "keep"
+        keeps = build.keeps_buffers(self.experiment)
         return module_with(
             self._untrained(), *personal_model(algorithm, self._end(), client, keep_buffers=keeps)
         ).eval()
@@ -122,7 +124,7 @@ class Result:
             return self._loaded(saved)
         self._require_allowed("model")
         if self.may_run is None:
-            return worker.build_module(self.experiment, load_data.load(self.experiment.data))
+            return build.module_of(self.experiment)(build.dataset_of(self.experiment))
         raise UserError(  # the user has not named the data set's path, so the data set is not read
             f"{self.folder} has no {model_files.LAST}, which describes its data."
         )
@@ -130,10 +132,7 @@ class Result:
     def _loaded(self, saved: tuple[dict[str, Tensor], int, Dataset]) -> LightningModule:
         self._require_allowed("model")
         tensors, _, data = saved
-        e = self.experiment
-        module = worker.build_module(
-            replace(e, model=replace(e.model, weights=None)), data
-        )  # no file of initial weights is read, as ``tensors`` replace them
+        module = build.module_of(self.experiment, with_weights=False)(data)  # ``tensors`` replace the initial weights
         try:
             module.load_state_dict(tensors)
         except RuntimeError as error:
@@ -254,7 +253,7 @@ def named(experiments: list[Experiment]) -> list[Trial]:
     """
     if not experiments:
         raise UserError("a sweep needs at least one experiment.")
-    flat = [experiment.flat for experiment in experiments]
+    flat = [dict(values_of(experiment)) for experiment in experiments]
     names = dict.fromkeys(n for f in flat for n in f if not is_ignored(n) and not n.startswith("source."))
     labels = {n: n.rpartition(".")[2] for n in names if len({repr(f[n]) for f in flat if n in f}) > 1}
     for name in ("algorithm", "sharing.setting"):  # every trial's name begins with both values, which need no label

@@ -30,22 +30,17 @@ def predecessors(out: Path, wanted: Sequence[tuple[str, Experiment]]) -> dict[st
     shorter: dict[str, list[tuple[int, int, Path]]] = {}
     for path in sorted(path.parent for path in out.glob("*/config.yaml")) if new else ():
         try:
-            config, done = read_config(path), len(read_rounds(path)) - 1
+            (planned, others), done = dotted.without_rounds(read_config(path)), len(read_rounds(path)) - 1
         except UserError:
             continue  # the run is damaged, or another version wrote it
         if done > 0:
-            shorter.setdefault(_key(config), []).append((done, config.federation.rounds, path))
+            shorter.setdefault(key_of(others), []).append((done, planned, path))
     result: dict[str, Path] = {}
     for name, config in new:
-        rounds = config.federation.rounds
-        if some := [(done, path) for done, planned, path in shorter.get(_key(config), ()) if planned < rounds]:
+        rounds, others = dotted.without_rounds(config)
+        if some := [(done, path) for done, planned, path in shorter.get(key_of(others), ()) if planned < rounds]:
             result[name] = max(some)[1]
     return result
-
-
-def _key(config: Experiment) -> str:
-    """Return a hash of all fields that decide the results of a run's rounds, without the number of rounds."""
-    return key_of({name: value for name, value in dotted.deciding(config).items() if name != "federation.rounds"})
 
 
 def copy(run: Path, to: Path) -> None:

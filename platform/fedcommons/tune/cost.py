@@ -26,13 +26,13 @@ import torch
 from torch import Tensor
 
 from fedcommons.config import presets, registry
+from fedcommons.config.dotted import values_of
 from fedcommons.convergence.estimators import BATCH, mean_gradient
 from fedcommons.convergence.smoothness import hessian_vector
 from fedcommons.core.algorithm import Algorithm, ChoosesClients, TellsWork, trains_locally
-from fedcommons.core.client_worker import Work
 from fedcommons.core.evaluation import ModelTask, evaluate_chunk
 from fedcommons.core.work_units import Timed, in_seconds, pieces_of, prices, smaller_of
-from fedcommons.core.worker import RunData, Worker, default_device, fresh_torch, give_back_freed
+from fedcommons.core.worker import RunData, Worker, fresh_torch, give_back_freed
 from fedcommons.data.clients import ClientData, Clients, Rows
 from fedcommons.data.examples import Examples
 from fedcommons.errors import require_type, user_code_context
@@ -46,8 +46,9 @@ from fedcommons.generators.image_cache import require_like
 from fedcommons.generators.requests import Contribution, GenerationRequest
 from fedcommons.privacy.noise import SEED_ALONE
 from fedcommons.runs import experiment
-from fedcommons.runs.build import Assembled, Prepared
-from fedcommons.runs.worker import build_module, build_worker, local_loop
+from fedcommons.runs.assemble import Assembled
+from fedcommons.runs.spec import RunSpec
+from fedcommons.runs.worker import build_worker
 from fedcommons.runtime import tempdirs
 from fedcommons.sharing import stage as stages
 from fedcommons.sharing.stage import Contributions, shorter_of
@@ -122,14 +123,13 @@ def half(batch_size: int) -> int:
 
 def shape_of(ready: Assembled) -> tuple:
     """Return a hashable key of all that the run's ``Prices`` depend on; runs with equal keys have equal prices."""
-    c = ready.config
     method, names, variants = ready.algorithm, SHAPE, ()
     if isinstance(method, TellsWork):  # prices depend only on the variants that are timed
         variants = tuple(smaller_of(method, FEW))
     else:
-        names = *SHAPE, f"{registry.section('algorithm', c.algorithm)}."
-    chosen = (pair for pair in c.flat.items() if pair[0].startswith(names))
-    measured = bool(c.measure.every), c.measure.smoothness
+        names = *SHAPE, f"{registry.section('algorithm', ready.spec.names['algorithm'])}."
+    chosen = values_of(ready.spec.record, names)
+    measured = bool(ready.spec.evaluation.measure_every), ready.spec.evaluation.smoothness
     clients = ready.data.clients
     return (*chosen, variants, measured, clients.rows.weight is not None, clients.commons is not None)
 
@@ -166,24 +166,24 @@ def per_epoch(train: Callable[[int], Any], steps: int) -> tuple[float, float]:
 @fresh_torch()
 def measure(ready: Assembled) -> Prices:
     """Measure and return the seconds and bytes of each unit of the run's work."""
-    c = ready.config
+    spec, e = ready.spec, ready.spec.evaluation
     reset_peak()
     ready, of_pieces = _of_pieces(ready)
     of_rounds = _of_rounds(ready, of_pieces)
-    now = small_round(ready, 1, 1, c.client.batch_size).play()
+    now = small_round(ready, 1, 1, spec.local.batch_size).play()
     with tempdirs.folder() as folder:
         saving = seconds_of(lambda: checkpoint.save(folder, now))
-    worker = build_worker(c, ready.facts, str(registry.base()), SEED_ALONE, ready.algorithm, ready.data)
+    worker = ready.worker(SEED_ALONE)
     model = now.model if now.has_model else worker.work.initial
-    task, test = ModelTask(model, now.buffers, chunk=c.evaluate.chunk), len(ready.data.sets["test"])
+    task, test = ModelTask(model, now.buffers, chunk=e.chunk), len(ready.data.sets["test"])
     at_once = test if worker.work.logged.metrics.objects else min(task.chunk, test)
     example = seconds_of(lambda: evaluate_chunk(worker, task, ("test", 0))) / at_once
     some = worker.data.real[0]
     batch = ClientData(some.x[:BATCH], some.y[:BATCH])
     gradient = product = 0.0
-    if c.measure.every:
+    if e.measure_every:
         gradient = seconds_of(lambda: mean_gradient(worker, batch))
-    if c.measure.smoothness:
+    if e.smoothness:
         v = torch.ones(worker.work.params.layout.size, dtype=torch.float64, device=worker.work.device)
         product = seconds_of(lambda: hessian_vector(worker.work.module, [batch.columns], v))
     payload_bytes = [nbytes(payload) for payload in now.memory.in_ram.values()]
@@ -221,7 +221,7 @@ def _of_rounds(ready: Assembled, of_pieces: Mapping[str, float]) -> dict[str, fl
         small = small_round(ready, blocks * m, steps, batch, blocks)
         return max(0.0, seconds_of(small.play) - in_seconds(small.pieces, of_pieces))
 
-    b, n, m = ready.config.client.batch_size, ready.plan.facts.n_clients, at_once(ready)
+    b, n, m = ready.spec.local.batch_size, ready.plan.facts.n_clients, at_once(ready)
     small_round(ready, 1, 1, 1).play()  # not timed, so that no timed step includes torch's set-up
     single, step, smaller = seconds(1, 1, b), 0.0, 0.0
     if trains_locally(ready.algorithm):
@@ -235,14 +235,14 @@ def _of_rounds(ready: Assembled, of_pieces: Mapping[str, float]) -> dict[str, fl
 
 def at_once(ready: Assembled) -> int:
     """Return the number of clients that a worker trains together (``client.batched``); 1: one after another."""
-    if not ready.config.client.batched:
+    if not ready.spec.local.batched:
         return 1
     joined = joining(ready.plan.facts.n_clients, ready.plan.participation)
     return max(1, -(-joined // ready.plan.blocks))
 
 
 def _with(ready: Assembled, algorithm: Algorithm) -> Assembled:
-    return replace(ready, prepared=replace(ready.prepared, algorithm=algorithm))
+    return replace(ready, spec=replace(ready.spec, algorithm=algorithm))
 
 
 @dataclass(frozen=True)
@@ -259,24 +259,22 @@ def small_round(ready: Assembled, joined: int, steps: int, batch: int, blocks: i
     blocks: number of groups of clients, each trained by one worker job. The planned number of rounds R is that of the
     run, as a method's first round may depend on R.
     """
-    c, clients, method = ready.config, ready.data.clients, ready.algorithm
-    c = replace(c, client=replace(c.client, lr=min(c.client.lr, RATE)))
+    spec, clients, method = ready.spec, ready.data.clients, ready.algorithm
+    module = partial(spec.module, ready.facts, lr=min(spec.lr, RATE))
     chooses = isinstance(method, ChoosesClients)  # may choose all: create only ``joined`` clients
     n, size = joined if chooses else len(clients), steps * batch
     flat = torch.arange(size) % len(clients.store)
     rows = Rows(flat, np.zeros(n, int), np.full(n, size), None if clients.rows.weight is None else torch.ones(size))
     few = Clients(clients.store, rows, commons=clients.commons)
     data = RunData(few, ready.data.real, {}, ready.data.pool, serves=ready.data.serves)
-    loop = replace(local_loop(c, ready.facts.augment), epochs=1, batch_size=batch, equal_work=False, accumulate=1)
+    loop = replace(spec.local, epochs=1, batch_size=batch, equal_work=False, accumulate=1)
     if loop.dp:  # so that no noise multiplier is computed for a target epsilon
         loop = replace(loop, dp=replace(loop.dp, target=None))
     facts = replace(ready.plan.facts, n_clients=n, sizes=rows.totals.tolist())
     plan = replace(ready.plan, facts=facts, participation=joined / n, blocks=blocks, straggler_rule=None)
 
     def build(data: RunData) -> Worker:
-        device = default_device()
-        work = Work(build_module(c, ready.facts), device, loop, c.federation.weighting)
-        return Worker(work, method, data.to(device))
+        return build_worker(module, loop, facts.weighting, SEED_ALONE, method, data)
 
     executor = Serial(build, data)
     start = replace(ready.on(data), plan=plan).start(ClientMemory())
@@ -292,7 +290,7 @@ def stand_in(need: GenerationRequest) -> Contribution:
 
 
 @fresh_torch()
-def contribute(ready: Prepared, generated: Sequence[Contribution]) -> tuple[Contributions, float]:
+def contribute(ready: RunSpec, generated: Sequence[Contribution]) -> tuple[Contributions, float]:
     """Return the examples that clients contribute by the sharing strategy (stage), and the seconds that this takes.
 
     A strategy that takes long is replaced by its shorter variant. generated: stand-ins for the synthetic images.

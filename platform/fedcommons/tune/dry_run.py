@@ -14,10 +14,9 @@ from pathlib import Path
 import torch
 
 from fedcommons.cli.display import Display, duration
-from fedcommons.config.experiment import Experiment
 from fedcommons.generators.image_cache import Job, missing
-from fedcommons.runs import build
-from fedcommons.runs.build import Prepared
+from fedcommons.runs import assemble, build
+from fedcommons.runs.spec import RunSpec
 from fedcommons.runtime import ray_cluster
 from fedcommons.storage.artifact_store import Store
 from fedcommons.tracking.run_folder import read_summary
@@ -110,9 +109,9 @@ def print_costs(
     bill, wanted, torch_threads = Bill((total or len(cells)) / max(1, len(cells))), [], torch.get_num_threads()
     notes: dict[str, None] = {}
     for c in cells:
-        ready = build.prepare(c.config)
+        ready = build.build(c.config)
         notes |= dict.fromkeys(ready.notes)
-        store = Store(Path(c.config.artifacts), display.say)
+        store = Store(ready.artifacts, display.say)
         n_missing = sum(len(job.requests) for job in missing(store, ready.requests))
         images_note = f", {len(ready.requests) - n_missing} of {len(ready.requests)} clients' synthetic images exist"
         images_note = images_note if ready.requests else ""
@@ -135,22 +134,22 @@ def print_costs(
     for note in notes:
         display.say(note)
     torch.set_num_threads(torch_threads)
-    display.say(_in_all(len(cells), bill, cells[0].config if cells else None, on_cores, in_ray))
+    display.say(_in_all(len(cells), bill, cells[0].processes if cells else None, on_cores, in_ray))
 
 
-def _cell(ready: Prepared, bill: Bill) -> str:
+def _cell(ready: RunSpec, bill: Bill) -> str:
     """Measure the trial's cost, add it to the bill, and return it as text for the user."""
     contributed, sharing = cost.contribute(ready, [cost.stand_in(need) for need in ready.requests])
-    assembled, c = build.assemble_contributed(ready, contributed), ready.config
+    assembled = assemble.assemble_contributed(ready, contributed)
     counts, shape = count_work(assembled), cost.shape_of(assembled)
     if shape not in bill.prices:
         bill.prices[shape] = cost.measure(assembled)
     price = bill.prices[shape]
-    first, later, size = cost.overhead("off" if c.tracking.wandb == "off" else "offline")
-    run_seconds = price.seconds(counts, c.client.batch_size) / _actors(c)
+    first, later, size = cost.overhead("off" if ready.wandb == "off" else "offline")
+    run_seconds = price.seconds(counts, ready.local.batch_size) / (ready.actors or 1)
     seconds, bill.first = sharing + run_seconds + later, max(0.0, first - later)
     state_bytes = price.state + price.memory_bytes * len(assembled.data.clients)
-    disk = size + 2 * state_bytes + LINE * c.federation.rounds
+    disk = size + 2 * state_bytes + LINE * ready.plan.facts.rounds
     bill.cells.append(seconds)
     bill.memory, bill.runs = max(bill.memory, price.memory), bill.runs + disk
     return f"{duration(seconds)}, {amount(price.memory)} of memory, {amount(disk)} on disk"
@@ -182,16 +181,12 @@ def generators(jobs: Iterable[Job], prices: dict[tuple, GeneratorPrices] | None 
     return sum(bill.generators)
 
 
-def _actors(c: Experiment) -> int:
-    return c.federation.actors if c.federation.executor == "ray_actors" else 1
-
-
-def _in_all(n_cells: int, bill: Bill, config: Experiment | None, on_cores: int | None, in_ray: bool) -> str:
+def _in_all(n_cells: int, bill: Bill, actors: int | None, on_cores: int | None, in_ray: bool) -> str:
     """Return the last line of the dry run: total time, memory and disk."""
-    if config is None or not (bill.cells or bill.extra):
+    if actors is None or not (bill.cells or bill.extra):
         return f"{n_cells} cells. All are done."
     few = "" if bill.times == 1 else f" (as {n_cells} of them, drawn at random)"
-    actors, total = _actors(config), round(n_cells * bill.times)
+    total = round(n_cells * bill.times)
     n_cores = ray_cluster.cores() or os.cpu_count() or 1
     places = max(1, n_cores // actors) if in_ray else 1
     n = f"{total} cells{few}, {round(len(bill.generators) * bill.times)} generators to make"

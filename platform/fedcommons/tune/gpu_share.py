@@ -18,8 +18,7 @@ from fedcommons.data.clients import ClientData
 from fedcommons.data.datasets import data_folder
 from fedcommons.federation import hosts
 from fedcommons.privacy.noise import SEED_ALONE
-from fedcommons.runs import build
-from fedcommons.runs.worker import build_worker
+from fedcommons.runs import assemble, build
 from fedcommons.runtime import cpu_kind, ray_cluster
 from fedcommons.runtime.gpu_memory import CONTEXT
 from fedcommons.runtime.torch_settings import has_gpu
@@ -55,7 +54,7 @@ def with_share(configs: Sequence[Experiment], processes: int) -> list[Experiment
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     names = (*cost.SHAPE, "generator.")
-    shapes = {tuple(pair for pair in c.flat.items() if pair[0].startswith(names)): c for c in automatic}
+    shapes = {dotted.values_of(c, names): c for c in automatic}
     pin, driver, base_folder = ray_cluster.node_labels(ray_cluster.AUTO), hosts.facts(), str(registry.base())
     place = ray_cluster.reserve(
         [ray_cluster.bundle(ray_cluster.AUTO)], pin, "the measurement for federation.gpus_per_actor auto"
@@ -102,14 +101,14 @@ def play(config: Experiment) -> None:
     They are two local steps of a client (of all clients that are trained together), a chunk of the evaluation, a batch
     of per-sample gradients, and the training and sampling of the generator with the most examples.
     """
-    prepared = build.prepare(config)
+    prepared = build.build(config)
     contributed, _ = cost.contribute(prepared, [cost.stand_in(need) for need in prepared.requests])
-    ready = build.assemble_contributed(prepared, contributed)
-    now = cost.small_round(ready, cost.at_once(ready), cost.FEW, config.client.batch_size).play()
-    worker = build_worker(config, ready.facts, str(registry.base()), SEED_ALONE, ready.algorithm, ready.data)
+    ready = assemble.assemble_contributed(prepared, contributed)
+    now = cost.small_round(ready, cost.at_once(ready), cost.FEW, ready.spec.local.batch_size).play()
+    worker = ready.worker(SEED_ALONE)
     model = now.model if now.has_model else worker.work.initial
-    evaluate_chunk(worker, ModelTask(model, now.buffers, chunk=config.evaluate.chunk), ("test", 0))
-    if config.measure.every:
+    evaluate_chunk(worker, ModelTask(model, now.buffers, chunk=ready.spec.evaluation.chunk), ("test", 0))
+    if ready.spec.evaluation.measure_every:
         some = worker.data.real[0]
         mean_gradient(worker, ClientData(some.x[:BATCH], some.y[:BATCH]))
     if prepared.requests:

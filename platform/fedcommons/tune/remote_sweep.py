@@ -18,11 +18,11 @@ REPORT = r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.(md|csv|json|png|svg|pdf|tex|html)"
 class SweepMirror:
     """The connection between the sweep in the folder ``out`` and its storage; without a storage, it does nothing.
 
-    cells: the trials, each with a name and a config. Tables and figures go to the storage of the first trial.
+    cells: the trials, each with a name and a storage. Tables and figures go to the storage of the first trial.
     """
 
     def __init__(self, cells: Iterable[Any], out: Path, say: Callable[[str], None] = print) -> None:
-        self.storages = {cell.name: cell.config.storage for cell in cells}
+        self.storages = {cell.name: cell.storage for cell in cells}
         self.out, self.say = out, say
         self._snapshots: Snapshots | None = None
 

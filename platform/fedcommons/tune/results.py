@@ -1,18 +1,13 @@
 """Results of a hyperparameter sweep: the mean of a metric over seeds, ranked tables and a figure."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from shlex import quote
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from fedcommons.cli import parse
+from fedcommons.cli.command_line import command_line
 from fedcommons.cli.display import Display
-from fedcommons.cli.parser import written
-from fedcommons.config import presets
-from fedcommons.config.dotted import choose
-from fedcommons.config.experiment import Experiment
-from fedcommons.config.registry import KINDS
 from fedcommons.errors import RUN, UserError, nearest
 from fedcommons.reports import metrics, ranking, series
 from fedcommons.reports.cells import counted
@@ -83,22 +78,4 @@ def report(cells: Sequence[Trial], fields: Sequence[str], options: parse.Options
         display.say(f"Best {metric}{where and f' with {where}'}: {best}")
         first = Path(group.points[0].runs["run"].iloc[0]).name
         config = next(cell.config for cell in cells if cell.name == first)
-        display.say(f"To run it: {RUN} {line(config, options.preset, {*options.asked, *fields})}")
-
-
-def line(config: Experiment, preset: str, stated: Collection[str] = ()) -> str:
-    """Return the command-line options with which ``run.py`` runs this experiment.
-
-    These are the sharing strategy, the fields that differ from the preset, and the fields ``stated``. Fields that the
-    user set or swept belong in ``stated``, as preset ``authors`` has different values for each configuration.
-    """
-    named = {KINDS[kind].field: name for kind, name in config.chosen.items()}
-    usual = presets.preset(preset, config.data.name, named.get("generator.name", "ddpm"))
-    of_preset, of_parts = choose(usual).flat, choose({**usual, **named}).flat
-    arguments = {"preset": preset, "data.name": config.data.name}
-    arguments |= {field: name for field, name in named.items() if field == SHARING or of_preset.get(field) != name}
-    for name, value in config.flat.items():
-        is_usual = name in of_parts and of_parts[name] == value and name not in stated
-        if name not in named and not is_usual and not name.startswith(("source.", "tracking.")):
-            arguments[name] = value
-    return " ".join(f"--{name} {quote(written(value))}" for name, value in arguments.items())
+        display.say(f"To run it: {RUN} {command_line(config, options.preset, {*options.asked, *fields})}")

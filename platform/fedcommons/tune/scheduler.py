@@ -59,7 +59,7 @@ def make(cells: Collection[Mapping[str, Any]], images: Collection[str]) -> None:
     try:
         trained = False
         configs = [dotted.from_dict(cell["config"]) for cell in cells]
-        prepared = [build.prepare(config) for config in configs]
+        prepared = [build.build(config) for config in configs]
         for ready, cell in zip(prepared, cells, strict=True):
             load_data.require_same(ready.dataset, cell["data"])
         needs = [need for ready in prepared for need in ready.requests]

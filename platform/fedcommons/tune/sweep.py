@@ -54,6 +54,22 @@ class Trial:
     name: str
     config: Experiment
 
+    @property
+    def rounds(self) -> int:
+        return self.config.federation.rounds
+
+    @property
+    def processes(self) -> int:
+        return self.config.federation.processes
+
+    @property
+    def storage(self) -> str | None:
+        return self.config.storage
+
+    @property
+    def artifacts(self) -> str:
+        return self.config.artifacts
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -118,7 +134,7 @@ def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
     """
     display.say("Loading torch and the data ...")
     from fedcommons.generators.image_cache import missing
-    from fedcommons.runs.build import prepare
+    from fedcommons.runs.build import build
     from fedcommons.runs.continuation import may_continue
     from fedcommons.tune.scheduler import MissingArtifact
 
@@ -132,7 +148,7 @@ def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
     shorter = predecessors(out, [(c.name, c.config) for c in remaining])
     wanted, digests, data, notes = [], {}, {}, {}
     for c in remaining:
-        ready = prepare(c.config)
+        ready = build(c.config)
         notes |= dict.fromkeys(ready.notes)
         if c.name in shorter and not may_continue(ready, shorter[c.name]):
             del shorter[c.name]
@@ -147,9 +163,9 @@ def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
     for c, need in wanted:
         users.setdefault(key_of(need.images_facts), []).append(c.name)
     missing_artifacts = []
-    for folder, storage in dict.fromkeys((c.config.artifacts, c.config.storage) for c, _ in wanted):
+    for folder, storage in dict.fromkeys((c.artifacts, c.storage) for c, _ in wanted):
         store = Store(Path(folder), display.say, storage)
-        of_store = [need for c, need in wanted if (c.config.artifacts, c.config.storage) == (folder, storage)]
+        of_store = [need for c, need in wanted if (c.artifacts, c.storage) == (folder, storage)]
         jobs = missing(store, of_store)
         store.upload()  # so that trials on other machines find the artifacts in the storage
         if jobs:
@@ -199,7 +215,9 @@ def run_cells(
     if todo.trials:
         display.say("Starting Ray ...")
         ray_cluster.connect()
-        require_shared([c.config for c in todo.trials], out, bool(todo.missing))
+        pin = ray_cluster.node_labels(todo.trials[0].config.federation.gpus_per_actor)
+        artifacts = [c.artifacts for c in todo.trials if c.storage is None and c.config.generator]
+        require_shared(pin, [c.storage for c in todo.trials], artifacts, out, bool(todo.missing))
         todo = _sharing_gpus(todo)
         federations = list(dict.fromkeys(c.config.federation for c in todo.trials))
         for f in federations:
@@ -213,7 +231,7 @@ def run_cells(
         from fedcommons.tune import trials
         from fedcommons.tune.progress import Progress
 
-        rounds = {c.name: c.config.federation.rounds for c in todo.trials}
+        rounds = {c.name: c.rounds for c in todo.trials}
         progress = Progress(display, rounds, len(todo.missing), on_end, fetch=mirror.fetch)
         configs = {c.name: with_absolute_paths(c.config) for c in todo.trials}
         failures, trained = trials.run(configs, todo.data, todo.missing, out, progress, scheduler)

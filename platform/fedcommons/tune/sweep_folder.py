@@ -2,13 +2,11 @@
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedcommons.config.experiment import Experiment
 from fedcommons.federation import hosts
-from fedcommons.runtime import ray_cluster
 from fedcommons.storage import file_lock, object_store
 from fedcommons.tracking.run_folder import is_run, read_summary
 
@@ -44,25 +42,26 @@ def has_come(folder: Path, may_be_stopped: bool, deadline: float) -> bool:
     return True
 
 
-def require_shared(configs: Sequence[Experiment], out: Path, makes_artifacts: bool) -> None:
+def require_shared(
+    pin: Mapping[str, str], storages: Sequence[str | None], artifacts: Sequence[str], out: Path, makes_artifacts: bool
+) -> None:
     """Check that all hosts that may run the experiments have the same source files and share the result folders.
 
-    makes_artifacts: the sweep will store generators and images, so each artifact folder is created and checked.
+    pin: labels that the hosts must have. storages: the storage of each run, or None. artifacts: the stores of runs
+    without a storage. makes_artifacts: generators will be stored, so these stores are created and checked.
 
     Raises:
         UserError: a host has different source files, does not share a folder, or does not answer.
     """
-    alone = [config for config in configs if config.storage is None]
-    shared = [("--out", out)] if alone else []
-    for folder in dict.fromkeys(Path(config.artifacts) for config in alone if config.generator):
+    shared = [("--out", out)] if None in storages else []
+    for folder in dict.fromkeys(map(Path, artifacts)):
         if makes_artifacts:
             folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):  # a read-only store is not checked, as nothing can be written to it
             shared.append(("--artifacts", folder))
-    storages = dict.fromkeys(config.storage for config in configs if config.storage is not None)
-    shared += [("--storage", Path(storage)) for storage in storages if not object_store.is_url(storage)]
-    pin = ray_cluster.node_labels(configs[0].federation.gpus_per_actor)
-    hosts.require_alike(pin, shared, "" if storages else ", or name a storage that keeps the runs (--storage)")
+    remote = dict.fromkeys(storage for storage in storages if storage is not None)
+    shared += [("--storage", Path(storage)) for storage in remote if not object_store.is_url(storage)]
+    hosts.require_alike(pin, shared, "" if remote else ", or name a storage that keeps the runs (--storage)")
 
 
 def _stranger(out: Path) -> str | None:

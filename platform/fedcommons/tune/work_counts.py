@@ -19,9 +19,8 @@ from fedcommons.federation import rounds
 from fedcommons.federation.client_memory import ClientMemory
 from fedcommons.flat_tensors import EMPTY
 from fedcommons.generators.image_cache import Job
-from fedcommons.runs.build import Assembled
+from fedcommons.runs.assemble import Assembled
 from fedcommons.runs.evaluate import due
-from fedcommons.runs.worker import local_loop
 
 PRODUCTS = 40
 """Assumed number of Hessian-vector products per smoothness estimate by Lanczos' iteration, which makes at most 100."""
@@ -67,11 +66,10 @@ def count_work(ready: Assembled) -> Counts:
     A method that chooses its clients is assumed to choose as in the state before round 1. If a method waits for an
     entry of the server state (``waits_for``), the first round with replies is assumed to create this entry.
     """
-    c, data = ready.config, ready.data
-    last = c.federation.rounds
+    spec, e, data, last = ready.spec, ready.spec.evaluation, ready.data, ready.plan.facts.rounds
     start = ready.start(ClientMemory())
     played = min(last, MOST_ROUNDS)
-    method, plan, loop = ready.algorithm, ready.plan, local_loop(c, ready.facts.augment)
+    method, plan, loop = ready.algorithm, ready.plan, spec.local
     facts = replace(plan.facts, counts=plan.facts.counts and cache(plan.facts.counts))  # counted once for all rounds
     more, b = last / played, loop.batch_size
     joins, pieces = Counter[int](), dict[str, float]()
@@ -91,12 +89,12 @@ def count_work(ready: Assembled) -> Counts:
     n_models = sum(name.startswith("model/") for name in start.state)
     n_test, n_validation = (len(data.sets[name]) for name in ("test", "validation"))
     evaluated = n_test * (start.has_model + n_models) + n_validation * start.has_model
-    if c.evaluate.clients or c.measure.clients:
-        evaluated_clients = data.real if c.measure.clients or data.tests is None else data.tests
-        is_personal = c.evaluate.clients and isinstance(method, Personal)
+    if e.of_clients or e.on_training:
+        evaluated_clients = data.real if e.on_training or data.tests is None else data.tests
+        is_personal = e.of_clients and isinstance(method, Personal)
         evaluated += int(evaluated_clients.rows.sizes.sum()) * (start.has_model + is_personal)
-    evaluations = sum(due(r, c.evaluate.every, last) for r in range(last + 1))
-    measured = sum(due(r, c.measure.every, last) for r in range(last + 1)) if c.measure.every else 0
+    evaluations = sum(due(r, e.every, last) for r in range(last + 1))
+    measured = sum(due(r, e.measure_every, last) for r in range(last + 1)) if e.measure_every else 0
     gradients, products = _measuring(ready)
     return Counts(
         rounds=last,
@@ -106,8 +104,8 @@ def count_work(ready: Assembled) -> Counts:
         rest_examples=more * sum(k * each[i][1] * (int(sizes[i]) % b) for i, k in joins.items()),
         evaluated=evaluations * evaluated,
         gradients=measured * gradients,
-        products=measured * products if c.measure.smoothness else 0,
-        checkpoints=-(-last // c.federation.checkpoint_every),
+        products=measured * products if e.smoothness else 0,
+        checkpoints=-(-last // spec.checkpoint_every),
         pieces=pieces,
     )
 
@@ -117,7 +115,7 @@ def _measuring(ready: Assembled) -> tuple[int, int]:
 
     A measurement estimates the convergence parameters at one model (``Laboratory``).
     """
-    data, samples = ready.data, ready.config.measure.samples
+    data, samples = ready.data, ready.spec.evaluation.samples
     populations = [
         data.real,
         *([] if data.clients is data.real else [data.clients]),

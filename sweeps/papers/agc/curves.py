@@ -7,7 +7,7 @@ from fedcommons.cli import parse
 from fedcommons.config.schema import Data
 from fedcommons.core.worker import set_up_process
 from fedcommons.federation import hosts
-from fedcommons.runs.load_data import load
+from fedcommons.runs.build import load
 from fedcommons.runtime import ray_cluster
 from papers.agc.gradient_coding import Played, Problem, Setting, joined, play, select_examples
 from papers.agc.presets import PER_CLASS, PRESETS

@@ -40,7 +40,7 @@ from torch.nn import functional as F
 from fedcommons.config.schema import Partition
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.errors import UserError, unknown
-from fedcommons.runs.load_data import partition_rows
+from fedcommons.runs import load_data
 from fedcommons.runtime.torch_settings import without_denormals
 from fedcommons.seeding import numpy_generator, seed_for, set_default_generator
 from fedcommons.sharing.swapped import n_swapped
@@ -188,7 +188,14 @@ def draw(problem: Problem, setting: Setting, repetition: int, seed: int) -> Draw
     """
     labels, n_classes, rounds = problem.y.numpy(), problem.n_classes, setting.rounds
     recipe = Partition(setting.partition, n_clients=n_classes, constants=PARTITIONS[setting.partition])
-    rows = partition_rows(recipe, labels, n_classes, seed_for(seed, "repetition", repetition)).rows
+    rows = load_data.partition_rows(
+        recipe.name,
+        recipe.constants,
+        labels,
+        n_classes,
+        seed_for(seed, "repetition", repetition),
+        n_clients=recipe.n_clients,
+    ).rows
     owner = np.empty(len(labels), dtype=np.int64)
     for client, of_client in enumerate(rows):
         owner[of_client] = client

@@ -21,7 +21,8 @@ from fedcommons.core.worker import fresh_torch
 from fedcommons.data.examples import Examples
 from fedcommons.federation import checkpoint
 from fedcommons.flat_tensors import data
-from fedcommons.runs.build import Prepared, prepare
+from fedcommons.runs.build import build
+from fedcommons.runs.spec import RunSpec
 from papers.fedssyn.private_presets import OF_SUMS
 
 
@@ -61,7 +62,7 @@ def read_audit(summary: Mapping[str, Any], config: Experiment, folder: Path) -> 
         return LeakAudit.from_facts(facts)
     if config.sharing.setting in OF_SUMS:
         return _of_fitted(tuple(field for field in config.flat.items() if field[0].startswith(_OF_POOL)))
-    return _of_state(prepare(config), folder) if config.algorithm in ("feddm", "fedcvae") else None
+    return _of_state(build(config), folder) if config.algorithm in ("feddm", "fedcvae") else None
 
 
 @cache
@@ -69,12 +70,12 @@ def read_audit(summary: Mapping[str, Any], config: Experiment, folder: Path) -> 
 def _of_fitted(fields: tuple[tuple[str, Any], ...]) -> LeakAudit | None:
     """Audit images that are fitted to clients' noisy sums; runs do not store them, so they are fitted again here."""
     torch.set_num_threads(1)  # on a busy machine two threads are up to a hundred times slower
-    prepared = prepare(choose(dict(fields)))
+    prepared = build(choose(dict(fields)))
     pool = prepared.stage.make(prepared.client_data, ())
     return _against_all(prepared, pool.store[pool.rows])
 
 
-def _of_state(prepared: Prepared, folder: Path) -> LeakAudit | None:
+def _of_state(prepared: RunSpec, folder: Path) -> LeakAudit | None:
     """Audit the server's images in a run's last checkpoint against all training images; None: there are no images."""
     checkpointed, dataset = checkpoint.load_latest(folder / "checkpoints"), prepared.dataset
     if checkpointed is None or "images" not in checkpointed.state:
@@ -86,9 +87,9 @@ def _of_state(prepared: Prepared, folder: Path) -> LeakAudit | None:
     return _against_all(prepared, Examples(x, data(checkpointed.state["labels"])))
 
 
-def _against_all(prepared: Prepared, images: Examples) -> LeakAudit | None:
+def _against_all(prepared: RunSpec, images: Examples) -> LeakAudit | None:
     """Audit synthetic images against the training images of all clients, with validation images as held-out images."""
     dataset = prepared.dataset
-    of_all = subject(0, images, prepared.train, dataset.validation, prepared.config.seed)
-    facts = audit([of_all], {"pixels": pixel_space}, prepared.config.seed).record()["pixels"]["all"]
+    of_all = subject(0, images, prepared.train, dataset.validation, prepared.record.seed)
+    facts = audit([of_all], {"pixels": pixel_space}, prepared.record.seed).record()["pixels"]["all"]
     return LeakAudit.from_facts(facts) if facts else None

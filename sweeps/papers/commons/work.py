@@ -8,7 +8,7 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.core.work_units import in_seconds
 from fedcommons.core.worker import fresh_torch
 from fedcommons.generators.image_cache import Job
-from fedcommons.runs import build
+from fedcommons.runs import assemble, build
 from fedcommons.tune import cost, dry_run
 from fedcommons.tune.work_counts import count_work
 
@@ -25,9 +25,9 @@ def client_seconds(config: Experiment, prices: dict[tuple, cost.GeneratorPrices]
 
     prices: measured seconds of generators. The function adds new measurements, so that a generator is measured once.
     """
-    prepared = build.prepare(config)
+    prepared = build.build(config)
     contributed, _ = cost.contribute(prepared, [cost.stand_in(need) for need in prepared.requests])
-    ready = build.assemble_contributed(prepared, contributed)
+    ready = assemble.assemble_contributed(prepared, contributed)
     n, price = count_work(ready), cost.measure(ready)
     client_pieces = {name: pieces for name, pieces in n.pieces.items() if name in OF_CLIENTS.get(config.algorithm, ())}
     batch, half = config.client.batch_size, cost.half(config.client.batch_size)

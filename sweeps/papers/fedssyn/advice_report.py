@@ -20,7 +20,9 @@ from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.tune import grid, sweep
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help does not need it
-    from fedcommons.runs.build import Prepared
+    from fedcommons.runs.spec import RunSpec
+
+    pass
 
 Runs = Mapping[tuple[float, float], Sequence[sweep.Trial]]
 """Runs of the study by (alpha, share p of shared data), a trial for each seed."""
@@ -33,9 +35,9 @@ def local_work(config: Experiment, sizes: Sequence[int]) -> LocalWork:
     return LocalWork(joining(len(sizes), config.federation.participation), tau, c.batch_size)
 
 
-def costs(ready: "Prepared", p: float) -> tuple[float, float]:
+def costs(ready: "RunSpec", p: float) -> tuple[float, float]:
     """Return the mean number of images that a client sends at share p, and MB of all clients' images, up plus down."""
-    images = registry.make("sharing", ready.config.sharing.setting, {"p": p}).sizes(ready.client_data)
+    images = registry.make("sharing", ready.names["sharing"], {"p": p}).sizes(ready.client_data)
     return fmean(images), 2 * images_nbytes(sum(images), ready.dataset.shape, ready.client_data.itemsize) / 1e6
 
 
@@ -66,7 +68,7 @@ def outcome(alpha: float, p: float, runs: Runs, out: Path) -> Outcome:
 
 
 def report(
-    advice: Mapping[float, tuple["Prepared", Sequence[Prediction], str]], runs: Runs, options: parse.Options, out: Path,
+    advice: Mapping[float, tuple["RunSpec", Sequence[Prediction], str]], runs: Runs, options: parse.Options, out: Path,
     display: Display,
 ) -> None:  # fmt: skip
     """Write table, CSV, picture and summary into ``out``, and display the table.
@@ -92,6 +94,6 @@ def report(
     write_text(out / "advise.csv", tables.to_csv(records))
     write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "predictions": records})
     tried = [cell.config for each in runs.values() for cell in each]
-    title = grid.title(tried or [ready.config for ready, *_ in advice.values()])
+    title = grid.title(tried or [ready.record for ready, *_ in advice.values()])
     advice_panels(out / "advise.png", sections, title, grid.is_smoke(options))
     display.say("\n" + text)

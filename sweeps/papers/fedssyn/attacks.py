@@ -26,33 +26,34 @@ from fedcommons.generators import image_cache
 from fedcommons.generators.image_cache import Job
 from fedcommons.generators.requests import GenerationRequest
 from fedcommons.runs import pool_audit
-from fedcommons.runs.build import OnStep, Prepared, prepare, recipe, synthetic_images
-from fedcommons.runs.worker import build_module
+from fedcommons.runs.assemble import OnStep, synthetic_images
+from fedcommons.runs.build import build, module_of, recipe
+from fedcommons.runs.spec import RunSpec
 from fedcommons.seeding import numpy_generator, seed_for
 from fedcommons.storage.artifact_store import Store
 from fedcommons.tune import cached_results, dry_run
 from papers.fedssyn import audits as pictures
 
 
-def classifier(prepared: Prepared) -> LightningModule:
+def classifier(prepared: RunSpec) -> LightningModule:
     """Train the run's model on the validation images; the audit measures distances between the model's features.
 
     So the model has seen none of the images that the audit compares. Without validation images it stays untrained.
     """
-    validation, seed = prepared.dataset.validation, prepared.config.seed
-    work = Work(build_module(prepared.config, prepared.dataset), torch.device("cpu"), LocalSGD(20, 10))
+    validation, seed = prepared.dataset.validation, prepared.record.seed
+    work = Work(module_of(prepared.record)(prepared.dataset), torch.device("cpu"), LocalSGD(20, 10))
     if len(validation):
         work.local(work.initial, ClientData(validation.x, validation.y), seed_for(seed, "classifier of an audit"))
     return work.module
 
 
-def attacked(prepared: Prepared, subject: Subject, shadows: int, say: Callable[[str], None]) -> dict[str, Attack]:
+def attacked(prepared: RunSpec, subject: Subject, shadows: int, say: Callable[[str], None]) -> dict[str, Attack]:
     """Run membership inference attacks on ``shadows`` generators that are trained like the generator of ``subject``.
 
     Return the attacks by name. ``pool`` uses distances to synthetic images; ``loss`` uses losses, if the generator has
     losses.
     """
-    generator, data, seed = recipe(prepared.config).generator, prepared.dataset, prepared.config.seed
+    generator, data, seed = recipe(prepared.record).generator, prepared.dataset, prepared.record.seed
     seen = subject.training[subject.matched]
     images = Examples(torch.cat([seen.x, subject.held_out.x]), torch.cat([seen.y, subject.held_out.y]))
     inside = membership.halves(images.y.numpy(), shadows, seed)
@@ -62,11 +63,11 @@ def attacked(prepared: Prepared, subject: Subject, shadows: int, say: Callable[[
     return {name: membership.attack(each, inside, seed) for name, each in zip(kinds, ratios, strict=True)}
 
 
-def bounded(prepared: Prepared, subject: Subject, canaries: int) -> Bounded:
+def bounded(prepared: RunSpec, subject: Subject, canaries: int) -> Bounded:
     """Return a lower bound on epsilon for a generator trained like the subject's, with up to ``canaries`` canaries."""
-    generator, n_classes, seed = recipe(prepared.config).generator, prepared.dataset.classes, prepared.config.seed
+    generator, n_classes, seed = recipe(prepared.record).generator, prepared.dataset.classes, prepared.record.seed
     by = membership.by_loss if isinstance(generator, Losing) else membership.by_pool
-    test, delta = prepared.dataset.test, prepared.config.dp.delta
+    test, delta = prepared.dataset.test, prepared.record.dp.delta
     some = test[numpy_generator(seed, "canaries").permutation(len(test))[:canaries]]
     return one_run.bound(generator, subject.training, some, n_classes, seed, by, delta=delta)
 
@@ -85,7 +86,7 @@ def generators(request: GenerationRequest, test: Examples, shadows: int, canarie
     return [*[shadow] * shadows, *with_and_without]
 
 
-def checked(config: Experiment, asked: int | None) -> tuple[Prepared, int]:
+def checked(config: Experiment, asked: int | None) -> tuple[RunSpec, int]:
     """Return the prepared experiment and the number of the attacked client.
 
     asked: the client's number; None: the client whose generator sees most images.
@@ -93,7 +94,7 @@ def checked(config: Experiment, asked: int | None) -> tuple[Prepared, int]:
     Raises:
         UserError: no client generates images, there is no client ``asked``, or there are too few test images.
     """
-    prepared = prepare(config)
+    prepared = build(config)
     needs, held_out = prepared.requests, prepared.dataset.test
     if not any(need.n for need in needs):
         raise UserError("no client draws an image, so nothing can be audited: use a larger sharing.p.")
@@ -103,17 +104,17 @@ def checked(config: Experiment, asked: int | None) -> tuple[Prepared, int]:
     if len(held_out) < FEWEST:
         raise UserError(
             f"an audit needs at least {FEWEST} test images, which are held out, and data set "
-            f"{prepared.config.data.name} has {len(held_out)}."
+            f"{prepared.record.data.name} has {len(held_out)}."
         )
     pool_audit.subjects(prepared.client_data, needs, held_out)  # This fails before any work if no audit is possible.
     return prepared, client
 
 
 def audited(
-    prepared: Prepared, client: int, options: parse.Options, say: Callable[[str], None], on_step: OnStep | None
+    prepared: RunSpec, client: int, options: parse.Options, say: Callable[[str], None], on_step: OnStep | None
 ) -> dict[str, Any]:
     """Run the audit of one seed, with attacks on ``client``; return the contents of tables and pictures as JSON."""
-    config, needs = prepared.config, prepared.requests
+    config, needs = prepared.record, prepared.requests
     store = Store(Path(config.artifacts), say, config.storage)
     with fresh_torch():
         set_up_process()
@@ -136,14 +137,14 @@ def audited(
     }  # fmt: skip
 
 
-def price(prepared: Prepared, client: int, options: parse.Options, say: Callable[[str], None]) -> None:
+def price(prepared: RunSpec, client: int, options: parse.Options, say: Callable[[str], None]) -> None:
     """Print how many generators the audit of one seed trains, and the estimated duration."""
-    store = Store(Path(prepared.config.artifacts), say, prepared.config.storage)
+    store = Store(Path(prepared.record.artifacts), say, prepared.record.storage)
     jobs = image_cache.missing(store, prepared.requests)
     attackers = generators(prepared.requests[client], prepared.dataset.test, options.shadows, options.canaries)
     seconds = dry_run.generators([*jobs, *attackers])
     say(
-        f"Seed {prepared.config.seed}: {len(jobs)} generators to train, then {options.shadows} shadow generators and "
+        f"Seed {prepared.record.seed}: {len(jobs)} generators to train, then {options.shadows} shadow generators and "
         f"2 for the canaries, like client {client}'s: about {dry_run.duration(seconds)} here on one core, without the "
         "comparison of images."
     )
@@ -158,7 +159,7 @@ def work(options: parse.Options, say: Callable[[str], None], on_step: OnStep | N
         raise UserError(f"--out: {out} holds audits already; add --resume to keep them or name another folder.")
     facts = {
         seed: {
-            **deciding(prepared.config),
+            **deciding(prepared.record),
             "attacked": client,
             "shadows": options.shadows,
             "canaries": options.canaries,

@@ -22,10 +22,10 @@ from fedcommons.data.examples import Dataset, Examples
 from fedcommons.data.transforms import flip_and_crop
 from fedcommons.errors import UserError
 from fedcommons.generators import lightning_trainer
-from fedcommons.runs import build
-from fedcommons.runs.build import Prepared, contributions, prepare
+from fedcommons.runs.assemble import contributions
+from fedcommons.runs.build import build, module_of
 from fedcommons.runs.experiment import PATIENCE
-from fedcommons.runs.worker import build_module
+from fedcommons.runs.spec import RunSpec
 from fedcommons.seeding import generator, set_default_generator
 from fedcommons.storage import file_lock
 from fedcommons.storage.artifact_store import Store, key_of
@@ -144,10 +144,10 @@ def _stranger(folder: Path) -> str | None:
 
 def _train(central: Central) -> dict[str, Any]:
     set_up_process()
-    c, prepared = central.config, prepare(central.config)
+    c, prepared = central.config, build(central.config)
     synthetic = central.source == "central_synthetic"
     train = _union(prepared) if synthetic else prepared.train
-    module = build_module(c, prepared.dataset)
+    module = module_of(c)(prepared.dataset)
     _require_logits(module, prepared.dataset)
     with onednn(c.client.onednn):
         accuracies = fit(
@@ -195,15 +195,15 @@ def _require_logits(module: LightningModule, dataset: Dataset) -> None:
         )
 
 
-def _union(prepared: Prepared) -> Examples:
+def _union(prepared: RunSpec) -> Examples:
     """Return the synthetic images of all clients together; the number per client is that of the federated runs."""
-    parts = contributions(prepared, Store(Path(prepared.config.artifacts), storage=prepared.config.storage))
+    parts = contributions(prepared, Store(Path(prepared.record.artifacts), storage=prepared.record.storage))
     return Examples(torch.cat([p.examples.x for p in parts]), torch.cat([p.examples.y for p in parts]))
 
 
 def seconds_of(line: Central) -> float:
     """Return the estimated seconds of training a central model, from timed steps and test evaluations."""
-    ready = build.prepare(line.config)
+    ready = build(line.config)
     step, image = measure(line, ready.dataset)
     synthetic = line.source == "central_synthetic"
     n, b = (
@@ -218,7 +218,7 @@ def measure(line: Central, dataset: Dataset) -> tuple[float, float]:
     """Return the seconds of a training step and the seconds of evaluating a test image, measured on one core."""
     c, test = line.config.client, dataset.test
     torch.set_num_threads(1)
-    module = build_module(line.config, dataset)
+    module = module_of(line.config)(dataset)
     some, one_image = dataset.train[slice(0, 2 * c.batch_size)], test[slice(0, 1)]
 
     def train(test: Examples, epochs: int) -> None:

@@ -20,8 +20,9 @@ from fedcommons.errors import UserError
 from fedcommons.generators import image_cache
 from fedcommons.reports import tables
 from fedcommons.reports.plots import image_grid
-from fedcommons.runs.build import OnStep, Prepared, contributions, prepare, synthetic_images
-from fedcommons.runs.worker import build_module
+from fedcommons.runs.assemble import OnStep, contributions, synthetic_images
+from fedcommons.runs.build import build, module_of
+from fedcommons.runs.spec import RunSpec
 from fedcommons.seeding import numpy_generator
 from fedcommons.storage.artifact_store import Store
 from fedcommons.storage.atomic_files import write_text
@@ -36,16 +37,16 @@ POOL = ("generator", "rho", "epochs")
 """Columns that identify a pool: its generator, the share rho of images that the generator saw, and its epochs."""
 
 
-def _checked(config: Experiment) -> Prepared:
+def _checked(config: Experiment) -> RunSpec:
     """Return the prepared experiment, whose clients generate images and whose model has a head.
 
     Raises:
         UserError: no client generates an image, or the model has no attribute ``head``.
     """
-    prepared = prepare(config)
+    prepared = build(config)
     if not any(need.n for need in prepared.requests):
         raise UserError("no client draws an image, so there are none to judge: use a larger sharing.p.")
-    if "head" not in dir(build_module(config, prepared.dataset, "meta")):
+    if "head" not in dir(module_of(config)(prepared.dataset, "meta")):
         raise UserError(f"model.name {config.model.name} has no attribute head, whose inputs would be the features.")
     return prepared
 
@@ -71,7 +72,7 @@ def work(options: parse.Options, say: Callable[[str], None], on_step: OnStep | N
                 say(f"seed {seed}: judging pool {number}/{len(ready)}")
                 images = [m.examples for m in contributions(prepared, store)]
                 pool = Examples(torch.cat([m.x for m in images]), torch.cat([m.y for m in images]))
-                records.append({**_named(prepared.config), "seed": seed, **_plain(_judged(prepared, pool, options))})
+                records.append({**_named(prepared.record), "seed": seed, **_plain(_judged(prepared, pool, options))})
                 if seed == options.pools[0].seed:
                     pictures.append((prepared, images, pool[numpy_generator(seed, "pictures").permutation(len(pool))]))
     out, smoke = Path(options.out), options.preset == "smoke"
@@ -82,10 +83,10 @@ def work(options: parse.Options, say: Callable[[str], None], on_step: OnStep | N
     say("\n" + text)
 
 
-def _judged(prepared: Prepared, pool: Examples, options: parse.Options) -> Quality:
-    c, data = prepared.config, prepared.dataset
+def _judged(prepared: RunSpec, pool: Examples, options: parse.Options) -> Quality:
+    c, data = prepared.record, prepared.dataset
     loop = LocalSGD(options.epochs, c.client.batch_size, onednn=c.client.onednn)
-    trainer = Work(build_module(c, data), default_device(), loop)
+    trainer = Work(module_of(c)(data), default_device(), loop)
     return pool_quality(
         trainer, prepared.train, pool, data.test, c.seed, k=options.neighbours, most=options.images
     )  # fmt: skip
@@ -138,12 +139,12 @@ def table(records: Sequence[Mapping[str, Any]], k: int, epochs: int) -> str:
     return tables.markdown(head, lines) + tables.numbered(notes)
 
 
-def _draw(pictures: Sequence[tuple[Prepared, list[Examples], Examples]], path: Path, smoke: bool) -> None:
+def _draw(pictures: Sequence[tuple[RunSpec, list[Examples], Examples]], path: Path, smoke: bool) -> None:
     """Draw a row of real images, then a row for each pool; if there is one pool, also rows for its first 12 clients."""
     prepared, clients, pool = pictures[0]
     classes = prepared.dataset.classes
     rows = [("real", _of_each_class(prepared.train, classes))]
-    names = [_named(p.config) for p, _, _ in pictures]
+    names = [_named(p.record) for p, _, _ in pictures]
     varied = [name for name in POOL if len({fields[name] for fields in names}) > 1]
     if varied:
         labels = [", ".join(_in_words(name, fields[name]) for name in varied) for fields in names]

@@ -28,7 +28,8 @@ from fedcommons.errors import UserError
 from fedcommons.privacy.noise import of_audit
 from fedcommons.privacy.release import Release
 from fedcommons.reports import tables
-from fedcommons.runs.build import Prepared, prepare
+from fedcommons.runs.build import build
+from fedcommons.runs.spec import RunSpec
 from fedcommons.seeding import numpy_generator, seed_for
 from fedcommons.sharing.merf import MERF
 from fedcommons.sharing.ndpdc import NDPDC
@@ -80,7 +81,7 @@ def of_ndpdc(stage: NDPDC, client_data: ClientDatasets, stated: Release, canarie
     return estimate(scores.double().numpy(), inside, stated, delta)
 
 
-def audited(prepared: Prepared, attacked: int | None, canaries: int) -> tuple[Release, Estimate]:
+def audited(prepared: RunSpec, attacked: int | None, canaries: int) -> tuple[Release, Estimate]:
     """Return the privacy release of a client's noisy sums and the estimate of its epsilon.
 
     attacked: the client's number; None: the client with most images.
@@ -95,7 +96,7 @@ def audited(prepared: Prepared, attacked: int | None, canaries: int) -> tuple[Re
     stated = stage.release(client_data, Contributions.from_generated(client_data, []))[1][client]
     if not stated.covered:
         raise UserError("without noise no epsilon is reported, so there is none to audit: set sharing.target_epsilon.")
-    arguments = client_data, stated, canaries, prepared.config.dp.delta
+    arguments = client_data, stated, canaries, prepared.record.dp.delta
     if isinstance(stage, MERF):
         return stated, of_merf(stage, *arguments)
     assert isinstance(stage, NDPDC)
@@ -115,7 +116,7 @@ def work(options: parse.Options, say: Callable[[str], None]) -> None:
             "with mu as declared", "reported", "verdict"]  # fmt: skip
     lines, faults = [], []
     for config in options.configs:
-        stated, result = audited(prepare(config), options.attacked, options.canaries)
+        stated, result = audited(build(config), options.attacked, options.canaries)
         numbers = (stated.q, stated.sigma, stated.steps)
         lines.append(
             [str(config.seed), str(stated.client), *(f"{n:.3g}" for n in numbers),

@@ -40,10 +40,11 @@ class Entry:
 @lru_cache(maxsize=256)
 def images(cell: sweep.Trial) -> "Sequence[Contribution]":
     """Return the images that this trial's clients contribute, with the noise of their generators (``receipt``)."""
-    from fedcommons.runs.build import contributions, prepare
+    from fedcommons.runs.assemble import contributions
+    from fedcommons.runs.build import build
     from fedcommons.storage.artifact_store import Store
 
-    return contributions(prepare(cell.config), Store(Path(cell.config.artifacts), storage=cell.config.storage))
+    return contributions(build(cell.config), Store(Path(cell.config.artifacts), storage=cell.config.storage))
 
 
 def is_fitted(cell: sweep.Trial) -> bool:
@@ -54,10 +55,10 @@ def is_fitted(cell: sweep.Trial) -> bool:
 @lru_cache(maxsize=256)
 def releases(cell: sweep.Trial) -> "Sequence[Release]":
     """Return the privacy ledger's entries for the noisy sums of this trial's clients; no image is fitted for them."""
-    from fedcommons.runs.build import prepare
+    from fedcommons.runs.build import build
     from fedcommons.sharing.stage import Contributions
 
-    prepared = prepare(cell.config)
+    prepared = build(cell.config)
     return prepared.stage.release(prepared.client_data, Contributions.from_generated(prepared.client_data, []))[1]
 
 
@@ -65,10 +66,11 @@ def releases(cell: sweep.Trial) -> "Sequence[Release]":
 def fitted_images(cell: sweep.Trial) -> "Examples":
     """Return the images that this trial fits to noisy sums; they are computed, as no store has them."""
     from fedcommons.core.worker import set_up_process
-    from fedcommons.runs.build import contribute, prepare
+    from fedcommons.runs.build import build
+    from fedcommons.sharing.stage import contribute
 
     set_up_process()
-    prepared = prepare(cell.config)
+    prepared = build(cell.config)
     return contribute(prepared.stage, prepared.client_data, []).store[slice(len(prepared.train), None)]
 
 
@@ -243,7 +245,7 @@ def pictures(entries: Sequence[Entry], path: Path, smoke: bool) -> None:
     column is the number of images of the class that the column's generator saw.
     """
     from fedcommons.reports import plots
-    from fedcommons.runs.build import prepare
+    from fedcommons.runs.build import build
 
     first = entries[0].cell.config
     of_method = [e for e in entries if e.pool != "none" and e.cell.config.algorithm == first.algorithm]
@@ -253,7 +255,7 @@ def pictures(entries: Sequence[Entry], path: Path, smoke: bool) -> None:
     by_generators = [e for e in rows if not is_fitted(e.cell)]
     if not by_generators:
         return
-    places = columns(prepare(by_generators[0].cell.config).requests)
+    places = columns(build(by_generators[0].cell.config).requests)
     drawing, grid = plots.panels(len(rows), len(places), (0.55 * len(places) + 1.5, 0.65 * len(rows) + 1.1))
     for e, row in zip(rows, grid, strict=True):
         for axes, (label, client, _) in zip(row, places, strict=True):

@@ -14,7 +14,7 @@ from fedcommons.federation import rounds
 from fedcommons.federation.client_memory import ClientMemory
 from fedcommons.generators.requests import Contribution
 from fedcommons.privacy.salts import SEEDED
-from fedcommons.runs import build
+from fedcommons.runs import assemble, build
 from fedcommons.runtime import ray_cluster
 from fedcommons.seeding import seed_for
 from fedcommons.sharing.stage import Generating
@@ -32,10 +32,10 @@ def probe(
     the clients' synthetic images. If they are None and the strategy has generators, the pool is all clients' real data:
     an ideal generator would have their distribution.
     """
-    prepared = build.prepare(override(config, {"sharing.setting": "real", "measure.every": 1, "dp.noise": SEEDED}))
-    ready = build.assemble(prepared)
+    prepared = build.build(override(config, {"sharing.setting": "real", "measure.every": 1, "dp.noise": SEEDED}))
+    ready = assemble.assemble(prepared)
     if synthetic is not None or not isinstance(part_of(config, "sharing"), Generating):
-        shared = build.assemble(build.prepare(config), synthetic or ()).data
+        shared = assemble.assemble(build.build(config), synthetic or ()).data
         ready = ready.on(replace(shared, clients=shared.real))  # adds the pool; clients keep their real data
     if ready.data.pool is None:
         ready = ready.on(replace(ready.data, pool=ready.data.real))
@@ -44,7 +44,7 @@ def probe(
         ray_cluster.require_actors(config.federation.processes, config.federation.gpus_per_actor)
     executor, result = ready.executor(), []
     try:
-        c = ready.config
+        c = ready.spec.record
         laboratory = Laboratory(executor, ready.data, 0.0, c.federation.blocks, c.measure.samples, c.seed)
         start = ready.start(ClientMemory(cap_bytes=c.federation.memory_mb * 1e6))
         for now, _ in chain([(start, {})], rounds.run(ready.algorithm, executor, ready.plan, start)):

@@ -17,8 +17,10 @@ from fedcommons.core.worker import fresh_torch, set_up_process
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.errors import UserError
 from fedcommons.generators.image_cache import Job, missing
-from fedcommons.runs import load_data
-from fedcommons.runs.build import OnStep, Prepared, contribute, prepare, synthetic_images
+from fedcommons.runs.assemble import OnStep, synthetic_images
+from fedcommons.runs.build import build, load
+from fedcommons.runs.spec import RunSpec
+from fedcommons.sharing.stage import contribute
 from fedcommons.storage.artifact_store import Store
 from fedcommons.tune import cost
 from fedcommons.tune.sweep import require_few
@@ -67,7 +69,7 @@ def jobs(options: parse.Options) -> list[Job]:
     sizes, seeds = (parse.split(f"--{name}", options[name], int) for name in ("sizes", "seeds"))
     require_few(len(sizes) * len(seeds) * len(options.epsilons.split(",")))
     every = [config for n in sizes for seed in seeds for config in configs(options, n, seed).values()]
-    of_each = [prepare(config).requests for config in every]
+    of_each = [build(config).requests for config in every]
     if any([need.n > 0 for need in needs] != [True] for needs in of_each):
         raise UserError(
             "this study trains one generator at a time: partition.n_clients must be 1, and sharing.p above 0."
@@ -76,7 +78,7 @@ def jobs(options: parse.Options) -> list[Job]:
     return missing(store, [need for needs in of_each for need in needs])
 
 
-def of_sums(options: parse.Options) -> Iterator[Prepared]:
+def of_sums(options: parse.Options) -> Iterator[RunSpec]:
     """Yield the prepared experiments with noisy sums; the preparation finds the noise that gives the target epsilon.
 
     Raises:
@@ -87,19 +89,19 @@ def of_sums(options: parse.Options) -> Iterator[Prepared]:
     return (ready for config in every if (ready := enough(config)))
 
 
-def enough(config: Experiment) -> Prepared | None:
+def enough(config: Experiment) -> RunSpec | None:
     """Return the prepared experiment; None if the data set has fewer training images than ``data.limit``."""
-    if len(load_data.load(replace(config.data, limit=None)).train) < (config.data.limit or 0):
+    if len(load(replace(config.data, limit=None)).train) < (config.data.limit or 0):
         return None
-    return prepare(config)
+    return build(config)
 
 
-def seconds(pools: Iterable[Prepared]) -> float:
+def seconds(pools: Iterable[RunSpec]) -> float:
     """Return the seconds of fitting these pools in sequence; pools that differ only in the seed are timed once."""
     prices: dict[str, float] = {}
     total = 0.0
     for ready in pools:
-        shape = str({**ready.config.flat, "seed": None})
+        shape = str({**ready.record.flat, "seed": None})
         if shape not in prices:
             prices[shape] = cost.contribute(ready, ())[1]
         total += prices[shape]
@@ -110,7 +112,7 @@ def fitted_images(
     config: Experiment, say: Callable[[str], None], on_step: OnStep | None
 ) -> tuple[Examples, float | None, Dataset]:
     """Return the images of a generator (from the store if stored), its noise multiplier or None, and the data set."""
-    prepared, store = prepare(config), Store(Path(config.artifacts), say, config.storage)
+    prepared, store = build(config), Store(Path(config.artifacts), say, config.storage)
     (contribution,) = synthetic_images(prepared, store, missing(store, prepared.requests), lambda _: None, on_step)
     sigma = contribution.receipt.sigma if contribution.receipt and contribution.receipt.sigma else None
     return contribution.examples, sigma, prepared.dataset

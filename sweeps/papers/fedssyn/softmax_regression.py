@@ -29,7 +29,7 @@ from fedcommons.config.schema import Partition
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.data.federated import ClientDatasets
-from fedcommons.runs.load_data import partition_rows
+from fedcommons.runs import load_data
 from fedcommons.seeding import generator, numpy_generator
 from fedcommons.sharing.shuffled_real import ShuffledReal
 from fedcommons.sharing.stage import share
@@ -71,7 +71,9 @@ def clients(dataset: Dataset, name: str, p: float, seed: int) -> Labelled:
     has n images, of which int(p n) are swapped.
     """
     cut = Partition(name, n_clients=dataset.classes)
-    before = partition_rows(cut, dataset.train.y.numpy(), dataset.classes, seed)
+    before = load_data.partition_rows(
+        cut.name, cut.constants, dataset.train.y.numpy(), dataset.classes, seed, n_clients=cut.n_clients
+    )
     client_data = ClientDatasets(Clients(dataset.train, before.rows), dataset.classes, dataset.flip, seed)
     rows = share(ShuffledReal(p), client_data).data.clients.rows
     return Labelled.from_examples(dataset.train, dataset.classes, np.stack(list(rows)))

@@ -109,7 +109,8 @@ def figure(rows: Sequence[dict[str, Any]], path: Path, title: str, smoke: bool) 
 def pictures(entries: Sequence[Entry], path: Path, smoke: bool) -> None:
     """Draw images of three clients of the first seed: a column for each number of epochs, a row for each generator."""
     from fedcommons.reports.plots import image_grid
-    from fedcommons.runs.build import contributions, prepare
+    from fedcommons.runs.assemble import contributions
+    from fedcommons.runs.build import build
     from fedcommons.storage.artifact_store import Store
 
     first = [e for e in entries if e.rho is not None and e.number == USUAL]
@@ -119,7 +120,7 @@ def pictures(entries: Sequence[Entry], path: Path, smoke: bool) -> None:
     seen: dict[tuple[int, float], int] = {}
     for e in of_first_seed:
         assert e.rho is not None
-        prepared = prepare(e.cell.config)
+        prepared = build(e.cell.config)
         contributed = contributions(prepared, Store(Path(e.cell.config.artifacts), storage=e.cell.config.storage))
         for client in (c for c in CLIENTS if c < len(contributed)):
             images[client, e.rho, e.epochs] = [x.numpy() for x in contributed[client].examples.x[:SHOWN]]

@@ -1,0 +1,136 @@
+"""Checks of an experiment's fields and their combinations that need no data, no module and no method.
+
+The range of a field is checked where the field is defined, and a component checks its own constants. A failed check is
+reported in one sentence before any work. Checks of fields with data, module or method follow in ``runs.build``.
+"""
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from fedcommons.config import registry, target, weights_file
+from fedcommons.config.dotted import fields_for
+from fedcommons.config.experiment import Experiment
+from fedcommons.errors import UserError, quote
+
+OF_STEPS = (
+    "client.lr_schedule", "client.warmup", "client.momentum", "client.weight_decay", "client.clip_norm",
+    "client.accumulate", "client.precision", "client.batched", "client.graphs",
+)  # fmt: skip
+"""Fields of local training that are refused for a method whose clients make no local steps. Further fields of local
+training, such as client.lr, are not refused, as presets set them for all methods."""
+
+
+def validate(config: Experiment) -> None:
+    """Check the fields of an experiment, without loading its data.
+
+    Raises:
+        UserError: the config is invalid for every data set.
+    """
+    c, flat = config, config.flat
+    known_fields = fields_for({kind: [name] for kind, name in config.chosen.items()})
+    for name, field in known_fields.items():
+        if name not in flat:
+            if name in registry.OPTIONAL:
+                continue
+            raise UserError(f"{name} is missing: its component got this field after the experiment was written.")
+        if type(flat[name]) not in field.kinds and Any not in field.kinds:
+            kinds = " or ".join(kind.__name__ for kind in field.kinds)
+            raise UserError(f"{name} takes {kinds}, got {quote(flat[name])}.")
+        field.check(name, flat[name])
+    for name in flat:
+        if name not in known_fields and not name.startswith("source."):
+            raise UserError(f"{name} is not a field of the chosen components.")
+    require_sources(c.chosen, c.source, c.model.weights)
+    _validate_stop(config)
+    if c.tracking.tracker in ("tensorboard", "mlflow", "trackio") and find_spec(c.tracking.tracker) is None:
+        raise UserError(
+            f"tracking.tracker {c.tracking.tracker} needs a package: pip install 'fedcommons[{c.tracking.tracker}]'."
+        )
+    if c.tracking.tracker:
+        registry.require_attributes("tracker", c.tracking.tracker)
+    if not c.measure.every and (c.measure.samples is not None or c.measure.smoothness):
+        raise UserError("measure.every must be at least 1 with measure.samples or measure.smoothness (0 is never).")
+    if not c.measure.every and c.measure.measure:
+        raise UserError("measure.every must be at least 1 with measure.measure (0 is never).")
+    if c.measure.measure:
+        registry.make("measure", c.measure.measure, c.measure.constants)
+    if c.partition.shift == "none" and c.partition.shift_size is not None:
+        raise UserError("partition.shift_size needs a partition.shift: noise, rotation or colour.")
+    if c.federation.executor == "ray_actors" and c.federation.actors > c.federation.blocks:
+        raise UserError(
+            f"federation.actors = {c.federation.actors} must be at most federation.blocks = {c.federation.blocks}: "
+            "a further actor would have no block to train."
+        )
+    if c.measure.clients and c.evaluate.clients:
+        raise UserError(
+            "measure.clients must be false with evaluate.clients true: clients.jsonl records only one of the two, "
+            "and measure.clients evaluates on training examples."
+        )
+    if c.dp.target_epsilon is not None and not c.dp.local:
+        raise UserError("dp.target_epsilon is for local training by DP-SGD: it needs dp.local true.")
+    if c.dp.target_epsilon is not None and c.dp.noise_multiplier != type(c.dp).noise_multiplier:
+        raise UserError("set either dp.target_epsilon or dp.noise_multiplier, not both.")
+    if c.dp.local and c.client.precision == "fp16-mixed":
+        raise UserError(
+            "client.precision must be fp32, tf32 or bf16 with dp.local: fp16-mixed leaves out a step whose gradient "
+            "overflows, which reveals information about the data."
+        )
+    if c.dp.local and c.client.accumulate > 1:
+        raise UserError(
+            f"client.accumulate must be 1 with dp.local, got {c.client.accumulate}: DP-SGD computes the gradient of "
+            "each example separately anyway; use a larger client.batch_size."
+        )
+    if c.client.optimizer == "adam" and c.client.momentum:
+        raise UserError(f"client.momentum must be 0 with client.optimizer adam, got {c.client.momentum:g}.")
+    is_plain = not c.dp.local and c.client.accumulate == 1
+    if c.client.batched and not (is_plain and c.client.precision == "fp32"):
+        raise UserError("client.batched needs dp.local false, client.accumulate 1 and client.precision fp32.")
+    if c.client.graphs and not (is_plain and not c.client.batched and c.client.precision != "fp16-mixed"):
+        raise UserError(
+            "client.graphs needs dp.local false, client.batched false, client.accumulate 1 and client.precision fp32, "
+            "tf32 or bf16."
+        )
+    if c.dp.at_once > 1 and not (c.dp.local and c.client.precision in ("fp32", "tf32")):
+        raise UserError("dp.at_once above 1 needs dp.local true, and client.precision fp32 or tf32.")
+
+
+def _validate_stop(config: Experiment) -> None:
+    """Check that the run logs the metrics of the target and of early stopping, and that no field has no effect."""
+    f, usual = config.federation, type(config.federation)
+    target.require_measured("target", target.read(config.target).metric, config.flat)
+    watched, _ = target.validation_metric(f.stop_metric)
+    if f.stop == "patience":
+        target.require_measured("federation.stop_metric", watched, config.flat)
+        return
+    for name in ("stop_patience", "stop_metric"):
+        if getattr(f, name) != getattr(usual, name):
+            raise UserError(f"federation.{name} changes nothing without --federation.stop patience.")
+
+
+def require_no_steps(config: Experiment) -> None:
+    """Refuse fields of local training that are not at their default, for a method whose clients make no local steps."""
+    fields = fields_for({kind: [name] for kind, name in config.chosen.items()})
+    for name in OF_STEPS:
+        if name in config.flat and config.flat[name] != fields[name].default:
+            raise UserError(f"{name} changes nothing for {config.algorithm}, whose clients make no local steps.")
+
+
+def require_sources(names: Mapping[str, str], digests: Mapping[str, str], weights: str | None = None) -> None:
+    """Check that the code of user-defined components and the weights file are those the experiment was created with.
+
+    names, digests: component and hash of its code, by kind of component; the key ``weights`` has the file's hash.
+
+    Raises:
+        UserError: code or weights have changed, or two components need different Python modules of the same name.
+    """
+    for kind, name in names.items():
+        if registry.source(name) != digests.get(kind):
+            where, *others = name.rpartition(":")[0], *list(registry.files(name))[1:]
+            what = f"{where} or what it imports ({', '.join(others)})" if others else where
+            is_not = "is not what it was" if others else "is not the file it was"
+            raise UserError(f"{kind} {quote(name)}: {what} {is_not} when this experiment was written.")
+    if weights and weights_file.digest(weights) != digests.get("weights"):
+        raise UserError(f"model.weights {quote(weights)} is not the file it was when this experiment was written.")
+    if conflict := registry.clash(names.values()):
+        raise UserError(f"{conflict}: a process can import only one module of this name, so rename one.")

@@ -1,0 +1,66 @@
+"""Build the callbacks of a run."""
+
+from collections.abc import Callable
+from functools import partial
+
+from fedcommons.config import registry
+from fedcommons.config.fields import select_arguments
+from fedcommons.core.executor import Executor
+from fedcommons.runs import callbacks
+from fedcommons.runs.assemble import Assembled
+from fedcommons.runs.callbacks import Callback, OnRound
+from fedcommons.runs.model_files import BestModel
+from fedcommons.runs.user_metric import OwnMeasure
+from fedcommons.tracking.remote_run import RunMirror
+from fedcommons.tracking.run_folder import RunFolder
+from fedcommons.tracking.tracker import OwnTracker, Tracker
+
+
+def callbacks_of(
+    ready: Assembled,
+    executor: Executor,
+    record: RunFolder,
+    mirror: RunMirror | None,
+    on_round: OnRound | None,
+    say: Callable[[str], None],
+) -> list[Callback]:
+    """Return the callbacks of a run in their order (see ``Callback``)."""
+    e, stop = ready.spec.evaluation, ready.spec.stop
+    watched = [("validation/accuracy", "max"), ("validation/loss", "min")]
+    watched = [(stop.watched, stop.way)] if stop.rule == "patience" else watched
+    built: list[Callback] = [stop]
+    if e.measure:
+        built += [OwnMeasure(executor, *e.measure, e.measure_every, ready.spec.seed, ready.steps, e.chunk)]
+    built += [
+        callbacks.Tracking(record, _trackers(ready, record, say)),
+        BestModel(record.path, watched, e.every, ready.module, ready.facts),
+        callbacks.Checkpoints(record),
+        callbacks.Warnings(say),
+    ]
+    built += [callbacks.Progress(on_round)] if on_round else []
+    built += [callbacks.RemoteCopy(mirror)] if mirror else []
+    callbacks.require_callbacks(built)
+    return built
+
+
+def _trackers(ready: Assembled, record: RunFolder, say: Callable[[str], None]) -> list[Tracker]:
+    """Return W&B and the further tracker, as far as the run has them."""
+    trackers: list[Tracker] = []
+    spec = ready.spec
+    if spec.wandb != "off":
+        from fedcommons.tracking.wandb_media import pool_images
+        from fedcommons.tracking.wandb_tracker import WandbTracker, describe
+
+        shown, n_real = (), len(spec.train)
+        if pool := ready.data.pool:
+            x, y = pool.store.x[n_real:].numpy(), pool.store.y[n_real:].numpy()
+            shown = pool_images(x, y, pool.rows.flat.numpy() - n_real)
+        described = describe(spec.record, ready.shared.p)
+        trackers.append(WandbTracker(record.path, described, spec.wandb, say, shown))
+    if spec.tracker:
+        name, constants = spec.tracker
+        part = registry.find("tracker", name)
+        arguments = select_arguments(part, {"folder": record.path, "config": record.fields})
+        make = partial(part, **arguments, **constants)
+        trackers.append(OwnTracker(name, partial(registry.build_part, "tracker", name, make), say))
+    return trackers

@@ -1,0 +1,182 @@
+"""Callbacks: what a run does with each finished round, such as tracking it and saving a checkpoint."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any, Protocol, runtime_checkable
+
+from fedcommons.core.rejections import records, rejection_summary
+from fedcommons.errors import UserError, Warned, name_of
+from fedcommons.federation import checkpoint
+from fedcommons.federation.rounds import Standing
+from fedcommons.tracking.remote_run import RunMirror
+from fedcommons.tracking.run_folder import RunFolder
+from fedcommons.tracking.tracker import Tracker
+
+OnRound = Callable[[int, Mapping[str, float | None]], None]
+
+Lines = Sequence[Mapping[str, Any]]
+"""The lines of rounds.jsonl so far."""
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """The result of a finished round.
+
+    standing: the state after the round. metrics: numbers by name. clients: metrics with one value per client.
+    began, trained: ``time.perf_counter()`` before and after training. is_saved: a checkpoint is due.
+    """
+
+    standing: Standing
+    metrics: Mapping[str, float | None]
+    clients: Mapping[str, Sequence[float]]
+    began: float
+    trained: float
+    is_saved: bool
+
+
+@runtime_checkable
+class Callback(Protocol):
+    """A plug-in of the round loop, which holds values and no experiment.
+
+    The loop calls the callbacks in this order: early stopping, measure, tracking, best model, checkpoint, warnings,
+    progress, remote copy. So a round is recorded before it is saved, and saved before ``on_round`` of the user sees it.
+
+    An error of a callback stops the run, and the callbacks after it do not see the round. So a checkpoint that cannot
+    be written stops the run. W&B and ``tracking.tracker`` raise no error: a tracker that fails is reported in a warning
+    and is not called again.
+    """
+
+    name: str
+
+    def on_begin(self, start: Standing, lines: Lines) -> None:
+        """Prepare for the rounds after ``start``; without lines, round 0 comes first."""
+
+    def measure(self, now: Standing, last: int) -> Mapping[str, float]:
+        """Return further metrics of a round. last: number of the run's last round."""
+        return {}
+
+    def is_last(self, lines: Lines) -> bool:
+        """Return whether the run ends early, after the round of the last line."""
+        return False
+
+    def on_round(self, result: RoundResult) -> None:
+        """Use the result of a round."""
+
+    def on_error(self) -> None:
+        """Save what is needed to resume after the last finished round, as a ``ClientError`` stops the run."""
+
+    def on_end(self, summary: Mapping[str, Any] | None) -> None:
+        """End. summary: content of summary.json; None if an error stopped the run."""
+
+
+def require_callbacks(callbacks: Sequence[object]) -> None:
+    """Check that all objects are callbacks.
+
+    Raises:
+        UserError: an object lacks an attribute of ``Callback``, or two callbacks have the same name.
+    """
+    names = set[str]()
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise UserError(f"{name_of(callback)} is no callback: it lacks an attribute of runs/callbacks.py:Callback.")
+        if callback.name in names:
+            raise UserError(f"two callbacks have the name {callback.name!r}, and each needs a name of its own.")
+        names.add(callback.name)
+
+
+@dataclass(frozen=True)
+class Tracking(Callback):
+    """Logs each round and the summary to the run folder, then to other trackers, and records the round's seconds."""
+
+    record: RunFolder
+    others: Sequence[Tracker]
+    name = "tracking"
+
+    def on_begin(self, start: Standing, lines: Lines) -> None:
+        for line in lines:
+            for tracker in self.others:
+                tracker.log(line["round"], {name: value for name, value in line.items() if name != "round"})
+
+    def on_round(self, result: RoundResult) -> None:
+        number, late = result.standing.round, result.standing.stragglers
+        lists = {"late": list(late), "partial": [i for i, share in late.items() if share]}
+        if result.clients:
+            self.record.log_clients(number, result.clients)
+        for tracker in (self.record, *self.others):
+            tracker.log(number, {**result.metrics, **(lists if "stragglers" in result.metrics else {})})
+        seconds = {"train": result.trained - result.began, "observe": time.perf_counter() - result.trained}
+        self.record.log_times(number, seconds)
+
+    def on_end(self, summary: Mapping[str, Any] | None) -> None:
+        for tracker in (self.record, *self.others):
+            tracker.finish(summary)
+
+
+@dataclass
+class Checkpoints(Callback):
+    """Saves a round that is due, and the last finished round after a ``ClientError``."""
+
+    record: RunFolder
+    last: Standing = field(init=False)
+    name = "checkpoint"
+
+    def on_begin(self, start: Standing, lines: Lines) -> None:
+        self.last = start
+
+    def on_round(self, result: RoundResult) -> None:
+        self.last = result.standing
+        if result.is_saved:
+            self.on_error()
+
+    def on_error(self) -> None:
+        checkpoint.save(self.record.checkpoints, self.last, self.record.digest())
+
+
+@dataclass
+class Warnings(Callback):
+    """Reports the first rejected update, and each metric that is not finite for the first time."""
+
+    say: Callable[[str], None]
+    has_rejected: bool = False
+    lost: set[str] = field(default_factory=set)
+    name = "warnings"
+
+    def on_begin(self, start: Standing, lines: Lines) -> None:
+        self.has_rejected = bool(start.rejected)
+
+    def on_round(self, result: RoundResult) -> None:
+        rejected, texts = result.standing.rejected, list[str]()
+        if rejected and not self.has_rejected:
+            texts.append(f"{rejection_summary(records(rejected))}; later rejections are only counted")
+        self.has_rejected = bool(rejected)
+        lost = {name for name, value in result.metrics.items() if value is not None and not isfinite(value)}
+        if new := lost - self.lost:
+            texts.append(f"not finite, so recorded as null: {', '.join(sorted(new))}; diverged?")
+        self.lost |= lost
+        for text in texts:
+            self.say(Warned(f"round {result.standing.round}: {text}"))
+
+
+@dataclass(frozen=True)
+class Progress(Callback):
+    """Calls the user's ``on_round``."""
+
+    call: OnRound
+    name = "progress"
+
+    def on_round(self, result: RoundResult) -> None:
+        self.call(result.standing.round, result.metrics)
+
+
+@dataclass(frozen=True)
+class RemoteCopy(Callback):
+    """Uploads the run folder after each regular checkpoint."""
+
+    mirror: RunMirror
+    name = "remote copy"
+
+    def on_round(self, result: RoundResult) -> None:
+        if result.is_saved:
+            self.mirror.upload()

@@ -1,0 +1,66 @@
+"""The plan of a run's rounds: how clients are sampled, which are stragglers, and the state before round 1."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from fedcommons.core.algorithm import Algorithm, ChoosesClients, Facts, Personal, State, takes_partial
+from fedcommons.core.returned import require_state
+from fedcommons.data.clients import Clients
+from fedcommons.data.examples import Examples
+from fedcommons.errors import user_code_context
+from fedcommons.federation.client_sampling import joining
+from fedcommons.federation.rounds import Plan
+from fedcommons.federation.stragglers import Independent, Rule, arrival
+from fedcommons.flat_tensors import Flat
+from fedcommons.runs.checks import refuse
+
+
+def begin(algorithm: Algorithm, model: Flat, facts: Facts, seed: int) -> State:
+    """Call the method's ``start`` and return its result, the server's state before round 1.
+
+    Raises:
+        ClientError: the method's ``start`` failed, or returned no valid state.
+    """
+    with user_code_context(algorithm, "start"):
+        state = algorithm.start(model, facts, seed)
+        require_state(state, model.layout, has_model="model" in state or not isinstance(algorithm, Personal))
+        return state
+
+
+def plan_of(
+    algorithm: Algorithm, rule: Rule, train: Examples, rows: Sequence[np.ndarray], n_classes: int | None, *, seed: int,
+    rounds: int, participation: float, weighting: str, blocks: int, keep_buffers: bool, max_norm: float | None,
+    partial_work: str,
+) -> Plan:  # fmt: skip
+    """Return the plan of all rounds: how clients are sampled, which are stragglers, and the use of partial work.
+
+    rule: the rule that picks stragglers. train, rows: training examples, and those of each client. partial_work: take,
+    drop, or method (as the method defines).
+
+    Raises:
+        UserError: the rule refuses this number of clients.
+    """
+    slow = None if rule == Independent() else rule
+    n, joins = len(rows), joining_of(algorithm, len(rows), participation)
+    refuse(slow, "check_clients", n, joins)
+    accepts_partial = {"take": True, "drop": False, "method": takes_partial(algorithm)}[partial_work]
+    replies_partially = accepts_partial and getattr(slow, "leaves_partial", False)
+    replied = arrival(None if replies_partially else slow, n, joins, seed)
+    facts = Facts(n, (), rounds, weighting, replied, n_classes=n_classes)
+    plan = Plan(facts, participation, blocks, seed, slow, keep_buffers, max_norm, accepts_partial)
+    return on_clients(plan, Clients(train, rows))
+
+
+def on_clients(plan: Plan, clients: Clients, **facts: Any) -> Plan:
+    """Return the plan with the facts of these clients' training data, and with other ``facts``."""
+    sizes, counts = tuple(clients.rows.totals.tolist()), partial(clients.counts, plan.facts.n_classes)
+    return replace(plan, facts=replace(plan.facts, n_clients=len(clients), sizes=sizes, counts=counts, **facts))
+
+
+def joining_of(algorithm: Algorithm, n: int, participation: float) -> int | None:
+    """Return floor(n participation), how many of n clients a round samples; None if the algorithm chooses clients."""
+    return None if isinstance(algorithm, ChoosesClients) else joining(n, participation)

@@ -1,0 +1,104 @@
+"""Callbacks: their order, the effect of a failure, what they hold, and what is refused before any work."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from interrupted import small
+from report_runs import quiet
+
+from fedcommons.errors import UserError
+from fedcommons.runs import experiment
+from fedcommons.runs.callbacks import Callback, Progress, require_callbacks
+
+WATCHED = {"tracking.tracker": f"{__file__}:Watch", "federation.rounds": 4, "federation.checkpoint_every": 2}
+
+
+@dataclass
+class Watch:
+    folder: Path
+
+    def log(self, round: int, metrics: Mapping[str, Any]) -> None:
+        with open(self.folder / "watch.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps([round, *stored(self.folder)]) + "\n")
+
+    def finish(self, summary: Mapping[str, Any] | None) -> None:
+        (self.folder / "finished.json").write_text(json.dumps(summary is not None))
+
+
+class NoTracker:
+    def log(self, round: int, metrics: Mapping[str, Any]) -> None: ...
+
+
+class NoMeasure: ...
+
+
+def stored(folder: Path) -> tuple[int, bool, str]:
+    """Return the number of recorded rounds, whether ``best.safetensors`` exists, and the last checkpoint's name."""
+    n = len((folder / "rounds.jsonl").read_text().splitlines())
+    return (
+        n,
+        (folder / "best.safetensors").exists(),
+        max((p.name for p in folder.glob("checkpoints/*.json")), default=""),
+    )
+
+
+def name(round: int) -> str:
+    return f"round-{round:06d}.safetensors.json"
+
+
+def test_a_round_is_recorded_then_tracked_then_saved_then_reported(tmp_path: Path) -> None:
+    seen: list[list[object]] = []
+    folder = tmp_path / "run"
+    experiment.run(small(tmp_path, WATCHED), folder, say=quiet, on_round=lambda n, _: seen.append([n, *stored(folder)]))
+    tracked = [json.loads(line) for line in (folder / "watch.jsonl").read_text().splitlines()]
+    assert [line[:2] for line in tracked] == [line[:2] for line in seen] == [[n, n + 1] for n in range(5)]
+    assert [line[2:] for line in tracked] == [[False, ""], *[[False, name(0)]] * 2, *[[True, name(2)]] * 2]
+    assert [line[2:] for line in seen] == [*[[False, name(0)]] * 2, *[[True, name(2)]] * 2, [True, name(4)]]
+
+
+def test_a_checkpoint_that_cannot_be_written_stops_the_run_and_a_tracker_that_fails_does_not(tmp_path: Path) -> None:
+    said, seen, folder = list[str](), list[int](), tmp_path / "run"
+
+    def break_folders(round: int, metrics: object) -> None:
+        seen.append(round)
+        if round == 0:
+            (folder / "watch.jsonl").unlink()
+            (folder / "watch.jsonl").mkdir()
+        if round == 1:
+            shutil.rmtree(folder / "checkpoints")
+            (folder / "checkpoints").write_text("")
+
+    with pytest.raises(OSError, match="checkpoints"):
+        experiment.run(small(tmp_path, WATCHED), folder, say=said.append, on_round=break_folders)
+    assert ["goes on without this tracker" in text for text in said].count(True) == 1
+    assert seen == [0, 1]
+    assert stored(folder)[0] == 3
+    assert not {"summary.json", "finished.json"} & {path.name for path in folder.iterdir()}
+
+
+def test_what_is_no_callback_is_refused_before_any_work(tmp_path: Path) -> None:
+    for values, text in (
+        ({"tracking.tracker": f"{__file__}:NoTracker"}, "NoTracker has no finish; it must have log, finish"),
+        ({"measure.measure": f"{__file__}:NoMeasure", "measure.every": 1}, "NoMeasure.* has no __call__"),
+    ):
+        with pytest.raises(UserError, match=text):
+            experiment.run(small(tmp_path, values), tmp_path / "run", say=quiet)
+        assert not list(tmp_path.iterdir())
+    progress = Progress(lambda *_: None)
+    require_callbacks([progress])
+    for callbacks, text in (([progress, NoMeasure()], "NoMeasure is no callback"), ([progress] * 2, "name 'progress'")):
+        with pytest.raises(UserError, match=text):
+            require_callbacks(callbacks)
+
+
+def test_callbacks_hold_no_experiment_and_no_section_of_one() -> None:
+    kinds = Callback.__subclasses__()
+    assert len(kinds) == 8
+    for kind in kinds:
+        for hint in get_type_hints(kind).values():
+            assert not [t for t in (hint, *get_args(hint)) if "fedcommons.config" in getattr(t, "__module__", "")], kind

@@ -1,0 +1,101 @@
+"""The shape of the platform: one module reads an experiment's fields, and what comes after takes values."""
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedcommons import experiment
+from fedcommons.config.dotted import SECTIONS
+from fedcommons.config.experiment import Experiment
+from fedcommons.runs.build import build
+
+PLATFORM = Path(__file__).parent.parent / "platform" / "fedcommons"
+NAMES = {"config", "record", "experiment", "planned", "existing", "c"}
+"""Names of variables and attributes that hold an experiment."""
+FIELDS = {*Experiment.__dataclass_fields__, "flat"} - {"source"}
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    """Yield (path, tree) of each file, except those that define fields, parse them, and build a run from them."""
+    for path in sorted(PLATFORM.rglob("*.py")):
+        name = path.relative_to(PLATFORM).as_posix()
+        if not name.startswith(("config/", "cli/")) and name != "runs/build.py":
+            yield name, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def reads_fields(tree: ast.Module) -> bool:
+    """Return whether the module has a chain such as ``config.federation.rounds`` or ``c.config.flat``."""
+    chains = [n.value for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr in FIELDS]
+    return any(
+        (isinstance(value, ast.Name) and value.id in NAMES)
+        or (isinstance(value, ast.Attribute) and value.attr in NAMES)
+        for value in chains
+    )
+
+
+def takers(tree: ast.Module) -> list[str]:
+    """Return the functions with a parameter that is an experiment, a section, or a mapping of dotted names."""
+    imports = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
+    kinds = {
+        a.name
+        for n in imports
+        if n.module in ("fedcommons.config.experiment", "fedcommons.config.schema")
+        for a in n.names
+    }
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
+    return [
+        f.name
+        for f in functions
+        for a in (*f.args.args, *f.args.kwonlyargs)
+        if a.arg == "flat"
+        or (a.annotation and kinds & {n.id for n in ast.walk(a.annotation) if isinstance(n, ast.Name)})
+    ]
+
+
+def imported(tree: ast.Module) -> set[str]:
+    found = {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
+    for n in ast.walk(tree):
+        if isinstance(n, ast.ImportFrom) and n.module:
+            folder = PLATFORM.parent.joinpath(*n.module.split("."))
+            modules = {f"{n.module}.{alias.name}" for alias in n.names if (folder / f"{alias.name}.py").exists()}
+            found |= modules or {n.module}
+    return found
+
+
+def test_fields_are_read_in_few_files() -> None:
+    assert len(readers := [name for name, tree in modules() if reads_fields(tree)]) <= 6, readers
+
+
+def test_few_functions_of_a_run_take_an_experiment() -> None:
+    """A component's own ``check(fields)`` is not counted."""
+    taken = {name: takers(tree) for name, tree in modules() if not name.startswith(("tune/", "reports/"))}
+    assert sum(map(len, taken.values())) <= 20, {name: functions for name, functions in taken.items() if functions}
+
+
+def test_build_and_experiment_import_few_modules() -> None:
+    for name in ("build", "experiment"):
+        assert len(modules := imported(ast.parse((PLATFORM / "runs" / f"{name}.py").read_text()))) <= 25, modules
+
+
+def held(value: Any, path: str = "spec") -> Iterator[tuple[str, Any]]:
+    """Yield (path, value) of all that a value holds, except what ``record`` holds."""
+    yield path, value
+    if isinstance(value, partial):
+        inner = {**{str(n): v for n, v in enumerate(value.args)}, **value.keywords}
+    elif is_dataclass(value) and type(value).__module__.startswith("fedcommons"):
+        inner = {name: getattr(value, name) for name in value.__dataclass_fields__ if name != "record"}
+    else:
+        inner = value if type(value) is dict else {}
+    for name, part in inner.items():
+        yield from held(part, f"{path}.{name}")
+
+
+def test_a_run_holds_no_experiment_and_no_section_but_for_its_record() -> None:
+    config = experiment("smoke", values={"sharing.setting": "shuffled_synthetic", "dp.local": True})
+    dotted = {name for name in config.flat if "." in name}
+    for path, value in held(build(config)):
+        assert not isinstance(value, (Experiment, *SECTIONS.values())), path
+        assert not (isinstance(value, Mapping) and dotted & set(value)), path
