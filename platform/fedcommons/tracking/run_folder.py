@@ -44,8 +44,7 @@ INNER = {"checkpoints": rf"{CHECKPOINT_FILE}(\.json)?", "memory": rf"{MEMORY_FIL
 STOPPED = "stopped-by-scheduler"
 """File that marks a run that the sweep's scheduler stopped early; a resumed sweep skips this run."""
 
-_BEFORE_CONFIG = ("environment.json", "messages.log")
-"""Files that a run may write before its config.yaml."""
+_BEFORE_CONFIG = ("environment.json", "messages.log")  # files that a run may write before its config.yaml
 
 
 @contextmanager
@@ -60,9 +59,7 @@ def open_run(
     """Open and lock the run folder ``path`` during the ``with`` block; see ``RunFolder``.
 
     say: called with one sentence if the folder cannot be locked. patience: seconds to wait for another process's lock.
-
-    Raises:
-        UserError: another process holds the lock, the folder contains foreign files, or ``RunFolder`` raises the error.
+    A folder that another process has locked, or that contains foreign files, is a ``UserError``.
     """
     with file_lock.open_lock(path, stranger, "run folder", say, patience):
         yield RunFolder(path, config, resume, data)
@@ -152,11 +149,8 @@ class RunFolder:
 
     def digest(self, after_round: int | None = None) -> str:
         """Return the hash of the lines up to ``after_round`` (None: all) in all .jsonl files except timing.jsonl."""
-        names = [name for name in self._courses if name != "timing.jsonl"]
-        if after_round is None:
-            each = [self._hashes[name].hexdigest() for name in names]
-        else:
-            each = [sha256(self._text(name, after_round).encode()) for name in names]
+        names, n = [name for name in self._courses if name != "timing.jsonl"], after_round
+        each = [self._hashes[k].hexdigest() if n is None else sha256(self._text(k, n).encode()) for k in names]
         return sha256("".join(each).encode())
 
     def require_rounds(self, last: int) -> None:
@@ -198,11 +192,7 @@ def line_of(round: int, metrics: Mapping[str, Metric]) -> dict[str, Any]:
 
 
 def read_config(path: Path) -> Experiment:
-    """Return the experiment of a run folder.
-
-    Raises:
-        UserError: the folder's config.yaml cannot be read.
-    """
+    """Return the experiment of a run folder; a config.yaml that cannot be read is a ``UserError``."""
     file = path / "config.yaml"
     try:
         if (content := safe_read.content(file, safe_yaml.LARGEST_FILE)) is None:
@@ -240,9 +230,9 @@ def _require_same(path: Path, config: Experiment, data: str | None) -> None:
     existing = read_config(path)
     differ = dotted.same_results(existing, config)
     if differ == ["federation.rounds"] and (done := len(read_rounds(path)) - 1) > config.federation.rounds:
+        planned = config.federation.rounds
         raise UserError(
-            f"{path} has {done} rounds already, so federation.rounds cannot be {config.federation.rounds}; choose "
-            "another --out."
+            f"{path} has {done} rounds already, so federation.rounds cannot be {planned}; choose another --out."
         )
     if differ := [name for name in differ if name != "federation.rounds"]:
         began, now = _facts(path / "environment.json"), _sources(config.chosen, config.source)
@@ -254,10 +244,7 @@ def _require_same(path: Path, config: Experiment, data: str | None) -> None:
 
 
 def require_same_data(path: Path, name: str, data: str) -> None:
-    """Raise a ``UserError`` if the run in ``path`` began with other data; runs of an earlier version recorded no hash.
-
-    name: ``data.name``. data: hash of the data set's content.
-    """
+    """Raise a ``UserError`` if the run in ``path`` began with other data; runs of old versions recorded no hash."""
     old_hash = _facts(path / "partition.json").get("data")
     if isinstance(old_hash, str) and old_hash != data:
         advice = " (random draws in a data set need `seed`)" if registry.is_user_defined(name) else ""
@@ -303,17 +290,12 @@ def _facts(path: Path) -> Mapping[str, Any]:
 
 
 def read_class_counts(path: Path) -> list[list[int]]:
-    """Return the numbers of training images by class, a list per client; empty if the labels are not classes.
-
-    Raises:
-        UserError: partition.json has no valid counts.
-    """
+    """Return the numbers of training images by class, a list per client; empty if the labels are not classes."""
     file = path / "partition.json"
     facts = _facts(file)
     if "sizes" in facts and "class_counts" not in facts:
         return []
-    counts = facts.get("class_counts")
-    rows = counts if isinstance(counts, list) else []
+    rows = counts if isinstance(counts := facts.get("class_counts"), list) else []
     if not rows or not all(isinstance(row, list) and row and len(row) == len(rows[0]) for row in rows):
         raise UserError(f"{file} is damaged: it has no class counts.")
     if not all(type(n) is int and 0 <= n < 2**53 for row in rows for n in row):
@@ -343,10 +325,7 @@ def read_summary(path: Path) -> dict[str, Any] | None:
 def read_run(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
     """Return (summary, lines of rounds.jsonl) of a run folder; the summary is None if it is missing or damaged.
 
-    Control characters in the summary's texts are escaped.
-
-    Raises:
-        UserError: summary.json or rounds.jsonl is not a regular file or is too large.
+    Control characters in the summary's texts are escaped. A file that is too large or not regular is a ``UserError``.
     """
     lines, is_all = record_schema.lines(path / "rounds.jsonl")
     try:
@@ -367,10 +346,7 @@ def accuracies(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
 def read_finished(path: Path, config: Experiment, data: str | None = None) -> dict[str, Any] | None:
     """Return the summary of a finished run of ``config`` with the same number of rounds as ``config``; else None.
 
-    data: see ``RunFolder``.
-
-    Raises:
-        UserError: the run has another configuration or other data, or its config.yaml is damaged.
+    A run with another configuration or other data (see ``RunFolder``) is a ``UserError``.
     """
     if not is_run(path) or (summary := read_summary(path)) is None:
         return None
