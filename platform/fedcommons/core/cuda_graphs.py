@@ -23,8 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from fedcommons.core.functional_step import Step
-from fedcommons.core.local_training import KINDS, Batch, Correction, LocalResult, autocast
+from fedcommons.core.local_training import Correction, LocalResult
 from fedcommons.core.optimizers import plain_step
+from fedcommons.core.steps import Batch, autocast
 from fedcommons.core.trainer_shim import NO_NUMBER, NoClock
 from fedcommons.core.training_process import TrainingProcess
 from fedcommons.data.clients import ClientData
@@ -45,10 +46,21 @@ Without a limit, a method with a new correction function in each round would fil
 
 
 @dataclass(frozen=True)
-class _Graph:
+class GraphStep:
+    """A recorded step for batches of one shape.
+
+    launch: function that launches the recorded kernels. place: tensors from which the kernels read the batch. logged:
+    names of the values that the kernels add to ``Graphs.sums``.
+    """
+
     launch: Callable[[], object]
-    batch: Batch  # the tensors that the graph reads
-    logs: list[str]
+    place: Batch
+    logged: list[str]
+
+    def __call__(self, batch: Batch) -> None:
+        for place, column in zip(self.place, batch, strict=True):
+            place.copy_(column)
+        self.launch()
 
 
 class Graphs:
@@ -59,7 +71,7 @@ class Graphs:
 
     def __init__(self, work: TrainingProcess) -> None:
         self.work, self.step = work, Step(work.module)
-        self.graphs: dict[Hashable, _Graph] = {}
+        self.graphs: dict[Hashable, GraphStep] = {}
         self.corrections: dict[Hashable, Correction] = {}
         self.rates: list[Any] = []
         groups = work.optimizer.param_groups
@@ -79,15 +91,12 @@ class Graphs:
             try:
                 if kind not in self.graphs:
                     self.graphs[kind] = self._recorded(batch, placed_correction)
-                graph = self.graphs[kind]
-                for place, column in zip(graph.batch, batch, strict=True):
-                    place.copy_(column)
-                graph.launch()
+                self.graphs[kind](batch)
             except Exception as error:
                 error.add_note(f"step {steps}, batch {tuple(batch[0].shape)}, client.graphs")
                 raise
             steps += 1
-            logged.update(graph.logs)
+            logged.update(self.graphs[kind].logged)
         means = {name: self.sums[name] / n for name, n in logged.items()}
         return LocalResult(work.params, {**means, "steps": steps}, UNCOVERED)
 
@@ -125,7 +134,7 @@ class Graphs:
             place.buffer.copy_(x.buffer)
         return key, self.corrections[key]
 
-    def _recorded(self, batch: Batch, correction: Correction | None) -> _Graph:
+    def _recorded(self, batch: Batch, correction: Correction | None) -> GraphStep:
         """Record a step for batches of ``batch``'s shape; then restore weights, buffers and random generators."""
         work, loop, logs = self.work, self.work.loop, list[str]()
         place = tuple(column.clone() for column in batch)
@@ -137,7 +146,7 @@ class Graphs:
             logs[:] = [*logged, "loss"]
             return value
 
-        loss_of = autocast(loss, work.device.type, KINDS[loop.precision]) if loop.precision in KINDS else loss
+        loss_of = autocast(loss, work.device.type, loop.precision)
 
         def play() -> None:
             value = loss_of(place, NO_NUMBER)
@@ -161,7 +170,7 @@ class Graphs:
                 t.copy_(value)
             for name in self.sums.keys() - names:
                 self.sums[name].zero_()
-        return _Graph(launch, place, logs)
+        return GraphStep(launch, place, logs)
 
     def _add(self, values: dict[str, Tensor]) -> None:
         for name, value in values.items():

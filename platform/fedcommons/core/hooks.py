@@ -38,12 +38,13 @@ from torch import Tensor, nn
 
 from fedcommons.core.module_state import Saved
 from fedcommons.core.optimizers import plain_step
+from fedcommons.core.steps import AddToGrad, Batch, Loss, autocast
 from fedcommons.core.trainer_shim import Clock
 from fedcommons.core.training_process import TrainingProcess
+from fedcommons.data.clients import ClientData
 
 if TYPE_CHECKING:
-    from fedcommons.core.local_training import AddToGrad, Batch, LocalSGD, Loss
-    from fedcommons.data.clients import ClientData
+    from fedcommons.core.local_training import LocalSGD
 
 FIT = (
     "on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_epoch_end", "on_train_end", "on_fit_end",
@@ -157,16 +158,14 @@ class Hooks:
         self._saved = Saved(work, (self, self.optimizer))
 
     def train(
-        self, loop: "LocalSGD", data: "ClientData", seed: int, epochs: int, loss: "Loss", correct: "AddToGrad | None",
-        *, is_own: bool,
+        self, loop: "LocalSGD", data: ClientData, seed: int, epochs: int, own_loss: Loss | None,
+        correct: AddToGrad | None,
     ) -> list[Tensor]:  # fmt: skip
         """Run a client's epochs, restore the module afterwards, and return the loss of every step.
 
         Args:
-            loss: function of (batch, number). The number is the index of the batch in the epoch or, if ``is_own``, in
-                the whole training.
+            own_loss: the method's loss function; None: the module's ``training_step``.
             correct: the method's function that changes the gradients of every step; None: no change.
-            is_own: whether the loss function comes from the method and not from the module.
 
         Raises:
             ValueError: a hook has unfrozen or replaced a parameter, skipped all batches, not called the closure, or set
@@ -176,6 +175,7 @@ class Hooks:
             raise ValueError("dp.local calls no hooks in its steps")
         work, module, clock, losses = self.work, self.module, self.clock, list[Tensor]()
         (first_epoch, first_step), last = work.started_at, loop.steps_of(len(data), 1) - 1
+        loss = autocast(own_loss or module.training_step, work.device.type, loop.precision)
         self._saved.put_attributes_back()  # earlier calls of training_step may have changed attributes
         if not module.training:
             work.train_mode()
@@ -189,7 +189,7 @@ class Hooks:
                 clock.current_epoch = first_epoch + epoch
                 module.on_train_epoch_start()
                 for step, batches in enumerate(loop.steps(data, seed, epoch)):
-                    at, number = (loop.accumulate * k for k in (step, len(losses) if is_own else step))
+                    at, number = (loop.accumulate * k for k in (step, len(losses) if own_loss else step))
                     value = self._step(loss, batches, at, number, correct, len(data.columns))
                     losses += [] if value is None else [value]
                     clock.global_step = first_step + len(losses)
@@ -214,14 +214,14 @@ class Hooks:
             self._saved.put_back()
         return losses
 
-    def transfer(self, batch: "Batch") -> "Batch":
+    def transfer(self, batch: Batch) -> Batch:
         """Return the batch after the module's hooks for the transfer to the device, which may replace the batch."""
         batch = self.module.on_before_batch_transfer(batch, 0)
         batch = self.module.transfer_batch_to_device(batch, self.work.device, 0)
         return self.module.on_after_batch_transfer(batch, 0)
 
     def _step(
-        self, loss: "Loss", batches: "Sequence[Batch]", at: int, number: int, correct: "AddToGrad | None", width: int
+        self, loss: Loss, batches: Sequence[Batch], at: int, number: int, correct: AddToGrad | None, width: int
     ) -> Tensor | None:
         """Take a step on the mean loss over the examples of ``batches``.
 
@@ -259,7 +259,7 @@ class Hooks:
     def _end_batch(self) -> None:
         self.module.on_train_batch_end(*self._ended)
 
-    def correct(self, correct: "AddToGrad | None") -> None:
+    def correct(self, correct: AddToGrad | None) -> None:
         """Clip the gradients to ``client.clip_norm`` and apply the method's correction; do nothing for None."""
         if correct is None:
             return
@@ -315,11 +315,11 @@ class _Closure:
     """
 
     hooks: Hooks
-    compute: "Callable[[], Tensor]"
+    compute: Callable[[], Tensor]
     share: float
     at: int
     is_first: bool
-    correct: "AddToGrad | None"
+    correct: AddToGrad | None
     value: Tensor | None = None
 
     def __call__(self) -> Tensor:

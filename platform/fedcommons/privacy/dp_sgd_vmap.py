@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedcommons.errors import UserError, sentence
 from fedcommons.privacy.dp_sgd import DPSGD, NoisySum
-from fedcommons.privacy.noise import Draws
+from fedcommons.privacy.noise import Draws, Stream
 from fedcommons.privacy.release import Release
 
 Loss = Callable[..., Tensor]
@@ -101,6 +101,20 @@ def of_step(
                 for name, each in {**logged, "loss": losses}.items():
                     sums[name] = sums.get(name, 0.0) + each.detach().sum()
     return total, sums
+
+
+def gradients(
+    dp: DPSGD, step: nn.Module, named: Mapping[str, nn.Parameter], log: Callable[[dict[str, Tensor], int], None],
+    batch: Sequence[Tensor], number: int, expected: int, noise: Stream, _: Sequence[int] = (),
+) -> tuple[Tensor, Release]:  # fmt: skip
+    """Set the parameters' gradients and return loss and release, as ``DPSGD.gradients`` does, by ``of_step``.
+
+    log: function of the sums of logged values over the batch, and the number of examples in the batch.
+    """
+    total, sums = of_step(dp, step, named, batch, number)
+    value = sums.pop("loss") / max(len(batch[1]), 1)
+    log(sums, len(batch[1]))
+    return value, dp.put(total, list(named.values()), expected, noise)
 
 
 def flaw(step: nn.Module, named: Mapping[str, nn.Parameter], batch: Sequence[Tensor]) -> str | None:
