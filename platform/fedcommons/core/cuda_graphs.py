@@ -47,15 +47,11 @@ Without a limit, a method with a new correction function in each round would fil
 
 @dataclass(frozen=True)
 class GraphStep:
-    """A recorded step for batches of one shape.
-
-    launch: function that launches the recorded kernels. place: tensors from which the kernels read the batch. logged:
-    names of the values that the kernels add to ``Graphs.sums``.
-    """
+    """A recorded step for batches of one shape."""
 
     launch: Callable[[], object]
-    place: Batch
-    logged: list[str]
+    place: Batch  # the tensors that the graph reads
+    logged: list[str]  # names of the values that the graph adds to ``Graphs.sums``
 
     def __call__(self, batch: Batch) -> None:
         for place, column in zip(self.place, batch, strict=True):
@@ -120,11 +116,7 @@ class Graphs:
         set_default_generator(seed, "dropout")
 
     def _corrected(self, correction: Correction | None) -> tuple[Hashable, Correction | None]:
-        """Return a key, and a copy of the correction whose values lie in the graphs' input memory.
-
-        Every call copies the values of ``correction`` to this memory. The key contains the correction's function, and
-        the names and shapes of the values. Corrections with equal keys use the same graphs.
-        """
+        """Return the key of the graphs for the correction, and a copy of the correction in the graphs' input memory."""
         if correction is None:
             return None, None
         key = (correction.function, *(x.layout for x in correction.values))
@@ -242,8 +234,3 @@ def _outside() -> tuple[Any, ...]:
 def _generators_as_before() -> AbstractContextManager[None]:
     """Return a context that restores the states of torch's default random generators afterwards."""
     return torch.random.fork_rng(devices=range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0))
-
-
-def build_graphs(work: TrainingProcess) -> Graphs | None:
-    """Return the ``Graphs`` of a worker if client.graphs is on and the worker's device is a GPU; else None."""
-    return Graphs(work) if work.loop.graphs and work.device.type == "cuda" else None

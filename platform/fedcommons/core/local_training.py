@@ -198,10 +198,8 @@ class LocalSGD:
             private = PrivateStep(dp, draws, len(data), self.batch_size, gradients, changes, guard)
             return private, partial(self._samples, private, data, seed)
         if self.precision == "fp16-mixed":
-            step = steps.scaled(
-                steps.AccumulatedStep(loss, parameters, changes, self.accumulate), work.optimizer, work.device.type
-            )
-            return step, partial(self.steps, data, seed)
+            step = steps.AccumulatedStep(loss, parameters, changes, self.accumulate)
+            return steps.ScaledStep(step, work.optimizer, work.device.type), partial(self.steps, data, seed)
         changes.append(update)
         if self.accumulate > 1:
             return steps.AccumulatedStep(loss, parameters, changes, self.accumulate), partial(self.steps, data, seed)

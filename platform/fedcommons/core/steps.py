@@ -90,18 +90,17 @@ class AccumulatedStep:
         return reduce(torch.add, values)
 
 
-@dataclass
 class ScaledStep:
     """A step in fp16, in which a factor of the loss prevents that small gradients are rounded to zero.
 
-    step: computes the gradients of the scaled loss and unscales them. skipped: number of steps that the scaler skipped,
-    because a gradient was not finite.
+    step: changes the gradients of the unscaled loss, and does not call the optimizer. skipped: number of steps that the
+    scaler skipped, because a gradient was not finite.
     """
 
-    step: AccumulatedStep
-    optimizer: torch.optim.Optimizer
-    scaler: GradScaler
-    skipped: int = 0
+    def __init__(self, step: AccumulatedStep, optimizer: torch.optim.Optimizer, device: str) -> None:
+        self.optimizer, self.scaler, self.skipped = optimizer, GradScaler(device, init_scale=SCALE), 0
+        changes = (partial(self.scaler.unscale_, optimizer), *step.changes)
+        self.step = replace(step, changes=changes, backward=lambda loss: self.scaler.scale(loss).backward())
 
     def __call__(self, batches: Sequence[Batch], number: int) -> Tensor:
         value, before = self.step(batches, number), self.scaler.get_scale()
@@ -109,15 +108,6 @@ class ScaledStep:
         self.scaler.update()
         self.skipped += self.scaler.get_scale() < before
         return value
-
-
-def scaled(step: AccumulatedStep, optimizer: torch.optim.Optimizer, device: str) -> ScaledStep:
-    """Return a step in fp16. step: changes the gradients of the unscaled loss; it does not call the optimizer."""
-    scaler = GradScaler(device, init_scale=SCALE)
-    changes = (partial(scaler.unscale_, optimizer), *step.changes)
-    return ScaledStep(
-        replace(step, changes=changes, backward=lambda loss: scaler.scale(loss).backward()), optimizer, scaler
-    )
 
 
 def autocast(loss: Callable[..., Any], device: str, precision: str) -> Loss:

@@ -225,7 +225,8 @@ class PrivateStep:
             return uncovered
         if len(self.releases) != 1:
             return UNCOVERED
-        return compose_steps(*self.releases, self.dp.sampling_rate(self.n, self.batch_size), steps, listed)
+        (release,) = self.releases
+        return compose_steps(release, self.dp.sampling_rate(self.n, self.batch_size), steps, listed)
 
 
 def compose_steps(release: Release, q: float, steps: int, listed: int) -> Release:

@@ -169,9 +169,6 @@ def steps(
             draws.manual_seed(seeds[0])
         random_columns = draw(n, chosen) if seeds else draw(len(chosen), slice(None))
         total = noisy_sum(named, loss, [*batch, *random_columns], dp.clip, physical_batch)
-        total.blur(dp.noise_multiplier, noise.stream("noise", step))
-        mean = total.values.div_(expected)
-        for p, part in zip(named.values(), mean.split([p.numel() for p in named.values()]), strict=True):
-            p.grad = part.view_as(p)
+        release = dp.put(total, list(named.values()), expected, noise.stream("noise", step))
         optimizer.step()
-        yield replace(total.release, q=q)
+        yield replace(release, q=q)
