@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from fedcommons import experiment
 from fedcommons.core.client_worker import Work
-from fedcommons.core.local_training import SCALE, LocalSGD
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.local_training import onednn as set_onednn
+from fedcommons.core.steps import SCALE
 from fedcommons.data.clients import ClientData
 from fedcommons.data.transforms import flip_and_crop
 from fedcommons.errors import UserError
@@ -224,6 +225,24 @@ def test_a_step_that_overflows_is_left_out_and_every_client_begins_its_scale_ane
     assert first.isfinite().all()
     work.local(federation.model, federation.data.clients[2], 0)
     assert torch.equal(work.local(federation.model, data, 0, loss=loss).model.buffer, first)
+
+
+@pytest.mark.parametrize(("is_own", "first"), [(False, 0), (True, 6)])
+def test_a_batch_number_counts_steps_of_the_epoch_and_for_a_methods_loss_of_the_training(
+    is_own: bool, first: int
+) -> None:
+    """The second epoch's first batch has the number 0 in the epoch; there are 3 steps of 2 batches before it."""
+    federation, numbers = digits().training(LocalSGD(2, 4, accumulate=2)), list[int]()
+    work = federation.work()
+    train: Any = work.module.training_step
+
+    def loss(batch: tuple[Tensor, ...], number: int) -> Any:
+        numbers.append(number)
+        return train(batch, number)
+
+    work.module.training_step = loss
+    work.local(federation.model, _rows(20), 0, loss=loss if is_own else None)
+    assert numbers == [0, 1, 2, 3, 4, *range(first, first + 5)]
 
 
 @pytest.mark.parametrize(

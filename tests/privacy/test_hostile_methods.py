@@ -24,7 +24,7 @@ from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError
 from fedcommons.flat_tensors import Payload, copy, data, flat, sub
-from fedcommons.privacy.dp_sgd import DPSGD, Target
+from fedcommons.privacy.dp_sgd import DPSGD, Target, compose_steps
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.testing import Federation
 
@@ -255,8 +255,7 @@ def test_what_is_charged_bounds_a_sum_with_several_copies(alpha: float, q: float
     """The Renyi divergences of a sum with m copies of an example, each in the batch with probability q."""
     m, sigma = 3, 2.0
     step = Release(mechanism=SAMPLED_GAUSSIAN, q=q, sigma=sigma, sensitivity=1.0)
-    loop = LocalSGD(1, 1, dp=DPSGD(sigma, 1.0))
-    spent = loop._spent({step}, round(1 / q), 1, m)  # pyright: ignore[reportPrivateUsage]
+    spent = compose_steps(step, q, 1, m)
     assert spent.sigma * spent.sensitivity == pytest.approx(sigma)  # the noise that there is
     at = np.linspace(-60, 80, 70_001, dtype=np.longdouble)
     density = [np.exp(-((at - k) ** 2) / np.longdouble(2 * sigma**2)) for k in range(m + 1)]

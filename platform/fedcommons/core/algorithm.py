@@ -14,7 +14,6 @@ from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import Head, batch_norm_parameters
 from fedcommons.core.local_training import LocalSGD
-from fedcommons.core.weighting import total_weight
 from fedcommons.data.clients import ClientData, Clients
 from fedcommons.data.examples import Examples
 from fedcommons.deprecated import accepts_old_names
@@ -85,7 +84,7 @@ class Facts:
     @property
     def total_weight(self) -> float:
         """Sum of the weights w_i of all N clients in averages, including clients that do not take part in a round."""
-        return total_weight(self.weighting, self.sizes)
+        return float(sum(self.sizes) if self.weighting == "samples" else len(self.sizes))
 
 
 @accepts_old_names(own="individual")

@@ -14,7 +14,6 @@ from fedcommons.core.local_training import BARE_GRADIENT, AddToGrad, LocalResult
 from fedcommons.core.logging_shim import Logged
 from fedcommons.core.optimizers import Schedulers
 from fedcommons.core.trainer_shim import Clock
-from fedcommons.core.weighting import weight
 from fedcommons.data.clients import ClientData, contents
 from fedcommons.flat_tensors import Flat, copy, layout_of
 from fedcommons.privacy.noise import SEED_ALONE, Noise, Source
@@ -87,7 +86,8 @@ class Work:
         self._places = [(name, p, p.data_ptr()) for name, p in self.named.items()]
         vars(module)["optimizers"] = lambda use_pl_optimizer=True: optimizer
         vars(module)["lr_schedulers"] = lambda: one_or_all([each.scheduler for each in schedulers])
-        self.graphs, self.hooks = cuda_graphs.build_graphs(self), hooks.build_hooks(self)
+        self.graphs = cuda_graphs.Graphs(self) if loop.graphs and device.type == "cuda" else None
+        self.hooks = hooks.Hooks(self) if hooks.overridden(module, hooks.CALLED) else None
 
     def begin(self, round: int, data: ClientData | None = None) -> None:
         """Set the clock and the learning rates for a client's work in ``round`` (0: a job outside of rounds).
@@ -178,7 +178,7 @@ class Work:
 
     def weight(self, data: ClientData) -> float:
         """Return w_i, the client's weight in averages: 1 or the number of examples n_i, by ``federation.weighting``."""
-        return weight(self.weighting, data.size)
+        return float(data.size) if self.weighting == "samples" else 1.0
 
     def load(self, model: Flat) -> None:
         """Copy the weights ``model`` into the module.

@@ -23,8 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from fedcommons.core.functional_step import Step
-from fedcommons.core.local_training import KINDS, Batch, Correction, LocalResult, autocast
+from fedcommons.core.local_training import Correction, LocalResult
 from fedcommons.core.optimizers import plain_step
+from fedcommons.core.steps import Batch, autocast
 from fedcommons.core.trainer_shim import NO_NUMBER, NoClock
 from fedcommons.core.training_process import TrainingProcess
 from fedcommons.data.clients import ClientData
@@ -45,10 +46,17 @@ Without a limit, a method with a new correction function in each round would fil
 
 
 @dataclass(frozen=True)
-class _Graph:
+class GraphStep:
+    """A recorded step for batches of one shape."""
+
     launch: Callable[[], object]
-    batch: Batch  # the tensors that the graph reads
-    logs: list[str]
+    place: Batch  # the tensors that the graph reads
+    logged: list[str]  # names of the values that the graph adds to ``Graphs.sums``
+
+    def __call__(self, batch: Batch) -> None:
+        for place, column in zip(self.place, batch, strict=True):
+            place.copy_(column)
+        self.launch()
 
 
 class Graphs:
@@ -59,7 +67,7 @@ class Graphs:
 
     def __init__(self, work: TrainingProcess) -> None:
         self.work, self.step = work, Step(work.module)
-        self.graphs: dict[Hashable, _Graph] = {}
+        self.graphs: dict[Hashable, GraphStep] = {}
         self.corrections: dict[Hashable, Correction] = {}
         self.rates: list[Any] = []
         groups = work.optimizer.param_groups
@@ -79,15 +87,12 @@ class Graphs:
             try:
                 if kind not in self.graphs:
                     self.graphs[kind] = self._recorded(batch, placed_correction)
-                graph = self.graphs[kind]
-                for place, column in zip(graph.batch, batch, strict=True):
-                    place.copy_(column)
-                graph.launch()
+                self.graphs[kind](batch)
             except Exception as error:
                 error.add_note(f"step {steps}, batch {tuple(batch[0].shape)}, client.graphs")
                 raise
             steps += 1
-            logged.update(graph.logs)
+            logged.update(self.graphs[kind].logged)
         means = {name: self.sums[name] / n for name, n in logged.items()}
         return LocalResult(work.params, {**means, "steps": steps}, UNCOVERED)
 
@@ -111,11 +116,7 @@ class Graphs:
         set_default_generator(seed, "dropout")
 
     def _corrected(self, correction: Correction | None) -> tuple[Hashable, Correction | None]:
-        """Return a key, and a copy of the correction whose values lie in the graphs' input memory.
-
-        Every call copies the values of ``correction`` to this memory. The key contains the correction's function, and
-        the names and shapes of the values. Corrections with equal keys use the same graphs.
-        """
+        """Return the key of the graphs for the correction, and a copy of the correction in the graphs' input memory."""
         if correction is None:
             return None, None
         key = (correction.function, *(x.layout for x in correction.values))
@@ -125,7 +126,7 @@ class Graphs:
             place.buffer.copy_(x.buffer)
         return key, self.corrections[key]
 
-    def _recorded(self, batch: Batch, correction: Correction | None) -> _Graph:
+    def _recorded(self, batch: Batch, correction: Correction | None) -> GraphStep:
         """Record a step for batches of ``batch``'s shape; then restore weights, buffers and random generators."""
         work, loop, logs = self.work, self.work.loop, list[str]()
         place = tuple(column.clone() for column in batch)
@@ -137,7 +138,7 @@ class Graphs:
             logs[:] = [*logged, "loss"]
             return value
 
-        loss_of = autocast(loss, work.device.type, KINDS[loop.precision]) if loop.precision in KINDS else loss
+        loss_of = autocast(loss, work.device.type, loop.precision)
 
         def play() -> None:
             value = loss_of(place, NO_NUMBER)
@@ -161,7 +162,7 @@ class Graphs:
                 t.copy_(value)
             for name in self.sums.keys() - names:
                 self.sums[name].zero_()
-        return _Graph(launch, place, logs)
+        return GraphStep(launch, place, logs)
 
     def _add(self, values: dict[str, Tensor]) -> None:
         for name, value in values.items():
@@ -233,8 +234,3 @@ def _outside() -> tuple[Any, ...]:
 def _generators_as_before() -> AbstractContextManager[None]:
     """Return a context that restores the states of torch's default random generators afterwards."""
     return torch.random.fork_rng(devices=range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0))
-
-
-def build_graphs(work: TrainingProcess) -> Graphs | None:
-    """Return the ``Graphs`` of a worker if client.graphs is on and the worker's device is a GPU; else None."""
-    return Graphs(work) if work.loop.graphs and work.device.type == "cuda" else None

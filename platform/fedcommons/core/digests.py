@@ -100,13 +100,7 @@ class Hasher:
         return Digest(whole.digest(), unknown)
 
     def _of_tensor(self, x: Tensor, whole: Any, name: str) -> list[Any]:
-        """Add the numbers of the tensor ``x`` to the hash ``whole``, and return the objects in ``x`` still to visit.
-
-        Memory that several tensors share is added once.
-
-        Raises:
-            _Unknown: the tensor's numbers cannot be read.
-        """
+        """Add the numbers of the tensor ``x`` to the hash ``whole``, and return the objects in ``x`` still to visit."""
         _add(whole, f"{x.dtype} {x.layout} {x.device} {x.requires_grad} {x.is_conj()} {x.is_neg()};")
         others, numbers = of_tensor(x), x.detach()
         if x.is_nested:
@@ -168,11 +162,7 @@ class _Hidden:
 
 
 def _parts(x: Any, whole: Any) -> Iterable[Any]:
-    """Return the objects in ``x``, in a fixed order; contents that are not objects are added to the hash ``whole``.
-
-    Raises:
-        _Unknown: the object cannot be read.
-    """
+    """Return the objects in ``x``, in a fixed order; contents that are not objects are added to the hash ``whole``."""
     kind = type(x)
     match x:
         case type():
@@ -244,10 +234,7 @@ def _place(x: Any) -> tuple[str, str, int]:
 
 
 def _hides(kind: type) -> bool:
-    """Return whether C code may store state of a class's objects outside of attributes and slots.
-
-    This is assumed if objects have a variable size, or more bytes than attributes and slots need.
-    """
+    """Return whether objects have a variable size, or more bytes than attributes and slots need, so may hide state."""
     ours = [vars(base).values() for base in kind.__mro__ if "__slots__" in vars(base)]
     slots = sum(isinstance(value, types.MemberDescriptorType) for values in ours for value in values)
     pointers = slots + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
@@ -255,11 +242,7 @@ def _hides(kind: type) -> bool:
 
 
 def _pickled(x: Any, kind: type) -> list[Any]:
-    """Return the state that an object of a library passes to ``pickle``, or the object's bytes.
-
-    Raises:
-        _Unknown: the object supports neither ``pickle`` nor conversion to bytes.
-    """
+    """Return the state that an object of a library passes to ``pickle``, or the object's bytes."""
     reduced: Any
     try:
         reduce = copyreg.dispatch_table.get(kind)

@@ -171,11 +171,7 @@ def evaluate_chunk(worker: Worker, task: ModelTask, job: tuple[str, int]) -> Tot
 def _of_chunks(
     worker: Worker, task: ModelTask, examples: Examples | ClientData, firsts: Iterable[int], *key: str | int
 ) -> Totals:
-    """Return the sums of metrics over the chunks that begin at the examples ``firsts``.
-
-    A torchmetrics object gives one value over all chunks together, as a sum of one term. key: key of the seed for
-    random numbers that the module draws; the index of a chunk's first example is appended to the key.
-    """
+    """Return the sums of metrics over chunks, which begin at ``firsts``; a torchmetrics object is a sum of one term."""
     totals, work = Totals(), worker.work
     with work.logged:
         for first in firsts:
@@ -232,10 +228,7 @@ def judged(work: Work, x: Tensor, y: Tensor, number: int, n_classes: int | None,
 
 
 def _own_metrics(work: Work, batch: tuple[Tensor, ...], number: int) -> tuple[dict[str, Any], Set[str]]:
-    """Return the metrics that ``validation_step`` logs or returns, and the names of the logged torchmetrics objects.
-
-    Metrics and names are empty if the module does not define ``validation_step``.
-    """
+    """Return the metrics that ``validation_step`` logs or returns, and the names of the logged torchmetrics objects."""
     module = work.module
     if type(module).validation_step is LightningModule.validation_step:
         return {}, set()

@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from pytorch_lightning import LightningModule
@@ -36,14 +36,13 @@ from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.module_state import Saved
 from fedcommons.core.optimizers import plain_step
+from fedcommons.core.steps import AddToGrad, Batch, Loss, autocast
 from fedcommons.core.trainer_shim import Clock
 from fedcommons.core.training_process import TrainingProcess
-
-if TYPE_CHECKING:
-    from fedcommons.core.local_training import AddToGrad, Batch, LocalSGD, Loss
-    from fedcommons.data.clients import ClientData
+from fedcommons.data.clients import ClientData
 
 FIT = (
     "on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_epoch_end", "on_train_end", "on_fit_end",
@@ -157,16 +156,13 @@ class Hooks:
         self._saved = Saved(work, (self, self.optimizer))
 
     def train(
-        self, loop: "LocalSGD", data: "ClientData", seed: int, epochs: int, loss: "Loss", correct: "AddToGrad | None",
-        *, is_own: bool,
+        self, loop: LocalSGD, data: ClientData, seed: int, epochs: int, own_loss: Loss | None,
+        correct: AddToGrad | None,
     ) -> list[Tensor]:  # fmt: skip
         """Run a client's epochs, restore the module afterwards, and return the loss of every step.
 
-        Args:
-            loss: function of (batch, number). The number is the index of the batch in the epoch or, if ``is_own``, in
-                the whole training.
-            correct: the method's function that changes the gradients of every step; None: no change.
-            is_own: whether the loss function comes from the method and not from the module.
+        own_loss: the method's loss function; None: the module's ``training_step``. correct: the method's function that
+        changes the gradients of every step; None: no change.
 
         Raises:
             ValueError: a hook has unfrozen or replaced a parameter, skipped all batches, not called the closure, or set
@@ -176,6 +172,7 @@ class Hooks:
             raise ValueError("dp.local calls no hooks in its steps")
         work, module, clock, losses = self.work, self.module, self.clock, list[Tensor]()
         (first_epoch, first_step), last = work.started_at, loop.steps_of(len(data), 1) - 1
+        loss = autocast(own_loss or module.training_step, work.device.type, loop.precision)
         self._saved.put_attributes_back()  # earlier calls of training_step may have changed attributes
         if not module.training:
             work.train_mode()
@@ -189,7 +186,7 @@ class Hooks:
                 clock.current_epoch = first_epoch + epoch
                 module.on_train_epoch_start()
                 for step, batches in enumerate(loop.steps(data, seed, epoch)):
-                    at, number = (loop.accumulate * k for k in (step, len(losses) if is_own else step))
+                    at, number = (loop.accumulate * k for k in (step, len(losses) if own_loss else step))
                     value = self._step(loss, batches, at, number, correct, len(data.columns))
                     losses += [] if value is None else [value]
                     clock.global_step = first_step + len(losses)
@@ -199,7 +196,7 @@ class Hooks:
                             work.schedulers.after("epoch", epoch + 1)
                     if value is None:
                         break
-                    self._end_batch()
+                    module.on_train_batch_end(*self._ended)
                 module.on_train_epoch_end()
             clock.current_epoch = first_epoch + epochs
             module.on_train_end()
@@ -214,28 +211,18 @@ class Hooks:
             self._saved.put_back()
         return losses
 
-    def transfer(self, batch: "Batch") -> "Batch":
+    def transfer(self, batch: Batch) -> Batch:
         """Return the batch after the module's hooks for the transfer to the device, which may replace the batch."""
         batch = self.module.on_before_batch_transfer(batch, 0)
         batch = self.module.transfer_batch_to_device(batch, self.work.device, 0)
         return self.module.on_after_batch_transfer(batch, 0)
 
     def _step(
-        self, loss: "Loss", batches: "Sequence[Batch]", at: int, number: int, correct: "AddToGrad | None", width: int
+        self, loss: Loss, batches: Sequence[Batch], at: int, number: int, correct: AddToGrad | None, width: int
     ) -> Tensor | None:
-        """Take a step on the mean loss over the examples of ``batches``.
-
-        Args:
-            loss: function of (batch, number).
-            batches: the batches of the step, at most ``client.accumulate``.
-            at: index of the first batch in the epoch.
-            number: number that the loss function gets for the first batch.
-            correct: function that changes the gradients once, directly after the last backward pass.
-            width: number of columns of a batch that hooks see; later columns are for the method's loss function.
-
-        Returns:
-            The loss; None if ``on_train_batch_start`` returned -1, which skips the rest of the epoch.
-        """
+        """Take a step and return its loss; None if ``on_train_batch_start`` returned -1, which ends the epoch."""
+        # at: index of the first batch in the epoch. number: argument of ``loss`` for the first batch. width: number of
+        # columns of a batch that hooks see; later columns are for the method's loss function.
         losses, n = list[Tensor](), sum(len(batch[1]) for batch in batches)
         self._in_step, self._is_clipped = True, False
         for j, batch in enumerate(batches):
@@ -253,13 +240,10 @@ class Hooks:
             losses.append(closure.value)
             self._ended = {"loss": closure.value.clone()}, seen, place
             if not is_last:
-                self._end_batch()
+                self.module.on_train_batch_end(*self._ended)
         return reduce(torch.add, losses)
 
-    def _end_batch(self) -> None:
-        self.module.on_train_batch_end(*self._ended)
-
-    def correct(self, correct: "AddToGrad | None") -> None:
+    def correct(self, correct: AddToGrad | None) -> None:
         """Clip the gradients to ``client.clip_norm`` and apply the method's correction; do nothing for None."""
         if correct is None:
             return
@@ -270,10 +254,7 @@ class Hooks:
         correct(self.work.named)
 
     def _step_in_hook(self, closure: Callable[[], Tensor] | None = None, **_: Any) -> Tensor | None:
-        """Take a step as Lightning does: closure, ``on_before_optimizer_step``, clipping, then the optimizer's step.
-
-        The module's hook ``optimizer_step`` calls this method as ``optimizer.step``.
-        """
+        """Take a step as Lightning does; the module's hook ``optimizer_step`` calls this as ``optimizer.step``."""
         optimizer, value = self.work.optimizer, None
 
         def compute() -> Tensor | None:
@@ -295,32 +276,24 @@ class Hooks:
         return value
 
     def _after_transfer(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that calls the transfer hooks and then ``step``.
-
-        While ``_step`` runs, the function calls only ``step``, because ``_step`` has already called the hooks.
-        """
+        """Return a function that calls the transfer hooks, unless ``_step`` has called them, and then ``step``."""
         return lambda batch, *args: step(batch if self._in_step else self.transfer(batch), *args)
 
     def _optimizers(self, use_pl_optimizer: bool = True) -> Any:
-        """Return the optimizer, as Lightning's ``optimizers()`` does; this method replaces the module's method."""
         return self.optimizer if use_pl_optimizer else self.work.optimizer
 
 
 @dataclass
 class _Closure:
-    """A closure for ``optimizer_step`` that computes a batch's loss and gradients and calls the backward pass's hooks.
-
-    compute: function that returns the loss. share: the batch's fraction of the step's examples. at: index of the batch
-    in the epoch. correct: function that changes the gradients after the backward pass. value: the loss after the call.
-    """
+    """A closure for ``optimizer_step`` that computes a batch's loss and gradients and calls the hooks in between."""
 
     hooks: Hooks
-    compute: "Callable[[], Tensor]"
-    share: float
-    at: int
+    compute: Callable[[], Tensor]  # returns the loss
+    share: float  # the batch's fraction of the step's examples
+    at: int  # index of the batch in the epoch
     is_first: bool
-    correct: "AddToGrad | None"
-    value: Tensor | None = None
+    correct: AddToGrad | None  # changes the gradients after the backward pass
+    value: Tensor | None = None  # the loss after the call
 
     def __call__(self) -> Tensor:
         module, optimizer, epoch = self.hooks.module, self.hooks.work.optimizer, self.hooks.clock.current_epoch
@@ -338,8 +311,3 @@ class _Closure:
             module.on_after_backward()
         self.value = value.detach()
         return value
-
-
-def build_hooks(work: TrainingProcess) -> Hooks | None:
-    """Return the ``Hooks`` of a worker's module; None if the module overrides no hook."""
-    return Hooks(work) if overridden(work.module, CALLED) else None

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial, reduce
 from itertools import islice
 from math import ceil
@@ -10,35 +10,26 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.amp.grad_scaler import GradScaler
 
-from fedcommons.core.functional_step import Step
-from fedcommons.core.optimizers import plain_step
+from fedcommons.core import functional_step, steps
+from fedcommons.core.optimizers import Schedulers, plain_step
+from fedcommons.core.steps import AddToGrad, Batch, Loss
 from fedcommons.core.training_process import TrainingProcess
 from fedcommons.data.clients import ClientData
 from fedcommons.data.transforms import flip_and_crop
 from fedcommons.deprecated import accepts_old_names
 from fedcommons.flat_tensors import Flat
 from fedcommons.privacy import dp_sgd_vmap
-from fedcommons.privacy.dp_sgd import DPSGD
-from fedcommons.privacy.noise import Draws
+from fedcommons.privacy.dp_sgd import DPSGD, PrivateStep
 from fedcommons.privacy.release import UNCOVERED, Release
-from fedcommons.privacy.weight_guard import WRITTEN, Written
+from fedcommons.privacy.weight_guard import Written
 from fedcommons.runtime.torch_settings import tf32
 from fedcommons.seeding import generator, keyed_besides_torch, set_default_generator
 
-Batch = tuple[Tensor, ...]
-"""(inputs, labels) or (inputs, labels, weights); a method's loss function also gets ``ClientData.extra_columns``."""
+Batches = Callable[[int], Iterator[Any]]
+"""Function of an epoch (from 0) that yields an argument for each of the epoch's steps: a batch or a list of batches."""
 
-Loss = Callable[[Batch, int], Tensor]
-"""Function of (batch, step number) that returns the loss. A loss function of a method calls ``training_step`` itself.
-
-Additional forward passes must run in evaluation mode, in which no random numbers are drawn. So dropout in the training
-step has the same random numbers as without additional passes.
-"""
-
-AddToGrad = Callable[[Mapping[str, nn.Parameter]], None]
-"""Function that changes the gradients of the named parameters between the backward pass and the optimizer's step."""
+Step = steps.PlainStep | steps.AccumulatedStep | steps.ScaledStep | PrivateStep
 
 
 @accepts_old_names(of="values")
@@ -61,12 +52,6 @@ class Correction:
     def _parts(self) -> list[dict[str, Tensor]]:
         return [dict(x) for x in self.values]
 
-
-KINDS = {"bf16": torch.bfloat16, "fp16-mixed": torch.float16}
-"""Value of ``LocalSGD.precision`` -> number type for ``torch.autocast``."""
-
-SCALE = 1024.0
-"""Initial factor of the loss in a local training in fp16; the ``GradScaler`` halves it when a gradient overflows."""
 
 BARE_GRADIENT = Release(reason="work.gradient has no noise")
 """Privacy ledger entry (release) of a client's gradient over all examples, which no noise protects."""
@@ -142,124 +127,46 @@ class LocalSGD:
         add_to_grad: AddToGrad | None = None,
         lr: float | None = None,
     ) -> LocalResult:
-        """Train a client from the weights ``start``; the arguments are those of ``Work.local``.
-
-        ``loss`` gets the number of the step in this training. ``training_step`` gets the batch's index in the epoch.
-        """
+        """Train a client from the weights ``start``; the arguments are those of ``Work.local``."""
         if data.extra_columns and (loss is None or any(len(column) != len(data) for column in data.extra_columns)):
             raise ValueError(
                 "ClientData.extra_columns need a loss function of the method, and one row per example of the client"
             )
         if work.replacement:
             return work.replacement(work, self, start, data, seed, loss or lr, add_to_grad)
+        epochs = self.epochs_for(len(data), data.n_own, work.share)
         if work.graphs and loss is None and lr is None and isinstance(add_to_grad, Correction | None):
             work.releases.append(UNCOVERED)
-            return work.graphs.train(start, data, seed, add_to_grad, self.epochs_for(len(data), data.n_own, work.share))
-        module, optimizer, parameters = work.module, work.optimizer, list(work.named.values())
-        step_loss: Loss = loss or module.training_step  # pyright: ignore[reportAssignmentType]
-        if self.precision in KINDS:
-            step_loss = autocast(step_loss, work.device.type, KINDS[self.precision])
-        scaler = GradScaler(work.device.type, init_scale=SCALE) if self.precision == "fp16-mixed" else None
-        dp = self._private(work, data) if self.dp else None
+            return work.graphs.train(start, data, seed, add_to_grad, epochs)
+        dp = self._client_dp(work, data) if self.dp else None
         work.load(start)
-        optimizer.state.clear()  # momentum starts at zero, because it must not pass from client to client
+        work.optimizer.state.clear()  # momentum starts at zero, because it must not pass from client to client
         work.set_rates(lr)
-        schedulers, last = work.schedulers if lr is None else None, 0
-        if not module.training:
+        if not work.module.training:
             work.train_mode()
-        losses: list[Tensor] = []
-        protections: set[Release] = set()
-        n = len(data)
-        epochs, clock, (first_epoch, first_step) = (
-            self.epochs_for(n, data.n_own, work.share),
-            work.clock,
-            work.started_at,
-        )
-        private = work.noise.call("local training", *data.columns) if self.dp else None
-        set_default_generator(seed, "dropout")
-        is_plain, skipped = self.accumulate == 1 and not scaler, 0
-        value: Any = 0.0
-        steps: Callable[..., Iterator[Any]] = self.batches if is_plain else self.steps
-        if private:
-            steps = partial(self._samples, private)
-        plain = range(0 if work.hooks else epochs)  # no epoch runs here if ``Hooks.train`` trains the module
-        batches = ((epoch, at, b) for epoch in plain for at, b in enumerate(steps(data, seed, epoch)))
-        step, written = plain_step(optimizer), Written(work.params.buffer, optimizer) if self.dp else None
+        step, batches = self._choose(work, data, seed, dp, loss, add_to_grad)
+        if work.schedulers and lr is None:
+            batches = partial(_scheduled, work.schedulers, batches)
         kernels = nullcontext() if torch.backends.mkldnn.enabled == self.onednn else onednn(self.onednn)
         others = keyed_besides_torch(seed) if work.has_user_code else nullcontext()
+        set_default_generator(seed, "dropout")
         with work.logged as logged, kernels, tf32() if self.precision == "tf32" else nullcontext(), others:
             if work.hooks:
-                losses += work.hooks.train(self, data, seed, epochs, step_loss, add_to_grad, is_own=loss is not None)
-            for epoch, at, batch in batches:
-                if schedulers and epoch != last:
-                    schedulers.after("epoch", epoch)
-                    last = epoch
-                clock.current_epoch, clock.global_step = first_epoch + epoch, first_step + len(losses)
-                number = len(losses) if loss else at
-                if written:
-                    written.begin()
-                try:
-                    if dp and private:
-                        batch, seeds = batch
-                        expected, noise = min(self.batch_size, n), private.stream("noise", len(losses))
-                        if dp.at_once > 1 and loss is None:
-                            total, sums = dp_sgd_vmap.of_step(dp, Step(module), work.named, batch, number)
-                            value = sums.pop("loss") / max(len(batch[1]), 1)
-                            logged.add(sums, len(batch[1]))
-                            protections.add(dp.put(total, parameters, expected, noise))
-                        else:
-                            result = dp.gradients(parameters, step_loss, batch, number, expected, noise, seeds)
-                            value = result[0]
-                            protections.add(result[1])
-                    else:
-                        if is_plain:
-                            value = step_loss(batch, number)
-                        for parameter in parameters:  # faster than zero_grad, which torch wraps in profiling
-                            parameter.grad = None
-                        if is_plain:
-                            value.backward()
-                        else:
-                            value = self._accumulated(step_loss, batch, number, scaler)
-                    if scaler:
-                        scaler.unscale_(optimizer)
-                    if self.clip_norm is not None:
-                        nn.utils.clip_grad_norm_(parameters, self.clip_norm)
-                    if add_to_grad:
-                        add_to_grad(work.named)
-                    if written:
-                        written.look()
-                    if scaler:
-                        skipped += _skipped(scaler, optimizer)
-                    else:
-                        step()
-                    if written:
-                        written.keep()
-                except Exception as error:
-                    if is_plain and value is None:
-                        what = "the method's loss" if loss else "training_step"
-                        raise ValueError(f"{what} gives None for batch {number}: each needs a number") from error
-                    first = batch[0] if is_plain else batch[0][0]
-                    error.add_note(f"step {len(losses)}, batch {tuple(first.shape)}")
-                    raise
-                losses.append(value.detach())
-                if schedulers:
-                    schedulers.after("step", at * self.accumulate + (1 if is_plain else len(batch)))
+                losses = work.hooks.train(self, data, seed, epochs, loss, add_to_grad)
+            else:
+                losses = _take(work, step, batches, epochs, is_own=loss is not None)
         is_moved = work.has_user_code and work.gather()
         mean = losses[0] if len(losses) == 1 else reduce(torch.add, losses) / len(losses)
-        metrics = {**logged.means, **logged.values(), "loss": mean, "steps": max(1, len(losses) - skipped)}
-        listed = work.times_listed(data) if self.dp else 1
-        uncovered = written and (written.unprotected or (WRITTEN if is_moved else None))
-        spent = uncovered or self._spent(protections, n, len(losses), listed)
+        n_steps = len(losses) - (step.skipped if isinstance(step, steps.ScaledStep) else 0)
+        metrics = {**logged.means, **logged.values(), "loss": mean, "steps": max(1, n_steps)}
+        spent = UNCOVERED
+        if isinstance(step, PrivateStep):
+            spent = step.release(len(losses), work.times_listed(data), is_moved=is_moved)
         work.releases.append(spent)
         return LocalResult(work.params, metrics, spent)
 
-    def _private(self, work: TrainingProcess, data: ClientData) -> DPSGD:
-        """Return DP-SGD's settings for this client; with a target epsilon, the noise depends on the client.
-
-        Raises:
-            ValueError: a target epsilon is set, but the client has already trained in this round, or ``data`` contain
-                an example several times. Epsilon would then be larger than the target.
-        """
+    def _client_dp(self, work: TrainingProcess, data: ClientData) -> DPSGD:
+        """Return the settings of DP-SGD for this client; with a target epsilon, the noise depends on the client."""
         assert self.dp
         if self.dp.target and work.releases:
             raise ValueError("dp.target_epsilon is for one local training of a client in a round, and this is another")
@@ -269,75 +176,84 @@ class LocalSGD:
             )
         return self.dp.of_client(len(data), self.batch_size, self.steps_for(len(data), data.n_own))
 
-    def _spent(self, protections: set[Release], n: int, steps: int, listed: int) -> Release:
-        """Return one privacy ledger entry (release) for all steps; without a guarantee if the steps' releases differ.
-
-        protections: the different releases of the steps; empty without DP-SGD, which gives no guarantee. n: number of
-        training examples. steps: number of steps. listed: m, the maximum number of copies of an example in the data.
-        Symbols of DP-SGD: q, sampling rate; C, clipping norm; sigma, noise multiplier. An example with m copies is in
-        a batch with probability q' = 1 - (1 - q)^m, and adds a gradient of norm at most m C. So a step discloses at
-        most as much as a sampled Gaussian mechanism with sampling rate q' and noise multiplier sigma / m. The reason:
-        the example's contribution is a mixture over the number of copies in the batch, and the divergence is convex.
-        """
-        if self.dp is None or len(protections) != 1:
-            return UNCOVERED
-        release, q = protections.pop(), self.dp.sampling_rate(n, self.batch_size)
-        if listed > 1:
-            release = replace(release, sigma=release.sigma / listed, sensitivity=release.sensitivity * listed)
-            q = 1 - (1 - q) ** listed
-        return replace(release, q=q, steps=steps)
-
-    def _samples(self, private: Draws, data: ClientData, seed: int, epoch: int) -> Iterator[Any]:
-        """Yield the Poisson batches of an epoch, each with a seed per example in the batch (see ``Draws.seeds``)."""
-        assert self.dp
-        n, steps, draws = len(data), self.dp.steps(len(data), self.batch_size), generator(seed, "order", epoch)
-        for number in range(epoch * steps, (epoch + 1) * steps):
-            chosen = self.dp.sample(n, self.batch_size, private.stream("batch", number))
-            rows, all_seeds = chosen.to(data.y.device), private.seeds(n, number)
-            batch = [t[rows] for t in (*data.columns, *data.extra_columns)]
-            seeds = [all_seeds[j] for j in chosen.tolist()] if all_seeds else []
-            if self.augment and seeds:
-                images = zip(batch[0].split(1), seeds, strict=True)
-                batch[0] = torch.cat(
-                    [flip_and_crop(x, generator(example_seed, "augment")) for x, example_seed in images]
+    def _choose(
+        self, work: TrainingProcess, data: ClientData, seed: int, dp: DPSGD | None, own_loss: Loss | None,
+        add_to_grad: AddToGrad | None,
+    ) -> tuple[Step, Batches]:  # fmt: skip
+        """Return the step for a training, and the function that yields the arguments of an epoch's steps."""
+        loss = steps.autocast(own_loss or work.module.training_step, work.device.type, self.precision)
+        parameters, update, changes = list(work.named.values()), plain_step(work.optimizer), list[steps.Change]()
+        if self.clip_norm is not None:
+            changes.append(partial(nn.utils.clip_grad_norm_, parameters, self.clip_norm))
+        if add_to_grad:
+            changes.append(partial(add_to_grad, work.named))
+        if dp:
+            gradients = partial(dp.gradients, parameters, loss)
+            if dp.at_once > 1 and own_loss is None:
+                gradients = partial(
+                    dp_sgd_vmap.gradients, dp, functional_step.Step(work.module), work.named, work.logged.add
                 )
-            elif self.augment and len(chosen):
-                batch[0] = flip_and_crop(batch[0], draws)
-            yield tuple(batch), seeds
+            draws, guard = work.noise.call("local training", *data.columns), Written(work.params.buffer, work.optimizer)
+            changes += [guard.look, update, guard.keep]
+            private = PrivateStep(dp, draws, len(data), self.batch_size, gradients, changes, guard)
+            return private, partial(self._samples, private, data, seed)
+        if self.precision == "fp16-mixed":
+            step = steps.AccumulatedStep(loss, parameters, changes, self.accumulate)
+            return steps.ScaledStep(step, work.optimizer, work.device.type), partial(self.steps, data, seed)
+        changes.append(update)
+        if self.accumulate > 1:
+            return steps.AccumulatedStep(loss, parameters, changes, self.accumulate), partial(self.steps, data, seed)
+        return steps.PlainStep(loss, parameters, changes), partial(self.batches, data, seed)
+
+    def _samples(self, step: PrivateStep, data: ClientData, seed: int, epoch: int) -> Iterator[Any]:
+        augment = partial(_flip_and_crop_each, generator(seed, "order", epoch)) if self.augment else None
+        return step.samples((*data.columns, *data.extra_columns), augment, epoch)
 
     def steps(self, data: ClientData, seed: int, epoch: int) -> Iterator[list[Batch]]:
-        """Return an iterator over the steps of ``epoch`` (from 0), each a list of at most ``accumulate`` batches."""
+        """Return an iterator over the steps of an epoch, each a list of at most ``accumulate`` batches.
+
+        Args:
+            data: training data of a client.
+            seed: seed of the client's training.
+            epoch: number of the epoch, from 0.
+        """
         batches = self.batches(data, seed, epoch)
         return iter(lambda: list(islice(batches, self.accumulate)), [])
 
-    def _accumulated(self, loss: Loss, batches: Sequence[Batch], step: int, scaler: GradScaler | None) -> Tensor:
-        """Compute the gradients of the mean loss over all examples of ``batches``, batch by batch; return the loss."""
-        n, values = sum(len(batch[1]) for batch in batches), []
-        for number, batch in enumerate(batches, step * self.accumulate):
-            value = loss(batch, number) * (len(batch[1]) / n)
-            (scaler.scale(value) if scaler else value).backward()
-            values.append(value.detach())
-        return reduce(torch.add, values)
-
     def batches(self, data: ClientData, seed: int, epoch: int) -> Iterator[Batch]:
-        """Yield the batches of an epoch in a random order, which depends on ``seed`` and ``epoch`` (number, from 0)."""
+        """Yield the batches of an epoch in a random order, which depends on ``seed`` and ``epoch``.
+
+        Args:
+            data: training data of a client. A batch has all columns: inputs, labels, weights if there are any, and
+                ``extra_columns``.
+            seed: seed of the client's training.
+            epoch: number of the epoch, from 0.
+        """
         n, b, columns = len(data), self.batch_size, (*data.columns, *data.extra_columns)
         if n <= b and not self.augment:
             yield columns  # one batch contains all examples, so the order does not matter
             return
         draws = generator(seed, "order", epoch)
         order = torch.randperm(n, generator=draws).to(data.y.device)
-        shuffled = self._augmented([t.index_select(0, order) for t in columns], draws)  # one copy; batches are views
+        shuffled = [t.index_select(0, order) for t in columns]  # one copy; batches are views
+        if self.augment:
+            shuffled[0] = flip_and_crop(shuffled[0], draws)
         for first in range(0, n, b):
             if self.drop_last and 0 < first > n - b:
                 return
             yield tuple(t[first : first + b] for t in shuffled)
 
-    def _augmented(self, columns: list[Tensor], draws: torch.Generator) -> Batch:
-        return (flip_and_crop(columns[0], draws), *columns[1:]) if self.augment else tuple(columns)
-
     def gradient(self, work: TrainingProcess, at: Flat, data: ClientData) -> Flat:
-        """Return the gradient of the mean loss on ``data`` at the weights ``at``, in evaluation mode, not augmented."""
+        """Return the gradient of the mean loss over all examples, in evaluation mode and without augmentation.
+
+        Args:
+            work: training objects of the process; its module gets the weights ``at``.
+            at: weights at which the gradient is computed.
+            data: examples of the client, n rows in batches of ``batch_size``.
+
+        Returns:
+            The gradient, with the names and shapes of ``at``.
+        """
         work.load(at)
         work.module.eval()
         n, b = len(data), self.batch_size
@@ -351,23 +267,43 @@ class LocalSGD:
         return Flat(at.layout, total)
 
 
-def autocast(loss: Loss, device: str, kind: torch.dtype) -> Loss:
-    """Return the loss function with matrix products in the number type ``kind``; weights and gradients stay float32."""
+def _take(work: TrainingProcess, step: Step, batches: Batches, epochs: int, *, is_own: bool) -> list[Tensor]:
+    """Take the steps of all epochs and return their losses. is_own: whether the loss function is the method's."""
+    losses: list[Tensor] = []
+    clock, (first_epoch, first_step) = work.clock, work.started_at
+    for epoch in range(epochs):
+        for number, batch in enumerate(batches(epoch), len(losses) if is_own else 0):
+            clock.current_epoch, clock.global_step = first_epoch + epoch, first_step + len(losses)
+            try:
+                value = step(batch, number)
+            except steps.NoLoss as error:
+                what = "the method's loss" if is_own else "training_step"
+                raise ValueError(f"{what} gives None for batch {number}: each needs a number") from error
+            except Exception as error:
+                while not isinstance(batch, Tensor):  # the first column of the step's first batch
+                    batch = batch[0]
+                error.add_note(f"step {len(losses)}, batch {tuple(batch.shape)}")
+                raise
+            losses.append(value.detach())
+    return losses
 
-    def cast(batch: Batch, step: int) -> Tensor:
-        with torch.autocast(device, kind):
-            value = loss(batch, step)
-        return value.float() if value.dtype == kind else value
 
-    return cast
+def _scheduled(schedulers: Schedulers, batches: Batches, epoch: int) -> Iterator[Any]:
+    """Yield the batches of an epoch; step the schedulers that are due before the epoch and after each batch."""
+    if epoch:
+        schedulers.after("epoch", epoch)
+    n = 0
+    for batch in batches(epoch):
+        yield batch
+        n += len(batch) if isinstance(batch, list) else 1
+        schedulers.after("step", n)
 
 
-def _skipped(scaler: GradScaler, optimizer: torch.optim.Optimizer) -> bool:
-    """Take a step with unscaled gradients and return whether the scaler skipped it (non-finite gradient)."""
-    before = scaler.get_scale()
-    scaler.step(optimizer)
-    scaler.update()
-    return scaler.get_scale() < before
+def _flip_and_crop_each(draws: torch.Generator, images: Tensor, seeds: Sequence[int]) -> Tensor:
+    if not seeds:
+        return flip_and_crop(images, draws)
+    each = zip(images.split(1), seeds, strict=True)
+    return torch.cat([flip_and_crop(image, generator(seed, "augment")) for image, seed in each])
 
 
 @contextmanager

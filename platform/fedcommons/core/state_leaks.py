@@ -135,10 +135,7 @@ def _of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, objec
 
 
 def _attributes(module: nn.Module, sent: Mapping[int, Tensor]) -> Iterator[tuple[str, object]]:
-    """Yield (name, value) of a module's tensors and attributes, except submodules and numbers in ``sent`` tensors.
-
-    sent: id of a tensor -> tensor that the engine loads before every client.
-    """
+    """Yield (name, value) of a module's tensors and attributes, except submodules and numbers in ``sent`` tensors."""
     for name, value in vars(module).items():
         if name in ("_parameters", "_buffers"):
             yield from ((n, of_tensor(t) if id(t) in sent else t) for n, t in value.items() if t is not None)

@@ -12,7 +12,6 @@ changes the gradients by a function that is not a ``Correction``.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,10 +52,7 @@ class _Alone(BaseException):
 def _ask(
     work: "Work", loop: LocalSGD, start: Flat, data: ClientData, seed: int, override: Any, add_to_grad: Any
 ) -> LocalResult:
-    """Raise the ``Request`` of a local training instead of training.
-
-    override: the method's separate loss function or learning rate; None: those of the module.
-    """
+    """Raise the ``Request`` of a training. override: the method's separate loss function or learning rate, or None."""
     if loop is not work.loop or override is not None or not isinstance(add_to_grad, Correction | None):
         raise _Alone
     raise Request(start, data, seed, add_to_grad, work.loop.epochs_for(len(data), data.n_own, work.share))
@@ -158,7 +154,7 @@ def train(work: "Work", requests: Sequence[Request]) -> list[LocalResult]:
     """
     loop, stacked = work.loop, Stacked(work, [r.start for r in requests])
     correct = _corrected([r.correction for r in requests])
-    remaining = {i: chain.from_iterable(_epochs(loop, r)) for i, r in enumerate(requests)}
+    remaining = {i: _batches(loop, r) for i, r in enumerate(requests)}
     ended: dict[int, Tensor] = {}
     if not work.module.training:
         work.module.train()
@@ -183,21 +179,17 @@ def train(work: "Work", requests: Sequence[Request]) -> list[LocalResult]:
     return results
 
 
-def _epochs(loop: LocalSGD, request: Request) -> Iterator[Iterator[Batch]]:
-    return (loop.batches(request.data, request.seed, epoch) for epoch in range(request.epochs))
+def _batches(loop: LocalSGD, request: Request) -> Iterator[Batch]:
+    return (batch for epoch in range(request.epochs) for batch in loop.batches(request.data, request.seed, epoch))
 
 
 def _corrected(corrections: Sequence[Correction | None]) -> Callable[[Mapping[str, Tensor]], None] | None:
-    """Return a function that applies each client's correction to the gradients of stacked weights; None: no correction.
-
-    All corrections have the same function. A value that is the same object for all clients, such as the server model,
-    is not stacked.
-    """
+    """Return a function that applies the corrections, all with one function, to the gradients of stacked weights."""
     first = corrections[0]
     if first is None:
         return None
     of_each = list(zip(*(c.values for c in corrections if c), strict=True))
-    common = [all(x is xs[0] for x in xs) for xs in of_each]
+    common = [all(x is xs[0] for x in xs) for xs in of_each]  # such as the server model, which is not stacked
     values = [
         dict(xs[0]) if shared else {name: torch.stack([x[name] for x in xs]) for name in xs[0]}
         for xs, shared in zip(of_each, common, strict=True)

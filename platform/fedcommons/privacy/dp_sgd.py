@@ -16,8 +16,8 @@ vectorised gradients. On a GPU it is slow, so one call may compute ``at_once`` g
 ``noise.py`` draws noise and batches on the CPU and copies them to the device, so they are equal on every device.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf
 
 import numpy as np
@@ -25,8 +25,9 @@ import torch
 from torch import Tensor, nn
 
 from fedcommons.privacy.accountants import noise_for, require_reachable
-from fedcommons.privacy.noise import Stream
-from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
+from fedcommons.privacy.noise import Draws, Stream
+from fedcommons.privacy.release import SAMPLED_GAUSSIAN, UNCOVERED, Release
+from fedcommons.privacy.weight_guard import WRITTEN, Written
 from fedcommons.seeding import set_default_generator
 
 
@@ -163,3 +164,81 @@ class DPSGD:
             p.grad = mean[start : start + p.numel()].view_as(p)
             start += p.numel()
         return total.release
+
+
+Sample = tuple[tuple[Tensor, ...], list[int], Stream]
+"""A Poisson batch: its columns, a seed per example (see ``Draws.seeds``), and the stream of the step's noise."""
+
+
+@dataclass
+class PrivateStep:
+    """A step of a client's local training under DP-SGD, with the privacy ledger's entries of all its calls.
+
+    draws: source of the batches and of the noise. n: number of the client's examples. gradients: ``DPSGD.gradients``
+    with parameters and loss. changes: functions that are called in this order after the gradients are set; one takes
+    the optimizer's step, between ``guard.look`` and ``guard.keep``. guard: detector of writes by user code.
+    """
+
+    dp: DPSGD
+    draws: Draws
+    n: int
+    batch_size: int
+    gradients: Callable[..., tuple[Tensor, Release]]
+    changes: Sequence[Callable[[], object]]
+    guard: Written
+    releases: set[Release] = field(default_factory=set)
+
+    def __call__(self, sample: Sample, number: int) -> Tensor:
+        batch, seeds, noise = sample
+        self.guard.begin()
+        value, release = self.gradients(batch, number, min(self.batch_size, self.n), noise, seeds)
+        self.releases.add(release)
+        for change in self.changes:
+            change()
+        return value
+
+    def samples(
+        self, columns: Sequence[Tensor], augment: Callable[[Tensor, list[int]], Tensor] | None, epoch: int
+    ) -> Iterator[Sample]:
+        """Yield the Poisson batches of an epoch (from 0).
+
+        columns: all examples of the client, n rows in each column. augment: function of (images, seeds) that changes
+        the images of a batch; None: no change.
+        """
+        steps = self.dp.steps(self.n, self.batch_size)
+        for step in range(epoch * steps, (epoch + 1) * steps):
+            chosen = self.dp.sample(self.n, self.batch_size, self.draws.stream("batch", step))
+            rows, all_seeds = chosen.to(columns[0].device), self.draws.seeds(self.n, step)
+            seeds = [all_seeds[j] for j in chosen.tolist()] if all_seeds else []
+            batch = [t[rows] for t in columns]
+            if augment and len(chosen):
+                batch[0] = augment(batch[0], seeds)
+            yield tuple(batch), seeds, self.draws.stream("noise", step)
+
+    def release(self, steps: int, listed: int, *, is_moved: bool) -> Release:
+        """Return one privacy ledger entry for all steps; without a guarantee if the steps' entries differ.
+
+        listed: see ``compose_steps``. is_moved: whether user code has moved a parameter to memory that the guard does
+        not see.
+        """
+        if uncovered := self.guard.unprotected or (WRITTEN if is_moved else None):
+            return uncovered
+        if len(self.releases) != 1:
+            return UNCOVERED
+        (release,) = self.releases
+        return compose_steps(release, self.dp.sampling_rate(self.n, self.batch_size), steps, listed)
+
+
+def compose_steps(release: Release, q: float, steps: int, listed: int) -> Release:
+    """Return the privacy ledger entry (release) of several steps. release: entry of one step without sampling.
+
+    q: sampling rate. listed: m, the maximum number of copies of an example in the data.
+    C: clipping norm;  sigma: noise multiplier. An example with m copies is in a batch with probability
+    q' = 1 - (1 - q)^m, and adds a gradient of norm at most m C. So a step discloses at most as much as a sampled
+    Gaussian mechanism with sampling rate q' and noise multiplier sigma / m. The reason: the example's contribution is
+    a mixture over the number of copies in the batch, and the divergence is convex.
+    """
+    if listed > 1:
+        release = replace(release, sigma=release.sigma / listed, sensitivity=release.sensitivity * listed)
+        q = 1 - (1 - q) ** listed
+    return replace(release, q=q, steps=steps)

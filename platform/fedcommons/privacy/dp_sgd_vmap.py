@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedcommons.errors import UserError, sentence
 from fedcommons.privacy.dp_sgd import DPSGD, NoisySum
-from fedcommons.privacy.noise import Draws
+from fedcommons.privacy.noise import Draws, Stream
 from fedcommons.privacy.release import Release
 
 Loss = Callable[..., Tensor]
@@ -103,6 +103,20 @@ def of_step(
     return total, sums
 
 
+def gradients(
+    dp: DPSGD, step: nn.Module, named: Mapping[str, nn.Parameter], log: Callable[[dict[str, Tensor], int], None],
+    batch: Sequence[Tensor], number: int, expected: int, noise: Stream, _: Sequence[int] = (),
+) -> tuple[Tensor, Release]:  # fmt: skip
+    """Set the parameters' gradients and return loss and release, as ``DPSGD.gradients`` does, by ``of_step``.
+
+    log: function of the sums of logged values over the batch, and the number of examples in the batch.
+    """
+    total, sums = of_step(dp, step, named, batch, number)
+    value = sums.pop("loss") / max(len(batch[1]), 1)
+    log(sums, len(batch[1]))
+    return value, dp.put(total, list(named.values()), expected, noise)
+
+
 def flaw(step: nn.Module, named: Mapping[str, nn.Parameter], batch: Sequence[Tensor]) -> str | None:
     """Try vectorised gradients of a training step on ``batch``, two per call; return the error message or None."""
     training = step.training
@@ -155,9 +169,6 @@ def steps(
             draws.manual_seed(seeds[0])
         random_columns = draw(n, chosen) if seeds else draw(len(chosen), slice(None))
         total = noisy_sum(named, loss, [*batch, *random_columns], dp.clip, physical_batch)
-        total.blur(dp.noise_multiplier, noise.stream("noise", step))
-        mean = total.values.div_(expected)
-        for p, part in zip(named.values(), mean.split([p.numel() for p in named.values()]), strict=True):
-            p.grad = part.view_as(p)
+        release = dp.put(total, list(named.values()), expected, noise.stream("noise", step))
         optimizer.step()
-        yield replace(total.release, q=q)
+        yield replace(release, q=q)
