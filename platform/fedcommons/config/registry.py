@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedcommons.config import user_code, user_imports, user_loader
+from fedcommons.config import user_code, user_loader
 from fedcommons.config.fields import Field, fields_of
 from fedcommons.config.hints import is_elsewhere
 from fedcommons.config.static_fields import fields_in, has
@@ -390,7 +390,7 @@ def _module(where: str, what: str) -> ModuleType:
     code = _code(where, what)
     if code:  # for an installed package, no folder is added, so that it cannot import the user's files
         for folder in ([code.file.parent] if where.endswith(".py") else []) + [base()]:
-            user_imports.add_to_path(folder)  # by default, sys.path has only the script's folder
+            user_code.add_to_path(folder)  # by default, sys.path has only the script's folder
     with before_any_work(), user_code_context(f"{what}: importing {where} failed"):
         try:
             return user_loader.load(code) if code else importlib.import_module(where)

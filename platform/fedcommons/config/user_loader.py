@@ -50,19 +50,15 @@ class _Loader(SourceFileLoader):
 class _Modules:
     """A finder (``sys.meta_path``) of the modules of loaded components; the component loaded last takes precedence.
 
-    code_by_file: component's file -> code. run: (name, hash of the code) -> module that this loader has run.
+    code_by_file: component's file -> code. run: (name, hash of the code) -> module that ``_Loader`` has run.
     """
 
     code_by_file: dict[Path, Code] = field(default_factory=dict)
     run: dict[tuple[str, str], ModuleType] = field(default_factory=dict)
 
     def find_spec(self, name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return the spec of a loaded component's module; None for other modules, and if there is a ``target``.
-
-        ``importlib.reload`` passes a target. None then makes Python read the module's file again.
-        """
         modules = [code.modules[name] for code in self.code_by_file.values() if name in code.modules]
-        if not modules or target is not None:
+        if not modules or target is not None:  # ``importlib.reload`` passes a target, and Python reads the file again
             return None
         file = modules[-1].file
         folders = [str(file.parent)] if file.name == "__init__.py" else None
@@ -71,7 +67,7 @@ class _Modules:
         )
 
     def hold(self, code: Code) -> None:
-        """Register a component's code, so that each later import of one of its modules runs this code."""
+        """Make each later import of one of the component's modules run this code."""
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
         self.code_by_file.pop(code.file, None)
@@ -86,10 +82,7 @@ class _Modules:
                 _put(name, module)
 
     def _run(self, name: str, module: Module) -> ModuleType | None:
-        """Return the Python module that was created when the code ``module`` ran under this name.
-
-        None: the code has not run under this name, or ``importlib.reload`` has replaced it since.
-        """
+        """Return the module that ran this code under this name; None if none did, or if it was reloaded since."""
         candidate = self.run.get((name, module.key))
         loader = getattr(getattr(candidate, "__spec__", None), "loader", None)
         return candidate if isinstance(loader, _Loader) and loader.module.key == module.key else None

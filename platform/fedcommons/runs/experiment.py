@@ -26,7 +26,7 @@ from fedcommons.core.vmap_clients import request_training
 from fedcommons.core.worker import default_device, fresh_torch
 from fedcommons.data.clients import ClientData, Clients
 from fedcommons.data.partition import Partitioned
-from fedcommons.errors import ClientError, Warned
+from fedcommons.errors import ClientError, UserError, Warned, sentence
 from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.client_memory import ClientMemory
 from fedcommons.federation.rounds import Plan, Standing
@@ -36,6 +36,7 @@ from fedcommons.privacy.ledger import Ledger, require_small_delta
 from fedcommons.privacy.salts import IF_SECRET, SECRET
 from fedcommons.runs import continuation, evaluate, load_data, model_files, run_salts
 from fedcommons.runs.build import Assembled, OnStep, Prepared, assemble, joining_of, prepare, synthetic_images
+from fedcommons.runs.checks import require_sources
 from fedcommons.runs.early_stopping import stop_of
 from fedcommons.runs.load_data import dir_option
 from fedcommons.runs.worker import build_module, local_loop, noise_key, run_name
@@ -131,6 +132,10 @@ def run(
             raise
         if mirror:
             mirror.end(store.upload() if may_generate else "")
+        try:
+            require_sources(config)
+        except UserError as error:
+            say(Warned(f"{sentence(error)} This run used the code as it was, and only that code can resume it."))
         return summary
 
 
