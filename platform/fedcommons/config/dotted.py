@@ -9,31 +9,17 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
-from fedcommons.config import registry, weights_file
+from fedcommons.config import registry, schema, weights_file
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import Field, fields_of
 from fedcommons.config.registry import KINDS, OPTIONAL
-from fedcommons.config.schema import (  # fmt: skip
-    DP,
-    Client,
-    Constants,
-    Data,
-    Evaluate,
-    Federation,
-    Generator,
-    Measure,
-    Model,
-    Partition,
-    Sharing,
-    Straggler,
-    Tracking,
-)
+from fedcommons.config.schema import Constants
 from fedcommons.errors import UserError, quote, unknown
 
 SECTIONS = {
-    "data": Data, "partition": Partition, "sharing": Sharing, "generator": Generator, "model": Model, "client": Client,
-    "federation": Federation, "straggler": Straggler, "dp": DP, "evaluate": Evaluate, "measure": Measure,
-    "tracking": Tracking,
+    "data": schema.Data, "partition": schema.Partition, "sharing": schema.Sharing, "generator": schema.Generator,
+    "model": schema.Model, "client": schema.Client, "federation": schema.Federation, "straggler": schema.Straggler,
+    "dp": schema.DP, "evaluate": schema.Evaluate, "measure": schema.Measure, "tracking": schema.Tracking,
 }  # fmt: skip
 
 IGNORED_BY_RESULTS = (

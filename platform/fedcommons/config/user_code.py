@@ -199,8 +199,9 @@ class _Finder(ModuleFinder):
             return None
         module: Any = self.add_module(fqname)
         places = list(spec.submodule_search_locations or [spec.origin])
-        places = [place for place in places if parent or os.path.dirname(place) in self.users]
-        if places and isinstance(spec.loader, SourceFileLoader | NoneType):
+        users = [place for place in places if os.path.dirname(place) in self.users]
+        if users and isinstance(spec.loader, SourceFileLoader | NoneType):
+            self.users.update(users)
             module.__path__ = places if spec.submodule_search_locations else None
             if spec.origin:
                 self.read(fqname, spec.origin)
