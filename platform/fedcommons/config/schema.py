@@ -37,9 +37,7 @@ class Constants(Mapping[str, Any]):
 
 def _constant(section: Any, name: str) -> Any:
     if name.startswith("_") or name == "constants" or name not in section.constants:
-        raise AttributeError(
-            f"{type(section).__name__} has no field {name}; its component has {list(section.constants)}"
-        )
+        raise AttributeError(f"{type(section).__name__} has no field {name}; its component has {[*section.constants]}")
     return section.constants[name]
 
 
