@@ -71,10 +71,10 @@ def _declarations(node: Declared) -> Iterator[tuple[str, ast.expr, ast.expr, str
     """Yield (name, annotation, default, help) of a dataclass' fields, or of the parameters that have a default."""
     if isinstance(node, ast.ClassDef) and node.decorator_list:
         for line, below in zip(node.body, [*node.body[1:], None], strict=True):
-            is_field = isinstance(line, ast.AnnAssign) and not ast.unparse(line.annotation).startswith("ClassVar")
-            if is_field and isinstance(line.target, ast.Name) and line.value:
+            if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and line.value:
                 text = ast.literal_eval(below.value) if isinstance(below, ast.Expr) else ""
-                yield line.target.id, line.annotation, line.value, text
+                if not ast.unparse(line.annotation).startswith("ClassVar"):
+                    yield line.target.id, line.annotation, line.value, text
         return
     helps = {p.arg_name: p.description or "" for p in parse(ast.get_docstring(node) or "").params}
     function = node

@@ -198,7 +198,7 @@ class _Finder(ModuleFinder):
         if (spec := PathFinder.find_spec(partname, folders)) is None:
             return None
         module: Any = self.add_module(fqname)
-        places = list(spec.submodule_search_locations or [spec.origin])
+        places = list(spec.submodule_search_locations or [str(spec.origin)])
         users = [place for place in places if os.path.dirname(place) in self.users]
         if users and isinstance(spec.loader, SourceFileLoader | NoneType):
             self.users.update(users)
@@ -212,7 +212,8 @@ class _Finder(ModuleFinder):
             self.contents[name] = source.read(LARGEST + 1)
         if len(self.contents[name]) > LARGEST:
             raise UserError(f"{self.what}: {file} has more than {LARGEST:,} bytes, the maximum for Python code.")
-        self.add_module(name).__file__ = file
+        module: Any = self.add_module(name)
+        module.__file__ = file
 
     def follow(self, name: str) -> None:
         """Read the user's modules that the module ``name`` imports.
@@ -232,11 +233,11 @@ class _Finder(ModuleFinder):
                 for step in (full, *(f"{full}.{attribute}" for attribute in names)):
                     with suppress(ImportError):
                         self.import_hook(step)
-                message = self.missing(full, names, Path(module.__file__).stem)
+                message = self.lost_module(full, names, Path(module.__file__).stem)
             if message and is_sure:
                 raise UserError(f"{self.what}: {module.__file__} (line {line}) {message}")
 
-    def missing(self, name: str, names: Sequence[str], importer: str) -> str | None:
+    def lost_module(self, name: str, names: Sequence[str], importer: str) -> str | None:
         """Return a message if ``from name import names`` needs a module of the user that is certainly missing, or None.
 
         A missing top-level module counts as the user's only if its name is similar to the name of a user's module.
