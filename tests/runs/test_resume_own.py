@@ -73,12 +73,16 @@ class Lab:
     def alone(self, action: Callable[[], object]) -> Ended:
         return forked(lambda: call(lambda _: (action(), 0)[1]), self.folder)
 
-    def run(self, name: str = "cut", stop: bool = False, edit: Callable[[], None] = nothing) -> Ended:
-        """Run or resume; edit: what happens between the config and the run."""
+    def run(
+        self, name: str = "cut", stop: bool = False, edit: Callable[[], None] = nothing,
+        after_round: Callable[[], None] = nothing,
+    ) -> Ended:  # fmt: skip
+        """Run or resume; edit: what happens between the config and the run; after_round: what happens in the run."""
 
         def end(number: int, metrics: Mapping[str, float | None]) -> None:
             if stop and number == 1:
                 os._exit(STOPPED)
+            after_round()
 
         def action() -> None:
             config = presets.experiment("smoke", "my_data.py:table", FIELDS)
@@ -136,6 +140,16 @@ def test_a_run_does_not_go_on_with_a_changed_helper_or_data(lab: Lab) -> None:
     lab.require_resumed()
     lab.table(1)
     lab.require_refused(lab.run(), *said)  # a finished run is not of these data either
+
+
+@pytest.mark.long
+def test_a_helper_that_changes_in_the_run_is_reported_at_the_end_and_refused_at_resume(lab: Lab) -> None:
+    ended = lab.run("edited", after_round=lambda: lab.scale(3))
+    assert ended.code == 0, ended.err
+    reported = [line for line in ended.out.splitlines() if "deeper.py, helper.py" in line]
+    assert len(reported) == 1, ended.out
+    assert outputs(lab.folder / "edited") == outputs(lab.folder / "whole")
+    lab.require_refused(lab.run("edited"), "another source.model", "deeper.py changed")
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from io import TextIOWrapper
+from itertools import chain
 from math import isfinite
 from typing import Annotated, Any, NoReturn, TextIO
 
@@ -44,18 +45,14 @@ def parser(
 ) -> Parser:
     """Return a parser with ``--config``, ``--print_config`` and all fields of the components that ``argv`` chooses.
 
-    Args:
-        description: first text of ``--help``.
-        argv: words of the command line.
-        defaults: dotted name -> default that replaces the field's default; fields of other components are ignored.
-        lists: option of a sweep that names several components, such as ``algorithms`` -> default of this option.
-
-    Raises:
-        UserError: a component cannot be found.
+    description: first text of ``--help``. defaults: dotted name -> default that replaces the field's default; fields of
+    other components are ignored. lists: option of a sweep that names several components -> default of this option.
     """
     items = [_stored(item, SHORT_NAMES.get(item.name, item.name)) for item in read(argv)]
     chosen = _chosen(items, defaults, lists or {})
-    result = Parser(description, epilog=_epilog(), chosen=chosen, fields=fields_for(chosen))
+    short = ", ".join(f"--{name.replace('_', '-')} ({field})" for name, field in SHORT_NAMES.items())
+    names = "A component is a name or an import path of your code, such as my_lab.py:FedAvgM."
+    result = Parser(description, epilog=f"Short names: {short}. {names}", chosen=chosen, fields=fields_for(chosen))
     for name, field in result.fields.items():
         default = defaults.get(name, field.default)
         kind = Annotated[field.hint, field.allowed]
@@ -64,18 +61,12 @@ def parser(
 
 
 def _help(name: str, field: Field, chosen: Mapping[str, Sequence[str]]) -> str:
-    """Return a field's help text, followed by the field's allowed range.
-
-    If the field names a component, the names and summaries of components follow instead of a range.
-
-    chosen: kind of component -> names of the chosen components.
-    """
+    """Return a field's help text with the allowed range, or with the names and summaries of components."""
     for kind, k in KINDS.items():
         if k.field == name and k.components:
-            summaries = [
-                f"{part}: {summary(k.components[part])}" for part in chosen.get(kind, ()) if part in k.components
-            ]
-            return "; ".join([f"{field.help}: {', '.join(k.components)}, or an import path", *summaries])
+            names = [part for part in chosen.get(kind, ()) if part in k.components]
+            text = f"{field.help}: {', '.join(k.components)}, or an import path"
+            return "; ".join([text, *(f"{part}: {summary(k.components[part])}" for part in names)])
     return f"{field.help}; allowed: {field.allowed}" if field.allowed and "|" not in field.allowed else field.help
 
 
@@ -84,7 +75,7 @@ LISTS = {"algorithms": "algorithm", "settings": "sharing"}
 
 
 def _chosen(items: Sequence[Given], defaults: Mapping[str, Any], lists: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return kind -> names of the components that any run of the command may use. defaults, lists: see ``parser``."""
+    """Return kind -> names of the components that any run of the command may use."""
     last = {item.name: item for item in items}
     components: dict[str, list[str]] = {}
     for kind, k in KINDS.items():
@@ -96,9 +87,8 @@ def _chosen(items: Sequence[Given], defaults: Mapping[str, Any], lists: Mapping[
             texts = [lists[o] for o in of_kind] or ([] if default is None else [str(default)])
         texts = [text for text in texts if not (k.is_optional and text.strip() in NULLS)]
         texts += [text for item in items if item.name == "space" for text in _swept(item, k.field)]
-        components[kind] = list(
-            dict.fromkeys(name.strip() for text in texts for name in text.split(",") if name.strip())
-        )
+        names = [name.strip() for text in texts for name in text.split(",")]
+        components[kind] = list(dict.fromkeys(filter(None, names)))
     if not any(generates(setting) for setting in components["sharing"]):
         del components["generator"]
     return {kind: names for kind, names in components.items() if names or not KINDS[kind].is_optional}
@@ -113,9 +103,9 @@ def _stored(item: Given, name: str) -> Given:
             return text
         return field + equals + ",".join("real" if n.strip() == NO_SHARING else n for n in names.split(","))
 
-    if item.value is None or name not in ("sharing.setting", "settings", "space"):
-        return item
     texts = item.value
+    if texts is None or name not in ("sharing.setting", "settings", "space"):
+        return item
     return replace(item, value=stored(texts) if isinstance(texts, str) else [stored(text) for text in texts])
 
 
@@ -123,11 +113,6 @@ def _swept(option: Given, field: str) -> list[str]:
     """Return the VALUES of an option ``--space NAME=VALUES`` whose NAME means ``field``."""
     pairs = [text.partition("=") for text in (option.value if isinstance(option.value, list) else [option.value or ""])]
     return [values for name, _, values in pairs if SHORT_NAMES.get(name, name) == field]
-
-
-def _epilog() -> str:
-    short = ", ".join(f"--{name.replace('_', '-')} ({field})" for name, field in SHORT_NAMES.items())
-    return f"Short names: {short}. A component is a name or an import path of your code, such as my_lab.py:FedAvgM."
 
 
 def add_shared(parser: Parser) -> None:
@@ -143,36 +128,28 @@ def add_screen(parser: Parser) -> None:
     """Add ``--quiet``, ``--log-file`` and ``--log-level``; see ``cli.display``."""
     parser.add_argument("--quiet", action="store_true", help="show warnings and errors only")
     parser.add_argument("--log-file", type=str | None, default=None, help="also write all messages to this file")
-    levels = Annotated[str, "debug | info | warning"]
     text = "level of the log file: debug (every step and metric), info or warning"
-    parser.add_argument("--log-level", type=levels, default="info", help=text)
+    parser.add_argument("--log-level", type=Annotated[str, "debug | info | warning"], default="info", help=text)
 
 
 def refuse_fields(options: Options, sources: Mapping[str, str]) -> None:
-    """Check that the user did not set a field that the sweep sets by a separate option. sources: field -> this option.
-
-    Raises:
-        UserError: the user set a field of ``sources``.
-    """
+    """Raise a UserError if the user set a field that the sweep sets by a separate option. sources: field -> option."""
     for name, option in sources.items():
         if name in options.asked:
-            raise UserError(
-                f"{name} cannot be set here, got {options[name]}: use the sweep's option --{option} instead."
-            )
+            value = options[name]
+            raise UserError(f"{name} cannot be set here, got {value}: use the sweep's option --{option} instead.")
 
 
 def parse(parser: Parser, argv: Sequence[str]) -> Options:
     """Return the values of the options. ``--help`` and ``--print_config`` print their text and end the script.
 
     If an option occurs twice, the last value counts. In options of ``PATHS``, a leading ``~`` means the home folder.
-
-    Raises:
-        UserError: an option or key does not exist (the error names the nearest), or a value has a wrong type or range.
     """
     names = {*parser.options, "help", *(["print_config"] if parser.fields else [])}
-    items = [replace(item, name=_full(parser, names, item.name)) for item in read(argv)]
+    full = {item.name: full_name(item.name, names, parser.chosen, parser.short) for item in read(argv)}
+    items = [replace(item, name=full[item.name]) if full[item.name] in names else item for item in read(argv)]
     items = [_stored(item, item.name) for item in items]
-    values, flags = dict(parser.get_defaults().items()), set()
+    values, flags = {name: option.field.default for name, option in parser.options.items()}, set()
     for item in items:
         if item.file and item.name in ("help", "print_config"):
             raise UserError(f"{item} is no key of a config file, but {item.file} has it.")
@@ -188,12 +165,10 @@ def parse(parser: Parser, argv: Sequence[str]) -> Options:
         values["tracking.preset"] = values["preset"]
     for name, option in parser.options.items():
         if option.is_many:
-            values[name] = [text for item in items if item.name == name for text in _texts(item)]
-    if "help" in flags:
-        print(parser.format_help(), end="")
-        sys.exit(0)
-    if "print_config" in flags:
-        print(parser.format_config(values), end="")
+            texts = [item.value if isinstance(item.value, list) else [item.text] for item in items if item.name == name]
+            values[name] = [*chain.from_iterable(texts)]
+    if flags:
+        print(parser.format_help() if "help" in flags else parser.format_config(values), end="")
         sys.exit(0)
     result = Options(values, parser.fields, {item.name for item in items} & parser.fields.keys(), parser.chosen)
     changed = sorted(n for n in result.asked if n.startswith("dp.") and result[n] != parser.fields[n].default)
@@ -212,12 +187,10 @@ def _may_draw_noise(options: Options) -> bool:
 
 def _value(option: Option, item: Given, before: Any) -> Any:
     """Return the value that ``item`` gives to an option. before: the option's previous or default value."""
-    if option.is_flag:
-        return _true(item)
     if option.is_many:
         return before
-    if item.value is None and bool in option.field.kinds and "." in item.name:
-        return True
+    if option.is_flag or (item.value is None and bool in option.field.kinds and "." in item.name):
+        return _true(item)
     if item.name in PATHS and not isinstance(item.value, list):
         item = replace(item, value=str(user_path(f"--{item.name}", item.text)))
     if item.name == "storage" and isinstance(item.value, str) and item.value.strip() not in NULLS:
@@ -226,21 +199,11 @@ def _value(option: Option, item: Given, before: Any) -> Any:
     return value_of(item, option.field.hint)
 
 
-def _texts(item: Given) -> list[str]:
-    return item.value if isinstance(item.value, list) else [item.text]
-
-
-def _full(parser: Parser, names: Collection[str], name: str) -> str:
-    full = full_name(name, names, parser.chosen, parser.short)
-    return full if full in names else name
-
-
 def _true(item: Given) -> bool:
     """Return whether a flag is set. A flag may have the value true or false, in a config file or after ``=``."""
-    answers = {"true": True, "false": False}
-    if item.value is not None and item.text.lower() not in answers:
+    if item.value is not None and item.text.lower() not in ("true", "false"):
         raise UserError(f"{item} takes true or false, got {quote(item.text)}.")
-    return item.value is None or answers[item.text.lower()]
+    return item.value is None or item.text.lower() == "true"
 
 
 def _unknown_error(parser: Parser, item: Given, names: Collection[str], options: Iterable[str]) -> UserError:
@@ -255,10 +218,7 @@ def _unknown_error(parser: Parser, item: Given, names: Collection[str], options:
 
 
 def _hint(parser: Parser, item: Given) -> str | None:
-    """Return a hint for an unknown option, or None.
-
-    There is a hint if other programs use the option's name, or if a component has a constant of this name.
-    """
+    """Return a hint for an unknown option whose name other programs use, or is a component's constant, or None."""
     others = [name for name in parser.options if name not in parser.fields]
     # If the script has --epsilons, a user who typed --epsilon meant that option, so a hint on a field would mislead.
     if not parser.fields or any(name.startswith(item.name) for name in others):
@@ -292,10 +252,7 @@ def flat(options: Options) -> dict[str, Any]:
 
 
 def early(argv: Sequence[str], name: str, default: str) -> str:
-    """Return the text of the option ``name``, or ``default`` if the user did not set the option.
-
-    Scripts call this function before the parser exists, because defaults of other options depend on this option.
-    """
+    """Return the text of the option ``name``, or ``default``; other options' defaults may depend on the text."""
     values = [item.text for item in read(argv) if name in (item.name, SHORT_NAMES.get(item.name))]
     return values[-1] if values else default  # as in ``parse``, the last value counts
 
@@ -310,9 +267,6 @@ def split(option: str, text: str, kind: Callable[[str], Any] = str, allowed: str
 
     option: name of the option for messages. kind: type of the values, or a function that converts a text to a value.
     allowed: range of the values, as in ``Field``.
-
-    Raises:
-        UserError: a value has another type, is out of range or occurs twice, or the list is empty.
     """
     values = []
     for part in map(str.strip, str(text).split(",")):
@@ -332,9 +286,8 @@ def split(option: str, text: str, kind: Callable[[str], Any] = str, allowed: str
 def main(function: Callable[[Sequence[str]], int], *, resumes: bool = True) -> NoReturn:
     """Run a script and exit with its code: 2 for a user error, 1 for a failing client or disk, 130 for Ctrl-C.
 
-    An error is printed as one sentence, in the last line. The traceback of user code is in ``error.txt``.
-    function: the script, which gets the words of the command line and returns its exit code. resumes: whether the
-    script has ``--resume``, so that messages may recommend it.
+    An error is printed as one sentence, in the last line. function: the script, which gets the words of the command
+    line and returns its exit code. resumes: whether messages may recommend ``--resume``.
     """
     signal.signal(signal.SIGTERM, _end)
     for stream in (sys.stdout, sys.stderr):
@@ -359,14 +312,11 @@ def _run(function: Callable[[Sequence[str]], int], resumes: bool = True) -> int 
     except UserError as error:
         return _fail(f"error: {sentence(error)}", 2)
     except ClientError as error:
-        notes = getattr(error, "__notes__", [])
-        return _fail("\n".join([*notes, f"error: {error.sentence}"]), 1)
+        return _fail("\n".join([*getattr(error, "__notes__", []), f"error: {error.sentence}"]), 1)
     except BrokenPipeError:
         return _fail(f"error: no process reads the output any more; {stays}", 1)
-    except OSError as error:  # for example, the disk is full, or a folder is in a file's place
-        return _fail(f"error: {sentence(error)}; {stays}", 1)
-    except (MemoryError, RuntimeError, ImportError) as error:
-        if not lacks_memory(error):
+    except (OSError, MemoryError, RuntimeError, ImportError) as error:  # for example, the disk is full
+        if not isinstance(error, OSError) and not lacks_memory(error):
             raise
         return _fail(f"error: {sentence(error)}; {stays}", 1)
     except KeyboardInterrupt:

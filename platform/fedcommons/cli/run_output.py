@@ -71,10 +71,7 @@ def judged(metrics: Mapping[str, float | None]) -> dict[str, str]:
 
 
 def _personal_metric(metrics: Mapping[str, float | None]) -> list[tuple[str, str]]:
-    """Return (name on screen, prefix of the metric's keys) of the personalised models' accuracy, or else of their loss.
-
-    The list has at most one pair. It is empty if personalised models are not evaluated.
-    """
+    """Return at most one pair (name on screen, prefix of the metric's keys): personal accuracy, else personal loss."""
     of_any = [(f"{prefix}{name}", f"personal/{on}{name}") for name in ("accuracy", "loss") for on, prefix in _DATA]
     return [(name, key) for name, key in of_any if f"{key}_mean" in metrics][:1]
 

@@ -87,12 +87,7 @@ def _read(hint: Any, text: str | list[str]) -> Any:
 
 
 def _read_single(kind: Any, text: str | list[str]) -> Any:
-    """Return the value of a text for the type ``kind``, which is not a union.
-
-    Raises:
-        ValueError, _Unreadable: the text is not a value of this type.
-        OverflowError: the number is too large for this type.
-    """
+    """Return the value of a text for the type ``kind``, which is not a union."""
     if is_list(kind):
         return _list(kind, text)
     if isinstance(text, list):

@@ -9,31 +9,17 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
-from fedcommons.config import registry, weights_file
+from fedcommons.config import registry, schema, weights_file
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import Field, fields_of
 from fedcommons.config.registry import KINDS, OPTIONAL
-from fedcommons.config.schema import (  # fmt: skip
-    DP,
-    Client,
-    Constants,
-    Data,
-    Evaluate,
-    Federation,
-    Generator,
-    Measure,
-    Model,
-    Partition,
-    Sharing,
-    Straggler,
-    Tracking,
-)
+from fedcommons.config.schema import Constants
 from fedcommons.errors import UserError, quote, unknown
 
 SECTIONS = {
-    "data": Data, "partition": Partition, "sharing": Sharing, "generator": Generator, "model": Model, "client": Client,
-    "federation": Federation, "straggler": Straggler, "dp": DP, "evaluate": Evaluate, "measure": Measure,
-    "tracking": Tracking,
+    "data": schema.Data, "partition": schema.Partition, "sharing": schema.Sharing, "generator": schema.Generator,
+    "model": schema.Model, "client": schema.Client, "federation": schema.Federation, "straggler": schema.Straggler,
+    "dp": schema.DP, "evaluate": schema.Evaluate, "measure": schema.Measure, "tracking": schema.Tracking,
 }  # fmt: skip
 
 IGNORED_BY_RESULTS = (
@@ -244,10 +230,7 @@ def from_dict(values: Mapping[str, Any]) -> Experiment:
     for name, value in values.items():
         inner = value.items() if isinstance(value, Mapping) else ()
         flat |= {f"{name}.{k}": tuple(v) if isinstance(v, list) else v for k, v in inner} or {name: value}
-    named = {kind: flat.get(k.field, common_fields()[k.field].default) for kind, k in KINDS.items()}
-    names: dict[str, Any] = {
-        kind: name for kind, name in named.items() if name is not None or not KINDS[kind].is_optional
-    }
+    names = _chosen_names(flat)
     if wrong := [kind for kind, name in names.items() if not isinstance(name, str)]:
         raise ValueError(f"{KINDS[wrong[0]].field} is {quote(names[wrong[0]])} and no str")
     if not (generates(names["sharing"]) if not registry.is_user_defined(names["sharing"]) else "generator" in values):
@@ -356,11 +339,15 @@ def unchosen_field_error(name: str, chosen: Mapping[str, Sequence[str]]) -> User
 
 def _names(values: Mapping[str, Any]) -> dict[str, str]:
     """Return kind -> name of the components that ``values`` chooses. Kinds without a component are left out."""
-    chosen = {kind: values.get(k.field, common_fields()[k.field].default) for kind, k in KINDS.items()}
-    names = {kind: str(name) for kind, name in chosen.items() if name is not None or not KINDS[kind].is_optional}
+    names = {kind: str(name) for kind, name in _chosen_names(values).items()}
     if not generates(names["sharing"]):
         del names["generator"]
     return names
+
+
+def _chosen_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    names = {kind: values.get(k.field, common_fields()[k.field].default) for kind, k in KINDS.items()}
+    return {kind: name for kind, name in names.items() if name is not None or not KINDS[kind].is_optional}
 
 
 def _require_owned(name: str, valid_fields: Mapping[str, Field]) -> None:

@@ -68,7 +68,7 @@ class Experiment:
     inactive: Constants = field(default=NONE, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        complete(self, "algorithm", self.algorithm)
+        complete(self, "algorithm")
         if type(self.target) in (int, float, str):  # a wrong type is reported later, with all other errors
             object.__setattr__(self, "target", target.plain(self.target))
         if self.source is UNSET:

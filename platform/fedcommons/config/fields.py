@@ -156,12 +156,7 @@ def parameters_of(thing: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 
 
 def _require_usable(name: str, field: Field) -> None:
-    """Check that a config file can store the default of a field, and that its type and range are valid.
-
-    Raises:
-        ValueError: the default cannot be stored, the annotation is not a type, or the range is neither an interval nor
-            a choice.
-    """
+    """Raise a ValueError if a config file cannot store the field's default, or if its type or range is not valid."""
     if odd := [kind for kind in field.kinds if not isinstance(kind, type) and kind is not Any]:
         raise ValueError(f"the type of {name} must be a type, got {quote(odd[0])}")
     many = field.default if isinstance(field.default, tuple) else (field.default,)

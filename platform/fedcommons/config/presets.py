@@ -178,11 +178,7 @@ def experiment(name: str = "small", dataset: str = "digits", values: Mapping[str
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``values`` with each value converted to the type that the command line would yield.
-
-    Raises:
-        UserError: ``values`` is not a mapping, or a key is not a text.
-    """
+    """Return ``values`` with each value converted to the type that the command line would yield."""
     import numpy as np
 
     if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):

@@ -6,7 +6,6 @@ names a component of the package by its name in ``KINDS``. It names a user-defin
 workers find the component by the same text.
 """
 
-import importlib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -14,14 +13,12 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from hashlib import sha256
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from fedcommons.config import user_code, user_imports, user_loader
+from fedcommons.config import user_code, user_loader
 from fedcommons.config.fields import Field, fields_of
 from fedcommons.config.hints import is_elsewhere
 from fedcommons.config.static_fields import fields_in, has
-from fedcommons.config.user_code import Code
 from fedcommons.deprecated import adopt_old_methods
 from fedcommons.errors import UserError, before_any_work, name_of, nearest, quote, unknown, user_code_context
 
@@ -34,10 +31,9 @@ class Kind:
     """A kind of component, such as algorithm, partition or generator.
 
     field: dotted name of the field that names the component. components: name -> import path of the package's
-    components. passed: arguments that the platform always passes to the component. required: arguments that the
-    platform passes if the component's parameter has no default. If the parameter has a default, it is a constant.
-    is_optional: a run may have no component of this kind; the field is then None. has: attributes that a component must
-    have, such as the methods of its Protocol; () if the component is a function whose result is checked instead.
+    components. passed: arguments that the platform always passes. required: arguments that the platform passes if the
+    component's parameter has no default. is_optional: the field may be None, for no component. has: attributes that a
+    component must have; () if the component is a function whose result is checked instead.
     """
 
     field: str
@@ -189,11 +185,7 @@ OPTIONAL = frozenset({"storage", *(kind.field for kind in KINDS.values() if kind
 
 
 def find(kind: str, name: str) -> Callable[..., Any]:
-    """Import and return a component's class or function. name: name of a component of the package, or import path.
-
-    Raises:
-        UserError: the class or function does not exist, or importing it fails.
-    """
+    """Import and return a component's class or function, or raise a UserError."""
     components, field = KINDS[kind].components, KINDS[kind].field
     where, _, attribute = components.get(name, name).rpartition(":")
     if name not in components and not is_user_defined(name):
@@ -202,7 +194,7 @@ def find(kind: str, name: str) -> Callable[..., Any]:
             names = ", ".join(sorted(components))
             raise UserError(f"{field} {quote(name)} is not in the package: use one of {names}, or {hint}.")
         raise unknown(field, name, components, f"or {hint}" if components else hint)
-    module = _module(where, f"{field} {quote(name)}")
+    module = user_loader.module(where, base(), f"{field} {quote(name)}")
     with before_any_work(), user_code_context(f"{field} {quote(name)}"):  # the module's __getattr__ is user code
         component = getattr(module, attribute, None)
     if not callable(component):
@@ -225,11 +217,7 @@ def make(kind: str, name: str, constants: Mapping[str, Any]) -> Any:
 
 
 def build_part(kind: str, name: str, build: Callable[[], Any]) -> Any:
-    """Create a component by calling ``build``, and check that it has the attributes that its kind requires.
-
-    Raises:
-        UserError: ``build`` fails, or the component lacks an attribute that its kind requires.
-    """
+    """Create a component by calling ``build``, and check that it has the attributes that its kind requires."""
     what, has = component_label(kind, name), KINDS[kind].has
     with before_any_work(), user_code_context(what):
         part = build()
@@ -270,11 +258,7 @@ def section(kind: str, name: str) -> str:
 
 
 def constants(kind: str, name: str, reread: bool = True) -> Mapping[str, Field]:
-    """Return the constants of a component, name -> ``Field``. reread: read the component's files again, see ``source``.
-
-    Raises:
-        UserError: the component does not exist, or has a parameter without a default that the platform does not pass.
-    """
+    """Return the constants of a component, name -> ``Field``. reread: see ``source``."""
     return read_constants(kind, name, source(name, reread))
 
 
@@ -303,11 +287,8 @@ def defines(kind: str, name: str, method: str) -> bool:
 
 def owners(field: str) -> tuple[str, list[str]] | None:
     """Return (kind, names) of the package's components that have the constant ``field`` (dotted name), or None."""
-    for kind, parts in KINDS.items():
-        names = [n for n in parts.components if field in (f"{section(kind, n)}.{c}" for c in constants(kind, n))]
-        if names:
-            return kind, names
-    return None
+    pairs = [(kind, name) for kind, name, dotted in having(field.rpartition(".")[2]) if dotted == field]
+    return (pairs[0][0], [name for kind, name in pairs if kind == pairs[0][0]]) if pairs else None
 
 
 def having(constant: str) -> list[tuple[str, str, str]]:
@@ -321,78 +302,32 @@ def having(constant: str) -> list[tuple[str, str, str]]:
 
 
 def source(name: str, reread: bool = True) -> str | None:
-    """Return the hash of a user-defined component's code, or None for a component of the package.
+    """Return the hash of a user-defined component's code (see ``user_code``), or None for a component of the package.
 
-    The code consists of the component's file and the user's modules that it imports (see ``user_code``).
-
-    Args:
-        name: name or import path of the component.
-        reread: True reads the files again, as when an experiment is created or checked. False uses the code that was
-            read last, as ``find`` always does, even if the files have changed since.
+    reread: True reads the files again, as when an experiment is created or checked. False uses the code that was read
+    last, as ``find`` always does, even if the files have changed since.
     """
     if not is_user_defined(name):
         return None
     where, what = name.rpartition(":")[0], quote(name)
-    if code := _read(where, what) if reread else _code(where, what):
+    if code := user_loader.read(where, base(), what, reread):
         return code.digest
-    file = getattr(_module(where, what), "__file__", None)  # a built-in module has no file
+    file = getattr(user_loader.module(where, base(), what), "__file__", None)  # a built-in module has no file
     return sha256(Path(file).read_bytes()).hexdigest()[:24] if file else None
 
 
 def files(name: str) -> Mapping[str, str]:
     """Return file name -> hash of a user-defined component's code as read last; empty for components of the package."""
-    code = _codes.get(_key(name.rpartition(":")[0])) if is_user_defined(name) else None
+    code = user_loader.codes.get((base(), name.rpartition(":")[0]))
     return code.files if code else {}
 
 
 def clash(names: Iterable[str]) -> str | None:
     """Return a message if one process cannot load all components ``names``, else None; see ``user_code.clash``."""
-    codes = {name: code for name in names if (code := _codes.get(_key(name.rpartition(":")[0])))}
-    return user_code.clash(codes)
+    where = {name: (base(), name.rpartition(":")[0]) for name in names}
+    return user_code.clash({name: code for name, key in where.items() if (code := user_loader.codes.get(key))})
 
 
 def base() -> Path:
     """Return the folder in which the command was started. Relative import paths refer to this folder."""
     return Path(os.environ.get(HERE) or os.getcwd())
-
-
-_codes: dict[tuple[str, str], Code | None] = {}
-"""(folder of the command, import path) -> the component's code as read last; None if no file of the user has it."""
-
-
-def _key(where: str) -> tuple[str, str]:
-    return str(base()), where
-
-
-def _read(where: str, what: str) -> Code | None:
-    try:
-        if where.endswith(".py"):
-            path = base() / Path(where).expanduser()
-            if not path.is_file():
-                raise UserError(f"{what}: there is no file {path}.")
-            code = user_code.of_file(path, base(), what)
-        else:
-            code = user_code.of_module(where, base(), what)
-    except OSError as error:
-        raise UserError(f"{what}: {error.filename} cannot be read ({error.strerror}).") from error
-    _codes[_key(where)] = code
-    return code
-
-
-def _code(where: str, what: str) -> Code | None:
-    """Return the component's code as it was read last; read it if it has not been read yet. what: name for messages."""
-    return _codes[_key(where)] if _key(where) in _codes else _read(where, what)
-
-
-def _module(where: str, what: str) -> ModuleType:
-    code = _code(where, what)
-    if code:  # for an installed package, no folder is added, so that it cannot import the user's files
-        for folder in ([code.file.parent] if where.endswith(".py") else []) + [base()]:
-            user_imports.add_to_path(folder)  # by default, sys.path has only the script's folder
-    with before_any_work(), user_code_context(f"{what}: importing {where} failed"):
-        try:
-            return user_loader.load(code) if code else importlib.import_module(where)
-        except ModuleNotFoundError as error:
-            if code and (message := user_code.missing(error, code)):
-                raise UserError(f"{what}: {message}") from error
-            raise

@@ -1,14 +1,13 @@
 """The sections of an experiment's configuration: frozen dataclasses whose fields have a range and a help text.
 
-This module defines the fields that every run has. A component (algorithm, data set, partition, sharing strategy,
-generator, model, learning rate schedule, straggler rule, tracker, measure) defines its constants in its own module.
-The string below a field is the field's text in ``--help``. If a field names a component, ``cli`` adds the valid names.
-Names follow the papers: alpha (concentration of the Dirichlet partition), p (share of shared data), rho (share of a
-client's images that its generator sees), C (``participation``), E (``epochs``), B (``batch_size``).
+A component (algorithm, data set, partition, ...) defines its constants in its own module. The string below a field is
+the field's text in ``--help``. Names follow the papers: alpha (concentration of the Dirichlet partition), p (share of
+shared data), rho (share of a client's images that its generator sees), C (``participation``), E (``epochs``), B.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partialmethod
 from typing import Annotated, Any
 
 from fedcommons.config import registry
@@ -37,11 +36,8 @@ class Constants(Mapping[str, Any]):
 
 
 def _constant(section: Any, name: str) -> Any:
-    """Return the constant ``name`` of the section's chosen component, as if it were a field of the section."""
     if name.startswith("_") or name == "constants" or name not in section.constants:
-        raise AttributeError(
-            f"{type(section).__name__} has no field {name}; its component has {list(section.constants)}"
-        )
+        raise AttributeError(f"{type(section).__name__} has no field {name}; its component has {[*section.constants]}")
     return section.constants[name]
 
 
@@ -49,12 +45,10 @@ NONE, UNSET = Constants(), Constants()
 """``NONE``: no constants. ``UNSET``: a placeholder that ``complete`` replaces with the component's defaults."""
 
 
-def complete(section: Any, kind: str, name: str | None) -> None:
-    """Set the section's constants, if they are ``UNSET``, to the defaults of the component ``name``.
-
-    kind: kind of the component, a key of ``registry.KINDS``. name: None if the section has no component.
-    """
+def complete(section: Any, kind: str) -> None:
+    """Set the section's constants, if they are ``UNSET``, to the defaults of the component that the section names."""
     if section.constants is UNSET:
+        name = getattr(section, registry.KINDS[kind].field.rpartition(".")[2])
         values = {n: f.default for n, f in registry.constants(kind, name).items()} if name else {}
         object.__setattr__(section, "constants", Constants(values))
 
@@ -87,9 +81,7 @@ class Data:
     false: the model sees pixels in [0, 1]"""
     constants: Constants = UNSET
     __getattr__ = _constant
-
-    def __post_init__(self) -> None:
-        complete(self, "data", self.name)
+    __post_init__ = partialmethod(complete, "data")
 
 
 @dataclass(frozen=True)
@@ -109,9 +101,7 @@ class Partition:
     rotation (null: 90), or the largest relative change of a channel for colour (null: 0.5)"""
     constants: Constants = UNSET
     __getattr__ = _constant
-
-    def __post_init__(self) -> None:
-        complete(self, "partition", self.name)
+    __post_init__ = partialmethod(complete, "partition")
 
 
 @dataclass(frozen=True)
@@ -127,9 +117,7 @@ class Generator:
     """rho, share of a client's images on which its generator is trained"""
     constants: Constants = UNSET
     __getattr__ = _constant
-
-    def __post_init__(self) -> None:
-        complete(self, "generator", self.name)
+    __post_init__ = partialmethod(complete, "generator")
 
 
 @dataclass(frozen=True)
@@ -148,14 +136,12 @@ class Sharing:
     (epsilon)"""
     constants: Constants = UNSET
     __getattr__ = _constant
+    __post_init__ = partialmethod(complete, "sharing")
 
     @property
     def is_audited(self) -> bool:
-        """Return whether synthetic images are audited: ``audit`` is true, or ``withhold`` needs the audit's result."""
+        """Return whether synthetic images are audited: ``withhold`` needs the audit's result too."""
         return self.audit or self.withhold != "none"
-
-    def __post_init__(self) -> None:
-        complete(self, "sharing", self.setting)
 
 
 @dataclass(frozen=True)
@@ -172,9 +158,7 @@ class Model:
     seed"""
     constants: Constants = UNSET
     __getattr__ = _constant
-
-    def __post_init__(self) -> None:
-        complete(self, "model", self.name)
+    __post_init__ = partialmethod(complete, "model")
 
 
 @dataclass(frozen=True)
@@ -219,9 +203,7 @@ class Client:
     false for the data set digits. No effect with client.batched true, which always uses oneDNN"""
     constants: Constants = UNSET
     __getattr__ = _constant
-
-    def __post_init__(self) -> None:
-        complete(self, "schedule", self.lr_schedule)
+    __post_init__ = partialmethod(complete, "schedule")
 
 
 @dataclass(frozen=True)
@@ -282,9 +264,7 @@ class Straggler:
     drop (the server ignores partial work) or method (as the federated method defines; FedProx takes it)"""
     constants: Constants = UNSET
     __getattr__ = _constant
-
-    def __post_init__(self) -> None:
-        complete(self, "straggler", self.rule)
+    __post_init__ = partialmethod(complete, "straggler")
 
 
 @dataclass(frozen=True)
@@ -351,9 +331,7 @@ class Measure:
     every measure.every rounds; null: none"""
     constants: Constants = UNSET
     __getattr__ = _constant
-
-    def __post_init__(self) -> None:
-        complete(self, "measure", self.measure)
+    __post_init__ = partialmethod(complete, "measure")
 
 
 @dataclass(frozen=True)
@@ -373,6 +351,4 @@ class Tracking:
     """further tracker that records the metrics of each round, in addition to the run folder and W&B (null: none)"""
     constants: Constants = UNSET
     __getattr__ = _constant
-
-    def __post_init__(self) -> None:
-        complete(self, "tracker", self.tracker)
+    __post_init__ = partialmethod(complete, "tracker")

@@ -36,9 +36,8 @@ def fields_in(where: str, handed: Collection[str]) -> dict[str, Field]:
     for base in reversed(_bases(where)):
         fields |= fields_in(base, handed)
     for name, annotation, default, text in _declarations(node):
-        if name in handed:
-            continue
-        fields[name] = field_of(_value(annotation, names), _value(default, names), " ".join(text.split()))
+        if name not in handed:
+            fields[name] = field_of(_value(annotation, names), _value(default, names), " ".join(text.split()))
     return fields
 
 
@@ -58,7 +57,7 @@ def summary(where: str) -> str:
 
 
 def _bases(where: str) -> list[str]:
-    """Return the import paths of those base classes of the class at ``where`` that packages in ``PACKAGES`` define."""
+    """Return the import paths of the base classes that packages in ``PACKAGES`` define."""
     (module, _, _), (tree, node) = where.rpartition(":"), _find(where)
     homes = {line.name: f"{module}:{line.name}" for line in tree.body if isinstance(line, ast.ClassDef)}
     for line in tree.body:
@@ -72,10 +71,10 @@ def _declarations(node: Declared) -> Iterator[tuple[str, ast.expr, ast.expr, str
     """Yield (name, annotation, default, help) of a dataclass' fields, or of the parameters that have a default."""
     if isinstance(node, ast.ClassDef) and node.decorator_list:
         for line, below in zip(node.body, [*node.body[1:], None], strict=True):
-            if not (isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and line.value):
-                continue
-            if not ast.unparse(line.annotation).startswith("ClassVar"):
-                yield line.target.id, line.annotation, line.value, _text(below)
+            if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and line.value:
+                text = ast.literal_eval(below.value) if isinstance(below, ast.Expr) else ""
+                if not ast.unparse(line.annotation).startswith("ClassVar"):
+                    yield line.target.id, line.annotation, line.value, text
         return
     helps = {p.arg_name: p.description or "" for p in parse(ast.get_docstring(node) or "").params}
     function = node
@@ -88,11 +87,6 @@ def _declarations(node: Declared) -> Iterator[tuple[str, ast.expr, ast.expr, str
     for argument, default in optional:
         assert argument.annotation is not None
         yield argument.arg, argument.annotation, default, helps.get(argument.arg, "")
-
-
-def _text(node: ast.stmt | None) -> str:
-    value = node.value if isinstance(node, ast.Expr) else None
-    return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else ""
 
 
 def _value(node: ast.expr, names: dict[str, Any]) -> Any:

@@ -9,18 +9,51 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
+from fedcommons.config import user_code
 from fedcommons.config.user_code import Code, Module
+from fedcommons.errors import UserError, before_any_work, user_code_context
+
+codes: dict[tuple[Path, str], Code | None] = {}
+"""(folder of the command, import path) -> the component's code as read last; None if no file of the user has it."""
 
 
-def load(code: Code) -> ModuleType:
-    """Import a component's module with the code in ``code``, and return the module.
+def read(where: str, base: Path, what: str, reread: bool = True) -> Code | None:
+    """Return the code of the file or module ``where``; None if no file of the user has it.
 
-    The user's modules that it imports, now or later, are run with the code in ``code`` too. A module that this loader
-    has already run with the same code is reused. A module that another loader imported is imported again, because the
+    base: folder of the command. what: the component's name for messages. reread: read files that were read before.
+    """
+    if reread or (base, where) not in codes:
+        try:
+            if not where.endswith(".py"):
+                codes[base, where] = user_code.of_module(where, base, what)
+            elif (path := base / Path(where).expanduser()).is_file():
+                codes[base, where] = user_code.of_file(path, base, what)
+            else:
+                raise UserError(f"{what}: there is no file {path}.")
+        except OSError as error:
+            raise UserError(f"{what}: {error.filename} cannot be read ({error.strerror}).") from error
+    return codes[base, where]
+
+
+def module(where: str, base: Path, what: str) -> ModuleType:
+    """Import the file or module ``where`` with its code as read last, and return the Python module; see ``read``.
+
+    The user's modules that it imports, now or later, run with the code that was read too. A module that this loader has
+    already run with the same code is reused. A module that another loader imported is imported again, because the
     content of its file at that time is unknown.
     """
-    _modules.hold(code)
-    return importlib.import_module(code.name)
+    code = read(where, base, what, reread=False)
+    if code:  # for an installed package, no folder is added, so that it cannot import the user's files
+        for folder in ([code.file.parent] if where.endswith(".py") else []) + [base]:
+            user_code.add_to_path(folder)  # by default, sys.path has only the script's folder
+        _modules.hold(code)
+    with before_any_work(), user_code_context(f"{what}: importing {where} failed"):
+        try:
+            return importlib.import_module(code.name if code else where)
+        except ModuleNotFoundError as error:
+            if code and (message := user_code.missing(error, code)):
+                raise UserError(f"{what}: {message}") from error
+            raise
 
 
 class _Loader(SourceFileLoader):
@@ -50,19 +83,15 @@ class _Loader(SourceFileLoader):
 class _Modules:
     """A finder (``sys.meta_path``) of the modules of loaded components; the component loaded last takes precedence.
 
-    code_by_file: component's file -> code. run: (name, hash of the code) -> module that this loader has run.
+    code_by_file: component's file -> code. run: (name, hash of the code) -> module that ``_Loader`` has run.
     """
 
     code_by_file: dict[Path, Code] = field(default_factory=dict)
     run: dict[tuple[str, str], ModuleType] = field(default_factory=dict)
 
     def find_spec(self, name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return the spec of a loaded component's module; None for other modules, and if there is a ``target``.
-
-        ``importlib.reload`` passes a target. None then makes Python read the module's file again.
-        """
         modules = [code.modules[name] for code in self.code_by_file.values() if name in code.modules]
-        if not modules or target is not None:
+        if not modules or target is not None:  # ``importlib.reload`` passes a target, and Python reads the file again
             return None
         file = modules[-1].file
         folders = [str(file.parent)] if file.name == "__init__.py" else None
@@ -71,7 +100,7 @@ class _Modules:
         )
 
     def hold(self, code: Code) -> None:
-        """Register a component's code, so that each later import of one of its modules runs this code."""
+        """Make each later import of one of the component's modules run this code."""
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
         self.code_by_file.pop(code.file, None)
@@ -86,10 +115,7 @@ class _Modules:
                 _put(name, module)
 
     def _run(self, name: str, module: Module) -> ModuleType | None:
-        """Return the Python module that was created when the code ``module`` ran under this name.
-
-        None: the code has not run under this name, or ``importlib.reload`` has replaced it since.
-        """
+        """Return the module that ran this code under this name; None if none did, or if it was reloaded since."""
         candidate = self.run.get((name, module.key))
         loader = getattr(getattr(candidate, "__spec__", None), "loader", None)
         return candidate if isinstance(loader, _Loader) and loader.module.key == module.key else None

@@ -4,8 +4,7 @@ Files with user-defined components have separate hashes, which are in the experi
 """
 
 import json
-import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
@@ -34,23 +33,17 @@ def hashes() -> Mapping[str, str]:
     return hashed | {name: version(name).partition("+")[0] for name in PACKAGES}
 
 
-def _hashed(name: str, folder: Path) -> list[tuple[str, str]]:
-    """Return (path, hash) of each Python file below ``folder`` except hidden files; paths begin with ``name``."""
-    hashed = []
-    for where, folders, files in os.walk(folder):
-        folders[:] = [subfolder for subfolder in folders if not subfolder.startswith(".")]
-        below = Path(where).relative_to(folder)
-        for file in files:
-            if file.endswith(".py") and not file.startswith("."):
-                hashed.append(((Path(name) / below / file).as_posix(), _hash(Path(where) / file)))
-    return hashed
-
-
-def _hash(file: Path) -> str:
-    try:
-        return sha256(file.read_bytes()).hexdigest()[:16]
-    except OSError:  # a broken link, or no permission to read: this process does not run the file
-        return "unreadable"
+def _hashed(name: str, folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield (path, hash) of each Python file below ``folder`` except hidden files; paths begin with ``name``."""
+    for file in folder.rglob("*.py"):
+        below = file.relative_to(folder)
+        if not any(part.startswith(".") for part in below.parts):
+            try:
+                yield f"{name}/{below.as_posix()}", sha256(file.read_bytes()).hexdigest()[:16]
+            except IsADirectoryError:
+                pass
+            except OSError:  # a broken link, or no permission to read: this process does not run the file
+                yield f"{name}/{below.as_posix()}", "unreadable"
 
 
 def combined_hash() -> str:

@@ -7,11 +7,11 @@ from fedcommons.config import registry
 from fedcommons.config.dotted import deciding, fields_with_rules, part_of, parts_of_own
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.schema import Constants, Data
-from fedcommons.config.validate import require_no_steps, validate
+from fedcommons.config.validate import require_no_steps, require_sources, validate
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import fresh_torch
 from fedcommons.data.examples import Dataset
-from fedcommons.errors import before_any_work
+from fedcommons.errors import UserError, before_any_work, sentence
 from fedcommons.generators.requests import GeneratorRecipe, require_constants
 from fedcommons.privacy.dp_sgd import DPSGD, Target
 from fedcommons.runs import checks, load_data
@@ -112,6 +112,15 @@ def build(config: Experiment) -> RunSpec:
     )
     # DP-SGD, or the user has changed delta
     return checked(spec, judges_delta=c.dp.local or c.dp.delta != type(c.dp).delta)
+
+
+def changed_sources(config: Experiment) -> str:
+    """Return a sentence that names code or weights that have changed since the experiment was created; "" if none."""
+    try:
+        require_sources(config.chosen, config.source, config.model.weights)
+    except UserError as error:
+        return sentence(error)
+    return ""
 
 
 def load(data: Data) -> Dataset:

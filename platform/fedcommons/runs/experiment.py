@@ -12,7 +12,7 @@ from fedcommons.errors import ClientError, Warned
 from fedcommons.generators import image_cache
 from fedcommons.runs import continuation, load_data, run_salts
 from fedcommons.runs.assemble import OnStep, assemble_own
-from fedcommons.runs.build import build, with_gpus
+from fedcommons.runs.build import build, changed_sources, with_gpus
 from fedcommons.runs.build_callbacks import OnRound, callbacks_of
 from fedcommons.runs.federate import conclude, federate, resume_or_begin
 from fedcommons.runs.notes import say_before_rounds
@@ -100,6 +100,8 @@ def run(
             raise
         if mirror:
             mirror.end(store.upload() if may_generate else "")
+        if changed := changed_sources(config):
+            say(Warned(f"{changed} This run used the code as it was, and only that code can resume it."))
         return summary
 
 
@@ -118,8 +120,8 @@ def _run(
     with leaving_errors(folder, spec.options):
         salt = run_salts.begin_salt(folder, spec.salts) if spec.is_secret else b""
         load_data.write_partition(folder, spec.partition, spec.tests, spec.dataset.digest, salt)
-        for sentence in spec.notes_for_user:
-            say(sentence)
+        for note in spec.notes_for_user:
+            say(note)
         ready = assemble_own(spec, store, jobs, say, on_step)
         say_before_rounds(ready, folder, say)
         executor = ready.executor(salt)
