@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import report_runs
 import torch
+from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 from report_runs import change, copies, quiet, small_run, small_runs, summary
 from sweep_runs import rows_of, saved_figures
@@ -89,7 +90,7 @@ def test_means_are_over_finished_seeds_and_misses_are_bounds(recorded: Callable[
     (row,) = means(runs, ["rounds_to_target", "last_accuracy"], say=said.append).to_dict("records")
     assert (row["seeds"], row["rounds_to_target_missed"]) == (3, 1)
     assert (row["rounds_to_target"], row["rounds_to_target_sd"]) == (6, stdev([3, 5, 10]))
-    assert row["rounds_to_target_shown"] == ">6"
+    assert row["rounds_to_target_shown"] == ">6 (missed by 1 of 3)"
     assert (row["last_accuracy"], row["last_accuracy_sd"]) == pytest.approx((0.6, stdev([0.9, 0.9, 0.0])))
     for text, name in zip(said, ("unfinished", "twice"), strict=True):
         assert str(tmp_path / name) in text
@@ -257,7 +258,7 @@ def test_the_table_of_four_runs() -> None:
 def test_what_was_not_reached_is_censored() -> None:
     runs = [row("real", 0, None), row("real", 1, 20), row("shuffled_synthetic", 0, 4), row("shuffled_synthetic", 1, 4)]
     text = tables.table1_markdown(compared(*runs), {}, [])
-    assert [row[7] for row in rows_of(text, "| digits")] == [">30 (missed by 1 of 2)", "4.0 ± 0.0"]
+    assert [row[7] for row in rows_of(text, "| digits")] == [">25 (missed by 1 of 2)", "4.0 ± 0.0"]
     assert "| >6.2x " in text
     both = compared(row("real", 0, None), row("shuffled_synthetic", 0, None))
     assert tables.speed_up(both[0], both[1]) == "-"
@@ -301,7 +302,8 @@ def test_the_bars_of_table_1_are_means_and_their_ranges(tmp_path: Path, monkeypa
     (axes,) = drawn[0].axes
     assert [bar.get_width() for bar in axes.patches if isinstance(bar, Rectangle)] == [18, 17]
     assert [np.asarray(line.get_xdata()).tolist() for line in axes.get_lines()] == [[16, 20], [4, 30]]
-    assert [text.get_text() for text in axes.texts] == ["18", ">17"]
+    assert [text.get_text() for text in axes.texts] == ["18", ">17 (missed by 1 of 2)"]
+    assert [to_hex(bar.get_facecolor()) for bar in axes.patches if isinstance(bar, Rectangle)][1] == "#ffffff"  # open
     lines = pd.DataFrame([{"run": one["run"], "round": r, "test/accuracy": 0.1 * r} for one in runs for r in range(3)])
     accuracy_over_rounds(tmp_path / "c.png", compared(*runs), lines, "digits", smoke=True)
     assert np.asarray(drawn[1].axes[0].get_lines()[0].get_ydata()).tolist() == pytest.approx([0, 0.1, 0.2])

@@ -17,17 +17,17 @@ from threading import Thread
 from types import ModuleType
 from typing import Any
 
+import pandas as pd
 import pytest
 from PIL import Image
 from report_runs import change, copies, quiet, small_runs, summary
 
 from fedcommons import report
 from fedcommons.errors import UserError
-from fedcommons.reports import intervals, page
-from fedcommons.reports.collect import gather
-from fedcommons.reports.groups import grouped
-from fedcommons.reports.intervals import Column
+from fedcommons.reports import intervals, page, tables
+from fedcommons.reports.collect import gather, grouped
 from fedcommons.reports.live_server import Server, Watched
+from fedcommons.reports.tables import Column
 from fedcommons.tune import main
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'</script><script>alert(2)</script>"
@@ -91,14 +91,20 @@ def test_runs_of_other_data_stragglers_or_partitions_are_apart(folder: Path, htm
 
 
 def test_an_interval_ends_at_a_metrics_limits_and_a_missed_target_has_no_interval() -> None:
+    def text(column: Column, *numbers: float | None) -> str:
+        runs = pd.DataFrame({column.name: numbers, "rounds": [20] * len(numbers)}, dtype=float)
+        return tables.over_seeds(runs, column, with_interval=True)[0]
+
     rounds = Column("rounds_to_target", "", digits=1)
-    assert intervals.text_of_rounds([10.0, 12.0], 1, rounds) == "missed by 1 of 3, else 11.0"
-    assert intervals.text_of_rounds([10.0, 12.0], 0, rounds) == "11.0 (0.0 to 23.7)"
     accuracy, loss = Column("last_accuracy", "", 100, 1), Column("test/loss", "")
-    assert intervals.text([0.9, 1.0], accuracy) == "95.0 (31.5 to 100.0)"
-    assert intervals.text([1.0, 3.0], loss) == "2 (0 to 14.7)"
-    assert intervals.text([-1.0, 1.0], loss) == "0 (-12.7 to 12.7)"
-    assert [intervals.text(values, accuracy) for values in ([], [0.9], [0.5, 0.5])] == ["-", "90.0", "50.0"]
+    assert text(rounds, 10, 12) == "11.0 (0.0 to 23.7)"
+    assert text(rounds, 10, 12, None) == ">14 (missed by 1 of 3)"
+    assert text(rounds, 10, 11, None, None) == ">15.2 (missed by 2 of 4)"
+    assert text(rounds, None) == ">20"
+    assert text(accuracy, 0.9, 1.0) == "95.0 (31.5 to 100.0)"
+    assert text(loss, 1, 3) == "2 (0 to 14.7)"
+    assert text(loss, -1, 1) == "0 (-12.7 to 12.7)"
+    assert [text(accuracy, *numbers) for numbers in ((), (0.9,), (0.5, 0.5))] == ["-", "90.0", "50.0"]
     numbers = {12345.0: "12300", 1e-4: "0.0001", 9.9e-5: "9.90e-5", 999999.0: "1000000", 1e6: "1.00e6"}
     assert {value: intervals.number(value, None) for value in numbers} == numbers
 

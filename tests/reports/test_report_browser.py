@@ -1,6 +1,7 @@
 """The report in a real browser: it draws, filters, sorts and saves, makes no request, and runs no text of a user."""
 
 import csv
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
@@ -14,6 +15,7 @@ from fedcommons import report
 
 pytestmark = browser.needed
 
+THREE = {"federation.rounds": 3, "target": 0.99}
 HOSTILE = "<img src=x onerror=\"document.title='run'\">'</script><script>document.title='run'</script>"
 LINES = '.chart[data-kind="rounds"] svg path[aria-roledescription="line mark"]'
 """The lines of the curves of accuracy over rounds."""
@@ -21,14 +23,17 @@ LINES = '.chart[data-kind="rounds"] svg path[aria-roledescription="line mark"]'
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two methods at two alphas with two seeds each; one has a hostile statement."""
+    """Two methods at two alphas with two or three seeds each; one has a hostile statement, one reached its target."""
     runs = {
-        f"{name}-{alpha:g}-{seed}": {"algorithm": name, "alpha": alpha, "seed": seed, "federation.rounds": 3}
+        f"{name}-{alpha:g}-{seed}": {"algorithm": name, "alpha": alpha, "seed": seed, **THREE}
         for name in ("fedavg", "fedprox")
         for alpha in (0.1, 1.0)
-        for seed in (0, 1)
+        for seed in ((0, 1, 2) if (name, alpha) == ("fedavg", 1.0) else (0, 1))
     }
     out = small_runs(tmp_path_factory.mktemp("runs"), runs)
+    lines = [json.loads(line) for line in (out / "fedavg-1-1" / "rounds.jsonl").read_text().splitlines()]
+    lines[2]["test/accuracy"] = 1.0
+    (out / "fedavg-1-1" / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     of = out / "fedavg-1-0"
     change(of / "summary.json", privacy={**summary(of)["privacy"], "in_words": [HOSTILE]})
     return out
@@ -104,4 +109,10 @@ def test_filters_filter_tables_and_curves_and_a_file_has_what_is_shown(
         lines = csv.DictReader((tmp_path / "csv").read_text().splitlines())
         assert [line["method"] for line in lines] == ["fedprox"]
         page.get_by_role("button", name="show all").click()
-        expect(page.locator("#filters output")).to_have_text("8 of 8 runs")
+        expect(page.locator("#filters output")).to_have_text("9 of 9 runs")
+        tick(page, "method", "fedavg")
+        tick(page, "alpha", "1")
+        assert texts(page, "results", "rounds to target") == [">2.7 (missed by 2 of 3)"]
+        tick(page, "seed", "0")
+        tick(page, "seed", "1")
+        assert texts(page, "results", "rounds to target") == [">2.5 (missed by 1 of 2)"]

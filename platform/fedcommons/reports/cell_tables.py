@@ -1,148 +1,172 @@
-"""Tables of a report on accuracy, bytes and convergence parameters, with one line per configuration (``Cell``)."""
+"""Tables of a report on accuracy, bytes and convergence parameters, with one row per configuration (``Cell``)."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
+from functools import reduce
+from itertools import groupby
+from statistics import fmean
 from typing import TYPE_CHECKING
 
-from fedcommons.reports import columns, intervals
-from fedcommons.reports.cells import ENVIRONMENT, Cell
-from fedcommons.reports.groups import Group
-from fedcommons.reports.intervals import Column, Line, Table
+from fedcommons.reports import columns
+from fedcommons.reports.cells import ENVIRONMENT, ROUNDS, Cell, counted
+from fedcommons.reports.collect import Group
+from fedcommons.reports.intervals import student
 from fedcommons.reports.series import value
+from fedcommons.reports.tables import Column, over_seeds
 
 if TYPE_CHECKING:  # pandas takes a second to import, which would slow --help
     import pandas as pd
 
 RESULTS = (
-    Column(intervals.ROUNDS, "rounds to target", digits=1),
-    Column("last_accuracy", "last accuracy, %", 100, 1),
-    Column("best_accuracy", "best accuracy, %", 100, 1),
-    Column("MB", "MB exchanged"),
-    Column("bytes_once", "MB exchanged once (shared data)", 1e-6),
-    Column("disclosed", "disclosed, % of examples", 100, 1),
-    Column("test/loss", "last test loss"),
-)
+    Column(ROUNDS, "rounds to target", digits=1),
+    Column("last_accuracy", "last accuracy, %", 100, 1), Column("best_accuracy", "best accuracy, %", 100, 1),
+    Column("MB", "MB exchanged"), Column("bytes_once", "MB exchanged once (shared data)", 1e-6),
+    Column("disclosed", "disclosed, % of examples", 100, 1), Column("test/loss", "last test loss"),
+)  # fmt: skip
 BYTES = (
-    Column("bytes_down", "MB to clients", 1e-6),
-    Column("bytes_up", "MB from clients", 1e-6),
+    Column("bytes_down", "MB to clients", 1e-6), Column("bytes_up", "MB from clients", 1e-6),
     Column("bytes_once", "MB of shared data, once", 1e-6),
     Column("bytes_lost", "MB to stragglers without a reply", 1e-6),
-)
+)  # fmt: skip
 CONVERGENCE = (
-    Column("zeta_sq", "ζ², own data"),
-    Column("zeta_hat_sq", "ζ̂², training data"),
-    Column("zeta_mix_sq", "ζ², exact mixtures"),
-    Column("zeta_lemma1_sq", "ζ² by Lemma 1"),
-    Column("sigma_sq", "σ², own data"),
-    Column("sigma_hat_sq", "σ̂², training data"),
-    Column("sigma_mix_sq", "σ², exact mixtures"),
-    Column("sigma_lemma1_sq", "σ² by Lemma 1"),
-    Column("delta_sq", "δ², shift of the pool"),
-    Column("L_max", "L, own data, largest"),
-    Column("L_p", "L, training data"),
-    Column("L_lemma1", "L, bound of Lemma 1"),
-)
+    Column("zeta_sq", "ζ², own data"), Column("zeta_hat_sq", "ζ̂², training data"),
+    Column("zeta_mix_sq", "ζ², exact mixtures"), Column("zeta_lemma1_sq", "ζ² by Lemma 1"),
+    Column("sigma_sq", "σ², own data"), Column("sigma_hat_sq", "σ̂², training data"),
+    Column("sigma_mix_sq", "σ², exact mixtures"), Column("sigma_lemma1_sq", "σ² by Lemma 1"),
+    Column("delta_sq", "δ², shift of the pool"), Column("L_max", "L, own data, largest"),
+    Column("L_p", "L, training data"), Column("L_lemma1", "L, bound of Lemma 1"),
+)  # fmt: skip
 NUMBERS = {column.name for column in (*RESULTS, *BYTES, *CONVERGENCE)}
 
-_LATEX = {"ζ̂²": r"$\hat\zeta^2$", "ζ²": r"$\zeta^2$", "σ̂²": r"$\hat\sigma^2$", "σ²": r"$\sigma^2$", "δ²": r"$\delta^2$"}
+_LATEX = {
+    "%": r"\%", "_": r"\_", "ζ̂²": r"$\hat\zeta^2$", "ζ²": r"$\zeta^2$", "σ̂²": r"$\hat\sigma^2$", "σ²": r"$\sigma^2$",
+    "δ²": r"$\delta^2$",
+}  # fmt: skip
 
 SHOWN, LATEX = 1000, 500
-"""Maximum number of lines of a table on the page (``SHOWN``), and of a table that has LaTeX code (``LATEX``)."""
+"""Maximum number of rows of a table on the page (``SHOWN``), and of a table that has LaTeX code (``LATEX``)."""
 
 INTERVALS = (
     "Numbers are means over the seeds of finished runs, with the 95 % Student t interval of the mean in brackets, cut "
-    "off at 0 and 100 %. If seeds missed the target, the rounds to the target are the mean over the seeds that "
-    "reached it, without an interval. A number without brackets comes from one seed, or is equal for all seeds."
+    "off at 0 and 100 %. A seed that missed the target counts with all its rounds; the mean is then a lower bound (>) "
+    "without an interval. A number without brackets comes from one seed, or is equal for all seeds."
 )
+
+MEASURED = (
+    "Measured at the server model, in the last round with a measurement. Lemma 1 of Fedssyn gives ζ² and σ² of exact "
+    "mixtures of own data and the whole pool, and an upper bound of L. For the data on which clients train, ζ̂² and σ̂² "
+    "are only roughly equal to these values."
+)
+
+Files = dict[str, Sequence[str]]
+"""A table for the page's download buttons: lines of ``csv`` and of ``latex``, both with the head, and LaTeX's end."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table on the page."""
+
+    cell: int  # number of the configuration
+    runs: Sequence[int]  # numbers of the configuration's runs
+    first: Sequence[str]  # texts of the first columns
+    numbers: Sequence[tuple[str, float | None]]  # text of each number column, and the mean by which the page sorts
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the page."""
+
+    name: str
+    title: str
+    note: str  # text above the table
+    heads: Sequence[str]  # titles of the first columns
+    columns: Sequence[Column]
+    groups: Sequence[tuple[int, str, Sequence[Row]]]  # number, title and rows of each group
+    files: Files
+    cut: str  # a sentence if the page does not show all rows
 
 
 def build_tables(groups: Sequence[Group], numbers: Sequence[Sequence[int]]) -> list[Table]:
     """Return the tables in which a configuration has a value. numbers: indices of the runs of each configuration."""
-    all_cells = [cell for group in groups for cell in group.cells]
-    finished = [cell.runs.loc[cell.runs["status"] == "finished", :] for cell in all_cells]
-    more = tuple(Column(name, head, 100, 1) for name, head in columns.of_clients(all_cells))
-    texts = {
-        "results": ("Results", INTERVALS, (*RESULTS, *more)),
-        "bytes": ("Bytes", "Bytes of all messages of all clients and rounds; an MB has 10⁶ bytes.", BYTES),
-        "convergence": (
-            "Convergence parameters and their bounds",
-            "Measured at the server model, in the last round with a measurement. Lemma 1 of Fedssyn gives ζ² and σ² of "
-            "exact mixtures of own data and the whole pool, and an upper bound of L. For the data on which clients "
-            "train, ζ̂² and σ̂² are only roughly equal to these values.",
-            CONVERGENCE,
-        ),
-    }
+    cells = [cell for group in groups for cell in group.cells]
+    more = (Column(name, head, 100, 1) for name, head in columns.of_clients(cells))
+    texts = (
+        ("results", "Results", INTERVALS, (*RESULTS, *more)),
+        ("bytes", "Bytes", "Bytes of all messages of all clients and rounds; an MB has 10⁶ bytes.", BYTES),
+        ("convergence", "Convergence parameters and their bounds", MEASURED, CONVERGENCE),
+    )
+    titles = [(number, group.title) for number, group in enumerate(groups) for _ in group.cells]
+    finished = [cell.runs.loc[cell.runs["status"] == "finished", :] for cell in cells]
+    heads, firsts = first_columns(cells)
+    cut = f"Shown: the first {SHOWN:,} of {len(cells):,} lines. The CSV has all." if len(cells) > SHOWN else ""
     tables = []
-    for name, (title, note, candidates) in texts.items():
-        with_values = [column for column in candidates if any(cell.values(column.name) for cell in all_cells)]
-        if name == "results" and intervals.ROUNDS not in [column.name for column in with_values]:
-            with_values = [RESULTS[0], *with_values]  # all runs missed the target, which the table must show
-        if with_values:
-            whole = _filled(Table(name, title, note, [], with_values, []), groups, numbers, finished)
-            tables.append(_cut(_with_files(whole, finished)))
+    for name, title, note, candidates in texts:
+        # The table of results shows the rounds to the target even if all runs missed the target.
+        shown = [c for c in candidates if c is RESULTS[0] or any(cell.values(c.name) for cell in cells)]
+        if not shown:
+            continue
+        rows = [
+            Row(i, numbers[i], first, [over_seeds(finished[i], column, with_interval=True) for column in shown])
+            for i, first in enumerate(firsts[:SHOWN])
+        ]
+        by_group = [(*of, list(members)) for of, members in groupby(rows, key=lambda row: titles[row.cell])]
+        files = _files(heads, shown, by_group, titles, firsts, finished)
+        tables.append(Table(name, title, note, heads, shown, by_group, files, cut))
     return tables
 
 
-def _filled(
-    empty: Table, groups: Sequence[Group], numbers: Sequence[Sequence[int]], finished: "Sequence[pd.DataFrame]"
-) -> Table:
-    """Return the table with one line per configuration; only the first ``SHOWN`` lines have numbers in columns."""
-    heads, firsts = first_columns([cell for group in groups for cell in group.cells])
-    place, filled = 0, []
-    for number, group in enumerate(groups):
-        lines = []
-        for _ in group.cells:
-            pairs = [intervals.of_runs(finished[place], column) for column in empty.columns] if place < SHOWN else []
-            lines.append(Line(place, numbers[place], firsts[place], [t for t, _ in pairs], [v for _, v in pairs]))
-            place += 1
-        filled.append((number, group.title, lines))
-    return replace(empty, heads=heads, groups=filled)
+def _files(
+    heads: Sequence[str], shown: Sequence[Column], groups: Sequence[tuple[int, str, Sequence[Row]]],
+    titles: Sequence[tuple[int, str]], firsts: Sequence[Sequence[str]], finished: "Sequence[pd.DataFrame]",
+) -> Files:  # fmt: skip
+    import pandas as pd
 
-
-def _cut(table: Table) -> Table:
-    """Return the table with only the first ``SHOWN`` lines, which the page shows."""
-    shown_groups = [(n, title, [line for line in lines if line.cell < SHOWN]) for n, title, lines in table.groups]
-    count = sum(len(lines) for _, _, lines in table.groups)
-    cut = f"Shown: the first {SHOWN:,} of {count:,} lines. The CSV has all." if count > SHOWN else ""
-    return replace(table, groups=[group for group in shown_groups if group[2]], cut=cut)
+    every = []
+    for (_, title), first, runs in zip(titles, firsts, finished, strict=True):
+        line: dict[str, object] = {"group": title, **dict(zip(heads, first, strict=True)), "seeds": len(runs)}
+        for column in shown:
+            values, missed = counted(runs, column.name)
+            ends = (None, None) if missed else student(values, column.most / column.scale) or (None, None)
+            line |= {column.name: fmean(values) if values else None}
+            line |= {f"{column.name}_low": ends[0], f"{column.name}_high": ends[1]}
+            line |= {f"{ROUNDS}_missed": missed} if column.name == ROUNDS else {}
+        every.append(line)
+    several = len(groups) > 1  # with several groups, the first column of LaTeX is the group's title
+    texts = [
+        [title] * several + [*row.first, str(len(finished[row.cell])), *(text for text, _ in row.numbers)]
+        for _, title, rows in groups
+        for row in rows
+    ]
+    titles_of_texts = ["group"] * several + [*heads, "seeds", *(column.head for column in shown)]
+    return table_files(pd.DataFrame(every), pd.DataFrame(texts, columns=pd.Index(titles_of_texts)), 1 + len(shown))
 
 
 def first_columns(cells: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:
-    """Return titles and texts of the first columns, which distinguish the configurations of a group.
-
-    The columns are the algorithm, the sharing strategy, the varying fields, and p (share of received examples). Fields
-    of ``ENVIRONMENT`` are left out, because the group's title has these fields.
-    """
+    """Return titles and texts of the first columns: method, and all that varies and is not in the group's title."""
     varied = dict.fromkeys(name for cell in cells for name in columns.others(cell) if not name.startswith(ENVIRONMENT))
-    names = ["algorithm", "sharing.setting", *varied, *([] if "sharing.p" in varied else ["p"])]
-    heads = ["method", *map(columns.head, names[1:])]
-    return heads, [[_first(cell, name) for name in names] for cell in cells]
+    names = ["algorithm", "sharing.setting", *varied, *(["p"] if "sharing.p" not in varied else [])]
+
+    def text(cell: Cell, name: str) -> str:
+        of_cell = value(cell, name)
+        return columns.text(of_cell, name) if name != "p" else f"{of_cell:.2f}" if of_cell else "-"
+
+    return ["method", *map(columns.head, names[1:])], [[text(cell, name) for name in names] for cell in cells]
 
 
-def _first(cell: Cell, name: str) -> str:
-    field_value = value(cell, name)
-    if name == "p":  # the share of received examples in the clients' training data
-        return f"{field_value:.2f}" if field_value else "-"
-    return columns.text(field_value, name)
+def table_files(frame: "pd.DataFrame", texts: "pd.DataFrame | None" = None, n_right: int = 0) -> Files:
+    """Return ``frame`` as CSV and ``texts`` (default: ``frame``) as LaTeX. n_right: number of right-aligned columns."""
+    import pandas as pd
 
-
-def _with_files(table: Table, finished: "Sequence[pd.DataFrame]") -> Table:
-    """Return the table with CSV and LaTeX code, as lists of lines: first the head, then one line per table line."""
-    csv = intervals.frame(table, finished).to_csv(index=False, lineterminator="\n").splitlines()
-    every = [(title, line) for _, title, lines in table.groups for line in lines]
-    if len(every) > LATEX:
-        return replace(table, csv=csv)
-    many = len(table.groups) > 1  # with several groups, the first column is the group's title
-    first = [*(["group"] if many else []), *table.heads]
-    heads = [*first, "seeds", *(column.head for column in table.columns)]
-    rows = [
-        [*([title] if many else []), *line.first, str(len(finished[line.cell])), *line.texts] for title, line in every
-    ]
-    latex, tail = intervals.latex([_latex(head) for head in heads], rows, len(first))
-    return replace(table, csv=csv, latex=latex, tail=tail)
-
-
-def _latex(head: str) -> str:
-    for symbol, formula in _LATEX.items():
-        head = head.replace(symbol, formula)
-    return head.replace("%", r"\%").replace("_", r"\_")
+    csv = frame.to_csv(index=False, lineterminator="\n").splitlines()
+    if len(csv) != 1 + len(frame):  # a text has a line break, which user-defined trackers can write into a summary
+        csv = frame.replace(r"[\r\n]+", " ", regex=True).to_csv(index=False, lineterminator="\n").splitlines()
+    if len(frame) > LATEX:
+        return {"csv": csv, "latex": (), "tail": ()}
+    texts = frame if texts is None else texts
+    titles = [reduce(lambda title, of: title.replace(*of), _LATEX.items(), str(title)) for title in texts]
+    style = texts.set_axis(pd.Index(titles), axis="columns").style.hide(axis="index")
+    style.format(escape="latex")
+    columns = "l" * (len(titles) - n_right) + "r" * n_right
+    lines = style.to_latex(hrules=True, column_format=columns).splitlines()
+    end = lines.index(r"\midrule") + 1 + len(texts)
+    return {"csv": csv, "latex": lines[:end], "tail": lines[end:]}

@@ -1,17 +1,13 @@
 """Charts of a report, as Vega-Lite specifications that altair creates: one specification per kind of chart.
 
-In the browser, page.js fills a specification with the data of the selected runs (the data sets ``curve`` and
-``reached``). So the page stores the data of each run once, and Vega's scripts once. Vega evaluates its expressions with
-an interpreter (``ast``), because the page's security policy forbids code that is created in the browser.
+In the browser, page.js fills a specification with the data sets ``curve`` and ``reached`` of the selected runs. Vega
+evaluates its expressions with an interpreter (``ast``), because the page's security policy forbids generated code.
 """
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedcommons.reports.series import COLOURS
-
-if TYPE_CHECKING:  # altair takes a second to import, so functions import it
-    import altair as alt
 
 LOOKS = [*COLOURS[:6], "#888888"]
 """Colours of Okabe and Ito, with grey instead of black, because the page can have a dark background."""
@@ -29,67 +25,45 @@ def vega() -> str:
 
 def specifications() -> dict[str, Any]:
     """Return the Vega-Lite specification of each kind of chart by name; page.js adds the data."""
-    rounds = ("round:Q", "round")
-    sent = ("bytes:Q", "MB exchanged so far, both directions, all clients")
-    accuracy, loss = ("accuracy", "test accuracy, %"), ("loss", "test loss")
+    sent = ("bytes", "MB exchanged so far, both directions, all clients")
     return {
-        "rounds": _course(*rounds, *accuracy).to_dict(),
-        "bytes": _course(*sent, *accuracy).to_dict(),
-        "loss": _course(*rounds, *loss).to_dict(),
-        "target": _reached().to_dict(),
+        "rounds": _curves("round", "round", "accuracy", "test accuracy, %"),
+        "bytes": _curves(*sent, "accuracy", "test accuracy, %"),
+        "loss": _curves("round", "round", "loss", "test loss"),
+        "target": _reached(),
     }
 
 
-def _looks() -> "dict[str, Any]":
-    """Return the encodings of colour and line dashes, for the columns ``colour`` and ``dash`` of page.js's data."""
-    import altair as alt
+def _curves(x: str, x_title: str, y: str, y_title: str) -> dict[str, Any]:
+    """Return a chart of curves: configurations with a band from minimum to maximum. x, y: columns of the data."""
+    import altair as alt  # altair takes a second to import
 
     legend = alt.Legend(
         orient="bottom", columns=2, labelLimit=300, title=None, symbolType="stroke", symbolOpacity=1,
         symbolStrokeWidth=2, symbolSize=300,
     )  # fmt: skip
-    return {
-        "color": alt.Color("colour:N", sort=None, legend=legend).scale(range=LOOKS),
-        "strokeDash": alt.StrokeDash("dash:N", sort=None, legend=legend).scale(range=list(DASHES)),
-        "detail": "line:N",
-    }
-
-
-def _course(x: str, x_title: str, y: str, y_title: str) -> "alt.LayerChart | alt.FacetChart":
-    """Return a chart of curves. x, y: columns of the data; x_title, y_title: titles of the axes.
-
-    A thick line is the mean of a configuration's finished runs, with a band from minimum to maximum. A thin line is an
-    unfinished run.
-    """
-    import altair as alt
-
-    base = alt.Chart(alt.NamedData("curve"))
-    across = alt.X(x, title=x_title, axis=_whole() if x.startswith("round") else alt.Axis()).scale(nice=False)
-    up = alt.Y(f"{y}:Q", title=y_title).scale(zero=False)
+    colour = alt.Color("colour:N", sort=None, legend=legend).scale(range=LOOKS)
+    axis = alt.Axis(tickMinStep=1, format="d") if x == "round" else alt.Axis()  # ticks at whole rounds
+    across = alt.X(f"{x}:Q", title=x_title, axis=axis).scale(nice=False)
     tips = [
         alt.Tooltip("name:N", title="runs"), alt.Tooltip("round:Q"), alt.Tooltip(f"{y}:Q", format=".4g", title="mean"),
         alt.Tooltip(f"{y}_low:Q", format=".4g", title="minimum"),
         alt.Tooltip(f"{y}_high:Q", format=".4g", title="maximum"),
         alt.Tooltip("bytes:Q", format=".4g", title="MB so far"),
     ]  # fmt: skip
-    looks = _looks()
+    base = alt.Chart(alt.NamedData("curve"))
     band = base.mark_area(opacity=0.15).encode(
-        x=across, y=alt.Y(f"{y}_low:Q", title=y_title), y2=f"{y}_high:Q", color=looks["color"], detail="line:N"
+        x=across, y=alt.Y(f"{y}_low:Q", title=y_title), y2=f"{y}_high:Q", color=colour, detail="line:N"
     )
     line = base.mark_line(interpolate="linear").encode(
-        x=across, y=up, tooltip=tips, strokeWidth=alt.StrokeWidth("width:Q", scale=None), **looks
-    )
-    return alt.layer(band, line).properties(width="container", height=240)
+        x=across, y=alt.Y(f"{y}:Q", title=y_title).scale(zero=False), tooltip=tips, color=colour, detail="line:N",
+        strokeWidth=alt.StrokeWidth("width:Q", scale=None),
+        strokeDash=alt.StrokeDash("dash:N", sort=None, legend=legend).scale(range=list(DASHES)),
+    )  # fmt: skip
+    return alt.layer(band, line).properties(width="container", height=240).to_dict()
 
 
-def _whole() -> "alt.Axis":
-    """Return an axis for rounds, with ticks at whole numbers."""
-    import altair as alt
-
-    return alt.Axis(tickMinStep=1, format="d")
-
-
-def _reached() -> "alt.LayerChart | alt.FacetChart":
+def _reached() -> dict[str, Any]:
     """Return a chart of rounds to the target: a dot per seed (hollow: target missed), and a bar at their mean."""
     import altair as alt
 
@@ -97,12 +71,11 @@ def _reached() -> "alt.LayerChart | alt.FacetChart":
     rows = alt.Y("name:N", sort=None, title=None).axis(labelLimit=220)
     colour = alt.Color("colour:N", sort=None, legend=None).scale(range=LOOKS)
     tips = [alt.Tooltip("name:N", title="runs"), alt.Tooltip("seed:N"), alt.Tooltip("said:N", title="target")]
-    across = alt.X("rounds:Q", title="rounds to the target", axis=_whole()).scale(zero=True)
+    axis = alt.Axis(tickMinStep=1, format="d")
+    across = alt.X("rounds:Q", title="rounds to the target", axis=axis).scale(zero=True)
     dots = base.mark_point(size=50, opacity=0.8).encode(
         x=across, y=rows, color=colour, fill=alt.Fill("colour:N", sort=None, legend=None).scale(range=LOOKS),
         fillOpacity=alt.condition("datum.missed", alt.value(0), alt.value(0.8)), tooltip=tips,
     )  # fmt: skip
     bars = base.mark_tick(thickness=2, size=16).encode(x=alt.X("mean(rounds):Q"), y=rows, color=colour)
-    return alt.layer(dots, bars).properties(
-        width="container", height=100
-    )  # page.js replaces the height by one that fits the number of rows
+    return alt.layer(dots, bars).properties(width="container", height=100).to_dict()  # page.js sets the height

@@ -1,11 +1,18 @@
-"""Read the run folders of a report: a frame of runs, and for each run further facts such as its accuracy curve."""
+"""Read the run folders of a report: a frame of runs, further facts of each run, and groups of comparable runs.
+
+All runs of a group have the same data, federation and target, and runs with the same seed have the same partition. Runs
+of different groups are never averaged.
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedcommons.config import target
+from fedcommons.reports import columns
+from fedcommons.reports.cells import ENVIRONMENT, Cell, cells, drop_duplicates, fields, plain, values
 from fedcommons.reports.frames import Recorded, read, row
 from fedcommons.storage import safe_read
 
@@ -18,40 +25,35 @@ WHO = ("dataset", "algorithm", "setting", "alpha", "p", "seed")
 DIGEST = "data digest"
 """Name of a column: hash of the content of a run's data set; None in runs of earlier versions of fedcommons."""
 
-_CURVES = {"accuracy": "test/accuracy", "loss": "test/loss", "bytes": "comm/total_bytes"}
+_CURVES = {"round": "round", "accuracy": "test/accuracy", "loss": "test/loss", "bytes": "comm/total_bytes"}
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Facts of a run that are not in the run's row of the ``load_runs`` frame.
-
-    curve: lists ``round``, ``accuracy``, ``loss`` and ``bytes`` (MB exchanged so far), with one value per evaluated
-    round. words: sentences of the privacy statement. n_late: number of partial or missing replies of stragglers, over
-    all rounds. facts: content of environment.json.
-    """
+    """Facts of a run that are not in the run's row of the ``load_runs`` frame."""
 
     folder: Path
-    curve: Mapping[str, Sequence[float | None]]
-    words: tuple[str, ...]
-    n_late: int
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    curve: Mapping[str, Sequence[float | None]]  # by name of ``_CURVES``, a value per evaluated round; bytes in MB
+    words: tuple[str, ...]  # sentences of the privacy statement
+    n_late: int  # partial or missing replies of stragglers, over all rounds
+    facts: Mapping[str, Any]  # content of environment.json
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group of comparable runs."""
+
+    title: str  # data, federation and target
+    cells: tuple[Cell, ...]  # in the order of their first runs; frames are indexed by the rows of the frame of all runs
 
 
 def gather(folders: Sequence[Path], say: Callable[[str], None]) -> "tuple[pd.DataFrame, list[RunFacts]]":
-    """Return the frame of ``load_runs`` with the further column ``DIGEST``, and for each row the run's further facts.
-
-    ``say`` and errors are as in ``load_runs``.
-    """
+    """Return the frame of ``load_runs`` with the column ``DIGEST``, and the further facts of each row's run."""
     import pandas as pd
 
-    rows, facts_of_runs = [], []
-    for run in read(folders, say):
-        digest, fingerprint = _identity(run.folder)
-        columns = row(run)
-        rows.append({"partition": fingerprint, **columns, DIGEST: digest})
-        facts_of_runs.append(_facts_of_run(run))
-    runs = pd.DataFrame(rows)
-    return runs.reindex(columns=[*runs.columns, *(name for name in WHO if name not in runs)]), facts_of_runs
+    every = [(_identity(run.folder), row(run), _facts_of_run(run)) for run in read(folders, say)]
+    runs = pd.DataFrame([{"partition": found[1], **of_run, DIGEST: found[0]} for found, of_run, _ in every])
+    return runs.reindex(columns=[*dict.fromkeys([*runs.columns, *WHO])]), [facts for *_, facts in every]
 
 
 def _identity(folder: Path) -> tuple[str | None, str | None]:
@@ -61,32 +63,59 @@ def _identity(folder: Path) -> tuple[str | None, str | None]:
             head = file.read(300).decode(errors="replace") if file else ""
     except (safe_read.UnreadableError, OSError):
         head = ""
-    matches = [re.search(rf'"{name}": "([0-9a-f]{{8,64}})"', head) for name in ("data", "fingerprint")]
-    digest, fingerprint = (match[1] if match else None for match in matches)
-    return digest, fingerprint
+    data, partition = (re.search(rf'"{name}": "([0-9a-f]{{8,64}})"', head) for name in ("data", "fingerprint"))
+    return data and data[1], partition and partition[1]
 
 
 def _facts_of_run(run: Recorded) -> RunFacts:
     statement = run.summary.get("privacy", {}).get("in_words", ())
     words = tuple(text for text in statement if isinstance(text, str)) if isinstance(statement, list) else ()
     late = sum(len(line["late"]) for line in run.lines if isinstance(line.get("late"), list))
-    return RunFacts(run.folder, _curve(run.lines), words, late, _facts(run.folder))
-
-
-def _curve(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
-    """Return ``RunFacts.curve`` from the lines of rounds.jsonl, for rounds with a test accuracy or test loss."""
-    evaluated = [line for line in lines if line.get("test/accuracy") is not None or line.get("test/loss") is not None]
-    curve: dict[str, list[float | None]] = {"round": [line["round"] for line in evaluated]}
-    for name, metric in _CURVES.items():
-        curve[name] = [line.get(metric) for line in evaluated]
+    evaluated = [line for line in run.lines if {line.get("test/accuracy"), line.get("test/loss")} != {None}]
+    curve = {name: [line.get(metric) for line in evaluated] for name, metric in _CURVES.items()}
     curve["bytes"] = [None if nbytes is None else nbytes / 1e6 for nbytes in curve["bytes"]]
-    return curve
-
-
-def _facts(folder: Path) -> Mapping[str, Any]:
-    """Return environment.json without control characters in its texts; empty if the file is missing or damaged."""
-    try:
-        environment = safe_read.cleaned(safe_read.json_of(folder / "environment.json"))
+    try:  # texts without control characters
+        facts = safe_read.cleaned(safe_read.json_of(run.folder / "environment.json"))
     except (safe_read.UnreadableError, ValueError):
-        return {}
-    return environment if isinstance(environment, dict) else {}
+        facts = {}
+    return RunFacts(run.folder, curve, words, late, facts if isinstance(facts, dict) else {})
+
+
+def grouped(runs: "pd.DataFrame", say: Callable[[str], None]) -> list[Group]:
+    """Split the runs, also unfinished ones, into groups in the order of their first runs; ``say`` names duplicates."""
+    names = [name for name in fields(runs) if name.startswith(ENVIRONMENT)]
+    varied = [name for name in names if len(set(values(runs, name))) > 1]
+    places: dict[tuple[Any, ...], list[int]] = {}
+    for place, key in enumerate(zip(*(values(runs, name) for name in [*names, DIGEST]), strict=True)):
+        places.setdefault(key, []).append(place)
+    groups = []
+    for key, rows in places.items():
+        several = sum(other[:-1] == key[:-1] for other in places) > 1
+        data = f", data {key[-1] or 'with unknown hash'}" if several else ""
+        for where, part in _of_one_partition(runs.iloc[rows]):
+            ordered = part.iloc[(part["status"] != "finished").to_numpy().argsort(kind="stable")]
+            groups.append(Group(_title(ordered, varied) + data + where, tuple(cells(drop_duplicates(ordered, say)))))
+    return groups
+
+
+def _of_one_partition(runs: "pd.DataFrame") -> "list[tuple[str, pd.DataFrame]]":
+    """Return (end of the group's title, runs) of subsets in which runs with the same seed have the same partition."""
+
+    def agree(runs: "pd.DataFrame") -> bool:  # runs without a recorded partition agree with all
+        return bool((runs.groupby("seed")["partition"].nunique() <= 1).all())
+
+    if agree(runs):
+        return [("", runs)]
+    parts = []
+    for parent, part in runs.groupby(runs["run"].map(lambda run: str(Path(run).parent)), sort=False):
+        each = part.groupby("partition", sort=False, dropna=False)
+        several = [(f", partition {fingerprint}", same) for fingerprint, same in each]
+        parts += [(f", partitions of {parent}", part)] if agree(part) else several
+    return parts
+
+
+def _title(runs: "pd.DataFrame", varied: list[str]) -> str:
+    """Return a group's title, such as ``digits, N = 10, C = 1, alpha = 0.01, target 80 %``. varied: fields to name."""
+    first = {name: plain(runs[name].iloc[0]) for name in varied if name != "target"}
+    place = columns.place(Cell({name: value for name, value in first.items() if value is not None}, runs))
+    return f"{place.replace(', alpha = -', '')}, target {target.in_words(runs['target'].iloc[0])}"

@@ -1,7 +1,4 @@
-"""Texts that describe a configuration (``Cell``) in tables and pictures.
-
-The papers' tables have the columns ``IDENTIFYING``; further columns are all other config fields that vary.
-"""
+"""Texts that describe a configuration (``Cell``) in tables and pictures."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,10 +30,7 @@ def key(cell: Cell) -> tuple[Any, ...]:
 
 
 def text(value: object, field: str = "") -> str:
-    """Format the value of a config field for a table: short numbers, tuples with hyphens, ``-`` for None.
-
-    If ``field`` is the sharing strategy, ``real`` becomes ``NO_SHARING_SHOWN``.
-    """
+    """Format the value of a config field for a table: short numbers, ``-`` for None, ``no sharing`` for ``real``."""
     if value == "real" and field in ("sharing.setting", "setting"):
         return NO_SHARING_SHOWN
     if isinstance(value, tuple):
@@ -45,16 +39,12 @@ def text(value: object, field: str = "") -> str:
 
 
 def of_clients(cells: Sequence[Cell]) -> list[tuple[str, str]]:
-    """Return (column name, title) of each accuracy over clients that these runs have (``evaluate.clients``).
-
-    A title says whether the server model or personal models are evaluated, and marks accuracies on training data.
-    """
-    whats = {"mean": "mean", "worst_decile": "worst tenth", "std": "std"}
+    """Return (column name, title) of each accuracy over clients that these runs have (``evaluate.clients``)."""
     names = {
         f"{which}/{rows}accuracy_{what}": f"{head} acc.{' (training data)' if rows else ''}, {label}"
         for which, head in (("clients", "clients'"), ("personal", "personal"))
         for rows in ("", "train_")
-        for what, label in whats.items()
+        for what, label in (("mean", "mean"), ("worst_decile", "worst tenth"), ("std", "std"))
     }
     return [(name, head) for name, head in names.items() if any(cell.values(name) for cell in cells)]
 
@@ -67,20 +57,16 @@ def place(cell: Cell) -> str:
 
 def method(cell: Cell) -> str:
     """Return the algorithm and varying fields, except those of sharing, as text, such as ``fedprox fedprox.mu 0.1``."""
-    return _named(cell, "algorithm", [name for name in others(cell) if not name.startswith(_OF_SETTING)])
+    return named(cell, "algorithm", [name for name in others(cell) if not name.startswith(_OF_SETTING)])
 
 
 def setting(cell: Cell) -> str:
     """Return the sharing strategy and its varying fields as text, such as ``shuffled_synthetic rho 0.5``."""
-    return _named(cell, "sharing.setting", [name for name in others(cell) if name.startswith(_OF_SETTING)])
+    return named(cell, "sharing.setting", [name for name in others(cell) if name.startswith(_OF_SETTING)])
 
 
-def variant(cell: Cell) -> str:
-    """Return the sharing strategy and all varying fields without a column in the papers' tables, as text."""
-    return _named(cell, "sharing.setting", others(cell))
-
-
-def _named(cell: Cell, first: str, more: Sequence[str]) -> str:
+def named(cell: Cell, first: str, more: Sequence[str]) -> str:
+    """Return the value of the field ``first``, and names and values of the fields ``more``, as text."""
     texts = [f"{head(name)} {text(field_value)}" for name in more if (field_value := value(cell, name)) is not None]
     return " ".join([text(value(cell, first), first), *texts])
 

@@ -6,16 +6,16 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.errors import UserError
-from fedcommons.reports import columns, intervals
-from fedcommons.reports.cells import Cell
-from fedcommons.reports.collect import RunFacts
-from fedcommons.reports.groups import Group
+from fedcommons.reports import columns
+from fedcommons.reports.cells import Cell, values
+from fedcommons.reports.collect import Group, RunFacts
+from fedcommons.reports.intervals import number
 from fedcommons.reports.tables import commons_epsilon
 from fedcommons.storage import safe_read
 from fedcommons.tracking.run_folder import read_class_counts
@@ -23,100 +23,53 @@ from fedcommons.tracking.run_folder import read_class_counts
 if TYPE_CHECKING:  # pandas takes a second to import, which would slow --help
     import pandas as pd
 
-SHOWN = 12
-"""Maximum number of partitions, and of pictures of pools, that a report shows."""
-
-CLIENTS, CLASSES = 40, 20
-"""Maximum number of clients (rows) and classes (columns) in the picture of a partition."""
+SHOWN, CLIENTS, CLASSES = 12, 40, 20
+"""Maximum number of partitions, and of pictures of pools; of clients (rows) and classes (columns) of a partition."""
 
 LARGEST_PNG, SIDE = 400_000, 1200
 """Maximum number of bytes, and of pixels per side, of a picture logged to W&B; larger pictures are left out."""
 
 
-@dataclass(frozen=True)
-class Facts:
-    """A value, such as an environment or a privacy statement, and the indices of the runs that have this value."""
-
-    text: Any
-    runs: Sequence[int]
-
-
-def shared(values: Sequence[Any], numbers: Sequence[int] | None = None) -> list[Facts]:
-    """Return each distinct value, except None, with the indices of the runs that have this value.
-
-    numbers: index of the run of each element of ``values``; None: the position of the element.
-    """
-    runs_by_value: dict[Any, list[int]] = {}
-    for number, value in zip(numbers if numbers is not None else range(len(values)), values, strict=True):
+def runs_by_value(every: Mapping[int, Any]) -> dict[Any, list[int]]:
+    """Return the indices of the runs that have each distinct value, except None. every: value by the run's index."""
+    runs: dict[Any, list[int]] = {}
+    for index, value in every.items():
         if value is not None:
-            runs_by_value.setdefault(value, []).append(number)
-    return [Facts(value, runs) for value, runs in runs_by_value.items()]
+            runs.setdefault(value, []).append(index)
+    return runs
 
 
 def sweeps(runs: "pd.DataFrame") -> list[dict[str, Any]]:
-    """Return one line per parent folder of runs: data, federations, methods, seeds, numbers of runs, and dates."""
+    """Return one line per parent folder of runs."""
     facts = {"data": "dataset", "methods": "algorithm", "settings": "setting", "seeds": "seed"}
     fields = ("partition.n_clients", "federation.participation", "partition.alpha")
     lines = []
-    for parent, runs_of_folder in runs.groupby(runs["run"].map(lambda run: str(Path(run).parent)), sort=False):
-        values = {
-            name: ", ".join(columns.text(value, column) for value in dict.fromkeys(runs_of_folder[column].tolist()))
-            for name, column in facts.items()
-        }
-        where = [
-            f"{columns.head(name)} {_listed(runs_of_folder[name].tolist())}"
-            for name in fields
-            if name in runs_of_folder
-        ]
-        state = ", ".join(f"{count} {status}" for status, count in Counter(runs_of_folder["status"].tolist()).items())
-        lines.append(
-            {
-                "folder": parent,
-                "runs": state,
-                "where": "; ".join(where),
-                **values,
-                "when": _when(runs_of_folder["run"].tolist()),
-            }
-        )
+    for parent, part in runs.groupby(runs["run"].map(lambda run: str(Path(run).parent)), sort=False):
+        line = {"folder": parent, "runs": ", ".join(f"{n} {name}" for name, n in Counter(part["status"]).items())}
+        for name, column in facts.items():
+            line[name] = ", ".join(columns.text(value, column) for value in dict.fromkeys(part[column].tolist()))
+        where = []
+        for name in (name for name in fields if name in part):
+            several = sorted({value for value in part[name].tolist() if value == value}, key=str)
+            where.append(f"{columns.head(name)} {', '.join(map(columns.text, several))}")
+        days = set()
+        for run in part["run"]:  # runs do not record dates, so the dates of files are shown
+            with suppress(OSError):
+                written = os.lstat(Path(run) / "rounds.jsonl").st_mtime
+                days.add(datetime.fromtimestamp(written, UTC).date().isoformat())
+        when = " to ".join(dict.fromkeys([min(days), max(days)])) if days else "-"
+        lines.append({**line, "where": "; ".join(where), "when": when})
     return lines
-
-
-def _listed(values: Sequence[Any]) -> str:
-    return ", ".join(columns.text(value) for value in sorted({value for value in values if value == value}, key=str))
-
-
-def _when(folders: Sequence[str]) -> str:
-    """Return the first and last date on which these runs wrote a round (file dates, as runs do not record dates)."""
-    times = []
-    for folder in folders:
-        try:
-            times.append(os.lstat(Path(folder) / "rounds.jsonl").st_mtime)
-        except OSError:
-            continue
-    days = sorted({datetime.fromtimestamp(time, UTC).date().isoformat() for time in times})
-    return " to ".join(dict.fromkeys([days[0], days[-1]])) if days else "-"
 
 
 def privacy(groups: Sequence[Group], run_facts: Sequence[RunFacts]) -> list[dict[str, Any]]:
-    """Return one line per configuration: epsilon of the shared data, and each privacy statement with its runs."""
+    """Return one line per configuration that has a privacy statement."""
     lines: list[dict[str, Any]] = []
-    for group in groups:
-        for cell in group.cells:
-            numbers = cell.runs.index.tolist()
-            words = shared([run_facts[n].words or None for n in numbers], numbers)
-            if words:
-                facts = {"group": group.title, "cell": name(cell), "epsilon": _epsilon(cell), "words": words}
-                lines.append({**facts, "line": len(lines)})
+    for title, cell in ((group.title, cell) for group in groups for cell in group.cells):
+        if words := runs_by_value({n: run_facts[n].words or None for n in cell.runs.index.tolist()}):
+            facts = {"group": title, "cell": name(cell), "epsilon": commons_epsilon(cell), "words": words}
+            lines.append({**facts, "line": len(lines)})
     return lines
-
-
-def join_statements(words: Sequence[Facts]) -> str:
-    """Join the privacy statements of a configuration's runs into one text."""
-    return " / ".join(" ".join(fact.text) for fact in words)
-
-
-def _epsilon(cell: Cell) -> str:
-    return commons_epsilon(cell) if "commons" in cell.runs else "-"
 
 
 def name(cell: Cell) -> str:
@@ -125,26 +78,22 @@ def name(cell: Cell) -> str:
 
 
 def trouble(runs: "pd.DataFrame", run_facts: Sequence[RunFacts]) -> list[dict[str, Any]]:
-    """Return one line per run with stragglers or rejected replies: count of late replies, MB lost, and rejection."""
+    """Return one line per run with stragglers or rejected replies."""
     lines = []
-    rejected = runs["rejections"] if "rejections" in runs else [None] * len(runs)
-    lost = runs["bytes_lost"] if "bytes_lost" in runs else [0.0] * len(runs)
-    for number, (facts, sentence, bytes_lost) in enumerate(zip(run_facts, rejected, lost, strict=True)):
-        rejection = sentence if isinstance(sentence, str) else ""
-        megabytes = intervals.number(bytes_lost / 1e6, None) if bytes_lost > 0 else "-"
-        if facts.n_late or rejection or bytes_lost > 0:
-            lines.append({"run": number, "late": facts.n_late, "lost": megabytes, "rejected": rejection or "-"})
+    every = zip(run_facts, values(runs, "rejections"), values(runs, "bytes_lost"), strict=True)
+    for index, (facts, sentence, lost) in enumerate(every):
+        rejection, lost = sentence if isinstance(sentence, str) else "", lost or 0
+        if facts.n_late or rejection or lost > 0:
+            megabytes = number(lost / 1e6, None) if lost > 0 else "-"
+            lines.append({"run": index, "late": facts.n_late, "lost": megabytes, "rejected": rejection or "-"})
     return lines
 
 
 def partitions(runs: "pd.DataFrame", say: Callable[[str], None]) -> tuple[list[dict[str, Any]], int]:
-    """Return the first ``SHOWN`` partitions, and the number of all partitions.
-
-    ``rows``: pairs by client and class: the number of training examples, and this number divided by the largest number.
-    """
-    every, pictures = shared(runs["partition"].where(runs["partition"].notna(), None).tolist()), []
-    for fact in every[:SHOWN]:
-        first = runs.iloc[fact.runs[0]]
+    """Return the first ``SHOWN`` partitions, and the number of all; rows: (examples, share of the largest number)."""
+    every, pictures = runs_by_value(dict(enumerate(values(runs, "partition")))), []
+    for of_partition in list(every.values())[:SHOWN]:
+        first = runs.iloc[of_partition[0]]
         try:
             counts = read_class_counts(Path(first["run"]))
         except UserError as error:
@@ -152,37 +101,36 @@ def partitions(runs: "pd.DataFrame", say: Callable[[str], None]) -> tuple[list[d
             continue
         if not counts:  # no picture, because the labels are not classes
             continue
-        most = max(map(max, counts)) or 1
+        clients, classes, most = len(counts), len(counts[0]), max(map(max, counts)) or 1
         rows = [[(n, f"{n / most:.2f}") for n in row[:CLASSES]] for row in counts[:CLIENTS]]
-        cut = len(counts) > CLIENTS or len(counts[0]) > CLASSES
-        size = (
-            f"; shown: {len(rows)} of {len(counts)} clients, {len(rows[0])} of {len(counts[0])} classes" if cut else ""
-        )
-        alpha = f", alpha = {columns.text(first['alpha'])}" if first.get("alpha") == first.get("alpha") else ""
-        title = f"{first['dataset']}, N = {len(counts)}{alpha}, seed {first['seed']}{size}"
-        pictures.append({"title": title, "rows": rows, "runs": fact.runs, "fingerprint": fact.text})
+        title = f"{first['dataset']}, N = {clients}"
+        if first.get("alpha") == first.get("alpha"):
+            title += f", alpha = {columns.text(first['alpha'])}"
+        title += f", seed {first['seed']}"
+        if clients > CLIENTS or classes > CLASSES:
+            title += f"; shown: {len(rows)} of {clients} clients, {len(rows[0])} of {classes} classes"
+        pictures.append({"title": title, "rows": rows, "runs": of_partition})
     return pictures, len(every)
 
 
 def pools(runs: "pd.DataFrame") -> tuple[list[dict[str, Any]], int]:
     """Return the first ``SHOWN`` distinct pictures of pools that runs logged to W&B, and the number of all pictures."""
-    files = []
-    for number, run in enumerate(runs["run"]):
-        if runs["setting"].iloc[number] != "real":
-            images = sorted(Path(run).glob("wandb/*run-*/files/media/images/media/pool_*.png"))
-            files += [(number, images[-1])] if images else []
+    files = {}
+    for index, (run, setting) in enumerate(zip(runs["run"], runs["setting"], strict=True)):
+        if setting != "real" and (images := sorted(Path(run).glob("wandb/*run-*/files/media/images/media/pool_*.png"))):
+            files[index] = images[-1]
     pictures, seen = [], dict[str, dict[str, Any]]()
-    for number, file in files:
+    for index, file in files.items():
         key = file.name.rpartition("_")[2]  # a hash of the picture; equal pictures are shown once
         if key in seen:
-            seen[key]["runs"].append(number)
+            seen[key]["runs"].append(index)
         elif len(pictures) < SHOWN and (picture := _png(file)):
-            first = runs.iloc[number]
+            first = runs.iloc[index]
             sharing, alpha = columns.text(first["setting"], "setting"), columns.text(first["alpha"])
             title = f"{sharing}, {first['dataset']}, alpha = {alpha}, seed {first['seed']}"
-            seen[key] = {"data": picture, "runs": [number], "title": title}
+            seen[key] = {"data": picture, "runs": [index], "title": title}
             pictures.append(seen[key])
-    return pictures, len({file.name for _, file in files})
+    return pictures, len({file.name for file in files.values()})
 
 
 def _png(file: Path) -> str | None:
@@ -192,33 +140,28 @@ def _png(file: Path) -> str | None:
     try:
         # Below the run folder, the path of ``file`` has 7 components (``wandb`` to ``pool_*.png``). None may be a link.
         content = safe_read.content(file, LARGEST_PNG, inner=7) or b""
-        if (
-            max(int.from_bytes(content[16:20]), int.from_bytes(content[20:24])) > SIDE
-        ):  # checked before Pillow decodes the file, because a huge picture would fill the memory
+        # Sides are checked before Pillow decodes the file, because a huge picture would fill the memory.
+        if max(int.from_bytes(content[16:20]), int.from_bytes(content[20:24])) > SIDE:
             return None
         picture = Image.open(io.BytesIO(content), formats=["PNG"])
         encoded = io.BytesIO()
         picture.convert("P", palette=Image.Palette.ADAPTIVE, colors=64).save(encoded, "PNG", optimize=True)
-    except (
-        OSError,
-        ValueError,
-        SyntaxError,
-    ):  # ``content`` raises UnreadableError, a ValueError; Pillow raises SyntaxError for a damaged PNG
+    except (OSError, ValueError, SyntaxError):  # UnreadableError is a ValueError; Pillow raises SyntaxError
         return None
     return "data:image/png;base64," + base64.b64encode(encoded.getvalue()).decode()
 
 
-def environments(run_facts: Sequence[RunFacts]) -> list[Facts]:
+def environments(run_facts: Sequence[RunFacts]) -> dict[Any, list[int]]:
     """Return each distinct environment (software and hardware) as (name, value) pairs, with the indices of its runs."""
-    return shared([_environment(run.facts) for run in run_facts])
+    return runs_by_value({index: _environment(run.facts) for index, run in enumerate(run_facts)})
 
 
 def _environment(facts: Mapping[str, Any]) -> tuple[tuple[str, str], ...] | None:
-    packages = facts.get("packages")
-    versions = ", ".join(f"{n} {v}" for n, v in packages.items()) if isinstance(packages, dict) else ""
     names = ("python", "machine", "cpu", "gpus", "gpu_kinds", "code_hashes", "commit", "uncommitted_changes")
     pairs = [(name.replace("_", " "), str(facts[name])) for name in names if facts.get(name) not in (None, [])]
-    return (*pairs, *([("packages", versions)] if versions else [])) or None
+    if isinstance(packages := facts.get("packages"), dict) and packages:
+        pairs.append(("packages", ", ".join(f"{name} {version}" for name, version in packages.items())))
+    return tuple(pairs) or None
 
 
 def command(folder: Path) -> str:

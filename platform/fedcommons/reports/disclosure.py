@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import inf
+from math import ceil, floor, inf, log10
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -14,16 +14,14 @@ from fedcommons.reports.metrics import words
 
 if TYPE_CHECKING:  # pandas takes a second to import, which would slow --help
     import pandas as pd
+    from matplotlib.axes import Axes
 
 ACCURACY = "accuracy_then"
 """Name of a column: test accuracy after the round at which the runs are compared."""
 
 
 def points(folders: Sequence[Path], round: int, say: Callable[[str], None]) -> "pd.DataFrame":
-    """Return the finished runs of these folders, without duplicates, with their test accuracy after ``round``.
-
-    Runs with fewer rounds are left out; ``say`` is called with a message on each such run.
-    """
+    """Return the finished runs of these folders with their accuracy after ``round``; ``say`` names runs left out."""
     runs, rounds = (load(*folders, say=say) for load in (load_runs, load_rounds))
     runs = drop_duplicates(runs.loc[runs["status"] == "finished", :], say)
     then = rounds.loc[rounds["round"] == round, :].set_index("run")["test/accuracy"]
@@ -36,34 +34,18 @@ def points(folders: Sequence[Path], round: int, say: Callable[[str], None]) -> "
 def table(cells: Sequence[Cell], round: int) -> str:
     """Return a markdown table with one line per configuration, sorted by federation, method and disclosed share."""
     head = ["federation", "algorithm", "setting", "disclosed", f"accuracy after round {round}", "MB exchanged once"]
-    with_epsilon = private(cells)
-    head += ["ε of shared data"] * with_epsilon
+    with_epsilon = any(tables.largest_epsilon(cell) is not None for cell in cells)
     lines = []
     for cell in sorted(cells, key=lambda c: (columns.place(c), columns.method(c), series.value(c, "disclosed"))):
-        once = fmean(cell.values("bytes_once")) / 1e6
-        lines.append(
-            [
-                columns.place(cell), columns.method(cell), columns.setting(cell),
-                f"{100 * fmean(cell.values('disclosed')):.1f} %", tables.percent(cell, ACCURACY), f"{once:.3g}",
-                *[tables.commons_epsilon(cell)] * with_epsilon,
-            ]
-        )  # fmt: skip
-    return tables.markdown(head, lines)
-
-
-def private(cells: Sequence[Cell]) -> bool:
-    """Return whether one of these configurations has an epsilon of the shared data."""
-    return any(map(tables.has_epsilon, cells))
+        disclosed, once = 100 * fmean(cell.values("disclosed")), fmean(cell.values("bytes_once")) / 1e6
+        line = [columns.place(cell), columns.method(cell), columns.setting(cell), f"{disclosed:.1f} %"]
+        line += [tables.percent(cell, ACCURACY), f"{once:.3g}", *[tables.commons_epsilon(cell)] * with_epsilon]
+        lines.append(line)
+    return tables.markdown([*head, *["ε of shared data"] * with_epsilon], lines)
 
 
 def draw(cells: Sequence[Cell], path: Path, x: str, title: str, round: int, smoke: bool) -> None:
-    """Write a picture of the accuracy after ``round``, with one panel per federation.
-
-    There is one series per algorithm and sharing strategy. x: ``disclosed`` (share of examples) or ``pool_epsilon``
-    (epsilon of the shared data). smoke: print across the picture that it comes from a smoke test.
-    """
-    from fedcommons.reports import epsilon
-
+    """Write a picture of the accuracy after ``round``, with a panel per federation. x: disclosed or pool_epsilon."""
     several = len({cell.runs["algorithm"].iloc[0] for cell in cells}) > 1
     panels = []
     for place in dict.fromkeys(map(columns.place, cells)):
@@ -71,18 +53,63 @@ def draw(cells: Sequence[Cell], path: Path, x: str, title: str, round: int, smok
         for cell in sorted((c for c in cells if columns.place(c) == place), key=epsilon_place):
             setting = columns.text(cell.runs["sharing.setting"].iloc[0], "sharing.setting")
             name = f"{cell.runs['algorithm'].iloc[0]}, {setting}" if several else setting
-            point = series.point(cell, "disclosed", ACCURACY, name)
-            if point:
+            if point := series.point(cell, "disclosed", ACCURACY, name):
                 points_of_panel.append(point if x == "disclosed" else replace(point, x=epsilon_place(cell)))
         panels.append(series.Panel(place, words(x), points_of_panel))
     title = f"{title}, after round {round}"
     if x == "disclosed":
         series.draw(path, panels, "test accuracy", "sharing strategy", title, smoke)
     else:
-        epsilon.draw(path, panels, title, smoke)
+        _draw_epsilons(path, panels, title, smoke)
 
 
 def epsilon_place(cell: Cell) -> float:
     """Return the epsilon of a configuration's shared data: 0 if nothing was shared, inf without a privacy guarantee."""
-    words_of_epsilon = tables.commons_epsilon(cell)
-    return {"-": 0.0, "none": inf}.get(words_of_epsilon, tables.largest_epsilon(cell) or 0.0)
+    return {"-": 0.0, "none": inf}.get(tables.commons_epsilon(cell), tables.largest_epsilon(cell) or 0.0)
+
+
+def _draw_epsilons(path: Path, panels: Sequence[series.Panel], title: str, smoke: bool) -> None:
+    """Draw accuracy against epsilon on a logarithmic axis, with shaded areas outside of it for epsilons 0 and inf."""
+    from fedcommons.reports import plots
+
+    every = [p for panel in panels for p in panel.points]
+    names = list(dict.fromkeys(p.series for p in every))
+    finite = [x for p in every if 0 < (x := float(p.x)) < inf] or [1.0]
+    low, high = floor(log10(min(finite))), ceil(log10(max(finite)))
+    high += high == low  # the axis from 10^low to 10^high must not be empty
+    outside = 0.7 * 0.28 * (high - low)  # distance of the middle of a shaded area from the axis
+    picture, (grid,) = plots.panels(1, len(panels), (2.6 + 4.6 * len(panels), 4), sharey=True)
+    for axes, panel in zip(grid, panels, strict=True):
+        _frame(axes, low, high)
+        for i, name in enumerate(names):
+            points = [p for p in panel.points if p.series == name]
+            offset = 0.025 * (high - low) * (i - (len(names) - 1) / 2)
+            ends = {0.0: low - outside, inf: high + outside}
+            at = [offset + (ends[x] if (x := float(p.x)) in ends else log10(x)) for p in points]
+            colour, marker = series.look(i)
+            axes.errorbar(
+                at, [p.y for p in points], [p.sd for p in points], ms=5, lw=1, ls="none", capsize=3, label=name,
+                color=colour, marker=marker,
+            )  # fmt: skip
+        axes.set_xlabel(panel.x)
+        axes.set_title(panel.title, fontsize=9)
+    grid[0].set_ylabel("test accuracy")
+    handles = grid[0].get_legend_handles_labels()
+    picture.legend(*handles, loc="outside right upper", fontsize=8, title="sharing strategy")
+    picture.suptitle(title, fontsize=10)
+    note = f"{series.BARS}; without a bar: one seed. Points with equal epsilon are drawn side by side."
+    picture.supxlabel(note, fontsize=8, color="0.3")
+    plots.save(picture, path, 120, smoke)
+
+
+def _frame(axes: "Axes", low: int, high: int) -> None:
+    slot, powers = 0.28 * (high - low), range(low, high + 1)
+    marks = [(float(power), f"{10.0**power:g}") for power in powers]
+    if high - low <= 2:
+        marks += [(power + log10(k), f"{k * 10.0**power:g}") for power in powers[:-1] for k in (2, 5)]
+    marks = [(low - 0.7 * slot, "nothing\nshared"), *marks, (high + 0.7 * slot, "no\nguarantee")]
+    axes.set_xlim(low - 1.3 * slot, high + 1.3 * slot)
+    axes.axvspan(low - 1.3 * slot, low - 0.1 * slot, color="0.92", lw=0)
+    axes.axvspan(high + 0.1 * slot, high + 1.3 * slot, color="0.92", lw=0)
+    axes.set_xticks([place for place, _ in marks], [text for _, text in marks])
+    axes.grid(alpha=0.3)

@@ -15,38 +15,15 @@ from fedcommons.errors import UserError, clean, quote
 from fedcommons.privacy.mechanisms import columns
 from fedcommons.privacy.salts import IF_SECRET
 from fedcommons.storage import safe_read
+from fedcommons.tracking import run_folder
 from fedcommons.tracking.record_schema import flaw_of_config, flaw_of_line, flaw_of_summary, last_of
-from fedcommons.tracking.run_folder import (
-    STOPPED,
-    accuracies,
-    is_run,
-    read_clients,
-    read_config,
-    read_run,
-    read_summary,
-)
 
 if TYPE_CHECKING:  # pandas takes a second to import, which would slow --help
     import pandas as pd
 
-_WHO = ("run", "dataset", "algorithm", "setting", "seed", "alpha", "p", "rho", "sigma", "lr")
-"""Columns that identify a run; the frames by round and by client have them too."""
-
-_CONVERGENCE = "convergence/"
-
-_FIELDS = (
-    "data.name",
-    "algorithm",
-    "sharing.setting",
-    "seed",
-    "target",
-    "client.lr",
-    "dp.local",
-)
-_SIGMA = ("dp.noise_multiplier",)
+_FIELDS = ("data.name", "algorithm", "sharing.setting", "seed", "target", "client.lr", "dp.local")
 _NUMBERS = ("p", "n_clients", "participation", "learning_rate", "bytes_down", "bytes_up", "bytes_once")
-"""``_FIELDS``: fields that the config in a summary must have. ``_SIGMA``: a field that it must have unless a target
-epsilon decides the noise. ``_NUMBERS``: numbers that the summary must have."""
+"""``_FIELDS``: fields that the config in a summary must have. ``_NUMBERS``: numbers that the summary must have."""
 
 _CENTRAL = {
     "data.name": "dataset", "partition.n_clients": "n_clients", "federation.participation": "participation",
@@ -93,20 +70,13 @@ def load_runs(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
 def load_rounds(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
     """Return a frame with one row per run and round: columns that identify the run, ``round``, and the metrics.
 
-    Round 0 is the untrained model. Column names are as in ``load_runs``.
-
-    Args:
-        folders: run folders, or folders with run folders at any depth.
-        say: called with a message on each run that cannot be read, with the reason. The run is left out.
-
-    Raises:
-        UserError: one of the folders does not exist or holds no run.
+    Round 0 is the untrained model. Column names, ``folders``, ``say`` and errors are as in ``load_runs``.
     """
     import pandas as pd
 
     rows = []
     for run in read(folders, say):
-        whose = {name: value for name, value in _facts(run).items() if name in _WHO}
+        whose = _facts(run)
         rows += [_first(whose, {_short(name): value for name, value in line.items()}) for line in run.lines]
     return pd.DataFrame(rows)
 
@@ -119,32 +89,23 @@ def load_clients(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
     ``personal/accuracy``, ``personal/loss``: the client's personal model, if the method has personal models.
     If clients have no test examples, their training examples are used, and the columns are named ``train_accuracy``,
     ``personal/train_accuracy``. With ``measure.clients`` all metrics are computed on training examples, and the columns
-    are named ``accuracy``, ``loss``. Column names are as in ``load_runs``.
-
-    Args:
-        folders: run folders, or folders with run folders at any depth.
-        say: called with a message on each run that cannot be read, with the reason. The run is left out.
-
-    Raises:
-        UserError: one of the folders does not exist or holds no run.
+    are named ``accuracy``, ``loss``. Column names, ``folders``, ``say`` and errors are as in ``load_runs``.
     """
     import pandas as pd
 
     rows = []
     for run in read(folders, say):
-        whose = {name: value for name, value in _facts(run).items() if name in _WHO}
         try:
-            lines = _of_clients(run.folder)
+            lines = _checked(run.folder / "clients.jsonl", run_folder.read_clients(run.folder), is_of_clients=True)
         except UserError as error:
             say(f"left out: {error}")
             continue
+        whose = _facts(run)
         for line in lines:
             metrics = {name: values for name, values in line.items() if name != "round"}
-            of_clients = zip(*metrics.values(), strict=True)
-            rows += [
-                _first(whose, {"round": line["round"], "client": i}, dict(zip(metrics, values, strict=True)))
-                for i, values in enumerate(of_clients)
-            ]
+            for i, values in enumerate(zip(*metrics.values(), strict=True)):
+                of_client = dict(zip(metrics, values, strict=True))
+                rows.append(_first(whose, {"round": line["round"], "client": i}, of_client))
     return pd.DataFrame(rows)
 
 
@@ -154,18 +115,16 @@ def load_central(*folders: Path) -> "pd.DataFrame":
 
     rows = []
     for folder in folders:
-        summary = read_summary(folder)
-        if summary and all(summary_name in summary for summary_name in _CENTRAL.values()):
+        summary = run_folder.read_summary(folder)
+        if summary and all(name in summary for name in _CENTRAL.values()):
             scalars = {n: v for n, v in summary.items() if not isinstance(v, list | dict)}
-            rows.append(
-                {"run": str(folder), **scalars, **{n: summary[summary_name] for n, summary_name in _CENTRAL.items()}}
-            )
+            rows.append({"run": str(folder), **scalars, **{n: summary[of] for n, of in _CENTRAL.items()}})
     return pd.DataFrame(rows)
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """The content of a run folder: config, metrics of each round, and summary."""
+    """The content of a run folder."""
 
     folder: Path
     config: Mapping[str, Any]  # values of the fields by dotted name, such as client.lr
@@ -174,11 +133,7 @@ class Recorded:
 
 
 def folder_path(folder: object) -> Path:
-    """Check the type of a folder argument and return it as a path.
-
-    Raises:
-        UserError: ``folder`` is neither a string nor a path.
-    """
+    """Return a folder argument as a path; a UserError is raised if it is neither a string nor a path."""
     if not isinstance(folder, str | Path):
         raise UserError(f"a folder is a str or a Path, got {quote(folder)}.")
     return Path(folder)
@@ -207,28 +162,24 @@ def runs_below(folder: Path) -> Iterator[Path]:
     """Yield ``folder`` if it is a run folder, otherwise all run folders below it, in the order of their names."""
     for path, inner, _ in os.walk(folder):
         inner.sort()
-        if is_run(Path(path)):
+        if run_folder.is_run(Path(path)):
             inner.clear()
             yield Path(path)
 
 
 def _run(folder: Path) -> Recorded:
-    """Read a run folder and check its files.
-
-    Raises:
-        UserError: the folder is damaged, or another version of fedcommons wrote it.
-    """
-    summary, rounds = read_run(folder)
+    """Read a run folder and check its files; a damaged folder, or one of another version, is a UserError."""
+    summary, rounds = run_folder.read_run(folder)
     if summary is None and rounds and (flaw := _flaw_of_end(folder, len(rounds) - 1)):
         raise UserError(f"{folder} is damaged: {flaw}.")
-    lines = _named(folder / "rounds.jsonl", rounds)
+    lines = _checked(folder / "rounds.jsonl", rounds, is_of_clients=False)
     if not lines:
         raise UserError(f"{folder} has no round yet.")
     if summary and not isinstance(summary.get("config"), dict):
         raise UserError(f"{folder} was written by an earlier version of fedcommons: its summary.json has no config.")
     if summary:
-        _check(folder, summary)
-    config = summary["config"] if summary else read_config(folder).flat
+        _check(folder / "summary.json", summary)
+    config = summary["config"] if summary else run_folder.read_config(folder).flat
     if flaw := flaw_of_config(config):
         raise UserError(f"{folder} is damaged: {flaw}.")
     plain = {n: tuple(v) if isinstance(v, list) else v for n, v in recorded(config).items()}
@@ -236,10 +187,7 @@ def _run(folder: Path) -> Recorded:
 
 
 def _flaw_of_end(folder: Path, rounds: int) -> str | None:
-    """Return why the summary of an ended run is unusable, or None if the run has no summary or a usable one.
-
-    rounds: number of rounds in rounds.jsonl; a continued run may have more rounds than the summary states.
-    """
+    """Return why the summary of a run with this number of ``rounds`` is unusable; None: it is usable or missing."""
     if not (folder / "summary.json").exists():
         return None
     try:
@@ -251,62 +199,38 @@ def _flaw_of_end(folder: Path, rounds: int) -> str | None:
     return "its rounds.jsonl has fewer rounds than its summary" if rounds < summary["rounds"] else None
 
 
-def _named(file: Path, lines: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Check the lines of rounds.jsonl, and return them without control characters in the names of metrics.
-
-    Raises:
-        UserError: a line has a value that is not allowed in this file.
-    """
-    if flaw := next((line_flaw for line in lines if (line_flaw := flaw_of_line(line, is_of_clients=False))), None):
+def _checked(file: Path, lines: Sequence[Mapping[str, Any]], is_of_clients: bool) -> Sequence[Mapping[str, Any]]:
+    """Return the lines of a file without control characters in the names of metrics; a wrong value is a UserError."""
+    if flaw := next((found for line in lines if (found := flaw_of_line(line, is_of_clients))), None):
         raise UserError(f"{file} is damaged: {flaw}.")
-    return [safe_read.cleaned(line) for line in lines] if _has_odd_names(lines) else lines
-
-
-def _has_odd_names(lines: Sequence[Mapping[str, Any]]) -> bool:
-    return any(clean(name) != name for name in {name for line in lines for name in line})
-
-
-def _of_clients(folder: Path) -> Sequence[Mapping[str, Any]]:
-    """Read clients.jsonl; each line has the metrics of a round, each as a list with one value per client.
-
-    Raises:
-        UserError: a line cannot be read, or has a value that is not allowed in this file.
-    """
-    lines = read_clients(folder)
-    if flaw := next((line_flaw for line in lines if (line_flaw := flaw_of_line(line, is_of_clients=True))), None):
-        raise UserError(f"{folder / 'clients.jsonl'} is damaged: {flaw}.")
-    return [safe_read.cleaned(line) for line in lines] if _has_odd_names(lines) else lines
+    has_odd_names = any(clean(name) != name for name in {name for line in lines for name in line})
+    return [safe_read.cleaned(line) for line in lines] if has_odd_names else lines
 
 
 def _first(*parts: Mapping[str, Any]) -> dict[str, Any]:
     """Merge mappings; the first mapping with a name wins, so that no metric replaces a column that identifies a run."""
-    return {
-        name: next(part[name] for part in parts if name in part) for name in dict.fromkeys(n for p in parts for n in p)
-    }
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: next(part[name] for part in parts if name in part) for name in names}
 
 
-def _check(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Check that a summary has valid numbers and fields, which tables use.
-
-    Raises:
-        UserError: the summary is damaged or was edited.
-    """
+def _check(file: Path, summary: Mapping[str, Any]) -> None:
+    """Check that a summary has the fields and numbers that tables use; a damaged or edited summary is a UserError."""
     if flaw := flaw_of_summary(summary):
-        raise UserError(f"{folder / 'summary.json'} is damaged: {flaw}.")
-    most = sys.float_info.max
+        raise UserError(f"{file} is damaged: {flaw}.")
     for name in _NUMBERS:
         value = summary.get(name)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
-            raise UserError(f"{folder / 'summary.json'} is damaged: {name} is {quote(value)}.")
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= sys.float_info.max:
+            raise UserError(f"{file} is damaged: {name} is {quote(value)}.")
     if not isinstance(summary.get("partition"), str):
-        raise UserError(f"{folder / 'summary.json'} is damaged: it has no partition.")
-    needed = (*_FIELDS, *recorded({**dict.fromkeys(_SIGMA), **summary["config"]}))
-    if missing_fields := [name for name in needed if name not in summary["config"]]:
-        raise UserError(f"{folder / 'summary.json'} is damaged: its config has no {missing_fields[0]}.")
+        raise UserError(f"{file} is damaged: it has no partition.")
+    # The noise multiplier is needed unless a target epsilon decides the noise, and then ``recorded`` leaves it out.
+    needed = (*_FIELDS, *recorded({"dp.noise_multiplier": None, **summary["config"]}))
+    if missing := [name for name in needed if name not in summary["config"]]:
+        raise UserError(f"{file} is damaged: its config has no {missing[0]}.")
 
 
 def _facts(run: Recorded) -> dict[str, Any]:
-    """Return the columns ``_WHO``, which identify a run, with their values."""
+    """Return the columns that identify a run, which the frames by round and by client have too."""
     c = run.config
     return {
         "run": str(run.folder), "dataset": c["data.name"], "algorithm": c["algorithm"], "setting": c["sharing.setting"],
@@ -317,8 +241,7 @@ def _facts(run: Recorded) -> dict[str, Any]:
 def row(run: Recorded) -> dict[str, Any]:
     """Return the run's row in the frame of ``load_runs``, as column name -> value."""
     scalars = {n: v for n, v in run.summary.items() if isinstance(v, int | float | str)}
-    course = _course(run)
-    columns_of_run = _first(_facts(run), {"status": _status(run)}, run.config, {**scalars, **course})
+    columns_of_run = _first(_facts(run), {"status": _status(run)}, run.config, {**scalars, **_course(run)})
     measured: dict[str, list[float]] = {}
     for line in run.lines:
         for name, value in line.items():
@@ -336,43 +259,36 @@ def row(run: Recorded) -> dict[str, Any]:
 
 
 def _spent(run: Recorded) -> dict[str, Any]:
-    """Return the privacy columns of a run's row: epsilons and mechanisms.
-
-    Earlier versions of fedcommons did not record whether the noise was seeded or secret; it was always seeded.
-    """
+    """Return the privacy columns of a run's row: epsilons and mechanisms."""
     privacy, last = run.summary.get("privacy", {}), run.lines[-1]
-    old = IF_SECRET if privacy and "noise" not in privacy else ""
+    # Earlier versions of fedcommons did not record whether the noise was seeded or secret; it was always seeded.
+    ends = {"": IF_SECRET} if privacy and "noise" not in privacy else {"": "", IF_SECRET: IF_SECRET}
     epsilons = {"commons": privacy.get("commons")}
-    for end in ("", IF_SECRET):
-        epsilons[f"epsilon{end or old}"] = privacy.get(f"epsilon_of_messages{end}")
-        epsilons[f"pool_epsilon{end or old}"] = privacy.get(f"pool_epsilon_max{end}")
-        epsilons[f"epsilon_local_training{end or old}"] = last.get(f"privacy/epsilon_local_training{end}")
-        if old:
-            break
-    return columns(privacy.get("mechanisms", {})) | {
-        name: value for name, value in epsilons.items() if value is not None
-    }
+    for end, shown in ends.items():
+        epsilons[f"epsilon{shown}"] = privacy.get(f"epsilon_of_messages{end}")
+        epsilons[f"pool_epsilon{shown}"] = privacy.get(f"pool_epsilon_max{end}")
+        epsilons[f"epsilon_local_training{shown}"] = last.get(f"privacy/epsilon_local_training{end}")
+    return columns(privacy.get("mechanisms", {})) | {n: value for n, value in epsilons.items() if value is not None}
 
 
 def _course(run: Recorded) -> dict[str, Any]:
     """Return rounds and accuracies computed from rounds.jsonl; for a finished run they equal the summary."""
-    after = accuracies(run.lines)
+    after = [accuracy for _, accuracy in run_folder.accuracies(run.lines)]
     return {
         "rounds": sum(line["round"] >= 1 for line in run.lines),
         "rounds_to_target": target.first(run.config["target"], run.lines),
-        "last_accuracy": after[-1][1] if after else None,
-        "best_accuracy": max((accuracy for _, accuracy in after), default=None),
+        "last_accuracy": after[-1] if after else None, "best_accuracy": max(after, default=None),
         "validation_accuracy": last_of(run.lines, "validation/accuracy"),
-    }
+    }  # fmt: skip
 
 
 def _status(run: Recorded) -> str:
     if run.summary:
         return "finished"
-    if (run.folder / STOPPED).exists():
+    if (run.folder / run_folder.STOPPED).exists():
         return "stopped"
     return "failed" if (run.folder / "error.txt").exists() else "unfinished"
 
 
 def _short(name: str) -> str:
-    return name if name == f"{_CONVERGENCE}bytes" else name.removeprefix(_CONVERGENCE)
+    return name if name == "convergence/bytes" else name.removeprefix("convergence/")

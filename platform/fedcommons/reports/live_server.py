@@ -33,7 +33,7 @@ _WAITING = (
 
 
 class Watched:
-    """The report on ``folders``. ``html`` creates the page again if files of runs have changed since the last call."""
+    """The report on ``folders``, which is created again if files of runs have changed."""
 
     def __init__(self, folders: Sequence[Path], title: str | None = None) -> None:
         self.folders, self.title = folders, title
@@ -44,11 +44,10 @@ class Watched:
         """Return a hash of the paths, sizes and modification times of the runs' files."""
         digest = hashlib.sha256()
         for folder in self.folders:
-            for run in runs_below(folder):
-                for name in _FILES:
-                    with suppress(OSError):
-                        status = os.lstat(run / name)
-                        digest.update(f"{run}/{name} {status.st_mtime_ns} {status.st_size}\n".encode(errors="replace"))
+            for file in (run / name for run in runs_below(folder) for name in _FILES):
+                with suppress(OSError):
+                    status = os.lstat(file)
+                    digest.update(f"{file} {status.st_mtime_ns} {status.st_size}\n".encode(errors="replace"))
         return digest.hexdigest()[:16]
 
     def html(self) -> str:
@@ -64,11 +63,7 @@ class Watched:
 
 
 class Server(ThreadingHTTPServer):
-    """A web server of one live report. port: number of the port; 0: any free port.
-
-    Raises:
-        OSError: the port is in use, or this user may not open it.
-    """
+    """A web server of one live report; an OSError is raised if the port cannot be opened. port 0: any free port."""
 
     daemon_threads = True
 

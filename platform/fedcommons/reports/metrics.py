@@ -11,9 +11,7 @@ from fedcommons.privacy.salts import IF_SECRET
 from fedcommons.tracking.metric_names import NAMES
 
 OF_TEST_DATA = ("rounds_to_target", "best_accuracy", "last_accuracy")
-
 EPSILONS = ("epsilon", "epsilon_local_training", "pool_epsilon")
-
 KNOWN = (
     "validation_accuracy", *OF_TEST_DATA, "MB", "bytes_down", "bytes_up", "bytes_once", "disclosed",
     *EPSILONS, *(f"{name}{IF_SECRET}" for name in EPSILONS), *NAMES, *(f"{name}_mean" for name in NAMES),
@@ -66,12 +64,9 @@ def is_accuracy(metric: str) -> bool:
 
 
 def mode(metric: str, goal: float | str = 1.0) -> str:
-    """Return the better direction of a metric: ``max`` for accuracies, ``min`` for losses, bytes, epsilons etc.
+    """Return the better direction of a metric, ``max`` or ``min``; a UserError is raised if it is unknown.
 
-    goal: the target of the runs; if the target is a bound on ``metric``, the target determines the direction.
-
-    Raises:
-        UserError: there is no such metric, or only the user's module or method logs it, so its direction is unknown.
+    goal: the target of the runs, which determines the direction if it is a bound on ``metric``.
     """
     if metric not in KNOWN and "/" not in metric:
         raise unknown("metric", metric, KNOWN)
@@ -93,11 +88,7 @@ def sees_test_data(metric: str) -> bool:
 
 
 def require(metric: str, configs: Sequence[Experiment]) -> None:
-    """Check before training, as far as possible, that runs of these experiments will have the metric.
-
-    Raises:
-        UserError: there is no such metric, or a config field of an experiment turns its measurement off.
-    """
+    """Raise a UserError if there is no such metric, or if one of these experiments does not measure it."""
     if metric not in KNOWN and "/" not in metric:
         raise unknown("metric", metric, KNOWN)
     for field, least, needed in _needs(metric.removesuffix("_mean")):

@@ -1,8 +1,7 @@
 """The report on run folders: a single HTML file that loads nothing from the network.
 
-The file has a Content-Security-Policy, so a browser runs only the scripts in this file, identified by their hashes, and
-loads no other files. Names and texts of runs can come from other users, so they are escaped by Jinja2 or encoded as
-JSON.
+The file has a Content-Security-Policy, so a browser runs only the file's scripts, identified by their hashes, and loads
+no other files. Names and texts of runs can come from other users, so Jinja2 escapes them, or they are encoded as JSON.
 """
 
 import base64
@@ -11,16 +10,31 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedcommons.errors import UserError, clean, quote
-from fedcommons.reports import charts
-from fedcommons.reports.collect import gather
+from fedcommons.reports import charts, columns, details
+from fedcommons.reports.cell_tables import NUMBERS, SHOWN, build_tables, table_files
+from fedcommons.reports.cells import ROUNDS, values
+from fedcommons.reports.collect import WHO, RunFacts, gather, grouped
 from fedcommons.reports.frames import folder_path, load_central
-from fedcommons.reports.page_data import contents
+from fedcommons.reports.intervals import number, quantile
+from fedcommons.reports.tables import RUN, Column
 from fedcommons.storage import safe_read
 from fedcommons.storage.atomic_files import write_text
+
+if TYPE_CHECKING:  # pandas takes a second to import, which would slow --help
+    import pandas as pd
+
+POINTS, COMMANDS = 60_000, 200
+"""Maximum number of points of all curves (with more, only every k-th round is drawn), and of commands on the page."""
+
+_WORDS = {"dataset": "data set", "algorithm": "method"}
+"""Titles of the columns ``WHO`` on the page; other columns keep their names."""
+
+_ALWAYS = (Column("rounds", "rounds", digits=0), Column("validation_accuracy", "validation accuracy, %", 100, 1))
 
 MARK = "<!doctype html><!-- fedcommons report -->"
 """Beginning of each report. An existing file with another beginning is never overwritten."""
@@ -29,10 +43,7 @@ HERE = Path(__file__).parent / "template"
 
 
 def report(
-    *folders: str | Path,
-    out: str | Path = "report.html",
-    title: str | None = None,
-    say: Callable[[str], None] = print,
+    *folders: str | Path, out: str | Path = "report.html", title: str | None = None, say: Callable[[str], None] = print
 ) -> Path:
     """Write a report (tables, curves, privacy, partitions, commands) on the runs in these folders and return its path.
 
@@ -59,11 +70,7 @@ def report(
 
 
 def require_place(path: Path) -> None:
-    """Check, before a report is computed, that it can be written to ``path``.
-
-    Raises:
-        UserError: the path cannot be written, or an existing file there is not a report.
-    """
+    """Raise a UserError, before a report is computed, if it cannot be written to ``path`` or would replace a file."""
     if path.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--out names an HTML file such as report.html, got {quote(str(path))}.")
     try:
@@ -81,14 +88,7 @@ def require_place(path: Path) -> None:
 
 
 def page(folders: Sequence[Path], title: str | None, say: Callable[[str], None] = print, state: str = "") -> str:
-    """Return the HTML text of the report on the runs in ``folders``.
-
-    title: the title of the page; None: the names of the folders. say: called for each run that is left out. state: hash
-    of the files of a live report, whose page reloads when the hash changes; empty: the page never reloads.
-
-    Raises:
-        UserError: a folder does not exist or holds no run, or no run can be read.
-    """
+    """Return the HTML of the report. state: hash of a live report's files; the page reloads when the hash changes."""
     notes: list[str] = []
 
     def tell(text: str) -> None:
@@ -118,21 +118,119 @@ def _html(context: Mapping[str, Any]) -> str:
     digests = [f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts]
     policy = (
         f"default-src 'none'; script-src {' '.join(digests)}; style-src 'unsafe-inline'; img-src data:; "
-        f"connect-src '{'self' if context['state'] else 'none'}'; "
-        "base-uri 'none'; form-action 'none'"
+        f"connect-src '{'self' if context['state'] else 'none'}'; base-uri 'none'; form-action 'none'"
     )
-    text = json.dumps(context["data"], allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    template = environment.get_template("page.html")
-    now = datetime.now(UTC)
-    return MARK + template.render(
+    return MARK + environment.get_template("page.html").render(
         context,
-        json=Markup(text),
+        json=Markup(json.dumps(context["data"], allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")),
         scripts=[Markup(script) for script in scripts],
         style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
         policy=Markup(policy),
-        when=f"{now:%Y-%m-%d %H:%M} UTC",
+        when=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         version=version("fedcommons"),
     )
+
+
+def contents(runs: "pd.DataFrame", run_facts: Sequence[RunFacts], say: Callable[[str], None]) -> dict[str, Any]:
+    """Return the values of the template's variables for these runs; ``data`` is the content for page.js."""
+    import pandas as pd
+
+    names = [name for name in map(str, runs) if name in NUMBERS or name.startswith(("clients/", "personal/"))]
+    # A summary can be edited by hand, so a text can stand in a column of numbers.
+    runs = runs.assign(**{name: pd.to_numeric(runs[name], errors="coerce") for name in names})
+    groups = grouped(runs, say)
+    cells = [(number, cell) for number, group in enumerate(groups) for cell in group.cells]
+    numbers = [[int(n) for n in cell.runs.index] for _, cell in cells]
+    tables = build_tables(groups, numbers)
+    every_column = dict.fromkeys([*_ALWAYS, *(column for table in tables for column in table.columns)])
+    shown = [column for column in every_column if column.name in runs]
+    rows, dims = _rows(runs, shown), _dims(runs)
+    partitions, n_partitions = details.partitions(runs, say)
+    pools, n_pools = details.pools(runs)
+    privacy, trouble = details.privacy(groups, run_facts)[:SHOWN], details.trouble(runs, run_facts)
+    files = {table.name: table.files for table in tables}
+    texts = {name: [columns.text(value, name) for value in values(runs, name)] for name in RUN if name in runs}
+    files["runs"] = table_files(runs, pd.DataFrame(texts))
+    if privacy:
+        frame = pd.DataFrame(privacy).assign(words=[" / ".join(map(" ".join, item["words"])) for item in privacy])
+        heads = {"group": "group", "cell": "runs", "epsilon": "epsilon of the commons", "words": "statement"}
+        files["privacy"] = table_files(frame.loc[:, [*heads]].rename(columns=heads))
+    if trouble:
+        frame = pd.DataFrame(trouble).astype(str).assign(run=[rows[item["run"]]["name"] for item in trouble])
+        heads = {"run": "run", "late": "replies late", "lost": "MB for nothing", "rejected": "rejected"}
+        files["late"] = table_files(frame.loc[:, [*heads]].rename(columns=heads))
+    thinned, every = thin([item.curve for item in run_facts])
+    data = {
+        "runs": [
+            {"f": [dim["of"][n] for dim in dims], "s": status, "n": rows[n]["name"], "seed": str(seed)}
+            for n, (status, seed) in enumerate(zip(runs["status"], runs["seed"], strict=True))
+        ],
+        "cells": [
+            {"g": group, "name": details.name(cell), "colour": columns.method(cell), "dash": columns.setting(cell)}
+            for group, cell in cells
+        ],
+        "ofCell": numbers,
+        "columns": [{"name": c.name, "scale": c.scale, "digits": c.digits} for c in shown],
+        "quantiles": [quantile(n) for n in range(2, 1 + max(map(len, numbers), default=1))],
+        "curves": thinned,
+        "specs": charts.specifications(),
+        "files": files,
+    }
+    return {
+        "data": data, "tables": {table.name: table for table in tables}, "groups": groups,
+        "sweeps": details.sweeps(runs), "dims": dims, "rows": rows, "columns": shown, "every": every,
+        "privacy": privacy, "trouble": trouble, "pools": pools,
+        "n_pools": n_pools, "partitions": partitions, "n_partitions": n_partitions,
+        "environments": details.environments(run_facts), "who": [_WORDS.get(name, name) for name in WHO],
+        "finished": {n for n, status in enumerate(runs["status"]) if status == "finished"},
+        "commands": [details.command(item.folder) for item in run_facts[:COMMANDS]],
+    }  # fmt: skip
+
+
+def thin(curves: Sequence[Mapping[str, Sequence[float | None]]]) -> tuple[list[list[list[float | None]]], int]:
+    """Return the curves with every k-th and the last round only, and k, so that there are about ``POINTS`` points."""
+    every = -(-sum(len(curve["round"]) for curve in curves) // POINTS) or 1
+    thinned = []
+    for curve in curves:
+        *_, last = curve["round"] or [None]
+        kept = [r == last or (r is not None and r % every == 0) for r in curve["round"]]
+        lists = (compress(curve[name], kept) for name in ("round", "accuracy", "loss", "bytes"))
+        thinned.append([[None if v is None else float(f"{v:.5g}") for v in numbers] for numbers in lists])
+    return thinned, every
+
+
+def _rows(runs: "pd.DataFrame", shown: Sequence[Column]) -> list[dict[str, Any]]:
+    """Return one row per run of the page's table of runs; a number is two texts: all digits, and rounded."""
+    who = [[columns.text(value, name) for value in values(runs, name)] for name in WHO]
+    who[WHO.index("p")] = [f"{p:.3g}" if p else "-" for p in values(runs, "p")]
+    numbers = [
+        [("", "") if v is None else (repr(v), number(c.scale * v, 0 if c.name == ROUNDS else c.digits)) for v in column]
+        for c, column in ((c, values(runs, c.name)) for c in shown)
+    ]
+    facts = zip(runs["run"], runs["status"], zip(*who, strict=True), zip(*numbers, strict=True), strict=True)
+    return [
+        {"name": Path(run).name, "folder": run, "status": status, "who": texts, "numbers": pairs}
+        for run, status, texts, pairs in facts
+    ]
+
+
+def _dims(runs: "pd.DataFrame") -> list[dict[str, Any]]:
+    """Return the page's filters: for each column of ``WHO`` with several values, their texts, and each run's index."""
+
+    def order(value: Any) -> tuple[int, Any]:  # numbers, then texts, then None; a user's partition can have any alpha
+        is_number = isinstance(value, int | float)
+        return (0, value) if is_number else (2, "") if value is None else (1, str(value))
+
+    filters = []
+    for name in WHO:
+        of_runs = values(runs, name)
+        if name == "p":  # the resulting share differs slightly between seeds, so it is rounded
+            of_runs = [value if value is None else round(value, 2) for value in of_runs]
+        several = sorted(dict.fromkeys(of_runs), key=order)
+        if len(several) > 1:
+            texts, of = [columns.text(value, name) for value in several], [several.index(value) for value in of_runs]
+            filters.append({"name": _WORDS.get(name, name), "values": texts, "of": of})
+    return filters

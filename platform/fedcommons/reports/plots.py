@@ -15,21 +15,15 @@ from fedcommons.storage.atomic_files import write_bytes
 from fedcommons.tracking.run_folder import read_class_counts
 
 COLOURS = {
-    "no sharing": "0.6",
-    "local_synthetic": "#e8a29a",
-    "shuffled_synthetic": "#c0392b",
-    "shuffled_real": "#2e6da4",
-}
+    "no sharing": "0.6", "local_synthetic": "#e8a29a", "shuffled_synthetic": "#c0392b", "shuffled_real": "#2e6da4",
+}  # fmt: skip
 """Colours of the built-in sharing strategies, as in the Fedssyn paper, by the strategy's name in tables."""
 
 _MORE = ("#2e8b57", "#8e44ad", "#d68910", "#16a2b8")
 
 
 def colour_of(setting: str, settings: Sequence[str]) -> str:
-    """Return the colour of a sharing strategy: from ``COLOURS``, or for a user-defined strategy from ``_MORE``.
-
-    settings: all sharing strategies of the picture; their order decides the colours of user-defined strategies.
-    """
+    """Return the colour of a sharing strategy. settings: all strategies of the picture, in their order."""
     user_defined = [s for s in settings if s not in COLOURS]
     return COLOURS[setting] if setting in COLOURS else _MORE[user_defined.index(setting) % len(_MORE)]
 
@@ -50,7 +44,7 @@ def png(figure: Figure, dpi: int, smoke: bool = False) -> bytes:
 
 
 def save(figure: Figure, path: Path, dpi: int, smoke: bool = False) -> None:
-    """Write the figure to a PNG file, atomically. smoke: print across the figure that it comes from a smoke test."""
+    """Write the figure to a PNG file, atomically, as ``png`` draws it."""
     write_bytes(path, png(figure, dpi, smoke))
 
 
@@ -62,13 +56,10 @@ def plain_ticks(axis: Axis) -> None:
 
 
 def partition_of(folder: Path) -> None:
-    """Draw the file ``partition.png`` in a run folder from its ``partition.json``, if the labels are classes."""
-    if counts := read_class_counts(folder):
-        class_heatmap(np.array(counts), folder / "partition.png")
-
-
-def class_heatmap(counts: np.ndarray, path: Path) -> None:
-    """Write a PNG heat map of training images per client and class. counts: numbers of images (clients, classes)."""
+    """Draw ``partition.png``, training images per client and class, in a run folder from its ``partition.json``."""
+    if not (lists := read_class_counts(folder)):  # the labels are not classes
+        return
+    counts = np.array(lists)
     clients, classes = counts.shape
     figure, ((axes,),) = panels(1, 1, (1.5 + 0.35 * min(classes, 30), 1.2 + 0.3 * min(clients, 40)))
     image = axes.imshow(counts, cmap="Blues", aspect="auto")
@@ -77,25 +68,19 @@ def class_heatmap(counts: np.ndarray, path: Path) -> None:
         axes.set(xticks=range(classes), yticks=range(clients))
         for (i, c), n in np.ndenumerate(counts):
             if n:
-                axes.text(
-                    c, i, str(n), ha="center", va="center", fontsize=7, color="w" if n > counts.max() / 2 else "k"
-                )
+                colour = "w" if n > counts.max() / 2 else "k"
+                axes.text(c, i, str(n), ha="center", va="center", fontsize=7, color=colour)
     figure.colorbar(image, label="training images of the class")
-    save(figure, path, 100)
+    save(figure, folder / "partition.png", 100)
 
 
 def image_grid(
-    path: Path,
-    rows: Sequence[tuple[str, Sequence[np.ndarray | None]]],
-    columns: Sequence[str],
-    title: str = "",
+    path: Path, rows: Sequence[tuple[str, Sequence[np.ndarray | None]]], columns: Sequence[str], title: str = "",
     smoke: bool = False,
-) -> None:
-    """Write a PNG with rows of small images.
+) -> None:  # fmt: skip
+    """Write a PNG with rows of small images: uint8 arrays (channels, height, width); None leaves a gap.
 
-    rows: label and images of each row; an image is a uint8 array (channels, height, width), None leaves a gap.
     columns: labels of the columns. If a row has k times more images than there are labels, a label covers k images.
-    smoke: print across the picture that it comes from a smoke test.
     """
     wide, labels = max(len(images) for _, images in rows), max(len(label) for label, _ in rows)
     each = wide // len(columns)

@@ -6,71 +6,53 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.reports import series
-from fedcommons.reports.cells import ENVIRONMENT, Cell, cells, counted, fields, varied
+from fedcommons.reports.cells import ENVIRONMENT, ROUNDS, Cell, cells, counted, fields, varied
 from fedcommons.reports.metrics import is_accuracy, sees_test_data, words
-from fedcommons.reports.tables import markdown, mean_std, rounds
+from fedcommons.reports.tables import Column, markdown, numbered, over_seeds, rounds
 
 if TYPE_CHECKING:  # pandas takes a second to import, which would slow --help
     import pandas as pd
 
-SHOWN = ("rounds_to_target", "validation_accuracy", "last_accuracy", "MB", "epsilon")
+SHOWN = (ROUNDS, "validation_accuracy", "last_accuracy", "MB", "epsilon")
 """Metrics in the table in addition to the metric by which configurations are ranked."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Configurations (points) with equal data and federation, best first.
+    """Configurations with equal data and federation."""
 
-    environment: values of the fields of data and federation that differ between the groups.
-    """
-
-    environment: Mapping[str, Any]
-    points: Sequence[Cell]
+    environment: Mapping[str, Any]  # values of the fields of data and federation that differ between the groups
+    points: Sequence[Cell]  # best first
 
 
 def ranked(runs: "pd.DataFrame", metric: str, way: str) -> list[Group]:
-    """Return configurations (points) by environment, best first. way: better direction, ``min`` or ``max``.
+    """Return configurations (points) by environment, best first. way: better direction, ``min`` or ``max``."""
 
-    Configurations with an unfinished run come last, because a stopped run has sent fewer bytes than a whole run. Among
-    the finished and among the unfinished configurations, configurations that lack the metric in a run come last.
-    """
-
+    # Unfinished configurations come last, because a stopped run has sent fewer bytes than a whole run.
     def worst_last(point: Cell) -> tuple[bool, bool, float, bool]:
         values, missed = counted(point.runs, metric)
         score = fmean(values) if values else 0.0
         ended = set(point.runs["status"]) == {"finished"}
         return not ended, len(values) < len(point.runs), score if way == "min" else -score, missed > 0
 
-    names = environment(runs)
+    names = varied(runs.loc[:, [name for name in fields(runs) if name.startswith(ENVIRONMENT)]])
     groups: dict[tuple[Any, ...], list[Cell]] = {}
     for point in cells(runs):
         groups.setdefault(tuple(series.value(point, name) for name in names), []).append(point)
-    return [
-        Group(dict(zip(names, key, strict=True)), sorted(members, key=worst_last)) for key, members in groups.items()
-    ]
-
-
-def environment(runs: "pd.DataFrame") -> list[str]:
-    """Return the config fields of data and federation (``ENVIRONMENT``) in which these runs differ."""
-    return varied(runs.loc[:, [name for name in fields(runs) if name.startswith(ENVIRONMENT)]])
+    return [Group(dict(zip(names, key, strict=True)), sorted(each, key=worst_last)) for key, each in groups.items()]
 
 
 def format_metric(runs: "pd.DataFrame", metric: str) -> str:
     """Format a metric as mean ± standard deviation over seeds, accuracies in percent; ``-`` if no run has it."""
-    values, _ = counted(runs, metric)
-    if metric == "rounds_to_target":
+    if metric == ROUNDS:
         return rounds(runs)
-    if not values:
-        return "-"
-    some = f" ({len(values)} of {len(runs)} seeds)" if len(values) < len(runs) else ""
-    return (mean_std([100 * v for v in values], 1) if is_accuracy(metric) else mean_std(values, None)) + some
+    text, _ = over_seeds(runs, Column(metric, metric, 100, 1) if is_accuracy(metric) else Column(metric, metric))
+    n = len(counted(runs, metric)[0])
+    return f"{text} ({n} of {len(runs)} seeds)" if 0 < n < len(runs) else text
 
 
 def table(groups: Sequence[Group], swept: Sequence[str], metric: str, way: str) -> str:
-    """Return notes and one table per environment (data and federation) in markdown.
-
-    swept: config fields of the search. way: better direction of ``metric``, ``min`` or ``max``.
-    """
+    """Return one markdown table per environment, and notes. swept: fields of the search. way: ``min`` or ``max``."""
     every = [point for group in groups for point in group.points]
     metrics = [n for n in dict.fromkeys((metric, *SHOWN)) if any(counted(p.runs, n)[0] for p in every)]
     names = [n for n in swept if n != "seed" and n not in groups[0].environment]
@@ -91,21 +73,18 @@ def table(groups: Sequence[Group], swept: Sequence[str], metric: str, way: str) 
         notes.append("Configurations are compared only for equal data and federation, as some data are harder.")
     if sees_test_data(metric):
         notes.append(f"The ranking uses test data ({metric}), so the numbers of the best configuration are too good.")
-    if "rounds_to_target" in metrics:
-        notes.append(">R: the target was not reached within R rounds; such a seed counts as R in the mean.")
+    if ROUNDS in metrics:
+        notes.append(">: a lower bound, as seeds missed the target; such a seed counts with all its rounds.")
     if any(set(point.runs["status"]) != {"finished"} for point in every):
-        notes.append(
-            "Configurations with unfinished runs come last, with the numbers of their last round, and are not drawn."
-        )
-    return "\n".join([*text, *(f"{i}. {note}" for i, note in enumerate(notes, 1))]) + "\n"
+        last = "with the numbers of their last round, and are not drawn"
+        notes.append(f"Configurations with unfinished runs come last, {last}.")
+    return "\n".join(text) + numbered(notes)
 
 
 def panels(groups: Sequence[Group], swept: Sequence[str], metric: str) -> tuple[list[series.Panel], str]:
-    """Return one panel of a plot per field of the search, and the title of the legend, which explains the colours.
+    """Return one panel per field of the search (``swept``) with finished configurations, and the legend's title.
 
-    Colours distinguish environments (data and federation). With one environment and several fields, colours distinguish
-    the values of the field with the fewest values. Configurations with unfinished runs are left out. swept: names of
-    the fields.
+    Colours distinguish environments (data and federation), or else the values of the field with the fewest values.
     """
     every = [point for group in groups for point in group.points if set(point.runs["status"]) == {"finished"}]
     values = {n: {series.label(series.value(p, n)) for p in every} for n in swept if n != "seed"}
@@ -117,10 +96,8 @@ def panels(groups: Sequence[Group], swept: Sequence[str], metric: str) -> tuple[
     def name(point: Cell) -> str:
         return ", ".join(series.label(series.value(point, n)) for n in colours)
 
-    drawings = []
-    for field in (
-        [n for n in values if n not in colours] or list(values)[:1] or ["algorithm"]
-    ):  # if only seeds vary, one panel has the algorithm as x
+    drawings = []  # if only seeds vary, one panel has the algorithm as x
+    for field in [n for n in values if n not in colours] or list(values)[:1] or ["algorithm"]:
         points = [series.point(p, field, metric, name(p)) for p in every]
         drawings.append(series.Panel("", words(field), [p for p in points if p is not None]))
     return drawings, ", ".join(words(n) for n in colours)

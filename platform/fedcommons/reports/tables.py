@@ -3,15 +3,18 @@
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.config import target
 from fedcommons.errors import UserError
 from fedcommons.privacy.salts import IF_SECRET
-from fedcommons.reports.cells import Cell, cells, counted, fields, reached, varied
-from fedcommons.reports.columns import identified, key, of_clients, place, setting, text, variant, without_sharing
+from fedcommons.reports.cells import ROUNDS, Cell, cells, counted, fields, values, varied
+from fedcommons.reports.columns import identified, key, named, of_clients, others, place, setting, text, without_sharing
+from fedcommons.reports.intervals import format_rounds, mean_interval, mean_std
 from fedcommons.reports.series import value
 
 if TYPE_CHECKING:  # pandas takes a second to import, which would slow --help
@@ -22,13 +25,44 @@ RUN = ("dataset", "algorithm", "setting", "alpha", "n_clients", "participation",
        "bytes_up", "bytes_once", "partition")  # fmt: skip
 """The columns of a table's CSV, which has one line per run."""
 
+POOL_EPSILON = ("pool_epsilon", f"pool_epsilon{IF_SECRET}")
+"""Columns of ``load_runs``: epsilon of shared data with secret noise, and epsilon if seeded noise were secret."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of numbers in a table of configurations."""
+
+    name: str  # column of ``load_runs``
+    head: str  # title
+    scale: float = 1.0  # factor by which values are multiplied for printing; 100 for shares
+    digits: int | None = None  # number of decimals; None: significant digits
+
+    @property
+    def most(self) -> float:
+        """The largest possible printed value."""
+        return 100.0 if self.scale == 100 else inf
+
+
+def over_seeds(runs: "pd.DataFrame", column: Column, with_interval: bool = False) -> tuple[str, float | None]:
+    """Return the number over seeds in a column as text, and its mean; ``-`` and None without a value.
+
+    The text is mean ± standard deviation, mean (95 % interval), or ``>17 (missed by 1 of 2)`` for a missed target.
+    """
+    numbers, missed = counted(runs, column.name)
+    if not numbers or (
+        missed == len(numbers) and "last_accuracy" in runs and {*values(runs, "last_accuracy")} == {None}
+    ):
+        return "-", None  # without an accuracy no run can reach a target
+    printed = [column.scale * number for number in numbers]
+    if missed:
+        return format_rounds(printed, missed), fmean(numbers)
+    spread = mean_interval(printed, column.digits, column.most) if with_interval else mean_std(printed, column.digits)
+    return spread, fmean(numbers)
+
 
 def compared(runs: "pd.DataFrame") -> list[Cell]:
-    """Return the configurations of a table, each with the runs at its best learning rate (``at_best_rate``).
-
-    Raises:
-        UserError: runs with equal fields of data and partition and an equal seed have different partitions.
-    """
+    """Return a table's configurations at their best learning rates; different partitions are a UserError."""
     of_data = varied(runs.loc[:, [name for name in fields(runs) if name.startswith(("data.", "partition."))]])
     for _, same in runs.groupby([*of_data, "seed"], dropna=False):
         if len(set(same["partition"].dropna())) > 1:
@@ -40,11 +74,8 @@ def compared(runs: "pd.DataFrame") -> list[Cell]:
 def at_best_rate(runs: "pd.DataFrame", rate: str = "lr") -> "pd.DataFrame":
     """Return the runs at the learning rate with the highest validation accuracy (last round, mean over seeds).
 
-    With equal accuracies the smaller learning rate is chosen. Learning rates with fewer finished seeds than another
-    learning rate are left out. Test accuracy is not used. rate: name of the column with the learning rate.
-
-    Raises:
-        UserError: there are several learning rates and no validation accuracy (a method without a server model).
+    With equal accuracies the smaller rate is chosen. Rates with fewer finished seeds than another rate are left out.
+    Several rates without a validation accuracy are a UserError. rate: the column with the learning rate.
     """
     at = {value: runs.loc[runs[rate] == value, :] for value in sorted(set(runs[rate].dropna()))}
     if len(at) < 2:
@@ -55,48 +86,25 @@ def at_best_rate(runs: "pd.DataFrame", rate: str = "lr") -> "pd.DataFrame":
             f"{', '.join(f'{value:g}' for value in at)}: compare runs of one learning rate."
         )
     most = max(map(len, at.values()))
-    scores = {
-        value: fmean(runs_at_value["validation_accuracy"])
-        for value, runs_at_value in at.items()
-        if len(runs_at_value) == most
-    }
-    return at[max(scores, key=lambda value: scores[value])]
+    return max(
+        (at_rate for at_rate in at.values() if len(at_rate) == most), key=lambda at: fmean(at["validation_accuracy"])
+    )
 
 
 def rounds(runs: "pd.DataFrame") -> str:
-    """Return the rounds to the target over a configuration's seeds as text (``rounds_needed``); ``-``: no accuracy."""
-    if "last_accuracy" in runs and runs["last_accuracy"].dropna().empty:
-        return "-"
-    return rounds_needed(reached(runs), max(runs["rounds"].tolist()))
+    """Format the rounds to the target over a configuration's seeds; ``-``: no accuracy."""
+    return over_seeds(runs, Column(ROUNDS, "rounds", digits=0 if len(runs) == 1 else 1))[0]
 
 
-def rounds_needed(reached: Sequence[float | None], most: int) -> str:
-    """Format mean ± standard deviation of rounds to the target, or ``>most (missed by n of N)`` if n of N seeds missed.
-
-    reached: rounds of each seed; None: the seed missed the target. most: largest number of rounds of a run.
-    """
-    if n := reached.count(None):
-        return f">{most}" if n == len(reached) else f">{most} (missed by {n} of {len(reached)})"
-    return mean_std([r for r in reached if r is not None], 0 if len(reached) == 1 else 1)
-
-
-def mean_rounds(runs: "pd.DataFrame") -> tuple[float, bool]:
-    """Return the mean rounds to the target, and whether a run missed the target; such a run counts all its rounds."""
-    needed, missed = counted(runs, "rounds_to_target")
-    return fmean(needed), missed > 0
-
-
-def mean_std(values: Sequence[float], digits: int | None) -> str:
-    """Format ``mean ± sample standard deviation``, or one value. digits: decimals; None: four significant digits."""
-    form = ".4g" if digits is None else f".{digits}f"
-    mean = format(fmean(values), form)
-    return mean if len(values) == 1 else f"{mean} ± {format(stdev(values), form if digits is not None else '.2g')}"
+def mean_rounds(runs: "pd.DataFrame") -> tuple[float, int]:
+    """Return the mean rounds to the target, and how many runs missed it; such a run counts with all its rounds."""
+    needed, missed = counted(runs, ROUNDS)
+    return fmean(needed), missed
 
 
 def percent(cell: Cell, accuracy: str) -> str:
     """Format a column of accuracies in percent, as mean ± standard deviation over seeds, or ``-`` without values."""
-    values = [100 * fraction for fraction in cell.values(accuracy)]
-    return mean_std(values, 1) if values else "-"
+    return over_seeds(cell.runs, Column(accuracy, "", 100, 1))[0]
 
 
 def share(cell: Cell) -> str:
@@ -106,16 +114,13 @@ def share(cell: Cell) -> str:
 
 
 def speed_up(base: Cell, other: Cell) -> str:
-    """Format the speed-up, the rounds to the target of ``base`` divided by those of ``other``, as ``4.0x``.
+    """Format the rounds to the target of ``base`` divided by those of ``other`` as ``4.0x``.
 
-    ``>``: a run of ``base`` missed the target, so the number is a lower bound. ``<``: a run of ``other`` missed the
-    target, so the number is an upper bound. ``-``: runs of both missed the target.
+    ``>``, ``<``, ``-``: a run of ``base``, of ``other``, or of both missed the target.
     """
-    (slow, slow_censored), (fast, fast_censored) = mean_rounds(base.runs), mean_rounds(other.runs)
-    if slow_censored and fast_censored:
-        return "-"
-    sign = ">" if slow_censored else "<" if fast_censored else ""
-    return f"{sign}{slow / fast:.1f}x"
+    (slow, slow_missed), (fast, fast_missed) = mean_rounds(base.runs), mean_rounds(other.runs)
+    sign = ">" if slow_missed else "<" if fast_missed else ""
+    return "-" if slow_missed and fast_missed else f"{sign}{slow / fast:.1f}x"
 
 
 def effect(cells: Sequence[Cell]) -> str:
@@ -124,7 +129,7 @@ def effect(cells: Sequence[Cell]) -> str:
     parts = [algorithm, f"alpha {text(alpha)}", f"N {n}", f"C {c:g}"]
     pairs = zip(cells, without_sharing(cells), strict=True)
     for cell, base in sorted(pairs, key=lambda pair: value(pair[0], "sharing.setting") != "real"):
-        parts.append(f"{variant(cell)} {rounds(cell.runs)} rounds")
+        parts.append(f"{named(cell, 'sharing.setting', others(cell))} {rounds(cell.runs)} rounds")
         parts += [speed_up(base, cell)] if base and base is not cell else []
     return "  ".join(parts)
 
@@ -132,10 +137,9 @@ def effect(cells: Sequence[Cell]) -> str:
 def table1_markdown(cells: Sequence[Cell], published: Mapping[tuple, str], footnotes: Sequence[str]) -> str:
     """Return Table 1 of the Fedssyn paper in markdown. published: the paper's rounds, by ``key(cell)``."""
     head, values_of_cells = identified(cells)
+    private, more = any(largest_epsilon(cell) is not None for cell in cells), of_clients(cells)
     head += ["target", "rounds", "speed-up", "last acc.", "best acc.", "p", "lr", "MB exchanged"]
-    private = any(map(has_epsilon, cells))
-    more = of_clients(cells)
-    head += ["ε of shared data"] * private + [name for _, name in more]
+    head += ["ε of shared data"] * private + [name for _, name in more] + ["paper"] * bool(published)
     lines = []
     for cell, line, base in zip(cells, values_of_cells, without_sharing(cells), strict=True):
         line += [
@@ -143,9 +147,10 @@ def table1_markdown(cells: Sequence[Cell], published: Mapping[tuple, str], footn
             speed_up(base, cell) if base and base is not cell else "", percent(cell, "last_accuracy"),
             percent(cell, "best_accuracy"), share(cell), text(value(cell, "lr")), f"{fmean(cell.values('MB')):.1f}",
             *[commons_epsilon(cell)] * private, *(percent(cell, name) for name, _ in more),
+            *[published.get(key(cell), "")] * bool(published),
         ]  # fmt: skip
-        lines.append(line + ([published.get(key(cell), "")] if published else []))
-    return markdown([*head, *(["paper"] if published else [])], lines) + numbered(footnotes)
+        lines.append(line)
+    return markdown(head, lines) + numbered(footnotes)
 
 
 def numbered(notes: Sequence[str]) -> str:
@@ -155,22 +160,8 @@ def numbered(notes: Sequence[str]) -> str:
 
 def rejected_notes(runs: "pd.DataFrame") -> list[str]:
     """Return a footnote for each run in which the server rejected clients' replies: run and reason."""
-    if "rejections" not in runs:
-        return []
-    with_rejections = runs.dropna(subset="rejections")
-    return [
-        f"{Path(run).name}: {sentence}."
-        for run, sentence in zip(with_rejections["run"], with_rejections["rejections"], strict=True)
-    ]
-
-
-POOL_EPSILON = ("pool_epsilon", f"pool_epsilon{IF_SECRET}")
-"""Columns of ``load_runs``: epsilon of shared data with secret noise, and epsilon if seeded noise were secret."""
-
-
-def has_epsilon(cell: Cell) -> bool:
-    """Return whether a run has an epsilon of the shared data, in one of the columns ``POOL_EPSILON``."""
-    return any(cell.values(name) for name in POOL_EPSILON)
+    notes = zip(values(runs, "run"), values(runs, "rejections"), strict=True)
+    return [f"{Path(run).name}: {sentence}." for run, sentence in notes if sentence is not None]
 
 
 def largest_epsilon(cell: Cell) -> float | None:
@@ -187,13 +178,12 @@ def commons_epsilon(cell: Cell) -> str:
     if "uncovered" in cell.values("commons"):
         return "none"
     epsilon = largest_epsilon(cell)
-    earned = not cell.values(f"pool_epsilon{IF_SECRET}")
-    return "-" if epsilon is None else f"{epsilon:.3g}" if earned else f"{epsilon:.3g} if secret"
+    return "-" if epsilon is None else f"{epsilon:.3g}{' if secret' * bool(cell.values(POOL_EPSILON[1]))}"
 
 
 def private_notes(runs: "pd.DataFrame") -> list[str]:
     """Return a footnote that explains the epsilon of the shared data, or an empty list if no run has an epsilon."""
-    if all(name not in runs or runs[name].dropna().empty for name in POOL_EPSILON):
+    if largest_epsilon(Cell({}, runs)) is None:
         return []
     deltas = ", ".join(f"{delta:g}" for delta in sorted(set(runs["dp.delta"].dropna())))
     return [
@@ -206,40 +196,25 @@ def private_notes(runs: "pd.DataFrame") -> list[str]:
 
 def lost_notes(runs: "pd.DataFrame") -> list[str]:
     """Return a footnote with the MB of downloads for each run in which stragglers downloaded but did not reply."""
-    if "bytes_lost" not in runs:
-        return []
-    with_losses = runs.loc[runs["bytes_lost"] > 0, :]
-    return [
-        f"{Path(run).name}: {lost / 1e6:.1f} of the MB exchanged were downloads of stragglers, whose replies did not "
-        f"arrive (straggler.rule {rule})."
-        for run, lost, rule in zip(
-            with_losses["run"], with_losses["bytes_lost"], with_losses["straggler.rule"], strict=True
-        )
-    ]
+    facts = zip(*(values(runs, name) for name in ("run", "bytes_lost", "straggler.rule")), strict=True)
+    why = "of the MB exchanged were downloads of stragglers, whose replies did not arrive"
+    return [f"{Path(run).name}: {lost / 1e6:.1f} {why} (straggler.rule {rule})." for run, lost, rule in facts if lost]
 
 
 def spread(cells: Sequence[Cell]) -> str:
-    """Return a text on how much the algorithms differ in each federation and sharing strategy; empty for one algorithm.
-
-    The text gives the range of the mean accuracy in the last round, in percentage points, and the minimum and maximum
-    of the mean rounds to the target. Means are over seeds.
-    """
+    """Return a text on how far the algorithms lie apart in each federation and sharing strategy; empty for one."""
     places: dict[str, dict[str, list[Cell]]] = {}
-    for cell in cells:
+    for cell in (cell for cell in cells if cell.values("last_accuracy")):
         places.setdefault(place(cell), {}).setdefault(setting(cell), []).append(cell)
     lines = []
     for where, groups in places.items():
         parts = []
-        for name, group in groups.items():
-            group = [cell for cell in group if cell.values("last_accuracy")]
-            if len(group) > 1:
-                last = [100 * fmean(cell.values("last_accuracy")) for cell in group]
-                needed = sorted(mean_rounds(cell.runs) for cell in group)
-                ends = (needed[0], needed[-1])
-                apart = " to ".join(f"{'>' if censored else ''}{mean:.3g}" for mean, censored in ends)
-                parts.append(f"{name} {max(last) - min(last):.1f} points of last accuracy, {apart} rounds")
-        if parts:
-            lines.append(f"- {where}: {'; '.join(parts)}.")
+        for name, group in ((name, group) for name, group in groups.items() if len(group) > 1):
+            last = [100 * fmean(cell.values("last_accuracy")) for cell in group]
+            needed = sorted((counted(cell.runs, ROUNDS) for cell in group), key=lambda n: (fmean(n[0]), n[1]))
+            apart = " to ".join(format_rounds(*counts) for counts in (needed[0], needed[-1]))
+            parts.append(f"{name} {max(last) - min(last):.1f} points of last accuracy, {apart} rounds")
+        lines += [f"- {where}: {'; '.join(parts)}."] if parts else []
     return "\nSpread between the algorithms:\n" + "\n".join(lines) + "\n" if lines else ""
 
 
@@ -256,11 +231,7 @@ def records(runs: "pd.DataFrame", columns: Sequence[str]) -> list[dict[str, Any]
     """Return per run the plain values of ``columns`` (None: missing), and its folder's name as ``run_dir``."""
     if runs.empty:
         return []
-    whole = (
-        "n_clients",
-        "rounds_to_target",
-        "generator.epochs",
-    )  # as Int64, because pandas turns whole numbers into floats if a value is missing
+    whole = ("n_clients", ROUNDS, "generator.epochs")  # pandas turns whole numbers into floats if a value is missing
     selected = runs.reindex(columns=list(columns)).astype({name: "Int64" for name in whole if name in columns})
     plain = selected.astype(object).where(selected.notna(), None)
     return plain.assign(run_dir=[Path(run).name for run in runs["run"]]).to_dict("records")

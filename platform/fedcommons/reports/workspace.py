@@ -1,8 +1,4 @@
-"""A workspace of Weights & Biases (W&B), created by code: panels that compare runs by the metrics that they logged.
-
-``WandbTracker`` logs these values of each run: the metrics of each round, the config (with ``effective/alpha`` etc.,
-the values that took effect), the summary, and pictures (``wandb_media``).
-"""
+"""A workspace of Weights & Biases (W&B), created by code: panels that compare runs by what ``WandbTracker`` logged."""
 
 import re
 from collections import defaultdict
@@ -68,23 +64,17 @@ WHO = ("preset", "data.name", "partition.name", "algorithm", "sharing.setting")
 RESULTS = ("zeta_hat_sq_mean", "rounds_used")
 """Results in the summary that are the right-hand axes of the parallel coordinates."""
 
-PICTURES = dict(
-    zip(KEYS, ("Pools", "Training examples by client and class", "Training examples of clients"), strict=True)
-)
-"""Titles of the panels with pictures, by the key under which W&B stores a picture."""
+PICTURES = ("Pools", "Training examples by client and class", "Training examples of clients")
+"""Titles of the panels with the pictures ``KEYS``."""
 
 
 @dataclass(frozen=True)
 class Logged:
-    """Names of the values that runs logged to W&B.
+    """Names of the values that runs logged to W&B."""
 
-    metrics: names of metrics of rounds. ends: names of summary numbers and pictures that at least one run has. shared:
-    names of summary numbers and pictures that all runs have.
-    """
-
-    metrics: Collection[str]
-    ends: Collection[str]
-    shared: Collection[str] = ()
+    metrics: Collection[str]  # metrics of rounds
+    ends: Collection[str]  # summary numbers and pictures that at least one run has
+    shared: Collection[str] = ()  # summary numbers and pictures that all runs have
 
 
 EVERYTHING = Logged(
@@ -98,107 +88,83 @@ def logged(folders: Sequence[Path], say: Callable[[str], None]) -> Logged:
     metrics, of_each, others = set[str](), list[set[str]](), defaultdict[str, list[Path]](list)
     for folder in folders:
         metrics |= {name for line in read_rounds(folder) for name, value in line.items() if value is not None}
-        if (made_by := _version(folder)) != version("fedcommons"):
-            others[made_by].append(folder)
+        others[_version(folder)].append(folder)
         if summary := read_summary(folder):
             try:
                 values = {**in_summary(summary), **dict.fromkeys(allowed(summary), 0)}
             except KeyError:  # summaries of earlier versions lack some values
                 values = summary
             of_each.append({name for name, value in values.items() if isinstance(value, int | float)})
+    others.pop(version("fedcommons"), None)
     for made_by, of_it in others.items():
         more = f" and {len(of_it) - 1} more" if len(of_it) > 1 else ""
-        say(
-            f"{of_it[0]}{more}: written by fedcommons {made_by}, not {version('fedcommons')}; a panel leaves out runs "
-            "that lack the panel's values."
-        )
+        note = "a panel leaves out runs that lack the panel's values"
+        say(f"{of_it[0]}{more}: written by fedcommons {made_by}, not {version('fedcommons')}; {note}.")
     return Logged(metrics, set().union(*of_each), set.intersection(*of_each) if of_each else ())
 
 
 def _version(folder: Path) -> str:
     """Return the version of fedcommons that wrote a run, such as ``1.2.0``, or ``(unknown)``."""
     try:
-        environment = safe_read.json_of(folder / "environment.json")
-        recorded = environment["packages"]["fedcommons"]
+        recorded = safe_read.json_of(folder / "environment.json")["packages"]["fedcommons"]
     except (safe_read.UnreadableError, ValueError, TypeError, KeyError):
         recorded = ""
     return recorded if isinstance(recorded, str) and re.fullmatch(r"[\w.+]{1,40}", recorded) else "(unknown)"
 
 
 def workspace(entity: str, project: str, name: str, logged: Logged) -> "workspaces.Workspace":
-    """Return a W&B workspace with sections for parallel coordinates and for each kind of metric, and with pictures.
+    """Return a W&B workspace with this title, ``name``. A panel is left out if no run has its metrics.
 
-    A panel is left out if no run has its metrics. Lines are means over runs that differ only in the seed, with their
-    standard deviation. entity, project: W&B's names of the account and project. name: title of the workspace.
+    Lines are means over runs that differ only in the seed, with their standard deviation.
     """
     from wandb_workspaces import workspaces
     from wandb_workspaces.reports import v2
 
-    sections = [_decisive(logged)]
+    over_seeds: dict[str, Any] = {"groupby_aggfunc": "mean", "groupby_rangefunc": "stddev"}
+    sections: dict[str, list[Any]] = {"What decides": _decisive(logged)}
     for title, lines in LINES.items():
-        plots = [(x, [name for name in y if name in logged.metrics]) for x, y in lines]
-        panels: list[Any] = [_line(x, y) for x, y in plots if y]
-        panels += [_bar(end) for end in BARS.get(title, ()) if end in logged.ends]
-        if panels:
-            sections.append(workspaces.Section(name=title, panels=panels, is_open=True))
-    browsers: list[Any] = [
+        panels = sections[title] = []
+        for x, metrics in lines:
+            if y := [metric for metric in metrics if metric in logged.metrics]:
+                named = " and ".join(map(_words, y)).replace(" of the last round", "")
+                end, title_x = ("", x) if x == "round" else (" over bytes", "bytes of all clients, both directions")
+                panels.append(v2.LinePlot(title=named + end, x=x, y=[*y], title_x=title_x, **over_seeds))
+        ends = [end for end in BARS.get(title, ()) if end in logged.ends]
+        panels += [v2.BarPlot(title=_words(end), metrics=[end], **over_seeds) for end in ends]
+    sections["Pictures"] = [
         v2.MediaBrowser(title=title, media_keys=[key], mode="gallery", gallery_axis="run")
-        for key, title in PICTURES.items()
+        for key, title in zip(KEYS, PICTURES, strict=True)
         if key in logged.ends
     ]
-    if browsers:
-        sections.append(workspaces.Section(name="Pictures", panels=browsers, is_open=True))
     who = [workspaces.Config(field) for field in (*WHO, *(f"effective/{axis}" for axis in AXES))]
     return workspaces.Workspace(
-        entity=entity, project=project, name=name, sections=sections,
+        entity=entity, project=project, name=name,
+        sections=[workspaces.Section(name=title, panels=of, is_open=True) for title, of in sections.items() if of],
         settings=workspaces.WorkspaceSettings(x_axis="round", max_runs=100),
         runset_settings=workspaces.RunsetSettings(groupby=[*who]),
     )  # fmt: skip
 
 
-def _decisive(names: Logged) -> "workspaces.Section":
-    """Return parallel coordinates of fields and results, and a scatter plot of rounds against dissimilarity zeta^2.
-
-    A panel of W&B leaves out each run that lacks one of the panel's values. So if some runs have no zeta^2, a second
-    panel is added, in which the number of rounds is the only result.
-    """
-    from wandb_workspaces import workspaces
+def _decisive(names: Logged) -> list[Any]:
+    """Return parallel coordinates of fields and results, and a scatter plot of rounds against dissimilarity zeta^2."""
     from wandb_workspaces.reports import v2
+
+    def coordinates(title: str, results: Sequence[str]) -> Any:
+        column = v2.interface.ParallelCoordinatesPlotColumn
+        columns = [
+            column(metric=v2.Config(f"effective/{axis}"), display_name=axis, log=log) for axis, log in AXES.items()
+        ]
+        columns += [column(metric=v2.SummaryMetric(name), display_name=_words(name)) for name in results]
+        return v2.ParallelCoordinatesPlot(title=title, columns=columns)
 
     results = [name for name in RESULTS if name in names.ends]
-    panels: list[Any] = [_coordinates("What decides", results)]
+    panels = [coordinates("What decides", results)]
     if len(results) == 2:
-        if results[0] not in names.shared:
-            panels.append(_coordinates("What decides rounds", results[1:]))
+        if results[0] not in names.shared:  # a panel leaves out the runs without zeta^2, so a second panel has all
+            panels.append(coordinates("What decides rounds", results[1:]))
         zeta, used = map(v2.SummaryMetric, results)
         panels.append(v2.ScatterPlot(title="Rounds against client dissimilarity", x=zeta, y=used, log_x=True))
-    return workspaces.Section(name="What decides", panels=panels, is_open=True)
-
-
-def _coordinates(title: str, results: Sequence[str]) -> Any:
-    from wandb_workspaces.reports import v2
-
-    column = v2.interface.ParallelCoordinatesPlotColumn
-    columns = [column(metric=v2.Config(f"effective/{axis}"), display_name=axis, log=log) for axis, log in AXES.items()]
-    columns += [column(metric=v2.SummaryMetric(name), display_name=_words(name)) for name in results]
-    return v2.ParallelCoordinatesPlot(title=title, columns=columns)
-
-
-def _line(x: str, y: Sequence[str]) -> Any:
-    from wandb_workspaces.reports import v2
-
-    title = " and ".join(_words(name) for name in y).replace(" of the last round", "")
-    title += "" if x == "round" else " over bytes"
-    return v2.LinePlot(
-        title=title, x=x, y=[*y], title_x="round" if x == "round" else "bytes of all clients, both directions",
-        groupby_aggfunc="mean", groupby_rangefunc="stddev",
-    )  # fmt: skip
-
-
-def _bar(end: str) -> Any:
-    from wandb_workspaces.reports import v2
-
-    return v2.BarPlot(title=_words(end), metrics=[end], groupby_aggfunc="mean", groupby_rangefunc="stddev")
+    return panels
 
 
 def _words(name: str) -> str:

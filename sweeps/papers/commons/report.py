@@ -10,6 +10,7 @@ from fedcommons.cli import parse
 from fedcommons.cli.display import Display
 from fedcommons.config import target
 from fedcommons.reports import tables
+from fedcommons.reports.intervals import format_rounds
 from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.tune import grid, sweep
 from papers.commons import decide
@@ -90,7 +91,10 @@ def _rates(rates: Rates) -> str:
 def _to_target(result: "Measured") -> str:
     if not result.row.rounds:
         return "not reached" if None in result.to_target else "0"
-    return tables.rounds_needed(list(result.to_target), round(result.row.rounds))
+    counts = [result.row.rounds if reached is None else reached for reached in result.to_target]
+    if missed := result.to_target.count(None):
+        return format_rounds(counts, missed)
+    return tables.mean_std(counts, 0 if len(counts) == 1 else 1)
 
 
 def _percent(values: Sequence[float]) -> str:

@@ -52,9 +52,9 @@ def notes(frame: Any, options: parse.Options) -> list[str]:
     goal = target.plain(options.target)
     reach = f"{target.in_words(goal)}{'' if isinstance(goal, str) else ' test accuracy'}"
     texts = [
-        f"Rounds: the first round whose server model has {reach}; >R: not within R rounds.",
-        "MB: 10^6 bytes over all clients. In MB to target, a seed that missed the target counts with all its rounds, "
-        "and the mean is marked with >.",
+        f"Rounds: the first round whose server model has {reach}.",
+        "MB: 10^6 bytes over all clients. In rounds and MB to target, a seed that missed the target counts with all "
+        "its rounds, and the mean is marked with >.",
         f"Seeds: {options.seeds}; ± is the sample standard deviation; intervals: Student's t, for the mean over seeds.",
         "Rate: learning rate, for feddm of the pixels (feddm.image_lr), for other methods client.lr; REAL has none. "
         "If several were tried, each row has the one with the highest validation accuracy after the last round (mean "

@@ -36,7 +36,8 @@ def footnotes(cells: Sequence[sweep.Trial], options: parse.Options) -> list[str]
     elif options.preset == "authors":
         rate = f"Learning rates are those of the authors' scripts: {grid.several(configs, 'client.lr')}."
     notes = [
-        "Rounds: the first round whose server model has the target test accuracy (not smoothed); >R: not in R rounds.",
+        "Rounds: the first round whose server model has the target test accuracy (not smoothed). A seed that missed "
+        "the target counts with all its rounds, and the mean is marked with >.",
         grid.work_note(configs),
         rate,
         grid.method_note(configs),

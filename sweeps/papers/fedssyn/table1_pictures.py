@@ -13,6 +13,7 @@ from matplotlib.patches import Patch
 from fedcommons.config import target
 from fedcommons.reports.cells import Cell, counted
 from fedcommons.reports.columns import method, place, setting
+from fedcommons.reports.intervals import format_rounds
 from fedcommons.reports.plots import colour_of, panels, save
 from fedcommons.reports.series import course, value
 
@@ -29,9 +30,10 @@ NARROWEST = 6.5
 def rounds_to_target(path: Path, cells: Sequence[Cell], title: str, smoke: bool) -> None:
     """Draw a panel for each federation, with a row for each method and a bar for each sharing strategy.
 
-    A seed that missed the target counts with all rounds of its run. A mean with such a seed has a hatched bar.
+    A seed that missed the target counts with all rounds of its run. A mean with such a seed has an open bar.
     """
     places, methods, settings = (list(dict.fromkeys(map(key, cells))) for key in (place, method, setting))
+    has_misses = any(counted(cell.runs, "rounds_to_target")[1] for cell in cells)
     columns = min(WIDEST, len(places))
     rows = -(-len(places) // columns)
     height = 0.6 + 0.22 * len(methods) * (len(settings) + 0.8)
@@ -43,7 +45,7 @@ def rounds_to_target(path: Path, cells: Sequence[Cell], title: str, smoke: bool)
             _bar(axes, y, cell, colour_of(setting(cell), settings))
         axes.set_yticks([i * pitch + (len(settings) - 1) / 2 for i in range(len(methods))], methods)
         axes.invert_yaxis()
-        axes.set_xlim(0, 1.15 * axes.get_xlim()[1])
+        axes.set_xlim(0, (1.45 if has_misses else 1.15) * axes.get_xlim()[1])  # room for the numbers beside the bars
         axes.set_title(where, fontsize=9)
         axes.set_xlabel("rounds to the target")
         axes.tick_params("y", length=0)
@@ -51,15 +53,9 @@ def rounds_to_target(path: Path, cells: Sequence[Cell], title: str, smoke: bool)
     for axes in grid.flat[len(places) :]:
         axes.set_visible(False)
     keys: list[Patch | Line2D] = [Patch(color=colour_of(s, settings), label=s) for s in settings]
-    if any(counted(cell.runs, "rounds_to_target")[1] for cell in cells):
-        keys.append(
-            Patch(
-                facecolor="0.9",
-                edgecolor="0.4",
-                hatch="//",
-                label="a seed missed the target, counted with all its rounds",
-            )
-        )
+    if has_misses:
+        label = "open bar: a seed missed the target"
+        keys.append(Patch(facecolor="w", edgecolor="0.4", label=label))
     if any(len(cell.runs) > 1 for cell in cells):
         keys.append(Line2D([], [], color="k", label="bar: mean; line: minimum to maximum over seeds"))
     _finish(figure, keys, title)
@@ -68,18 +64,17 @@ def rounds_to_target(path: Path, cells: Sequence[Cell], title: str, smoke: bool)
 
 def _bar(axes: Axes, y: float, cell: Cell, colour: str) -> None:
     needed, missed = counted(cell.runs, "rounds_to_target")
-    mean = fmean(needed)
-    axes.barh(y, mean, 0.85, color=colour, hatch="//" if missed else None, edgecolor="w")
+    axes.barh(
+        y,
+        fmean(needed),
+        0.85 - 0.08 * bool(missed),
+        color="w" if missed else colour,
+        edgecolor=colour if missed else "w",
+    )
     if len(needed) > 1:
         axes.plot([min(needed), max(needed)], [y, y], color="k", lw=1.3, marker="|", ms=5)
-    axes.annotate(
-        f"{'>' if missed else ''}{mean:.3g}",
-        (max(needed), y),
-        (5, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=8,
-    )
+    text = format_rounds(needed, missed)
+    axes.annotate(text, (max(needed), y), (5, 0), textcoords="offset points", va="center", fontsize=8)
 
 
 def accuracy_over_rounds(path: Path, cells: Sequence[Cell], rounds: "pd.DataFrame", title: str, smoke: bool) -> None:

@@ -125,7 +125,7 @@ def notes(entries: Sequence[Entry], frame: Any, options: parse.Options) -> list[
     """Return the footnotes: target, bytes, learning rates, local work and seeds."""
     configs = [e.cell.config for e in entries]
     return [
-        f"Target: {grids.title(configs)}. Rounds: the first round whose server model reaches it; >R: not in R rounds.",
+        f"Target: {grids.title(configs)}. Rounds: the first round whose server model reaches it.",
         "MB: 10^6 bytes over all clients, as counted, with the exchange before round 1; a seed that missed the target "
         "counts with all its rounds, and the mean is marked with >.",
         "Bytes to the target: the paper's column is headed M_Fedssyn / M_FedGEN and prints that; the formula in its "

@@ -1,4 +1,4 @@
-// Sorts and filters the tables of the page and draws its charts. The element #data holds the data; see contents() in page_data.py.
+// Sorts and filters the tables of the page and draws its charts. The element #data holds the data; see contents() in page.py.
 const D = JSON.parse(document.getElementById("data").textContent);
 const all = (query, root = document) => [...root.querySelectorAll(query)];
 const form = document.getElementById("filters"), boxes = form ? all("input", form) : [];
@@ -12,7 +12,7 @@ const kept = {
   set: (name, value) => { try { sessionStorage.setItem(name + location.pathname, JSON.stringify(value)); } catch { /* the browser allows no storage */ } },
 };
 
-// Formats a number as number() in intervals.py does.
+// Formats a number as number() in intervals.py does; interval() and bound() are mean_interval() and format_rounds().
 function number(value, digits) {
   if (digits !== null) return value.toFixed(digits);
   if (value === 0 || (Math.abs(value) >= 1e-4 && Math.abs(value) < 1e6)) return String(Number(value.toPrecision(3)));
@@ -32,6 +32,11 @@ function interval(values, column) {
   return low === high ? text : `${text} (${low} to ${high})`;
 }
 
+function bound(rounds, missed) {
+  const text = mean(rounds).toFixed(1).replace(/\.0$/, "");
+  return rounds.length === 1 ? `>${text}` : `>${text} (missed by ${missed} of ${rounds.length})`;
+}
+
 const place = Object.fromEntries(D.columns.map((column, i) => [column.name, i]));
 const rowOf = run => document.getElementById(`run-${run}`);
 
@@ -40,14 +45,12 @@ function valueOf(run, name) {
   return found ? Number(found.value) : null;
 }
 
-// Returns the text of a table line's number, computed from some of its finished runs.
+// Returns the text of a table line's number, computed from some of its finished runs (over_seeds() in tables.py).
 function textOf(runs, name) {
   const column = D.columns[place[name]];
-  if (!column) return name === "rounds_to_target" && runs.length ? `missed by ${runs.length} of ${runs.length}` : "-";
   const values = runs.map(run => valueOf(run, name)).filter(value => value !== null), missed = runs.length - values.length;
   if (name !== "rounds_to_target" || !missed) return interval(values, column);
-  const said = `missed by ${missed} of ${runs.length}`;
-  return values.length ? `${said}, else ${number(mean(values) * column.scale, column.digits)}` : said;
+  return bound(runs.map(run => valueOf(run, name) ?? valueOf(run, "rounds")), missed);
 }
 
 const finished = run => D.runs[run].s === "finished";
@@ -169,7 +172,7 @@ function line(runs) {
 function reached(cells) {
   const rows = [];
   for (const c of cells) for (const run of D.ofCell[c].filter(run => shown.has(run) && finished(run))) {
-    const found = place.rounds_to_target === undefined ? null : valueOf(run, "rounds_to_target"), missed = found === null;
+    const found = valueOf(run, "rounds_to_target"), missed = found === null;
     rows.push({ ...D.cells[c], seed: D.runs[run].seed, missed, rounds: missed ? valueOf(run, "rounds") : found, said: missed ? "missed" : "reached" });
   }
   return rows;
