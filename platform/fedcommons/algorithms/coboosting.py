@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import cos, pi
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,7 @@ from fedcommons.algorithms.ensemble import Ensemble, Making, divergence, make, o
 from fedcommons.algorithms.one_shot_models import MANY, Lessons
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean, weighted_reply
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import seen
@@ -57,8 +58,9 @@ DECAY = 0.99
 class CoBoosting:
     """The server distils an ensemble with learned client weights, on hard and perturbed synthetic images."""
 
-    needs_classes = distils = trains_images = sees_statistics = True
-    waits_for = "ensemble"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        needs_classes=True, distils=True, trains_images=True, sees_statistics=True, waits_for="ensemble"
+    )
 
     warmup_rounds: Annotated[int, "[0, 1e9]"] = 0
     """rounds of FedAvg before the round in which clients send their models"""

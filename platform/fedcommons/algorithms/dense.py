@@ -31,7 +31,7 @@ they have none. Two options set what the paper leaves open: ``start_from`` sets 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -42,6 +42,7 @@ from fedcommons.algorithms.ensemble import Ensemble, Making, divergence, make, o
 from fedcommons.algorithms.one_shot_models import MANY, Lessons
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean, weighted_reply
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.core.local_training import LocalSGD, onednn
@@ -56,8 +57,9 @@ from fedcommons.seeding import seed_for
 class DENSE:
     """The server distils the ensemble of the clients' models into its own model, on generated images."""
 
-    needs_classes = distils = trains_images = sees_statistics = True
-    waits_for = "ensemble"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        needs_classes=True, distils=True, trains_images=True, sees_statistics=True, waits_for="ensemble"
+    )
 
     warmup_rounds: Annotated[int, "[0, 1e9]"] = 0
     """rounds of FedAvg before the round in which clients send their models (Fedssyn's comparison: 10)"""

@@ -17,12 +17,13 @@ trainings, though v_i stays with the client.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from torch import nn
 
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean, weighted_reply
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.data.clients import ClientData
@@ -37,7 +38,7 @@ class Ditto:
     v_i <- argmin_v f_i(v) + (lam/2) ||v - x||^2 by local SGD, started at the client's last v_i.  f_i: client i's loss.
     """
 
-    trains_twice = True
+    capabilities: ClassVar[Capabilities] = Capabilities(trains_twice=True)
 
     lam: Annotated[float, "[0, 1e38]"] = 0.1
     """lambda, weight of the proximal term (lambda/2) ||v - x||^2 between personal model v and server model x, >= 0"""

@@ -12,9 +12,11 @@ layers.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedcommons.algorithms.partial_sharing import download, initial_state, merge_shared, personal_model, train_client
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.data.clients import ClientData
@@ -25,7 +27,7 @@ from fedcommons.flat_tensors import Flat, Payload
 class FedBN:
     """FedAvg on all parameters except those of BatchNorm layers, which each client keeps."""
 
-    keeps_batch_norm = True
+    capabilities: ClassVar[Capabilities] = Capabilities(keeps_batch_norm=True)
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         return initial_state(model, facts.batch_norm)

@@ -16,13 +16,14 @@ learning slows, but, as far as we know, not how it detects this.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 
 from fedcommons.algorithms.server_training import OnPool, loss_on_pool, train_on_pool
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean, weighted_reply
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.core.local_training import LocalSGD
@@ -34,7 +35,7 @@ from fedcommons.flat_tensors import Flat, Payload, flat, scalar
 class FedDDPM:
     """FedAvg of a diffusion model; after averaging, the server trains (corrects) it on its pool of synthetic images."""
 
-    needs_pool = True
+    capabilities: ClassVar[Capabilities] = Capabilities(needs_pool=True)
 
     server_epochs: Annotated[int, "[1, 1e9]"] = 1
     """epochs of the server on its pool of synthetic images in a round with a correction"""

@@ -14,7 +14,7 @@ shares one mean of all its images. The means have no noise, so they are not priv
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from fedcommons.core.algorithm import Common, Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean, weighted_reply
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import Head
@@ -46,8 +47,7 @@ class FedMix:
         ValueError: ``ClientData.commons`` is None.
     """
 
-    watches_head = True
-    needs_classes = True
+    capabilities: ClassVar[Capabilities] = Capabilities(watches_head=True, needs_classes=True)
 
     mix: Annotated[float, "[0, 1]"] = 0.05
     """lambda, share of the mean image in the mixture"""

@@ -9,12 +9,13 @@ gamma-inexact solutions) if the straggler rule lets stragglers send it.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from torch import Tensor, nn
 
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean, weighted_reply
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.core.local_training import Correction
@@ -30,7 +31,8 @@ class FedProx:
     term; w_i: client i's weight.
     """
 
-    takes_partial = True
+    capabilities: ClassVar[Capabilities] = Capabilities(takes_partial=True)
+
     mu: Annotated[float, "[0, 1e38]"] = 0.01
     """mu, weight of the proximal term (mu/2) ||y - x||^2 between local model y and server model x, >= 0"""
 

@@ -10,11 +10,12 @@ of its 50 rounds of 5 epochs would use 2^-24 of the initial learning rate.
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from fedcommons.algorithms.latents import AUTOENCODER, decayed
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean, weighted_reply
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.data.clients import ClientData
@@ -29,7 +30,7 @@ class FedVAE:
     weight, 1 or number of examples.
     """
 
-    needs = AUTOENCODER
+    capabilities: ClassVar[Capabilities] = Capabilities(needs=AUTOENCODER)
 
     decay: Annotated[float, "(0, 1]"] = 1.0
     """factor by which the learning rate is multiplied after every 10 local epochs (paper: 0.5)"""

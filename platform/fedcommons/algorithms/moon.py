@@ -16,7 +16,7 @@ never repeats an image; with DP-SGD, where an example's gradient may not depend 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean, weighted_reply
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import Head
@@ -42,7 +43,7 @@ class MOON:
     the server model and under the client's previous model;  T: ``temperature``.
     """
 
-    watches_head = True
+    capabilities: ClassVar[Capabilities] = Capabilities(watches_head=True)
 
     mu: Annotated[float, "[0, 1e38]"] = 1.0
     """mu, weight of the contrastive loss, >= 0"""

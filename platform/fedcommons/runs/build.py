@@ -18,10 +18,9 @@ from fedcommons.core.algorithm import (
     Facts,
     Personal,
     State,
-    keeps_batch_norm,
     require_attributes,
-    takes_partial,
 )
+from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.client_worker import floating_buffers, trainable_parameters
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import batch_norm_parameters, head_parameters
@@ -219,12 +218,12 @@ def prepare(config: Experiment) -> Prepared:
     model = flatten(trainable_parameters(module))
     memory_limit.require_model(model)
     keeps = config.federation.buffers == "keep"
-    is_kept = keeps_batch_norm(prepared.algorithm)
+    is_kept = capabilities_of(prepared.algorithm).keeps_batch_norm
     measured = keeps and config.measure.every > 0 and not is_kept
     check_module.require_statistics(module, private=config.dp.local, measured=measured)
     check_module.require_precision(config.client.precision, module)
     require_attributes(prepared.algorithm, module)
-    if dataset.n_classes is None and getattr(prepared.algorithm, "needs_classes", False):
+    if dataset.n_classes is None and capabilities_of(prepared.algorithm).needs_classes:
         raise UserError(f"algorithm {config.algorithm} works by class, but labels of {dataset.name} are not classes.")
     check_module.require_distillable(prepared.algorithm, module, dataset)
     # Attributes of a user-defined module may raise an error, which the context reports as an error of user code.
@@ -267,8 +266,9 @@ def plan_of(
     the numbers of examples are used. about: arguments of ``Facts`` that describe data and model, as in ``Prepared``.
     """
     f, n, joins = config.federation, len(clients), joining_of(algorithm, len(clients), config.federation.participation)
-    accepts_partial = {"take": True, "drop": False, "method": takes_partial(algorithm)}[config.straggler.partial]
-    replies_partially = accepts_partial and getattr(rule, "leaves_partial", False)
+    by_method, by_rule = capabilities_of(algorithm).takes_partial, capabilities_of(rule).leaves_partial
+    accepts_partial = {"take": True, "drop": False, "method": by_method}[config.straggler.partial]
+    replies_partially = accepts_partial and by_rule
     replied = arrival(None if replies_partially else rule, n, joins, config.seed)
     sizes, counts = tuple(clients.rows.totals.tolist()), partial(clients.counts, about["n_classes"])
     facts = Facts(n, sizes, f.rounds, f.weighting, replied, counts, **about)

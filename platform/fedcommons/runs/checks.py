@@ -13,13 +13,14 @@ from fedcommons.config import registry, weights_file
 from fedcommons.config.dotted import fields_for
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import parameters_of, select_arguments
-from fedcommons.core.algorithm import Algorithm, Facts, needs_pool, trains_locally
+from fedcommons.core.algorithm import Algorithm, Facts
+from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.schedules import Schedule
 from fedcommons.errors import UserError, before_any_work, quote, user_code_context
 from fedcommons.privacy.accountants import require_reachable
 from fedcommons.runs.early_stopping import stop_of
-from fedcommons.sharing.stage import Stage, serves_pool
+from fedcommons.sharing.stage import Stage
 
 ROUNDS_TRIED = 10_000
 """Number of rounds, evenly spaced, for which a learning rate schedule is evaluated before any work."""
@@ -84,8 +85,8 @@ def check(config: Experiment) -> None:
             "a further actor would have no block to train."
         )
     require_rates(c.client.lr_schedule, c.client.constants, c.federation.rounds)
-    method: Any = registry.find("algorithm", c.algorithm)
-    if not (trains_locally(method) or needs_pool(method)):  # training on a pool also uses these fields
+    method = capabilities_of(registry.find("algorithm", c.algorithm))
+    if not (method.trains_locally or method.needs_pool):  # training on a pool also uses these fields
         for name in OF_STEPS:
             if name in flat and flat[name] != known_fields[name].default:
                 raise UserError(f"{name} changes nothing for {c.algorithm}, whose clients make no local steps.")
@@ -177,7 +178,8 @@ def require_pool(algorithm: Algorithm, stage: Stage) -> None:
     Raises:
         UserError: the method needs a pool, and the sharing strategy (stage) does not provide it.
     """
-    if needs_pool(algorithm) and not serves_pool(stage):
+    needs_pool, serves_pool = capabilities_of(algorithm).needs_pool, capabilities_of(stage).serves_pool
+    if needs_pool and not serves_pool:
         raise UserError(
             f"the server of {type(algorithm).__name__} trains on a pool of images, and sharing stage "
             f"{type(stage).__name__} gives the server no pool: use sharing.setting server_synthetic."
@@ -228,12 +230,13 @@ def require_target(algorithm: Algorithm, loop: LocalSGD, sizes: Collection[int])
     """
     if loop.dp is None or loop.dp.target is None:
         return
-    if not trains_locally(algorithm):
+    capabilities = capabilities_of(algorithm)
+    if not capabilities.trains_locally:
         raise UserError(
             f"dp.target_epsilon is for local training, and clients of {type(algorithm).__name__} make no local steps; "
             "use dp.noise_multiplier."
         )
-    if getattr(algorithm, "trains_twice", False):
+    if capabilities.trains_twice:
         raise UserError(
             f"{type(algorithm).__name__} trains each client twice in a round, and dp.target_epsilon is for one local "
             "training; use dp.noise_multiplier."

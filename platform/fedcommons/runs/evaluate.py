@@ -8,7 +8,8 @@ from fedcommons.config import registry, target
 from fedcommons.config.dotted import is_ignored, recorded
 from fedcommons.convergence.laboratory import Laboratory
 from fedcommons.core import rejections
-from fedcommons.core.algorithm import Personal, trains_locally
+from fedcommons.core.algorithm import Personal
+from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.client_worker import trainable_parameters
 from fedcommons.core.evaluation import Each, ModelTask, evaluate, evaluate_clients, spread
 from fedcommons.core.executor import Executor
@@ -162,7 +163,7 @@ def summarise(
     if any((tables := mechanisms(ledger, shared.releases, dp.delta, dp.clip if dp.local else None)).values()):
         privacy["mechanisms"] = tables
     used = effective.of_data(flat, ready.prepared.dataset, ready.plan)
-    if trains_locally(ready.algorithm):
+    if capabilities_of(ready.algorithm).trains_locally:
         used |= effective.of_local_steps(local_loop(c, ready.facts.augment), ready.data.clients, ledger)
     used |= effective.of_sharing(flat, shared, effective.constants_of(ready.prepared.stage, ready.prepared.client_data))
     used |= effective.of_generators(flat, ready.prepared.requests, shared.releases)

@@ -28,11 +28,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod, sqrt
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.communication import images_nbytes
 from fedcommons.data.examples import Examples
 from fedcommons.data.federated import ClientDatasets
@@ -67,7 +68,7 @@ SCALE = 105 / 784
 class MERF:
     """A strategy in which each client trains on its data and on images fitted to the noisy sums of all clients."""
 
-    serves_pool = True
+    capabilities: ClassVar[Capabilities] = Capabilities(serves_pool=True)
 
     target_epsilon: Annotated[float | None, "[0.001, 1000]"] = None
     """target epsilon of all messages of a client. The noise follows from either target_epsilon or noise_multiplier"""

@@ -29,11 +29,12 @@ rate suits any number of clients. The fitted images are rounded to uint8 at the 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.communication import images_nbytes
 from fedcommons.data.examples import Examples
 from fedcommons.data.federated import ClientDatasets
@@ -60,7 +61,7 @@ DRAWS = 1
 class NDPDC:
     """A strategy in which each client trains on its data and on images fitted to the noisy sums of all clients."""
 
-    serves_pool = True
+    capabilities: ClassVar[Capabilities] = Capabilities(serves_pool=True)
 
     target_epsilon: Annotated[float | None, "[0.001, 1000]"] = None
     """target epsilon of all messages of a client. The noise follows from either target_epsilon or noise_multiplier"""

@@ -9,8 +9,9 @@ Departs from the paper: the pool stays at the server. In the paper the pool is s
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.data.federated import ClientDatasets
 from fedcommons.generators.requests import (
     Contribution,
@@ -27,7 +28,7 @@ from fedcommons.sharing.stage import Assigned, Contributions
 class ServerSynthetic:
     """A strategy in which clients train on their real data, and the server trains on the pool of synthetic images."""
 
-    serves_pool = True
+    capabilities: ClassVar[Capabilities] = Capabilities(serves_pool=True)
 
     p: Annotated[float | None, "(0, 1)"] = None
     """synthetic/(real + synthetic) images of each client; default: add the clients' mean number of images (paper)"""

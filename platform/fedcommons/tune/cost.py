@@ -28,7 +28,8 @@ from torch import Tensor
 from fedcommons.config import presets, registry
 from fedcommons.convergence.estimators import BATCH, mean_gradient
 from fedcommons.convergence.smoothness import hessian_vector
-from fedcommons.core.algorithm import Algorithm, ChoosesClients, TellsWork, trains_locally
+from fedcommons.core.algorithm import Algorithm, ChoosesClients, TellsWork
+from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.client_worker import Work
 from fedcommons.core.evaluation import ModelTask, evaluate_chunk
 from fedcommons.core.work_units import Timed, in_seconds, pieces_of, prices, smaller_of
@@ -202,7 +203,7 @@ def _of_pieces(ready: Assembled) -> tuple[Assembled, dict[str, float]]:
     method = ready.algorithm
     if not isinstance(method, TellsWork):
         return ready, {}
-    local, timed = trains_locally(method), []
+    local, timed = capabilities_of(method).trains_locally, []
     least, n = smaller_of(method, FEW)[0]
     short = seconds_of(small_round(_with(ready, least), 1, 1, n).play) < SHORT
     for variant, n in smaller_of(method, MORE if short else FEW):
@@ -224,7 +225,7 @@ def _of_rounds(ready: Assembled, of_pieces: Mapping[str, float]) -> dict[str, fl
     b, n, m = ready.config.client.batch_size, ready.plan.facts.n_clients, at_once(ready)
     small_round(ready, 1, 1, 1).play()  # not timed, so that no timed step includes torch's set-up
     single, step, smaller = seconds(1, 1, b), 0.0, 0.0
-    if trains_locally(ready.algorithm):
+    if capabilities_of(ready.algorithm).trains_locally:
         k = MORE if single < SHORT else FEW
         several = seconds(1, k, b)
         step = max(several - single, 0.0) / ((k - 1) * m)
