@@ -34,6 +34,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 
 from fedcommons.algorithms import feddm_matching
+from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddm_server import ServerSGD, Surrogate, minimise
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.capabilities import Capabilities
@@ -129,8 +130,7 @@ class FedDM:
             )
         return {"model": model}
 
-    def down(self, state: State, round: int, client: int) -> Message:
-        return Message({"model": state["model"]})
+    down = FedAvg.down
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         real = data.x if data.x.is_floating_point() else work.module.normalise(data.x)  # pyright: ignore[reportCallIssue]
