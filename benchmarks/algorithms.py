@@ -26,7 +26,8 @@ from round_time import WORKLOADS, cpu_name, examples, network
 from fedcommons.algorithms.fedmix import mean_images
 from fedcommons.config import registry
 from fedcommons.config.registry import KINDS
-from fedcommons.core.algorithm import Facts, needed
+from fedcommons.core.algorithm import Facts
+from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.client_worker import Work
 from fedcommons.core.features import batch_norm_parameters, head_parameters
 from fedcommons.core.local_training import LocalSGD
@@ -53,7 +54,7 @@ def course(name: str, algorithm_name: str) -> Iterator:
     algorithm = registry.make("algorithm", algorithm_name.partition(",")[0], CONSTANTS.get(algorithm_name, {}))
     module = Classifier(network(name), lr=w.lr)
     module.head = [layer for layer, of in module.named_modules() if isinstance(of, torch.nn.Linear)][-1]
-    if needed(algorithm):  # methods that need an autoencoder are compared only with each other
+    if capabilities_of(algorithm).needs:  # methods that need an autoencoder are compared only with each other
         module = vae(tuple(clients.store.x.shape[1:]), 10, w.lr, 0.0, 0.0, "sgd", latent=64)
     work = Work(module, default_device(), LocalSGD(w.epochs, w.batch))
     executor = Serial(lambda data: Worker(work, algorithm, data), RunData(clients, clients, {}))

@@ -22,7 +22,7 @@ from round_time import cpu_name
 
 from fedcommons.core.worker import set_up_process
 from fedcommons.generators.ddpm import DDPM
-from fedcommons.generators.private_ddpm import per_image
+from fedcommons.generators.dp_training import per_image
 from fedcommons.privacy import dp_sgd_vmap, salts
 from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.privacy.ledger import Ledger

@@ -3,12 +3,15 @@
 import sys
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import fedcommons as fc
+from fedcommons.algorithms.fedprox import FedProx
+from fedcommons.core.capabilities import Capabilities, capabilities_of
 from fedcommons.deprecated import adopt_old_methods
 from fedcommons.generators import requests
 from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
@@ -23,6 +26,8 @@ from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
 from fedcommons.testing.sensitivity_of_stages import check_stage
 
 class Method:
+    takes_partial = True
+
     def start(self, model, facts, seed):
         return {"model": model}
 
@@ -39,6 +44,8 @@ class Method:
         return {"model": fc.add(state["model"], total["delta"], 1 / len(replies))}
 
 class Strategy:
+    serves_pool = True
+
     def check_dealt(self, dealt):
         print("check_dealt:", len(dealt.own))
 
@@ -76,7 +83,19 @@ def test_components_of_the_version_before_run_with_warnings(
         result = fc.run(fc.experiment("smoke", values=values), tmp_path / "run")
     assert "check_dealt: 5" in capsys.readouterr().out
     assert result.summary["bytes_once"] == 7
-    old = ["own", "of", "needs", "check_dealt", "of_made", "seen", "of_each", "kept", "once"]
+    old = [
+        "takes_partial",
+        "serves_pool",
+        "own",
+        "of",
+        "needs",
+        "check_dealt",
+        "of_made",
+        "seen",
+        "of_each",
+        "kept",
+        "once",
+    ]
     messages = " ".join(str(w.message) for w in warnings)
     assert [name for name in old if f".{name} is now " not in messages] == []
 
@@ -93,6 +112,29 @@ def test_old_names_are_accepted_as_attributes_and_keywords() -> None:
         assert v2.ClientData(x, x, beside=(x,)).beside[0] is x
     with pytest.raises(TypeError, match="whose"):
         v2.Message({}, whose={})
+
+
+def test_old_attributes_are_capabilities() -> None:
+    class Old(FedProx):
+        trains_locally = False
+
+    class New(Old):
+        capabilities = Capabilities(distils=True)
+
+    class Strategy:
+        serves_pool = True
+
+        def needs(self) -> None:
+            """Not a capability, but the old name of ``requests``."""
+
+    for old, expected in (
+        (Old, Capabilities(takes_partial=True, trains_locally=False)),
+        (Strategy, Capabilities(serves_pool=True)),
+        (lambda: SimpleNamespace(needs={"decode": "decoder"}), Capabilities(needs={"decode": "decoder"})),
+    ):
+        with pytest.warns(DeprecationWarning, match=r"is now capabilities = Capabilities\("):
+            assert capabilities_of(old()) == expected
+    assert capabilities_of(New()) == capabilities_of(New) == Capabilities(distils=True)
 
 
 def test_an_old_method_of_a_subclass_overrides_the_new_method_of_its_base_and_may_call_it() -> None:

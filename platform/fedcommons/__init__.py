@@ -5,8 +5,8 @@
 runs        Experiment, experiment, run, load, Result, sweep, load_runs, load_rounds, load_clients, means, report,
             UserError, ClientError
 methods     Algorithm, ChoosesClients, Shares, Personal, TellsWork, Facts, State, Message, Reply, Replies, Common,
-            Release, Work, LocalSGD, Correction, ClientData, Clients, Executor; check_algorithm, referee with Claims,
-            Verdict, adapted, least_squares and audit_method are tests of methods
+            Capabilities, Release, Work, LocalSGD, Correction, ClientData, Clients, Executor; check_algorithm, referee
+            with Claims, Verdict, adapted, least_squares and audit_method are tests of methods
 arithmetic  Flat, Payload, flat, flatten, scalar, add, sub, scale, zeros_like, copy, select, put, norm, sq_norm
 randomness  seed_for, generator, numpy_generator, set_default_generator
 data        Examples, Source, Partition

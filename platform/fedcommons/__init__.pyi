@@ -36,6 +36,7 @@ from .core.algorithm import (
 from .core.algorithm import (
     TellsWork as TellsWork,
 )
+from .core.capabilities import Capabilities as Capabilities
 from .core.client_worker import Work as Work
 from .core.executor import Executor as Executor
 from .core.local_training import Correction as Correction

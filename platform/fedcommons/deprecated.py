@@ -1,7 +1,8 @@
 """Old names of version 0.2 for user code: each works for one more version and gives a ``DeprecationWarning``."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from itertools import takewhile
 from typing import Any, TypeVar
 from warnings import warn
 
@@ -49,6 +50,21 @@ def adopt_old_methods(kind: str, component: Any) -> None:
             setattr(component, _warned(component, old, new), getattr(component, old))
             for base in (c for c in bases if old not in vars(c)):
                 setattr(base, old, vars(base)[new])
+
+
+def old_capabilities(component: Any, names: Collection[str]) -> dict[str, Any]:
+    """Return the capabilities that a component declares as attributes of its own, as in version 0.2: name -> value.
+
+    If a class declares ``capabilities``, the attributes of its base classes do not count. names: all capabilities.
+    """
+    kind = component if isinstance(component, type) else type(component)
+    newer = takewhile(lambda c: "capabilities" not in vars(c), kind.__mro__)
+    attributes = {name for c in newer for name in vars(c)} | getattr(component, "__dict__", {}).keys()
+    values = {name: getattr(component, name) for name in names if name in attributes}
+    values = {name: value for name, value in values.items() if isinstance(value, bool | str | Mapping)}
+    for name in values:  # an attribute of another type is something else, such as the old method ``needs``
+        _warned(kind, name, f"capabilities = Capabilities({name}=...)")
+    return values
 
 
 class _OldName:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config.registry import KINDS
-from fedcommons.core.algorithm import Algorithm, Facts, Message, Replies, Reply, State, needed
+from fedcommons.core.algorithm import Algorithm, Facts, Message, Replies, Reply, State
+from fedcommons.core.capabilities import Capabilities, capabilities_of
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.core.local_training import LocalSGD
@@ -93,16 +94,20 @@ class _AnyOf:
     algorithms: Mapping[str, Algorithm]
     name: str = ""
 
-    @property
-    def needs(self) -> Mapping[str, str]:
-        """What any of them needs of the module: one federation serves them all."""
-        return {name: what for each in self.algorithms.values() for name, what in needed(each).items()}
-
     def __post_init__(self) -> None:
         chosen = self.algorithms.get(self.name)
-        for name in ("start", "merge", "participants", "personal", "sees_statistics", "takes_partial", "needs_pool"):
+        for name in ("start", "merge", "participants", "personal"):
             if hasattr(chosen, name):
                 setattr(self, name, getattr(chosen, name))
+        every = [capabilities_of(algorithm).needs for algorithm in self.algorithms.values()]
+        needs = {name: what for each in every for name, what in each.items()}  # one federation serves them all
+        its = capabilities_of(chosen)
+        self.capabilities = Capabilities(
+            needs=needs,
+            sees_statistics=its.sees_statistics,
+            takes_partial=its.takes_partial,
+            needs_pool=its.needs_pool,
+        )
 
     def down(self, state: State, round: int, client: int) -> Message:
         message, number = self.algorithms[self.name].down(state, round, client), list(self.algorithms).index(self.name)

@@ -30,10 +30,15 @@ class Client:
         pass
 
 
+class Careless:
+    capabilities = {"needs_pool": True}
+
+
 def greedy(labels, n_clients, wanted):
     return []
 """
 FILES = {
+    "capable.py": "import fedcommons\n\n\nclass Lab:\n    capabilities = fedcommons.Capabilities(need_pool=True)\n",
     "my_lab.py": MY_LAB, "bad.py": "1 / 0\n", "lacking.py": "import no_such_package_of_mine\n\n\nclass Net: ...\n",
     "good.yaml": "seed: 4\nclient: {lr: 0.1}\n", "dup.yaml": "seed: 1\nseed: 2\n", "list.yaml": "- seed: 1\n",
     "deep.yaml": "[" * 1000, "nested.yaml": "partition: {alpha: {x: 1}}\n", "section.yaml": "partitions: {alpha: 1}\n",
@@ -117,6 +122,8 @@ run --preset authors -> Table 1 digits | run --algorithm fedavgg -> 'fedavg' --h
 run --algorithm qfedavg -> package my_algorithm.py:Name | run --target 0 -> target (0, 1] | run --target 1.01 -> target
 run --model no_such_module:Small -> ModuleNotFoundError no_such_module | run --model nothing.py:N -> {tmp}/nothing.py
 run --model bad.py:Net -> ZeroDivisionError line 1 | run --model lacking.py:Net -> (line 1) no_such_package_of_mine
+run --algorithm capable.py:Lab -> 'need_pool' 'needs_pool' (capable.py, line 5
+run --algorithm my_lab.py:Careless -> my_lab.py:Careless.capabilities Capabilities(...) dict
 run --model my_lab.py:Small --cnn.width 3 -> --cnn.width '--model.width'
 run --algorithm my_lab.py:Client -> another name: client section
 run --generator.target_epsilon 1 --sharing shuffled_synthetic -> private_ddpm private_gan ddpm

@@ -292,18 +292,20 @@ def test_a_step_trains_its_own_network_and_the_power_iteration_follows_the_discr
 
 
 class Watched(PrivateGAN):
-    def train(self, *of: Any, draws: torch.Generator, after: Any, weights: Any, **more: Any) -> Any:
+    def training(self, *facts: Any) -> Any:
+        training = super().training(*facts)
+
         def recorded() -> None:
-            after()
-            STATES.append((draws.get_state(), weights()))
+            training.after()
+            STATES.append((training.draws.get_state(), dict(training.weights())))
 
         drawn: list[list[Tensor]] = []
         for rows in (slice(None), torch.tensor([2])):
-            draws.manual_seed(5)
-            drawn.append(of[3](30, rows))
+            training.draws.manual_seed(5)
+            drawn.append([*training.draw(30, rows)])
         for together, alone in zip(*drawn, strict=True):
             torch.testing.assert_close(together[2:3], alone)  # batch norm does not mix them
-        return super().train(*of, draws=draws, after=recorded, weights=weights, **more)
+        return replace(training, after=recorded)
 
 
 STATES: list[tuple[Tensor, dict[str, Tensor]]] = []

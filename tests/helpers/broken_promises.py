@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.data.clients import ClientData
@@ -182,7 +183,7 @@ class Priced(FedAvg):
 
 
 class DeniesItsLocalSteps(FedAvg):
-    trains_locally = False
+    capabilities = Capabilities(trains_locally=False)
 
 
 DRAWS_FROM_NUMPY = Broken(given=_draw, reply=_noisy)

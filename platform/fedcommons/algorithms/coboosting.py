@@ -25,27 +25,27 @@ is not augmented; the generator has biases before BatchNorm (``norm_bias``); ``s
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import cos, pi
-from typing import Annotated, Any
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcommons.algorithms import one_shot_models
-from fedcommons.algorithms.ensemble import Ensemble, Making, divergence, make, optimizer_of, order, set_training_mode
-from fedcommons.algorithms.one_shot_models import MANY, Lessons
-from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
-from fedcommons.core.averaging import weighted_mean, weighted_reply
+from fedcommons.algorithms.ensemble import Ensemble, divergence, make, optimizer_of, order, set_training_mode
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.one_shot_models import Lessons, making
+from fedcommons.core.algorithm import Facts, Replies, State
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import seen
 from fedcommons.core.local_training import LocalSGD, onednn
 from fedcommons.core.worker import Worker
-from fedcommons.data.clients import ClientData
-from fedcommons.flat_tensors import Flat, Payload, flat
+from fedcommons.flat_tensors import Flat, Payload
 from fedcommons.flat_tensors import data as values
 from fedcommons.seeding import generator, seed_for
 
@@ -57,8 +57,9 @@ DECAY = 0.99
 class CoBoosting:
     """The server distils an ensemble with learned client weights, on hard and perturbed synthetic images."""
 
-    needs_classes = distils = trains_images = sees_statistics = True
-    waits_for = "ensemble"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        needs_classes=True, distils=True, trains_images=True, sees_statistics=True, waits_for="ensemble"
+    )
 
     warmup_rounds: Annotated[int, "[0, 1e9]"] = 0
     """rounds of FedAvg before the round in which clients send their models"""
@@ -103,46 +104,18 @@ class CoBoosting:
     clip: Annotated[float, "[1e-30, 1e30]"] = 10.0
     """norm to which the gradients of the generator's and of the server model's weights are clipped"""
 
-    def check(self, fields: Mapping[str, Any]) -> None:
-        rounds, participation, buffers = (
-            fields[f"federation.{name}"] for name in ("rounds", "participation", "buffers")
-        )
-        one_shot_models.check("coboosting", self.warmup_rounds, rounds, participation, buffers)
-
-    def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, int]:
-        """Return the ``client_epochs`` that a run uses: the option, or ``epochs`` (client.epochs) if it is None."""
-        return {"client_epochs": self.client_epochs or epochs}
-
-    def participants(self, state: State, round: int) -> Sequence[int]:
-        return one_shot_models.participants(state, self.warmup_rounds, round)
+    check, participants = one_shot_models.check, one_shot_models.participants
+    effective_constants = one_shot_models.effective_constants
+    down, client = FedAvg.down, one_shot_models.client
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        state = one_shot_models.start(model, facts)
+        state = one_shot_models.start(self, model, facts, seed)
         if self.server_schedule == "constant":  # A constant learning rate needs no total number of epochs.
             return state
         return {**state, "in_all": torch.tensor((facts.rounds - self.warmup_rounds) * self.server_epochs)}
 
-    def down(self, state: State, round: int, client: int) -> Message:
-        return Message({"model": state["model"]})
-
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        if round > self.warmup_rounds:
-            return one_shot_models.reply(work, message, data, seed, self.client_epochs)
-        x = flat(message.common, "model")
-        return weighted_reply(x, work.local(x, data, seed), work.weight(data))
-
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        if round <= self.warmup_rounds:
-            return {**state, "model": weighted_mean(flat(state, "model"), total, replies)}
-        new_state = one_shot_models.store_models(state, total, replies, self.start_from == "average")
-        first = (round - self.warmup_rounds - 1) * self.server_epochs
-        return {**new_state, **executor.map(teach, Lessons(new_state, self, first), [seed])[0]}
-
-    @property
-    def making(self) -> Making:
-        """Return the constants of the image generator's training."""
-        how = self.generated, self.latent, self.width, self.generator_steps, self.generator_lr
-        return Making(*how, self.clip, self.norm_bias)
+        return one_shot_models.merge(self, teach, executor, state, total, replies, round, seed)
 
     def score(self, ensemble: Ensemble, weights: Tensor, x: Tensor, labels: Tensor) -> Tensor:
         """Return the generator's loss: mean of hardness times cross entropy, minus ``boundary`` times the divergence.
@@ -207,34 +180,12 @@ class CoBoosting:
         work.module.train()
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Return the amount of work in a round, by kind, for the time estimate of ``--dry-run``.
-
-        Kinds: generator steps, images in generator steps, server steps, and passes of single images through a network
-        (``one_shot_models.server_pieces``). In an epoch, an image of the pool takes three passes through every client's
-        model and three through the student.
-        """
-        epochs = one_shot_models.epochs_of(round, self.warmup_rounds, self.server_epochs)
-        return {
-            **one_shot_models.local_pieces(facts, loop, round, clients, self.warmup_rounds, self.client_epochs),
-            **one_shot_models.server_pieces(facts, epochs, self.making, self.server_batch, 3 * facts.n_clients + 3),
-        }
+        """Return the amount of work; an image of the pool takes three passes through every model in an epoch."""
+        return one_shot_models.pieces(self, 3 * facts.n_clients + 3, facts, loop, round, clients)
 
     def smaller(self, times: int) -> Sequence[tuple["CoBoosting", int]]:
-        """Return variants whose duration ``--dry-run`` measures, each with a number of client examples.
-
-        The first variant has the least work. Later variants have more generator steps, generated images, server epochs,
-        server steps or client epochs.
-        """
         least = type(self)(generator_steps=1, generated=2, latent=self.latent, width=self.width)
-        many = replace(least, generated=2 * MANY)
-        variants = [
-            (least, 1),
-            (replace(least, generator_steps=times), 1),
-            (replace(many, generator_steps=times), 1),
-            (replace(many, server_epochs=times), 1),
-            (replace(many, server_epochs=times, server_batch=1), 1),
-        ]
-        return variants + [(replace(least, client_epochs=n), MANY) for n in (1, times) if self.client_epochs]
+        return one_shot_models.smaller(least, times, self.client_epochs is not None)
 
 
 def mixed(weights: Tensor, logits: Tensor) -> Tensor:
@@ -262,7 +213,7 @@ def teach(worker: Worker, task: Lessons[CoBoosting], seed: int) -> State:
             u = 2 * torch.rand(n + how.generated, room.classes, generator=generator(key, "directions")) - 1
             u = u.to(device, w.dtype)
             generated, new_labels = make(
-                work, partial(how.score, ensemble, w), how.making, room.shape, room.classes, key
+                work, partial(how.score, ensemble, w), making(how, how.clip), room.shape, room.classes, key
             )
             for rows in before:
                 w = how.reweighed(w, torch.cat(logits, 1)[:, rows], labels[rows], how.weight_step * DECAY**epoch)

@@ -29,25 +29,25 @@ they have none. Two options set what the paper leaves open: ``start_from`` sets 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from fedcommons.algorithms import one_shot_models
-from fedcommons.algorithms.ensemble import Ensemble, Making, divergence, make, optimizer_of, order, set_training_mode
-from fedcommons.algorithms.one_shot_models import MANY, Lessons
-from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
-from fedcommons.core.averaging import weighted_mean, weighted_reply
+from fedcommons.algorithms.ensemble import Ensemble, divergence, make, optimizer_of, order, set_training_mode
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.one_shot_models import Lessons, making
+from fedcommons.core.algorithm import Facts, Replies, State
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.core.local_training import LocalSGD, onednn
 from fedcommons.core.worker import Worker
-from fedcommons.data.clients import ClientData
-from fedcommons.flat_tensors import Flat, Payload, flat
+from fedcommons.flat_tensors import Payload
 from fedcommons.flat_tensors import data as values
 from fedcommons.seeding import seed_for
 
@@ -56,8 +56,9 @@ from fedcommons.seeding import seed_for
 class DENSE:
     """The server distils the ensemble of the clients' models into its own model, on generated images."""
 
-    needs_classes = distils = trains_images = sees_statistics = True
-    waits_for = "ensemble"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        needs_classes=True, distils=True, trains_images=True, sees_statistics=True, waits_for="ensemble"
+    )
 
     warmup_rounds: Annotated[int, "[0, 1e9]"] = 0
     """rounds of FedAvg before the round in which clients send their models (Fedssyn's comparison: 10)"""
@@ -94,43 +95,12 @@ class DENSE:
     server_momentum: Annotated[float, "[0, 1)"] = 0.9
     """momentum of the server's SGD"""
 
-    def check(self, fields: Mapping[str, Any]) -> None:
-        rounds, participation, buffers = (
-            fields[f"federation.{name}"] for name in ("rounds", "participation", "buffers")
-        )
-        one_shot_models.check("dense", self.warmup_rounds, rounds, participation, buffers)
-
-    def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, int]:
-        """Return the ``client_epochs`` that a run uses: the option, or ``epochs`` (client.epochs) if it is None."""
-        return {"client_epochs": self.client_epochs or epochs}
-
-    def participants(self, state: State, round: int) -> Sequence[int]:
-        return one_shot_models.participants(state, self.warmup_rounds, round)
-
-    def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        return one_shot_models.start(model, facts)
-
-    def down(self, state: State, round: int, client: int) -> Message:
-        return Message({"model": state["model"]})
-
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        if round > self.warmup_rounds:
-            return one_shot_models.reply(work, message, data, seed, self.client_epochs)
-        x = flat(message.common, "model")
-        return weighted_reply(x, work.local(x, data, seed), work.weight(data))
+    check, participants = one_shot_models.check, one_shot_models.participants
+    effective_constants = one_shot_models.effective_constants
+    start, down, client = one_shot_models.start, FedAvg.down, one_shot_models.client
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        if round <= self.warmup_rounds:
-            return {**state, "model": weighted_mean(flat(state, "model"), total, replies)}
-        new_state = one_shot_models.store_models(state, total, replies, self.start_from == "average")
-        first = (round - self.warmup_rounds - 1) * self.server_epochs
-        return {**new_state, **executor.map(teach, Lessons(new_state, self, first), [seed])[0]}
-
-    @property
-    def making(self) -> Making:
-        """Return the constants of the image generator's training."""
-        how = self.generated, self.latent, self.width, self.generator_steps, self.generator_lr
-        return Making(*how, norm_bias=self.norm_bias)
+        return one_shot_models.merge(self, teach, executor, state, total, replies, round, seed)
 
     def score(self, ensemble: Ensemble, weights: Tensor, x: Tensor, labels: Tensor) -> Tensor:
         """Return the generator's loss, a scalar:  cross entropy of the ensemble + BN + boundary * div.
@@ -165,40 +135,15 @@ class DENSE:
         work.module.train()
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Return the amount of work in a round, by kind, for the time estimate of ``--dry-run``.
-
-        Kinds: generator steps, images in generator steps, server steps, and passes of single images through a network.
-        An image of the pool takes three passes through the student per epoch.
-        """
-        epochs = one_shot_models.epochs_of(round, self.warmup_rounds, self.server_epochs)
-        return {
-            **one_shot_models.local_pieces(facts, loop, round, clients, self.warmup_rounds, self.client_epochs),
-            **one_shot_models.server_pieces(facts, epochs, self.making, self.server_batch, 3),
-        }
+        """Return the amount of work; an image of the pool takes three passes through the student per epoch."""
+        return one_shot_models.pieces(self, 3, facts, loop, round, clients)
 
     def smaller(self, times: int) -> Sequence[tuple["DENSE", int]]:
-        """Return variants whose duration ``--dry-run`` measures, each with a number of client examples.
-
-        The first variant has the least work. Later variants have more generator steps, generated images, server epochs,
-        server steps or client epochs.
-        """
+        boundary = float(self.boundary > 0)
         least = type(self)(
-            generator_steps=1,
-            generated=2,
-            latent=self.latent,
-            width=self.width,
-            bn=self.bn,
-            boundary=float(self.boundary > 0),
+            generator_steps=1, generated=2, latent=self.latent, width=self.width, bn=self.bn, boundary=boundary
         )
-        many = replace(least, generated=2 * MANY)
-        variants = [
-            (least, 1),
-            (replace(least, generator_steps=times), 1),
-            (replace(many, generator_steps=times), 1),
-            (replace(many, server_epochs=times), 1),
-            (replace(many, server_epochs=times, server_batch=1), 1),
-        ]
-        return variants + [(replace(least, client_epochs=n), MANY) for n in (1, times) if self.client_epochs]
+        return one_shot_models.smaller(least, times, self.client_epochs is not None)
 
 
 def teach(worker: Worker, task: Lessons[DENSE], seed: int) -> State:
@@ -213,7 +158,7 @@ def teach(worker: Worker, task: Lessons[DENSE], seed: int) -> State:
             batches = order(
                 len(images) + how.generated, how.server_batch, key, work.device
             )  # The order includes the batch that ``make`` generates next.
-            generated, _ = make(work, score, how.making, room.shape, room.classes, key)
+            generated, _ = make(work, score, making(how), room.shape, room.classes, key)
             with torch.no_grad():
                 targets.append(torch.tensordot(room.weights, ensemble.logits(generated), 1))
             images = torch.cat([images, generated])

@@ -17,16 +17,17 @@ trainings, though v_i stays with the client.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from torch import nn
 
-from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
-from fedcommons.core.averaging import weighted_mean, weighted_reply
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.core.algorithm import Message, Reply, State
+from fedcommons.core.averaging import weighted_reply
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
-from fedcommons.core.executor import Executor
 from fedcommons.data.clients import ClientData
-from fedcommons.flat_tensors import Flat, Payload, copy, flat
+from fedcommons.flat_tensors import Payload, copy, flat
 from fedcommons.seeding import seed_for
 
 
@@ -37,16 +38,12 @@ class Ditto:
     v_i <- argmin_v f_i(v) + (lam/2) ||v - x||^2 by local SGD, started at the client's last v_i.  f_i: client i's loss.
     """
 
-    trains_twice = True
+    capabilities: ClassVar[Capabilities] = Capabilities(trains_twice=True)
 
     lam: Annotated[float, "[0, 1e38]"] = 0.1
     """lambda, weight of the proximal term (lambda/2) ||v - x||^2 between personal model v and server model x, >= 0"""
 
-    def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        return {"model": model}
-
-    def down(self, state: State, round: int, client: int) -> Message:
-        return Message({"model": state["model"]})
+    start, down, merge = FedAvg.start, FedAvg.down, FedAvg.merge
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         x = flat(message.common, "model")
@@ -67,9 +64,6 @@ class Ditto:
         metrics = {**reply.metrics, "personal_loss": personal.metrics["loss"]}
         releases = [*reply.releases, personal.spent.with_names("delta")]
         return Reply(reply.sums, weight=reply.weight, memory=new_memory, metrics=metrics, releases=releases)
-
-    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        return {"model": weighted_mean(flat(state, "model"), total, replies)}
 
     def personal(self, state: State, memory: Payload, message: Message) -> Payload:
         if not memory:

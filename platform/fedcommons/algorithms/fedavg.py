@@ -25,15 +25,21 @@ class FedAvg:
     x: server model;  y_i: client i's model after local SGD from x;  w_i: client i's weight, 1 or number of examples.
     """
 
-    def start(self, model: Flat, facts: Facts, seed: int) -> State:
+    # ``self`` is any object, because other methods use these functions too: ``start = FedAvg.start``.
+
+    def start(self: object, model: Flat, facts: Facts, seed: int) -> State:
         return {"model": model}
 
-    def down(self, state: State, round: int, client: int) -> Message:
+    def down(self: object, state: State, round: int, client: int) -> Message:
         return Message({"model": state["model"]})
 
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+    def client(
+        self: object, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int
+    ) -> Reply:
         x = flat(message.common, "model")
         return weighted_reply(x, work.local(x, data, seed), work.weight(data))
 
-    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
+    def merge(
+        self: object, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int
+    ) -> State:
         return {"model": weighted_mean(flat(state, "model"), total, replies)}

@@ -12,32 +12,22 @@ layers.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from fedcommons.algorithms.partial_sharing import download, initial_state, merge_shared, personal_model, train_client
-from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
-from fedcommons.core.client_worker import Work
-from fedcommons.core.executor import Executor
-from fedcommons.data.clients import ClientData
-from fedcommons.flat_tensors import Flat, Payload
+from fedcommons.algorithms import partial_sharing
+from fedcommons.core.algorithm import Facts, State
+from fedcommons.core.capabilities import Capabilities
+from fedcommons.flat_tensors import Flat
 
 
 @dataclass(frozen=True)
 class FedBN:
     """FedAvg on all parameters except those of BatchNorm layers, which each client keeps."""
 
-    keeps_batch_norm = True
+    capabilities: ClassVar[Capabilities] = Capabilities(keeps_batch_norm=True)
+
+    down, client = partial_sharing.down, partial_sharing.client
+    merge, personal = partial_sharing.merge, partial_sharing.personal
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        return initial_state(model, facts.batch_norm)
-
-    def down(self, state: State, round: int, client: int) -> Message:
-        return download(state)
-
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        return train_client(work, message, memory, data, seed)
-
-    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        return merge_shared(state, total, replies)
-
-    def personal(self, state: State, memory: Payload, message: Message) -> Payload:
-        return personal_model(state, memory, message)
+        return partial_sharing.initial_state(model, facts.batch_norm)

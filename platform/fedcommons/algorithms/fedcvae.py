@@ -23,12 +23,13 @@ biases, and Adam moves them by rounding noise.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 
 from fedcommons.algorithms.fedcvae_decoders import Drawing, Lesson, Networks, Training, draw, learn, train
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.core.local_training import LocalSGD, onednn
@@ -46,9 +47,9 @@ MANY = 32
 class FedCVAE:
     """The server trains its model on synthetic images of the clients' decoders or of a decoder distilled from them."""
 
-    needs_classes = distils = refuses_batch_norm = True
-    trains_locally = False
-    waits_for = "images"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        needs_classes=True, distils=True, refuses_batch_norm=True, trains_locally=False, waits_for="images"
+    )
 
     variant: Annotated[str, "ens | kd"] = "ens"
     """synthetic images come from the clients' decoders (ens) or from a decoder distilled from them (kd)"""

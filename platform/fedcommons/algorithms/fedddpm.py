@@ -16,17 +16,17 @@ learning slows, but, as far as we know, not how it detects this.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 
+from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.server_training import OnPool, loss_on_pool, train_on_pool
-from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
-from fedcommons.core.averaging import weighted_mean, weighted_reply
-from fedcommons.core.client_worker import Work
+from fedcommons.core.algorithm import Facts, Replies, State
+from fedcommons.core.averaging import weighted_mean
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.executor import Executor
 from fedcommons.core.local_training import LocalSGD
-from fedcommons.data.clients import ClientData
 from fedcommons.flat_tensors import Flat, Payload, flat, scalar
 
 
@@ -34,7 +34,7 @@ from fedcommons.flat_tensors import Flat, Payload, flat, scalar
 class FedDDPM:
     """FedAvg of a diffusion model; after averaging, the server trains (corrects) it on its pool of synthetic images."""
 
-    needs_pool = True
+    capabilities: ClassVar[Capabilities] = Capabilities(needs_pool=True)
 
     server_epochs: Annotated[int, "[1, 1e9]"] = 1
     """epochs of the server on its pool of synthetic images in a round with a correction"""
@@ -48,12 +48,7 @@ class FedDDPM:
             return {"model": model}
         return {"model": model, "pool_loss": torch.zeros(()), "corrections": torch.tensor(0)}
 
-    def down(self, state: State, round: int, client: int) -> Message:
-        return Message({"model": state["model"]})
-
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        x = flat(message.common, "model")
-        return weighted_reply(x, work.local(x, data, seed), work.weight(data))
+    down, client = FedAvg.down, FedAvg.client
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         task = OnPool(weighted_mean(flat(state, "model"), total, replies), self.server_epochs, round)

@@ -29,13 +29,15 @@ not with ``dp.local``.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 
 from fedcommons.algorithms import feddm_matching
+from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddm_server import ServerSGD, Surrogate, minimise
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.core.local_training import LocalSGD
@@ -65,9 +67,7 @@ class FedDM:
         ValueError: the module does not name its ``head``.
     """
 
-    watches_head = True
-    needs_classes = True
-    trains_locally = False
+    capabilities: ClassVar[Capabilities] = Capabilities(watches_head=True, needs_classes=True, trains_locally=False)
 
     radius: Annotated[float, "(0, 1e38]"] = 5.0
     """rho, radius of the ball around the server model in which weights are sampled and trained"""
@@ -130,8 +130,7 @@ class FedDM:
             )
         return {"model": model}
 
-    def down(self, state: State, round: int, client: int) -> Message:
-        return Message({"model": state["model"]})
+    down = FedAvg.down
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         real = data.x if data.x.is_floating_point() else work.module.normalise(data.x)  # pyright: ignore[reportCallIssue]

@@ -36,7 +36,7 @@ not count as sent. Stage I lasts until the server has received a decoder. For th
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -44,6 +44,7 @@ from torch import Tensor
 from fedcommons.algorithms import latents
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.data.clients import ClientData
@@ -70,8 +71,7 @@ class FedDPMS:
         UserError: a constant does not fit the federation, such as more ``classes`` than the data has.
     """
 
-    needs = latents.AND_CROSS_ENTROPY
-    needs_classes = True
+    capabilities: ClassVar[Capabilities] = Capabilities(needs=latents.AND_CROSS_ENTROPY, needs_classes=True)
 
     preliminary_rounds: Annotated[int | None, "[0, 1e9]"] = None
     """T_p, number of rounds in stage I, below federation.rounds; default: 40 % of federation.rounds"""

@@ -17,6 +17,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
+from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean
 from fedcommons.core.client_worker import Work
@@ -46,8 +47,7 @@ class FedDyn:
         everybody = torch.tensor(facts.total_weight, dtype=torch.float64)
         return {"model": model, "model/mean": model, "h": zeros_like(model), "everybody": everybody}
 
-    def down(self, state: State, round: int, client: int) -> Message:
-        return Message({"model": state["model"]})
+    down = FedAvg.down
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         x, w = flat(message.common, "model"), work.weight(data)

@@ -32,7 +32,7 @@ a matrix (B, B), whose mean is the mean loss times the mean weight. ``train/loss
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +49,7 @@ from fedcommons.algorithms.feature_generator import (
 )
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import summed_weight
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import Head, head_parameters
@@ -76,7 +77,7 @@ class FedGEN:
             frozen or belongs to BatchNorm.
     """
 
-    watches_head = needs_classes = True
+    capabilities: ClassVar[Capabilities] = Capabilities(watches_head=True, needs_classes=True)
 
     weight: Annotated[float, "[0, 1e38]"] = 10.0
     """weight of the cross entropy on generated features in the clients' loss; 0 is FedAvg"""

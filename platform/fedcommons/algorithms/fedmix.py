@@ -14,22 +14,23 @@ shares one mean of all its images. The means have no noise, so they are not priv
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedcommons.core.algorithm import Common, Facts, Message, Replies, Reply, State
-from fedcommons.core.averaging import weighted_mean, weighted_reply
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.core.algorithm import Common, Message, Reply
+from fedcommons.core.averaging import weighted_reply
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
-from fedcommons.core.executor import Executor
 from fedcommons.core.features import Head
 from fedcommons.core.local_training import Batch
 from fedcommons.data.clients import ClientData, Clients
 from fedcommons.data.examples import Examples
-from fedcommons.flat_tensors import Flat, Payload, flat
+from fedcommons.flat_tensors import Payload, flat
 from fedcommons.privacy.release import Release
 from fedcommons.seeding import generator, numpy_generator
 
@@ -46,8 +47,7 @@ class FedMix:
         ValueError: ``ClientData.commons`` is None.
     """
 
-    watches_head = True
-    needs_classes = True
+    capabilities: ClassVar[Capabilities] = Capabilities(watches_head=True, needs_classes=True)
 
     mix: Annotated[float, "[0, 1]"] = 0.05
     """lambda, share of the mean image in the mixture"""
@@ -63,11 +63,7 @@ class FedMix:
         releases = [Release(client, what, n_disclosed=n) for client, n in enumerate(clients.sizes)]
         return Common(means, releases=releases)
 
-    def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        return {"model": model}
-
-    def down(self, state: State, round: int, client: int) -> Message:
-        return Message({"model": state["model"]})
+    start, down, merge = FedAvg.start, FedAvg.down, FedAvg.merge
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         x, module = flat(message.common, "model"), work.module
@@ -100,9 +96,6 @@ class FedMix:
         with head.watched():
             trained = work.local(x, data, seed, loss=loss)
         return weighted_reply(x, trained, work.weight(data))
-
-    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        return {"model": weighted_mean(flat(state, "model"), total, replies)}
 
 
 def mean_images(clients: Clients, size: int, n_classes: int, seed: int) -> Examples:

@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 
-from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.core.algorithm import Message, Replies, Reply, State
 from fedcommons.core.averaging import summed_weight
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
-from fedcommons.flat_tensors import Flat, Payload, add, flat, scalar, scale, sub
+from fedcommons.flat_tensors import Payload, add, flat, scalar, scale, sub
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,7 @@ class FedNova:
         if fields["client.optimizer"] != "sgd":
             raise UserError("client.optimizer must be sgd for fednova, whose formulas count SGD steps.")
 
-    def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        return {"model": model}
-
-    def down(self, state: State, round: int, client: int) -> Message:
-        return Message({"model": state["model"]})
+    start, down = FedAvg.start, FedAvg.down
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         x, w = flat(message.common, "model"), work.weight(data)

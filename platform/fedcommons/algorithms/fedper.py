@@ -12,14 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from fedcommons.algorithms.partial_sharing import download, initial_state, merge_shared, personal_model, train_client
-from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
-from fedcommons.core.client_worker import Work
-from fedcommons.core.executor import Executor
+from fedcommons.algorithms import partial_sharing
+from fedcommons.core.algorithm import Facts, State
 from fedcommons.core.features import layers_of
-from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
-from fedcommons.flat_tensors import Flat, Payload
+from fedcommons.flat_tensors import Flat
 
 
 @dataclass(frozen=True)
@@ -35,24 +32,15 @@ class FedPer:
     layers: str | None = None
     """personal layers: name patterns such as network.last*, separated by commas; default: the model's head"""
 
+    down, client = partial_sharing.down, partial_sharing.client
+    merge, personal = partial_sharing.merge, partial_sharing.personal
+
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        return initial_state(model, personal_layers(model, self.layers, facts.head))
+        return partial_sharing.initial_state(model, personal_layers(model, self.layers, facts.head))
 
     def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, str]:
         """Return the names of the personal layers that ``layers`` selects, separated by commas."""
         return {"layers": layers_of(personal_layers(model, self.layers, facts.head))}
-
-    def down(self, state: State, round: int, client: int) -> Message:
-        return download(state)
-
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        return train_client(work, message, memory, data, seed)
-
-    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        return merge_shared(state, total, replies)
-
-    def personal(self, state: State, memory: Payload, message: Message) -> Payload:
-        return personal_model(state, memory, message)
 
 
 def personal_layers(model: Flat, patterns: str | None, head: Sequence[str]) -> list[str]:

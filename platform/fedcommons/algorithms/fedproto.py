@@ -19,12 +19,13 @@ Prototypes have no noise, so no epsilon covers them. The server receives the cou
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import Head
@@ -44,7 +45,7 @@ class FedProto:
     class.
     """
 
-    watches_head = needs_classes = True
+    capabilities: ClassVar[Capabilities] = Capabilities(watches_head=True, needs_classes=True)
 
     lam: Annotated[float, "[0, 1e38]"] = 1.0
     """lambda, weight of the squared distance between embeddings and prototypes, >= 0"""

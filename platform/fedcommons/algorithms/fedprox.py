@@ -9,17 +9,18 @@ gamma-inexact solutions) if the straggler rule lets stragglers send it.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from torch import Tensor, nn
 
-from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
-from fedcommons.core.averaging import weighted_mean, weighted_reply
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.core.algorithm import Message, Reply
+from fedcommons.core.averaging import weighted_reply
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
-from fedcommons.core.executor import Executor
 from fedcommons.core.local_training import Correction
 from fedcommons.data.clients import ClientData
-from fedcommons.flat_tensors import Flat, Payload, flat
+from fedcommons.flat_tensors import Payload, flat
 
 
 @dataclass(frozen=True)
@@ -30,15 +31,12 @@ class FedProx:
     term; w_i: client i's weight.
     """
 
-    takes_partial = True
+    capabilities: ClassVar[Capabilities] = Capabilities(takes_partial=True)
+
     mu: Annotated[float, "[0, 1e38]"] = 0.01
     """mu, weight of the proximal term (mu/2) ||y - x||^2 between local model y and server model x, >= 0"""
 
-    def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        return {"model": model}
-
-    def down(self, state: State, round: int, client: int) -> Message:
-        return Message({"model": state["model"]})
+    start, down, merge = FedAvg.start, FedAvg.down, FedAvg.merge
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         x = flat(message.common, "model")
@@ -50,6 +48,3 @@ class FedProx:
         for name, y in params.items():
             if y.grad is not None:
                 y.grad.add_(y.detach() - x[name], alpha=self.mu)
-
-    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        return {"model": weighted_mean(flat(state, "model"), total, replies)}

@@ -10,15 +10,16 @@ of its 50 rounds of 5 epochs would use 2^-24 of the initial learning rate.
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
+from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.latents import AUTOENCODER, decayed
-from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
-from fedcommons.core.averaging import weighted_mean, weighted_reply
+from fedcommons.core.algorithm import Message, Reply
+from fedcommons.core.averaging import weighted_reply
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
-from fedcommons.core.executor import Executor
 from fedcommons.data.clients import ClientData
-from fedcommons.flat_tensors import Flat, Payload, flat
+from fedcommons.flat_tensors import Payload, flat
 
 
 @dataclass(frozen=True)
@@ -29,21 +30,14 @@ class FedVAE:
     weight, 1 or number of examples.
     """
 
-    needs = AUTOENCODER
+    capabilities: ClassVar[Capabilities] = Capabilities(needs=AUTOENCODER)
 
     decay: Annotated[float, "(0, 1]"] = 1.0
     """factor by which the learning rate is multiplied after every 10 local epochs (paper: 0.5)"""
 
-    def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        return {"model": model}
-
-    def down(self, state: State, round: int, client: int) -> Message:
-        return Message({"model": state["model"]})
+    start, down, merge = FedAvg.start, FedAvg.down, FedAvg.merge
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         x = flat(message.common, "model")
         trained = work.local(x, data, seed, lr=decayed(work, self.decay, round))
         return weighted_reply(x, trained, work.weight(data))
-
-    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        return {"model": weighted_mean(flat(state, "model"), total, replies)}

@@ -16,22 +16,23 @@ never repeats an image; with DP-SGD, where an example's gradient may not depend 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
-from fedcommons.core.averaging import weighted_mean, weighted_reply
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.core.algorithm import Facts, Message, Reply
+from fedcommons.core.averaging import weighted_reply
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
-from fedcommons.core.executor import Executor
 from fedcommons.core.features import Head
 from fedcommons.core.local_training import Batch, LocalSGD
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
-from fedcommons.flat_tensors import Flat, Payload, copy, flat
+from fedcommons.flat_tensors import Payload, copy, flat
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class MOON:
     the server model and under the client's previous model;  T: ``temperature``.
     """
 
-    watches_head = True
+    capabilities: ClassVar[Capabilities] = Capabilities(watches_head=True)
 
     mu: Annotated[float, "[0, 1e38]"] = 1.0
     """mu, weight of the contrastive loss, >= 0"""
@@ -53,11 +54,7 @@ class MOON:
         if fields.get("model.name") == "linear" and not fields.get("model.projection"):
             raise UserError("model.name linear has no features for moon to compare; set model.projection or use cnn.")
 
-    def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        return {"model": model}
-
-    def down(self, state: State, round: int, client: int) -> Message:
-        return Message({"model": state["model"]})
+    start, down, merge = FedAvg.start, FedAvg.down, FedAvg.merge
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         x, module = flat(message.common, "model"), work.module
@@ -108,9 +105,6 @@ class MOON:
             trained = work.local(x, data, seed, loss=loss)
         memory = {"previous": work.snapshot(), "previous buffers": copy(work.buffers)}
         return weighted_reply(x, trained, work.weight(data), memory=memory)
-
-    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        return {"model": weighted_mean(flat(state, "model"), total, replies)}
 
     def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
         """Return the number of images whose features under server and previous model are computed (``--dry-run``)."""

@@ -17,10 +17,11 @@ Departs from the paper: in the paper, this training is a reference for compariso
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from fedcommons.algorithms.server_training import OnPool, train_on_pool
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.core.local_training import LocalSGD
@@ -32,9 +33,7 @@ from fedcommons.flat_tensors import Flat, Payload, flat
 class OneShot:
     """The server trains on its pool of synthetic images by SGD, ``server_epochs`` epochs in each round."""
 
-    needs_pool = True
-    refuses_batch_norm = True
-    trains_locally = False
+    capabilities: ClassVar[Capabilities] = Capabilities(needs_pool=True, refuses_batch_norm=True, trains_locally=False)
 
     server_epochs: Annotated[int | None, "[1, 1e9]"] = None
     """epochs of the server on its pool of synthetic images in a round; default: client.epochs"""

@@ -10,17 +10,19 @@ It also contains the synthetic ``images``, uint8, that the server has generated 
 take part again in the next round. In rounds without clients the server trains (``Lessons``).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedcommons.algorithms.ensemble import Ensemble, Making
-from fedcommons.core.algorithm import BUFFERS, Algorithm, Facts, Message, Replies, Reply, State
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.core.algorithm import BUFFERS, Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean
 from fedcommons.core.client_worker import Work
+from fedcommons.core.executor import Executor
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
@@ -28,51 +30,92 @@ from fedcommons.errors import UserError
 from fedcommons.flat_tensors import Flat, Payload, add, copy, flat, nbytes, scale, sub
 from fedcommons.flat_tensors import data as values
 
-M = TypeVar("M", bound=Algorithm)
+if TYPE_CHECKING:
+    from fedcommons.algorithms.coboosting import CoBoosting
+    from fedcommons.algorithms.dense import DENSE
 
 MANY = 8
 """Ratio of the larger to the smaller of two batch sizes for which ``--dry-run`` measures the duration of a step."""
 
 
-def check(name: str, warmup_rounds: int, rounds: int, participation: float, buffers: str) -> None:
-    """Check that all clients can send their models once. name: the method's name in messages.
+M = TypeVar("M", bound="DENSE | CoBoosting")
 
-    Raises:
-        UserError: no round follows the warm-up, clients are sampled, or clients keep their buffers.
-    """
-    if warmup_rounds >= rounds:
+
+@dataclass(frozen=True)
+class Lessons(Generic[M]):
+    """The server's training task in a round; first: number of the server's epochs in earlier rounds."""
+
+    state: State
+    method: M
+    first: int
+
+    @property
+    def nbytes(self) -> int:
+        return nbytes(self.state)
+
+
+def check(self: "DENSE | CoBoosting", fields: Mapping[str, Any]) -> None:
+    """Check that all clients can send their models once."""
+    name, rounds = type(self).__name__.lower(), fields["federation.rounds"]
+    if self.warmup_rounds >= rounds:
         raise UserError(
-            f"{name}.warmup_rounds must be below federation.rounds = {rounds}, got {warmup_rounds}: the server "
+            f"{name}.warmup_rounds must be below federation.rounds = {rounds}, got {self.warmup_rounds}: the server "
             "trains after these rounds."
         )
-    if participation < 1:
+    if (participation := fields["federation.participation"]) < 1:
         raise UserError(
             f"{name} needs federation.participation 1, got {participation:g}: its ensemble needs all clients' models."
         )
-    if buffers == "keep":
+    if fields["federation.buffers"] == "keep":
         raise UserError(f"{name} needs federation.buffers average: the server evaluates clients' models.")
 
 
-def start(model: Flat, facts: Facts) -> State:
-    """Return the state before round 1: the model and the number of clients."""
+def effective_constants(self: "DENSE | CoBoosting", model: Flat, facts: Facts, epochs: int) -> dict[str, int]:
+    """Return the ``client_epochs`` that a run uses: the option, or ``epochs`` (client.epochs) if it is None."""
+    return {"client_epochs": self.client_epochs or epochs}
+
+
+def start(self: object, model: Flat, facts: Facts, seed: int) -> State:
     return {"model": model, "clients": torch.tensor(facts.n_clients)}
 
 
-def participants(state: State, warmup_rounds: int, round: int) -> Sequence[int]:
+def participants(self: "DENSE | CoBoosting", state: State, round: int) -> Sequence[int]:
     """Return all clients until at least one model has arrived, then no client."""
-    is_over = round > warmup_rounds + 1 and "ensemble" in state
+    is_over = round > self.warmup_rounds + 1 and "ensemble" in state
     return range(0 if is_over else int(values(state["clients"])))
 
 
-def reply(work: Work, message: Message, data: ClientData, seed: int, epochs: int | None) -> Reply:
-    """Train locally for ``epochs`` epochs (None: client.epochs) and return a reply with the model update."""
+def client(
+    self: "DENSE | CoBoosting", work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int
+) -> Reply:
+    """Train as in FedAvg in rounds of the warm-up, and afterwards train the model that the server gets by itself."""
+    if round <= self.warmup_rounds:
+        return FedAvg.client(self, work, message, memory, data, round, seed)
     x, w = flat(message.common, "model"), work.weight(data)
-    loop = work.loop if epochs is None else replace(work.loop, epochs=epochs)
+    loop = work.loop if self.client_epochs is None else replace(work.loop, epochs=self.client_epochs)
     y, metrics, spent = loop.run(work, x, data, seed)
     delta = sub(y, x)
     return Reply(
         {"delta": scale(delta, w)}, {"delta": delta}, weight=w, metrics=metrics, releases=[spent.with_names("delta")]
     )
+
+
+def merge(
+    self: "DENSE | CoBoosting",
+    teach: Callable[..., State],
+    executor: Executor,
+    state: State,
+    total: Payload,
+    replies: Replies,
+    round: int,
+    seed: int,
+) -> State:
+    """Average as in FedAvg in rounds of the warm-up, and afterwards store models that arrive and run ``teach``."""
+    if round <= self.warmup_rounds:
+        return {**state, "model": weighted_mean(flat(state, "model"), total, replies)}
+    new_state = store_models(state, total, replies, self.start_from == "average")
+    first = (round - self.warmup_rounds - 1) * self.server_epochs
+    return {**new_state, **executor.map(teach, Lessons(new_state, self, first), [seed])[0]}
 
 
 def store_models(state: State, total: Payload, replies: Replies, average: bool) -> State:
@@ -90,19 +133,6 @@ def store_models(state: State, total: Payload, replies: Replies, average: bool) 
         "statistics": torch.stack(statistics) if statistics else torch.zeros(len(sent), 0),
         "velocity": torch.zeros_like(x.buffer),
     }
-
-
-@dataclass(frozen=True)
-class Lessons(Generic[M]):
-    """The server's training task in a round; first: number of the server's epochs in earlier rounds."""
-
-    state: State
-    method: M
-    first: int
-
-    @property
-    def nbytes(self) -> int:
-        return nbytes(self.state)
 
 
 @dataclass(frozen=True)
@@ -145,37 +175,51 @@ def changed_state(work: Work, room: Classroom, images: Tensor) -> State:
     return {"model": student, "images": images.cpu(), "velocity": room.velocity.cpu()}
 
 
-def local_pieces(
-    facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int], warmup_rounds: int, epochs: int | None
+def making(self: "DENSE | CoBoosting", clip: float | None = None) -> Making:
+    """Return the constants of the image generator's training; clip: see ``Making``."""
+    how = self.generated, self.latent, self.width, self.generator_steps, self.generator_lr
+    return Making(*how, clip, self.norm_bias)
+
+
+def pieces(
+    self: "DENSE | CoBoosting", passes: int, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]
 ) -> Mapping[str, float]:
-    """Return by how many examples the clients' last local training exceeds a training with client.epochs.
+    """Return the amount of work in a round, by kind, for the time estimate of ``--dry-run`` (see ``TellsWork``).
 
-    epochs: local epochs of the last training; None: client.epochs, so the result is {}.
+    local_examples: by how many examples the clients' last local training exceeds a training with client.epochs.
+    Kinds of the server's work: generator steps, images in generator steps, server steps, and passes. A pass is a
+    forward pass, or a backward pass to the image or weights, of one image. A generator step makes two passes per
+    network; the ensemble makes one pass over each new batch of the pool.
+    passes: passes of an image of the pool in an epoch of the server.
     """
-    if epochs is None:
-        return {}
-    more = max(0, epochs - loop.epochs) if round > warmup_rounds else 0
-    return {"local_examples": more * sum(facts.sizes[client] for client in clients)}
-
-
-def epochs_of(round: int, warmup_rounds: int, epochs: int) -> range:
-    """Return which server epochs run in a round, numbered from 0 after the warm-up; epochs: server epochs per round."""
-    last = (round - warmup_rounds) * epochs
-    return range(max(0, last - epochs), max(0, last))
-
-
-def server_pieces(facts: Facts, epochs: range, making: Making, batch: int, passes: int) -> Mapping[str, float]:
-    """Return the numbers of generator steps, of images in them, of server steps and of passes, for ``--dry-run``.
-
-    A pass is a forward pass, or a backward pass to the image or weights, of one image. A generator step makes two
-    passes per network; the ensemble makes one pass over each new batch of the pool. epochs: numbers of the round's
-    epochs. batch: images per server step. passes: passes of an image of the pool per epoch.
-    """
-    pools, images = [(epoch + 1) * making.images for epoch in epochs], making.steps * making.images
-    once = 2 * (facts.n_clients + 1) * images + facts.n_clients * making.images
-    return {
-        "generator_steps": making.steps * len(epochs),
+    last = (round - self.warmup_rounds) * self.server_epochs
+    epochs = range(max(0, last - self.server_epochs), max(0, last))  # numbered from 0 after the warm-up
+    pools, images = [(epoch + 1) * self.generated for epoch in epochs], self.generator_steps * self.generated
+    once = 2 * (facts.n_clients + 1) * images + facts.n_clients * self.generated
+    server = {
+        "generator_steps": self.generator_steps * len(epochs),
         "generator_images": images * len(epochs),
-        "server_steps": sum(-(-n // batch) for n in pools),
+        "server_steps": sum(-(-n // self.server_batch) for n in pools),
         "passes": once * len(epochs) + passes * sum(pools),
     }
+    if self.client_epochs is None:
+        return server
+    more = max(0, self.client_epochs - loop.epochs) if round > self.warmup_rounds else 0
+    return {"local_examples": more * sum(facts.sizes[i] for i in clients), **server}
+
+
+def smaller(least: M, times: int, has_client_epochs: bool) -> list[tuple[M, int]]:
+    """Return variants whose duration ``--dry-run`` measures, each with a number of client examples.
+
+    The first variant, ``least``, has the least work. Later variants have more generator steps, generated images, server
+    epochs, server steps or client epochs.
+    """
+    many: Any = replace(least, generated=2 * MANY)
+    variants: list[tuple[Any, int]] = [
+        (least, 1),
+        (replace(least, generator_steps=times), 1),
+        (replace(many, generator_steps=times), 1),
+        (replace(many, server_epochs=times), 1),
+        (replace(many, server_epochs=times, server_batch=1), 1),
+    ]
+    return variants + [(replace(least, client_epochs=n), MANY) for n in (1, times) if has_client_epochs]

@@ -14,6 +14,7 @@ from collections.abc import Collection
 from fedcommons.core.algorithm import Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean
 from fedcommons.core.client_worker import Work
+from fedcommons.core.executor import Executor
 from fedcommons.data.clients import ClientData
 from fedcommons.flat_tensors import Flat, Payload, flat, put, scale, select, sub
 
@@ -23,13 +24,13 @@ def initial_state(model: Flat, personal_names: Collection[str]) -> State:
     return {"shared": select(model, [name for name in model if name not in personal_names]), "untrained": model}
 
 
-def download(state: State) -> Message:
-    """Return the server's message, which contains the shared parameters only."""
+def down(self: object, state: State, round: int, client: int) -> Message:
     return Message({"shared": state["shared"]})
 
 
-def train_client(work: Work, message: Message, memory: Payload, data: ClientData, seed: int) -> Reply:
-    """Train locally; return a reply with the weighted update of the shared parameters and new personal parameters."""
+def client(
+    self: object, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int
+) -> Reply:
     x, w = flat(message.common, "shared"), work.weight(data)
     start = put(work.initial, x)
     y, metrics, spent = work.local(put(start, flat(memory, "own")) if memory else start, data, seed)
@@ -38,12 +39,12 @@ def train_client(work: Work, message: Message, memory: Payload, data: ClientData
     return Reply({"delta": delta}, weight=w, memory=new_memory, metrics=metrics, releases=[spent.with_names("delta")])
 
 
-def merge_shared(state: State, total: Payload, replies: Replies) -> State:
-    """Return the state with new shared parameters: the weighted mean of those that the clients sent."""
+def merge(
+    self: object, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int
+) -> State:
     return {**state, "shared": weighted_mean(flat(state, "shared"), total, replies)}
 
 
-def personal_model(state: State, memory: Payload, message: Message) -> Payload:
-    """Return the client's personal model: shared parameters, and personal parameters (untrained at first)."""
+def personal(self: object, state: State, memory: Payload, message: Message) -> Payload:
     model = put(flat(state, "untrained"), flat(message.common, "shared"))
     return {"model": put(model, flat(memory, "own")) if memory else model}

@@ -11,17 +11,17 @@ Departs from the papers: by default all selected clients have the same weight; H
 Moments are float64, and the model is rounded once per round, so that FedAvgM with beta 0 and eta 1 is FedAvg.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
-from fedcommons.core.averaging import summed_weight, weighted_reply
-from fedcommons.core.client_worker import Work
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.core.algorithm import Facts, Replies, State
+from fedcommons.core.averaging import summed_weight
 from fedcommons.core.executor import Executor
-from fedcommons.data.clients import ClientData
 from fedcommons.flat_tensors import Flat, Payload, add, flat
 
 Share = Annotated[float, "[0, 1)"]
@@ -29,29 +29,27 @@ Rate = Annotated[float, "(0, 1e38]"]
 Tau = Annotated[float, "[1e-30, 1e30]"]
 
 
-def train_client(work: Work, message: Message, data: ClientData, seed: int) -> Reply:
-    """Train locally as in FedAvg and return the client's reply with its weighted model update."""
-    x = flat(message.common, "model")
-    return weighted_reply(x, work.local(x, data, seed), work.weight(data))
-
-
-def moments(model: Flat, tau: float) -> State:
-    """Return the state before round 1: the model, first moment m = 0 and second moment v = tau^2."""
+def adaptive_start(self: "FedAdagrad | FedAdam | FedYogi", model: Flat, facts: Facts, seed: int) -> State:
     zero = torch.zeros_like(model.buffer, dtype=torch.float64)
-    return {"model": model, "m": Flat(model.layout, zero), "v": Flat(model.layout, zero + tau**2)}
+    return {"model": model, "m": Flat(model.layout, zero), "v": Flat(model.layout, zero + self.tau**2)}
 
 
-def update_moments(state: State, total: Payload, replies: Replies, beta_1: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the updated first moment (decay ``beta_1``), the old second moment, and the squared mean client update."""
-    delta = flat(total, "delta").buffer.double() / summed_weight(replies)
-    return flat(state, "m").buffer.lerp(delta, 1 - beta_1), flat(state, "v").buffer, delta.square()
+def adaptive_step(
+    self: "FedAdagrad | FedAdam | FedYogi",
+    state: State,
+    total: Payload,
+    replies: Replies,
+    second_moment: Callable[[Tensor, Tensor], Tensor],
+) -> State:
+    """Return the next state:  m <- beta_1 m + (1 - beta_1) Delta;  x <- x + server_lr m / (sqrt(v) + tau).
 
-
-def apply_step(state: State, m: Tensor, v: Tensor, eta: float, tau: float) -> State:
-    """Return the next state, with model x + eta m / (sqrt(v) + tau) and the first and second moments m and v."""
-    x = flat(state, "model")
-    step = Flat(x.layout, m / (v.sqrt() + tau))
-    return {"model": add(x, step, eta), "m": Flat(x.layout, m), "v": Flat(x.layout, v)}
+    second_moment: function of v and Delta^2 that returns the new v.
+    """
+    x, delta = flat(state, "model"), flat(total, "delta").buffer.double() / summed_weight(replies)
+    m = flat(state, "m").buffer.lerp(delta, 1 - self.beta_1)
+    v = second_moment(flat(state, "v").buffer, delta.square())
+    change = Flat(x.layout, m / (v.sqrt() + self.tau))
+    return {"model": add(x, change, self.server_lr), "m": Flat(x.layout, m), "v": Flat(x.layout, v)}
 
 
 @dataclass(frozen=True)
@@ -66,11 +64,7 @@ class FedAvgM:
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         return {"model": model, "velocity": Flat(model.layout, torch.zeros_like(model.buffer, dtype=torch.float64))}
 
-    def down(self, state: State, round: int, client: int) -> Message:
-        return Message({"model": state["model"]})
-
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        return train_client(work, message, data, seed)
+    down, client = FedAvg.down, FedAvg.client
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         x, u = flat(state, "model"), flat(state, "velocity")
@@ -93,18 +87,10 @@ class FedAdagrad:
     tau: Tau = 1e-3
     """tau, adaptivity, which is added to sqrt(v); with larger values the steps adapt less to each weight"""
 
-    def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        return moments(model, self.tau)
-
-    def down(self, state: State, round: int, client: int) -> Message:
-        return Message({"model": state["model"]})
-
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        return train_client(work, message, data, seed)
+    start, down, client = adaptive_start, FedAvg.down, FedAvg.client
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        m, v, squared = update_moments(state, total, replies, self.beta_1)
-        return apply_step(state, m, v + squared, self.server_lr, self.tau)
+        return adaptive_step(self, state, total, replies, lambda v, squared: v + squared)
 
 
 @dataclass(frozen=True)
@@ -124,18 +110,10 @@ class FedAdam:
     tau: Tau = 1e-3
     """tau, adaptivity, which is added to sqrt(v); with larger values the steps adapt less to each weight"""
 
-    def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        return moments(model, self.tau)
-
-    def down(self, state: State, round: int, client: int) -> Message:
-        return Message({"model": state["model"]})
-
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        return train_client(work, message, data, seed)
+    start, down, client = adaptive_start, FedAvg.down, FedAvg.client
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        m, v, squared = update_moments(state, total, replies, self.beta_1)
-        return apply_step(state, m, v.lerp(squared, 1 - self.beta_2), self.server_lr, self.tau)
+        return adaptive_step(self, state, total, replies, lambda v, squared: v.lerp(squared, 1 - self.beta_2))
 
 
 @dataclass(frozen=True)
@@ -154,16 +132,8 @@ class FedYogi:
     tau: Tau = 1e-3
     """tau, adaptivity, which is added to sqrt(v); with larger values the steps adapt less to each weight"""
 
-    def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        return moments(model, self.tau)
-
-    def down(self, state: State, round: int, client: int) -> Message:
-        return Message({"model": state["model"]})
-
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        return train_client(work, message, data, seed)
+    start, down, client = adaptive_start, FedAvg.down, FedAvg.client
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        m, v, squared = update_moments(state, total, replies, self.beta_1)
-        change = (1 - self.beta_2) * squared * (v - squared).sign()
-        return apply_step(state, m, v - change, self.server_lr, self.tau)
+        share = 1 - self.beta_2
+        return adaptive_step(self, state, total, replies, lambda v, squared: v - share * squared * (v - squared).sign())

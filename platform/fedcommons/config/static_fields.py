@@ -42,12 +42,12 @@ def fields_in(where: str, handed: Collection[str]) -> dict[str, Field]:
 
 
 def has(where: str, method: str) -> bool:
-    """Return whether the class at ``where``, or a base class, defines a method: ``def f`` or ``f = other.f``."""
+    """Return whether the class at ``where``, or a base class, defines a method, also by ``f, g = other.f, other.g``."""
     body = _find(where)[1].body
     defined = {line.name for line in body if isinstance(line, ast.FunctionDef)}
-    defined |= {
-        value.attr for line in body if isinstance(line, ast.Assign) and isinstance(value := line.value, ast.Attribute)
-    }
+    values = [line.value for line in body if isinstance(line, ast.Assign)]
+    each = [v for value in values for v in (value.elts if isinstance(value, ast.Tuple) else [value])]
+    defined |= {value.attr for value in each if isinstance(value, ast.Attribute)}
     return method in defined or any(has(base, method) for base in _bases(where))
 
 

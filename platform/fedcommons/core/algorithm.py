@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import Head, batch_norm_parameters
@@ -145,14 +146,9 @@ class Algorithm(Protocol):
     A hyperparameter is declared as ``mu: Annotated[float, "[0, inf)"] = 0.01``: type, range and default. The string on
     the next line is the help text. ``start`` raises an error if the algorithm is not defined for the model or data.
 
-    Optional protocols: ``ChoosesClients``, ``Shares``, ``Personal``, ``TellsWork``. Optional attributes that are
-    described elsewhere: ``trains_locally``, ``sees_statistics``, ``keeps_batch_norm``, ``refuses_batch_norm``,
-    ``takes_partial``, ``needs_pool``, ``waits_for``, ``needs`` (see ``needed``). Further optional attributes:
+    Optional protocols: ``ChoosesClients``, ``Shares``, ``Personal``, ``TellsWork``. Optional attributes:
 
-    ``watches_head = True``: the algorithm uses the embeddings at the module's ``head`` (see ``features.Head``).
-    ``needs_classes = True``: the algorithm works per class; data sets whose labels are not classes are refused.
-    ``distils = True``: the server creates images and distils logits. Other data and models without logits are refused.
-    ``trains_images = True``: the server optimises images, so the model must accept floating pixels (``normalise``).
+    ``capabilities = Capabilities(...)``: properties that change what the engine does or refuses (see ``Capabilities``).
     ``check(fields)``: raises ``UserError`` if the algorithm is not defined for an experiment's fields.
     """
 
@@ -242,48 +238,9 @@ class Personal(Protocol):
 BUFFERS = "buffers"
 """Name of BatchNorm's statistics in replies. The engine averages the statistics; an algorithm does not see them.
 
-An algorithm with the attribute ``sees_statistics = True`` gets client i's statistics in ``replies[i].each[BUFFERS]``.
+An algorithm with the capability ``sees_statistics`` gets client i's statistics in ``replies[i].each[BUFFERS]``.
 With ``federation.buffers`` keep, the statistics stay with the clients. A model without BatchNorm has no statistics.
 """
-
-
-def sees_statistics(algorithm: Algorithm) -> bool:
-    """Return whether ``merge`` gets every client's BatchNorm statistics (attribute ``sees_statistics = True``)."""
-    return getattr(algorithm, "sees_statistics", False) is True
-
-
-def keeps_batch_norm(algorithm: Algorithm) -> bool:
-    """Return whether BatchNorm layers stay with the clients (attribute ``keeps_batch_norm = True``).
-
-    A method with this attribute is refused unless the model has BatchNorm and ``federation.buffers`` is keep.
-    """
-    return getattr(algorithm, "keeps_batch_norm", False) is True
-
-
-def refuses_batch_norm(algorithm: Algorithm) -> bool:
-    """Return whether the algorithm refuses a model with BatchNorm (attribute ``refuses_batch_norm = True``)."""
-    return getattr(algorithm, "refuses_batch_norm", False) is True
-
-
-def takes_partial(algorithm: Algorithm) -> bool:
-    """Return whether the algorithm accepts partial work of stragglers (attribute ``takes_partial = True``).
-
-    Without this attribute, replies of stragglers (clients that do not finish in time) are dropped.
-    """
-    return getattr(algorithm, "takes_partial", False) is True
-
-
-def needs_pool(algorithm: Algorithm) -> bool:
-    """Return whether the server trains on a pool of synthetic images (attribute ``needs_pool = True``).
-
-    A method with this attribute is refused if the sharing strategy gives the server no pool.
-    """
-    return getattr(algorithm, "needs_pool", False) is True
-
-
-def needed(algorithm: Algorithm) -> Mapping[str, str]:
-    """Return attributes that the clients' module must have: name -> meaning (the algorithm's attribute ``needs``)."""
-    return getattr(algorithm, "needs", {})
 
 
 def require_attributes(algorithm: Algorithm, module: nn.Module) -> None:
@@ -293,21 +250,22 @@ def require_attributes(algorithm: Algorithm, module: nn.Module) -> None:
         UserError: the module lacks an attribute, BatchNorm or a usable ``head`` that the algorithm needs, or the module
             has BatchNorm, which the algorithm refuses.
     """
-    for name, what in needed(algorithm).items():
+    capabilities = capabilities_of(algorithm)
+    for name, what in capabilities.needs.items():
         if not hasattr(module, name):
             raise UserError(
                 f"{type(algorithm).__name__} needs a model with an attribute {name}, and {type(module).__name__} has "
                 f"none: {what}. model.name vae has it; a user-defined LightningModule can define it."
             )
-    if keeps_batch_norm(algorithm) and not batch_norm_parameters(module):
+    if capabilities.keeps_batch_norm and not batch_norm_parameters(module):
         raise UserError(
             f"{type(algorithm).__name__} needs a model with BatchNorm, as --model.batch_norm true of cnn has."
         )
-    if refuses_batch_norm(algorithm) and batch_norm_parameters(module):
+    if capabilities.refuses_batch_norm and batch_norm_parameters(module):
         raise UserError(
             f"{type(algorithm).__name__} is not defined for a model with BatchNorm, whose statistics come from clients."
         )
-    if getattr(algorithm, "watches_head", False):
+    if capabilities.watches_head:
         try:
             Head(module)
         except ValueError as error:
@@ -341,15 +299,6 @@ class Shares(Protocol):
             seed: seed for all random numbers.
         """
         ...
-
-
-def trains_locally(algorithm: Algorithm) -> bool:
-    """Return whether the clients train by ``work.local``: True, unless the algorithm has ``trains_locally = False``.
-
-    Without local training, ``--dry-run`` counts no steps of clients, and experiment fields for local training are
-    refused. With ``needs_pool``, these fields are accepted and describe the server's training.
-    """
-    return getattr(algorithm, "trains_locally", True) is not False
 
 
 @runtime_checkable

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from fedcommons.core import state_leaks, vmap_clients
-from fedcommons.core.algorithm import BUFFERS, Message, Reply, trains_locally
+from fedcommons.core.algorithm import BUFFERS, Message, Reply
 from fedcommons.core.block_sum import BlockSum, Total
+from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.client_worker import Work
 from fedcommons.core.local_training import LocalResult
 from fedcommons.core.returned import require_reply
@@ -116,7 +117,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
     device, private = worker.work.device, worker.work.loop.dp is not None
     common = to_device(task.common, device)
     seeds = [seed_for(task.seed, "client", task.round, client) for client in block.clients]
-    is_batched = worker.work.loop.batched and trains_locally(worker.algorithm)
+    is_batched = worker.work.loop.batched and capabilities_of(worker.algorithm).trains_locally
     ready = _at_once(worker, task, block, common, seeds) if is_batched else {}
     each = zip(block.clients, seeds, block.individual, block.memory, block.shares, strict=True)
     for client, seed, client_payload, memory, share in each:

@@ -19,11 +19,10 @@ from fedcommons.core.algorithm import (
     Message,
     Reply,
     State,
-    sees_statistics,
-    takes_partial,
 )
 from fedcommons.core.averaging import summed_weight
 from fedcommons.core.block_sum import add_blocks, cut
+from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.communication import Traffic
 from fedcommons.core.executor import Executor, WorkerDied
 from fedcommons.core.rejections import Largest, Rejected, count_rejections, largest, unusable
@@ -151,7 +150,7 @@ def sample_clients(algorithm: Algorithm, plan: Plan, state: State, number: int) 
                 raise ValueError(
                     f"stragglers must be some of {joined}, each with a share of work in [0, 1], got {wrong}"
                 )
-    accepts_partial = takes_partial(algorithm) if plan.take_partial is None else plan.take_partial
+    accepts_partial = capabilities_of(algorithm).takes_partial if plan.take_partial is None else plan.take_partial
     return joined, {i: late[i] if accepts_partial else 0.0 for i in joined if i in late}
 
 
@@ -213,7 +212,7 @@ def call(algorithm: Algorithm, plan: Plan, now: Standing, number: int) -> Call:
         seed=plan.seed,
         buffers=now.buffers,
         keep_buffers=plan.keep_buffers,
-        buffers_singly=sees_statistics(algorithm),
+        buffers_singly=capabilities_of(algorithm).sees_statistics,
         max_norm=plan.max_norm,
     )
     shares = {i: late.get(i, 1.0) for i in joined}

@@ -14,7 +14,7 @@ Optional members of a rule:
 arrival(n_clients, joining, seed)    returns per client the probability that its whole reply arrives if it takes part,
                                      in a round of ``joining`` uniformly sampled clients; None: no closed form
 check_clients(n_clients, joining)    raises ``UserError`` if the constants do not fit the number of clients
-leaves_partial = True                states that the rule can return shares above 0
+capabilities                         ``Capabilities(leaves_partial=True)`` if the rule can return shares above 0
 
 The time t_i of client i in round r is log-normal: ln t_i = c z_i + s e_ir. z_i (per client) and e_ir (per client and
 round) are standard normal; c: ``client_spread``;  s: ``spread``. The unit is the median time of all clients and rounds.
@@ -23,9 +23,10 @@ round) are standard normal; c: ``client_spread``;  s: ``spread``. The unit is th
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import erfc, exp, log, sqrt
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from fedcommons.core.algorithm import Facts
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.errors import UserError, quote, user_code_context
 from fedcommons.seeding import numpy_generator
 
@@ -93,7 +94,7 @@ class Groups:
 class Deadline:
     """The server stops waiting at time T; a client that needs a time t > T has done the share T/t of its work."""
 
-    leaves_partial = True
+    capabilities: ClassVar[Capabilities] = Capabilities(leaves_partial=True)
     deadline: Annotated[float, "(0, inf)"] = 2.0
     """T, in multiples of the median time that clients need for their local work"""
     spread: Annotated[float, "[0, 100]"] = 0.5
@@ -151,7 +152,7 @@ class Slow:
     Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, arXiv:1812.06127, section 5.2.
     """
 
-    leaves_partial = True
+    capabilities: ClassVar[Capabilities] = Capabilities(leaves_partial=True)
     share: Annotated[float, "[0, 1]"] = 0.5
     """share of a round's clients that do only part of their epochs"""
 

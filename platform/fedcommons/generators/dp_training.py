@@ -6,11 +6,12 @@ all images drawn from the weights. It does not cover the labels of the drawn ima
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.optim import Optimizer
 
 from fedcommons.data.examples import Examples
@@ -23,6 +24,8 @@ from fedcommons.privacy.noise import Noise, Source
 from fedcommons.privacy.release import Release
 from fedcommons.seeding import wide_key
 from fedcommons.storage.artifact_store import constants
+
+G = TypeVar("G")
 
 MOST_BY_PRV = 100.0
 """Largest target epsilon that is allowed with the accountant prv, whose time and memory grow with epsilon."""
@@ -140,52 +143,40 @@ class ByDPSGD:
         assert self.target_epsilon is not None
         return noise_for(self.target_epsilon, *self._course(n))
 
-    def noise_alone(self, n_classes: int, flip: bool, seed: int) -> Noise:
-        """Return seeded noise for training this generator outside of a federated run.
+    def training(self, shape: tuple[int, ...], n_classes: int, seed: int, flip: bool) -> "Training":
+        """Return the untrained network and the functions of its training; subclasses define this function."""
+        raise NotImplementedError
 
-        The noise does not depend on ``epochs``, ``physical_batch`` or the constants of sampling.
+    def fit(
+        self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False,
+        noise: Noise | None = None, progress: Progress | None = None,
+    ) -> Mapping[int, TrainedGenerator]:  # fmt: skip
+        """Train by DP-SGD (see ``Generator``); receipts state the sampling rate, noise multiplier and steps so far.
+
+        noise: the noise of a run; None: seeded noise, which does not depend on ``epochs``, ``physical_batch`` or the
+        constants of sampling.
         """
-        less = (*self.sampling, "epochs", "physical_batch")
-        return Noise(Source(wide_key("generator", repr(constants(self, less)), n_classes, str(flip), seed)))
-
-    def train(
-        self,
-        module: nn.Module,
-        optimizer: Optimizer,
-        loss: dp_sgd_vmap.Loss,
-        draw: dp_sgd_vmap.Draw,
-        examples: Examples,
-        epochs: Collection[int],
-        noise: Noise,
-        *,
-        draws: torch.Generator,
-        after: Callable[[], object],
-        weights: Callable[[], Mapping[str, Tensor]],
-        progress: Progress | None = None,
-    ) -> dict[int, TrainedGenerator]:
-        """Train ``module`` by DP-SGD and return the generator after each number of epochs in ``epochs``.
-
-        Each generator's receipt states the sampling rate q, the noise multiplier sigma and the number of steps.
-        loss, draw, draws: see ``dp_sgd_vmap.steps``. after: function that is called after every step. It uses only the
-        module, not the examples, so it costs no privacy. weights: function that returns the generator's weights.
-        """
+        if noise is None:
+            less = (*self.sampling, "epochs", "physical_batch")
+            noise = Noise(Source(wide_key("generator", repr(constants(self, less)), n_classes, str(flip), seed)))
+        training = self.training(tuple(examples.x.shape[1:]), n_classes, seed, flip)
         n, generators, protections = len(examples), dict[int, TrainedGenerator](), set[Release]()
-        of_epoch, device = DPSGD.steps(n, self.batch_size), next(module.parameters()).device
+        of_epoch, device = DPSGD.steps(n, self.batch_size), next(training.module.parameters()).device
         steps: Iterator[Release] = dp_sgd_vmap.steps(
-            module,
-            optimizer,
-            loss,
+            training.module,
+            training.optimizer,
+            training.loss,
             [examples.x.to(device), examples.y.to(device)],
-            draw,
+            training.draw,
             DPSGD(self.sigma(n), self.clip),
             batch_size=self.batch_size,
             epochs=max(epochs),
             physical_batch=self.physical_batch,
             noise=noise.call("private generator", examples.x, examples.y),
-            draws=draws,
+            draws=training.draws,
         )
         for step, protection in enumerate(steps, 1):
-            after()
+            training.after()
             protections.add(protection)
             epoch, rest = divmod(step, of_epoch)
             if progress:
@@ -193,5 +184,45 @@ class ByDPSGD:
             if rest == 0 and epoch in epochs:
                 # A receipt can state only steps with equal guarantees. Otherwise the generator counts as unprotected.
                 p = protection if len(protections) == 1 else Release()
-                generators[epoch] = TrainedGenerator(weights(), Receipt(p.mechanism, p.q, p.sigma, p.sensitivity, step))
+                receipt = Receipt(p.mechanism, p.q, p.sigma, p.sensitivity, step)
+                generators[epoch] = TrainedGenerator(training.weights(), receipt)
         return generators
+
+
+@dataclass(frozen=True)
+class Training:
+    """A generator's training by DP-SGD: the network on real images, and what differs between the generators.
+
+    loss, draw, draws: see ``dp_sgd_vmap.steps``. after: function that is called after every step. It uses only the
+    module, not the examples, so it costs no privacy. weights: function that returns the generator's weights.
+    """
+
+    module: nn.Module
+    optimizer: Optimizer
+    loss: dp_sgd_vmap.Loss
+    draw: dp_sgd_vmap.Draw
+    draws: torch.Generator
+    after: Callable[[], object]
+    weights: Callable[[], Mapping[str, Tensor]]
+
+
+def per_image(model: nn.Module, draws: int, prefix: str = "") -> tuple[dp_sgd_vmap.Loss, dp_sgd_vmap.Draw]:
+    """Return the loss of an image, averaged over ``draws`` random draws of ``model.draw``, and a function to draw them.
+
+    prefix: name of the trained network in ``model``, with a dot; empty if the whole model is trained.
+    """
+    draw_noises: Any = model.draw
+
+    def loss(named: dict[str, Tensor], image: Tensor, label: Tensor, *noises: Tensor) -> Tensor:
+        rows = image.expand(draws, *image.shape), label.expand(draws)
+        return functional_call(model, {f"{prefix}{name}": t for name, t in named.items()}, (*rows, *noises))
+
+    def draw(images: int, rows: dp_sgd_vmap.Rows) -> list[Tensor]:
+        return [part.unflatten(0, (images, draws))[rows] for part in draw_noises(images * draws)]
+
+    return loss, draw
+
+
+def without_privacy(private: ByDPSGD, constants: type, kind: Callable[..., G]) -> G:
+    """Return the generator ``kind`` with those constants of ``private`` that the dataclass ``constants`` declares."""
+    return kind(**{field.name: getattr(private, field.name) for field in fields(constants)})

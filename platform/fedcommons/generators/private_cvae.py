@@ -5,21 +5,17 @@ Each image's loss is averaged over ``draws`` random codes. The same noisy gradie
 make an image's gradient depend on other images.
 """
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from fedcommons.core.worker import default_device
 from fedcommons.data.examples import Examples
 from fedcommons.generators.cvae import CVAE, Autoencoder
-from fedcommons.generators.dp_training import ByDPSGD
-from fedcommons.generators.generator import Progress, TrainedGenerator, Weights, state_of
-from fedcommons.privacy import dp_sgd_vmap
-from fedcommons.privacy.noise import Noise
+from fedcommons.generators.dp_training import ByDPSGD, Training, per_image, without_privacy
+from fedcommons.generators.generator import Weights, state_of
 
 
 @dataclass(frozen=True)
@@ -30,36 +26,14 @@ class PrivateCVAE(ByDPSGD, Autoencoder):
 
     @property
     def plain(self) -> CVAE:
-        """Return the CVAE with the same network and training constants, but without privacy."""
-        return CVAE(**{field.name: getattr(self, field.name) for field in fields(Autoencoder)})
+        return without_privacy(self, Autoencoder, CVAE)
 
-    def fit(
-        self,
-        examples: Examples,
-        n_classes: int,
-        seed: int,
-        epochs: Collection[int],
-        *,
-        flip: bool = False,
-        noise: Noise | None = None,
-        progress: Progress | None = None,
-    ) -> Mapping[int, TrainedGenerator]:
-        """Train by DP-SGD (see ``Generator``); receipts state the sampling rate, noise multiplier and steps so far."""
-        noise = noise or self.noise_alone(n_classes, flip, seed)
-        model = self.plain.build(tuple(examples.x.shape[1:]), n_classes, seed, flip).to(default_device())
-
-        def loss(named: dict[str, Tensor], image: Tensor, label: Tensor, *noises: Tensor) -> Tensor:
-            rows = image.expand(self.draws, *image.shape), label.expand(self.draws)
-            return functional_call(model, named, (*rows, *noises))
-
-        def draw(images: int, rows: dp_sgd_vmap.Rows) -> list[Tensor]:
-            return [part.unflatten(0, (images, self.draws))[rows] for part in model.draw(images * self.draws)]
-
+    def training(self, shape: tuple[int, ...], n_classes: int, seed: int, flip: bool) -> Training:
+        model = self.plain.build(shape, n_classes, seed, flip).to(default_device())
         optimizer = torch.optim.Adam(model.parameters(), self.lr, fused=True)
-        return self.train(
-            model, optimizer, loss, draw, examples, epochs, noise,
-            draws=model.generator, after=lambda: None, weights=lambda: state_of(model), progress=progress,
-        )  # fmt: skip
+        return Training(
+            model, optimizer, *per_image(model, self.draws), model.generator, lambda: None, lambda: state_of(model)
+        )
 
     def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
         """Draw one uint8 image per label, as the CVAE without privacy does."""

@@ -10,20 +10,16 @@ Reference: arXiv:1802.06739. Departs from the paper: gradients are clipped inste
 logistic loss instead of Wasserstein's.
 """
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from fedcommons.core.worker import default_device
-from fedcommons.data.examples import Examples
-from fedcommons.generators.dp_training import ByDPSGD
+from fedcommons.generators.dp_training import ByDPSGD, Training, per_image, without_privacy
 from fedcommons.generators.gan import GAN, Adversarial, Course
-from fedcommons.generators.generator import Progress, TrainedGenerator, Weights
+from fedcommons.generators.generator import Weights
 from fedcommons.privacy import dp_sgd_vmap
-from fedcommons.privacy.noise import Noise
 from fedcommons.seeding import seed_for
 
 
@@ -33,23 +29,10 @@ class PrivateGAN(ByDPSGD, Adversarial):
 
     @property
     def plain(self) -> GAN:
-        """Return the GAN with the same network and training constants, but without privacy."""
-        return GAN(**{field.name: getattr(self, field.name) for field in fields(Adversarial)})
+        return without_privacy(self, Adversarial, GAN)
 
-    def fit(
-        self,
-        examples: Examples,
-        n_classes: int,
-        seed: int,
-        epochs: Collection[int],
-        *,
-        flip: bool = False,
-        noise: Noise | None = None,
-        progress: Progress | None = None,
-    ) -> Mapping[int, TrainedGenerator]:
-        """Train the discriminator by DP-SGD (see ``Generator``); each receipt states q, sigma and the steps."""
-        noise = noise or self.noise_alone(n_classes, flip, seed)
-        model = self.plain.build(tuple(examples.x.shape[1:]), n_classes, seed, flip)
+    def training(self, shape: tuple[int, ...], n_classes: int, seed: int, flip: bool) -> Training:
+        model = self.plain.build(shape, n_classes, seed, flip)
         course, draws = Course(self, model), self.draws
 
         def classes(n: int) -> Tensor:
@@ -63,10 +46,6 @@ class PrivateGAN(ByDPSGD, Adversarial):
             model.draws.manual_seed(seed_for(seed, "step of the generator", course.steps))
             course.generator_step(classes(self.batch_size))
 
-        def loss(named: dict[str, Tensor], image: Tensor, label: Tensor, *noises: Tensor) -> Tensor:
-            rows = image.expand(draws, *image.shape), label.expand(draws)
-            return functional_call(model, {f"discriminator.{name}": t for name, t in named.items()}, (*rows, *noises))
-
         def draw(images: int, rows: dp_sgd_vmap.Rows) -> list[Tensor]:
             n = images * draws
             of_each = classes(n), model.codes(n), model.draw(n), model.draw(n)
@@ -78,10 +57,8 @@ class PrivateGAN(ByDPSGD, Adversarial):
             model.generator.train()
             return [part.unflatten(0, (-1, draws)) for part in (fakes, y, for_real, for_fakes)]
 
-        return self.train(
-            model.discriminator, course.of_discriminator, loss, draw, examples, epochs, noise,
-            draws=model.draws, after=after, weights=course.averaged, progress=progress,
-        )  # fmt: skip
+        loss, _ = per_image(model, draws, "discriminator.")
+        return Training(model.discriminator, course.of_discriminator, loss, draw, model.draws, after, course.averaged)
 
     def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
         """Draw one uint8 image per label, as the GAN without privacy does."""

@@ -13,7 +13,8 @@ from torch.nn.parameter import is_lazy
 
 from fedcommons.config import registry
 from fedcommons.core import cuda_graphs, hooks, vmap_clients
-from fedcommons.core.algorithm import Algorithm, needed, needs_pool, trains_locally
+from fedcommons.core.algorithm import Algorithm
+from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.client_worker import Work
 from fedcommons.core.evaluation import judged
 from fedcommons.core.features import seen
@@ -214,10 +215,11 @@ def require_hooks(algorithm: Algorithm, module: LightningModule, loop: LocalSGD,
     ):
         if is_set:
             raise UserError(f"{field} must be {value}: {has}, and hooks are called between plain steps only.")
-    if not (trains_locally(algorithm) or needs_pool(algorithm)):
+    capabilities = capabilities_of(algorithm)
+    if not (capabilities.trains_locally or capabilities.needs_pool):
         raise UserError(f"{has}, and {name} never calls it, as its clients make no local steps.")
     transfer = hooks.overridden(module, hooks.TRANSFER)
-    if transfer and (needed(algorithm) or any(getattr(algorithm, k, False) for k in ("distils", "watches_head"))):
+    if transfer and (capabilities.needs or capabilities.distils or capabilities.watches_head):
         raise UserError(
             f"{model} changes batches in its hook {transfer[0]}, and {name} also gives the model examples that no "
             "hook has seen: change them in training_step, validation_step and forward."
@@ -233,7 +235,8 @@ def require_distillable(algorithm: Algorithm, module: nn.Module, dataset: Datase
     Raises:
         UserError: examples are no images, the model returns no logits, or ``_require_pixels`` refuses the model.
     """
-    if not getattr(algorithm, "distils", False):
+    capabilities = capabilities_of(algorithm)
+    if not capabilities.distils:
         return
     name, x = type(algorithm).__name__, dataset.train.x
     if x.dtype != torch.uint8 or x.dim() != 4:
@@ -251,7 +254,7 @@ def require_distillable(algorithm: Algorithm, module: nn.Module, dataset: Datase
             f"{name} distils logits, and for two examples the model's forward returns {shape} instead of "
             f"{(2, dataset.n_classes)}."
         )
-    if getattr(algorithm, "trains_images", False) and not logits.is_meta:
+    if capabilities.trains_images and not logits.is_meta:
         _require_pixels(name, module, x[:2], first)
 
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fedcommons.config import registry
-from fedcommons.core.algorithm import keeps_batch_norm, require_attributes
+from fedcommons.core.algorithm import require_attributes
+from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.client_worker import trainable_parameters
 from fedcommons.core.features import batch_norm_parameters, head_parameters
 from fedcommons.data.examples import STANDARDISATION
@@ -57,12 +58,12 @@ def checked(spec: RunSpec, *, judges_delta: bool) -> RunSpec:
         dataset = replace(dataset, computed=tuple(what for what in dataset.computed if what != STANDARDISATION))
     model = flatten(trainable_parameters(module))
     memory_limit.require_model(model)
-    keeps, is_kept = spec.plan.keep_buffers, keeps_batch_norm(algorithm)
+    keeps, is_kept = spec.plan.keep_buffers, capabilities_of(algorithm).keeps_batch_norm
     measured = keeps and seen.measure_every > 0 and not is_kept
     check_module.require_statistics(module, private=loop.dp is not None, measured=measured)
     check_module.require_precision(loop.precision, module)
     require_attributes(algorithm, module)
-    if dataset.n_classes is None and getattr(algorithm, "needs_classes", False):
+    if dataset.n_classes is None and capabilities_of(algorithm).needs_classes:
         raise UserError(
             f"algorithm {spec.names['algorithm']} works by class, but labels of {dataset.name} are not classes."
         )

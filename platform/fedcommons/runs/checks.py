@@ -10,7 +10,8 @@ from typing import Any
 
 from fedcommons.config import registry
 from fedcommons.config.fields import select_arguments
-from fedcommons.core.algorithm import Algorithm, Facts, needs_pool, trains_locally
+from fedcommons.core.algorithm import Algorithm, Facts
+from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.schedules import Schedule
 from fedcommons.data.examples import Dataset
@@ -18,7 +19,7 @@ from fedcommons.errors import UserError, before_any_work, user_code_context
 from fedcommons.generators.generator import Generator
 from fedcommons.privacy import salts
 from fedcommons.privacy.accountants import require_reachable
-from fedcommons.sharing.stage import Stage, serves_pool
+from fedcommons.sharing.stage import Stage
 from fedcommons.storage import object_store
 
 ROUNDS_TRIED = 10_000
@@ -50,7 +51,10 @@ def require_rates(schedule: Schedule | None, rounds: int) -> None:
 def makes_steps(algorithm: str) -> bool:
     """Return whether clients or the server of the method ``algorithm`` make local steps."""
     method: Any = registry.find("algorithm", algorithm)
-    return trains_locally(method) or needs_pool(method)  # training on a pool also uses the fields of local training
+    capabilities = capabilities_of(method)
+    return (
+        capabilities.trains_locally or capabilities.needs_pool
+    )  # training on a pool also uses the fields of local training
 
 
 def require_participants(participation: float, n_clients: int) -> None:
@@ -80,7 +84,7 @@ def require_generator(generator: Generator, dataset: Dataset) -> None:
 
 def require_pool(algorithm: Algorithm, stage: Stage) -> None:
     """Refuse a method whose server trains on a pool of images, if the sharing strategy gives the server no pool."""
-    if needs_pool(algorithm) and not serves_pool(stage):
+    if capabilities_of(algorithm).needs_pool and not capabilities_of(stage).serves_pool:
         raise UserError(
             f"the server of {type(algorithm).__name__} trains on a pool of images, and sharing stage "
             f"{type(stage).__name__} gives the server no pool: use sharing.setting server_synthetic."
@@ -98,12 +102,13 @@ def require_target(algorithm: Algorithm, loop: LocalSGD, sizes: Collection[int])
     """Check that every client can reach the target epsilon; sizes: each client's number of examples."""
     if loop.dp is None or loop.dp.target is None:
         return
-    if not trains_locally(algorithm):
+    capabilities = capabilities_of(algorithm)
+    if not capabilities.trains_locally:
         raise UserError(
             f"dp.target_epsilon is for local training, and clients of {type(algorithm).__name__} make no local steps; "
             "use dp.noise_multiplier."
         )
-    if getattr(algorithm, "trains_twice", False):
+    if capabilities.trains_twice:
         raise UserError(
             f"{type(algorithm).__name__} trains each client twice in a round, and dp.target_epsilon is for one local "
             "training; use dp.noise_multiplier."

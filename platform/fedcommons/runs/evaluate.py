@@ -8,7 +8,8 @@ from fedcommons.config import registry, target
 from fedcommons.config.dotted import described, recorded_config
 from fedcommons.convergence.laboratory import Laboratory
 from fedcommons.core import rejections
-from fedcommons.core.algorithm import Personal, trains_locally
+from fedcommons.core.algorithm import Personal
+from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.client_worker import trainable_parameters
 from fedcommons.core.evaluation import Each, ModelTask, evaluate, evaluate_clients, spread
 from fedcommons.core.executor import Executor
@@ -155,7 +156,7 @@ def summarise(ready: Assembled, lines: Sequence[Mapping[str, Any]], end: Standin
         privacy["mechanisms"] = tables
     left_open = spec.left_open
     used = effective.of_data(left_open, spec.dataset, ready.plan, spec.by_rule)
-    if trains_locally(ready.algorithm):
+    if capabilities_of(ready.algorithm).trains_locally:
         used |= effective.of_local_steps(spec.local, ready.data.clients, ledger)
     used |= effective.of_sharing(left_open, shared, effective.constants_of(spec.stage, spec.client_data))
     used |= effective.of_generators(left_open, spec.requests, shared.releases)

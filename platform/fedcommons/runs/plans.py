@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fedcommons.core.algorithm import Algorithm, ChoosesClients, Facts, Personal, State, takes_partial
+from fedcommons.core.algorithm import Algorithm, ChoosesClients, Facts, Personal, State
+from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.returned import require_state
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
@@ -47,8 +48,8 @@ def plan_of(
     slow = None if rule == Independent() else rule
     n, joins = len(rows), joining_of(algorithm, len(rows), participation)
     refuse(slow, "check_clients", n, joins)
-    accepts_partial = {"take": True, "drop": False, "method": takes_partial(algorithm)}[partial_work]
-    replies_partially = accepts_partial and getattr(slow, "leaves_partial", False)
+    accepts_partial = {"take": True, "drop": False, "method": capabilities_of(algorithm).takes_partial}[partial_work]
+    replies_partially = accepts_partial and capabilities_of(slow).leaves_partial
     replied = arrival(None if replies_partially else slow, n, joins, seed)
     facts = Facts(n, (), rounds, weighting, replied, n_classes=n_classes)
     plan = Plan(facts, participation, blocks, seed, slow, keep_buffers, max_norm, accepts_partial)

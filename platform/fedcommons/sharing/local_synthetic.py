@@ -8,15 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from fedcommons.data.federated import ClientDatasets
-from fedcommons.generators.requests import (
-    Contribution,
-    GenerationRequest,
-    GeneratorRecipe,
-    check_contributions,
-    contributions,
-    requests_of_clients,
-)
 from fedcommons.privacy.release import Release
+from fedcommons.sharing import synthetic
 from fedcommons.sharing.stage import Assigned, Contributions
 
 
@@ -27,21 +20,7 @@ class LocalSynthetic:
     p: Annotated[float | None, "[0, 1)"] = None
     """share of synthetic images in a client's training set; default: add the clients' mean number of images (paper)"""
 
-    def check_data(self, client_data: ClientDatasets) -> None:
-        """Check that the share p of synthetic images is 0 or yields at least one image, and that memory suffices."""
-        check_contributions(self.p, client_data)
-
-    def sizes(self, client_data: ClientDatasets) -> list[int]:
-        """Return the number of synthetic images that each client adds to its training set."""
-        return contributions(self.p, client_data)
-
-    def requests(self, client_data: ClientDatasets, recipe: GeneratorRecipe) -> Sequence[GenerationRequest]:
-        """Return one request for synthetic images per client (see ``requests_of_clients``)."""
-        return requests_of_clients(self.p, client_data, recipe)
-
-    def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
-        """Return each client's synthetic images as its contribution."""
-        return Contributions.from_generated(client_data, generated)
+    check_data, sizes, requests, make = synthetic.check_data, synthetic.sizes, synthetic.requests, synthetic.make
 
     def release(
         self, client_data: ClientDatasets, contributed: Contributions

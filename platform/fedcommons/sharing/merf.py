@@ -28,13 +28,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod, sqrt
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 
-from fedcommons.core.communication import images_nbytes
-from fedcommons.data.examples import Examples
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.data.federated import ClientDatasets
 from fedcommons.errors import UserError
 from fedcommons.generators.requests import Contribution
@@ -43,12 +42,11 @@ from fedcommons.privacy.dp_sgd import NoisySum
 from fedcommons.privacy.noise import Noise, Source
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.seeding import seed_for, wide_key
-from fedcommons.sharing import privacy_target
+from fedcommons.sharing import noisy_sums
 from fedcommons.sharing.merf_generator import generate_images
 from fedcommons.sharing.random_features import Features, Fourier, fit_images, sums
 from fedcommons.sharing.stage import Assigned, Contributions
 from fedcommons.storage.artifact_store import constants, key_of
-from fedcommons.storage.atomic_files import sha256
 
 TAUGHT = ((0.35, 91), (0.7, 88), (1, 86), (1.6, 79), (2.4, 65), (4, 31))
 """Pairs (noise ratio of ``MERF.beforehand``, test accuracy in % after training on 200 fitted images).
@@ -67,7 +65,7 @@ SCALE = 105 / 784
 class MERF:
     """A strategy in which each client trains on its data and on images fitted to the noisy sums of all clients."""
 
-    serves_pool = True
+    capabilities: ClassVar[Capabilities] = Capabilities(serves_pool=True)
 
     target_epsilon: Annotated[float | None, "[0.001, 1000]"] = None
     """target epsilon of all messages of a client. The noise follows from either target_epsilon or noise_multiplier"""
@@ -94,7 +92,7 @@ class MERF:
     norm_bias: bool = True
     """whether the generator has biases before BatchNorm; they have no effect, and Adam moves them by rounding noise"""
 
-    check = privacy_target.check
+    check = noisy_sums.check
 
     def check_data(self, client_data: ClientDatasets) -> None:
         """Check that the examples are uint8 images with classes and that the constants fit them (see ``Stage``)."""
@@ -155,8 +153,7 @@ class MERF:
         seed = seed_for(client_data.seed, "merf")
         fit = partial(generate_images, norm_bias=self.norm_bias) if self.fit == "generator" else fit_images
         images = fit(phi, total, client_data.shape, self.per_class, self.steps, seed)
-        images = Examples(images.x.to(client_data.clients.store.x.dtype), images.y)
-        return Contributions.from_generated(client_data, [Contribution(images[slice(i, None, n)]) for i in range(n)])
+        return noisy_sums.contribute(client_data, images)
 
     def message(self, client_data: ClientDatasets, client: int, phi: Features) -> NoisySum:
         """Return the client's message S_i: per class, noisy sums of D features and of 1, (classes, D + 1) float64."""
@@ -186,13 +183,8 @@ class MERF:
         )
 
     def _key(self, client_data: ClientDatasets, client: int) -> str:
-        """Return a hash of all facts that decide a client's message; it seeds the message's noise."""
-        examples = client_data.clients.store[client_data.clients.rows[client]]
-        content = sha256(examples.x.numpy().tobytes() + examples.y.numpy().tobytes())
         decides = constants(self, ("per_class", "steps", "fit", "norm_bias"))
-        return key_of(
-            {"seed": client_data.seed, "client": client, "clients": len(client_data.clients), "own": content, **decides}
-        )
+        return noisy_sums.key_of_client(client_data, client, {"clients": len(client_data.clients), **decides})
 
     def _salt(self, client_data: ClientDatasets, client: int, phi: Features) -> bytes:
         """Return the secret salt of the noise in a client's message.
@@ -217,14 +209,9 @@ class MERF:
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
         """Assign all fitted images to all clients. ``nbytes`` counts the sums sent up and the images sent down."""
-        n, phi = len(client_data.clients), self.phi(client_data)
-        up = 4 * (phi.size + 1) * (client_data.n_classes or 0)
-        down = images_nbytes(len(released.rows), client_data.shape, client_data.itemsize, client_data.label_nbytes)
-        return Assigned(
-            client_data.clients.rows, [released.rows] * n, n_own=client_data.clients.sizes,
-            pool=released.rows_by_client(n), nbytes=n * (up + down),
-            views=self.views(n) if self.sigma else {},
-        )  # fmt: skip
+        up = 4 * (self.phi(client_data).size + 1) * (client_data.n_classes or 0)
+        views = self.views(len(client_data.clients)) if self.sigma else {}
+        return noisy_sums.assign_to_all(client_data, released, up, views)
 
     def beforehand(self, client_data: ClientDatasets) -> list[str]:
         """Report the noise ratio sqrt(2 D) sigma_S/n_c of a class's mean features, and the accuracy to expect.

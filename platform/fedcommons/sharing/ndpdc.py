@@ -29,13 +29,12 @@ rate suits any number of clients. The fitted images are rounded to uint8 at the 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from fedcommons.core.communication import images_nbytes
-from fedcommons.data.examples import Examples
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.data.federated import ClientDatasets
 from fedcommons.errors import UserError
 from fedcommons.generators.condensation import Networks, Phi, Sender, fit_images
@@ -45,10 +44,9 @@ from fedcommons.privacy.accountants import noise_for, require_reachable
 from fedcommons.privacy.noise import Noise, Source
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.seeding import seed_for, wide_key
-from fedcommons.sharing import privacy_target
+from fedcommons.sharing import noisy_sums
 from fedcommons.sharing.stage import Assigned, Contributions
 from fedcommons.storage.artifact_store import constants, key_of
-from fedcommons.storage.atomic_files import sha256
 
 SUMS = "noisy sums of features of random networks"
 
@@ -60,7 +58,7 @@ DRAWS = 1
 class NDPDC:
     """A strategy in which each client trains on its data and on images fitted to the noisy sums of all clients."""
 
-    serves_pool = True
+    capabilities: ClassVar[Capabilities] = Capabilities(serves_pool=True)
 
     target_epsilon: Annotated[float | None, "[0.001, 1000]"] = None
     """target epsilon of all messages of a client. The noise follows from either target_epsilon or noise_multiplier"""
@@ -85,7 +83,7 @@ class NDPDC:
     augment: Annotated[str, "none | translation | all"] = "none"
     """augmentation of both real and fitted images (the paper augments them); all: colour, translation and cutout"""
 
-    check = privacy_target.check
+    check = noisy_sums.check
 
     def check_data(self, client_data: ClientDatasets) -> None:
         """Check that the examples are uint8 images with classes, and that the noise of every client can be computed."""
@@ -159,8 +157,7 @@ class NDPDC:
             self.batch,
             self.lr,
         )
-        images = Examples(images.x.to(client_data.clients.store.x.dtype), images.y)
-        return Contributions.from_generated(client_data, [Contribution(images[slice(i, None, n)]) for i in range(n)])
+        return noisy_sums.contribute(client_data, images)
 
     def expected(self, client_data: ClientDatasets) -> float:
         """Return R, the expected number of real images per class in a step, computed from public numbers only."""
@@ -190,11 +187,8 @@ class NDPDC:
         return [self._salt(client_data, client) for client in range(len(client_data.clients))] if has_noise else []
 
     def _key(self, client_data: ClientDatasets, client: int) -> str:
-        """Return a hash of all facts that decide a client's messages; it seeds the messages' samples and noise."""
-        examples = client_data.clients.store[client_data.clients.rows[client]]
-        content = sha256(examples.x.numpy().tobytes() + examples.y.numpy().tobytes())
         decides = {**constants(self, ("per_class", "lr")), "classes": client_data.n_classes, "flip": client_data.flip}
-        return key_of({"seed": client_data.seed, "client": client, "own": content, **decides})
+        return noisy_sums.key_of_client(client_data, client, decides)
 
     def _salt(self, client_data: ClientDatasets, client: int) -> bytes:
         """Return the secret salt of the noise in a client's messages.
@@ -226,13 +220,8 @@ class NDPDC:
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
         """Assign all fitted images to all clients. ``nbytes`` counts T messages sent up and the images sent down."""
-        n = len(client_data.clients)
         up = 4 * self.iterations * (client_data.n_classes or 0) * self.networks(client_data).size
-        down = images_nbytes(len(released.rows), client_data.shape, client_data.itemsize, client_data.label_nbytes)
-        return Assigned(
-            client_data.clients.rows, [released.rows] * n, n_own=client_data.clients.sizes,
-            pool=released.rows_by_client(n), nbytes=n * (up + down),
-        )  # fmt: skip
+        return noisy_sums.assign_to_all(client_data, released, up)
 
     def beforehand(self, client_data: ClientDatasets) -> list[str]:
         """Report the noise-to-signal ratio of the clients' total in one step, and that of the mean total of T steps.

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from fedcommons.core.algorithm import Common, Shares
+from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.communication import Traffic
 from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients, Rows
@@ -174,7 +175,7 @@ class Stage(Protocol):
     check(fields) raises ``UserError`` if the experiment's fields (dotted names to values) do not fit the strategy.
     check_data(client_data) raises ``UserError`` if the strategy is not defined for the clients' data.
 
-    The attribute ``serves_pool = True`` states that the server holds the pool of shared examples and may train on it.
+    ``capabilities = Capabilities(serves_pool=True)``: the server holds the pool of shared examples and may train on it.
     """
 
     def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
@@ -252,11 +253,6 @@ def shorter_of(stage: Stage) -> tuple[Stage, float]:
         f"{what}.shorter must return a {kind} with less work and a factor above 0, by which this one takes longer, "
         f"got {quote(result)}."
     )
-
-
-def serves_pool(stage: Stage) -> bool:
-    """Return whether the server holds the pool of shared examples (the attribute ``serves_pool`` is True)."""
-    return getattr(stage, "serves_pool", False) is True
 
 
 def share(stage: Stage, client_data: ClientDatasets, generated: Sequence[Contribution] = ()) -> Shared:
@@ -344,7 +340,7 @@ def _shared(
     disclosed = leaving[is_real & (owners[leaving] >= 0)]
     releases = disclosure.with_undeclared(releases, owners[leaving[~is_real]].tolist(), client_data.clients.sizes)
     return Shared(
-        data=RunData(clients, real, pool=pool, serves=pool is not None and serves_pool(stage)),
+        data=RunData(clients, real, pool=pool, serves=pool is not None and capabilities_of(stage).serves_pool),
         p=sum(map(len, received)) / sum(clients.sizes),
         traffic=Traffic(once=disclosure.nbytes(name, client_data, assigned.nbytes, examples)),
         owners=owners,

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from inspect import Parameter, isclass, signature
 from numbers import Integral
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -42,6 +42,7 @@ from torch.utils.data import DataLoader
 
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean, weighted_reply
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work, trainable_parameters
 from fedcommons.core.executor import Executor
 from fedcommons.core.local_training import LocalResult
@@ -78,7 +79,7 @@ class Adapted:
     constants: Mapping[str, Any] = field(default_factory=dict)
     server: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
 
-    refuses_batch_norm = True
+    capabilities: ClassVar[Capabilities] = Capabilities(refuses_batch_norm=True)
 
     @property
     def takes_loss(self) -> bool:

@@ -12,7 +12,8 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcommons.core.algorithm import Algorithm, Facts, keeps_batch_norm, needed, needs_pool, refuses_batch_norm
+from fedcommons.core.algorithm import Algorithm, Facts
+from fedcommons.core.capabilities import Capabilities, capabilities_of
 from fedcommons.core.client_worker import Work, trainable_parameters
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import batch_norm_parameters, head_parameters
@@ -213,9 +214,9 @@ def digits(
         torch.stack([F.one_hot(part.y, 10).float().mean(0) for part in clients]),  # shape (clients, 10), in [0, 1]
     )
     clients = clients.with_commons(means)
-    mean, std, autoencoder = everything.mean, everything.std, method is not None and bool(needed(method))
-    keep_buffers = method is not None and keeps_batch_norm(method)
-    batch_norm = (batch_norm or keep_buffers) and not (method and refuses_batch_norm(method))
+    needs = Capabilities() if method is None else capabilities_of(method)
+    mean, std, autoencoder, keep_buffers = everything.mean, everything.std, bool(needs.needs), needs.keeps_batch_norm
+    batch_norm = (batch_norm or keep_buffers) and not needs.refuses_batch_norm
 
     def module() -> LightningModule:
         set_default_generator("initial weights of the tests")
@@ -229,9 +230,8 @@ def digits(
         return Classifier(network, lr=lr, momentum=momentum, mean=mean, std=std)
 
     sets = {"train": store, "test": everything.test[slice(0, 100)]}
-    serves = method is not None and needs_pool(method)
-    pool = clients if serves else None
-    data = RunData(clients, clients, sets, pool, everything.n_classes, serves=serves)
+    pool = clients if needs.needs_pool else None
+    data = RunData(clients, clients, sets, pool, everything.n_classes, serves=needs.needs_pool)
     return Federation(data, module, keep_buffers=keep_buffers)
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from fedcommons.core.algorithm import Algorithm, TellsWork, trains_locally
+from fedcommons.core.algorithm import Algorithm, TellsWork
+from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.work_units import Timed, in_seconds, pieces_of, prices, smaller_of
 from fedcommons.core.worker import RunData, Worker
@@ -25,7 +26,7 @@ def its_work_can_be_priced(algorithm: Algorithm, local: LocalSGD) -> None:
     False, clients must not call ``work.local``.
     """
     federation = digits(method=algorithm).training(local)
-    if not trains_locally(algorithm):
+    if not capabilities_of(algorithm).trains_locally:
         require(not _local_trainings(algorithm, federation), "trains_locally is False, but clients call work.local")
     if not isinstance(algorithm, TellsWork):
         return
@@ -36,7 +37,7 @@ def its_work_can_be_priced(algorithm: Algorithm, local: LocalSGD) -> None:
             few = Clients(data.real.store, [np.arange(n) % len(data.real.store)], commons=data.real.commons)
             small = replace(federation, data=replace(data, clients=few, real=few))
             small.run(variant, small.plan(1))
-            timed.append(Timed(n if trains_locally(algorithm) else 0, _pieces(variant, small), 1.0))
+            timed.append(Timed(n if capabilities_of(algorithm).trains_locally else 0, _pieces(variant, small), 1.0))
         in_seconds(kinds, prices(type(algorithm).__name__, timed))
     except UserError as error:  # because ``check_algorithm`` treats a UserError as a fault of the machine
         raise AssertionError(str(error)) from error

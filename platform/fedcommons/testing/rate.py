@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from fedcommons.convergence.rates import on_quadratics
-from fedcommons.core.algorithm import Algorithm, ChoosesClients, Personal, needed, needs_pool, trains_locally
+from fedcommons.core.algorithm import Algorithm, ChoosesClients, Personal
+from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.federation.rounds import Standing
 from fedcommons.federation.rounds import run as play
@@ -84,13 +85,14 @@ def bounds(zeta: float) -> list[float]:
 
 def not_judged(algorithm: Algorithm) -> str | None:
     """Return why Corollary I does not apply to the method, or None if it applies."""
+    capabilities = capabilities_of(algorithm)
     reasons = {
         "its clients have personal models": isinstance(algorithm, Personal),
         "it chooses the clients of a round": isinstance(algorithm, ChoosesClients),
-        "its clients make no local steps": not trains_locally(algorithm),
-        "its server trains on a pool of images": needs_pool(algorithm),
-        "it works per class": getattr(algorithm, "needs_classes", False),
-        "it needs more of a module than weights": bool(needed(algorithm)),
+        "its clients make no local steps": not capabilities.trains_locally,
+        "its server trains on a pool of images": capabilities.needs_pool,
+        "it works per class": capabilities.needs_classes,
+        "it needs more of a module than weights": bool(capabilities.needs),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 

@@ -19,10 +19,8 @@ from fedcommons.core.algorithm import (
     Replies,
     Reply,
     State,
-    sees_statistics,
-    takes_partial,
-    trains_locally,
 )
+from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.data.clients import ClientData
@@ -60,8 +58,7 @@ class Spy:
     common: list[tuple[int, dict[str, bytes]]] = field(default_factory=list)  # round and ``common`` per message
 
     def __post_init__(self) -> None:
-        self.sees_statistics, self.takes_partial = sees_statistics(self.inner), takes_partial(self.inner)
-        self.trains_locally = trains_locally(self.inner)
+        self.capabilities = capabilities_of(self.inner)
         if isinstance(self.inner, ChoosesClients):
             self.participants = partial(self._participants, self.inner)
         if isinstance(self.inner, Personal):

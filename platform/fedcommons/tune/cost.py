@@ -202,7 +202,7 @@ def _of_pieces(ready: Assembled) -> tuple[Assembled, dict[str, float]]:
     method = ready.algorithm
     if not isinstance(method, TellsWork):
         return ready, {}
-    local, timed = trains_locally(method), []
+    local, timed = capabilities_of(method).trains_locally, []
     least, n = smaller_of(method, FEW)[0]
     short = seconds_of(small_round(_with(ready, least), 1, 1, n).play) < SHORT
     for variant, n in smaller_of(method, MORE if short else FEW):
@@ -224,7 +224,7 @@ def _of_rounds(ready: Assembled, of_pieces: Mapping[str, float]) -> dict[str, fl
     b, n, m = ready.spec.local.batch_size, ready.plan.facts.n_clients, at_once(ready)
     small_round(ready, 1, 1, 1).play()  # not timed, so that no timed step includes torch's set-up
     single, step, smaller = seconds(1, 1, b), 0.0, 0.0
-    if trains_locally(ready.algorithm):
+    if capabilities_of(ready.algorithm).trains_locally:
         k = MORE if single < SHORT else FEW
         several = seconds(1, k, b)
         step = max(several - single, 0.0) / ((k - 1) * m)

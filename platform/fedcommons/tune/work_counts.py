@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from fedcommons.convergence.estimators import BATCH, PARTS
-from fedcommons.core.algorithm import Personal, State, trains_locally
+from fedcommons.core.algorithm import Personal, State
+from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.work_units import pieces_of
 from fedcommons.data.clients import Clients
@@ -80,11 +81,11 @@ def count_work(ready: Assembled) -> Counts:
         if replying or not joined:  # a round in which no sampled client replies has no such work
             for name, n in pieces_of(method, facts, loop, number, replying).items():
                 pieces[name] = pieces.get(name, 0) + more * n
-        if replying and (awaited := getattr(method, "waits_for", None)):
+        if replying and (awaited := capabilities.waits_for):
             state = {**state, awaited: EMPTY}
     sizes, n_own = data.clients.rows.sizes, data.clients.n_own
     each = {i: local_steps(loop, int(sizes[i]), float(n_own[i])) for i in joins}
-    if not trains_locally(method):
+    if not capabilities.trains_locally:
         each = dict.fromkeys(joins, (0, 0))
     n_models = sum(name.startswith("model/") for name in start.state)
     n_test, n_validation = (len(data.sets[name]) for name in ("test", "validation"))

@@ -1,0 +1,76 @@
+"""Capabilities: properties of algorithms, sharing strategies and straggler rules that their functions do not show."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self
+
+from fedcommons.deprecated import old_capabilities
+from fedcommons.errors import UserError, name_of, nearest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """The capabilities of a component, which its class declares: ``capabilities = Capabilities(needs_classes=True)``.
+
+    A component without the attribute ``capabilities`` has the default values.
+
+    Raises:
+        TypeError: there is no capability of a given name.
+    """
+
+    distils: bool = False
+    """The algorithm's server creates images and distils logits, so it needs image data and a model with logits."""
+    keeps_batch_norm: bool = False
+    """BatchNorm layers stay with the clients, so the model must have them and ``federation.buffers`` must be keep."""
+    leaves_partial: bool = False
+    """The straggler rule can return shares of work above 0."""
+    needs: Mapping[str, str] = field(default_factory=dict)
+    """Attributes that the clients' module must have for the algorithm: name -> meaning."""
+    needs_classes: bool = False
+    """The algorithm works per class, so data sets whose labels are not classes are refused."""
+    needs_pool: bool = False
+    """The algorithm's server trains on a pool of images, so the sharing strategy must have ``serves_pool``."""
+    refuses_batch_norm: bool = False
+    """The algorithm is not defined for a model with BatchNorm."""
+    sees_statistics: bool = False
+    """The algorithm's ``merge`` gets BatchNorm's statistics of client i in ``replies[i].each[BUFFERS]``."""
+    serves_pool: bool = False
+    """The sharing strategy gives the server the pool of shared examples, on which the server may train."""
+    takes_partial: bool = False
+    """The algorithm accepts partial work of stragglers; otherwise replies of stragglers are dropped."""
+    trains_images: bool = False
+    """The algorithm's server optimises images, so the model must accept floating pixels (``normalise``)."""
+    trains_locally: bool = True
+    """The clients train by ``work.local``; if False, fields of local training are refused unless ``needs_pool``."""
+    trains_twice: bool = False
+    """The algorithm trains each client twice in a round, so ``dp.target_epsilon`` is refused."""
+    waits_for: str | None = None
+    """Entry of the server's state that the first round with replies creates, for the estimates of ``--dry-run``."""
+    watches_head: bool = False
+    """The algorithm uses the embeddings at the module's ``head`` (see ``features.Head``)."""
+
+    def __new__(cls, **values: Any) -> Self:
+        names = [f.name for f in fields(cls)]
+        for name in values:
+            if name not in names:
+                raise TypeError(f"there is no capability {name!r}{nearest(name, names)}")
+        return super().__new__(cls)
+
+
+NAMES = tuple(f.name for f in fields(Capabilities))
+"""The names of all capabilities."""
+
+
+def capabilities_of(component: Any) -> Capabilities:
+    """Return the capabilities of a component or of its class; the default values if it declares none.
+
+    Raises:
+        UserError: the attribute ``capabilities`` has another type.
+    """
+    declared = component.capabilities if hasattr(component, "capabilities") else Capabilities()
+    if isinstance(declared, property):  # it is known for instances of the class only
+        return Capabilities()
+    if not isinstance(declared, Capabilities):
+        raise UserError(f"{name_of(component)}.capabilities must be Capabilities(...), got {type(declared).__name__}.")
+    old = old_capabilities(component, NAMES)
+    return replace(declared, **old) if old else declared
