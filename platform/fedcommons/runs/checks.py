@@ -52,9 +52,7 @@ def makes_steps(algorithm: str) -> bool:
     """Return whether clients or the server of the method ``algorithm`` make local steps."""
     method: Any = registry.find("algorithm", algorithm)
     capabilities = capabilities_of(method)
-    return (
-        capabilities.trains_locally or capabilities.needs_pool
-    )  # training on a pool also uses the fields of local training
+    return capabilities.trains_locally or capabilities.needs_pool  # training on a pool uses the same fields
 
 
 def require_participants(participation: float, n_clients: int) -> None:

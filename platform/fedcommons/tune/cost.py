@@ -29,7 +29,8 @@ from fedcommons.config import presets, registry
 from fedcommons.config.dotted import values_of
 from fedcommons.convergence.estimators import BATCH, mean_gradient
 from fedcommons.convergence.smoothness import hessian_vector
-from fedcommons.core.algorithm import Algorithm, ChoosesClients, TellsWork, trains_locally
+from fedcommons.core.algorithm import Algorithm, ChoosesClients, TellsWork
+from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.evaluation import ModelTask, evaluate_chunk
 from fedcommons.core.work_units import Timed, in_seconds, pieces_of, prices, smaller_of
 from fedcommons.core.worker import RunData, Worker, fresh_torch, give_back_freed

@@ -71,6 +71,7 @@ def count_work(ready: Assembled) -> Counts:
     start = ready.start(ClientMemory())
     played = min(last, MOST_ROUNDS)
     method, plan, loop = ready.algorithm, ready.plan, spec.local
+    capabilities = capabilities_of(method)
     facts = replace(plan.facts, counts=plan.facts.counts and cache(plan.facts.counts))  # counted once for all rounds
     more, b = last / played, loop.batch_size
     joins, pieces = Counter[int](), dict[str, float]()
