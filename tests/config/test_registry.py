@@ -70,7 +70,7 @@ def test_fields_of_every_component_are_read_from_its_source_and_have_help_and_ra
     for name in KINDS[kind].components:
         part = registry.find(kind, name)
         assert registry.constants(kind, name) == fields_of(part, KINDS[kind].passed, KINDS[kind].required)
-        for method in ("needs", "check", "client", "nothing"):
+        for method in ("requests", "check", "client", "nothing"):
             assert registry.defines(kind, name, method) == callable(getattr(part, method, None))
         for field, found in registry.constants(kind, name).items():
             found.check(field, found.default)
