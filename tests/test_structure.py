@@ -83,12 +83,13 @@ def test_build_and_experiment_import_few_modules() -> None:
 def held(value: Any, path: str = "spec") -> Iterator[tuple[str, Any]]:
     """Yield (path, value) of all that a value holds, except what ``record`` holds."""
     yield path, value
+    inner: Mapping[str, Any] = {}
     if isinstance(value, partial):
         inner = {**{str(n): v for n, v in enumerate(value.args)}, **value.keywords}
     elif is_dataclass(value) and type(value).__module__.startswith("fedcommons"):
         inner = {name: getattr(value, name) for name in value.__dataclass_fields__ if name != "record"}
-    else:
-        inner = value if type(value) is dict else {}
+    elif type(value) is dict:
+        inner = value
     for name, part in inner.items():
         yield from held(part, f"{path}.{name}")
 
