@@ -29,6 +29,8 @@ from fedcommons.seeding import generator, keyed_besides_torch, set_default_gener
 Batches = Callable[[int], Iterator[Any]]
 """Function of an epoch (from 0) that yields an argument for each of the epoch's steps: a batch or a list of batches."""
 
+NO_CONTEXT = nullcontext()
+
 Step = steps.PlainStep | steps.AccumulatedStep | steps.ScaledStep | PrivateStep
 
 
@@ -147,10 +149,10 @@ class LocalSGD:
         step, batches = self._choose(work, data, seed, dp, loss, add_to_grad)
         if work.schedulers and lr is None:
             batches = partial(_scheduled, work.schedulers, batches)
-        kernels = nullcontext() if torch.backends.mkldnn.enabled == self.onednn else onednn(self.onednn)
-        others = keyed_besides_torch(seed) if work.has_user_code else nullcontext()
+        kernels = NO_CONTEXT if torch.backends.mkldnn.enabled == self.onednn else onednn(self.onednn)
+        others = keyed_besides_torch(seed) if work.has_user_code else NO_CONTEXT
         set_default_generator(seed, "dropout")
-        with work.logged as logged, kernels, tf32() if self.precision == "tf32" else nullcontext(), others:
+        with work.logged as logged, kernels, tf32() if self.precision == "tf32" else NO_CONTEXT, others:
             if work.hooks:
                 losses = work.hooks.train(self, data, seed, epochs, loss, add_to_grad)
             else:
@@ -182,7 +184,8 @@ class LocalSGD:
     ) -> tuple[Step, Batches]:  # fmt: skip
         """Return the step for a training, and the function that yields the arguments of an epoch's steps."""
         loss = steps.autocast(own_loss or work.module.training_step, work.device.type, self.precision)
-        parameters, update, changes = list(work.named.values()), plain_step(work.optimizer), list[steps.Change]()
+        parameters, update = list(work.named.values()), plain_step(work.optimizer)
+        changes: list[steps.Change] = []
         if self.clip_norm is not None:
             changes.append(partial(nn.utils.clip_grad_norm_, parameters, self.clip_norm))
         if add_to_grad:
