@@ -69,11 +69,7 @@ RATES = {"smoke": "0.1", "small": "0.1,0.3", "paper": "0.01,0.03,0.1"}
 
 
 def fields(preset: str, dataset: str) -> Mapping[str, Any]:
-    """Return the config fields (dotted names) of a preset of this experiment.
-
-    Raises:
-        UserError: no preset has this name, or the paper has no numbers for this data set.
-    """
+    """Return the config fields (dotted names) of a preset of this experiment."""
     if preset not in FIELDS:
         raise unknown("preset", preset, FIELDS)
     if preset == "paper" and dataset not in PAPER:

@@ -89,9 +89,6 @@ def checked(config: Experiment, asked: int | None) -> tuple[Prepared, int]:
     """Return the prepared experiment and the number of the attacked client.
 
     asked: the client's number; None: the client whose generator sees most images.
-
-    Raises:
-        UserError: no client generates images, there is no client ``asked``, or there are too few test images.
     """
     prepared = prepare(config)
     needs, held_out = prepared.requests, prepared.dataset.test

@@ -55,9 +55,6 @@ def settled(preset: str, config: Experiment, asked: Collection[str]) -> Experime
     """Return the config; preset ``authors`` replaces fields by the released code's, except fields in ``asked``.
 
     asked: names of fields that the user or an option of the sweep has set.
-
-    Raises:
-        UserError: the preset is ``authors``, and the configuration is not in Table 1.
     """
     if preset != "authors":
         return config
@@ -69,9 +66,6 @@ def authors(config: Experiment) -> Mapping[str, Any]:
     """Return the released code's config fields for this configuration of Table 1.
 
     They depend on data set, algorithm, sharing strategy, clients N, participation C and alpha.
-
-    Raises:
-        UserError: the configuration is not in Table 1.
     """
     data, algorithm = config.data.name, config.algorithm
     n, c, alpha = config.partition.n_clients, config.federation.participation, config.flat.get("partition.alpha")

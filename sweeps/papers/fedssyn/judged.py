@@ -37,11 +37,7 @@ POOL = ("generator", "rho", "epochs")
 
 
 def _checked(config: Experiment) -> Prepared:
-    """Return the prepared experiment, whose clients generate images and whose model has a head.
-
-    Raises:
-        UserError: no client generates an image, or the model has no attribute ``head``.
-    """
+    """Return the prepared experiment, whose clients generate images and whose model has a head."""
     prepared = prepare(config)
     if not any(need.n for need in prepared.requests):
         raise UserError("no client draws an image, so there are none to judge: use a larger sharing.p.")

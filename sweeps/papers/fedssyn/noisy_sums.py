@@ -84,9 +84,6 @@ def audited(prepared: Prepared, attacked: int | None, canaries: int) -> tuple[Re
     """Return the privacy release of a client's noisy sums and the estimate of its epsilon.
 
     attacked: the client's number; None: the client with most images.
-
-    Raises:
-        UserError: the sums have no privacy guarantee, or there is no client ``attacked``.
     """
     stage, client_data = prepared.stage, prepared.client_data
     client = int(np.argmax(client_data.clients.sizes)) if attacked is None else attacked
@@ -103,11 +100,7 @@ def audited(prepared: Prepared, attacked: int | None, canaries: int) -> tuple[Re
 
 
 def work(options: parse.Options, say: Callable[[str], None]) -> None:
-    """Audit the noisy sums of one experiment per seed, print one table of all results and write it to ``--out``.
-
-    Raises:
-        UserError: ``--out`` has an audit already.
-    """
+    """Audit the noisy sums of one experiment per seed, print one table of all results and write it to ``--out``."""
     path = Path(options.out) / "audit_pool.md"
     if path.exists():
         raise UserError(f"--out: {options.out} holds an audit already; name another folder.")

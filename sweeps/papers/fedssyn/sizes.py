@@ -59,11 +59,7 @@ _NOT_OF_SUMS = ("generator", "sharing")
 
 
 def jobs(options: parse.Options) -> list[Job]:
-    """Return the trainings of generators whose results are not in the store.
-
-    Raises:
-        UserError: a generator cannot reach its target epsilon, or not exactly one client generates images.
-    """
+    """Return the trainings of generators whose results are not in the store."""
     sizes, seeds = (parse.split(f"--{name}", options[name], int) for name in ("sizes", "seeds"))
     require_few(len(sizes) * len(seeds) * len(options.epsilons.split(",")))
     every = [config for n in sizes for seed in seeds for config in configs(options, n, seed).values()]
@@ -77,11 +73,7 @@ def jobs(options: parse.Options) -> list[Job]:
 
 
 def of_sums(options: parse.Options) -> Iterator[Prepared]:
-    """Yield the prepared experiments with noisy sums; the preparation finds the noise that gives the target epsilon.
-
-    Raises:
-        UserError: a pool cannot reach its target epsilon.
-    """
+    """Yield the prepared experiments with noisy sums; the preparation finds the noise that gives the target epsilon."""
     sizes, seeds = (parse.split(f"--{name}", options[name], int) for name in ("sizes", "seeds"))
     every = (config for n in sizes for seed in seeds for config in released(options, n, seed).values())
     return (ready for config in every if (ready := enough(config)))
