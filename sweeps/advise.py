@@ -107,7 +107,7 @@ def advise(argv: Sequence[str]) -> int:
         mirror.begin(options.resume)
         todo = sweep.todo(several, out, display)
         from fedcommons.runs.build import prepare
-        from papers.fedssyn.predicting import predictions
+        from papers.fedssyn.probe import predictions
 
         ready = [prepare(c) for c in wanted]
         with sweep.open_sweep(out, options.resume):  # opened only now, as all invalid requests were refused above

@@ -82,10 +82,7 @@ def _entry(options: parse.Options, name: str, alpha: float, rates: Rates, seed: 
 
 
 def expected(entries: Sequence[Entry]) -> list[sweep.Trial]:
-    """Return the trials to run: all learning rates with the first seed, and one trial per row, alpha and other seed.
-
-    A trial of another seed is a placeholder, as the best learning rates are unknown before the first seed has run.
-    """
+    """Return the trials to run: all learning rates with the first seed, and one trial per row, alpha and other seed."""
     first = entries[0].seed
     per_seed = {(e.way, e.alpha, e.seed): e for e in reversed(entries) if e.seed != first}
     return _cells([e for e in entries if e.seed == first] + list(per_seed.values()))

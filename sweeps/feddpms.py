@@ -107,7 +107,7 @@ def _cells(
 
 
 def render(results: Results) -> Report:
-    from papers.feddpms.report import report
+    from papers.feddpms.tables import report
 
     return report(results)
 

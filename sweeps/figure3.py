@@ -77,7 +77,6 @@ def central_lines(entries: Sequence[Entry], options: parse.Options) -> "list[Cen
 
 
 def footnotes(results: Results, lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the table's footnotes on accuracy, learning rate, models and seeds; lines: records of central models."""
     c = results.configs[0]
     notes = [
         f"Accuracy in %: top-1 of the server model on the whole test set; last: after round R = {c.federation.rounds}, "

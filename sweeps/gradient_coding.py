@@ -92,9 +92,9 @@ def settings(options: parse.Options) -> "dict[str, Setting]":
 def gradient_coding(argv: Sequence[str]) -> int:
     options = arguments(argv)
     print("Loading torch and the data ...", flush=True)
+    from papers.agc.coding import write_all
     from papers.agc.curves import load_problem, run_all, summed_up
     from papers.agc.gradient_coding import check
-    from papers.agc.report import write_all
 
     problem, wanted, out = load_problem(options), settings(options), Path(options.out)
     for setting in wanted.values():

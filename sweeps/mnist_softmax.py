@@ -65,10 +65,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def train_all(datasets: "Mapping[int, Dataset]", options: parse.Options, display: Display) -> list[Curve]:
-    """Train and return the test-loss curves, in the order of the table.
-
-    There is a curve per seed, partition, share p of swapped images, number of epochs and noise level.
-    """
+    """Train and return the test-loss curves, in the order of the table."""
     from papers.fedssyn.softmax_regression import Labelled, clients, train, zeta_sq
 
     cells, settings = [], [(seed, name, p) for seed in datasets for name in PARTITIONS for p in options.p]

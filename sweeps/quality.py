@@ -56,10 +56,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def pools(options: parse.Options) -> "list[Experiment]":
-    """Return the experiments whose images are judged: one per seed, generator, rho and checkpoint of the training.
-
-    rho: share of a client's images that its generator sees.
-    """
+    """Return the experiments whose images are judged: one per seed, generator, rho and checkpoint of the training."""
     base, listed = parse.flat(options), partial(_listed, options)
     seeds, names = listed("seeds", int), listed("generators")
     rhos, shares = listed("rhos", float, "(0, 1]"), grid.values(options, "checkpoints", float, "(0, 1]")

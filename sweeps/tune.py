@@ -75,10 +75,7 @@ def build_trials(points: Sequence[Mapping[str, Any]], options: parse.Options) ->
 
 
 def cells(options: parse.Options) -> tuple[list[sweep.Trial], list[str]]:
-    """Return the trials and the names of the swept fields.
-
-    Optuna chooses points during the sweep, so with Optuna the trials at the limits of the search space are returned.
-    """
+    """Return the trials and the names of the swept fields."""
     swept = space(options)
     n = search_space.count(swept, options.samples)
     if options.search == "optuna":

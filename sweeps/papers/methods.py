@@ -13,7 +13,6 @@ from fedcommons.reports.series import COLOURS, course
 from fedcommons.tune import grid
 from fedcommons.tune.study import Report, Results, with_choice
 
-MB = 10**6
 CSV = ("method", "at", "rate", "MB", *tables.RUN)
 
 
@@ -36,7 +35,7 @@ def report(results: Results) -> Report | None:
     if runs.empty:
         return None
     records = tables.records(runs, CSV)
-    title = f"{grid.title([e.cell.config for e in results.entries if not e['tuning']])}"
+    title = grid.title([e.cell.config for e in results.entries if not e["tuning"]])
     return Report(
         table(runs) + tables.numbered(notes(results, runs)), records,
         {"preset": results.options.preset, "cells": records},

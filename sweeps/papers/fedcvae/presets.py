@@ -81,10 +81,7 @@ def fields(preset: str, dataset: str) -> Mapping[str, Any]:
 
 
 def row(method: str, preset: str, base: Mapping[str, Any], asked: Collection[str]) -> Mapping[str, Any]:
-    """Return the config fields that a row sets on top of ``base``, the fields of all rows.
-
-    asked: fields set on the command line, which the method's own fields do not replace.
-    """
+    """Return the config fields that a row sets on top of ``base``, the fields of all rows."""
     epochs = base["federation.rounds"] * base["client.epochs"]
     once = {"federation.rounds": 1, "client.epochs": epochs, "fedcvae.local_epochs": epochs}
     row_fields = _OF_KD.get(base["data.name"], {}) if (method, preset) == ("fedcvae-kd", "paper") else {}

@@ -54,7 +54,6 @@ def markdown(frame: Any, notes: Sequence[str]) -> str:
 
 
 def notes(results: Results) -> list[str]:
-    """Return the footnotes of the table: data, local epochs, learning rates, units and seeds."""
     entries, options = results.entries, results.options
     config = next((e.cell.config for e in entries if e["method"] != "fedavg"), entries[0].cell.config)
     epochs = options["federation.rounds"] * options["client.epochs"]

@@ -78,10 +78,7 @@ def _rate(runs: Any) -> str:
 
 
 def _ahead(frame: Any) -> str:
-    """Return a table of FedDM's last accuracy minus the last accuracy of each other method, paired by seed.
-
-    The text is empty if no seed has a run of both methods.
-    """
+    """Return a table of FedDM's last accuracy minus the last accuracy of each other method, paired by seed."""
     lines = []
     for alpha, runs in frame.groupby("at", sort=False):
         feddm = runs[runs["method"] == "feddm"]
@@ -113,10 +110,7 @@ def _validated(runs: Any) -> str:
 
 
 def courses(frame: Any, path: Path, smoke: bool) -> None:
-    """Draw figure 2: test accuracy over rounds, and over MB sent by all clients; a column for each alpha.
-
-    Lines are means over seeds; bands go from the lowest to the highest seed.
-    """
+    """Draw figure 2: test accuracy over rounds, and over MB sent by all clients; a column for each alpha."""
     main = frame.loc[frame["chosen"] & (frame["table"] == METHODS), ["run", "method", "at"]]
     if main.empty:
         return
@@ -157,10 +151,7 @@ def noise(frame: Any, path: Path, smoke: bool) -> None:
 
 
 def pictures(frame: Any, path: Path, smoke: bool) -> None:
-    """Draw figures 14 to 17: for each class, the first of the synthetic images that clients sent.
-
-    A row shows the images of round 1, or the images of the last round at one noise level.
-    """
+    """Draw figures 14 to 17: for each class, the first of the synthetic images that clients sent."""
     runs = frame[frame["chosen"] & frame["table"].isin((ROUND, NOISE)) & (frame["algorithm"] == "feddm")]
     sets = {}
     for run, method in runs.drop_duplicates("method")[["run", "method"]].to_numpy():  # only the first seed's run
@@ -206,7 +197,6 @@ def figure1(path: Path, smoke: bool) -> None:
 
 
 def notes(results: Results) -> list[str]:
-    """Return the footnotes of the tables: target, bytes, seeds, learning rates and rejected replies."""
     goal = target.plain(results.options.target)
     reach = f"{target.in_words(goal)}{'' if isinstance(goal, str) else ' test accuracy'}"
     server = results.options.get("feddm.server_lr")

@@ -30,7 +30,6 @@ L_NOTE = (
 
 
 def footnotes(results: Results) -> list[str]:
-    """Return the footnotes: definitions of the parameters, settings of the runs, differences to the paper."""
     options = results.options
     configs, of_a8 = ([e.cell.config for e in results.entries if e["figure"] == name] for name in ("a7", "a8"))
     c = configs[0]

@@ -221,11 +221,7 @@ def columns(needs: "Sequence[GenerationRequest]") -> list[tuple[int, int, int]]:
 
 
 def pictures(entries: Sequence[Entry], path: Path, smoke: bool) -> None:
-    """Draw images of the pools of the first seed and the first method: a row per pool, two images per class.
-
-    Labels follow noised class counts, so generators also draw classes that they saw rarely or never. The title of each
-    column is the number of images of the class that the column's generator saw.
-    """
+    """Draw images of the pools of the first seed and the first method: a row per pool, two images per class."""
     from fedcommons.reports import plots
     from fedcommons.runs.build import prepare
 

@@ -20,11 +20,7 @@ rho: share of a client's n_i images that its generator sees; n~: synthetic image
 
 
 def records(results: Results, central: Mapping[int, float]) -> list[dict[str, Any]]:
-    """Return a record for each pool, over the finished seeds. Accuracies are in %.
-
-    central: last accuracy of the central model by seed. ``ahead``: whether the pool is better than the central model,
-    as Student's 95 % interval of the differences, paired by seed, lies above 0; None with fewer than two seeds.
-    """
+    """Return a record for each pool, over the finished seeds. Accuracies are in %."""
     last = dict(zip(results.runs["cell"], results.runs["last_accuracy"], strict=True))
     groups: dict[tuple[Any, ...], dict[int, float]] = {}
     for e in results.finished:
@@ -58,10 +54,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def figure(rows: Sequence[dict[str, Any]], central: Sequence[float], path: Path, title: str, smoke: bool) -> None:
-    """Draw last accuracy: (a) over n~/n_i, a line per rho; (b) over epochs, a line per N; (c) a point per generator.
-
-    n~, n_i: synthetic and real images of a client; rho: share of the real images that its generator sees; N: clients.
-    """
+    """Draw last accuracy: (a) over n~/n_i, a line per rho; (b) over epochs, a line per N; (c) a point per generator."""
     from fedcommons.reports import plots
     from fedcommons.reports.series import COLOURS, MARKERS
 

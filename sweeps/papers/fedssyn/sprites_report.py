@@ -49,10 +49,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def figure(rows: Sequence[dict[str, Any]], path: Path, title: str, smoke: bool) -> None:
-    """Draw last accuracy over rho, a line per number of epochs (left), and over n~/n_i, a line per rho (right).
-
-    rho: share of a client's n_i images that its generator sees; n~: synthetic images that a client gets.
-    """
+    """Draw last accuracy over rho, a line per number of epochs (left), and over n~/n_i, a line per rho (right)."""
     from fedcommons.reports import plots
     from fedcommons.reports.series import COLOURS, MARKERS
 

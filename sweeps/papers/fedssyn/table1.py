@@ -24,7 +24,6 @@ VARIED = {*grid.GRID.values(), "partition.n_clients", "federation.participation"
 
 
 def footnotes(cells: Sequence[sweep.Trial], options: parse.Options) -> list[str]:
-    """Return the footnotes: target, local work, learning rates, seeds, and differences to the paper."""
     configs = [cell.config for cell in cells]
     rate = (
         f"The learning rate was fixed at {configs[0].client.lr:g} for all configurations, not chosen per configuration."

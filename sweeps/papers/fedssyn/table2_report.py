@@ -38,10 +38,7 @@ def rows(runs: Any) -> Any:
 
 
 def _course_results(course: Any, needed: float | None) -> tuple[float, float | None]:
-    """Return MB sent until the target (all rounds if missed), and test accuracy at the best validation accuracy.
-
-    course: the rounds of one run. needed: the rounds of the run to the target, None or nan if the target was missed.
-    """
+    """Return MB sent until the target (all rounds if missed), and test accuracy at the best validation accuracy."""
     within = course if needed is None or needed != needed else course[course["round"] <= needed]
     best = None
     if "validation/accuracy" in course and (validated := course.dropna(subset=["validation/accuracy"])).size:
@@ -98,7 +95,6 @@ def _groups(frame: Any) -> list[tuple[tuple[float, str], Any]]:
 
 
 def notes(results: Results) -> list[str]:
-    """Return the footnotes: target, bytes, learning rates, local work and seeds."""
     configs, options = results.configs, results.options
     return [
         f"Target: {grids.title(configs)}. Rounds: the first round whose server model reaches it; >R: not in R rounds.",
@@ -140,10 +136,7 @@ def report(results: Results) -> Report:
 
 
 def draw(frame: Any, path: Path, title: str, options: parse.Options) -> None:
-    """Draw test accuracy over rounds and over MB, with a column for each alpha.
-
-    Lines are means over seeds; bands go from minimum to maximum.
-    """
+    """Draw test accuracy over rounds and over MB, with a column for each alpha."""
     from fedcommons.reports import plots, series
 
     if frame.empty:

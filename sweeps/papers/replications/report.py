@@ -63,10 +63,7 @@ class Compared:
 
 
 def compared(runs: Mapping[tuple[str, str], Mapping[int, Mapping[str, float | None]]]) -> list[Compared]:
-    """Return a comparison for each published number of the rows that have runs, in the order of the rows.
-
-    runs: maps (row, variant) to results by seed of a finished run. A result maps ``Quantity.words`` to our number.
-    """
+    """Return a comparison for each published number of the rows that have runs, in the order of the rows."""
     return [
         Compared(name, quantity, published, {seed: numbers[quantity.words] for seed, numbers in by_seed.items()})
         for name, row in ROWS.items()
