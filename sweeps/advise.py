@@ -26,7 +26,6 @@ POOLS = ("shuffled_synthetic", "shuffled_real")
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options of the advisor, and an option for each field of the experiment's configuration."""
     more = (
         ("p", str, "0.05,0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9", "shares p to predict, in [0, 1), separated by commas"),
         ("speed-up", Annotated[float, "(1, inf)"], 2.0, "wanted factor by which the number of rounds decreases, > 1"),
@@ -38,16 +37,14 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ),
         ("check-p", str, "0.1,0.25,0.5", "with --check: shares p to train with, in addition to p = 0"),
     )
-    title = (__doc__ or "").partition("\n")[0]
-    parser = grid.parser(title, argv, {"settings": POOLS[0]}, more, "advise")
-    parser.add_argument(
-        "--check", action="store_true", help="train with some p to the last round and compare with the predictions"
-    )
+    parser = grid.parser(__doc__, argv, {"settings": POOLS[0]}, more, "advise")
+    check = "train with some p to the last round and compare with the predictions"
+    grid.add_options(parser, [("check", bool, False, check)])
     parser.hide({"sharing.p"})
     options = parse.parse(parser, argv)
     grid.refuse_fields(options, {"sharing.p": "p"})
-    for name in ("p", "check_p"):
-        parse.split(f"--{name.replace('_', '-')}", options[name], float, "[0, 1)")
+    for name in ("p", "check-p"):
+        grid.values(options, name, float, "[0, 1)")
     if "partition.alpha" not in options.fields:
         raise UserError(
             f"partition.name {options.partition.name} has no alpha, and the predictions are made per alpha."
@@ -67,9 +64,9 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 def configs(options: parse.Options) -> list[Experiment]:
     """Return an experiment for each alpha, with the requested sharing strategy and the first seed."""
-    seed, base = parse.split("--seeds", options.seeds, int)[0], grid.base(options)
+    seed, base = grid.values(options, "seeds", int)[0], grid.base(options)
     pool = {"sharing.setting": options.settings, "sharing.p": 0.5 if options.settings == "shuffled_real" else None}
-    alphas = parse.split("--alphas", options.alphas, float)
+    alphas = grid.values(options, "alphas", float)
     sweep.require_few(len(alphas) * len(options.seeds.split(",")) * len(options.check_p.split(",")))
     common = {**base, "seed": seed, "measure.every": max(1, options.measure.every), **pool}
     return [choose({**common, "partition.alpha": alpha}, options.fields) for alpha in alphas]
@@ -83,7 +80,7 @@ def probed(config: Experiment, options: parse.Options) -> Experiment:
 
 def cells(options: parse.Options) -> dict[tuple[float, float], list[sweep.Trial]]:
     """Return the trials of ``--check`` by (alpha, share p of pool images), one trial per seed."""
-    shares = dict.fromkeys((0.0, *parse.split("--check-p", options.check_p, float)))
+    shares = dict.fromkeys((0.0, *grid.values(options, "check-p", float)))
     runs = {}
     for c, p in product(configs(options), shares):
         sharing: dict[str, Any] = (
@@ -91,7 +88,7 @@ def cells(options: parse.Options) -> dict[tuple[float, float], list[sweep.Trial]
         )
         if not options.measure.every:  # these runs measure nothing, so they have no measure.samples
             sharing |= {"measure.every": 0, "measure.samples": None}
-        each = [{**c.flat, **sharing, "seed": seed} for seed in parse.split("--seeds", options.seeds, int)]
+        each = [{**c.flat, **sharing, "seed": seed} for seed in grid.values(options, "seeds", int)]
         runs[c.partition.alpha, p] = [authors.cell(options, fields) for fields in each]
     return runs
 
@@ -110,7 +107,7 @@ def advise(argv: Sequence[str]) -> int:
         mirror.begin(options.resume)
         todo = sweep.todo(several, out, display)
         from fedcommons.runs.build import build
-        from papers.fedssyn.predicting import predictions
+        from papers.fedssyn.probe import predictions
 
         ready = [build(c) for c in wanted]
         with sweep.open_sweep(out, options.resume):  # opened only now, as all invalid requests were refused above

@@ -18,44 +18,34 @@ from fedcommons.cli.display import Display
 from fedcommons.config import presets, registry
 from fedcommons.config.dotted import choose, generates
 from fedcommons.errors import UserError
-from fedcommons.tune import sweep
+from fedcommons.tune import grid, sweep
 from papers.fedssyn import authors, private_presets
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options of the audit, and an option for each field of the experiment's configuration."""
     preset, dataset = parse.early(argv, "preset", "small"), parse.early(argv, "data.name", "digits")
     setting = {"sharing.setting": "shuffled_synthetic"}
     title = (__doc__ or "").partition("\n")[0]
     parser = parse.parser(title, argv, {**presets.preset(preset, dataset), **setting})
     few = preset == "smoke"
-    for name, kind, default, text in (
+    grid.add_options(parser, (
         ("preset", str, "small", ", ".join(presets.PRESETS)),
         ("seeds", str, "", "seeds, separated by commas (default: seed)"),
-        (
-            "attacked",
-            Annotated[int | None, "[0, 1e9]"],
-            None,
-            "the client whose generator is attacked; default: the one whose generator sees most images",
-        ),
+        ("attacked", Annotated[int | None, "[0, 1e9]"], None,
+         "the client whose generator is attacked; default: the one whose generator sees most images"),
         ("shadows", Annotated[int, "[2, 10000]"], 3 if few else 12, "shadow generators of the membership attack"),
-        (
-            "canaries",
-            Annotated[int, "[4, 1e9]"],
-            8 if few else 400,
-            "largest number of test images for the bound on epsilon; half are trained on. For noisy sums: a 25th of "
-            "the draws of each world (merf), or a fourth of the canaries in the run (ndpdc)",
-        ),
+        ("canaries", Annotated[int, "[4, 1e9]"], 8 if few else 400,
+         "largest number of test images for the bound on epsilon; half are trained on. For noisy sums: a 25th of "
+         "the draws of each world (merf), or a fourth of the canaries in the run (ndpdc)"),
         ("out", str, f"runs/audit-{preset}-{registry.label(dataset)}", "folder of the results"),
-    ):
-        parser.add_argument(f"--{name}", type=kind, default=default, help=text)
-    parser.add_argument("--resume", action="store_true", help="keep the audits that are already in that folder")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be trained, and stop")
+        ("resume", bool, False, "keep the audits that are already in that folder"),
+        ("dry-run", bool, False, "say what would be trained, and stop"),
+    ))  # fmt: skip
     options = parse.parse(parser, argv)
     if options.seeds:
         parse.refuse_fields(options, {"seed": "seeds"})
     field = options.fields["seed"]
-    seeds = parse.split("--seeds", options.seeds, int, field.allowed) if options.seeds else (options.seed,)
+    seeds = grid.listed(options, "seeds", int, field.allowed) or (options.seed,)
     sweep.require_few(len(seeds))
     flat = parse.flat(options)
     each = (choose({**flat, "seed": seed}, options.fields) for seed in seeds)

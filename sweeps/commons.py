@@ -28,7 +28,6 @@ from papers.commons.ways import WAYS, Entry, Rates
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options of the comparison, and an option for each field of the experiment's configuration."""
     preset, dataset = grid.preset_and_dataset(argv)
     if preset == "authors":
         raise UserError("--preset authors belongs to one paper: use paper, small or smoke.")
@@ -37,17 +36,14 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("lrs", str, ways.rates(preset) if preset in ("smoke", "small", "paper") else "", 
          "learning rates of clients to choose from by validation accuracy"),
     )  # fmt: skip
-    lists = {"algorithms": "fedavg", "settings": "shuffled_synthetic"}
-    title = (__doc__ or "").partition("\n")[0]
-    parser = grid.parser(title, argv, lists, more, "commons", ways.base(preset, dataset))
-    parser.set_defaults({"alphas": "0.1"})
+    lists = {"settings": "shuffled_synthetic", "alphas": "0.1"}
+    parser = grid.parser(__doc__, argv, lists, more, "commons", ways.base(preset, dataset))
     options = parse.parse(parser, argv)
     for name in ("algorithms", "settings"):
         if name in parse.named(argv):
             raise UserError(f"--{name} is not for commons, whose rows set it: choose rows with --ways.")
     grid.refuse_fields(options, {"client.lr": "lrs"})
-    if options.data.validation == 0:
-        raise UserError("--lrs chooses by validation accuracy: data.validation must be above 0.")
+    grid.require_validation(options, "lrs")
     return options
 
 
@@ -56,11 +52,11 @@ def entries(options: parse.Options) -> list[Entry]:
 
     A row that cannot run at an alpha has one entry there, with the error sentence as its ``cell``.
     """
-    for name in (chosen := parse.split("--ways", options.ways)):
+    for name in (chosen := grid.values(options, "ways")):
         if name not in WAYS:
             raise unknown("--ways", name, WAYS)
-    alphas, seeds = parse.split("--alphas", options.alphas, float), parse.split("--seeds", options.seeds, int)
-    rates = parse.split("--lrs", options.lrs, float, common_fields()["client.lr"].allowed)
+    alphas, seeds = grid.values(options, "alphas", float), grid.values(options, "seeds", int)
+    rates = grid.values(options, "lrs", float, common_fields()["client.lr"].allowed)
     tries = {name: ways.tries(WAYS[name], rates, len(rates) > 1) for name in chosen}
     sweep.require_few(len(alphas) * sum(map(len, tries.values())) * len(seeds))
     result = []
@@ -76,15 +72,9 @@ def entries(options: parse.Options) -> list[Entry]:
 def _entry(options: parse.Options, name: str, alpha: float, rates: Rates, seed: int) -> Entry:
     from fedcommons.runs.build import build
 
-    values = {
-        **grid.base(options),
-        **ways.fields(WAYS[name], options),
-        **dict(rates),
-        "partition.alpha": alpha,
-        "seed": seed,
-    }
+    own = {**ways.fields(WAYS[name], options), **dict(rates), "partition.alpha": alpha, "seed": seed}
     try:
-        cell = grid.cell(options, values)
+        cell = grid.cell(options, {**grid.base(options), **own})
         build(cell.config)
     except UserError as error:
         return Entry(name, alpha, rates, seed, str(error))
@@ -92,10 +82,7 @@ def _entry(options: parse.Options, name: str, alpha: float, rates: Rates, seed: 
 
 
 def expected(entries: Sequence[Entry]) -> list[sweep.Trial]:
-    """Return the trials to run: all learning rates with the first seed, and one trial per row, alpha and other seed.
-
-    A trial of another seed is a placeholder, as the best learning rates are unknown before the first seed has run.
-    """
+    """Return the trials to run: all learning rates with the first seed, and one trial per row, alpha and other seed."""
     first = entries[0].seed
     per_seed = {(e.way, e.alpha, e.seed): e for e in reversed(entries) if e.seed != first}
     return _cells([e for e in entries if e.seed == first] + list(per_seed.values()))

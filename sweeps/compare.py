@@ -47,11 +47,7 @@ def arguments(argv: Sequence[str]):
 
 
 def columns(runs: "pd.DataFrame", options) -> dict[str, str]:
-    """Return the name of the column of ``runs`` for each requested axis: x, y, colour and facet.
-
-    Raises:
-        UserError: no run has the column, the axis is the seed, or y is not numeric.
-    """
+    """Return the name of the column of ``runs`` for each requested axis: x, y, colour and facet."""
     result = {}
     for option in AXES:
         if (name := options[option]) is None:

@@ -8,15 +8,15 @@ python sweeps/convergence_parameters.py --preset paper --dataset cifar10 --data-
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from fedcommons.cli import parse
-from fedcommons.config import presets, registry
+from fedcommons.config import presets
 from fedcommons.config.dotted import choose
 from fedcommons.errors import UserError
-from fedcommons.tune import grid, main, sweep
-from papers.fedssyn.courses_report import NAMED, Figure, report
+from fedcommons.tune import grid, sweep
+from fedcommons.tune.study import Entry, Study
+from papers.fedssyn.courses_report import NAMED, report
 
 PAPER = {"measure.every": 5, "generator.rho": 1.0}  # rho = 1: generators see all n_i = 4500 images of a client
 PAPER_A8 = {
@@ -26,6 +26,9 @@ PAPER_A8 = {
 }  # share of pool images p = 1125/(845 + 1125): a generator sees 845 of a client's 1125 images
 """Fields that figures 5 and A.7 (``PAPER``) and A.8 (``PAPER_A8``) add to preset paper; the user's values prevail."""
 
+Figure = Mapping[str, Sequence[sweep.Trial]]
+"""The curves of a figure by label, each with a trial for every seed."""
+
 CHECKPOINTS = (0.1, 0.3, 0.5, 0.7, 0.9)  # shares of generator.epochs: 50 ... 450 of 500 in the paper
 TAKEN = {"seed": "seeds", "sharing.p": "p", "sharing.setting": "p", "measure.smoothness": "hessians",
          "generator.steps": "generator-epochs"}  # fmt: skip
@@ -33,29 +36,22 @@ TAKEN = {"seed": "seeds", "sharing.p": "p", "sharing.setting": "p", "measure.smo
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options of the figures, and an option for each field of the experiment's configuration."""
     preset, dataset = grid.preset_and_dataset(argv)
     if preset == "authors":
         raise UserError("--preset authors has no such figures: use paper, small or smoke.")
     fields = {**presets.preset(preset, dataset), "measure.every": 1, **(PAPER if preset == "paper" else {})}
     lists = {"settings": "real,shuffled_synthetic"}
-    parser = parse.parser((__doc__ or "").partition("\n")[0], argv, fields, lists)
     shares = ", ".join(f"{share:g}" for share in CHECKPOINTS)
-    for name, kind, default, text in (
+    parser = grid.study_parser(__doc__, argv, fields, (
         ("preset", str, "small", "smoke, small or paper: sets the defaults of all fields"),
         ("seeds", str, "0", "seeds, separated by commas: mean and range over them"),
         ("p", str, "0,0.06,0.5", "shares of synthetic data, in [0, 1), separated by commas; 0: no sharing"),
         ("generator-epochs", str | None, None,
          f"figure A.8: epochs of the generators, empty for none; default: {shares} of generator.epochs"),
         ("generator-p", float, 0.57 if preset == "paper" else 0.5, "figure A.8: share of synthetic data, in (0, 1)"),
-        ("out", str, f"runs/convergence-{preset}-{registry.label(dataset)}", "folder of the sweep"),
-    ):  # fmt: skip
-        parser.add_argument(f"--{name}", type=kind, default=default, help=text)
-    parser.add_argument(
-        "--hessians", action="store_true", help="also measure the smoothness L_p: hundreds of passes over the data"
-    )
-    parser.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
-    parse.add_shared(parser)
+        grid.folder_option("convergence", preset, dataset),
+        ("hessians", bool, False, "also measure the smoothness L_p: hundreds of passes over the data"),
+    ), lists=lists)  # fmt: skip
     parser.hide(TAKEN)
     options = parse.parse(parser, argv)
     has_a8 = options.generator_epochs != ""
@@ -68,7 +64,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 def figure_a7(options: parse.Options) -> Figure:
     """Return the trials of figures 5 and A.7 by curve: one per share p of synthetic images, one for IID data."""
     curves: dict[str, dict[str, Any]] = {"IID": {"partition.name": "iid"}}
-    for p in sorted(parse.split("--p", options.p, float, "[0, 1)")):
+    for p in sorted(grid.values(options, "p", float, "[0, 1)")):
         shared = {"sharing.setting": "shuffled_synthetic", "sharing.p": p}
         curves[f"p = {p:g}"] = shared if p else {"sharing.setting": "real"}
     return {label: _cells(options, fields) for label, fields in curves.items()}
@@ -82,7 +78,7 @@ def figure_a8(options: parse.Options) -> Figure:
     if not 0 < p < 1:
         raise UserError(f"--generator-p must lie in (0, 1), got {p:g}: an empty pool has no delta^2.")
     shares = (max(1, round(share * options.generator.epochs)) for share in CHECKPOINTS)
-    epochs = shares if listed is None else parse.split("--generator-epochs", listed, int)
+    epochs = shares if listed is None else grid.values(options, "generator-epochs", int)
     fields = {name: v for name, v in PAPER_A8.items() if options.preset == "paper" and name not in options.asked}
     fields |= {"sharing.setting": "shuffled_synthetic", "sharing.p": p}
     return {f"{n} epochs": _cells(options, {**fields, "generator.epochs": n}) for n in sorted(set(epochs))}
@@ -90,18 +86,21 @@ def figure_a8(options: parse.Options) -> Figure:
 
 def _cells(options: parse.Options, fields: Mapping[str, Any]) -> list[sweep.Trial]:
     base = {**grid.base(options), **fields, "measure.smoothness": options.hessians}
-    seeds = parse.split("--seeds", options.seeds, int)
+    seeds = grid.values(options, "seeds", int)
     sweep.require_few(len(seeds) * len(options.p.split(",")))
     return [sweep.cell(choose({**base, "seed": seed}, options.fields), NAMED) for seed in seeds]
 
 
-def convergence_parameters(argv: Sequence[str]) -> int:
-    options = arguments(argv)
-    a7, a8 = figure_a7(options), figure_a8(options)
-    # A trial that both figures show runs only once.
-    cells = grid.once(c for figure in (a7, a8) for several in figure.values() for c in several)
-    return main.run(options, "convergence_parameters", cells, partial(report, a7, a8, options))
+def entries(options: parse.Options) -> list[Entry]:
+    """Return an entry for each figure, curve and seed; a trial that both figures show runs only once."""
+    figures = {"a7": figure_a7(options), "a8": figure_a8(options)}
+    return [
+        Entry(cell, {"figure": name, "curve": label})
+        for name, curves in figures.items() for label, cells in curves.items() for cell in cells
+    ]  # fmt: skip
 
+
+convergence_parameters = Study("convergence_parameters", arguments, entries, report)
 
 if __name__ == "__main__":
     parse.main(convergence_parameters)

@@ -8,7 +8,7 @@ python sweeps/disclosure.py --settings real,raw_copies,merf,ndpdc --epsilons 1,1
 python sweeps/disclosure.py --also runs/mine,runs/other       # also draws runs of other folders
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -20,15 +20,14 @@ from fedcommons.errors import UserError
 from fedcommons.reports import tables
 from fedcommons.reports.cells import cells
 from fedcommons.reports.disclosure import ACCURACY, draw, points, table
-from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.storage.paths import user_path
 from fedcommons.tune import grid as grids
 from fedcommons.tune import main, sweep
+from fedcommons.tune.study import Report
 from papers.fedssyn import authors
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options of the picture, and an option for each field of the experiment's configuration."""
     more = (
         ("shares", str, "0.05,0.1,0.2,0.5", "c of raw_copies: shares of examples copied to other clients"),
         ("rhos", str, "0.25,0.75", "rho of sharing strategies with generators: shares of examples that they see"),
@@ -36,11 +35,10 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("round", int | None, None, "round after which accuracy is compared; default: federation.rounds, here 20"),
         ("also", str | None, None, "folders with other runs to draw, separated by commas"),
     )
-    title = (__doc__ or "").partition("\n")[0]
-    lists = {"settings": "real,raw_copies,shuffled_synthetic"}
-    parser = grids.parser(title, argv, lists, more, "disclosure")
+    lists = {"settings": "real,raw_copies,shuffled_synthetic", "alphas": "0.01"}
+    parser = grids.parser(__doc__, argv, lists, more, "disclosure")
     smoke = grids.preset_and_dataset(argv)[0] == "smoke"
-    parser.set_defaults({"alphas": "0.01", "federation.rounds": 3 if smoke else 20})
+    parser.set_defaults({"federation.rounds": 3 if smoke else 20})
     options = parse.parse(parser, argv)
     owned = {"sharing.c": "shares", "generator.rho": "rhos", "sharing.target_epsilon": "epsilons"}
     grids.refuse_fields(options, owned)
@@ -55,11 +53,10 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 def grid(options: parse.Options) -> list[sweep.Trial]:
     """Return a trial for every value of the field that sets how much a sharing strategy discloses."""
     base, trials = grids.base(options), []
-    shares, rhos = parse.split("--shares", options.shares, float), parse.split("--rhos", options.rhos, float)
-    epsilons = parse.split("--epsilons", options.epsilons, float)
+    shares, rhos, epsilons = (grids.values(options, name, float) for name in ("shares", "rhos", "epsilons"))
     for alpha, algorithm, setting, seed in product(
-        parse.split("--alphas", options.alphas, float), parse.split("--algorithms", options.algorithms),
-        parse.split("--settings", options.settings), parse.split("--seeds", options.seeds, int),
+        grids.values(options, "alphas", float), grids.values(options, "algorithms"), grids.values(options, "settings"),
+        grids.values(options, "seeds", int),
     ):  # fmt: skip
         values: dict[str, Any] = {
             "seed": seed, "algorithm": algorithm, "partition.alpha": alpha, "sharing.setting": setting,
@@ -95,19 +92,21 @@ def report(cells_of_grid: Sequence[sweep.Trial], options: parse.Options, out: Pa
         *tables.private_notes(runs),
         f"Seeds: {options.seeds}; ± is the sample standard deviation.",
     ]
-    markdown = grids.stamped(table(configurations, options.round) + tables.numbered(notes), options)
-    write_text(out / "disclosure.md", markdown)
     varied = dict.fromkeys(name for cell in configurations for name in cell.fields)
     epsilon = tuple(name for name in tables.POOL_EPSILON if name in runs)
     records = tables.records(runs, (*varied, "seed", "disclosed", *epsilon, ACCURACY, "bytes_once"))
-    write_text(out / "disclosure.csv", tables.to_csv(records))
-    write_json(out / "summary.json", {"name": out.name, "round": options.round, "cells": records})
     datasets = ", ".join(map(str, runs["data.name"].unique()))
-    smoke = grids.is_smoke(options)
-    draw(configurations, out / "disclosure.png", "disclosed", datasets, options.round, smoke)
+
+    def drawn(x: str) -> Callable[[Path], object]:
+        return lambda path: draw(configurations, path, x, datasets, options.round, grids.is_smoke(options))
+
+    pictures = {"disclosure.png": drawn("disclosed")}
     if epsilon:
-        draw(configurations, out / "disclosure_epsilon.png", epsilon[-1], datasets, options.round, smoke)
-    display.say("\n" + markdown)
+        pictures["disclosure_epsilon.png"] = drawn(epsilon[-1])
+    text = table(configurations, options.round) + tables.numbered(notes)
+    Report(text, records, {"round": options.round, "cells": records}, pictures).write(
+        "disclosure", options, out, display
+    )
 
 
 def disclosure(argv: Sequence[str]) -> int:

@@ -6,18 +6,16 @@ python sweeps/dsprites.py --preset paper --data.file dsprites_ndarray_co1sh3sc6o
 """
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import product
 from typing import Any
 
 from fedcommons.cli import parse
-from fedcommons.config import registry
-from fedcommons.config.dotted import SHORT_NAMES
 from fedcommons.errors import UserError, unknown
 from fedcommons.tune import grid as grids
-from fedcommons.tune import main, sweep
+from fedcommons.tune import sweep
+from fedcommons.tune.study import Entry, Study
 from papers.fedssyn import sprites_presets
-from papers.fedssyn.sprites_report import Entry, report
+from papers.fedssyn.sprites_report import report
 
 TAKEN = {"seed": "seeds", "generator.rho": "rhos", "sharing.p": "numbers", "sharing.setting": "rhos",
          "generator.steps": "checkpoints"}  # fmt: skip
@@ -25,31 +23,21 @@ TAKEN = {"seed": "seeds", "generator.rho": "rhos", "sharing.p": "numbers", "shar
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options of the sweep, and an option for each field of the experiment's configuration."""
     preset = parse.early(argv, "preset", "small")
     if preset not in sprites_presets.FIELDS:
         raise unknown("preset", preset, sprites_presets.FIELDS)
     dataset = parse.early(argv, "data.name", "dsprites" if preset == "paper" else "procedural_sprites")
     rhos, checkpoints, numbers, numbers_rhos = sprites_presets.LISTS[preset]
-    parser = parse.parser((__doc__ or "").partition("\n")[0], argv, sprites_presets.fields(preset, dataset))
-    for name, kind, default, text in (
+    parser = grids.study_parser(__doc__, argv, sprites_presets.fields(preset, dataset), (
         ("preset", str, "small", f"{', '.join(sprites_presets.FIELDS)}: sets the defaults of all fields"),
         ("seeds", str, "0", "seeds, separated by commas"),
         ("rhos", str, rhos, "rho: shares of a client's images that its generator sees, nested"),
         ("checkpoints", str, checkpoints, "shares of generator.epochs after which images are drawn"),
         ("numbers", str, numbers, "n~/n_i: synthetic images of a client per real image of that client"),
-        (
-            "numbers-rhos",
-            str,
-            numbers_rhos,
-            "values of rho for which all of --numbers are tried; other values of rho use 0.25",
-        ),
-        ("out", str, f"runs/dsprites-{preset}-{registry.label(dataset)}", "folder of the sweep"),
-    ):
-        parser.add_argument(f"--{name}", type=kind, default=default, help=text)
-    parser.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
-    parse.add_shared(parser)
-    parser.short = {**SHORT_NAMES, "seed": "seeds", "rho": "rhos"}
+        ("numbers-rhos", str, numbers_rhos,
+         "values of rho for which all of --numbers are tried; other values of rho use 0.25"),
+        grids.folder_option("dsprites", preset, dataset),
+    ), short={"seed": "seeds", "rho": "rhos"})  # fmt: skip
     parser.hide(TAKEN)
     options = parse.parse(parser, argv)
     parse.refuse_fields(options, TAKEN)
@@ -66,27 +54,25 @@ def entries(options: parse.Options) -> list[Entry]:
     of ``--numbers-rhos`` and each number of synthetic images per real image in ``--numbers``.
     """
     base, epochs, result = grids.base(options), options["generator.epochs"], []
-    rhos = parse.split("--rhos", options.rhos, float, "(0, 1]")
-    shares = parse.split("--checkpoints", options.checkpoints, float, "(0, 1]")
-    numbers = parse.split("--numbers", options.numbers, float, "(0, 1e6]")
-    numbers_rhos = parse.split("--numbers-rhos", options.numbers_rhos, float, "(0, 1]")
+    rhos = grids.values(options, "rhos", float, "(0, 1]")
+    shares = grids.values(options, "checkpoints", float, "(0, 1]")
+    numbers = grids.values(options, "numbers", float, "(0, 1e6]")
+    numbers_rhos = grids.values(options, "numbers-rhos", float, "(0, 1]")
     early = sorted({max(1, round(share * epochs)) for share in shares})
     grid = list(product(rhos, early, [0.25])) + list(product(numbers_rhos, [epochs], numbers))
-    for seed in parse.split("--seeds", options.seeds, int):
+    for seed in grids.values(options, "seeds", int):
         fixed: dict[str, Any] = {**base, "seed": seed}
-        result.append(Entry(None, 0, 0.0, grids.cell(options, {**fixed, "sharing.setting": "real"})))
+        none = {"rho": None, "epochs": 0, "number": 0.0}
+        result.append(Entry(grids.cell(options, {**fixed, "sharing.setting": "real"}), none))
         for rho, epoch, number in dict.fromkeys(grid):
             sweep.require_few(len(result) + 1)
             fields = {"generator.rho": rho, "generator.epochs": epoch, "sharing.p": number / (1 + number)}
-            result.append(Entry(rho, epoch, number, grids.cell(options, {**fixed, **fields})))
+            labels = {"rho": rho, "epochs": epoch, "number": number}
+            result.append(Entry(grids.cell(options, {**fixed, **fields}), labels))
     return result
 
 
-def dsprites(argv: Sequence[str]) -> int:
-    options = arguments(argv)
-    rows = entries(options)
-    return main.run(options, "dsprites", grids.once(e.cell for e in rows), partial(report, rows, options))
-
+dsprites = Study("dsprites", arguments, entries, report)
 
 if __name__ == "__main__":
     parse.main(dsprites)

@@ -6,16 +6,14 @@ python sweeps/fedcvae.py --preset paper --dataset mnist --data-dir DIR      # th
 """
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import product
 
 from fedcommons.cli import parse
-from fedcommons.config import registry
-from fedcommons.config.dotted import SHORT_NAMES
 from fedcommons.errors import UserError, quote, unknown
-from fedcommons.tune import grid, main, sweep
+from fedcommons.tune import grid, sweep
+from fedcommons.tune.study import Entry, Study
 from papers.fedcvae import presets
-from papers.fedcvae.report import Entry, report
+from papers.fedcvae.report import report
 
 TAKEN = {
     "seed": "seeds", "algorithm": "methods", "fedcvae.variant": "methods", "partition.alpha": "alphas",
@@ -25,27 +23,18 @@ TAKEN = {
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options of the sweep, and an option for each field of the experiment's configuration."""
     preset = parse.early(argv, "preset", "small")
     dataset = parse.early(argv, "data.name", "mnist" if preset == "paper" else "digits")
-    fields, title = presets.fields(preset, dataset), (__doc__ or "").partition("\n")[0]
-    parser = parse.parser(title, argv, fields, {"algorithms": presets.ALGORITHMS})
-    for name, default, text in (
-        ("preset", "small", f"{', '.join(presets.FIELDS)}: sets the defaults of all fields"),
-        ("seeds", "0", "seeds, separated by commas"),
-        ("methods", ",".join(presets.METHODS), "methods, separated by commas; all but fedavg have one round"),
-        ("alphas", "0.05,0.01,0.001", "Dirichlet concentrations, separated by commas"),
-        (
-            "rates",
-            presets.RATES[preset],
-            "learning rates of clients that train the classifier, to choose from by validation accuracy",
-        ),
-        ("out", f"runs/fedcvae-{preset}-{registry.label(dataset)}", "folder of the sweep"),
-    ):
-        parser.add_argument(f"--{name}", type=str, default=default, help=text)
-    parser.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
-    parse.add_shared(parser)
-    parser.short = {**SHORT_NAMES, "alpha": "alphas", "seed": "seeds", "lr": "rates"}
+    fields = presets.fields(preset, dataset)
+    parser = grid.study_parser(__doc__, argv, fields, (
+        ("preset", str, "small", f"{', '.join(presets.FIELDS)}: sets the defaults of all fields"),
+        ("seeds", str, "0", "seeds, separated by commas"),
+        ("methods", str, ",".join(presets.METHODS), "methods, separated by commas; all but fedavg have one round"),
+        ("alphas", str, "0.05,0.01,0.001", "Dirichlet concentrations, separated by commas"),
+        ("rates", str, presets.RATES[preset],
+         "learning rates of clients that train the classifier, to choose from by validation accuracy"),
+        grid.folder_option("fedcvae", preset, dataset),
+    ), lists={"algorithms": presets.ALGORITHMS}, short={"alpha": "alphas", "seed": "seeds", "lr": "rates"})  # fmt: skip
     parser.hide(TAKEN)
     options = parse.parse(parser, argv)
     parse.refuse_fields(options, TAKEN)
@@ -57,30 +46,26 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def entries(options: parse.Options) -> list[Entry]:
-    """Return a trial for each alpha, method, learning rate and seed; FedCVAE uses the paper's learning rates."""
+    """Return a trial for each alpha (``at``), method, learning rate and seed; FedCVAE uses the paper's rates (None)."""
     base, result = grid.base(options), []
-    alphas, rates = parse.split("--alphas", options.alphas, float), parse.split("--rates", options.rates, float)
-    seeds, methods = parse.split("--seeds", options.seeds, int), parse.split("--methods", options.methods)
+    alphas, rates = grid.values(options, "alphas", float), grid.values(options, "rates", float)
+    seeds, methods = grid.values(options, "seeds", int), grid.values(options, "methods")
     for method in methods:
         if method not in presets.METHODS:
             raise unknown("method", method, presets.METHODS)
-    if len(rates) > 1 and options.data.validation == 0:
-        raise UserError("--rates chooses by validation accuracy: data.validation must be above 0.")
+    grid.require_validation(options, "rates", several=True)
     sweep.require_few(len(alphas) * len(methods) * len(rates) * len(seeds))
     for alpha, method in product(alphas, methods):
         row = presets.row(method, options.preset, base, options.asked)
         fields = {**base, **row, "partition.alpha": alpha}
         for rate, seed in product([None] if row["algorithm"] == "fedcvae" else rates, seeds):
             varied = {"seed": seed} if rate is None else {"seed": seed, "client.lr": rate}
-            result.append(Entry(method, alpha, rate, grid.cell(options, {**fields, **varied})))
+            labels = {"method": method, "at": alpha, "rate": rate}
+            result.append(Entry(grid.cell(options, {**fields, **varied}), labels))
     return result
 
 
-def fedcvae(argv: Sequence[str]) -> int:
-    options = arguments(argv)
-    rows = entries(options)
-    return main.run(options, "fedcvae", grid.once(e.cell for e in rows), partial(report, rows, options))
-
+fedcvae = Study("fedcvae", arguments, entries, report)
 
 if __name__ == "__main__":
     parse.main(fedcvae)

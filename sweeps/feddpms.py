@@ -12,17 +12,15 @@ that belong to stage I.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import product
 from typing import Any
 
 from fedcommons.cli import parse
 from fedcommons.cli.values import number
 from fedcommons.errors import UserError, quote
-from fedcommons.tune import grid as grids
-from fedcommons.tune import main, sweep
+from fedcommons.tune import grid, sweep
+from fedcommons.tune.study import Entry, Report, Results, Study
 from papers.feddpms import presets
-from papers.feddpms.report import once, report
 
 ALGORITHMS = "feddpms,fedvae,fedavg,fedprox,moon,fedmix"
 AUTOENCODERS = ("feddpms", "fedvae")
@@ -34,8 +32,7 @@ CONSTANTS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options of the tables, and an option for each field of the experiment's configuration."""
-    preset, dataset = grids.preset_and_dataset(argv)
+    preset, dataset = grid.preset_and_dataset(argv)
     few, hundred = preset == "smoke", preset in ("paper", "authors") and dataset == "cifar100"
     more = (
         ("sigmas", str, "1" if few else "0.5,1,2,4", "table 5: noise levels; empty for none, as in the options below"),
@@ -49,45 +46,39 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("clients", str, ",".join(f"{n}:{500 * n}" for n in range(10, 60, 10)) if hundred else "",
          "table 2: pairs N:images, the number of clients and of all their images, at the first alpha"),
     )  # fmt: skip
-    title, defaults = (__doc__ or "").partition("\n")[0], {"algorithms": ALGORITHMS, "settings": "real"}
-    parser = grids.parser(title, argv, defaults, more, "feddpms", presets.fields(preset, dataset))
-    parser.set_defaults({"alphas": "0.5"})
+    defaults = {"algorithms": ALGORITHMS, "settings": "real", "alphas": "0.5"}
+    parser = grid.parser(__doc__, argv, defaults, more, "feddpms", presets.fields(preset, dataset))
     options = parse.parse(parser, argv)
-    grids.refuse_fields(options, {} if options.lrs is None else {"client.lr": "lrs"})
-    if options.lrs is not None and options.data.validation == 0:
-        raise UserError("--lrs chooses by validation accuracy: data.validation must be above 0.")
+    grid.refuse_fields(options, {} if options.lrs is None else {"client.lr": "lrs"})
+    grid.require_validation(options, "lrs")
     return options
 
 
-def grid(options: parse.Options) -> dict[str, list[sweep.Trial]]:
-    """Return the trials of each table; a trial may be in several tables."""
-    algorithms, alphas = parse.split("--algorithms", options.algorithms), parse.split("--alphas", options.alphas, float)
+def entries(options: parse.Options) -> list[Entry]:
+    """Return the entries of each table (label ``table``), each trial once per table."""
+    algorithms, alphas = grid.values(options, "algorithms"), grid.values(options, "alphas", float)
     tables = {"Table 1": [c for alpha, a in product(alphas, algorithms) for c in _cells(options, a, alpha)]}
     tables["Table 2"] = [
         cell
         for (n, images), a in product(_federations(options.clients), algorithms)
         for cell in _cells(options, a, alphas[0], {"partition.n_clients": n, "data.limit": images})
     ]
-    receives = parse.split("--receives", options.receives) if options.receives else []
+    receives = grid.listed(options, "receives")
     ablated = [("fedavg", {}), *(("feddpms", {"feddpms.receive": name}) for name in receives)] if receives else []
     tables["Ablations"] = [c for alpha, (a, more) in product(alphas, ablated) for c in _cells(options, a, alpha, more)]
     tables |= {"Table 5": [], "Figure 3": []}
     for option, (field, kind) in CONSTANTS.items():
-        allowed = "[0, 1)" if option == "preliminary" else ""
-        for value in parse.split(f"--{option}", options[option], kind, allowed) if options[option] else ():
-            table = "Figure 3" if option == "preliminary" else "Table 5"
-            if option == "preliminary":
-                value = _preliminary(value, options.federation.rounds)
-            tables[table] += _cells(options, "feddpms", alphas[0], {f"feddpms.{field}": value})
-    return {table: grids.once(trials) for table, trials in tables.items() if trials}
+        of_rounds = option == "preliminary"
+        for value in grid.listed(options, option, kind, "[0, 1)" if of_rounds else ""):
+            value = _preliminary(value, options.federation.rounds) if of_rounds else value
+            tables["Figure 3" if of_rounds else "Table 5"] += _cells(
+                options, "feddpms", alphas[0], {f"feddpms.{field}": value}
+            )
+    return [Entry(cell, {"table": table}) for table, cells in tables.items() for cell in grid.once(cells)]
 
 
 def _federations(text: str) -> list[tuple[int, int]]:
-    """Return (number of clients N, number of all their images) for each pair ``N:images`` in the text.
-
-    Raises:
-        UserError: the text is no list of pairs.
-    """
+    """Return (number of clients N, number of all their images) for each pair ``N:images`` in the text."""
     pairs = [pair.split(":") for pair in parse.split("--clients", text)] if text else []
     try:
         return [(number(int, n), number(int, images)) for n, images in pairs]
@@ -107,19 +98,21 @@ def _cells(
     """Return a trial per learning rate and seed. All methods train the same encoder; autoencoders add a decoder."""
     model = "vae" if algorithm in AUTOENCODERS else "encoder"
     field = {} if "model.name" in options.asked else {"model.name": model}
-    rates = [options.client.lr] if options.lrs is None else parse.split("--lrs", options.lrs, float)
+    rates = [options.client.lr] if options.lrs is None else grid.values(options, "lrs", float)
     fixed = {"algorithm": algorithm, "partition.alpha": alpha, "sharing.setting": "real", **field, **(values or {})}
-    seeds = parse.split("--seeds", options.seeds, int)
+    seeds = grid.values(options, "seeds", int)
     sweep.require_few(len(rates) * len(seeds) * len(options.alphas.split(",")))
-    every = {**grids.base(options), **fixed}
-    return [grids.cell(options, {**every, "client.lr": rate, "seed": seed}) for rate, seed in product(rates, seeds)]
+    every = {**grid.base(options), **fixed}
+    return [grid.cell(options, {**every, "client.lr": rate, "seed": seed}) for rate, seed in product(rates, seeds)]
 
 
-def feddpms(argv: Sequence[str]) -> int:
-    options = arguments(argv)
-    of_tables = grid(options)
-    return main.run(options, "feddpms", once(of_tables), partial(report, of_tables, options))
+def render(results: Results) -> Report:
+    from papers.feddpms.tables import report
 
+    return report(results)
+
+
+feddpms = Study("feddpms", arguments, entries, render)
 
 if __name__ == "__main__":
     parse.main(feddpms)

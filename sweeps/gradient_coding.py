@@ -16,7 +16,7 @@ from fedcommons.cli import parse
 from fedcommons.cli.display import Display
 from fedcommons.cli.values import number
 from fedcommons.errors import UserError, unknown
-from fedcommons.tune import cached_results, sweep_folder
+from fedcommons.tune import cached_results, grid, sweep_folder
 from papers.agc.presets import PRESETS
 
 if TYPE_CHECKING:  # torch takes seconds to import
@@ -34,13 +34,9 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         raise unknown("preset", preset, PRESETS)
     chosen = PRESETS[preset]
     parser = parse.Parser(description=(__doc__ or "").partition("\n")[0])
-    for name, kind, default, text in (
-        (
-            "preset",
-            str,
-            preset,
-            f"{', '.join(PRESETS)}: pixels, images, test images, and defaults of the options below",
-        ),
+    grid.add_options(parser, (
+        ("preset", str, preset,
+         f"{', '.join(PRESETS)}: pixels, images, test images, and defaults of the options below"),
         ("dataset", str, chosen.dataset, "digits or mnist"),
         ("data-dir", str | None, None, "folder with the data sets; default: FEDCOMMONS_DATA, else ./data"),
         ("shares", str, "0,0.1,0.2,0.3,0.4,0.5", "c, shares of images that are not private; 0 is always among them"),
@@ -48,23 +44,18 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("sharing", str, "exact", "exact: to d other clients; binomial: to each of them with probability d/(N-1)"),
         ("repetitions", Annotated[int, "[2, 1e6]"], chosen.repetitions, "repetitions of each curve"),
         ("seed", Annotated[int, "[0, 4611686018427387904]"], 0, "seed of all random draws"),
-        (
-            "workers",
-            Annotated[int | None, "[1, 1e6]"],
-            None,
-            "processes, by Ray; default: all cores of Ray; 1: this process, without Ray",
-        ),
+        ("workers", Annotated[int | None, "[1, 1e6]"], None,
+         "processes, by Ray; default: all cores of Ray; 1: this process, without Ray"),
         ("out", str, "runs/gradient-coding", "folder of the results"),
-    ):
-        parser.add_argument(f"--{name}", type=kind, default=default, help=text)
-    parser.add_argument("--download", action="store_true", help="fetch the data set if it is not in the folder")
-    parser.add_argument("--resume", action="store_true", help="keep the curves that are already in that folder")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be computed, and stop")
+        ("download", bool, False, "fetch the data set if it is not in the folder"),
+        ("resume", bool, False, "keep the curves that are already in that folder"),
+        ("dry-run", bool, False, "say what would be computed, and stop"),
+    ))  # fmt: skip
     options = parse.parse(parser, argv)
     if options.dataset not in ("digits", "mnist"):
         raise unknown("data set", options.dataset, ("digits", "mnist"))
-    options.shares = sorted({0.0, *parse.split("--shares", options.shares, float, "[0, 1]")})
-    options.pairs = [pair(text) for text in parse.split("--pairs", options.pairs)]
+    options.shares = sorted({0.0, *grid.values(options, "shares", float, "[0, 1]")})
+    options.pairs = [pair(text) for text in grid.values(options, "pairs")]
     return options
 
 
@@ -101,9 +92,9 @@ def settings(options: parse.Options) -> "dict[str, Setting]":
 def gradient_coding(argv: Sequence[str]) -> int:
     options = arguments(argv)
     print("Loading torch and the data ...", flush=True)
+    from papers.agc.coding import write_all
     from papers.agc.curves import load_problem, run_all, summed_up
     from papers.agc.gradient_coding import check
-    from papers.agc.report import write_all
 
     problem, wanted, out = load_problem(options), settings(options), Path(options.out)
     for setting in wanted.values():

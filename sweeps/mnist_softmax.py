@@ -18,7 +18,7 @@ from fedcommons.errors import UserError, unknown
 from fedcommons.reports import tables
 from fedcommons.sharing.swapped import n_swapped
 from fedcommons.storage.atomic_files import write_bytes, write_json, write_text
-from fedcommons.tune import sweep_folder
+from fedcommons.tune import grid, sweep_folder
 from papers.fedssyn.softmax_report import PARTITIONS, PER_CLASS, Curve, picture, table
 
 if TYPE_CHECKING:  # torch takes seconds to import
@@ -38,7 +38,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         raise unknown("preset", preset, PRESETS)
     dataset, rounds = PRESETS[preset]
     parser = parse.Parser(description=(__doc__ or "").partition("\n")[0])
-    for name, kind, default, text in (
+    grid.add_options(parser, (
         ("preset", str, preset, f"{', '.join(PRESETS)}: sets the defaults of dataset and rounds"),
         ("dataset", str, dataset, "digits or mnist"),
         ("data-dir", str | None, None, "folder with the data sets; default: FEDCOMMONS_DATA, else ./data"),
@@ -50,10 +50,9 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("rounds", Annotated[int, "[1, 1e6]"], rounds, "R, rounds of communication"),
         ("target", Annotated[float, "(0, inf)"], 0.08, "test loss for rounds-to-target"),
         ("out", str, "runs/mnist-softmax", "folder for the results"),
-    ):
-        parser.add_argument(f"--{name}", type=kind, default=default, help=text)
-    parser.add_argument("--download", action="store_true", help="fetch the data set if it is not in the folder")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be computed, and stop")
+        ("download", bool, False, "fetch the data set if it is not in the folder"),
+        ("dry-run", bool, False, "say what would be computed, and stop"),
+    ))  # fmt: skip
     options = parse.parse(parser, argv)
     if options.dataset not in ("digits", "mnist"):
         raise unknown("data set", options.dataset, ("digits", "mnist"))
@@ -61,15 +60,12 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("p", float, "[0, 1]"), ("epochs", int, "[1, 1e9]"), ("noise", float, "[0, inf)"),
         ("seeds", int, common_fields()["seed"].allowed),
     ):  # fmt: skip
-        options[name] = parse.split(f"--{name}", options[name], kind, allowed)
+        options[name] = grid.values(options, name, kind, allowed)
     return options
 
 
 def train_all(datasets: "Mapping[int, Dataset]", options: parse.Options, display: Display) -> list[Curve]:
-    """Train and return the test-loss curves, in the order of the table.
-
-    There is a curve per seed, partition, share p of swapped images, number of epochs and noise level.
-    """
+    """Train and return the test-loss curves, in the order of the table."""
     from papers.fedssyn.softmax_regression import Labelled, clients, train, zeta_sq
 
     cells, settings = [], [(seed, name, p) for seed in datasets for name in PARTITIONS for p in options.p]

@@ -16,6 +16,7 @@ from fedcommons.cli import parse
 from fedcommons.cli.display import Display, duration
 from fedcommons.config import presets, registry
 from fedcommons.errors import UserError, unknown
+from fedcommons.tune import grid
 from papers.fedssyn import private_presets
 from papers.fedssyn.sizes_report import report
 
@@ -27,7 +28,6 @@ WAYS = ("plain", "private", "merf", "ndpdc")
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options of the study, and an option for each field of the experiment's configuration."""
     preset, dataset = parse.early(argv, "preset", "small"), parse.early(argv, "data.name", "digits")
     if preset not in private_presets.PRIVATE:
         raise UserError(f"--preset must be one of {', '.join(private_presets.PRIVATE)}, got {preset}.")
@@ -36,22 +36,17 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     fields = {**presets.preset(preset, dataset), **private_presets.fields(preset), **client_fields}
     parser = parse.parser((__doc__ or "").partition("\n")[0], argv, fields)
     few = preset == "smoke"
-    for name, kind, default, text in (
+    grid.add_options(parser, (
         ("preset", str, "small", ", ".join(private_presets.PRIVATE)),
         ("sizes", str, "40,80" if few else "129,322,645,1290", "numbers of images n, separated by commas"),
-        (
-            "clients",
-            Annotated[int, "[1, 1000]"],
-            10,
-            "number of clients of n images each whose noisy sums are also added up",
-        ),
+        ("clients", Annotated[int, "[1, 1000]"], 10,
+         "number of clients of n images each whose noisy sums are also added up"),
         ("ways", str, ",".join(WAYS), "pools to compare with the real images, separated by commas"),
         ("epsilons", str, "10", "target epsilons, separated by commas"),
         ("seeds", str, "0" if few else "0,1,2", "seeds of the generators; the images that they see are the same"),
         ("out", str, f"runs/private_sizes-{preset}-{registry.label(dataset)}", "folder of the results"),
-    ):
-        parser.add_argument(f"--{name}", type=kind, default=default, help=text)
-    parser.add_argument("--dry-run", action="store_true", help="say what would be trained, and how long, and stop")
+        ("dry-run", bool, False, "say what would be trained, and how long, and stop"),
+    ))  # fmt: skip
     parser.hide(TAKEN)
     options = parse.parse(parser, argv)
     parse.refuse_fields(options, TAKEN)
@@ -61,8 +56,8 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     if options["generator.name"] != "private_ddpm":
         raise UserError(f"generator.name must be private_ddpm here, got {options['generator.name']}.")
     for name, option in TAKEN.items():
-        parse.split(f"--{option}", options[option], options.fields[name].kinds[0], options.fields[name].allowed)
-    options.ways = parse.split("--ways", options.ways)
+        grid.values(options, option, options.fields[name].kinds[0], options.fields[name].allowed)
+    options.ways = grid.values(options, "ways")
     for name in options.ways:
         if name not in WAYS:
             raise unknown("--ways", name, WAYS)

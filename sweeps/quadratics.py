@@ -19,6 +19,7 @@ from fedcommons.errors import UserError, unknown
 from fedcommons.reports import tables
 from fedcommons.storage.atomic_files import write_bytes, write_json, write_text
 from fedcommons.tune import sweep_folder
+from fedcommons.tune.grid import add_options
 from papers.fedssyn import fitted_lines as lines
 from papers.fedssyn import quadratics as q
 from papers.fedssyn.quadratics_pictures import lines_picture, picture
@@ -34,7 +35,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         raise unknown("preset", preset, PRESETS)
     shares, rounds, seeds = PRESETS[preset]
     parser = parse.Parser(description=(__doc__ or "").partition("\n")[0])
-    for name, kind, default, text in (
+    add_options(parser, (
         ("preset", str, "paper", f"{', '.join(PRESETS)}: sets p, rounds and seeds"),
         ("target", float, q.TARGET, "error eps to be reached"),
         ("seeds", str, ",".join(map(str, range(seeds))), "seeds of samples, swaps and orders, separated by commas"),
@@ -45,9 +46,8 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("fit", str, ",".join(lines.FITS), "how A_p and B_p are fitted: plain, authors (the released code's), or both"),
         ("models", str, "server", "models whose error is measured: server, or clients before averaging"),
         ("out", str, "runs/quadratics", "folder of the results"),
-    ):
-        parser.add_argument(f"--{name}", type=kind, default=default, help=text)
-    parser.add_argument("--dry-run", action="store_true", help="say what would be computed, and stop")
+        ("dry-run", bool, False, "say what would be computed, and stop"),
+    ))  # fmt: skip
     options = parse.parse(parser, argv)
     options.seeds, options.fit = (
         parse.split("--seeds", options.seeds, int, common_fields()["seed"].allowed),

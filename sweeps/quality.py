@@ -18,7 +18,7 @@ from fedcommons.cli.display import Display
 from fedcommons.config import presets, registry
 from fedcommons.config.dotted import choose, generates
 from fedcommons.errors import UserError
-from fedcommons.tune import sweep
+from fedcommons.tune import grid, sweep
 
 if TYPE_CHECKING:
     from fedcommons.config.experiment import Experiment
@@ -28,12 +28,11 @@ OF_FIELDS = {"seeds": "seed", "generators": "generator.name", "rhos": "generator
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options of the study and of each field, and build the experiments whose images are judged."""
     preset, dataset = parse.early(argv, "preset", "small"), parse.early(argv, "data.name", "digits")
     title = (__doc__ or "").partition("\n")[0]
     fields = presets.preset(preset, dataset, parse.early(argv, "generator.name", "ddpm"))
     parser = parse.parser(title, argv, {**fields, "sharing.setting": "shuffled_synthetic"})
-    for name, kind, default, text in (
+    grid.add_options(parser, (
         ("preset", str, "small", ", ".join(presets.PRESETS)),
         ("seeds", str, "", "seeds, separated by commas (default: seed)"),
         ("generators", str, "", "generators, separated by commas (default: generator.name)"),
@@ -43,9 +42,8 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("images", Annotated[int, "[10, 1e6]"], 5000, "largest number of images of each kind"),
         ("epochs", Annotated[int, "[1, 1e6]"], 20, "epochs of the two classifiers"),
         ("out", str, f"runs/quality-{preset}-{registry.label(dataset)}", "folder of the results"),
-    ):
-        parser.add_argument(f"--{name}", type=kind, default=default, help=text)
-    parser.add_argument("--dry-run", action="store_true", help="say what would be trained, and stop")
+        ("dry-run", bool, False, "say what would be trained, and stop"),
+    ))  # fmt: skip
     options = parse.parse(parser, argv)
     options.config = parse.experiment(options)
     if not generates(options.config.sharing.setting):
@@ -58,13 +56,10 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def pools(options: parse.Options) -> "list[Experiment]":
-    """Return the experiments whose images are judged: one per seed, generator, rho and checkpoint of the training.
-
-    rho: share of a client's images that its generator sees.
-    """
+    """Return the experiments whose images are judged: one per seed, generator, rho and checkpoint of the training."""
     base, listed = parse.flat(options), partial(_listed, options)
     seeds, names = listed("seeds", int), listed("generators")
-    rhos, shares = listed("rhos", float, "(0, 1]"), parse.split("--checkpoints", options.checkpoints, float, "(0, 1]")
+    rhos, shares = listed("rhos", float, "(0, 1]"), grid.values(options, "checkpoints", float, "(0, 1]")
     sweep.require_few(len(seeds) * len(names) * len(rhos) * len(shares))
     result = []
     for seed, name, rho in product(seeds, names, rhos):
@@ -83,7 +78,7 @@ def pools(options: parse.Options) -> "list[Experiment]":
 
 def _listed(options: parse.Options, name: str, kind: Any = str, allowed: str = "") -> tuple[Any, ...]:
     """Return the values of an option in ``OF_FIELDS``, or the field's value where the option is empty."""
-    return parse.split(f"--{name}", options[name], kind, allowed) if options[name] else (options[OF_FIELDS[name]],)
+    return grid.listed(options, name, kind, allowed) or (options[OF_FIELDS[name]],)
 
 
 def quality(argv: Sequence[str]) -> int:

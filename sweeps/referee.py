@@ -114,10 +114,7 @@ def theirs(of: str = "", strategy: str = "", constants: str = "") -> "Algorithm"
 
 
 def build_method(method: str, constants: str, strategy: str | None = None) -> "Algorithm":
-    """Build the method with these constants.
-
-    method: a fedcommons algorithm, or a client of Flower's form. strategy: Flower's server strategy for such a client.
-    """
+    """Build the method with these constants."""
     if is_theirs(method):
         return theirs(method, strategy or "", constants)
     if strategy:

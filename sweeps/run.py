@@ -27,7 +27,6 @@ from papers.fedssyn import authors
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options of a run, and an option for each field of the experiment's configuration."""
     chosen = ("preset", "small"), ("data.name", "digits"), ("generator.name", "ddpm")
     defaults = presets.preset(*(parse.early(argv, *option) for option in chosen))
     again = "With --replay RUN_DIR --round R --client I (and no other option) run that client of a run again."

@@ -6,23 +6,18 @@ python sweeps/sensitivity.py --seeds 0,1,2
 python sweeps/sensitivity.py --preset paper --dataset cifar10 --data-dir DIR      # for GPUs
 """
 
-import time
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.cli import parse
-from fedcommons.cli.display import Display
-from fedcommons.config import registry
-from fedcommons.config.dotted import SHORT_NAMES
 from fedcommons.errors import UserError, unknown
-from fedcommons.tune import grid, main, sweep
+from fedcommons.tune import grid, sweep
+from fedcommons.tune.study import Entry, Study
 from papers.fedssyn import central_trials
 from papers.fedssyn import sensitivity_presets as presets
-from papers.fedssyn.sensitivity_report import Entry, report
+from papers.fedssyn.sensitivity_report import KEY, report
 
 if TYPE_CHECKING:
     from papers.fedssyn.central import Central
@@ -34,27 +29,21 @@ TAKEN = {"seed": "seeds", "generator.rho": "rhos", "sharing.p": "numbers", "shar
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options of the sweep, and an option for each field of the experiment's configuration."""
     preset = parse.early(argv, "preset", "small")
     if preset not in presets.FIELDS:
         raise unknown("preset", preset, presets.FIELDS)
     dataset = parse.early(argv, "data.name", "cifar10" if preset == "paper" else "digits")
     rhos, numbers, checkpoints, clients, generators = presets.LISTS[preset]
-    parser = parse.parser((__doc__ or "").partition("\n")[0], argv, presets.fields(preset, dataset))
-    for name, default, text in (
-        ("preset", "small", f"{', '.join(presets.FIELDS)}: sets the defaults of all fields"),
-        ("seeds", "0", "seeds, separated by commas"),
-        ("rhos", rhos, "(a): rho, shares of a client's images that its generator sees, nested"),
-        ("numbers", numbers, "(a): n~/n_i, synthetic images of a client per real image of that client"),
-        ("checkpoints", checkpoints, "(b): shares of generator.epochs after which images are drawn"),
-        ("clients", clients, "(b): numbers of clients; (a) and (c) use the first number"),
-        ("generators", generators, "(c): generators"),
-        ("out", f"runs/sensitivity-{preset}-{registry.label(dataset)}", "folder of the sweep"),
-    ):
-        parser.add_argument(f"--{name}", type=str, default=default, help=text)
-    parser.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
-    parse.add_shared(parser)
-    parser.short = {**SHORT_NAMES, "seed": "seeds", "rho": "rhos"}
+    parser = grid.study_parser(__doc__, argv, presets.fields(preset, dataset), (
+        ("preset", str, "small", f"{', '.join(presets.FIELDS)}: sets the defaults of all fields"),
+        ("seeds", str, "0", "seeds, separated by commas"),
+        ("rhos", str, rhos, "(a): rho, shares of a client's images that its generator sees, nested"),
+        ("numbers", str, numbers, "(a): n~/n_i, synthetic images of a client per real image of that client"),
+        ("checkpoints", str, checkpoints, "(b): shares of generator.epochs after which images are drawn"),
+        ("clients", str, clients, "(b): numbers of clients; (a) and (c) use the first number"),
+        ("generators", str, generators, "(c): generators"),
+        grid.folder_option("sensitivity", preset, dataset),
+    ), short={"seed": "seeds", "rho": "rhos"})  # fmt: skip
     parser.hide([*TAKEN, "partition.alpha"])
     options = parse.parse(parser, argv)
     parse.refuse_fields(options, TAKEN)
@@ -68,31 +57,32 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 def entries(options: parse.Options) -> list[Entry]:
     """Return the runs of figure 4's panels (a) to (c) per seed, with a run without sharing per panel and federation."""
     base, epochs, result = grid.base(options), options["generator.epochs"], []
-    rhos = parse.split("--rhos", options.rhos, float, "(0, 1]")
-    numbers = parse.split("--numbers", options.numbers, float, "(0, 1e6]")
-    shares = parse.split("--checkpoints", options.checkpoints, float, "(0, 1]")
-    clients = parse.split("--clients", options.clients, int, "[2, 1e6]")
+    rhos = grid.values(options, "rhos", float, "(0, 1]")
+    numbers = grid.values(options, "numbers", float, "(0, 1e6]")
+    shares = grid.values(options, "checkpoints", float, "(0, 1]")
+    clients = grid.values(options, "clients", int, "[2, 1e6]")
     early = sorted({max(1, round(share * epochs)) for share in shares})
     made_by = "ddpm"
     pools = [("a", clients[0], made_by, rho, number, epochs) for rho, number in product(rhos, numbers)]
     pools += [("b", n, made_by, 1.0, 1.0, epoch) for n, epoch in product(clients, early)]
-    kinds = {g: presets.generator(g, options.preset, epochs) for g in parse.split("--generators", options.generators)}
+    kinds = {g: presets.generator(g, options.preset, epochs) for g in grid.values(options, "generators")}
     pools += [("c", clients[0], name, 1.0, 1.0, kind["generator.epochs"]) for name, kind in kinds.items()]
-    for seed in parse.split("--seeds", options.seeds, int):
+    for seed in grid.values(options, "seeds", int):
         federations = dict.fromkeys((panel, n) for panel, n, *_ in pools)
         for panel, n in federations:
             fixed = {**base, "seed": seed, "partition.n_clients": n, "partition.alpha": presets.ALPHAS[panel]}
             real = grid.cell(options, {**fixed, "sharing.setting": "real"})
-            result.append(Entry(panel, n, None, 0.0, 0.0, 0, real))
+            result.append(Entry(real, dict(zip(KEY, (panel, n, None, 0.0, 0.0, 0), strict=True))))
             for _, _, name, rho, number, epoch in (p for p in pools if p[:2] == (panel, n)):
                 fields: dict[str, Any] = {**kinds[name]} if panel == "c" else {"generator.name": name}
                 fields |= {"generator.rho": rho, "generator.epochs": epoch, "sharing.p": number / (1 + number)}
-                result.append(Entry(panel, n, name, rho, number, epoch, grid.cell(options, {**fixed, **fields})))
+                labels = dict(zip(KEY, (panel, n, name, rho, number, epoch), strict=True))
+                result.append(Entry(grid.cell(options, {**fixed, **fields}), labels))
     sweep.require_few(len(result))
     return result
 
 
-def central_lines(entries: Sequence[Entry]) -> "list[Central]":
+def central_lines(entries: Sequence[Entry], _: parse.Options) -> "list[Central]":
     """Return the models to train centrally on all real images, one per seed, for rounds x ``client.epochs`` epochs."""
     from papers.fedssyn.central import Central
 
@@ -103,23 +93,10 @@ def central_lines(entries: Sequence[Entry]) -> "list[Central]":
     return list({line.name: line for line in lines}.values())
 
 
-def run_cells(entries: Sequence[Entry], todo: sweep.Todo, out: Path, display: Display) -> sweep.Outcome:
-    """Run the remaining trials, then train the central models."""
-    outcome, started = sweep.run_cells(todo, out, display), time.perf_counter()
-    failures = {**outcome.failures, **central_trials.train(central_lines(entries), out, display)}
-    seconds = {**outcome.seconds, "central models": time.perf_counter() - started}
-    return replace(outcome, seconds=seconds, failures=failures)
-
-
-def sensitivity(argv: Sequence[str]) -> int:
-    options = arguments(argv)
-    rows = entries(options)
-    return main.run(
-        options, "sensitivity", grid.once(e.cell for e in rows),
-        lambda out, display: report(rows, [line.name for line in central_lines(rows)], options, out, display),
-        play=partial(run_cells, rows), extra=lambda: central_trials.extra_jobs(central_lines(rows)),
-    )  # fmt: skip
-
+sensitivity = Study(
+    "sensitivity", arguments, entries, partial(report, central_lines),
+    partial(central_trials.play, central_lines), partial(central_trials.extra_jobs, central_lines),
+)  # fmt: skip
 
 if __name__ == "__main__":
     parse.main(sensitivity)

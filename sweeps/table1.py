@@ -23,7 +23,6 @@ COLUMNS = "10:1,10:0.4,40:0.2,100:0.1"
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options of the table, and an option for each field of the experiment's configuration."""
     preset, _ = grids.preset_and_dataset(argv)
     large = preset in ("paper", "authors")
     more = (
@@ -33,15 +32,13 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("lrs", str | None, "0.01,0.05,0.1" if preset == "paper" else None,
          "learning rates to choose from by validation accuracy; default: client.lr alone"),
     )  # fmt: skip
-    title = (__doc__ or "").partition("\n")[0]
     algorithms = "fedavg,scaffold" if preset == "smoke" else ALGORITHMS
     defaults = {"algorithms": algorithms, "settings": "real,shuffled_synthetic"}
-    parser = grids.parser(title, argv, defaults, more, "table1")
+    parser = grids.parser(__doc__, argv, defaults, more, "table1")
     parser.hide(_set_by_options(parser.get_defaults()))
     options = parse.parse(parser, argv)
     grids.refuse_fields(options, _set_by_options(options))
-    if options.lrs is not None and "," in options.lrs and options.data.validation == 0:
-        raise UserError("--lrs chooses by validation accuracy: data.validation must be above 0.")
+    grids.require_validation(options, "lrs", several=True)
     return options
 
 
@@ -57,22 +54,18 @@ def grid(options: parse.Options) -> list[sweep.Trial]:
     """Return the table's trials, in the order of the table."""
     base = grids.base(options)
     pairs = [f"{options.partition.n_clients}:{options.federation.participation}"]
-    federations = [
-        _federation(t)
-        for t in (parse.split("--federations", options.federations) if options.federations is not None else pairs)
-    ]
+    texts = grids.values(options, "federations") if options.federations is not None else pairs
+    federations = [_federation(text) for text in texts]
     if len(set(federations)) < len(federations):
         raise UserError(f"--federations takes different pairs N:C, got {quote(options.federations)}.")
-    rates = parse.split("--lrs", options.lrs, float) if options.lrs is not None else (options.client.lr,)
-    papers = (
-        options.preset in ("paper", "authors") and options.target == Experiment().target
-    )  # the paper's targets apply unless the user sets a target
+    rates = grids.values(options, "lrs", float) if options.lrs is not None else (options.client.lr,)
+    # the paper's targets apply unless the user sets a target
+    papers = options.preset in ("paper", "authors") and options.target == Experiment().target
     targets = {key[:4]: target for key, (target, _) in fedssyn_table1().items()} if papers else {}
     cells, owned = [], {"client.lr"} if options.lrs is not None else ()
     for (n, c), alpha, algorithm, setting, rate, seed in grids.combined(
-        options, federations, parse.split("--alphas", options.alphas, float),
-        parse.split("--algorithms", options.algorithms), parse.split("--settings", options.settings), rates,
-        parse.split("--seeds", options.seeds, int),
+        options, federations, grids.values(options, "alphas", float), grids.values(options, "algorithms"),
+        grids.values(options, "settings"), rates, grids.values(options, "seeds", int),
     ):  # fmt: skip
         values: dict[str, Any] = {
             "seed": seed, "algorithm": algorithm, "partition.alpha": alpha, "sharing.setting": setting,

@@ -24,7 +24,6 @@ CHOICES = {"scheduler": ("fifo", "asha"), "search": ("random", "optuna"), "mode"
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the options of the sweep, and an option for each field of the experiment's configuration."""
     chosen = ("preset", "small"), ("data.name", "digits"), ("generator.name", "ddpm")
     defaults = presets.preset(*(parse.early(argv, *option) for option in chosen))
     parser = parse.parser((__doc__ or "").partition("\n")[0], argv, defaults)
@@ -76,13 +75,7 @@ def build_trials(points: Sequence[Mapping[str, Any]], options: parse.Options) ->
 
 
 def cells(options: parse.Options) -> tuple[list[sweep.Trial], list[str]]:
-    """Return the trials and the names of the swept fields.
-
-    Optuna chooses points during the sweep, so with Optuna the trials at the limits of the search space are returned.
-
-    Raises:
-        UserError: a swept field, a value or the metric is invalid for the trials.
-    """
+    """Return the trials and the names of the swept fields."""
     swept = space(options)
     n = search_space.count(swept, options.samples)
     if options.search == "optuna":

@@ -16,7 +16,7 @@ from sweep_runs import complete, rows_of, saved_figures
 
 from fedcommons.cli.display import Display
 from fedcommons.reports import tables
-from papers.fedssyn import central, table2_report
+from papers.fedssyn import central
 from papers.fedssyn.figures import Dot, accuracy_dots, accuracy_table, panels
 from papers.fedssyn.sensitivity_report import figure, is_above, table
 
@@ -67,8 +67,8 @@ def test_figure_3_from_small_runs(figure3: ModuleType, tmp_path: Path) -> None:
             "--generator.channels=[8,8]", "--generator.sampling_steps=2",
             "--settings=real,shuffled_synthetic,shuffled_real", f"--artifacts={tmp_path / 'artifacts'}"]  # fmt: skip
     options = figure3.arguments(argv)
-    cells = figure3.grid(options)
-    lines = figure3.central_lines(cells, options)
+    entries_of = figure3.entries(options)
+    cells, lines = [e.cell for e in entries_of], figure3.central_lines(entries_of, options)
     complete(figure3.figure3, argv, cells, out, lambda: [central.run(line, out / line.name) for line in lines])
     summary = json.loads((out / "summary.json").read_text())
     shares = {c["setting"]: c["p"] for c in summary["cells"]}
@@ -86,12 +86,12 @@ def entries(script: ModuleType, *argv: str) -> list[Any]:
 def test_figure_4s_preset_paper_is_the_whole_grid(script: ModuleType) -> None:
     grid = entries(script, "--preset", "paper", "--seeds", "0,1")
     assert len(grid) == 2 * ((1 + 5 * 5) + 2 * (1 + 5) + (1 + 2))
-    assert {(e.panel, e.n_clients, e.cell.config.flat["partition.alpha"]) for e in grid} == {
+    assert {(e["panel"], e["n_clients"], e.cell.config.flat["partition.alpha"]) for e in grid} == {
         ("a", 10, 0.1), ("b", 10, 0.01), ("b", 40, 0.01), ("c", 10, 0.01)
     }  # fmt: skip
-    fields = [(e, e.cell.config.flat) for e in grid if e.generator]
-    assert all(flat["sharing.p"] == pytest.approx(e.number / (1 + e.number)) for e, flat in fields)
-    assert all(flat["generator.rho"] == e.rho and flat["generator.epochs"] == e.epochs for e, flat in fields)
+    fields = [(e, e.cell.config.flat) for e in grid if e["generator"]]
+    assert all(flat["sharing.p"] == pytest.approx(e["number"] / (1 + e["number"])) for e, flat in fields)
+    assert all(flat["generator.rho"] == e["rho"] and flat["generator.epochs"] == e["epochs"] for e, flat in fields)
 
 
 def test_figure_4s_table_and_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def test_figure_4_from_small_runs(script: ModuleType, tmp_path: Path) -> None:
             "--generator.channels=[8,8]", "--generator.sampling_steps=2", "--federation.rounds=1",
             "--wandb=off", f"--artifacts={tmp_path}/artifacts", f"--out={out}"]  # fmt: skip
     grid = entries(script, *argv)
-    lines = script.central_lines(grid)
+    lines = script.central_lines(grid, script.arguments(argv))
     cells = [e.cell for e in grid]
     complete(script.sensitivity, argv, cells, out, lambda: [central.run(line, out / line.name) for line in lines])
     with (out / "sensitivity.csv").open() as file:
@@ -133,7 +133,7 @@ def test_preset_paper_has_the_papers_numbers(table2: ModuleType) -> None:
     one = runs[0].cell.config
     assert (one.federation.rounds, one.partition.n_clients, one.target, one.model.name) == (100, 10, 0.44, "vgg11")
     assert (one.flat["fedgen.noise_size"], one.flat["fedgen.hidden"]) == (64, 512)
-    assert {e.rate for e in runs} == {0.01, 0.05, 0.1, 0.2}
+    assert {e["rate"] for e in runs} == {0.01, 0.05, 0.1, 0.2}
 
 
 @pytest.mark.long
@@ -143,13 +143,13 @@ def test_the_report_chooses_rates_by_validation_and_counts_bytes_until_the_targe
     options = table2.arguments(["--seeds", "0,1", "--alphas", "0.1", "--methods", "fedssyn,fedgen,feddm,fedavg"])
     runs, display = table2.entries(options), Display(Console(quiet=True))
     for e in runs:
-        validated = 0.5 + 0.1 * (e.rate == 0.1)  # the larger rate of clients, the smaller of FedDM's pixels
-        accuracy = {"last_accuracy": 0.9 - 0.3 * (e.rate == 0.1), "best_accuracy": 0.95}
-        reached = None if e.method == "fedavg" else 5
+        validated = 0.5 + 0.1 * (e["rate"] == 0.1)  # the larger rate of clients, the smaller of FedDM's pixels
+        accuracy = {"last_accuracy": 0.9 - 0.3 * (e["rate"] == 0.1), "best_accuracy": 0.95}
+        reached = None if e["method"] == "fedavg" else 5
         of = {"rounds_to_target": reached, "validation_accuracy": validated, **accuracy}
-        metrics = {"validation/accuracy": validated, "comm/total_bytes": 3e6 if e.method == "fedgen" else 6e6}
+        metrics = {"validation/accuracy": validated, "comm/total_bytes": 3e6 if e["method"] == "fedgen" else 6e6}
         recorded(tmp_path / e.cell.name, e.cell.config, reached, metrics, **of)
-    table2_report.report(runs, options, tmp_path, display)
+    table2.table2.report(runs, options, tmp_path, display)
     rows = rows_of((tmp_path / "table2.md").read_text(), "| 0.1")
     assert {row[2] for row in rows[:4]} == {"0.1"}
     assert [row[6:8] for row in rows[:4]] == [["5.0 ± 0.0", "6.00"], ["5.0 ± 0.0", "3.00"], ["5.0 ± 0.0", "6.00"],

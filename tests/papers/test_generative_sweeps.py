@@ -13,7 +13,6 @@ from sweep_runs import rows_of, sweep_output
 
 from fedcommons.cli.display import Display
 from fedcommons.privacy.accountants import epsilon
-from papers.fedcvae import report
 from papers.fedssyn.private_report import gains, is_fitted, spent
 from papers.fedssyn.sizes import jobs
 from papers.fedssyn.sprites_report import figure, table
@@ -33,7 +32,7 @@ def is_png(path: Path) -> bool:
 def test_preset_paper_is_the_papers_grid(dsprites: ModuleType) -> None:
     every = entries(dsprites, "--preset", "paper", "--seeds", "0,1")
     assert len(every) == 2 * (1 + 8 * 4 + 4 * 4)  # no pool; figure A.9, left; what its right has besides
-    usual = [e for e in every if e.number == 0.25 and e.cell.config.seed == 0]
+    usual = [e for e in every if e["number"] == 0.25 and e.cell.config.seed == 0]
     fields = usual[0].cell.config.flat
     assert fields["sharing.p"] == pytest.approx(0.2)  # n~ = p n_i/(1 - p) = n_i/4
     assert (fields["data.name"], fields["model.name"], fields["generator.ramp"]) == ("dsprites", "vgg11", 24)
@@ -53,14 +52,14 @@ def test_the_table_and_figure_of_dsprites(tmp_path: Path) -> None:
 def test_every_method_has_no_pool_the_plain_one_and_each_private_one(private: ModuleType) -> None:
     argv = ["--epsilons", "1,10", "--sigmas", "1.906", "--seeds", "0,1", "--generator.epochs", "20"]
     result = entries(private, *argv)
-    last = [(e.cell.config.algorithm, e.cell.config.seed, e.pool) for e in result if e.last]
+    last = [(e.cell.config.algorithm, e.cell.config.seed, e["pool"]) for e in result if e["last"]]
     pools = ["none", "plain", "epsilon 1", "epsilon 10", "noise multiplier 1.906"]
     assert last == [(a, s, pool) for a in ("fedavg", "scaffold") for s in (0, 1) for pool in pools]
-    fields = {e.pool: e.cell.config.flat for e in result if e.last}
+    fields = {e["pool"]: e.cell.config.flat for e in result if e["last"]}
     assert fields["epsilon 10"]["generator.target_epsilon"] == 10
     assert fields["noise multiplier 1.906"]["generator.target_epsilon"] is None
     result = entries(private, "--preset", "paper", "--dataset", "cifar10")
-    one = next(e.cell.config.flat for e in result if e.pool == "noise multiplier 1.906" and e.last)
+    one = next(e.cell.config.flat for e in result if e["pool"] == "noise multiplier 1.906" and e["last"])
     names = ("generator.noise_multiplier", "generator.batch_size", "generator.epochs", "generator.clip",
              "generator.rho", "dp.delta")  # fmt: skip
     assert [one[name] for name in names] == [1.906, 128, 500, 1.0, 1.0, 1e-5]
@@ -71,9 +70,9 @@ def test_gains_are_above_the_same_seeds_run_without_a_pool(
 ) -> None:
     """Seeds 0, 1, 2 have 50, 60 and 70 % alone, and 1, 2 and 6 points more with the private pool."""
     argv = ["--epsilons", "10", "--algorithms", "fedavg", "--seeds", "0,1,2", "--checkpoints", "1"]
-    result = [e for e in entries(private, *argv) if e.pool != "plain"]
+    result = [e for e in entries(private, *argv) if e["pool"] != "plain"]
     for e in result:
-        more = (0.01, 0.02, 0.06)[e.cell.config.seed] if e.pool == "epsilon 10" else 0.0
+        more = (0.01, 0.02, 0.06)[e.cell.config.seed] if e["pool"] == "epsilon 10" else 0.0
         recorded(tmp_path / e.cell.name, e.cell.config, None, {"test/accuracy": 0.5 + 0.1 * e.cell.config.seed + more})
     head, _, *lines = rows_of(gains(result, tmp_path))
     assert head[4:] == ["after round 1", "after round 2", "after round 30"]
@@ -89,7 +88,7 @@ def test_images_fitted_to_noisy_sums_are_pools_too_and_spend_what_they_say(priva
     result = entries(private, *argv, "shuffled_synthetic,merf,ndpdc")
     of_sums = [e for e in result if is_fitted(e.cell)]
     kinds = ("FedMERF local", "FedMERF summed"), ("NDPDC local",)
-    assert [e.pool for e in of_sums] == [f"{kind}, epsilon {e}" for of in kinds for e in (2, 10) for kind in of]
+    assert [e["pool"] for e in of_sums] == [f"{kind}, epsilon {e}" for of in kinds for e in (2, 10) for kind in of]
     for e in of_sums:
         assert spent(e.cell) == pytest.approx(e.cell.config.flat["sharing.target_epsilon"], rel=1e-3)
 
@@ -140,7 +139,7 @@ TABLE = {  # of the released code: w, z, local epochs, decoder epochs, classifie
 
 def test_fedcvaes_preset_paper_has_the_papers_numbers(fedcvae: ModuleType) -> None:
     result = entries(fedcvae, "--preset", "paper", "--dataset", "fmnist")
-    of = {e.method: e.cell.config.flat for e in result if e.alpha == 0.01}
+    of = {e["method"]: e.cell.config.flat for e in result if e["at"] == 0.01}
     assert {m: tuple(of[m][f"fedcvae.{name}"] for name in NAMES) for m in TABLE} == TABLE
     for method, flat in of.items():
         assert (flat["partition.name"], flat["partition.n_clients"]) == ("dirichlet_clients_all", 10)
@@ -148,7 +147,7 @@ def test_fedcvaes_preset_paper_has_the_papers_numbers(fedcvae: ModuleType) -> No
         assert (flat["federation.rounds"] == 1) == (method != "fedavg")
     rates = [of[m][f"fedcvae.{name}"] for m in TABLE for name in ("local_lr", "decoder_lr", "server_lr")]
     assert rates == [1e-3, 0.01, 1e-3] * 2
-    assert {e.alpha for e in result} == {0.05, 0.01, 0.001}
+    assert {e["at"] for e in result} == {0.05, 0.01, 0.001}
 
 
 @pytest.mark.long
@@ -158,14 +157,14 @@ def test_the_report_chooses_rates_by_validation_and_compares_seed_by_seed(
     options = fedcvae.arguments(["--seeds", "0,1,2", "--alphas", "0.1,0.01", "--rates", "0.1,0.3"])
     result, display = fedcvae.entries(options), Display(Console(quiet=True))
     for e in result:
-        if (e.method, e.alpha) == ("dense", 0.01):
+        if (e["method"], e["at"]) == ("dense", 0.01):
             continue  # not finished
-        seed, is_own = e.cell.config.seed, e.rate is None
-        last = 0.90 + seed / 100 if is_own else 0.5 if e.rate == 0.1 else 0.99
-        lines = {"test/accuracy": last, "validation/accuracy": 0.8 if e.rate == 0.1 else 0.7}
+        seed, is_own = e.cell.config.seed, e["rate"] is None
+        last = 0.90 + seed / 100 if is_own else 0.5 if e["rate"] == 0.1 else 0.99
+        lines = {"test/accuracy": last, "validation/accuracy": 0.8 if e["rate"] == 0.1 else 0.7}
         of = {"bytes_up": 4e6 if is_own else 1e6, "bytes_down": 80, "disclosed": float(is_own)}  # fmt: skip
         recorded(tmp_path / e.cell.name, e.cell.config, None, lines, **of)
-    report.report(result, options, tmp_path, display)
+    fedcvae.fedcvae.report(result, options, tmp_path, display)
     tables = rows_of((tmp_path / "fedcvae.md").read_text())
     start = next(i for i, row in enumerate(tables) if row[2] == "minus")
     rows, against = tables[2:start], tables[start + 2 :]

@@ -37,14 +37,15 @@ feddm = report_runs.script("feddm")
 
 def test_a_run_of_several_tables_is_run_once_and_preset_paper_has_the_papers_numbers(feddm: ModuleType) -> None:
     result = feddm.entries(feddm.arguments(["--rates=0.2,2", "--image-rates=1,0.03", "--noisy=feddm,scaffold"]))
-    names = {(e.table, e.method, e.rate): e.cell.name for e in result if e.alpha == 0.1 and e.cell.config.seed == 0}
+    at_one = [e for e in result if e["at"] == 0.1 and e.cell.config.seed == 0]
+    names = {(e["table"], e["method"], e["rate"]): e.cell.name for e in at_one}
     same = [("methods", "feddm", 1), ("images per class", "feddm, ipc 3", 1), ("radius", "feddm, radius 5", 1),
             ("noise level", "feddm, noise level 0", 1)]  # fmt: skip
     assert len({names[each] for each in same}) == 1
-    assert next(e for e in result if e.method == "REAL").cell.config.flat["feddm.iterations"] == 0
+    assert next(e for e in result if e["method"] == "REAL").cell.config.flat["feddm.iterations"] == 0
     for e in result:
-        name, rates = ("feddm.image_lr", (1, 0.03)) if "feddm" in e.method else ("client.lr", (0.2, 2))
-        assert e.method == "REAL" or e.cell.config.flat[name] == e.rate in rates
+        name, rates = ("feddm.image_lr", (1, 0.03)) if "feddm" in e["method"] else ("client.lr", (0.2, 2))
+        assert e["method"] == "REAL" or e.cell.config.flat[name] == e["rate"] in rates
     one = feddm.entries(feddm.arguments(["--preset", "paper", "--dataset", "cifar100"]))[0].cell.config.flat
     wanted = {"iterations": 1000, "ipc": 5, "radius": 5.0, "server_epochs": 500, "image_lr": 1.0, "match_batch": 256}
     assert {name: one[f"feddm.{name}"] for name in wanted} == wanted
@@ -111,7 +112,7 @@ feddpms = report_runs.script("feddpms")
 def test_preset_authors_is_the_released_code_as_far_as_fields_say_it(feddpms: ModuleType) -> None:
     words = ["--dataset", "cifar10", "--algorithms", "feddpms", "--preset"]
     paper, authors = (
-        feddpms.grid(feddpms.arguments([*words, preset]))["Table 1"][0].config.flat for preset in ("paper", "authors")
+        feddpms.entries(feddpms.arguments([*words, preset]))[0].cell.config.flat for preset in ("paper", "authors")
     )
     names = ("feddpms.quota", "feddpms.classes", "model.latent", "federation.rounds", "client.batch_size", "client.lr")
     assert [paper[name] for name in names] == [200, 3, 128, 50, 64, 1e-3]
@@ -126,7 +127,7 @@ def test_preset_authors_is_the_released_code_as_far_as_fields_say_it(feddpms: Mo
 def test_the_tables_and_the_bytes_of_small_runs(feddpms: ModuleType, tmp_path: Path) -> None:
     argv = ["--preset=smoke", "--feddpms.sigma=0.3", "--client.epochs=3", "--wandb=off", "--quotas=", "--sigmas=0.3",
             "--algorithms=feddpms,fedavg", f"--out={tmp_path}"]  # fmt: skip
-    cells = feddpms.grid(feddpms.arguments(argv))["Table 1"]
+    cells = [e.cell for e in feddpms.entries(feddpms.arguments(argv)) if e["table"] == "Table 1"]
     text = complete(feddpms.feddpms, argv, cells, tmp_path, again=True)
     first, second = (read_summary(tmp_path / cell.name) or {} for cell in cells)
     own, other = (100 * one["last_accuracy"] for one in (first, second))

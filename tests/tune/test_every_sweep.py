@@ -29,6 +29,11 @@ REFUSED: dict[str, dict[str, str]] = {
         "--shares=0.01": "less than one", "--pairs=0.5": "q:d", "--pairs=1:3": "q in [0, 1)",
         "--pairs=0.5:10": "[1, 9] for 10 clients", "--pairs=0.5:3,0.5:3": "different values",
     },
+    "methods": {
+        "--algorithms fedavg,one_shot": "trains on a pool", "--methods fedavg,fedporx": "did you mean 'fedprox'",
+        "--sharing shuffled_synthetic": "must be real", "--lrs 0.1,0.2 --tuning-seeds 0": "got 0 in both",
+        "--partition.name iid --alphas 0.1": "--alphas varies", "--lrs 0.1 --data.validation 0": "by validation",
+    },
     "mnist_softmax": {"--lr=.inf": "--lr must lie in (0, inf)", "--data-dir=/nowhere --dataset=mnist": "is not there"},
     "quadratics": {
         "--p 0.5,1.1": "p must lie in [0, 1]", "--target 1e-36": "target must lie in (", "--fit plan": "mean 'plain'",

@@ -100,6 +100,8 @@ def test_notes_name_departures_from_the_paper_and_published_values_stand_beside_
     notes = " ".join(of_table1.footnotes(table1.grid(given), given))
     for part in ("E = 10, 30,", "alpha 0.001, 0.01,", "client.epochs 10, 30", "sharing.p 0.5263, 0.5"):
         assert part in notes, notes
+    given = table1.arguments(["--settings", "real"])
+    assert "in the paper" not in " ".join(of_table1.footnotes(table1.grid(given), given))
     paper = presets.experiment("paper", "cifar10")
     assert grids.departures([paper], ()) == ""
     assert "0.2, 0.5" in grids.title([override(paper, {"target": target}) for target in (0.2, 0.5)])

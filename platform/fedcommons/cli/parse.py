@@ -70,7 +70,7 @@ def _help(name: str, field: Field, chosen: Mapping[str, Sequence[str]]) -> str:
     return f"{field.help}; allowed: {field.allowed}" if field.allowed and "|" not in field.allowed else field.help
 
 
-LISTS = {"algorithms": "algorithm", "settings": "sharing"}
+LISTS = {"algorithms": "algorithm", "methods": "algorithm", "settings": "sharing"}
 """Option of a sweep that names several components -> kind of these components."""
 
 

@@ -11,6 +11,7 @@ from fedcommons.config import presets, registry, target
 from fedcommons.config.dotted import SHORT_NAMES, choose, same_results
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.registry import KINDS
+from fedcommons.errors import UserError
 from fedcommons.reports.frames import load_runs
 from fedcommons.tracking.run_folder import is_run
 from fedcommons.tune import sweep
@@ -28,45 +29,113 @@ VARIED = {
 """Fields that appear in the names of run folders, and their short names there."""
 
 
+Option = tuple[str, Any, Any, str]
+"""Name, type, default and help text of an option."""
+
+
 def preset_and_dataset(argv: Sequence[str]) -> tuple[str, str]:
     """Return the names of preset and data set in the command line; both decide the defaults of all other options."""
     preset = parse.early(argv, "preset", "small")
     return preset, parse.early(argv, "data.name", "digits" if preset in ("smoke", "small") else "cifar10")
 
 
+def add_options(parser: parse.Parser, options: Iterable[Option]) -> None:
+    """Add options to the parser; the type bool makes a flag."""
+    for name, kind, default, text in options:
+        if kind is bool:
+            parser.add_argument(f"--{name}", action="store_true", help=text)
+        else:
+            parser.add_argument(f"--{name}", type=kind, default=default, help=text)
+
+
+def study_parser(
+    doc: str | None,
+    argv: Sequence[str],
+    fields: Mapping[str, Any],
+    options: Iterable[Option],
+    *,
+    lists: Mapping[str, str] | None = None,
+    short: Mapping[str, str] | None = None,
+) -> parse.Parser:
+    """Return a parser of each field of the chosen components, the options of a study, and the options of all sweeps.
+
+    doc: text whose first line is the title of ``--help``. fields: values of the fields in the study's preset. options:
+    options of the study, see ``add_options``. lists: see ``parse.parser``.
+    short: short names of options in addition to those of fields.
+    """
+    result = parse.parser((doc or "").partition("\n")[0], argv, fields, lists)
+    add_options(result, (*options, ("resume", bool, False, "continue the sweep in that folder")))
+    parse.add_shared(result)
+    result.short = {**SHORT_NAMES, **(short or {})}
+    return result
+
+
+def folder_option(stem: str, preset: str, dataset: str) -> Option:
+    """Return the option ``--out`` of a study, whose default names the preset and the data set."""
+    return "out", str, f"runs/{stem}-{preset}-{registry.label(dataset)}", "folder of the sweep"
+
+
 def parser(
-    title: str,
+    doc: str | None,
     argv: Sequence[str],
     defaults: Mapping[str, str],
-    more: Iterable[tuple[str, Any, Any, str]],
+    more: Iterable[Option],
     stem: str,
     fields: Mapping[str, Any] | None = None,
 ) -> parse.Parser:
-    """Return the parser with the options of a grid sweep and every field of the chosen components.
+    """Return the parser of a grid sweep: algorithms, alphas, sharing strategies, seeds, and ``more`` options.
 
-    title: the title of ``--help``. defaults: the defaults of the options ``algorithms`` and ``settings``. more: (name,
-    type, default, help) of each further option of the sweep. stem: the beginning of the default folder's name.
-    fields: values of the fields in the sweep's preset; None: the values of ``presets``.
+    defaults: defaults of ``algorithms``, ``settings`` and ``alphas``. stem: the beginning of the default folder's name.
+    fields: values of the fields in the sweep's preset; None: the values of ``presets``. See ``study_parser``.
     """
     preset, dataset = preset_and_dataset(argv)
-    lists = {"algorithms": "fedavg", **defaults}
+    lists = {"algorithms": "fedavg", "alphas": "0.01,0.1", **defaults}
     generator = parse.early(argv, "generator.name", "ddpm")
-    result = parse.parser(title, argv, fields or presets.preset(preset, dataset, generator), lists)
-    for name, kind, default, text in (
+    options = (
         ("preset", str, "small", f"{', '.join(presets.PRESETS)}: sets the defaults of all fields"),
         ("seeds", str, "0", "seeds, separated by commas"),
         ("algorithms", str, lists["algorithms"], "algorithms, separated by commas"),
-        ("alphas", str, "0.01,0.1", "Dirichlet concentrations, separated by commas"),
+        ("alphas", str, lists["alphas"], "Dirichlet concentrations, separated by commas"),
         ("settings", str, lists["settings"], "sharing strategies (settings), separated by commas"),
         *more,
-        ("out", str, f"runs/{stem}-{preset}-{registry.label(dataset)}", "folder of the sweep"),
-    ):
-        result.add_argument(f"--{name}", type=kind, default=default, help=text)
-    result.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
-    parse.add_shared(result)
-    result.short = {**SHORT_NAMES, "alpha": "alphas", "setting": "settings", "sharing": "settings"}
+        folder_option(stem, preset, dataset),
+    )
+    short = {"alpha": "alphas", "setting": "settings", "sharing": "settings"}
+    usual = fields or presets.preset(preset, dataset, generator)
+    result = study_parser(doc, argv, usual, options, lists=lists, short=short)
     result.hide(GRID.values())
     return result
+
+
+def values(options: parse.Options, name: str, kind: Callable[[str], Any] = str, allowed: str = "") -> tuple[Any, ...]:
+    """Return the values that the option ``name`` lists, separated by commas; see ``parse.split``."""
+    return parse.split(f"--{name}", options[name], kind, allowed)
+
+
+def listed(options: parse.Options, name: str, kind: Callable[[str], Any] = str, allowed: str = "") -> tuple[Any, ...]:
+    """Return the values that the option ``name`` lists; none if the option is empty or None."""
+    return values(options, name, kind, allowed) if options[name] else ()
+
+
+def rate_owners(options: parse.Options, argv: Sequence[str], of_rates: Mapping[str, str]) -> dict[str, str]:
+    """Return field -> option for each option that lists learning rates, and check that they can be chosen.
+
+    of_rates: option -> field of the learning rate. An option becomes empty if the user set its field instead.
+    """
+    for name, field in of_rates.items():
+        if field in options.asked and name.replace("-", "_") not in parse.named(argv):
+            options[name] = ""
+        require_validation(options, name, several=True)
+    return {field: name for name, field in of_rates.items() if options[name]}
+
+
+def require_validation(options: parse.Options, name: str, *, several: bool = False) -> None:
+    """Refuse an option that lists learning rates if there is no validation accuracy to choose by.
+
+    several: refuse the option only if it lists more than one learning rate.
+    """
+    if options[name] and (not several or "," in options[name]) and options.data.validation == 0:
+        raise UserError(f"--{name} chooses by validation accuracy: data.validation must be above 0.")
 
 
 def refuse_fields(options: parse.Options, more: Mapping[str, str]) -> None:
@@ -195,7 +264,7 @@ def title(cells: Sequence[Experiment]) -> str:
 
 def is_smoke(options: parse.Options) -> bool:
     """Check whether the preset is ``smoke``, whose runs are too small for conclusions."""
-    return options.preset == "smoke"
+    return options.get("preset") == "smoke"
 
 
 def stamped(text: str, options: parse.Options) -> str:

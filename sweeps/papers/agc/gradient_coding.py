@@ -119,11 +119,7 @@ class Played:
 
 
 def select_examples(dataset: Dataset, per_class: int, first: bool, seed: int) -> Examples:
-    """Select ``per_class`` training images of every class: the first images, or random images.
-
-    Raises:
-        UserError: a class has fewer than ``per_class`` images.
-    """
+    """Select ``per_class`` training images of every class: the first images, or random images."""
     y, rows = dataset.train.y.numpy(), []
     for c in range(dataset.classes):
         of_class = np.flatnonzero(y == c)
@@ -138,11 +134,7 @@ def select_examples(dataset: Dataset, per_class: int, first: bool, seed: int) ->
 
 
 def check(setting: Setting, n_clients: int, sizes: Sequence[int]) -> None:
-    """Check that a setting can run with n_clients clients; sizes: the number of examples of each class.
-
-    Raises:
-        UserError: a field is out of its range, or the share c of copied examples is above 0 but below one example.
-    """
+    """Check that a setting can run with n_clients clients; sizes: the number of examples of each class."""
     n, lowest = n_clients, min(sizes) if setting.per_class else sum(sizes)
     if setting.partition not in PARTITIONS:
         raise unknown("partition", setting.partition, PARTITIONS)

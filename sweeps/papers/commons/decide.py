@@ -45,11 +45,7 @@ class Row:
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Return the indices of the Pareto front of points (cost, accuracy), in the order of cost.
-
-    A point is on the front if no other point has a lower cost at the same or higher accuracy, or a higher accuracy at
-    the same or lower cost. Equal points are on the front together.
-    """
+    """Return the indices of the Pareto front of points (cost, accuracy), in the order of cost."""
     beaten = [
         any(c <= cost and a >= accuracy and (c, a) != (cost, accuracy) for c, a in points) for cost, accuracy in points
     ]

@@ -33,10 +33,7 @@ def spread_out(places: Sequence[float], gap: float, low: float, high: float) -> 
 
 
 def draw(rows: Sequence[Measured], path: Path, title: str, smoke: bool) -> None:
-    """Draw accuracy for each alpha, against megabytes (left panel) and disclosed examples (right panel), to ``path``.
-
-    smoke: print across the picture that it comes from a smoke test.
-    """
+    """Draw accuracy for each alpha, against megabytes (left panel) and disclosed examples (right panel)."""
     alphas = list(dict.fromkeys(measured.alpha for measured in rows))
     most = max(sum(measured.alpha == alpha for measured in rows) for alpha in alphas)
     figure, grid = plots.panels(len(alphas), 2, (13, max(4.5, 1.2 + 0.24 * most) * len(alphas)))

@@ -11,8 +11,9 @@ from fedcommons.cli.display import Display
 from fedcommons.config import target
 from fedcommons.reports import tables
 from fedcommons.reports.intervals import format_rounds
-from fedcommons.storage.atomic_files import write_json, write_text
+from fedcommons.storage.atomic_files import write_json
 from fedcommons.tune import grid, sweep
+from fedcommons.tune.study import Report
 from papers.commons import decide
 from papers.commons.ways import Entry, Rates, budget
 
@@ -40,15 +41,12 @@ def report(entries: Sequence[Entry], options: parse.Options, out: Path, display:
     lines = [_line(result, seconds[name_of(result)]) for result in rows]
     missing = f"{_not_defined(entries)}{_not_finished(entries, rows)}"
     table = f"{tables.markdown(HEAD, lines)}{missing}{tables.numbered(_notes(rows, options))}"
-    text = grid.stamped(f"{table}\n{_guides(rows)}", options)
-    write_text(out / "commons.md", text)
     records = [_record(result, seconds[name_of(result)]) for result in rows]
-    write_text(out / "commons.csv", tables.to_csv(records))
-    write_json(
-        out / "summary.json", {"name": out.name, "preset": options.preset, "rows": records, "undefined": undefined}
-    )
-    draw(rows, out / "commons.png", grid.title([cell.config for cell in cells]), grid.is_smoke(options))
-    display.say("\n" + text)
+    title, smoke = grid.title([cell.config for cell in cells]), grid.is_smoke(options)
+    Report(
+        f"{table}\n{_guides(rows)}", records, {"preset": options.preset, "rows": records, "undefined": undefined},
+        {"commons.png": lambda path: draw(rows, path, title, smoke)},
+    ).write("commons", options, out, display)  # fmt: skip
 
 
 def name_of(measured: "Measured") -> str:

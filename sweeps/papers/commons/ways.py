@@ -85,10 +85,7 @@ _VAE = {"model.name": "vae", "model.normalise": True}
 
 
 def _fedcvae(variant: str, image_source: str) -> Way:
-    """Return the row of the table for a variant of FedCVAE.
-
-    Clients have few 8x8 images, so they train for more epochs than in the paper (15 on MNIST).
-    """
+    """Return the row of the table for a variant of FedCVAE."""
     return Way(
         {**_FEDCVAE, "fedcvae.variant": variant},
         _DECODERS + image_source,

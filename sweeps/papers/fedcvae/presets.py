@@ -69,11 +69,7 @@ RATES = {"smoke": "0.1", "small": "0.1,0.3", "paper": "0.01,0.03,0.1"}
 
 
 def fields(preset: str, dataset: str) -> Mapping[str, Any]:
-    """Return the config fields (dotted names) of a preset of this experiment.
-
-    Raises:
-        UserError: no preset has this name, or the paper has no numbers for this data set.
-    """
+    """Return the config fields (dotted names) of a preset of this experiment."""
     if preset not in FIELDS:
         raise unknown("preset", preset, FIELDS)
     if preset == "paper" and dataset not in PAPER:
@@ -85,10 +81,7 @@ def fields(preset: str, dataset: str) -> Mapping[str, Any]:
 
 
 def row(method: str, preset: str, base: Mapping[str, Any], asked: Collection[str]) -> Mapping[str, Any]:
-    """Return the config fields that a row sets on top of ``base``, the fields of all rows.
-
-    asked: fields set on the command line, which the method's own fields do not replace.
-    """
+    """Return the config fields that a row sets on top of ``base``, the fields of all rows."""
     epochs = base["federation.rounds"] * base["client.epochs"]
     once = {"federation.rounds": 1, "client.epochs": epochs, "fedcvae.local_epochs": epochs}
     row_fields = _OF_KD.get(base["data.name"], {}) if (method, preset) == ("fedcvae-kd", "paper") else {}

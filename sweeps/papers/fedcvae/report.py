@@ -1,55 +1,21 @@
 """Report of the FedCVAE sweep from its run folders: tables, CSV and a bar chart."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from math import nan
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedcommons.cli import parse
-from fedcommons.cli.display import Display
 from fedcommons.config import registry
 from fedcommons.reports import columns, tables
 from fedcommons.reports.cells import Cell
 from fedcommons.reports.intervals import ends, student
-from fedcommons.storage.atomic_files import write_json, write_text
-from fedcommons.tune import grid, sweep
+from fedcommons.tune import grid
+from fedcommons.tune.study import Report, Results, with_choice
 from papers.fedcvae.presets import METHODS, SENDS
 
 MB = 10**6
 OWN = ("fedcvae-ens", "fedcvae-kd")
 CSV = ("method", "at", "rate", "chosen", "disclosed", *tables.RUN)
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A run of a row: method, alpha (Dirichlet), learning rate of the clients, seed.
-
-    rate: None with FedCVAE, which has default learning rates. cell: the trial of the run.
-    """
-
-    method: str
-    alpha: float
-    rate: float | None
-    cell: sweep.Trial
-
-
-def rows(entries: Sequence[Entry], out: Path, say: Callable[[str], None]) -> Any:
-    """Return a frame with a row for each finished run: the columns of ``load_runs``, method, at (alpha), rate, chosen.
-
-    rate: learning rate, NaN for FedCVAE. chosen: whether the rate has the best validation accuracy of the rates
-    that were tried (``tables.at_best_rate``).
-    """
-    runs: Any = grid.finished([e.cell for e in entries], out, say)  # Any: pandas' types are too wide to check
-    if runs.empty:
-        return runs
-    stands = {e.cell.name: e for e in entries}
-    of_runs = [stands[Path(run).name] for run in runs["run"]]
-    rates = [nan if e.rate is None else e.rate for e in of_runs]
-    runs = runs.assign(method=[e.method for e in of_runs], at=[e.alpha for e in of_runs], rate=rates)
-    chosen_indices = [tables.at_best_rate(group, "rate").index for _, group in runs.groupby(["at", "method"])]
-    return runs.assign(chosen=runs.index.isin([i for index in chosen_indices for i in index]))
 
 
 def groups(frame: Any) -> dict[tuple[float, str], Any]:
@@ -87,9 +53,9 @@ def markdown(frame: Any, notes: Sequence[str]) -> str:
     return text + tables.numbered(notes)
 
 
-def notes(entries: Sequence[Entry], frame: Any, options: parse.Options) -> list[str]:
-    """Return the footnotes of the table: data, local epochs, learning rates, units and seeds."""
-    config = next((e.cell.config for e in entries if e.method != "fedavg"), entries[0].cell.config)
+def notes(results: Results) -> list[str]:
+    entries, options = results.entries, results.options
+    config = next((e.cell.config for e in entries if e["method"] != "fedavg"), entries[0].cell.config)
     epochs = options["federation.rounds"] * options["client.epochs"]
     c = config.client
     return [
@@ -99,7 +65,7 @@ def notes(entries: Sequence[Entry], frame: Any, options: parse.Options) -> list[
         f"All methods have {epochs} local epochs. FedCVAE's clients train an autoencoder with Adam; the other clients "
         f"train the classifier with {c.optimizer}, batch size B = {c.batch_size}. fedavg has "
         f"{options['client.epochs']} local epochs per round, the other methods have all epochs in one round.",
-        grid.method_note([e.cell.config for e in entries]),
+        grid.method_note(results.configs),
         f"Rate: learning rate client.lr, chosen among {options.rates} by the highest validation accuracy after the "
         "last round (mean over seeds; in a tie the smaller). FedCVAE has the learning rates of its paper.",
         "Accuracy after the last round on test data, which were not used for any choice. Intervals: Student's t, for "
@@ -108,7 +74,7 @@ def notes(entries: Sequence[Entry], frame: Any, options: parse.Options) -> list[
         "others, as data or through a decoder, without an epsilon. Classifiers and their updates are not counted here; "
         "they have no epsilon either.",
         f"Seeds: {options.seeds}; ± is the sample standard deviation.",
-        *tables.rejected_notes(frame),
+        *tables.rejected_notes(results.runs),
     ]
 
 
@@ -139,19 +105,12 @@ def figure(frame: Any, path: Path, title: str, smoke: bool) -> None:
     plots.save(drawing, path, 120, smoke)
 
 
-def report(entries: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
-    """Write the tables, the CSV, the summary and the bar chart into ``out``, and display the tables."""
-    frame = rows(entries, out, display.say)
-    if frame.empty:
-        return
-    if len(frame) < len(entries):
-        display.say(f"{len(entries) - len(frame)} of {len(entries)} runs are not finished: they are left out.")
-    text = grid.stamped(markdown(frame, notes(entries, frame, options)), options)
+def report(results: Results) -> Report:
+    frame, options = with_choice(results.runs, ["at", "method"]), results.options
     records = tables.records(frame, CSV)
-    write_text(out / "fedcvae.md", text)
-    write_text(out / "fedcvae.csv", tables.to_csv(records))
-    write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "runs": records})
     n, dataset = frame["seed"].nunique(), registry.label(options.data.name)
     title = f"{dataset}, {n} seeds, 95 % intervals of the mean" if n > 1 else f"{dataset}, one seed"
-    figure(frame, out / "fedcvae.png", title, grid.is_smoke(options))
-    display.say("\n" + text)
+    return Report(
+        markdown(frame, notes(results)), records, {"preset": options.preset, "runs": records},
+        {"fedcvae.png": lambda path: figure(frame, path, title, results.smoke)},
+    )  # fmt: skip

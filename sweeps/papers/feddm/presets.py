@@ -30,11 +30,7 @@ _LARGE_IMAGES_RATES = ("0.3,1,3", "0.03,0.1,0.3")
 
 
 def fields(preset: str, dataset: str) -> Mapping[str, Any]:
-    """Return the config fields (dotted names) of a preset of this experiment.
-
-    Raises:
-        UserError: no preset has this name.
-    """
+    """Return the config fields (dotted names) of a preset of this experiment."""
     if preset not in FIELDS:
         raise UserError(f"--preset must be one of {', '.join(FIELDS)} for FedDM, whose code was not released.")
     result = {**presets.preset(preset, dataset), **FIELDS[preset]}

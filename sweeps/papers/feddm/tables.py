@@ -1,8 +1,8 @@
 """Tables and pictures of the FedDM sweep: methods at their chosen learning rates, FedDM minus each method, tried rates.
 
-A frame here has a row for each pair of a run and a table that contains the run. Its columns are ``table``, ``method``,
-``at`` (alpha), ``level`` (noise level), ``rate`` (learning rate: of the synthetic pixels for FedDM, none for REAL, of
-the clients for other methods), and the columns of ``load_runs``.
+A frame here has a row for each pair of a run and a table that contains the run. Its columns are the labels ``table``,
+``method``, ``at`` (alpha) and ``rate`` (learning rate: of the synthetic pixels for FedDM, none for REAL, of the clients
+for other methods), ``level`` (noise level), ``chosen``, and the columns of ``load_runs``.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,9 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
+from fedcommons.config import target
 from fedcommons.core import communication
 from fedcommons.federation import checkpoint
 from fedcommons.flat_tensors import data
@@ -20,6 +22,8 @@ from fedcommons.reports import columns, plots, series, tables
 from fedcommons.reports.cells import Cell, until_target
 from fedcommons.reports.frames import load_rounds
 from fedcommons.reports.intervals import ends
+from fedcommons.tune import study
+from fedcommons.tune.study import Report, Results
 from papers.feddm import surrogate
 
 MB = 10**6
@@ -35,12 +39,12 @@ def with_choice(frame: Any) -> Any:
     ``ROUND`` (one round) is chosen if its rate is that of FedDM's chosen runs without noise, so that it shows round 1
     of these chosen runs.
     """
-    chosen = [tables.at_best_rate(runs, "rate").index for _, runs in frame[frame["table"] != ROUND].groupby(_ROW)]
-    frame = frame.assign(chosen=frame.index.isin([i for index in chosen for i in index]))
+    frame = study.with_choice(frame, _ROW)
     longer = frame[
         frame["chosen"] & (frame["table"] == NOISE) & (frame["level"] == 0) & (frame["algorithm"] == "feddm")
     ]
-    return frame.assign(chosen=frame["chosen"] | (frame["table"] == ROUND) & frame["rate"].isin(longer["rate"]))
+    of_round = frame["rate"].isin(longer["rate"])
+    return frame.assign(chosen=frame["chosen"].where(frame["table"] != ROUND, of_round))
 
 
 def markdown(frame: Any, notes: Sequence[str]) -> str:
@@ -74,10 +78,7 @@ def _rate(runs: Any) -> str:
 
 
 def _ahead(frame: Any) -> str:
-    """Return a table of FedDM's last accuracy minus the last accuracy of each other method, paired by seed.
-
-    The text is empty if no seed has a run of both methods.
-    """
+    """Return a table of FedDM's last accuracy minus the last accuracy of each other method, paired by seed."""
     lines = []
     for alpha, runs in frame.groupby("at", sort=False):
         feddm = runs[runs["method"] == "feddm"]
@@ -109,10 +110,7 @@ def _validated(runs: Any) -> str:
 
 
 def courses(frame: Any, path: Path, smoke: bool) -> None:
-    """Draw figure 2: test accuracy over rounds, and over MB sent by all clients; a column for each alpha.
-
-    Lines are means over seeds; bands go from the lowest to the highest seed.
-    """
+    """Draw figure 2: test accuracy over rounds, and over MB sent by all clients; a column for each alpha."""
     main = frame.loc[frame["chosen"] & (frame["table"] == METHODS), ["run", "method", "at"]]
     if main.empty:
         return
@@ -153,10 +151,7 @@ def noise(frame: Any, path: Path, smoke: bool) -> None:
 
 
 def pictures(frame: Any, path: Path, smoke: bool) -> None:
-    """Draw figures 14 to 17: for each class, the first of the synthetic images that clients sent.
-
-    A row shows the images of round 1, or the images of the last round at one noise level.
-    """
+    """Draw figures 14 to 17: for each class, the first of the synthetic images that clients sent."""
     runs = frame[frame["chosen"] & frame["table"].isin((ROUND, NOISE)) & (frame["algorithm"] == "feddm")]
     sets = {}
     for run, method in runs.drop_duplicates("method")[["run", "method"]].to_numpy():  # only the first seed's run
@@ -199,3 +194,44 @@ def figure1(path: Path, smoke: bool) -> None:
     figure.legend(*row[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=9)
     figure.suptitle("A loss and its surrogate, matched at w = 0; each panel has another draw of points", fontsize=10)
     plots.save(figure, path, 110, smoke)
+
+
+def notes(results: Results) -> list[str]:
+    goal = target.plain(results.options.target)
+    reach = f"{target.in_words(goal)}{'' if isinstance(goal, str) else ' test accuracy'}"
+    server = results.options.get("feddm.server_lr")
+    return [
+        f"Rounds: the first round whose server model has {reach}.",
+        "MB: 10^6 bytes over all clients. In rounds and MB to target, a seed that missed the target counts with all "
+        "its rounds, and the mean is marked with >.",
+        f"Seeds: {results.options.seeds}; ± is the sample standard deviation; intervals: Student's t, for the mean "
+        "over seeds.",
+        "Rate: learning rate, for feddm of the pixels (feddm.image_lr), for other methods client.lr; REAL has none. "
+        "If several were tried, each row has the one with the highest validation accuracy after the last round (mean "
+        "over seeds; in a tie the smaller). Test data were not used for this choice.",
+        *([] if server is None else [f"FedDM and REAL train the server model with feddm.server_lr {server:g}, which "
+                                     "was not chosen per row."]),
+        *tables.rejected_notes(results.runs.drop_duplicates("run")),
+    ]  # fmt: skip
+
+
+def report(results: Results) -> Report:
+    """Return the report; ``level`` is the noise level: FedDM's sigma, or the noise multiplier of DP-SGD."""
+    runs, empty, smoke = results.runs, np.full(len(results.runs), np.nan), results.smoke
+    sigma, private = (pd.Series(runs.get(name, empty), dtype=float) for name in ("feddm.sigma", "sigma"))
+    frame = with_choice(runs.assign(level=private.fillna(sigma).fillna(0.0)).astype({"rate": float}))
+    stands = [
+        {"table": e["table"], "method": e["method"], "alpha": e["at"], "rate": e["rate"], "run_dir": e.cell.name}
+        for e in results.entries
+    ]
+    return Report(
+        markdown(frame, notes(results)),
+        tables.records(frame, ("table", "method", "at", "level", "rate", "chosen", *tables.RUN)),
+        {"preset": results.options.preset, "entries": stands},
+        {
+            "feddm.png": lambda path: courses(frame, path, smoke),
+            "feddm_noise.png": lambda path: noise(frame, path, smoke),
+            "feddm_images.png": lambda path: pictures(frame, path, smoke),
+            "feddm_figure1.png": lambda path: figure1(path, smoke),
+        },
+    )

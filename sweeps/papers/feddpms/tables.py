@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,12 @@ from fedcommons.federation.client_sampling import joining
 from fedcommons.privacy.accountants import epsilon
 from fedcommons.reports import columns, plots, series, tables
 from fedcommons.reports.cells import Cell
+from fedcommons.reports.cells import cells as configurations
 from fedcommons.reports.frames import load_rounds
 from fedcommons.reports.metrics import words
-from papers.feddpms import costs
+from fedcommons.tune import grid
+from fedcommons.tune.study import Report, Results
+from papers.feddpms import costs, exchange
 from papers.feddpms.exchange import Exchange
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help does not need it
@@ -49,11 +53,7 @@ def methods(cells: Sequence[Cell], notes: Sequence[str]) -> str:
 
 
 def ahead(cell: Cell, cells: Sequence[Cell], field: str, than: str) -> str:
-    """Return the cell's last accuracy minus that of a baseline in the same federation, in points, paired by seed.
-
-    A cell has the runs of all seeds. The baseline is the cell whose ``field`` has the value ``than``. The text is empty
-    without a baseline, and for the baseline itself.
-    """
+    """Return the cell's last accuracy minus that of a baseline in the same federation, in points, paired by seed."""
     same = [o for o in cells if columns.place(o) == columns.place(cell) and series.value(o, field) == than]
     if not same or same[0] is cell:
         return ""
@@ -63,11 +63,7 @@ def ahead(cell: Cell, cells: Sequence[Cell], field: str, than: str) -> str:
 
 
 def constants(cells: Sequence[Cell], delta: float) -> str:
-    """Return table 5 or figure 3 as Markdown: only FedDPMS, with a column for each constant that varies.
-
-    delta: the delta of the (epsilon, delta) guarantee for the codes with ``feddpms.privacy`` sound. Each client
-    releases its codes once, by the Gaussian mechanism.
-    """
+    """Return table 5 or figure 3 as Markdown: only FedDPMS, with a column for each constant that varies."""
     names = columns.others(cells[0])
     head = [*names, "last acc.", "best acc.", "codes kept, % of the quota", "seeds"]
     lines = []
@@ -94,10 +90,7 @@ def constants(cells: Sequence[Cell], delta: float) -> str:
 
 
 def with_kept(runs: "pd.DataFrame", exchanges: Mapping[str, Exchange]) -> "pd.DataFrame":
-    """Return the runs with the column ``KEPT``: the sent codes as a share of the codes that the quotas allow.
-
-    exchanges: run folder -> what the clients of the run exchanged.
-    """
+    """Return the runs with the column ``KEPT``: the sent codes as a share of the codes that the quotas allow."""
     return runs.assign(**{KEPT: [_kept_share(run, exchanges.get(run["run"])) for run in runs.to_dict("records")]})
 
 
@@ -128,21 +121,14 @@ def sent(run: Mapping[Any, Any], e: Exchange) -> str:
 
 
 def over_rounds(path: Path, cells: Sequence[Cell], smoke: bool) -> None:
-    """Draw figure 3: test accuracy over rounds in the first federation, a curve for each cell (runs of all seeds).
-
-    A curve is a line of means and a band from minimum to maximum. The left panel has all rounds. The right panel has
-    the last two thirds, near the best accuracy. ``cells`` may contain a cell twice, once for each table with the cell.
-    """
+    """Draw figure 3: test accuracy over rounds in the first federation, a curve for each cell (runs of all seeds)."""
     figure, ((whole, near),) = plots.panels(1, 2, (10, 4.8))
     first = {tuple(cell.runs["run"]): cell for cell in cells if columns.place(cell) == columns.place(cells[0])}.values()
     late: list[float] = []
     last, seeds = 0, 1
     for i, (cell, colour) in enumerate(zip(first, cycle(series.COLOURS), strict=False)):
         course = series.course(load_rounds(*cell.runs["run"]), "test/accuracy")
-        (means, low, high), dash = (
-            100 * np.array(list(course.values())).T,
-            "-" if i < len(series.COLOURS) else "--",
-        )
+        (means, low, high), dash = (100 * np.array(list(course.values())).T, "-" if i < len(series.COLOURS) else "--")
         for axes in (whole, near):
             axes.plot(list(course), means, dash, color=colour, lw=1.3, label=columns.method(cell))
             axes.fill_between(list(course), low, high, color=colour, alpha=0.12, lw=0)
@@ -161,10 +147,7 @@ def over_rounds(path: Path, cells: Sequence[Cell], smoke: bool) -> None:
 
 
 def over_federations(path: Path, cells: Sequence[Cell], smoke: bool) -> None:
-    """Draw figure 2 and table 2: the last accuracy over alpha, and over the number of clients.
-
-    Each of these two quantities has a panel if it varies.
-    """
+    """Draw figure 2 and table 2: the last accuracy over alpha, and over the number of clients."""
     panels = []
     for name in ("partition.alpha", "partition.n_clients"):
         inside = [cell for cell in cells if name in cell.fields]
@@ -175,3 +158,29 @@ def over_federations(path: Path, cells: Sequence[Cell], smoke: bool) -> None:
         seeds = max(len(cell.runs) for cell in cells)
         spread = f"mark: mean over {seeds} seeds, bar: ± standard deviation" if seeds > 1 else "one seed, so no bars"
         series.draw(path, panels, "last_accuracy", "algorithm", f"{cells[0].runs['dataset'].iloc[0]}; {spread}", smoke)
+
+
+def report(results: Results) -> Report:
+    every = results.runs.drop_duplicates("cell")
+    records = tables.records(every, [*tables.RUN, *columns.others(configurations(every)[0])])
+    exchanges = {run: e for run in every["run"] if (e := exchange.read(Path(run)))}
+    compared = {
+        table: tables.compared(with_kept(runs.dropna(axis="columns", how="all"), exchanges))
+        for table, runs in results.runs.groupby("table", sort=False)
+    }
+    configs, delta = [cell.config for cell in grid.once(e.cell for e in results.entries)], results.options.dp.delta
+    notes = [*NOTES, grid.work_note(configs), grid.method_note(configs)]
+    text, pictures = [], {}
+    for table, of_table in compared.items():
+        whole = table in ("Table 1", "Table 2", "Ablations")
+        body = methods(of_table, notes) if whole else constants(of_table, delta)
+        text.append(f"{table}\n\n{body}")
+    if first := next((run for run in every.to_dict("records") if run["run"] in exchanges), None):
+        exchanged = exchanges[first["run"]]
+        text.append(f"Table 6\n\n{sent(first, exchanged)}")
+        pictures["feddpms.png"] = partial(exchange.picture, exchange=exchanged, dataset=first["dataset"])
+    table1, table2, figure3 = (compared.get(table, []) for table in ("Table 1", "Table 2", "Figure 3"))
+    pictures["feddpms_rounds.png"] = partial(over_rounds, cells=[*table1, *figure3])
+    pictures["feddpms_federations.png"] = partial(over_federations, cells=[*table1, *table2])
+    drawn = {name: partial(draw, smoke=results.smoke) for name, draw in pictures.items()}
+    return Report("\n".join(text), records, {"preset": results.options.preset, "cells": records}, drawn)

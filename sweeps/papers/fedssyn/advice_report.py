@@ -16,13 +16,12 @@ from fedcommons.core.communication import images_nbytes
 from fedcommons.federation.client_sampling import joining
 from fedcommons.reports import tables
 from fedcommons.reports.cells import reached
-from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.tune import grid, sweep
+from fedcommons.tune.study import Report
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help does not need it
     from fedcommons.runs.spec import RunSpec
 
-    pass
 
 Runs = Mapping[tuple[float, float], Sequence[sweep.Trial]]
 """Runs of the study by (alpha, share p of shared data), a trial for each seed."""
@@ -89,11 +88,9 @@ def report(
             lines.append({"alpha": alpha, **asdict(prediction), **costs_of, "rounds": ended.rounds, **found_out})
         sections.append(Advice(alpha, pool, lines, outcome(alpha, 0.0, runs, out).rounds))
     records = [line for section in sections for line in section.lines]
-    text = grid.stamped(advice_table(sections, options.speed_up), options)
-    write_text(out / "advise.md", text)
-    write_text(out / "advise.csv", tables.to_csv(records))
-    write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "predictions": records})
     tried = [cell.config for each in runs.values() for cell in each]
-    title = grid.title(tried or [ready.record for ready, *_ in advice.values()])
-    advice_panels(out / "advise.png", sections, title, grid.is_smoke(options))
-    display.say("\n" + text)
+    title, smoke = grid.title(tried or [ready.record for ready, *_ in advice.values()]), grid.is_smoke(options)
+    Report(
+        advice_table(sections, options.speed_up), records, {"preset": options.preset, "predictions": records},
+        {"advise.png": lambda path: advice_panels(path, sections, title, smoke)},
+    ).write("advise", options, out, display)  # fmt: skip

@@ -36,10 +36,7 @@ from papers.fedssyn import audits as pictures
 
 
 def classifier(prepared: RunSpec) -> LightningModule:
-    """Train the run's model on the validation images; the audit measures distances between the model's features.
-
-    So the model has seen none of the images that the audit compares. Without validation images it stays untrained.
-    """
+    """Train the run's model on the validation images; the audit measures distances between the model's features."""
     validation, seed = prepared.dataset.validation, prepared.record.seed
     work = Work(module_of(prepared.record)(prepared.dataset), torch.device("cpu"), LocalSGD(20, 10))
     if len(validation):
@@ -48,11 +45,7 @@ def classifier(prepared: RunSpec) -> LightningModule:
 
 
 def attacked(prepared: RunSpec, subject: Subject, shadows: int, say: Callable[[str], None]) -> dict[str, Attack]:
-    """Run membership inference attacks on ``shadows`` generators that are trained like the generator of ``subject``.
-
-    Return the attacks by name. ``pool`` uses distances to synthetic images; ``loss`` uses losses, if the generator has
-    losses.
-    """
+    """Run membership inference attacks on ``shadows`` generators that are trained like the generator of ``subject``."""
     generator, data, seed = recipe(prepared.record).generator, prepared.dataset, prepared.record.seed
     seen = subject.training[subject.matched]
     images = Examples(torch.cat([seen.x, subject.held_out.x]), torch.cat([seen.y, subject.held_out.y]))
@@ -73,11 +66,7 @@ def bounded(prepared: RunSpec, subject: Subject, canaries: int) -> Bounded:
 
 
 def generators(request: GenerationRequest, test: Examples, shadows: int, canaries: int) -> list[Job]:
-    """Return the trainings of the attacks as jobs, whose duration a dry run estimates.
-
-    They are the shadow generators, and two more generators, with and without canaries. request: the attacked client's
-    generation request; test: the test images, some of which are canaries.
-    """
+    """Return the trainings of the attacks as jobs, whose duration a dry run estimates."""
     examples, some = request.examples, test[: min(canaries, len(test))]
     inside = Examples(torch.cat([examples.x, some.x[::2]]), torch.cat([examples.y, some.y[::2]]))
     labels = some.y[:1] if isinstance(request.recipe.generator, Losing) else some.y.repeat(LOOKS)
@@ -87,13 +76,7 @@ def generators(request: GenerationRequest, test: Examples, shadows: int, canarie
 
 
 def checked(config: Experiment, asked: int | None) -> tuple[RunSpec, int]:
-    """Return the prepared experiment and the number of the attacked client.
-
-    asked: the client's number; None: the client whose generator sees most images.
-
-    Raises:
-        UserError: no client generates images, there is no client ``asked``, or there are too few test images.
-    """
+    """Return the prepared experiment and the number of the attacked client."""
     prepared = build(config)
     needs, held_out = prepared.requests, prepared.dataset.test
     if not any(need.n for need in needs):

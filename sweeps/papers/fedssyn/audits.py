@@ -10,10 +10,10 @@ import numpy as np
 from fedcommons.audits.membership import Attack
 from fedcommons.audits.nearest_neighbours import Compared
 from fedcommons.cli import parse
-from fedcommons.config import presets
 from fedcommons.reports import tables
 from fedcommons.reports.plots import panels, save
 from fedcommons.storage.atomic_files import write_text
+from fedcommons.tune import grid
 
 PAIRS = 12
 """Number of pairs in the picture: synthetic images, each with its closest training image."""
@@ -35,10 +35,7 @@ def curve(attack: Attack) -> list[float]:
 
 
 def pairs(compared: Sequence[Compared]) -> list[dict[str, Any]]:
-    """Return the ``PAIRS`` closest pairs of a synthetic image and a training image of its generator.
-
-    ``distance`` of a pair is divided by the near-copy limit. compared: the comparison of each client's images.
-    """
+    """Return the ``PAIRS`` closest pairs of a synthetic image and a training image of its generator."""
     near = [(float(c.nearest.to_seen[i] / max(c.limit, 1e-9)), c, i) for c in compared for i in range(len(c.near))]
     return [
         {"distance": distance, "client": c.subject.client, "made": c.subject.synthetic.x[i].tolist(),
@@ -51,7 +48,7 @@ def report(records: Mapping[int, Record], options: parse.Options, out: Path) -> 
     """Write the table, the CSVs and the pictures; return the table with its footnotes. records: audits by seed."""
     smoke = options.preset == "smoke"
     text = table(records) + words(records, options.shadows)
-    text = f"**{presets.SMOKE}**\n\n{text}" if smoke else text
+    text = grid.stamped(text, options)
     write_text(out / "audit_pool.md", text)
     write_text(out / "audit_pool.csv", tables.to_csv(closeness(records)))
     write_text(out / "audit_pool_attacks.csv", tables.to_csv(attacks(records)))

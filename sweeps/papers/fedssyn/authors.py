@@ -41,10 +41,7 @@ _ALPHAS = (0.01, 0.1)
 
 
 def cell(options: parse.Options, fields: Mapping[str, Any], owned: Collection[str] = ()) -> "Trial":
-    """Return the trial with these config fields; preset ``authors`` replaces fields by the released code's.
-
-    owned: names of fields that options of the sweep set, which are not replaced.
-    """
+    """Return the trial with these config fields; preset ``authors`` replaces fields by the released code's."""
     from fedcommons.tune import grid, sweep
 
     config = choose(fields, options.fields)
@@ -55,9 +52,6 @@ def settled(preset: str, config: Experiment, asked: Collection[str]) -> Experime
     """Return the config; preset ``authors`` replaces fields by the released code's, except fields in ``asked``.
 
     asked: names of fields that the user or an option of the sweep has set.
-
-    Raises:
-        UserError: the preset is ``authors``, and the configuration is not in Table 1.
     """
     if preset != "authors":
         return config
@@ -66,13 +60,7 @@ def settled(preset: str, config: Experiment, asked: Collection[str]) -> Experime
 
 
 def authors(config: Experiment) -> Mapping[str, Any]:
-    """Return the released code's config fields for this configuration of Table 1.
-
-    They depend on data set, algorithm, sharing strategy, clients N, participation C and alpha.
-
-    Raises:
-        UserError: the configuration is not in Table 1.
-    """
+    """Return the released code's config fields for this configuration of Table 1."""
     data, algorithm = config.data.name, config.algorithm
     n, c, alpha = config.partition.n_clients, config.federation.participation, config.flat.get("partition.alpha")
     if (data, algorithm) not in _RATES or (n, c) not in _FEDERATIONS or alpha not in _ALPHAS:

@@ -122,12 +122,7 @@ def fit(
 
 @fresh_torch()
 def run(central: Central, folder: Path) -> dict[str, Any]:
-    """Return the summary in ``folder/summary.json``; if it is missing, train the central model and write it.
-
-    Raises:
-        LookupError: the clients' synthetic images are not in the store.
-        UserError: another process trains in the folder, or the folder has files that no central model wrote.
-    """
+    """Return the summary in ``folder/summary.json``; if it is missing, train the central model and write it."""
     if finished := read_summary(folder):
         return finished
     with file_lock.open_lock(folder, _stranger, "folder of a central model", patience=PATIENCE):
@@ -180,11 +175,7 @@ def _train(central: Central) -> dict[str, Any]:
 
 
 def _require_logits(module: LightningModule, dataset: Dataset) -> None:
-    """Check that the module's forward returns logits of all classes, from which accuracy is computed.
-
-    Raises:
-        UserError: the module's forward returns anything else.
-    """
+    """Check that the module's forward returns logits of all classes, from which accuracy is computed."""
     with torch.no_grad():
         output = module.eval()(dataset.test.x[:1])
     module.train()

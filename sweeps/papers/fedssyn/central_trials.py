@@ -1,19 +1,27 @@
 """Training of a figure's central models (reference lines), each as a Ray task."""
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedcommons.cli import parse
 from fedcommons.cli.display import Display
 from fedcommons.config import registry
 from fedcommons.errors import sentence
 from fedcommons.tracking.run_folder import read_summary
+from fedcommons.tune import sweep
+from fedcommons.tune.study import Entry
 
 if TYPE_CHECKING:
     from fedcommons.tune.dry_run import ExtraJob
     from papers.fedssyn.central import Central
+
+Lines = Callable[[Sequence[Entry], parse.Options], "Sequence[Central]"]
+"""A function that returns the central models of a study."""
 
 
 def _train(base_folder: str, central: "Central", folder: Path) -> None:
@@ -57,9 +65,19 @@ def train(centrals: "Sequence[Central]", out: Path, display: Display) -> dict[st
     return failures
 
 
-def extra_jobs(lines: "Sequence[Central]") -> "list[ExtraJob]":
+def play(
+    lines: Lines, entries: Sequence[Entry], options: parse.Options, todo: sweep.Todo, out: Path, display: Display
+) -> sweep.Outcome:
+    """Run the remaining trials, then train the central models."""
+    outcome, started = sweep.run_cells(todo, out, display), time.perf_counter()
+    failures = {**outcome.failures, **train(lines(entries, options), out, display)}
+    seconds = {**outcome.seconds, "central models": time.perf_counter() - started}
+    return replace(outcome, seconds=seconds, failures=failures)
+
+
+def extra_jobs(lines: Lines, entries: Sequence[Entry], options: parse.Options) -> "list[ExtraJob]":
     """Return the trainings of central models as jobs, whose duration a dry run estimates."""
     from fedcommons.tune.dry_run import ExtraJob
     from papers.fedssyn.central import seconds_of
 
-    return [ExtraJob(line.name, "central models", partial(seconds_of, line)) for line in lines]
+    return [ExtraJob(line.name, "central models", partial(seconds_of, line)) for line in lines(entries, options)]

@@ -132,10 +132,7 @@ def rounds_of_table(curves: Sequence[Curve]) -> list[int]:
 
 
 def _ends(item: Curve, quotients: Sequence[str]) -> list[str]:
-    """Return a curve's line of the first table: accuracies, and quotients of measured and predicted (Lemma 1) values.
-
-    For each quotient, the line has median, range and number of values above 1, over all measured rounds and seeds.
-    """
+    """Return a curve's line of the first table: accuracies, and quotients of measured and predicted values."""
     cells = [item.label, f"{item.runs['p'].iloc[0]:.3g}"]
     for kind in ("last_accuracy", "best_accuracy"):
         percent = [100 * accuracy for accuracy in item.runs[kind]]
@@ -160,11 +157,7 @@ def _show(spread: Spread | None, form: str) -> str:
 
 
 def over_rounds(curves: Sequence[Curve], title: str) -> Figure:
-    """Draw figure A.7: (a) accuracy, (b) zeta_hat^2, (c) sigma_hat^2 of all curves; (d) to (f) terms of Lemma 1.
-
-    zeta_hat^2, sigma_hat^2: heterogeneity and gradient noise of the clients' training data. In (a) to (c) each run is
-    measured at its own models. Panels (d) to (f) show one curve, so all terms are measured at the same models.
-    """
+    """Draw figure A.7: (a) accuracy, (b) zeta_hat^2, (c) sigma_hat^2 of all curves; (d) to (f) terms of Lemma 1."""
     with_lemma = next((c for c in curves if c.course("zeta_lemma1_sq")), None)
     figure, grid = panels(2 if with_lemma else 1, 3, (12, 7.4 if with_lemma else 4))
     for letter, name, axes in zip("abc", list(TITLES)[:3], grid[0], strict=True):

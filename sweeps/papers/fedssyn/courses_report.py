@@ -1,17 +1,9 @@
 """Report of figures 5, A.7 and A.8 of Fedssyn from the run folders: tables with footnotes, CSV, pictures."""
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-
-from fedcommons.cli import parse
-from fedcommons.cli.display import Display
 from fedcommons.reports import tables
 from fedcommons.reports.frames import load_rounds
-from fedcommons.storage.atomic_files import write_json, write_text
-from fedcommons.tune import grid, sweep
-
-Figure = Mapping[str, Sequence[sweep.Trial]]
-"""The curves of a figure by label, each with a trial for every seed."""
+from fedcommons.tune import grid
+from fedcommons.tune.study import Report, Results
 
 NAMED = {"partition.name": "", "partition.alpha": "alpha", "partition.n_clients": "N", "sharing.p": "p",
          "generator.epochs": "generator", "seed": "seed"}  # fmt: skip
@@ -37,9 +29,9 @@ L_NOTE = (
 )
 
 
-def footnotes(a7: Figure, a8: Figure, options: parse.Options) -> list[str]:
-    """Return the footnotes: definitions of the parameters, settings of the runs, differences to the paper."""
-    configs, of_a8 = ([cell.config for cells in figure.values() for cell in cells] for figure in (a7, a8))
+def footnotes(results: Results) -> list[str]:
+    options = results.options
+    configs, of_a8 = ([e.cell.config for e in results.entries if e["figure"] == name] for name in ("a7", "a8"))
     c = configs[0]
     steps, epochs = options.generator.steps, options.generator.epochs
     trained = f"{steps} steps" if steps else f"{epochs} epochs"
@@ -63,28 +55,18 @@ def footnotes(a7: Figure, a8: Figure, options: parse.Options) -> list[str]:
     return [*notes, f"Not as in the paper: {different}."] if different else notes
 
 
-def report(a7: Figure, a8: Figure, options: parse.Options, out: Path, display: Display) -> None:
-    """Write tables, CSV, pictures and summary into ``out``; a7, a8: the trials of figures A.7 and A.8."""
+def report(results: Results) -> Report | None:
     from fedcommons.reports.plots import save
     from papers.fedssyn import courses
 
-    cells = [cell for figure in (a7, a8) for some in figure.values() for cell in some]
-    runs = grid.finished(cells, out, display.say)
-    if runs.empty:
-        return
-    rounds = load_rounds(*runs["run"])
-
-    def curves(figure: Figure) -> list[courses.Curve]:
-        result = []
-        for label, some in figure.items():
-            folders = [str(out / cell.name) for cell in some]
-            runs_of_curve, lines = (frame.loc[frame["run"].isin(folders), :] for frame in (runs, rounds))
-            result += [courses.curve(label, runs_of_curve, lines)] if len(runs_of_curve) else []
-        return result
-
-    over_p, over_epochs = curves(a7), curves(a8)
-    if not over_p:
-        return
+    rounds, smoke = load_rounds(*results.runs["run"].unique()), results.smoke
+    over_p, over_epochs = (
+        [
+            courses.curve(label, runs, rounds.loc[rounds["run"].isin(runs["run"]), :])
+            for label, runs in results.runs[results.runs["figure"] == name].groupby("curve", sort=False)
+        ]
+        for name in ("a7", "a8")
+    )
     records_a7, of_a8 = (
         [
             {"curve": item.label, **line}
@@ -93,15 +75,19 @@ def report(a7: Figure, a8: Figure, options: parse.Options, out: Path, display: D
         ]
         for some in (over_p, over_epochs)
     )
-    write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "cells": records_a7, "a8": of_a8})
-    title, smoke = grid.title([c.config for cells in a7.values() for c in cells]), grid.is_smoke(options)
-    markdown = grid.stamped(courses.section("Figures 5 and A.7", over_p), options)
-    save(courses.over_rounds(over_p, title), out / "convergence_parameters.png", 110, smoke)
+    if not over_p:
+        return None
+    title = grid.title([e.cell.config for e in results.entries if e["figure"] == "a7"])
+    text = courses.section("Figures 5 and A.7", over_p)
+    pictures = {"convergence_parameters.png": lambda path: save(courses.over_rounds(over_p, title), path, 110, smoke)}
     if over_epochs:
-        markdown += "\n" + courses.section("Figure A.8: epochs of the generators", over_epochs)
-        save(courses.over_generator_epochs(over_epochs, title), out / "generator_epochs.png", 110, smoke)
-    notes = [*footnotes(a7, a8, options), *tables.rejected_notes(runs), *tables.lost_notes(runs)]
-    markdown += tables.numbered(notes)
-    write_text(out / "convergence_parameters.md", markdown)
-    write_text(out / "convergence_parameters.csv", tables.to_csv(courses.rows([*over_p, *over_epochs])))
-    display.say("\n" + markdown)
+        text += "\n" + courses.section("Figure A.8: epochs of the generators", over_epochs)
+        pictures["generator_epochs.png"] = lambda path: save(
+            courses.over_generator_epochs(over_epochs, title), path, 110, smoke
+        )
+    runs = results.runs.drop_duplicates("run")
+    notes = [*footnotes(results), *tables.rejected_notes(runs), *tables.lost_notes(runs)]
+    return Report(
+        text + tables.numbered(notes), courses.rows([*over_p, *over_epochs]),
+        {"preset": results.options.preset, "cells": records_a7, "a8": of_a8}, pictures,
+    )  # fmt: skip

@@ -69,10 +69,7 @@ def accuracy_table(cells: Sequence[Cell], footnotes: Sequence[str]) -> str:
 
 
 def accuracy_dots(path: Path, panels: Sequence[Panel], title: str, smoke: bool) -> None:
-    """Draw a panel for each partition: a row for each method and sharing strategy, a line for each central model.
-
-    Dots and lines are means over the seeds; thin bars and bands go from minimum to maximum.
-    """
+    """Draw a panel for each partition: a row for each method and sharing strategy, a line for each central model."""
     rows = list(dict.fromkeys((d.group, d.setting) for p in panels for d in p.dots))
     settings = list(dict.fromkeys(name for _, name in rows))
     several = len({group for group, _ in rows}) > 1

@@ -10,7 +10,7 @@ import torch
 
 from fedcommons.audits.quality import Quality, pool_quality
 from fedcommons.cli import parse
-from fedcommons.config import presets, registry
+from fedcommons.config import registry
 from fedcommons.config.experiment import Experiment
 from fedcommons.core.client_worker import Work
 from fedcommons.core.local_training import LocalSGD
@@ -26,7 +26,7 @@ from fedcommons.runs.spec import RunSpec
 from fedcommons.seeding import numpy_generator
 from fedcommons.storage.artifact_store import Store
 from fedcommons.storage.atomic_files import write_text
-from fedcommons.tune import dry_run
+from fedcommons.tune import dry_run, grid
 
 SHOWN = 3
 """Number of images of each class in a row of the picture."""
@@ -38,11 +38,7 @@ POOL = ("generator", "rho", "epochs")
 
 
 def _checked(config: Experiment) -> RunSpec:
-    """Return the prepared experiment, whose clients generate images and whose model has a head.
-
-    Raises:
-        UserError: no client generates an image, or the model has no attribute ``head``.
-    """
+    """Return the prepared experiment, whose clients generate images and whose model has a head."""
     prepared = build(config)
     if not any(need.n for need in prepared.requests):
         raise UserError("no client draws an image, so there are none to judge: use a larger sharing.p.")
@@ -77,7 +73,7 @@ def work(options: parse.Options, say: Callable[[str], None], on_step: OnStep | N
                     pictures.append((prepared, images, pool[numpy_generator(seed, "pictures").permutation(len(pool))]))
     out, smoke = Path(options.out), options.preset == "smoke"
     text = table(records, options.neighbours, options.epochs)
-    write_text(out / "quality.md", f"**{presets.SMOKE}**\n\n{text}" if smoke else text)
+    write_text(out / "quality.md", grid.stamped(text, options))
     write_text(out / "quality.csv", tables.to_csv(records))
     _draw(pictures, out / "quality.png", smoke)
     say("\n" + text)
@@ -107,10 +103,7 @@ def _plain(q: Quality) -> dict[str, Any]:
 
 
 def table(records: Sequence[Mapping[str, Any]], k: int, epochs: int) -> str:
-    """Return the table: a line of means over seeds for each pool, and a line for test images, as a reference.
-
-    k: number of nearest neighbours in the measures. epochs: training epochs of the two classifiers.
-    """
+    """Return the table: a line of means over seeds for each pool, and a line for test images, as a reference."""
     seeds = list(dict.fromkeys(r["seed"] for r in records))
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for r in records:

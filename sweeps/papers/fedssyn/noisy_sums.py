@@ -20,7 +20,6 @@ from torch import Tensor
 
 from fedcommons.audits.white_box_estimate import Estimate, estimate, of_release
 from fedcommons.cli import parse
-from fedcommons.config import presets
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.data.federated import ClientDatasets
@@ -36,17 +35,14 @@ from fedcommons.sharing.ndpdc import NDPDC
 from fedcommons.sharing.random_features import sums
 from fedcommons.sharing.stage import Contributions
 from fedcommons.storage.atomic_files import write_text
+from fedcommons.tune import grid
 
 DRAWS, DIRECTIONS = 25, 4
 """Factors of ``--canaries``: number of messages per data set, with and without the image (merf); canaries (ndpdc)."""
 
 
 def of_merf(stage: MERF, client_data: ClientDatasets, stated: Release, canaries: int, delta: float) -> Estimate:
-    """Return the estimate of epsilon from messages that clients compute from one image and from no image.
-
-    With summed noise, the auditor sees the sum of all clients' messages instead of one message.
-    stated: the release as declared to the privacy ledger. delta: the delta of the (epsilon, delta) guarantee.
-    """
+    """Return the estimate of epsilon from messages that clients compute from one image and from no image."""
     phi, classes, seeds = (
         stage.phi(client_data),
         client_data.n_classes or 0,
@@ -82,13 +78,7 @@ def of_ndpdc(stage: NDPDC, client_data: ClientDatasets, stated: Release, canarie
 
 
 def audited(prepared: RunSpec, attacked: int | None, canaries: int) -> tuple[Release, Estimate]:
-    """Return the privacy release of a client's noisy sums and the estimate of its epsilon.
-
-    attacked: the client's number; None: the client with most images.
-
-    Raises:
-        UserError: the sums have no privacy guarantee, or there is no client ``attacked``.
-    """
+    """Return the privacy release of a client's noisy sums and the estimate of its epsilon."""
     stage, client_data = prepared.stage, prepared.client_data
     client = int(np.argmax(client_data.clients.sizes)) if attacked is None else attacked
     if not 0 <= client < len(client_data.clients):
@@ -104,11 +94,7 @@ def audited(prepared: RunSpec, attacked: int | None, canaries: int) -> tuple[Rel
 
 
 def work(options: parse.Options, say: Callable[[str], None]) -> None:
-    """Audit the noisy sums of one experiment per seed, print one table of all results and write it to ``--out``.
-
-    Raises:
-        UserError: ``--out`` has an audit already.
-    """
+    """Audit the noisy sums of one experiment per seed, print one table of all results and write it to ``--out``."""
     path = Path(options.out) / "audit_pool.md"
     if path.exists():
         raise UserError(f"--out: {options.out} holds an audit already; name another folder.")
@@ -131,6 +117,6 @@ def work(options: parse.Options, say: Callable[[str], None]) -> None:
         *faults,
     ]
     text = tables.markdown(head, lines) + tables.numbered(notes)
-    text = f"**{presets.SMOKE}**\n\n{text}" if options.preset == "smoke" else text
+    text = grid.stamped(text, options)
     write_text(path, text)
     say("\n" + text)

@@ -1,20 +1,17 @@
 """Report of figures 6 and A.6 of Fedssyn (private generators), from the run folders and the store of images."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedcommons.cli import parse
-from fedcommons.cli.display import Display
 from fedcommons.privacy.salts import IF_SECRET, SECRET
 from fedcommons.reports import intervals, tables
 from fedcommons.reports.cells import Cell
-from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.tune import grid as grids
 from fedcommons.tune import sweep
+from fedcommons.tune.study import Entry, Report, Results
 from papers.fedssyn import private_presets
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help does not need it
@@ -23,18 +20,6 @@ if TYPE_CHECKING:  # torch takes seconds to import, and --help does not need it
     from fedcommons.data.examples import Examples
     from fedcommons.generators.requests import Contribution, GenerationRequest
     from fedcommons.privacy.release import Release
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A run. pool: the run's pool of synthetic images, in words.
-
-    last: whether the pool comes from the generators' last epoch (True) or from an earlier checkpoint (False).
-    """
-
-    pool: str
-    last: bool
-    cell: sweep.Trial
 
 
 @lru_cache(maxsize=256)
@@ -96,15 +81,14 @@ def spent(cell: sweep.Trial) -> float | None:
     return max(epsilon(e.q, e.sigma, e.steps, cell.config.dp.delta) for e in events)
 
 
-def table(entries: Sequence[Entry], out: Path) -> tuple[str, list[dict[str, Any]]]:
+def table(results: Results) -> tuple[str, list[dict[str, Any]]]:
     """Return a Markdown table and its lines as records: means over seeds for each alpha, method, pool and epochs."""
     head = ["alpha", "algorithm", "pool", "epochs", "epsilon of images", "with labels", "noise multiplier",
             "rounds to target", "last accuracy, %", "best, %"]  # fmt: skip
     lines, records = [], []
-    runs = grids.finished([e.cell for e in entries], out)
-    names = {} if runs.empty else {Path(run).name: row for run, row in zip(runs["run"], range(len(runs)), strict=True)}
-    for (alpha, algorithm, pool, epochs), group in _groups([e for e in entries if e.cell.name in names]).items():
-        cell = Cell({}, runs.iloc[[names[e.cell.name] for e in group]])
+    runs = results.runs.drop_duplicates("cell").set_index("cell")
+    for (alpha, algorithm, pool, epochs), group in _groups(results.finished).items():
+        cell = Cell({}, runs.loc[[e.cell.name for e in group]])
         secret = group[0].cell.config.dp.noise == SECRET
         epsilons = [None] if pool == "none" else [spent(e.cell) for e in group]
         covered = [e for e in epsilons if e is not None]
@@ -166,7 +150,7 @@ def _groups(entries: Sequence[Entry]) -> dict[tuple, list[Entry]]:
     groups: dict[tuple, list[Entry]] = {}
     for e in entries:
         c, fields = e.cell.config, e.cell.config.flat
-        groups.setdefault((c.partition.alpha, c.algorithm, e.pool, fields.get("generator.epochs")), []).append(e)
+        groups.setdefault((c.partition.alpha, c.algorithm, e["pool"], fields.get("generator.epochs")), []).append(e)
     return groups
 
 
@@ -182,15 +166,15 @@ def figure(entries: Sequence[Entry], out: Path, path: Path, title: str, smoke: b
     from fedcommons.reports.frames import load_rounds
     from fedcommons.reports.series import COLOURS
 
-    pools = list(dict.fromkeys(e.pool for e in entries))
+    pools = list(dict.fromkeys(e["pool"] for e in entries))
     colours = dict(zip(pools, [COLOURS[i % len(COLOURS)] for i in range(len(pools))], strict=True))
-    last = [e for e in entries if e.last]
+    last = [e for e in entries if e["last"]]
     panels = list(dict.fromkeys((e.cell.config.partition.alpha, e.cell.config.algorithm) for e in last))
     rounds: Any = load_rounds(out)
     rounds["cell"] = [Path(run).name for run in rounds["run"]]
     drawing, (row,) = plots.panels(1, 1 + len(panels), (3.8 * (1 + len(panels)), 4))
     for pool in pools:
-        entry = next(e for e in last if e.pool == pool)
+        entry = next(e for e in last if e["pool"] == pool)
         if "generator.clip" in entry.cell.config.flat:
             epochs, delta = entry.cell.config.flat["generator.epochs"], entry.cell.config.dp.delta
             ticks = sorted({max(1, round(epochs * k / 20)) for k in range(1, 21)})
@@ -204,7 +188,7 @@ def figure(entries: Sequence[Entry], out: Path, path: Path, title: str, smoke: b
     plots.plain_ticks(row[0].yaxis)
     for axes, (alpha, algorithm) in zip(row[1:], panels, strict=True):
         for pool in pools:
-            names = [e.cell.name for e in last if (e.cell.config.partition.alpha, e.cell.config.algorithm, e.pool) ==
+            names = [e.cell.name for e in last if (e.cell.config.partition.alpha, e.cell.config.algorithm, e["pool"]) ==
                     (alpha, algorithm, pool)]  # fmt: skip
             of_pool = rounds[rounds["cell"].isin(names) & (rounds["round"] > 0)]
             course = 100 * of_pool.groupby("round")["test/accuracy"].agg(["mean", "std"])
@@ -239,16 +223,12 @@ def columns(needs: "Sequence[GenerationRequest]") -> list[tuple[int, int, int]]:
 
 
 def pictures(entries: Sequence[Entry], path: Path, smoke: bool) -> None:
-    """Draw images of the pools of the first seed and the first method: a row per pool, two images per class.
-
-    Labels follow noised class counts, so generators also draw classes that they saw rarely or never. The title of each
-    column is the number of images of the class that the column's generator saw.
-    """
+    """Draw images of the pools of the first seed and the first method: a row per pool, two images per class."""
     from fedcommons.reports import plots
     from fedcommons.runs.build import build
 
     first = entries[0].cell.config
-    of_method = [e for e in entries if e.pool != "none" and e.cell.config.algorithm == first.algorithm]
+    of_method = [e for e in entries if e["pool"] != "none" and e.cell.config.algorithm == first.algorithm]
     rows = [e for e in of_method if (e.cell.config.seed, e.cell.config.partition) == (first.seed, first.partition)]
     if not rows:
         return
@@ -263,7 +243,7 @@ def pictures(entries: Sequence[Entry], path: Path, smoke: bool) -> None:
             if len(of_class := shown_images(e.cell, client, label)):
                 axes.imshow(of_class[0].movedim(0, -1).squeeze().numpy(), cmap="gray", vmin=0, vmax=255)
         epochs = e.cell.config.flat.get("generator.epochs")
-        row_label = e.pool if epochs is None else f"{e.pool}\n{epochs} epochs"
+        row_label = e["pool"] if epochs is None else f"{e['pool']}\n{epochs} epochs"
         row[0].set_ylabel(row_label, fontsize=7, rotation=0, ha="right", va="center")
     for axes, (label, _, seen) in zip(grid[0], places, strict=True):
         axes.set_title(f"label {label}\nsaw {seen}", fontsize=7, color="#c0392b" if not seen else "k")
@@ -273,17 +253,13 @@ def pictures(entries: Sequence[Entry], path: Path, smoke: bool) -> None:
     plots.save(drawing, path, 110, smoke)
 
 
-def report(entries: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
-    """Write table, CSV, curves and pictures of the finished runs into ``out``, and display the table."""
-    done = [e for e in entries if sweep.is_done(e.cell, out)]
-    if len(done) < len(entries):
-        display.say(f"{len(entries) - len(done)} of {len(entries)} runs are not finished: they are left out.")
-    if not (entries := done):
-        return
-    text, records = table(entries, out)
-    private = [e.cell.config.flat for e in entries if "generator.clip" in e.cell.config.flat]
+def report(results: Results) -> Report:
+    entries, out, smoke = results.finished, results.out, results.smoke
+    text, records = table(results)
+    configs = [e.cell.config for e in entries]
+    private = [config.flat for config in configs if "generator.clip" in config.flat]
     notes = [
-        f"Epsilon is the largest of the clients' pools at delta {entries[0].cell.config.dp.delta:g}, by the privacy "
+        f"Epsilon is the largest of the clients' pools at delta {configs[0].dp.delta:g}, by the privacy "
         "ledger's accounting of the noise in generators or sums. With labels: epsilon of the whole pool, as labels "
         "follow each client's class counts; none: the images or the class counts (generator.label_noise 0) have no "
         "guarantee. No epsilon covers the model updates that every run sends. So the guarantee of the whole run is: "
@@ -293,15 +269,14 @@ def report(entries: Sequence[Entry], options: parse.Options, out: Path, display:
             f"{g['generator.clip']:g}, rho = {g['generator.rho']:g}."
             for g in private[:1]
         ),
-        grids.work_note([e.cell.config for e in entries]),
-        f"Seeds: {options.seeds}; ± is the sample standard deviation.",
+        grids.work_note(configs),
+        f"Seeds: {results.options.seeds}; ± is the sample standard deviation.",
     ]
     above = f"\n## What a pool adds\n\n{_ABOVE}\n\n{gains(entries, out)}"
-    markdown = grids.stamped(text + tables.numbered(notes) + above, options)
-    write_text(out / "private_fedssyn.md", markdown)
-    write_text(out / "private_fedssyn.csv", tables.to_csv(records))
-    write_json(out / "summary.json", {"name": out.name, "cells": records})
-    title = grids.title([e.cell.config for e in entries])
-    figure(entries, out, out / "private_fedssyn.png", title, grids.is_smoke(options))
-    pictures(entries, out / "private_fedssyn_images.png", grids.is_smoke(options))
-    display.say("\n" + markdown)
+    return Report(
+        text + tables.numbered(notes) + above, records, {"cells": records},
+        {
+            "private_fedssyn.png": lambda path: figure(entries, out, path, grids.title(configs), smoke),
+            "private_fedssyn_images.png": lambda path: pictures(entries, path, smoke),
+        },
+    )  # fmt: skip

@@ -1,23 +1,31 @@
-"""A probe: a short federation without sharing that measures the convergence parameters after each of its rounds."""
+"""A probe: a short federation without sharing that measures convergence parameters, and Corollary I's predictions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 
+from fedcommons.cli import parse
+from fedcommons.cli.display import Display
 from fedcommons.config.dotted import override, part_of
 from fedcommons.config.experiment import Experiment
+from fedcommons.convergence import advisor
+from fedcommons.convergence.advisor import Prediction
 from fedcommons.convergence.laboratory import Estimate, Laboratory
 from fedcommons.core.evaluation import ModelTask, evaluate
 from fedcommons.core.rejections import records, rejection_summary
 from fedcommons.core.worker import fresh_torch
 from fedcommons.federation import rounds
 from fedcommons.federation.client_memory import ClientMemory
+from fedcommons.generators import image_cache
 from fedcommons.generators.requests import Contribution
 from fedcommons.privacy.salts import SEEDED
-from fedcommons.runs import assemble, build
+from fedcommons.runs import assemble, build, spec
 from fedcommons.runtime import ray_cluster
 from fedcommons.seeding import seed_for
 from fedcommons.sharing.stage import Generating
+from fedcommons.storage.artifact_store import Store
+from fedcommons.tune import grid
+from papers.fedssyn.advice_report import local_work
 
 Found = dict[str, Estimate]
 
@@ -60,3 +68,16 @@ def probe(
     finally:
         executor.close()
     return result
+
+
+def predictions(ready: spec.RunSpec, options: parse.Options, display: Display) -> tuple[list[Prediction], str]:
+    """Return the predictions for all shares p of shared data, and the pool that they assume, as text."""
+    config, store = ready.record, Store(ready.artifacts, display.say, ready.storage)
+    is_stored = not image_cache.missing(store, ready.requests)
+    synthetic = assemble.contributions(ready, store) if ready.requests and is_stored else None
+    pool = "the pool" if is_stored else "an ideal pool, of real data: no synthetic images are in the store yet"
+    probed_models = probe(override(config, {"federation.rounds": options.probe_rounds}), synthetic, display.say)
+    work = local_work(config, [len(rows) for rows in ready.partition.rows])
+    shares = grid.values(options, "p", float)
+    checked = grid.values(options, "check-p", float) if options.check else ()
+    return advisor.predict([advisor.probed(f) for _, f in probed_models], sorted({*shares, *checked}), work), pool

@@ -64,11 +64,7 @@ class Constants:
 
 
 def draw(seed: int, zeta_sq: float, sigma_sq: float, shape: tuple[int, int, int] = SHAPE) -> Quadratics:
-    """Draw the samples of all clients before any swap; ``shape``: (clients N, samples per client n, dimension d).
-
-    Raises:
-        UserError: zeta^2 or sigma^2 is negative or not finite.
-    """
+    """Draw the samples of all clients before any swap; ``shape``: (clients N, samples per client n, dimension d)."""
     for name, value in (("zeta_sq", zeta_sq), ("sigma_sq", sigma_sq)):
         if not 0 <= value < np.inf:
             raise UserError(f"{name} must lie in [0, inf), got {value:g}.")
@@ -85,9 +81,6 @@ def swap(problem: Quadratics, p: float, seed: int) -> Quadratics:
     """Permute the share p (``n_swapped`` samples) of every client's samples among all clients.
 
     A larger p moves all samples that a smaller p moves. The minimiser x*, ``l_avg`` and ``mu`` do not change.
-
-    Raises:
-        UserError: p is outside [0, 1].
     """
     if not 0 <= p <= 1:
         raise UserError(f"p must lie in [0, 1], got {p:g}.")
@@ -219,11 +212,7 @@ def _error(models: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 def check(problem: Quadratics, eps: float, rounds: int, models: str) -> None:
-    """Check before any work that ``run`` accepts the arguments, and that float64 resolves the target error eps.
-
-    Raises:
-        UserError: ``rounds`` or ``models`` is not allowed, or eps is not in (squared rounding error of x*, inf).
-    """
+    """Check before any work that ``run`` accepts the arguments, and that float64 resolves the target error eps."""
     least = float(np.square(np.finfo(float).eps * optimum(problem)).sum())
     if not least < eps < np.inf:
         raise UserError(f"target must lie in ({least:.3g}, inf), as float64 resolves ||x - x*||^2, got {eps:g}.")

@@ -20,11 +20,7 @@ Band = tuple[float, float, float]  # (median, minimum, maximum) over seeds
 def table(
     problems: Sequence[q.Quadratics], errors: Sequence[np.ndarray], seed: int, options: parse.Options
 ) -> list[dict[str, Any]]:
-    """Return a row for each share p of swapped samples: fewest rounds, best step size, fitted lines and predictions.
-
-    problems: a problem per share. errors: per share, FedAvg's errors (step sizes, 1 + rounds). A fitted line is rounds
-    against 1/sqrt(error). All values are those of one seed.
-    """
+    """Return a row for each share p of swapped samples: fewest rounds, best step size, fitted lines and predictions."""
     to = [lines.rounds_to(of_p) for of_p in errors]
     fitted = {kind: lines.fit_all(kind, options.shares, to) for kind in options.fit}
     at = [q.constants(problem, q.optimum(problem)) for problem in problems]
@@ -73,10 +69,7 @@ def format_band(value: Any) -> str:
 
 
 def reading(kind: str, least: float, most: float, rows: Rows) -> str:
-    """Return a sentence with the mean distances of A_p/A_0 from (1-p) sqrt(L_p/L_0), the theory, and from (1-p)^2.
-
-    A_p: slope of the fit ``kind`` at share p; L_p: smoothness. The mean is over shares ``least`` < p <= ``most``.
-    """
+    """Return a sentence with the mean distances of A_p/A_0 from (1-p) sqrt(L_p/L_0), the theory, and from (1-p)^2."""
     key, some = f"A_ratio_{kind}", [r for r in rows if least < r["p"] <= most and r[f"A_ratio_{kind}"] is not None]
     if not some:
         return f"For {least:g} < p <= {most:g} the {kind} fit has nothing to compare."

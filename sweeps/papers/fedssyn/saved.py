@@ -47,11 +47,7 @@ def line(
     head: Mapping[str, str], n: int, c: float, pool: Sequence[UntilTarget], vanilla: Sequence[UntilTarget],
     rounds: Sequence[str], model_unit: int,
 ) -> dict[str, object]:  # fmt: skip
-    """Return a line of the table, for N = ``n`` clients at participation C = ``c``.
-
-    head: first columns. pool, vanilla: bytes until the target, with and without the pool. rounds: number of rounds with
-    and without the pool, as text. model_unit: bytes per unit in which the paper's formula counts models (MB, MiB).
-    """
+    """Return a line of the table, for N = ``n`` clients at participation C = ``c``."""
     totals = [communication.sent(runs, MB, MB) if runs else None for runs in (pool, vanilla)]
     pool_mb, vanilla_mb = (f"{'>' * total[1]}{total[0]:.1f}" if total else "-" for total in totals)
     return {

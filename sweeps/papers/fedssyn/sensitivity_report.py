@@ -1,52 +1,31 @@
 """Report of figure 4 of Fedssyn: three panels, each with FedAvg without a pool and a central model as references."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from fedcommons.cli import parse
-from fedcommons.cli.display import Display
 from fedcommons.reports import tables
 from fedcommons.reports.intervals import student
-from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.tracking.run_folder import read_summary
-from fedcommons.tune import grid, sweep
+from fedcommons.tune import grid
+from fedcommons.tune.study import Report, Results
+from papers.fedssyn.central_trials import Lines
+
+KEY: tuple[str, ...] = ("panel", "n_clients", "generator", "rho", "number", "epochs")
+"""Labels of an entry: panel, N clients, generator (None: no pool), its rho and epochs, and number = n~/n_i.
+
+rho: share of a client's n_i images that its generator sees; n~: synthetic images that a client gets.
+"""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A run of a panel: N clients, the generator (None: no pool), its rho and epochs, and number = n~/n_i.
-
-    rho: share of a client's n_i images that its generator sees; n~: synthetic images that a client gets.
-    """
-
-    panel: str
-    n_clients: int
-    generator: str | None
-    rho: float
-    number: float
-    epochs: int
-    cell: sweep.Trial
-
-
-KEY = ("panel", "n_clients", "generator", "rho", "number", "epochs")
-
-
-def records(entries: Sequence[Entry], out: Path, central: Mapping[int, float]) -> list[dict[str, Any]]:
-    """Return a record for each pool, over the finished seeds. Accuracies are in %.
-
-    central: last accuracy of the central model by seed. ``ahead``: whether the pool is better than the central model,
-    as Student's 95 % interval of the differences, paired by seed, lies above 0; None with fewer than two seeds.
-    """
-    runs = grid.finished([e.cell for e in entries], out)
-    by_name = {} if runs.empty else {Path(row["run"]).name: row for row in runs.to_dict("records")}
+def records(results: Results, central: Mapping[int, float]) -> list[dict[str, Any]]:
+    """Return a record for each pool, over the finished seeds. Accuracies are in %."""
+    last = dict(zip(results.runs["cell"], results.runs["last_accuracy"], strict=True))
     groups: dict[tuple[Any, ...], dict[int, float]] = {}
-    for e in entries:
-        if e.cell.name in by_name:
-            accuracies = groups.setdefault(tuple(getattr(e, name) for name in KEY), {})
-            accuracies[e.cell.config.seed] = 100 * float(by_name[e.cell.name]["last_accuracy"])
+    for e in results.finished:
+        accuracies = groups.setdefault(tuple(e.labels.values()), {})
+        accuracies[e.cell.config.seed] = 100 * float(last[e.cell.name])
     return [
         {**dict(zip(KEY, key, strict=True)), "seeds": len(accuracies), "last": fmean(accuracies.values()),
          "sd": stdev(accuracies.values()) if len(accuracies) > 1 else 0.0, "accuracies": list(accuracies.values()),
@@ -75,10 +54,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def figure(rows: Sequence[dict[str, Any]], central: Sequence[float], path: Path, title: str, smoke: bool) -> None:
-    """Draw last accuracy: (a) over n~/n_i, a line per rho; (b) over epochs, a line per N; (c) a point per generator.
-
-    n~, n_i: synthetic and real images of a client; rho: share of the real images that its generator sees; N: clients.
-    """
+    """Draw last accuracy: (a) over n~/n_i, a line per rho; (b) over epochs, a line per N; (c) a point per generator."""
     from fedcommons.reports import plots
     from fedcommons.reports.series import COLOURS, MARKERS
 
@@ -121,19 +97,12 @@ def figure(rows: Sequence[dict[str, Any]], central: Sequence[float], path: Path,
     plots.save(drawing, path, 120, smoke)
 
 
-def report(
-    entries: Sequence[Entry], central: Sequence[str], options: parse.Options, out: Path, display: Display
-) -> None:
-    """Write table, CSV and picture of the finished runs into ``out``; central: folders of central models."""
-    done = [e for e in entries if sweep.is_done(e.cell, out)]
-    if len(done) < len(entries):
-        display.say(f"{len(entries) - len(done)} of {len(entries)} runs are not finished: they are left out.")
-    summaries = [s for s in (read_summary(out / name) for name in central) if s]
+def report(lines: Lines, results: Results) -> Report:
+    """Return the report; lines: see ``Lines``."""
+    out, done = results.out, results.finished
+    summaries = [s for line in lines(results.entries, results.options) if (s := read_summary(out / line.name))]
     by_seed = {int(s["seed"]): 100 * float(s["last_accuracy"]) for s in summaries}
-    rows = records(done, out, by_seed)
-    if not rows:
-        return
-    config = done[0].cell.config
+    rows, config = records(results, by_seed), done[0].cell.config
     notes = [
         f"{config.data.name}, fedavg; the pool is shuffled and divided among the clients. (a): alpha 0.1; (b) and (c): "
         "alpha 0.01. rho: share of a client's images that its generator saw. Fewer epochs are checkpoints of the same "
@@ -149,16 +118,14 @@ def report(
             f"epochs (federation.rounds times client.epochs): {values} %. Above central: Student's 95 % interval "
             "of the differences, paired by seed, is above 0, for each pool separately; in the picture a star."
         )
-    notes.append(f"Seeds: {options.seeds}; ± is the sample standard deviation.")
-    markdown = grid.stamped(table(rows) + tables.numbered(notes), options)
+    notes.append(f"Seeds: {results.options.seeds}; ± is the sample standard deviation.")
     plain = [{name: value for name, value in r.items() if name != "accuracies"} for r in rows]
-    runs = [{**{n: getattr(e, n) for n in KEY}, "seed": e.cell.config.seed, "run": e.cell.name} for e in done]
-    write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "pools": rows, "runs": runs})
-    write_text(out / "sensitivity.csv", tables.to_csv(plain))
-    write_text(out / "sensitivity.md", markdown)
+    runs = [{**e.labels, "seed": e.cell.config.seed, "run": e.cell.name} for e in done]
     title = (
         f"{config.data.name}, FedAvg after round {config.federation.rounds}, {max(r['seeds'] for r in rows)} seeds; "
         "points: means; bands and bars: ± standard deviation"
     )
-    figure(rows, list(by_seed.values()), out / "sensitivity.png", title, grid.is_smoke(options))
-    display.say("\n" + markdown)
+    return Report(
+        table(rows) + tables.numbered(notes), plain, {"preset": results.options.preset, "pools": rows, "runs": runs},
+        {"sensitivity.png": lambda path: figure(rows, list(by_seed.values()), path, title, results.smoke)},
+    )  # fmt: skip

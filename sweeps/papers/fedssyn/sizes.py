@@ -39,10 +39,7 @@ def configs(options: parse.Options, n: int, seed: int) -> dict[str, Experiment]:
 
 
 def released(options: parse.Options, n: int, seed: int) -> dict[str, Experiment]:
-    """Return the experiments with noisy sums by name: one client with n images, or ``--clients`` clients with n each.
-
-    With several clients, FedMERF adds noise to each client's sum (local) or only to the sum over clients (summed).
-    """
+    """Return the experiments with noisy sums by name: one client with n images, or ``--clients`` such clients."""
     flat = {name: value for name, value in parse.flat(options).items() if name.partition(".")[0] not in _NOT_OF_SUMS}
     result = {}
     chosen = [way for way in options.ways if way in private_presets.OF_SUMS]
@@ -61,11 +58,7 @@ _NOT_OF_SUMS = ("generator", "sharing")
 
 
 def jobs(options: parse.Options) -> list[Job]:
-    """Return the trainings of generators whose results are not in the store.
-
-    Raises:
-        UserError: a generator cannot reach its target epsilon, or not exactly one client generates images.
-    """
+    """Return the trainings of generators whose results are not in the store."""
     sizes, seeds = (parse.split(f"--{name}", options[name], int) for name in ("sizes", "seeds"))
     require_few(len(sizes) * len(seeds) * len(options.epsilons.split(",")))
     every = [config for n in sizes for seed in seeds for config in configs(options, n, seed).values()]
@@ -79,11 +72,7 @@ def jobs(options: parse.Options) -> list[Job]:
 
 
 def of_sums(options: parse.Options) -> Iterator[RunSpec]:
-    """Yield the prepared experiments with noisy sums; the preparation finds the noise that gives the target epsilon.
-
-    Raises:
-        UserError: a pool cannot reach its target epsilon.
-    """
+    """Yield the prepared experiments with noisy sums; the preparation finds the noise that gives the target epsilon."""
     sizes, seeds = (parse.split(f"--{name}", options[name], int) for name in ("sizes", "seeds"))
     every = (config for n in sizes for seed in seeds for config in released(options, n, seed).values())
     return (ready for config in every if (ready := enough(config)))

@@ -6,10 +6,10 @@ from statistics import fmean, stdev
 from typing import Any
 
 from fedcommons.cli import parse
-from fedcommons.config import presets
 from fedcommons.config.dotted import choose
 from fedcommons.errors import quote
 from fedcommons.storage.atomic_files import write_text
+from fedcommons.tune import grid
 from papers.fedssyn import private_presets
 
 
@@ -25,7 +25,7 @@ def report(records: Sequence[dict[str, Any]], options: parse.Options, out: Path)
     text = tables.markdown(["images", "pool", "noise multiplier", "accuracy, %"], lines)
     text += tables.numbered(notes(options))
     smoke = options.preset == "smoke"
-    text = f"**{presets.SMOKE}**\n\n{text}" if smoke else text
+    text = grid.stamped(text, options)
     write_text(out / "private_sizes.md", text)
     write_text(out / "private_sizes.csv", tables.to_csv(by_seed(records, options)))
     picture(records, f"{options['data.name']}: what images of a private pool teach", out / "private_sizes.png", smoke)
@@ -33,7 +33,6 @@ def report(records: Sequence[dict[str, Any]], options: parse.Options, out: Path)
 
 
 def notes(options: parse.Options) -> list[str]:
-    """Return the footnotes that explain the accuracies and the pools."""
     g = choose(parse.flat(options), options.fields).flat
     of_steps = {name.partition(".")[2]: value for name, value in private_presets.NDPDC[options.preset].items()}
     many = options.clients

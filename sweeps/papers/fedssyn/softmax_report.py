@@ -72,10 +72,7 @@ def picture(cells: Sequence[Curve], options: parse.Options) -> bytes:
 
 
 def draw(cells: Sequence[Curve], options: parse.Options) -> "Figure":
-    """Draw test loss over rounds: a row per partition, a column per pair E (local steps) and s (noise), a curve per p.
-
-    Curves are medians over seeds, and bands go from minimum to maximum. p: share of real images swapped.
-    """
+    """Draw test loss over rounds: a row per partition, a column per pair (E local steps, noise s), a curve per p."""
     from matplotlib import colormaps
     from matplotlib.ticker import LogLocator, NullLocator
 

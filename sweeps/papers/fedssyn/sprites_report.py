@@ -1,16 +1,13 @@
 """Report of figures A.9 and A.10 of Fedssyn (dSprites): table, CSV, accuracies over seeds, pictures of the pools."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from fedcommons.cli import parse
-from fedcommons.cli.display import Display
 from fedcommons.reports import tables
-from fedcommons.storage.atomic_files import write_json, write_text
-from fedcommons.tune import grid, sweep
+from fedcommons.tune import grid
+from fedcommons.tune.study import Entry, Report, Results
 
 if TYPE_CHECKING:  # numpy and pandas are slow to import, and --help needs neither
     import numpy as np
@@ -23,27 +20,12 @@ SHOWN = 3
 """Number of images per client and generator in figure A.10."""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A run: rho (None: no pool) and epochs of its generators, and number = n~/n_i.
-
-    rho: share of a client's n_i images that its generator sees; n~: synthetic images that a client gets.
-    """
-
-    rho: float | None
-    epochs: int
-    number: float
-    cell: sweep.Trial
-
-
-def records(entries: Sequence[Entry], out: Path) -> list[dict[str, Any]]:
+def records(results: Results) -> list[dict[str, Any]]:
     """Return a record for each pool: accuracies in %, and their mean over the seeds of finished runs."""
-    runs = grid.finished([e.cell for e in entries], out)
-    by_name = {} if runs.empty else {Path(row["run"]).name: row for row in runs.to_dict("records")}
+    by_name = {row["cell"]: row for row in results.runs.to_dict("records")}
     groups: dict[tuple[float | None, int, float], list[dict[str, Any]]] = {}
-    for e in entries:
-        if e.cell.name in by_name:
-            groups.setdefault((e.rho, e.epochs, e.number), []).append(by_name[e.cell.name])
+    for e in results.finished:
+        groups.setdefault((e["rho"], e["epochs"], e["number"]), []).append(by_name[e.cell.name])
     result = []
     for (rho, epochs, number), group in groups.items():
         last, best = ([100 * float(row[name]) for row in group] for name in ("last_accuracy", "best_accuracy"))
@@ -67,10 +49,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def figure(rows: Sequence[dict[str, Any]], path: Path, title: str, smoke: bool) -> None:
-    """Draw last accuracy over rho, a line per number of epochs (left), and over n~/n_i, a line per rho (right).
-
-    rho: share of a client's n_i images that its generator sees; n~: synthetic images that a client gets.
-    """
+    """Draw last accuracy over rho, a line per number of epochs (left), and over n~/n_i, a line per rho (right)."""
     from fedcommons.reports import plots
     from fedcommons.reports.series import COLOURS, MARKERS
 
@@ -113,18 +92,17 @@ def pictures(entries: Sequence[Entry], path: Path, smoke: bool) -> None:
     from fedcommons.runs.build import build
     from fedcommons.storage.artifact_store import Store
 
-    first = [e for e in entries if e.rho is not None and e.number == USUAL]
+    first = [e for e in entries if e["rho"] is not None and e["number"] == USUAL]
     of_first_seed = [e for e in first if e.cell.config.seed == first[0].cell.config.seed]
-    epochs = sorted({e.epochs for e in of_first_seed})
+    epochs = sorted({e["epochs"] for e in of_first_seed})
     images: dict[tuple[int, float, int], Sequence[np.ndarray]] = {}
     seen: dict[tuple[int, float], int] = {}
     for e in of_first_seed:
-        assert e.rho is not None
         prepared = build(e.cell.config)
         contributed = contributions(prepared, Store(Path(e.cell.config.artifacts), storage=e.cell.config.storage))
         for client in (c for c in CLIENTS if c < len(contributed)):
-            images[client, e.rho, e.epochs] = [x.numpy() for x in contributed[client].examples.x[:SHOWN]]
-            seen[client, e.rho] = len(prepared.requests[client].examples)
+            images[client, e["rho"], e["epochs"]] = [x.numpy() for x in contributed[client].examples.x[:SHOWN]]
+            seen[client, e["rho"]] = len(prepared.requests[client].examples)
     rows = [
         (f"client {c}, {n:,} images", [x for epoch in epochs for x in _padded(images.get((c, rho, epoch), ()))])
         for (c, rho), n in sorted(seen.items())
@@ -136,17 +114,11 @@ def _padded(images: Sequence["np.ndarray"]) -> "list[np.ndarray | None]":
     return [*images, *[None] * (SHOWN - len(images))]
 
 
-def report(entries: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
-    """Write table, CSV and pictures from the run folders and the store of images, and display the table."""
-    done = [e for e in entries if sweep.is_done(e.cell, out)]
-    if len(done) < len(entries):
-        display.say(f"{len(entries) - len(done)} of {len(entries)} runs are not finished: they are left out.")
-    rows = records(done, out)
-    if not rows:
-        return
+def report(results: Results) -> Report:
+    done, rows, options = results.finished, records(results), results.options
     config = done[0].cell.config
     data = config.data.name
-    pooled = next((e.cell.config.flat for e in done if e.rho is not None), {})
+    pooled = next((e.cell.config.flat for e in done if e["rho"] is not None), {})
     training = {"B": "batch_size", "learning rate": "lr", "C": "capacity", "ramp": "ramp", "filters": "filters"}
     constants = [f"{w} = {pooled[f'generator.{n}']:g}" for w, n in training.items() if f"generator.{n}" in pooled]
     is_procedural = data == "procedural_sprites"
@@ -164,13 +136,11 @@ def report(entries: Sequence[Entry], options: parse.Options, out: Path, display:
         f"Accuracy after round {config.federation.rounds}; best: of all rounds. Learning rate {config.client.lr:g} in "
         f"all runs. Seeds: {options.seeds}; ± is the sample standard deviation.",
     ]
-    markdown = grid.stamped(table(rows) + tables.numbered(notes), options)
-    write_text(out / "dsprites.md", markdown)
-    write_text(out / "dsprites.csv", tables.to_csv([{k: v for k, v in r.items() if k != "accuracies"} for r in rows]))
-    write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "cells": rows})
-    smoke = grid.is_smoke(options)
     title = f"{data}, {grid.several([e.cell.config for e in done], 'algorithm')}, seeds {options.seeds}"
-    if any(r["number"] == USUAL for r in rows):
-        figure(rows, out / "dsprites.png", title, smoke)
-        pictures(done, out / "dsprites_images.png", smoke)
-    display.say("\n" + markdown)
+    usual = any(r["number"] == USUAL for r in rows)
+    return Report(
+        table(rows) + tables.numbered(notes), [{k: v for k, v in r.items() if k != "accuracies"} for r in rows],
+        {"preset": options.preset, "cells": rows},
+        {"dsprites.png": lambda path: figure(rows, path, title, results.smoke),
+         "dsprites_images.png": lambda path: pictures(done, path, results.smoke)} if usual else {},
+    )  # fmt: skip

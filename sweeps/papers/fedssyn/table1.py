@@ -24,7 +24,6 @@ VARIED = {*grid.GRID.values(), "partition.n_clients", "federation.participation"
 
 
 def footnotes(cells: Sequence[sweep.Trial], options: parse.Options) -> list[str]:
-    """Return the footnotes: target, local work, learning rates, seeds, and differences to the paper."""
     configs = [cell.config for cell in cells]
     rate = (
         f"The learning rate was fixed at {configs[0].client.lr:g} for all configurations, not chosen per configuration."
@@ -48,7 +47,8 @@ def footnotes(cells: Sequence[sweep.Trial], options: parse.Options) -> list[str]
             "DP-SGD: an epsilon in a run's summary covers that run only. The epsilons of all runs on the same data add "
             "up, also of runs with other learning rates."
         )
-    different = grid.departures(configs, VARIED)
+    shares = any(config.sharing.setting != "real" for config in configs)
+    different = grid.departures(configs, VARIED) if shares else ""  # without sharing, the runs replicate no paper
     return [*notes, f"Not as in the paper: {different}."] if different else notes
 
 

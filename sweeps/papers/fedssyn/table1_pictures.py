@@ -28,10 +28,7 @@ NARROWEST = 6.5
 
 
 def rounds_to_target(path: Path, cells: Sequence[Cell], title: str, smoke: bool) -> None:
-    """Draw a panel for each federation, with a row for each method and a bar for each sharing strategy.
-
-    A seed that missed the target counts with all rounds of its run. A mean with such a seed has an open bar.
-    """
+    """Draw a panel for each federation, with a row for each method and a bar for each sharing strategy."""
     places, methods, settings = (list(dict.fromkeys(map(key, cells))) for key in (place, method, setting))
     has_misses = any(counted(cell.runs, "rounds_to_target")[1] for cell in cells)
     columns = min(WIDEST, len(places))
@@ -78,10 +75,7 @@ def _bar(axes: Axes, y: float, cell: Cell, colour: str) -> None:
 
 
 def accuracy_over_rounds(path: Path, cells: Sequence[Cell], rounds: "pd.DataFrame", title: str, smoke: bool) -> None:
-    """Draw a row of panels for each federation, a column for each method, a curve for each sharing strategy.
-
-    rounds: the frame of ``load_rounds``. Lines are means over the seeds; bands go from minimum to maximum.
-    """
+    """Draw a row of panels for each federation, a column for each method, a curve for each sharing strategy."""
     places, methods, settings = (list(dict.fromkeys(map(key, cells))) for key in (place, method, setting))
     size = (max(NARROWEST, 0.8 + 2.1 * len(methods)), 1.1 + 1.9 * len(places))
     figure, grid = panels(len(places), len(methods), size, sharey=True)

@@ -37,11 +37,7 @@ The paper's grids are 0.01, 0.05, 0.1 for Fedssyn and 0.05, 0.1, 0.2 for FedGEN;
 
 
 def fields(preset: str, dataset: str) -> Mapping[str, Any]:
-    """Return the config fields (dotted names) of a preset of this table.
-
-    Raises:
-        UserError: no preset has this name.
-    """
+    """Return the config fields (dotted names) of a preset of this table."""
     if preset not in FIELDS:
         raise UserError(f"--preset must be one of {', '.join(FIELDS)}: the code of these runs was not released.")
     return {**presets.preset(preset, dataset), **FIELDS[preset]}

@@ -1,21 +1,19 @@
 """Report of Table 2 and figures A.1 and A.2 of Fedssyn, from the run folders: table, CSV and pictures."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from fedcommons.cli import parse
-from fedcommons.cli.display import Display
 from fedcommons.config import presets
 from fedcommons.config.dotted import choose, same_results
 from fedcommons.reports import columns, tables
 from fedcommons.reports.cells import Cell
 from fedcommons.reports.frames import load_rounds
-from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.tune import grid as grids
-from fedcommons.tune import sweep
+from fedcommons.tune.study import Report, Results, with_choice
 from papers.fedssyn.published import fedssyn_table2
 from papers.fedssyn.table2_presets import FIELDS, METHODS
 
@@ -26,46 +24,21 @@ VARIED = {"seed", "algorithm", "sharing.setting", "partition.alpha", "client.lr"
 CSV = ("method", "at", "rate", "chosen", "mb_to_target", "at_best_validation")
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A run of a row: method, alpha, seed and learning rate (FedDM: of the pixels; other methods: of the clients)."""
+def rows(runs: Any) -> Any:
+    """Return the runs with the columns ``chosen`` (learning rate), and ``mb_to_target`` and ``at_best_validation``.
 
-    method: str
-    alpha: float
-    rate: float
-    cell: sweep.Trial
-
-
-def rows(entries: Sequence[Entry], out: Path, say: Callable[[str], None]) -> Any:
-    """Return a frame with a row for each finished run: the columns of ``load_runs`` and those below.
-
-    method, at (alpha) and rate (learning rate): see ``Entry``. chosen: the row's rate has the best validation accuracy.
     mb_to_target: MB sent until the target, or in all rounds if the target was missed. at_best_validation: test accuracy
     after the (first) round of the best validation accuracy.
     """
-    import pandas as pd
-
-    runs: Any = grids.finished([e.cell for e in entries], out, say)
-    if runs.empty:
-        return runs
-    stands = {e.cell.name: e for e in entries}
-    of_runs = [stands[Path(run).name] for run in runs["run"]]
     courses: Any = load_rounds(*runs["run"])
     results = [_course_results(courses[courses["run"] == run], needed)
-            for run, needed in zip(runs["run"], runs["rounds_to_target"], strict=True)]  # fmt: skip
-    runs = runs.assign(
-        method=[e.method for e in of_runs], at=[e.alpha for e in of_runs], rate=[e.rate for e in of_runs],
-        mb_to_target=[sent for sent, _ in results], at_best_validation=[best for _, best in results],
-    )  # fmt: skip
-    chosen_indices = [tables.at_best_rate(group, "rate").index for _, group in runs.groupby(["at", "method"])]
-    return pd.DataFrame(runs.assign(chosen=runs.index.isin([i for index in chosen_indices for i in index])))
+               for run, needed in zip(runs["run"], runs["rounds_to_target"], strict=True)]  # fmt: skip
+    sent, best = zip(*results, strict=True)
+    return with_choice(runs.assign(mb_to_target=sent, at_best_validation=best), ["at", "method"])
 
 
 def _course_results(course: Any, needed: float | None) -> tuple[float, float | None]:
-    """Return MB sent until the target (all rounds if missed), and test accuracy at the best validation accuracy.
-
-    course: the rounds of one run. needed: the rounds of the run to the target, None or nan if the target was missed.
-    """
+    """Return MB sent until the target (all rounds if missed), and test accuracy at the best validation accuracy."""
     within = course if needed is None or needed != needed else course[course["round"] <= needed]
     best = None
     if "validation/accuracy" in course and (validated := course.dropna(subset=["validation/accuracy"])).size:
@@ -121,9 +94,8 @@ def _groups(frame: Any) -> list[tuple[tuple[float, str], Any]]:
     return [(pair, runs) for pair, runs in cells if not runs.empty]
 
 
-def notes(entries: Sequence[Entry], frame: Any, options: parse.Options) -> list[str]:
-    """Return the footnotes: target, bytes, learning rates, local work and seeds."""
-    configs = [e.cell.config for e in entries]
+def notes(results: Results) -> list[str]:
+    configs, options = results.configs, results.options
     return [
         f"Target: {grids.title(configs)}. Rounds: the first round whose server model reaches it.",
         "MB: 10^6 bytes over all clients, as counted, with the exchange before round 1; a seed that missed the target "
@@ -136,43 +108,35 @@ def notes(entries: Sequence[Entry], frame: Any, options: parse.Options) -> list[
         "At best validation: test accuracy after the round of the best validation accuracy.",
         grids.work_note(configs),
         f"Seeds: {options.seeds}; ± is the sample standard deviation.",
-        *tables.rejected_notes(frame),
+        *tables.rejected_notes(results.runs),
     ]  # fmt: skip
 
 
-def is_papers(entries: Sequence[Entry], options: parse.Options) -> bool:
+def is_papers(results: Results) -> bool:
     """Return whether all runs are the paper's: only fields of the table's grid differ from preset paper."""
+    configs, options = results.configs, results.options
     if options.preset != "paper":
         return False
-    configs, preset = (
-        [e.cell.config for e in entries],
-        {**presets.preset("paper", options.data.name), **FIELDS["paper"]},
-    )
+    preset = {**presets.preset("paper", options.data.name), **FIELDS["paper"]}
     papers = [choose({**preset, **{name: c.flat[name] for name in c.flat if name in VARIED}}) for c in configs]
     return not any(set(same_results(expected, c)) - VARIED for expected, c in zip(papers, configs, strict=True))
 
 
-def report(entries: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
-    """Write table, CSV, summary and pictures from the run folders, and display the table."""
-    frame = rows(entries, out, display.say)
-    if frame.empty:
-        return
-    text = grids.stamped(markdown(frame, is_papers(entries, options), notes(entries, frame, options)), options)
-    write_text(out / "table2.md", text)
+def report(results: Results) -> Report:
+    frame, title, options = rows(results.runs), grids.title(results.configs), results.options
     records = tables.records(frame, (*CSV, *tables.RUN))
-    write_text(out / "table2.csv", tables.to_csv(records))
-    write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "cells": records})
-    title = grids.title([e.cell.config for e in entries])
-    for name, methods in FIGURES.items():
-        draw(frame[frame["method"].isin(methods)], out / f"{name}.png", title, options)
-    display.say("\n" + text)
+
+    def picture(methods: Sequence[str], path: Path) -> None:
+        draw(frame[frame["method"].isin(methods)], path, title, options)
+
+    return Report(
+        markdown(frame, is_papers(results), notes(results)), records, {"preset": options.preset, "cells": records},
+        {f"{name}.png": partial(picture, methods) for name, methods in FIGURES.items()},
+    )  # fmt: skip
 
 
 def draw(frame: Any, path: Path, title: str, options: parse.Options) -> None:
-    """Draw test accuracy over rounds and over MB, with a column for each alpha.
-
-    Lines are means over seeds; bands go from minimum to maximum.
-    """
+    """Draw test accuracy over rounds and over MB, with a column for each alpha."""
     from fedcommons.reports import plots, series
 
     if frame.empty:

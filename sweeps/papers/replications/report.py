@@ -19,7 +19,8 @@ from statistics import fmean, stdev
 from fedcommons.reports import tables
 from fedcommons.reports.intervals import number, quantile
 from fedcommons.reports.plots import panels, save
-from fedcommons.storage.atomic_files import write_json, write_text
+from fedcommons.tracking.run_folder import read_rounds, read_summary
+from fedcommons.tune.study import Report, Results
 from papers.replications.rows import ROWS, Published, Quantity
 
 LEAST, WIDE = 3, 0.1
@@ -62,10 +63,7 @@ class Compared:
 
 
 def compared(runs: Mapping[tuple[str, str], Mapping[int, Mapping[str, float | None]]]) -> list[Compared]:
-    """Return a comparison for each published number of the rows that have runs, in the order of the rows.
-
-    runs: maps (row, variant) to results by seed of a finished run. A result maps ``Quantity.words`` to our number.
-    """
+    """Return a comparison for each published number of the rows that have runs, in the order of the rows."""
     return [
         Compared(name, quantity, published, {seed: numbers[quantity.words] for seed, numbers in by_seed.items()})
         for name, row in ROWS.items()
@@ -91,17 +89,8 @@ def table(comparisons: Sequence[Compared], seeds: str) -> str:
     for item in comparisons:
         note = f", {item.published.note}" if item.published.note else ""
         published = f"{number(item.published.value, None)} ({item.published.source}{note})"
-        lines.append(
-            [
-                item.row,
-                item.quantity.variant,
-                item.quantity.words,
-                published,
-                len(item.values),
-                ours(item),
-                item.verdict,
-            ]
-        )
+        lines.append([item.row, item.quantity.variant, item.quantity.words, published, len(item.values), ours(item),
+                      item.verdict])  # fmt: skip
     names = list(dict.fromkeys(item.row for item in comparisons))
     notes = [
         *(f"{name}: {ROWS[name].setting}." for name in names),
@@ -140,14 +129,8 @@ def picture(path: Path, comparisons: Sequence[Compared]) -> None:
             axes.plot([end / item.published.value for end in item.predicted], [y, y], color=colour, lw=2)
         axes.plot(fmean(item.reached) / item.published.value, y, "o", color=colour, ms=6)
     axes.axvline(1, color="black", lw=0.8)
-    axes.set_yticks(
-        range(len(comparisons)),
-        [
-            f"{item.row} {item.quantity.variant}, {item.quantity.words} ({item.published.source})"
-            for item in comparisons
-        ],
-        fontsize=7,
-    )
+    names = [f"{c.row} {c.quantity.variant}, {c.quantity.words} ({c.published.source})" for c in comparisons]
+    axes.set_yticks(range(len(comparisons)), names, fontsize=7)
     axes.set_ylim(len(comparisons) - 0.5, -0.5)
     axes.set(xlabel="our number / published number")
     axes.grid(axis="x", alpha=0.3)
@@ -155,11 +138,23 @@ def picture(path: Path, comparisons: Sequence[Compared]) -> None:
     save(figure, path, 120)
 
 
-def write(comparisons: Sequence[Compared], seeds: str, out: Path) -> str:
-    """Write replicate.md, .csv, .png and summary.json, and return the table."""
-    markdown = table(comparisons, seeds)
-    write_text(out / "replicate.md", markdown)
-    write_text(out / "replicate.csv", tables.to_csv(records(comparisons)))
-    write_json(out / "summary.json", {"name": out.name, "seeds": seeds, "verdicts": records(comparisons)})
-    picture(out / "replicate.png", comparisons)
-    return markdown
+def numbers(folder: Path, quantities: Sequence[Quantity]) -> dict[str, float | None]:
+    """Return the finished run's value of each quantity by name, accuracies in percent."""
+    accuracy = {line["round"]: 100 * line["test/accuracy"] for line in read_rounds(folder) if "test/accuracy" in line}
+    needed = (read_summary(folder) or {})["rounds_to_target"]
+    return {q.words: needed if q.round is None else accuracy[q.round] for q in quantities}
+
+
+def report(results: Results) -> Report:
+    runs: dict[tuple[str, str], dict[int, dict[str, float | None]]] = {}
+    for entry in results.finished:
+        row, variant = entry["row"], entry["variant"]
+        quantities = [q for q in ROWS[row].quantities if q.variant == variant]
+        values = numbers(results.out / entry.cell.name, quantities)
+        runs.setdefault((row, variant), {})[entry.cell.config.seed] = values
+    comparisons, seeds = compared(runs), results.options.seeds
+    lines = records(comparisons)
+    return Report(
+        table(comparisons, seeds), lines, {"seeds": seeds, "verdicts": lines},
+        {"replicate.png": lambda path: picture(path, comparisons)},
+    )  # fmt: skip

@@ -1,0 +1,146 @@
+"""Studies: sweeps that run configurations, and write a table, a CSV, a summary and pictures of the finished runs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedcommons.cli import parse
+from fedcommons.cli.display import Display
+from fedcommons.config.experiment import Experiment
+from fedcommons.reports.tables import to_csv
+from fedcommons.storage.atomic_files import write_json, write_text
+from fedcommons.tune import grid, main, sweep
+from fedcommons.tune.sweep import Outcome, Todo, Trial
+
+if TYPE_CHECKING:
+    from fedcommons.tune.dry_run import ExtraJob
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A trial in a line of a table; ``labels`` name the line. A trial may be in several lines."""
+
+    cell: Trial
+    labels: Mapping[str, Any]
+
+    def __getitem__(self, label: str) -> Any:
+        return self.labels[label]
+
+
+@dataclass(frozen=True)
+class Results:
+    """The results of a study.
+
+    runs: a frame with a row for each entry whose run is finished. A row has the entry's labels, ``cell`` (name of the
+    trial) and the columns of ``load_runs``, except columns that have the name of a label.
+    """
+
+    entries: Sequence[Entry]
+    runs: Any  # pandas' types are too wide to check
+    options: parse.Options
+    out: Path
+
+    @property
+    def configs(self) -> list[Experiment]:
+        return [entry.cell.config for entry in self.entries]
+
+    @property
+    def finished(self) -> list[Entry]:
+        names = set(self.runs["cell"])
+        return [entry for entry in self.entries if entry.cell.name in names]
+
+    @property
+    def smoke(self) -> bool:
+        return grid.is_smoke(self.options)
+
+
+@dataclass(frozen=True)
+class Report:
+    """The contents of a study's files: NAME.md, NAME.csv, summary.json, and pictures (file name -> function)."""
+
+    text: str
+    lines: Sequence[Mapping[str, Any]]
+    summary: Mapping[str, Any]
+    pictures: Mapping[str, Callable[[Path], object]] = field(default_factory=dict)
+
+    def write(self, name: str, options: parse.Options, out: Path, display: Display) -> None:
+        """Write all files into ``out``, and display the table."""
+        text = grid.stamped(self.text, options)
+        write_json(out / "summary.json", {"name": out.name, **self.summary})
+        write_text(out / f"{name}.md", text)
+        write_text(out / f"{name}.csv", to_csv(self.lines))
+        for file, draw in self.pictures.items():
+            draw(out / file)
+        display.say("\n" + text)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A script that runs a study; calling it with the words of a command line returns the exit code.
+
+    Args:
+        name: of the script; the beginning of the names of the result files.
+        arguments: parses the command line and refuses bad options.
+        configurations: returns an entry for each trial and line of the table.
+        render: returns the report of at least one finished run; None: nothing is written.
+        play: runs the unfinished trials, and further jobs of the study, if it has any.
+        trials: returns the trials of a dry run, which are checked before any work; default: of all entries, each once.
+        extra: returns the further jobs that ``play`` runs, for the dry run.
+    """
+
+    name: str
+    arguments: Callable[[Sequence[str]], parse.Options]
+    configurations: Callable[[parse.Options], Sequence[Entry]]
+    render: Callable[[Results], Report | None]
+    play: Callable[[Sequence[Entry], parse.Options, Todo, Path, Display], Outcome] | None = None
+    extra: Callable[[Sequence[Entry], parse.Options], "Sequence[ExtraJob]"] = lambda entries, options: ()
+    trials: Callable[[Sequence[Entry]], Sequence[Trial]] = lambda entries: grid.once(e.cell for e in entries)
+
+    def __call__(self, argv: Sequence[str]) -> int:
+        options = self.arguments(argv)
+        entries = self.configurations(options)
+        return main.run(
+            options, self.name, self.trials(entries), partial(self.report, entries, options),
+            play=partial(self.play, entries, options) if self.play else sweep.run_cells,
+            extra=lambda: self.extra(entries, options),
+        )  # fmt: skip
+
+    def report(self, entries: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
+        """Write the files from the folders of the finished runs in ``out``, and display the table."""
+        results = load(entries, options, out, display.say)
+        if results.runs.empty:
+            return
+        if (missing := (n := len(self.trials(entries))) - results.runs["cell"].nunique()) > 0:
+            display.say(f"{missing} of {n} runs are not finished: they are left out.")
+        if report := self.render(results):
+            report.write(self.name, options, out, display)
+
+
+def load(entries: Sequence[Entry], options: parse.Options, out: Path, say: Callable[[str], None]) -> Results:
+    """Return the results of the finished runs in ``out``; ``say`` is called for each run that cannot be read.
+
+    The copies make frames contiguous, as ``load_runs`` adds columns one by one.
+    """
+    import pandas as pd
+
+    runs = grid.finished(grid.once(entry.cell for entry in entries), out, say)
+    if not runs.empty:
+        runs = runs.copy().assign(cell=[Path(run).name for run in runs["run"]])
+        names = set(runs["cell"])
+        lines = [{**entry.labels, "cell": entry.cell.name} for entry in entries if entry.cell.name in names]
+        others = runs.drop(columns=[*entries[0].labels], errors="ignore")
+        runs = pd.DataFrame(lines).merge(others, on="cell", how="left").copy()
+    return Results(entries, runs, options, out)
+
+
+def with_choice(runs: Any, keys: Sequence[str], rate: str = "rate") -> Any:
+    """Return the frame with the column ``chosen``: whether a run has its line's best learning rate.
+
+    keys: columns that name a line. The best rate has the highest validation accuracy (``tables.at_best_rate``).
+    """
+    from fedcommons.reports import tables
+
+    best = [tables.at_best_rate(group, rate).index for _, group in runs.groupby(list(keys), dropna=False)]
+    return runs.copy().assign(chosen=runs.index.isin([i for index in best for i in index]))

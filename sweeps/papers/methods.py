@@ -1,0 +1,119 @@
+"""Report of the comparison of methods: a table with 95 % intervals, and a picture of all methods' curves."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fedcommons.config import target
+from fedcommons.reports import columns, tables
+from fedcommons.reports.frames import load_rounds
+from fedcommons.reports.intervals import ends
+from fedcommons.reports.series import COLOURS, course
+from fedcommons.tune import grid
+from fedcommons.tune.study import Report, Results, with_choice
+
+CSV = ("method", "at", "rate", "MB", *tables.RUN)
+
+
+def best_rates(runs: Any) -> Mapping[tuple[Any, str], float]:
+    """Return the learning rate with the best validation accuracy on the tuning seeds, by (alpha, method)."""
+    if runs.empty or not runs["tuning"].any():
+        return {}
+    chosen = with_choice(runs[runs["tuning"].astype(bool)], ["at", "method"])
+    best = chosen.loc[chosen["chosen"], ["at", "method", "rate"]].to_numpy()
+    return {(_plain(alpha), method): rate for alpha, method, rate in best}
+
+
+def report(results: Results) -> Report | None:
+    """Return the report of the seeds of the table; None: none of them is finished."""
+    runs = results.runs[~results.runs["tuning"].astype(bool)]
+    if results.options.lrs is not None:
+        best = best_rates(results.runs)
+        rows = zip(runs["at"], runs["method"], runs["rate"], strict=True)
+        runs = runs[[best.get((_plain(alpha), method)) == rate for alpha, method, rate in rows]]
+    if runs.empty:
+        return None
+    records = tables.records(runs, CSV)
+    title = grid.title([e.cell.config for e in results.entries if not e["tuning"]])
+    return Report(
+        table(runs) + tables.numbered(notes(results, runs)), records,
+        {"preset": results.options.preset, "cells": records},
+        {"methods.png": lambda path: picture(runs, path, title, results.smoke)},
+    )  # fmt: skip
+
+
+def table(runs: Any) -> str:
+    """Return a line for each alpha and method; differences to the first method are paired by seed."""
+    lines, first = [], runs["method"].iloc[0]
+    for (alpha, method), group in runs.groupby(["at", "method"], sort=False, dropna=False):
+        accuracies = [100 * value for value in group["last_accuracy"].dropna()]
+        base = runs[(runs["method"] == first) & (runs["at"].isna() if alpha != alpha else runs["at"] == alpha)]
+        both = group.merge(base, on="seed")
+        gaps = [100 * gap for gap in (both["last_accuracy_x"] - both["last_accuracy_y"]).dropna()]
+        lines.append([
+            columns.text(_plain(alpha)), method, columns.text(group["rate"].iloc[0]), len(group),
+            f"{fmean(accuracies):.1f} {ends(accuracies)}" if accuracies else "-",
+            f"{fmean(gaps):+.1f} {ends(gaps, '+')}" if gaps and method != first else "",
+            tables.rounds(group), f"{group['MB'].mean():.2f}",
+        ])  # fmt: skip
+    head = ("alpha", "method", "learning rate", "seeds", "last accuracy, %", f"minus {first}, points",
+            "rounds to target", "MB")  # fmt: skip
+    return tables.markdown(head, lines)
+
+
+def notes(results: Results, runs: Any) -> list[str]:
+    options = results.options
+    configs = [e.cell.config for e in results.entries if not e["tuning"]]
+    c = configs[0]
+    rate = "The learning rate was fixed for all methods (client.lr), not chosen per method."
+    if options.lrs is not None:
+        rate = (
+            f"Learning rate: chosen for each method and alpha among {options.lrs} by the validation accuracy after the "
+            f"last round, on seeds {options.tuning_seeds}, which the table leaves out. Test data chose nothing."
+        )
+    return [
+        f"{c.data.name}, {c.partition.n_clients} clients ({c.partition.name}), C = {c.federation.participation:g}, "
+        f"{grid.several(configs, 'federation.rounds')} rounds, {grid.several(configs, 'client.epochs')} local epochs, "
+        f"batch size {c.client.batch_size}, {c.model.name}.",
+        f"Seeds: {options.seeds}. Last accuracy: on test data, after the last round; [ ]: Student's 95 % interval of "
+        "the mean over seeds. Differences are paired by seed.",
+        rate,
+        f"Target: {target.in_words(c.target)}{'' if isinstance(c.target, str) else ' test accuracy'}; >R: not within "
+        "R rounds. MB: 10^6 bytes that all clients send and receive in all rounds.",
+        grid.method_note(configs),
+        *tables.rejected_notes(runs), *tables.lost_notes(runs),
+    ]  # fmt: skip
+
+
+def picture(runs: Any, path: Path, title: str, smoke: bool) -> None:
+    """Draw test accuracy over rounds: a panel for each alpha, a curve (mean and range over seeds) for each method."""
+    from fedcommons.reports import plots
+
+    alphas, names = list(dict.fromkeys(map(_plain, runs["at"]))), list(dict.fromkeys(runs["method"]))
+    rounds = load_rounds(*runs["run"])
+    figure, (row,) = plots.panels(1, len(alphas), (1.8 + 4 * len(alphas), 4.2), sharey=True)
+    for (alpha, method), group in runs.groupby(["at", "method"], sort=False, dropna=False):
+        axes, number = row[alphas.index(_plain(alpha))], names.index(method)
+        spreads = course(rounds.loc[rounds["run"].isin(group["run"]), :], target.ACCURACY)
+        if not spreads:
+            continue
+        mean, low, high = ([100 * v for v in values] for values in zip(*spreads.values(), strict=True))
+        colour, dash = COLOURS[number % len(COLOURS)], ("-", "--", ":")[number // len(COLOURS) % 3]
+        axes.plot(list(spreads), mean, dash, color=colour, label=method)
+        axes.fill_between(list(spreads), low, high, color=colour, alpha=0.15, linewidth=0)
+    for axes, alpha in zip(row, alphas, strict=True):
+        axes.set(xlabel="round", title="" if alpha is None else f"alpha {alpha:g}")
+        axes.locator_params("x", integer=True)
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    row[0].set_ylabel("test accuracy, %")
+    handles = {label: handle for axes in row for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend([*handles.values()], [*handles], loc="outside right upper", fontsize=8)
+    several = runs["seed"].nunique() > 1
+    figure.suptitle(f"{title}{'; line: mean, band: minimum to maximum over seeds' * several}", fontsize=10)
+    plots.save(figure, path, 120, smoke)
+
+
+def _plain(alpha: Any) -> float | None:
+    return None if alpha is None or alpha != alpha else float(alpha)
