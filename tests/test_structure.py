@@ -86,10 +86,10 @@ def held(value: Any, path: str = "spec") -> Iterator[tuple[str, Any]]:
     inner: Mapping[str, Any] = {}
     if isinstance(value, partial):
         inner = {**{str(n): v for n, v in enumerate(value.args)}, **value.keywords}
-    elif is_dataclass(value) and type(value).__module__.startswith("fedcommons"):
-        inner = {name: getattr(value, name) for name in value.__dataclass_fields__ if name != "record"}
     elif type(value) is dict:
         inner = value
+    elif is_dataclass(value) and type(value).__module__.startswith("fedcommons"):
+        inner = {name: getattr(value, name) for name in value.__dataclass_fields__ if name != "record"}
     for name, part in inner.items():
         yield from held(part, f"{path}.{name}")
 

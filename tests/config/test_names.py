@@ -33,10 +33,8 @@ def cells_of(module: ModuleType, argv: Sequence[str]) -> list[Trial]:
     name, options = module.__name__, module.arguments(argv)
     if name == "tune":
         return module.cells(options)[0]
-    if name in ("feddm", "private_fedssyn", "dsprites", "table2", "sensitivity", "fedcvae", "replicate"):
+    if hasattr(module, "entries"):
         return [entry.cell for entry in module.entries(options)]
-    if name == "feddpms":
-        return [*chain.from_iterable(module.grid(options).values())]
     if name == "convergence_parameters":
         return [*chain(*module.figure_a7(options).values(), *module.figure_a8(options).values())]
     if name == "advise":
@@ -67,8 +65,9 @@ def runs(script: Callable[[str], ModuleType], name: str, argv: list[str]) -> lis
 
 def centrals(script: Callable[[str], ModuleType], name: str, argv: list[str]) -> list[Any]:
     """Return the names of the central models of a sweep."""
-    options = script(name).arguments(argv)
-    return [one.name for one in script(name).central_lines(script(name).grid(options), options)]
+    module, options = script(name), script(name).arguments(argv)
+    cells = module.entries(options) if hasattr(module, "entries") else module.grid(options)
+    return [one.name for one in module.central_lines(cells, options)]
 
 
 def artifacts(script: Callable[[str], ModuleType], name: str, argv: list[str]) -> list[Any]:

@@ -36,8 +36,8 @@ def test_rates_are_chosen_on_the_tuning_seeds_and_the_table_has_the_others(
     head, _, *lines = rows_of((tmp_path / "methods.md").read_text())
     assert head[5] == "minus fedavg, points"
     assert lines == [
-        ["0.1", "fedavg", "0.1", "3", "50.0 [50.0, 50.0]", "", ">30", "3.00"],
-        ["0.1", "scaffold", "0.2", "3", "61.0 [58.5, 63.5]", "+11.0 [+8.5, +13.5]", ">30", "3.00"],
+        ["0.1", "fedavg", "0.1", "3", "50.0 [50.0, 50.0]", "", ">30 (missed by 3 of 3)", "3.00"],
+        ["0.1", "scaffold", "0.2", "3", "61.0 [58.5, 63.5]", "+11.0 [+8.5, +13.5]", ">30 (missed by 3 of 3)", "3.00"],
     ]
     with (tmp_path / "methods.csv").open() as file:
         assert {line["seed"] for line in csv.DictReader(file)} == {"0", "1", "2"}
