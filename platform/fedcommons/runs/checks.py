@@ -82,7 +82,8 @@ def require_generator(generator: Generator, dataset: Dataset) -> None:
 
 def require_pool(algorithm: Algorithm, stage: Stage) -> None:
     """Refuse a method whose server trains on a pool of images, if the sharing strategy gives the server no pool."""
-    if capabilities_of(algorithm).needs_pool and not capabilities_of(stage).serves_pool:
+    needs_pool, serves_pool = capabilities_of(algorithm).needs_pool, capabilities_of(stage).serves_pool
+    if needs_pool and not serves_pool:
         raise UserError(
             f"the server of {type(algorithm).__name__} trains on a pool of images, and sharing stage "
             f"{type(stage).__name__} gives the server no pool: use sharing.setting server_synthetic."
