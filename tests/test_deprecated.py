@@ -166,7 +166,7 @@ def test_the_check_of_a_strategy_calls_its_old_methods() -> None:
 
 
 def test_names_of_the_version_before_work_with_a_warning() -> None:
-    for old, new in (("Dealt", fc.ClientDatasets), ("Need", fc.GenerationRequest)):
+    for old, new in (("Dealt", fc.ClientDatasets), ("Need", fc.GenerationRequest), ("TellsWork", fc.Algorithm)):
         with pytest.warns(DeprecationWarning, match=new.__name__):
             assert getattr(fc, old) is new
         assert old not in fc.__all__

@@ -4,7 +4,7 @@
 
 runs        Experiment, experiment, run, load, Result, sweep, load_runs, load_rounds, load_clients, means, report,
             UserError, ClientError
-methods     Algorithm, ChoosesClients, Shares, Personal, TellsWork, Facts, State, Message, Reply, Replies, Common,
+methods     Algorithm, ChoosesClients, Shares, Personal, Facts, State, Message, Reply, Replies, Common,
             Capabilities, Release, Work, LocalSGD, Correction, ClientData, Clients, Executor; check_algorithm, referee
             with Claims, Verdict, adapted, least_squares and audit_method are tests of methods
 arithmetic  Flat, Payload, flat, flatten, scalar, add, sub, scale, zeros_like, copy, select, put, norm, sq_norm
@@ -30,7 +30,7 @@ import lazy_loader
 # Names are imported when they are first used, because torch takes seconds to import.
 _attribute, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
-_OLD_NAMES = {"Dealt": "ClientDatasets", "Need": "GenerationRequest"}
+_OLD_NAMES = {"Dealt": "ClientDatasets", "Need": "GenerationRequest", "TellsWork": "Algorithm"}
 """Old name of version 0.2 -> new name. An old name works for one more version, with a ``DeprecationWarning``."""
 
 

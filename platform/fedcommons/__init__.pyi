@@ -33,9 +33,6 @@ from .core.algorithm import (
 from .core.algorithm import (
     State as State,
 )
-from .core.algorithm import (
-    TellsWork as TellsWork,
-)
 from .core.capabilities import Capabilities as Capabilities
 from .core.client_worker import Work as Work
 from .core.executor import Executor as Executor

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedcommons import ClientDatasets, Examples, Facts, LocalSGD, Receipt, generator, seed_for
+from fedcommons import ClientDatasets, Examples, LocalSGD, Receipt, generator, seed_for
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedddpm import FedDDPM
 from fedcommons.algorithms.fedvae import FedVAE
@@ -97,8 +97,6 @@ def test_one_shot_is_sgd_on_the_pool_which_alone_travels(
     said, is_finite = statement(played[-1][0].ledger, 5, 1e-5, 0, local=False, secret=True), of_labels is COVERED
     assert said["overall"] == (said["pool_epsilon_max"] if is_finite else "none")
     assert (said["epsilon_of_messages"] is not None) == is_finite
-    facts = Facts(5, [9] * 5, 1, pool=5 * N)
-    assert OneShot(epochs).pieces(facts, LocalSGD(2, 16), 1, []) == {"server_steps": 10 * (epochs or 2)}
 
 
 @pytest.mark.long

@@ -74,7 +74,6 @@ METHODS = [
     Method("algorithm", "start", "Method", True), Method("algorithm", "down", "Method"),
     Method("algorithm", "client", "Method"), Method("algorithm", "merge", "Method"),
     Method("algorithm", "participants", "Chooses", right=("{}",)), Method("algorithm", "share", "Shares"),
-    Method("algorithm", "pieces", "Tells", right=("{}",), dry=True), Method("algorithm", "smaller", "Tells", dry=True),
     Method("algorithm", "check", "Method", *CHECK), Method("sharing", "make", "Plain"),
     Method("sharing", "release", "Plain"), Method("sharing", "assign", "Plain"),
     Method("sharing", "requests", "Needing", True, right=("{}",)), Method("sharing", "shorter", "Long", dry=True),

@@ -166,20 +166,11 @@ def _moved(model: Flat, took_part: bool) -> Flat:
 
 
 @dataclass(frozen=True)
-class Priced(FedAvg):
-    """FedAvg that claims ``steps`` server steps per round; a dry run times ``variants`` to price a step."""
+class Repeats(FedAvg):
+    """FedAvg that claims to repeat work as often as ``steps`` says."""
 
-    steps: int = 10
-    variants: Callable[[Any, int], Any] = lambda self, times: [
-        (replace(self, steps=1), 4),
-        (replace(self, steps=1 + times), 4),
-    ]
-
-    def pieces(self, *given: Any) -> Mapping[str, float]:
-        return {"steps": self.steps}
-
-    def smaller(self, times: int) -> Any:
-        return self.variants(self, times)
+    capabilities = Capabilities(repeats={"polish": "steps"})
+    steps: Any = 10
 
 
 class DeniesItsLocalSteps(FedAvg):
@@ -240,8 +231,7 @@ BROKEN: dict[str, tuple[Any, ...]] = {
     ),
     "clients_at_once_train_as_one_after_another": (SPOILS_MESSAGE,),
     "its_work_can_be_priced": (
-        Priced(steps=-1),
-        Priced(variants=lambda self, times: [(replace(self, steps=1), 4)] * 2),
+        Repeats("many"),
         DeniesItsLocalSteps(),
     ),
 }

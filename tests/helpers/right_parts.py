@@ -42,17 +42,6 @@ class Shares(Method):
         return fc.Common(clients.store[:2], 8, [])
 
 
-@dataclass(frozen=True)
-class Tells(Method):
-    epochs: int = 1
-
-    def pieces(self, facts, loop, round, clients):
-        return {"epochs": self.epochs}
-
-    def smaller(self, times):
-        return [(type(self)(1), 1), (type(self)(1 + times), 1)]
-
-
 class Plain:
     def make(self, client_data, generated):
         return fc.Contributions.from_real_rows(client_data, [rows[:2] for rows in client_data.clients.rows])

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from broken_promises import BROKEN, DRAWS_FROM_NUMPY, KnowsItsProcess, Priced, Sound
+from broken_promises import BROKEN, DRAWS_FROM_NUMPY, KnowsItsProcess, Repeats, Sound
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core.local_training import LocalSGD
@@ -24,7 +24,7 @@ def failed(error: AssertionError) -> list[str]:
 @pytest.mark.long
 def test_a_sound_algorithm_passes() -> None:
     check_algorithm(Sound(), local=LocalSGD(epochs=2, batch_size=8))
-    check_algorithm(Priced(), only=["its_work_can_be_priced"])
+    check_algorithm(Repeats(), only=["its_work_can_be_priced"])
 
 
 @pytest.mark.parametrize(("check", "algorithm"), CASES)

@@ -24,7 +24,7 @@ are those of ``dense``: all clients take part; the server's BatchNorm uses the m
 is not augmented; the generator has biases before BatchNorm (``norm_bias``); ``start_from`` sets where x starts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import cos, pi
@@ -43,7 +43,7 @@ from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import seen
-from fedcommons.core.local_training import LocalSGD, onednn
+from fedcommons.core.local_training import onednn
 from fedcommons.core.worker import Worker
 from fedcommons.flat_tensors import Flat, Payload
 from fedcommons.flat_tensors import data as values
@@ -58,8 +58,10 @@ class CoBoosting:
     """The server distils an ensemble with learned client weights, on hard and perturbed synthetic images."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        needs_classes=True, distils=True, trains_images=True, sees_statistics=True, waits_for="ensemble"
-    )
+        needs_classes=True, distils=True, trains_images=True, sees_statistics=True, waits_for="ensemble",
+        repeats={"train_block": "client_epochs", "teach": "server_epochs"},
+        grows={"images": 0, "labels": 0, "logits": 1},
+    )  # fmt: skip
 
     warmup_rounds: Annotated[int, "[0, 1e9]"] = 0
     """rounds of FedAvg before the round in which clients send their models"""
@@ -178,14 +180,6 @@ class CoBoosting:
             nn.utils.clip_grad_norm_(work.named.values(), self.clip)
             optimizer.step()
         work.module.train()
-
-    def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Return the amount of work; an image of the pool takes three passes through every model in an epoch."""
-        return one_shot_models.pieces(self, 3 * facts.n_clients + 3, facts, loop, round, clients)
-
-    def smaller(self, times: int) -> Sequence[tuple["CoBoosting", int]]:
-        least = type(self)(generator_steps=1, generated=2, latent=self.latent, width=self.width)
-        return one_shot_models.smaller(least, times, self.client_epochs is not None)
 
 
 def mixed(weights: Tensor, logits: Tensor) -> Tensor:

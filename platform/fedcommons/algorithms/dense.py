@@ -28,7 +28,7 @@ they have none. Two options set what the paper leaves open: ``start_from`` sets 
 ``boundary_temperature`` the temperature of div.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, ClassVar
@@ -41,11 +41,11 @@ from fedcommons.algorithms import one_shot_models
 from fedcommons.algorithms.ensemble import Ensemble, divergence, make, optimizer_of, order, set_training_mode
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.one_shot_models import Lessons, making
-from fedcommons.core.algorithm import Facts, Replies, State
+from fedcommons.core.algorithm import Replies, State
 from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
-from fedcommons.core.local_training import LocalSGD, onednn
+from fedcommons.core.local_training import onednn
 from fedcommons.core.worker import Worker
 from fedcommons.flat_tensors import Payload
 from fedcommons.flat_tensors import data as values
@@ -57,8 +57,9 @@ class DENSE:
     """The server distils the ensemble of the clients' models into its own model, on generated images."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        needs_classes=True, distils=True, trains_images=True, sees_statistics=True, waits_for="ensemble"
-    )
+        needs_classes=True, distils=True, trains_images=True, sees_statistics=True, waits_for="ensemble",
+        repeats={"train_block": "client_epochs", "teach": "server_epochs"}, grows={"images": 0, "targets": 0},
+    )  # fmt: skip
 
     warmup_rounds: Annotated[int, "[0, 1e9]"] = 0
     """rounds of FedAvg before the round in which clients send their models (Fedssyn's comparison: 10)"""
@@ -133,17 +134,6 @@ class DENSE:
             loss.backward()
             optimizer.step()
         work.module.train()
-
-    def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Return the amount of work; an image of the pool takes three passes through the student per epoch."""
-        return one_shot_models.pieces(self, 3, facts, loop, round, clients)
-
-    def smaller(self, times: int) -> Sequence[tuple["DENSE", int]]:
-        boundary = float(self.boundary > 0)
-        least = type(self)(
-            generator_steps=1, generated=2, latent=self.latent, width=self.width, bn=self.bn, boundary=boundary
-        )
-        return one_shot_models.smaller(least, times, self.client_epochs is not None)
 
 
 def teach(worker: Worker, task: Lessons[DENSE], seed: int) -> State:

@@ -22,7 +22,7 @@ biases, and Adam moves them by rounding noise.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -32,15 +32,12 @@ from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
-from fedcommons.core.local_training import LocalSGD, onednn
+from fedcommons.core.local_training import onednn
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
 from fedcommons.flat_tensors import Flat, Payload, flat, scalar, zeros_like
 from fedcommons.flat_tensors import data as values
 from fedcommons.privacy.release import Release
-
-MANY = 32
-"""Images in the larger of two client batches whose duration ``--dry-run`` measures; the smaller has one image."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +45,9 @@ class FedCVAE:
     """The server trains its model on synthetic images of the clients' decoders or of a decoder distilled from them."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        needs_classes=True, distils=True, refuses_batch_norm=True, trains_locally=False, waits_for="images"
-    )
+        needs_classes=True, distils=True, refuses_batch_norm=True, trains_locally=False, waits_for="images",
+        repeats={"train_block": "local_epochs", "draw": "decoder_epochs", "learn": "server_epochs"},
+    )  # fmt: skip
 
     variant: Annotated[str, "ens | kd"] = "ens"
     """synthetic images come from the clients' decoders (ens) or from a decoder distilled from them (kd)"""
@@ -167,34 +165,3 @@ class FedCVAE:
             bound=self.bound,
             again=Training(self.decoder_epochs, self.batch_size, self.decoder_lr) if is_kd else None,
         )
-
-    def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Return numbers of steps, of images in client steps and of sampled images in a round, for ``--dry-run``."""
-        sizes, is_kd = [facts.sizes[client] for client in clients], self.variant == "kd"
-        per_epoch = -(-self.samples // self.batch_size)
-        once = {
-            "local_steps": self.local_epochs * sum(-(-n // self.batch_size) for n in sizes),
-            "local_images": self.local_epochs * sum(sizes),
-            "drawn": self.samples * (1 + is_kd),
-            **({"decoder_steps": self.decoder_epochs * per_epoch} if is_kd else {}),
-        }
-        each = {"server_steps": self.server_epochs * -(-self.samples // self.server_batch)}
-        return {**(once if clients else {}), **each}
-
-    def smaller(self, times: int) -> Sequence[tuple["FedCVAE", int]]:
-        """Return variants with numbers of client images, whose durations ``--dry-run`` measures; first: least work."""
-        few = max(self.batch_size, self.server_batch)
-        least = replace(
-            type(self)(variant=self.variant, latent=self.latent, channels=self.channels, hidden=self.hidden),
-            batch_size=self.batch_size, server_batch=self.server_batch,
-            local_epochs=1, decoder_epochs=1, server_epochs=1, samples=few,
-        )  # fmt: skip
-        clients = replace(least, local_epochs=times, batch_size=MANY)
-        variants = [
-            (least, 1),
-            (clients, 1),
-            (clients, MANY),
-            (replace(least, samples=few * times), 1),
-            (replace(least, server_epochs=1 + times), 1),
-        ]
-        return variants + ([(replace(least, decoder_epochs=1 + times), 1)] if self.variant == "kd" else [])

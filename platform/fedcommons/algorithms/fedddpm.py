@@ -14,8 +14,7 @@ Departs from the paper: unknown, because only its abstract was read. The abstrac
 learning slows, but, as far as we know, not how it detects this.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
@@ -26,7 +25,6 @@ from fedcommons.core.algorithm import Facts, Replies, State
 from fedcommons.core.averaging import weighted_mean
 from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.executor import Executor
-from fedcommons.core.local_training import LocalSGD
 from fedcommons.flat_tensors import Flat, Payload, flat, scalar
 
 
@@ -34,7 +32,7 @@ from fedcommons.flat_tensors import Flat, Payload, flat, scalar
 class FedDDPM:
     """FedAvg of a diffusion model; after averaging, the server trains (corrects) it on its pool of synthetic images."""
 
-    capabilities: ClassVar[Capabilities] = Capabilities(needs_pool=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(needs_pool=True, repeats={"train_on_pool": "server_epochs"})
 
     server_epochs: Annotated[int, "[1, 1e9]"] = 1
     """epochs of the server on its pool of synthetic images in a round with a correction"""
@@ -59,11 +57,3 @@ class FedDDPM:
         is_slow = round > 1 and not corrections and float(loss) > (1 - self.slow) * before
         model = executor.map(train_on_pool, task, [seed])[0] if is_slow else task.model
         return {"model": model, "pool_loss": loss, "corrections": torch.tensor(corrections + is_slow)}
-
-    def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Return the server's steps per round, for ``--dry-run``; with ``correct`` slow, the mean over all rounds."""
-        rounds = 1 if self.correct == "always" else facts.rounds
-        return {"server_steps": self.server_epochs * -(-facts.pool // loop.batch_size) / rounds}
-
-    def smaller(self, times: int) -> Sequence[tuple["FedDDPM", int]]:
-        return [(replace(self, server_epochs=epochs, correct="always"), 1) for epochs in (1, 1 + times)]

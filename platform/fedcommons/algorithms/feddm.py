@@ -27,7 +27,7 @@ learns its statistics from one pass over a client's images per round. Example we
 not with ``dp.local``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
@@ -40,7 +40,6 @@ from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
-from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
 from fedcommons.flat_tensors import Flat, Payload, flat
@@ -51,9 +50,6 @@ NOT_CERTIFIED = (
     "noise level {:g} as FedDM prints it, not certified: it clips the gradient of a whole batch, which one image may "
     "turn as a whole, and the images start from real ones"
 )
-
-MANY = 32
-"""Images in the larger of two batches whose duration ``--dry-run`` measures; the smaller batch has one image."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +63,10 @@ class FedDM:
         ValueError: the module does not name its ``head``.
     """
 
-    capabilities: ClassVar[Capabilities] = Capabilities(watches_head=True, needs_classes=True, trains_locally=False)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        watches_head=True, needs_classes=True, trains_locally=False,
+        repeats={"train_block": "iterations", "minimise": "server_epochs"},
+    )  # fmt: skip
 
     radius: Annotated[float, "(0, 1e38]"] = 5.0
     """rho, radius of the ball around the server model in which weights are sampled and trained"""
@@ -172,36 +171,3 @@ class FedDM:
         task = Surrogate(model=x, images=images, labels=labels, weights=weights, sgd=sgd, radius=radius, round=round)
         after = executor.map(minimise, task, [seed])[0]
         return {"model": after, "images": images, "labels": labels}
-
-    def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Return the amount of work in a round, by kind, for the time estimate of ``--dry-run``.
-
-        Kinds: steps on pixels, passes of real and of synthetic images in steps on pixels, server steps, and images in
-        server steps. Under DP-SGD, the synthetic images take one pass per real image in the batch of the client's
-        largest class. A Poisson batch counts with its expected number of images.
-        """
-        assert facts.counts is not None
-        counts = facts.counts()[list(clients)]
-        owned = feddm_matching.is_owned(counts, self.least)
-        batch = torch.where(owned, counts.clamp(max=self.match_batch), 0)
-        sent = owned.sum(1) * self.ipc
-        passes = batch.max(1).values if loop.dp else torch.ones_like(sent)
-        images = int(sent.sum())
-        return {
-            "steps": self.iterations * len(clients),
-            "real": self.iterations * int(batch.sum()),
-            "synthetic": self.iterations * int((sent * passes).sum()),
-            "server_steps": self.server_epochs * -(-images // self.server_batch),
-            "server_images": self.server_epochs * images,
-        }
-
-    def smaller(self, times: int) -> Sequence[tuple["FedDM", int]]:
-        """Return variants whose duration ``--dry-run`` measures, each with a number of client examples.
-
-        The first variant has no steps on pixels. Later variants have more steps on pixels, images or server epochs. All
-        have noise if ``sigma`` is above 0.
-        """
-        least = type(self)(ipc=1, least=1, iterations=0, server_epochs=1, sigma=float(self.sigma > 0))
-        steps, epochs = replace(least, iterations=times), replace(least, server_epochs=1 + times)
-        many, large = replace(steps, ipc=MANY), replace(epochs, ipc=MANY)
-        return [(least, 1), (steps, 1), (steps, MANY), (many, 1), (epochs, 1), (large, 1)]

@@ -30,7 +30,7 @@ a matrix (B, B), whose mean is the mean loss times the mean weight. ``train/loss
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from typing import Annotated, ClassVar
 
@@ -53,7 +53,7 @@ from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import Head, head_parameters
-from fedcommons.core.local_training import AddToGrad, Batch, LocalSGD, Loss
+from fedcommons.core.local_training import AddToGrad, Batch, Loss
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
 from fedcommons.flat_tensors import Flat, Payload, add, flat, put, scale, select, sub, zeros_like
@@ -171,23 +171,6 @@ class FedGEN:
         g, first, second = executor.map(train, task, [seed])[0]
         return {**state, "model": after, "generator": g, "first": first, "second": second,
                 "steps": steps + self.iterations, "seen": values(state["seen"]) + counts.sum(0)}  # fmt: skip
-
-    def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Return the server's number of steps in a round, for ``--dry-run``, which counts the clients' steps itself."""
-        return {"server_steps": self.iterations}
-
-    def smaller(self, times: int) -> Sequence[tuple["FedGEN", int]]:
-        """Return variants with 1 and 1 + ``times`` server steps, to measure their duration on one client example."""
-        least = type(self)(
-            weight=float(self.weight > 0),
-            kl=float(self.kl > 0),
-            first=1,
-            noise_size=self.noise_size,
-            hidden=self.hidden,
-            batch_size=self.batch_size,
-            iterations=1,
-        )
-        return [(least, 1), (replace(least, iterations=1 + times), 1)]
 
     def _cumulated(self, counts: Tensor) -> Tensor:
         """Return the cumulated class shares from which the labels of generated features are sampled.

@@ -14,7 +14,7 @@ never repeats an image; with DP-SGD, where an example's gradient may not depend 
 ``drop_last``, where the first epoch leaves images out. At mu = 0 the client computes neither: MOON is FedAvg.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
@@ -24,7 +24,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.core.algorithm import Facts, Message, Reply
+from fedcommons.core.algorithm import Message, Reply
 from fedcommons.core.averaging import weighted_reply
 from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
@@ -105,15 +105,6 @@ class MOON:
             trained = work.local(x, data, seed, loss=loss)
         memory = {"previous": work.snapshot(), "previous buffers": copy(work.buffers)}
         return weighted_reply(x, trained, work.weight(data), memory=memory)
-
-    def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Return the number of images whose features under server and previous model are computed (``--dry-run``)."""
-        passes = (self.mu > 0) * (1 if _keeps(loop) else loop.epochs)
-        return {"features": passes * sum(facts.sizes[i] for i in clients)}
-
-    def smaller(self, times: int) -> Sequence[tuple["MOON", int]]:
-        """Return variants without (mu = 0) and with contrastive loss; ``--dry-run`` measures both durations."""
-        return [(type(self)(mu=0.0), 32 * times), (type(self)(), 32 * times)]
 
 
 def _keeps(loop: LocalSGD) -> bool:

@@ -15,8 +15,8 @@ BatchNorm's statistics would come from clients.
 Departs from the paper: in the paper, this training is a reference for comparison, not a federated method.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from fedcommons.algorithms.server_training import OnPool, train_on_pool
@@ -24,7 +24,6 @@ from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
-from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.clients import ClientData
 from fedcommons.flat_tensors import Flat, Payload, flat
 
@@ -33,7 +32,9 @@ from fedcommons.flat_tensors import Flat, Payload, flat
 class OneShot:
     """The server trains on its pool of synthetic images by SGD, ``server_epochs`` epochs in each round."""
 
-    capabilities: ClassVar[Capabilities] = Capabilities(needs_pool=True, refuses_batch_norm=True, trains_locally=False)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        needs_pool=True, refuses_batch_norm=True, trains_locally=False, repeats={"train_on_pool": "server_epochs"}
+    )
 
     server_epochs: Annotated[int | None, "[1, 1e9]"] = None
     """epochs of the server on its pool of synthetic images in a round; default: client.epochs"""
@@ -60,10 +61,3 @@ class OneShot:
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         task = OnPool(flat(state, "model"), self.server_epochs, round)
         return {"model": executor.map(train_on_pool, task, [seed])[0]}
-
-    def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Return the server's number of SGD steps in a round, for the time estimate of ``--dry-run``."""
-        return {"server_steps": (self.server_epochs or loop.epochs) * -(-facts.pool // loop.batch_size)}
-
-    def smaller(self, times: int) -> Sequence[tuple["OneShot", int]]:
-        return [(replace(self, server_epochs=epochs), 1) for epochs in (1, 1 + times)]

@@ -23,7 +23,6 @@ from fedcommons.core.algorithm import BUFFERS, Facts, Message, Replies, Reply, S
 from fedcommons.core.averaging import weighted_mean
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
-from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
@@ -33,9 +32,6 @@ from fedcommons.flat_tensors import data as values
 if TYPE_CHECKING:
     from fedcommons.algorithms.coboosting import CoBoosting
     from fedcommons.algorithms.dense import DENSE
-
-MANY = 8
-"""Ratio of the larger to the smaller of two batch sizes for which ``--dry-run`` measures the duration of a step."""
 
 
 M = TypeVar("M", bound="DENSE | CoBoosting")
@@ -179,47 +175,3 @@ def making(self: "DENSE | CoBoosting", clip: float | None = None) -> Making:
     """Return the constants of the image generator's training; clip: see ``Making``."""
     how = self.generated, self.latent, self.width, self.generator_steps, self.generator_lr
     return Making(*how, clip, self.norm_bias)
-
-
-def pieces(
-    self: "DENSE | CoBoosting", passes: int, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]
-) -> Mapping[str, float]:
-    """Return the amount of work in a round, by kind, for the time estimate of ``--dry-run`` (see ``TellsWork``).
-
-    local_examples: by how many examples the clients' last local training exceeds a training with client.epochs.
-    Kinds of the server's work: generator steps, images in generator steps, server steps, and passes. A pass is a
-    forward pass, or a backward pass to the image or weights, of one image. A generator step makes two passes per
-    network; the ensemble makes one pass over each new batch of the pool.
-    passes: passes of an image of the pool in an epoch of the server.
-    """
-    last = (round - self.warmup_rounds) * self.server_epochs
-    epochs = range(max(0, last - self.server_epochs), max(0, last))  # numbered from 0 after the warm-up
-    pools, images = [(epoch + 1) * self.generated for epoch in epochs], self.generator_steps * self.generated
-    once = 2 * (facts.n_clients + 1) * images + facts.n_clients * self.generated
-    server = {
-        "generator_steps": self.generator_steps * len(epochs),
-        "generator_images": images * len(epochs),
-        "server_steps": sum(-(-n // self.server_batch) for n in pools),
-        "passes": once * len(epochs) + passes * sum(pools),
-    }
-    if self.client_epochs is None:
-        return server
-    more = max(0, self.client_epochs - loop.epochs) if round > self.warmup_rounds else 0
-    return {"local_examples": more * sum(facts.sizes[i] for i in clients), **server}
-
-
-def smaller(least: M, times: int, has_client_epochs: bool) -> list[tuple[M, int]]:
-    """Return variants whose duration ``--dry-run`` measures, each with a number of client examples.
-
-    The first variant, ``least``, has the least work. Later variants have more generator steps, generated images, server
-    epochs, server steps or client epochs.
-    """
-    many: Any = replace(least, generated=2 * MANY)
-    variants: list[tuple[Any, int]] = [
-        (least, 1),
-        (replace(least, generator_steps=times), 1),
-        (replace(many, generator_steps=times), 1),
-        (replace(many, server_epochs=times), 1),
-        (replace(many, server_epochs=times, server_batch=1), 1),
-    ]
-    return variants + [(replace(least, client_epochs=n), MANY) for n in (1, times) if has_client_epochs]

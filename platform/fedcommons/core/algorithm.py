@@ -6,7 +6,7 @@ stores between rounds; it is never sent. *State* stays on the server, and ``stat
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -14,11 +14,10 @@ from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import Head, batch_norm_parameters
-from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.clients import ClientData, Clients
 from fedcommons.data.examples import Examples
 from fedcommons.deprecated import accepts_old_names
-from fedcommons.errors import UserError
+from fedcommons.errors import UserError, name_of, quote
 from fedcommons.flat_tensors import Flat, Payload, nbytes
 from fedcommons.privacy.release import Release
 
@@ -146,7 +145,7 @@ class Algorithm(Protocol):
     A hyperparameter is declared as ``mu: Annotated[float, "[0, inf)"] = 0.01``: type, range and default. The string on
     the next line is the help text. ``start`` raises an error if the algorithm is not defined for the model or data.
 
-    Optional protocols: ``ChoosesClients``, ``Shares``, ``Personal``, ``TellsWork``. Optional attributes:
+    Optional protocols: ``ChoosesClients``, ``Shares``, ``Personal``. Optional attributes:
 
     ``capabilities = Capabilities(...)``: properties that change what the engine does or refuses (see ``Capabilities``).
     ``check(fields)``: raises ``UserError`` if the algorithm is not defined for an experiment's fields.
@@ -301,47 +300,21 @@ class Shares(Protocol):
         ...
 
 
-@runtime_checkable
-class TellsWork(Protocol):
-    """An algorithm that reports work in addition to the clients' local steps, so that ``--dry-run`` can estimate time.
+def repeats_of(algorithm: Algorithm) -> Mapping[str, str]:
+    """Return the capability ``repeats``: name of a job's function -> name of the constant that repeats its work.
 
-    A round takes  c + sum_k n_k s_k  seconds.  n_k: number of pieces of work of kind k, such as server steps
-    (``pieces``).  s_k: seconds per piece.  c: seconds for local steps and everything else. ``--dry-run`` estimates s_k
-    from timed rounds of variants with different n_k (``smaller``). Example of a server that trains in ``merge``:
-
-        def pieces(self, facts, loop, round, clients):
-            return {"server_steps": self.epochs * 8}
-
-        def smaller(self, times):
-            return [(replace(self, epochs=epochs), 1) for epochs in (1, 1 + times)]
+    Raises:
+        UserError: ``repeats`` is no mapping, or a constant is missing or is no whole number.
     """
-
-    def pieces(self, facts: Facts, loop: LocalSGD, round: int, clients: Sequence[int]) -> Mapping[str, float]:
-        """Return, for each kind of work, the number of pieces of work in a round.
-
-        Args:
-            facts: public facts of the federation.
-            loop: settings of local training.
-            round: number of the round, from 1.
-            clients: numbers of the clients that reply in the round.
-
-        Returns:
-            Name of a kind, which the algorithm chooses -> number of pieces, at least 0. The clients' local steps are
-            omitted, because ``--dry-run`` counts them, unless ``trains_locally`` is False.
-        """
-        ...
-
-    def smaller(self, times: int) -> "Sequence[tuple[Algorithm, int]]":
-        """Return variants of the algorithm for timed rounds of one client, whose examples may have any classes.
-
-        Equal variants are timed once for all runs. So a variant should use the default of every hyperparameter that
-        does not change the time.
-
-        Args:
-            times: amount of additional work in the variants after the first, such as a number of server epochs.
-
-        Returns:
-            Pairs (variant, number of the client's examples, at least 1). The first variant has the least possible work.
-            For each kind of work, another variant has more pieces of this kind than the first variant.
-        """
-        ...
+    repeats: Any = capabilities_of(algorithm).repeats
+    try:
+        constants = [getattr(algorithm, constant) for constant in repeats.values()]
+        wrong = [n for n in constants if n is not None and not isinstance(n, int)]
+    except (TypeError, AttributeError):
+        wrong = [repeats]
+    if wrong:
+        raise UserError(
+            f"{name_of(algorithm)}: the capability repeats must map the name of a job's function to the name of a "
+            f"constant that is a whole number, got {quote(wrong[0])}."
+        )
+    return repeats

@@ -20,6 +20,8 @@ class Capabilities:
 
     distils: bool = False
     """The algorithm's server creates images and distils logits, so it needs image data and a model with logits."""
+    grows: Mapping[str, int] = field(default_factory=dict)
+    """Entries of the server's state that each round enlarges: name -> dimension, for the estimates of ``--dry-run``."""
     keeps_batch_norm: bool = False
     """BatchNorm layers stay with the clients, so the model must have them and ``federation.buffers`` must be keep."""
     leaves_partial: bool = False
@@ -32,6 +34,8 @@ class Capabilities:
     """The algorithm's server trains on a pool of images, so the sharing strategy must have ``serves_pool``."""
     refuses_batch_norm: bool = False
     """The algorithm is not defined for a model with BatchNorm."""
+    repeats: Mapping[str, str] = field(default_factory=dict)
+    """Jobs whose seconds are linear in a constant, so ``--dry-run`` times few repetitions: function -> constant."""
     sees_statistics: bool = False
     """The algorithm's ``merge`` gets BatchNorm's statistics of client i in ``replies[i].each[BUFFERS]``."""
     serves_pool: bool = False
@@ -72,5 +76,5 @@ def capabilities_of(component: Any) -> Capabilities:
         return Capabilities()
     if not isinstance(declared, Capabilities):
         raise UserError(f"{name_of(component)}.capabilities must be Capabilities(...), got {type(declared).__name__}.")
-    old = old_capabilities(component, NAMES)
+    old = old_capabilities(component, [name for name in NAMES if name not in ("grows", "repeats")])
     return replace(declared, **old) if old else declared

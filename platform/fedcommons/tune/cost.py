@@ -1,21 +1,17 @@
-"""Measure the seconds of each unit of work of a run on this machine; ``work_counts`` counts the units.
+"""Measure on this machine the seconds per unit of each kind of work that ``work_counts`` counts.
 
-The measurements call the same functions as a worker, with one thread. They time rounds with clients that have a few
-batches, also with small variants of a method that reports its work (``TellsWork``). They also time a chunk of the
-evaluation, epochs of a generator on two batches, steps of its sampler, and the sharing strategy or its shorter variant.
-A first call is not counted, except for the sharing strategy. Files are written only to a temporary folder.
-
-"Shape" means all fields and facts that the measured seconds depend on. B: batch size;  R: number of rounds.
+Few short calls of a run's own functions are timed, with one thread. A first call is not counted, unless it is slow.
+Files are written only to a temporary folder.
 """
 
 import resource
 import subprocess
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from statistics import median
@@ -25,20 +21,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcommons.config import presets, registry
+from fedcommons.config import presets
 from fedcommons.config.dotted import values_of
-from fedcommons.convergence.estimators import BATCH, mean_gradient
-from fedcommons.convergence.smoothness import hessian_vector
-from fedcommons.core.algorithm import Algorithm, ChoosesClients, TellsWork
+from fedcommons.convergence.estimators import BATCH
+from fedcommons.convergence.laboratory import Laboratory
+from fedcommons.core.algorithm import ChoosesClients
 from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.evaluation import ModelTask, evaluate_chunk
-from fedcommons.core.work_units import Timed, in_seconds, pieces_of, prices, smaller_of
 from fedcommons.core.worker import RunData, Worker, fresh_torch, give_back_freed
-from fedcommons.data.clients import ClientData, Clients, Rows
+from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
-from fedcommons.errors import require_type, user_code_context
-from fedcommons.federation import checkpoint, rounds
-from fedcommons.federation.client_memory import ClientMemory
+from fedcommons.errors import ClientError, require_type, user_code_context
+from fedcommons.federation import checkpoint
 from fedcommons.federation.client_sampling import joining
 from fedcommons.federation.rounds import Standing
 from fedcommons.federation.serial_executor import Serial
@@ -49,11 +43,11 @@ from fedcommons.privacy.noise import SEED_ALONE
 from fedcommons.runs import experiment
 from fedcommons.runs.assemble import Assembled
 from fedcommons.runs.spec import RunSpec
-from fedcommons.runs.worker import build_worker
 from fedcommons.runtime import tempdirs
 from fedcommons.sharing import stage as stages
 from fedcommons.sharing.stage import Contributions, shorter_of
-from fedcommons.tune.work_counts import Counts
+from fedcommons.tune.small_rounds import TRAINING, Seconds, SmallRounds, repetitions
+from fedcommons.tune.work_counts import Amounts, batches_measured
 
 ENOUGH = 0.3
 """Total seconds of a measurement's calls after which no further call is timed."""
@@ -61,49 +55,33 @@ ENOUGH = 0.3
 SLOW = 2.0
 """Seconds. A first call that takes longer is not repeated, as the set-up is then a small share of the time."""
 
-SHORT = 0.05
-"""Seconds; if a round takes less, ``MORE`` local steps are timed instead of ``FEW``, as two steps vary in time."""
+BUDGET = 0.5
+"""Seconds that the local trainings of a timed round may take; a model with slow batches may exceed it."""
 
-FEW, MORE = 2, 17
-"""Numbers of local steps that a client makes in a timed round."""
+FEW, MANY = 2, 16
+"""Smallest and largest number of clients in a timed round, if the method does not choose its clients."""
 
-RATE = 1e-6
-"""Largest learning rate in measurements, so that the loss cannot diverge; no time depends on the learning rate."""
+SHORT = 4
+"""Smallest number of batches to which a client's training examples are cut."""
 
-SHAPE = (
-    "algorithm", "model.", "data.name", "data.augment", "dp.local", "dp.at_once", "client.batch_size",
-    "client.optimizer",
-    "client.momentum", "client.weight_decay", "client.onednn", "federation.buffers",
+MORE = 3
+"""Number of local epochs, and of repetitions of other work, with which rounds are timed, in addition to one."""
+
+FREE = (
+    "seed", "artifacts", "storage", "target", "tracking.", "generator.", "client.lr", "federation.rounds", "evaluate.",
+    "measure.every",
 )  # fmt: skip
-"""Fields, or prefixes of fields, on which the seconds of a local step depend."""
+"""Fields, or prefixes of fields, on which no price depends."""
 
 
 @dataclass(frozen=True)
 class Prices:
-    """Seconds of each unit of work in ``Counts``, and bytes of memory and checkpoints. B: batch size."""
+    """Seconds per unit of each kind of work, and bytes of memory and checkpoints."""
 
-    step: float  # seconds of a local step on a batch of B examples
-    half: float  # seconds of a local step on B/2 examples, to interpolate linearly for other numbers of examples
-    training: float  # seconds of a client's round without local steps
-    round: float  # seconds of a round without the clients' training
-    checkpoint: float
-    example: float  # seconds to evaluate one example
-    gradient: float  # seconds to compute the per-sample gradients of ``BATCH`` examples
-    product: float  # seconds of a Hessian-vector product on ``BATCH`` examples
-    memory: int  # bytes: peak memory of this process during the measurements, with the data
-    state: int  # bytes of the server's state in a checkpoint
-    memory_bytes: int  # bytes of a client's state in a checkpoint
-    pieces: Mapping[str, float] = field(default_factory=dict)  # seconds per unit of work outside local steps, by unit
-
-    def seconds(self, n: Counts, batch_size: int) -> float:
-        """Return the seconds of a run. n: numbers of units of work. batch_size: B, the examples of a local step."""
-        h = half(batch_size)
-        slope = (self.step - self.half) / (batch_size - h) if batch_size > h else 0.0
-        rest = n.rest * self.half + slope * (n.rest_examples - n.rest * h)
-        local = n.full * self.step + max(rest, 0.0) + n.trainings * self.training
-        observed = n.evaluated * self.example + n.gradients * self.gradient + n.products * self.product
-        local += in_seconds(n.pieces, self.pieces)
-        return local + n.rounds * self.round + n.checkpoints * self.checkpoint + observed
+    seconds: Amounts
+    memory: int  # peak memory of this process during the measurements, with the data
+    state: int  # the server's state in a checkpoint
+    memory_bytes: int  # a client's state in a checkpoint
 
 
 @dataclass(frozen=True)
@@ -117,31 +95,25 @@ class GeneratorPrices:
     weights: int
 
 
-def half(batch_size: int) -> int:
-    """Return the smaller one of the two batch sizes that are timed, about half of ``batch_size``."""
-    return max(1, batch_size // 2)
-
-
 def shape_of(ready: Assembled) -> tuple:
     """Return a hashable key of all that the run's ``Prices`` depend on; runs with equal keys have equal prices."""
-    method, names, variants = ready.algorithm, SHAPE, ()
-    if isinstance(method, TellsWork):  # prices depend only on the variants that are timed
-        variants = tuple(smaller_of(method, FEW))
-    else:
-        names = *SHAPE, f"{registry.section('algorithm', ready.spec.names['algorithm'])}."
-    chosen = values_of(ready.spec.record, names)
-    measured = bool(ready.spec.evaluation.measure_every), ready.spec.evaluation.smoothness
-    clients = ready.data.clients
-    return (*chosen, variants, measured, clients.rows.weight is not None, clients.commons is not None)
+    chosen = (pair for pair in values_of(ready.spec.record) if not pair[0].startswith(FREE))
+    rounds = ready.plan.facts.rounds if capabilities_of(ready.algorithm).grows else None
+    return (*chosen, bool(ready.spec.evaluation.measure_every), rounds)
 
 
 def seconds_of(do: Callable[[], Any]) -> float:
     """Return the median seconds of calls of ``do``; the first call is ignored unless it takes over ``SLOW``."""
-    first = _once(do)
-    times = [first] if first > SLOW else [_once(do)]
-    while sum(times) < ENOUGH and len(times) < 9:
-        times.append(_once(do))
-    return median(times)
+    return _medians(lambda: Counter({("", ""): _once(do)})).total()
+
+
+def _medians(measure: Callable[[], Seconds]) -> Seconds:
+    """Return the medians of the seconds that repeated calls of ``measure`` return."""
+    first = measure()
+    times = [first] if first.total() > SLOW else [measure()]
+    while sum(one.total() for one in times) < ENOUGH and len(times) < 9:
+        times.append(measure())
+    return Counter({name: median(one[name] for one in times) for name in times[0]})
 
 
 def _once(do: Callable[[], Any]) -> float:
@@ -166,122 +138,110 @@ def per_epoch(train: Callable[[int], Any], steps: int) -> tuple[float, float]:
 
 @fresh_torch()
 def measure(ready: Assembled) -> Prices:
-    """Measure and return the seconds and bytes of each unit of the run's work."""
-    spec, e = ready.spec, ready.spec.evaluation
+    """Measure the seconds per unit of each kind of the run's work, and the bytes of memory and checkpoints."""
     reset_peak()
-    ready, of_pieces = _of_pieces(ready)
-    of_rounds = _of_rounds(ready, of_pieces)
-    now = small_round(ready, 1, 1, spec.local.batch_size).play()
+    of_rounds, now = _of_rounds(ready)
     with tempdirs.folder() as folder:
         saving = seconds_of(lambda: checkpoint.save(folder, now))
-    worker = ready.worker(SEED_ALONE)
-    model = now.model if now.has_model else worker.work.initial
-    task, test = ModelTask(model, now.buffers, chunk=e.chunk), len(ready.data.sets["test"])
-    at_once = test if worker.work.logged.metrics.objects else min(task.chunk, test)
-    example = seconds_of(lambda: evaluate_chunk(worker, task, ("test", 0))) / at_once
-    some = worker.data.real[0]
-    batch = ClientData(some.x[:BATCH], some.y[:BATCH])
-    gradient = product = 0.0
-    if e.measure_every:
-        gradient = seconds_of(lambda: mean_gradient(worker, batch))
-    if e.smoothness:
-        v = torch.ones(worker.work.params.layout.size, dtype=torch.float64, device=worker.work.device)
-        product = seconds_of(lambda: hessian_vector(worker.work.module, [batch.columns], v))
+    evaluated, untrained, measured = of_observing(ready, now)
     payload_bytes = [nbytes(payload) for payload in now.memory.in_ram.values()]
-    return Prices(
-        **of_rounds, checkpoint=saving, example=example, gradient=gradient, product=product, memory=peak(),
-        state=nbytes(now.state), memory_bytes=max(payload_bytes, default=0), pieces=of_pieces,
-    )  # fmt: skip
+    seconds = replace(of_rounds, checkpoints=saving, evaluated=evaluated, untrained=untrained, measured=measured)
+    return Prices(seconds, peak(), nbytes(now.state), max(payload_bytes, default=0))
 
 
-def _of_pieces(ready: Assembled) -> tuple[Assembled, dict[str, float]]:
-    """Measure the method's work outside local steps, which it reports as ``TellsWork``.
+def _of_rounds(ready: Assembled) -> tuple[Amounts, Standing]:
+    """Return the seconds of rounds and local trainings, and a state of the federation after a round.
 
-    Returns:
-        The run, with the variant of the method that has the least such work; and the seconds per unit, by unit.
+    Two rounds are timed with one, and with more repetitions of the work that a round repeats (``repetitions``).
     """
-    method = ready.algorithm
-    if not isinstance(method, TellsWork):
-        return ready, {}
-    local, timed = capabilities_of(method).trains_locally, []
-    least, n = smaller_of(method, FEW)[0]
-    short = seconds_of(small_round(_with(ready, least), 1, 1, n).play) < SHORT
-    for variant, n in smaller_of(method, MORE if short else FEW):
-        small = small_round(_with(ready, variant), 1, 1, n)
-        timed.append(Timed(n if local else 0, small.pieces, seconds_of(small.play)))
-    return _with(ready, least), prices(type(method).__name__, timed)
+    loop, method, capabilities = ready.spec.local, ready.algorithm, capabilities_of(ready.algorithm)
+    joins = joining(ready.plan.facts.n_clients, ready.plan.participation)
+    least = SmallRounds(ready, 1, loop.batch_size, FEW)
+    now = least.play()
+    if least.seconds.total() < SLOW:
+        least.play()  # again, as the first call includes torch's set-up
+    clients, rows = joins, None
+    if capabilities.trains_locally:
+        limit = BUDGET / MORE / max(1e-6, least.seconds["replies", TRAINING] / least.n_clients)
+        batches = max(SHORT, int(limit) // FEW)
+        mean = -(-ready.data.clients.rows.sizes.mean() // loop.batch_size)
+        clients = joins if loop.batched else min(joins, max(FEW, min(int(limit / min(mean, batches)), MANY)))
+        rows = loop.batch_size * batches
+    small, larger = (SmallRounds(ready, n, rows, clients) for n in (1, MORE))
+    low, high = _medians(small.split), _medians(larger.split)
+    numbers = repetitions(method, loop.epochs)
+
+    def more(kind: str, job: str) -> float:
+        n = min(numbers.get(job, 1), MORE)
+        return max(0.0, high[kind, job] - low[kind, job]) / (n - 1) if n > 1 else 0.0
+
+    def server(kind: str) -> float:
+        """Return the seconds of the server's jobs in a round; a round without replies is typical, if there is one."""
+        total = 0.0
+        for job in (job for k, job in low if k == kind and job not in ("", TRAINING)):
+            k = "none" if ("none", job) in low else kind
+            total += low[k, job] + (numbers.get(job, 1) - 1) * more(k, job)
+        return total
+
+    several = numbers[TRAINING] > 1
+    example = (more("replies", TRAINING) if several else low["replies", TRAINING]) / small.n_examples
+    is_once = capabilities.waits_for is not None
+    rest = low["replies", ""] * (1 if isinstance(method, ChoosesClients) else joins / small.n_clients)
+    seconds = Amounts(
+        rounds=rest + (0 if is_once else server("replies")),
+        once=server("replies") if is_once else 0,
+        alone=low["none", ""] + server("none"),
+        trainings=max(0.0, low["replies", TRAINING] - example * small.n_examples) / small.n_clients,
+        examples=example,
+    )
+    return seconds, now
 
 
-def _of_rounds(ready: Assembled, of_pieces: Mapping[str, float]) -> dict[str, float]:
-    """Return the seconds of ``Prices`` for rounds, clients and local steps, by name.
+def of_observing(ready: Assembled, now: Standing) -> tuple[float, float, float]:
+    """Return the seconds per evaluated example, and per batch measured before and after training.
 
-    of_pieces: seconds per unit of the method's work outside local steps, by unit; the result excludes this work.
+    The smoothness of an untrained model takes more products with its Hessian. now: a state before training.
     """
-
-    def seconds(blocks: int, steps: int, batch: int) -> float:
-        small = small_round(ready, blocks * m, steps, batch, blocks)
-        return max(0.0, seconds_of(small.play) - in_seconds(small.pieces, of_pieces))
-
-    b, n, m = ready.spec.local.batch_size, ready.plan.facts.n_clients, at_once(ready)
-    small_round(ready, 1, 1, 1).play()  # not timed, so that no timed step includes torch's set-up
-    single, step, smaller = seconds(1, 1, b), 0.0, 0.0
-    if capabilities_of(ready.algorithm).trains_locally:
-        k = MORE if single < SHORT else FEW
-        several = seconds(1, k, b)
-        step = max(several - single, 0.0) / ((k - 1) * m)
-        smaller = max(0.0, step - max(several - seconds(1, k, half(b)), 0.0) / (k * m))
-    training = max(0.0, (seconds(2, 1, b) - single) / m - step) if 2 * m <= n else 0.0
-    return {"step": step, "half": smaller, "training": training, "round": max(0.0, single - m * (step + training))}
-
-
-def at_once(ready: Assembled) -> int:
-    """Return the number of clients that a worker trains together (``client.batched``); 1: one after another."""
-    if not ready.spec.local.batched:
-        return 1
-    joined = joining(ready.plan.facts.n_clients, ready.plan.participation)
-    return max(1, -(-joined // ready.plan.blocks))
-
-
-def _with(ready: Assembled, algorithm: Algorithm) -> Assembled:
-    return replace(ready, spec=replace(ready.spec, algorithm=algorithm))
-
-
-@dataclass(frozen=True)
-class Small:
-    """A short round: the function that runs it, and the units of the method's work outside its local steps."""
-
-    play: Callable[[], Standing]
-    pieces: Mapping[str, float]
-
-
-def small_round(ready: Assembled, joined: int, steps: int, batch: int, blocks: int = 1) -> Small:
-    """Return round 1 with ``joined`` clients, each of which makes ``steps`` local steps on ``batch`` examples.
-
-    blocks: number of groups of clients, each trained by one worker job. The planned number of rounds R is that of the
-    run, as a method's first round may depend on R.
-    """
-    spec, clients, method = ready.spec, ready.data.clients, ready.algorithm
-    module = partial(spec.module, ready.facts, lr=min(spec.lr, RATE))
-    chooses = isinstance(method, ChoosesClients)  # may choose all: create only ``joined`` clients
-    n, size = joined if chooses else len(clients), steps * batch
-    flat = torch.arange(size) % len(clients.store)
-    rows = Rows(flat, np.zeros(n, int), np.full(n, size), None if clients.rows.weight is None else torch.ones(size))
-    few = Clients(clients.store, rows, commons=clients.commons)
-    data = RunData(few, ready.data.real, {}, ready.data.pool, serves=ready.data.serves)
-    loop = replace(spec.local, epochs=1, batch_size=batch, equal_work=False, accumulate=1)
-    if loop.dp:  # so that no noise multiplier is computed for a target epsilon
-        loop = replace(loop, dp=replace(loop.dp, target=None))
-    facts = replace(ready.plan.facts, n_clients=n, sizes=rows.totals.tolist())
-    plan = replace(ready.plan, facts=facts, participation=joined / n, blocks=blocks, straggler_rule=None)
+    spec, data, e = ready.spec, ready.data, ready.spec.evaluation
 
     def build(data: RunData) -> Worker:
-        return build_worker(module, loop, facts.weighting, SEED_ALONE, method, data)
+        return ready.on(data).worker(SEED_ALONE)
 
-    executor = Serial(build, data)
-    start = replace(ready.on(data), plan=plan).start(ClientMemory())
-    client_facts = replace(facts, counts=partial(few.counts, ready.facts.n_classes))
-    pieces = pieces_of(method, client_facts, loop, 1, rounds.answering(method, plan, start.state, 1)[1])
-    return Small(lambda: next(rounds.run(method, executor, plan, start))[0], pieces)
+    executor, test = Serial(build, data), len(data.sets["test"])
+    work = executor.worker.work
+
+    def task(at: Standing) -> ModelTask:
+        return ModelTask(at.model if at.has_model else work.initial, at.buffers, chunk=e.chunk)
+
+    def measured(at: Standing) -> float:
+        laboratory = Laboratory(Serial(build, few), few, ready.shared.p, 1, e.samples, spec.seed)
+        return seconds_of(partial(laboratory.measure, task(at), e.smoothness)) / batches_measured(few, e.samples)
+
+    n = test if work.logged.metrics.objects else min(e.chunk, test)
+    evaluated = seconds_of(lambda: evaluate_chunk(executor.worker, task(now), ("test", 0))) / n
+    if not e.measure_every:
+        return evaluated, 0.0, 0.0
+    real = _few(data.real)
+    clients = real if data.clients is data.real else _few(data.clients)
+    few = replace(data, real=real, clients=clients, pool=data.pool and _few(data.pool))
+    untrained = measured(now)
+    return evaluated, untrained, measured(_trained(ready, now)) if e.smoothness else untrained
+
+
+def _trained(ready: Assembled, now: Standing) -> Standing:
+    """Return the state after two short rounds with the run's learning rate; ``now`` if training diverges."""
+    try:
+        return SmallRounds(ready, MORE, None, FEW, ready.spec.lr).play()
+    except ClientError:
+        return now
+
+
+def _few(clients: Clients) -> Clients:
+    """Return the ``FEW`` clients whose sizes are nearest to the mean, each with at most 8 batches of its examples."""
+    rows = clients.rows
+    near = np.abs(rows.sizes - rows.sizes.mean()).argsort(kind="stable")[:FEW]
+    few = replace(rows, starts=rows.starts[near], sizes=np.minimum(rows.sizes[near], 8 * BATCH), totals=np.zeros(0))
+    return Clients(clients.store, few, commons=clients.commons)
 
 
 def stand_in(need: GenerationRequest) -> Contribution:

@@ -119,11 +119,11 @@ def print_costs(
             display.say(f"{c.name}: done{images_note}")
             continue
         wanted += [(store.folder, need) for need in ready.requests]
-        display.say(f"{c.name}: to run{images_note}; {_cell(ready, bill)}")
+        display.say(f"{c.name}: to run{images_note}; {add_trial(ready, bill)}")
     for folder in dict.fromkeys(folder for folder, _ in wanted):
         store = Store(folder, display.say)
         for job in missing(store, [need for f, need in wanted if f == folder]):
-            _generator(job, bill)
+            add_generator(job, bill)
     for job in extra:
         if read_summary(out / job.name) is not None:
             display.say(f"{job.name}: done")
@@ -137,7 +137,7 @@ def print_costs(
     display.say(_in_all(len(cells), bill, cells[0].processes if cells else None, on_cores, in_ray))
 
 
-def _cell(ready: RunSpec, bill: Bill) -> str:
+def add_trial(ready: RunSpec, bill: Bill) -> str:
     """Measure the trial's cost, add it to the bill, and return it as text for the user."""
     contributed, sharing = cost.contribute(ready, [cost.stand_in(need) for need in ready.requests])
     assembled = assemble.assemble_contributed(ready, contributed)
@@ -146,7 +146,7 @@ def _cell(ready: RunSpec, bill: Bill) -> str:
         bill.prices[shape] = cost.measure(assembled)
     price = bill.prices[shape]
     first, later, size = cost.overhead("off" if ready.wandb == "off" else "offline")
-    run_seconds = price.seconds(counts, ready.local.batch_size) / (ready.actors or 1)
+    run_seconds = counts.seconds(price.seconds) / (ready.actors or 1)
     seconds, bill.first = sharing + run_seconds + later, max(0.0, first - later)
     state_bytes = price.state + price.memory_bytes * len(assembled.data.clients)
     disk = size + 2 * state_bytes + LINE * ready.plan.facts.rounds
@@ -155,7 +155,7 @@ def _cell(ready: RunSpec, bill: Bill) -> str:
     return f"{duration(seconds)}, {amount(price.memory)} of memory, {amount(disk)} on disk"
 
 
-def _generator(job: Job, bill: Bill) -> None:
+def add_generator(job: Job, bill: Bill) -> None:
     need = job.requests[0]
     recipe, batch = need.recipe, getattr(need.recipe.generator, "batch_size", len(need.examples))
     shape = (str(recipe.facts(("epochs", "lr"))), need.examples.x.shape[1:], min(len(need.examples), 2 * batch) // 8)
@@ -176,7 +176,7 @@ def generators(jobs: Iterable[Job], prices: dict[tuple, GeneratorPrices] | None 
     """
     bill, torch_threads = Bill(of_generators={} if prices is None else prices), torch.get_num_threads()
     for job in jobs:
-        _generator(job, bill)
+        add_generator(job, bill)
     torch.set_num_threads(torch_threads)
     return sum(bill.generators)
 

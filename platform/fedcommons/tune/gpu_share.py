@@ -11,18 +11,22 @@ import torch
 
 from fedcommons.config import dotted, registry
 from fedcommons.config.experiment import Experiment
-from fedcommons.convergence.estimators import BATCH, mean_gradient
-from fedcommons.core.evaluation import ModelTask, evaluate_chunk
 from fedcommons.core.worker import default_device, fresh_torch
-from fedcommons.data.clients import ClientData
 from fedcommons.data.datasets import data_folder
 from fedcommons.federation import hosts
-from fedcommons.privacy.noise import SEED_ALONE
+from fedcommons.federation.client_sampling import joining
 from fedcommons.runs import assemble, build
 from fedcommons.runtime import cpu_kind, ray_cluster
 from fedcommons.runtime.gpu_memory import CONTEXT
 from fedcommons.runtime.torch_settings import has_gpu
 from fedcommons.tune import cost
+from fedcommons.tune.small_rounds import SmallRounds
+
+SHAPE = (
+    "algorithm", "model.", "data.name", "data.augment", "dp.local", "dp.at_once", "client.batch_size", "client.batched",
+    "client.optimizer", "client.momentum", "client.weight_decay", "client.onednn", "federation.buffers", "generator.",
+)  # fmt: skip
+"""Fields, or prefixes of fields, on which the memory of a training process depends."""
 
 
 def share(need: int, total: int, processes: int, gpus: int) -> float:
@@ -53,8 +57,7 @@ def with_share(configs: Sequence[Experiment], processes: int) -> list[Experiment
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    names = (*cost.SHAPE, "generator.")
-    shapes = {dotted.values_of(c, names): c for c in automatic}
+    shapes = {dotted.values_of(c, SHAPE): c for c in automatic}
     pin, driver, base_folder = ray_cluster.node_labels(ray_cluster.AUTO), hosts.facts(), str(registry.base())
     place = ray_cluster.reserve(
         [ray_cluster.bundle(ray_cluster.AUTO)], pin, "the measurement for federation.gpus_per_actor auto"
@@ -98,18 +101,16 @@ def measured(here: str, config: Experiment) -> tuple[int, int]:
 def play(config: Experiment) -> None:
     """Run the steps of an experiment that use the most memory.
 
-    They are two local steps of a client (of all clients that are trained together), a chunk of the evaluation, a batch
-    of per-sample gradients, and the training and sampling of the generator with the most examples.
+    They are local steps of a client (of all clients that are trained together), a chunk of the evaluation, a small
+    measurement of the convergence parameters, and the training and sampling of the generator with the most examples.
     """
     prepared = build.build(config)
     contributed, _ = cost.contribute(prepared, [cost.stand_in(need) for need in prepared.requests])
     ready = assemble.assemble_contributed(prepared, contributed)
-    now = cost.small_round(ready, cost.at_once(ready), cost.FEW, ready.spec.local.batch_size).play()
-    worker = ready.worker(SEED_ALONE)
-    model = now.model if now.has_model else worker.work.initial
-    evaluate_chunk(worker, ModelTask(model, now.buffers, chunk=ready.spec.evaluation.chunk), ("test", 0))
-    if ready.spec.evaluation.measure_every:
-        some = worker.data.real[0]
-        mean_gradient(worker, ClientData(some.x[:BATCH], some.y[:BATCH]))
+    plan, joined = ready.plan, joining(ready.plan.facts.n_clients, ready.plan.participation)
+    clients = -(-joined // plan.blocks) if ready.spec.local.batched else 1
+    one_block = replace(ready, plan=replace(plan, blocks=1))
+    now = SmallRounds(one_block, 1, 2 * ready.spec.local.batch_size, clients).play()
+    cost.of_observing(ready, now)
     if prepared.requests:
         cost.measure_generator(max(prepared.requests, key=lambda need: len(need.examples)))

@@ -1,21 +1,13 @@
-"""Count the work of a run before it runs: numbers of local steps, evaluated examples and sampled images.
+"""Count the work of a run before it runs: rounds, examples in local training, in evaluation and in measurements."""
 
-B: batch size;  n: number of a client's training examples;  E': local epochs, which ``client.equal_work`` reduces
-for a client with shared examples. In a round a client makes E' floor(n/B) steps of B examples. If B does not divide n,
-the client also makes E' steps of n mod B examples, unless ``client.drop_last`` is set and n > B.
-"""
+from dataclasses import dataclass
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cache
+import numpy as np
 
 from fedcommons.convergence.estimators import BATCH, PARTS
-from fedcommons.core.algorithm import Personal, State
+from fedcommons.core.algorithm import Personal, State, repeats_of
 from fedcommons.core.capabilities import capabilities_of
-from fedcommons.core.local_training import LocalSGD
-from fedcommons.core.work_units import pieces_of
-from fedcommons.data.clients import Clients
+from fedcommons.core.worker import RunData
 from fedcommons.federation import rounds
 from fedcommons.federation.client_memory import ClientMemory
 from fedcommons.flat_tensors import EMPTY
@@ -23,45 +15,30 @@ from fedcommons.generators.image_cache import Job
 from fedcommons.runs.assemble import Assembled
 from fedcommons.runs.evaluate import due
 
-PRODUCTS = 40
-"""Assumed number of Hessian-vector products per smoothness estimate by Lanczos' iteration, which makes at most 100."""
-
 MOST_ROUNDS = 1000
 """Largest number of rounds for which participants are sampled; the work of longer runs is extrapolated."""
 
 
 @dataclass(frozen=True)
-class Counts:
-    """The work of a run. B: batch size. Beyond ``MOST_ROUNDS`` rounds, numbers are extrapolated and not whole."""
+class Amounts:
+    """The number of units of each kind of work in a run, or the seconds per unit of each kind."""
 
-    rounds: int
-    trainings: float = 0  # number of local trainings: one per client and round
-    full: float = 0  # number of local steps on B examples
-    rest: float = 0  # number of local steps on fewer than B examples
-    rest_examples: float = 0  # number of examples in all steps counted in ``rest``
-    evaluated: int = 0  # number of evaluated examples, summed over models and evaluations
-    gradients: int = 0  # number of batches of ``BATCH`` examples whose per-sample gradients are computed
-    products: int = 0  # number of Hessian-vector products on ``BATCH`` examples
-    checkpoints: int = 0
-    pieces: Mapping[str, float] = field(default_factory=dict)  # units of the method's work outside local steps, by name
+    rounds: float = 0  # rounds in which clients reply, without their local trainings
+    once: float = 0  # the server's work of the round with the only replies (``waits_for``)
+    alone: float = 0  # rounds in which no client takes part
+    trainings: float = 0  # local trainings, one per client and round
+    examples: float = 0  # examples in local training, once per epoch, or per repetition of what clients do instead
+    evaluated: float = 0  # evaluated examples, summed over models and evaluations
+    untrained: float = 0  # batches of ``BATCH`` examples in a measurement of the convergence parameters before round 1
+    measured: float = 0  # batches of ``BATCH`` examples, summed over measurements of these parameters after rounds
+    checkpoints: float = 0
 
-
-def local_steps(loop: LocalSGD, n: int, n_own: float) -> tuple[int, int]:
-    """Return a client's (local steps of B examples, local steps of fewer examples) in a round.
-
-    B: batch size; under DP-SGD it is the mean size of sampled batches. n: number of the client's training examples.
-    n_own: number of these examples that the client did not receive from others.
-    """
-    epochs, b = loop.epochs_for(n, n_own), loop.batch_size
-    if loop.dp:
-        steps = epochs * loop.dp.steps(n, b)
-        return (steps, 0) if n >= b else (0, steps)
-    full, remainder = divmod(n, b)
-    has_rest = remainder > 0 and not (loop.drop_last and full)
-    return epochs * full, epochs * has_rest
+    def seconds(self, prices: "Amounts") -> float:
+        """Return the seconds of these numbers of units; prices: seconds per unit."""
+        return sum(n * getattr(prices, kind) for kind, n in vars(self).items())
 
 
-def count_work(ready: Assembled) -> Counts:
+def count_work(ready: Assembled) -> Amounts:
     """Return the work of a run from its first round to its last round.
 
     A method that chooses its clients is assumed to choose as in the state before round 1. If a method waits for an
@@ -71,23 +48,28 @@ def count_work(ready: Assembled) -> Counts:
     start = ready.start(ClientMemory())
     played = min(last, MOST_ROUNDS)
     method, plan, loop = ready.algorithm, ready.plan, spec.local
-    capabilities = capabilities_of(method)
-    facts = replace(plan.facts, counts=plan.facts.counts and cache(plan.facts.counts))  # counted once for all rounds
-    more, b = last / played, loop.batch_size
-    joins, pieces = Counter[int](), dict[str, float]()
-    state: State = start.state
-    for number in range(1, played + 1):
-        joined, replying = rounds.answering(method, plan, state, number)
-        joins.update(replying)
-        if replying or not joined:  # a round in which no sampled client replies has no such work
-            for name, n in pieces_of(method, facts, loop, number, replying).items():
-                pieces[name] = pieces.get(name, 0) + more * n
-        if replying and (awaited := capabilities.waits_for):
-            state = {**state, awaited: EMPTY}
+    awaited, constant = capabilities_of(method).waits_for, repeats_of(method).get("train_block")
+    repeats: int | None = None if constant is None else getattr(method, constant)
     sizes, n_own = data.clients.rows.sizes, data.clients.n_own
-    each = {i: local_steps(loop, int(sizes[i]), float(n_own[i])) for i in joins}
-    if not capabilities.trains_locally:
-        each = dict.fromkeys(joins, (0, 0))
+    state: State = start.state
+    n_rounds, n_alone, trainings, examples, final = 0, 0, 0, 0, 0
+
+    def in_epochs(replying: dict[int, float], repeats: int | None) -> int:
+        total = 0
+        for i, share in replying.items():
+            n = int(sizes[i])
+            total += n * (loop.epochs_for(n, float(n_own[i]), share) if repeats is None else max(1, repeats))
+        return total
+
+    for number in range(1, played + 1):
+        joined, late = rounds.sample_clients(method, plan, state, number)
+        if replying := {i: share for i in joined if (share := late.get(i, 1.0))}:
+            n_rounds, trainings = n_rounds + 1, trainings + len(replying)
+            now = in_epochs(replying, None if awaited else repeats)
+            examples, final = examples + now, in_epochs(replying, repeats) - now
+            state = {**state, awaited: EMPTY} if awaited else state
+        n_alone += not joined
+    more = last / played
     n_models = sum(name.startswith("model/") for name in start.state)
     n_test, n_validation = (len(data.sets[name]) for name in ("test", "validation"))
     evaluated = n_test * (start.has_model + n_models) + n_validation * start.has_model
@@ -95,58 +77,33 @@ def count_work(ready: Assembled) -> Counts:
         evaluated_clients = data.real if e.on_training or data.tests is None else data.tests
         is_personal = e.of_clients and isinstance(method, Personal)
         evaluated += int(evaluated_clients.rows.sizes.sum()) * (start.has_model + is_personal)
-    evaluations = sum(due(r, e.every, last) for r in range(last + 1))
-    measured = sum(due(r, e.measure_every, last) for r in range(last + 1)) if e.measure_every else 0
-    gradients, products = _measuring(ready)
-    return Counts(
-        rounds=last,
-        trainings=more * joins.total(),
-        full=more * sum(k * each[i][0] for i, k in joins.items()),
-        rest=more * sum(k * each[i][1] for i, k in joins.items()),
-        rest_examples=more * sum(k * each[i][1] * (int(sizes[i]) % b) for i, k in joins.items()),
-        evaluated=evaluations * evaluated,
-        gradients=measured * gradients,
-        products=measured * products if e.smoothness else 0,
+    n_batches, n_measured = batches_measured(data, e.samples), _times_due(e.measure_every, last)
+    return Amounts(
+        rounds=more * n_rounds,
+        once=bool(awaited and n_rounds),
+        alone=more * n_alone,
+        trainings=more * trainings,
+        examples=more * examples + final,
+        evaluated=evaluated * _times_due(e.every, last),
+        untrained=n_batches if n_measured else 0,
+        measured=n_batches * max(0, n_measured - 1),
         checkpoints=-(-last // spec.checkpoint_every),
-        pieces=pieces,
     )
 
 
-def _measuring(ready: Assembled) -> tuple[int, int]:
-    """Return the numbers of batches for per-sample gradients, and for Hessian-vector products, in a measurement.
+def _times_due(every: int, last: int) -> int:
+    return sum(due(r, every, last) for r in range(last + 1)) if every else 0
 
-    A measurement estimates the convergence parameters at one model (``Laboratory``).
+
+def batches_measured(data: RunData, samples: int | None) -> int:
+    """Return the number of batches of ``BATCH`` examples in a measurement of the convergence parameters.
+
+    samples: number of examples that are measured per client; None: all. Below 2 ``PARTS``, all examples are measured.
     """
-    data, samples = ready.data, ready.spec.evaluation.samples
-    populations = [
-        data.real,
-        *([] if data.clients is data.real else [data.clients]),
-        *([data.pool] if data.pool else []),
-    ]
-    if samples is None or all(samples >= clients.rows.sizes.max() for clients in populations):
-        once = sum(_batches(clients.sizes) for clients in populations)
-        return once, PRODUCTS * once
-    parts = [n for clients in populations for size in clients.sizes for n in _parts(min(samples, size), size)]
-    return _batches(parts), PRODUCTS * sum(_batches(_measured(clients, samples)) for clients in populations)
-
-
-def _parts(m: int, n: int) -> list[int]:
-    """Return the numbers of examples in the ``PARTS`` samples of a measurement (``estimators.Part``).
-
-    n: number of all examples. m: number of sampled examples, which are divided among the samples. If m is below
-    2 ``PARTS``, each sample has all n examples instead.
-    """
-    if m < 2 * PARTS:
-        return [n] * PARTS
-    return [m * (k + 1) // PARTS - m * k // PARTS for k in range(PARTS)]
-
-
-def _measured(clients: Clients, samples: int) -> list[int]:
-    return [n if min(samples, n) < 2 * PARTS else min(samples, n) for n in clients.sizes]
-
-
-def _batches(sizes: Iterable[int]) -> int:
-    return sum(-(-n // BATCH) for n in sizes)
+    populations = [data.real, None if data.clients is data.real else data.clients, data.pool]
+    sizes = np.concatenate([clients.rows.sizes for clients in populations if clients is not None])
+    some = sizes if samples is None else np.minimum(sizes, samples)
+    return int(np.ceil(np.where(some < 2 * PARTS, sizes, some) / BATCH).sum())
 
 
 def generator_work(job: Job) -> tuple[int, int]:

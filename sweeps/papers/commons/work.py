@@ -1,22 +1,15 @@
 """Seconds of client work, computed as the number of steps times the measured seconds of a step, as in ``--dry-run``.
 
-The seconds of a run would also include the server's work and other load of the machine. Client work is the local steps
-of the clients, their method-specific work (``OF_CLIENTS``), and the training and sampling of their generators.
+The seconds of a run would also include the server's work and other load of the machine. Client work is the training
+of the clients, and the training and sampling of their generators.
 """
 
 from fedcommons.config.experiment import Experiment
-from fedcommons.core.work_units import in_seconds
 from fedcommons.core.worker import fresh_torch
 from fedcommons.generators.image_cache import Job
 from fedcommons.runs import assemble, build
 from fedcommons.tune import cost, dry_run
-from fedcommons.tune.work_counts import count_work
-
-OF_CLIENTS = {
-    "feddm": ("steps", "real", "synthetic"), "dense": ("local_examples",), "coboosting": ("local_examples",),
-    "fedcvae": ("local_steps", "local_images"),
-}  # fmt: skip
-"""Method-specific units of work that clients do, by method; the server does all other units."""
+from fedcommons.tune.work_counts import Amounts, count_work
 
 
 @fresh_torch()
@@ -28,11 +21,7 @@ def client_seconds(config: Experiment, prices: dict[tuple, cost.GeneratorPrices]
     prepared = build.build(config)
     contributed, _ = cost.contribute(prepared, [cost.stand_in(need) for need in prepared.requests])
     ready = assemble.assemble_contributed(prepared, contributed)
-    n, price = count_work(ready), cost.measure(ready)
-    client_pieces = {name: pieces for name, pieces in n.pieces.items() if name in OF_CLIENTS.get(config.algorithm, ())}
-    batch, half = config.client.batch_size, cost.half(config.client.batch_size)
-    slope = (price.step - price.half) / (batch - half) if batch > half else 0.0
-    rest = n.rest * price.half + slope * (n.rest_examples - n.rest * half)
-    local = n.full * price.step + max(rest, 0.0) + n.trainings * price.training
+    counts = count_work(ready)
+    of_clients = Amounts(trainings=counts.trainings, examples=counts.examples)
     of_generators = dry_run.generators((Job([need], {}) for need in prepared.requests), prices)
-    return local + in_seconds(client_pieces, price.pieces) + of_generators
+    return of_clients.seconds(cost.measure(ready).seconds) + of_generators
