@@ -35,7 +35,7 @@ def unlabelled():
 
 
 class BetaVAE(LightningModule):
-    """A beta-VAE with two linear layers in the encoder and two in the decoder; evaluation logs the loss of the VAE.
+    """A beta-VAE with two linear layers in the encoder and two in the decoder; evaluation logs the training loss.
 
     Args:
         latent: length of a code

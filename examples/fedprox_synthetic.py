@@ -12,9 +12,9 @@ python examples/fedprox_synthetic.py [--rounds 2] [--seeds 0]     zeta^2 of the 
 python sweeps/run.py --data examples/fedprox_synthetic.py:Synthetic --data.alpha 1 --data.beta 1 --model linear \
     --partition by_group --client.lr 0.01 --measure.every 1
 
-The authors' code logs as "gradient difference"  1/N sum_k |g_k - g_w|^2 = zeta^2 + |g_w - g|^2  for N clients with
-gradients g_k.  g_w: mean of the g_k weighted by numbers of examples;  g: unweighted mean, from which zeta^2 is
-computed.
+zeta^2 = 1/N sum_k |g_k - g|^2  is the dissimilarity of N clients with gradients g_k, whose unweighted mean is g. The
+authors' code logs  1/N sum_k |g_k - g_w|^2 = zeta^2 + |g_w - g|^2  as "gradient difference";  g_w: mean of the g_k
+weighted by numbers of examples.
 
 Departs from the paper: no client has more than 3,000 examples; the paper's largest clients have more. The random draws
 are different.
@@ -77,7 +77,7 @@ class Synthetic:
 
 
 def zeta(draw: str, method: str, seed: int, rounds: int) -> tuple[float, float, float]:
-    """Return zeta^2 (client dissimilarity) before and after training on the data set ``draw``, and last accuracy."""
+    """Return zeta^2 (client dissimilarity) before and after training on data set ``draw``, and the last accuracy."""
     values = {**FIELDS, **DRAWS[draw], **METHODS[method], "federation.rounds": rounds, "measure.every": rounds}
     with TemporaryDirectory() as folder:
         run(experiment("smoke", values={**values, "seed": seed}), Path(folder, "run"), say=lambda text: None)

@@ -120,7 +120,7 @@ class BetaVAE(LightningModule):
             of_class = (y.to(self.device) == classes[:, None]).double()
             total += (
                 of_class @ self.encode(x.to(self.device))[0].double()
-            )  # a product, because index_add_ would sum in an undefined order
+            )  # a matrix product, because index_add_ would sum in an undefined order
         counts = torch.bincount(labels, minlength=len(self.means)).clamp(min=1).to(self.device)
         self.means.copy_(total / counts[:, None])
 

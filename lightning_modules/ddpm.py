@@ -30,7 +30,7 @@ class DDPM(LightningModule):
     shape: (C, H, W) of an image. channels: channels of the U-Net's levels. timesteps: number of diffusion steps.
     snr_gamma: limit of min-SNR loss weights; None: equal weights. A batch is (x, y): x uint8 (B, C, H, W), y (B,)
     classes. One generator on the module's device, seeded with ``seed``, makes all random numbers. So a GPU does not
-    wait for them, and its numbers differ from a CPU's.
+    wait for the CPU's numbers. Runs on GPU and CPU use different random numbers.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class DDPM(LightningModule):
             num_class_embeds=n_classes,
         )
         self.prediction, self.snr_gamma = prediction, snr_gamma
-        self.schedule = DDPMScheduler(  # by keywords: from_config would lose positional arguments
+        self.schedule = DDPMScheduler(  # Keywords are needed, as from_config would lose positional arguments.
             num_train_timesteps=timesteps,
             beta_schedule=schedule,  # pyright: ignore[reportArgumentType]
             prediction_type=prediction,  # pyright: ignore[reportArgumentType]
@@ -110,7 +110,7 @@ class DDPM(LightningModule):
 
         SNR: signal-to-noise ratio of the noisy image. gamma: ``snr_gamma``. The weight is min(SNR, gamma) if the
         network predicts the image, min(SNR, gamma)/SNR if it predicts noise, and min(SNR, gamma)/(SNR + 1) if it
-        predicts v. So all predictions weigh errors of the image equally.
+        predicts v. So an error of the image has the same weight in all three cases.
         """
         abar = self.schedule.alphas_cumprod.double()
         snr = abar / (1 - abar)

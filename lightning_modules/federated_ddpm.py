@@ -12,7 +12,7 @@ from lightning_modules.classifier import optimizer_of
 class FederatedDDPM(LightningModule):
     """The class-conditional U-Net of ``DDPM`` and its loss, with times and noise from torch's default generator.
 
-    The round engine seeds that generator by round and client; DDPM's generator would continue from client to client.
+    The engine seeds torch's generator by round and client; DDPM's own generator would continue from client to client.
     There is no moving average of the weights, as every round starts from the server's weights. ``ddpm.sample`` uses the
     current weights.
 

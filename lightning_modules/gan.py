@@ -28,7 +28,7 @@ SHIFT, HOLE = 8, 2
 
 
 class Normed(nn.Module):
-    """A layer with spectrally normalised weights W/sigma(W), sigma(W) = u^T W v, by power iteration for u and v."""
+    """A layer with weights W/sigma(W); power iteration for u and v estimates the norm sigma(W) = u^T W v."""
 
     u: Tensor
     v: Tensor
@@ -42,7 +42,7 @@ class Normed(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Return W/sigma(W), with the derivative of Miyato et al., equation 12."""
+        """Return W/sigma(W); its derivative includes that of sigma(W) (Miyato et al., equation 12)."""
         w = self.layer.weight
         return w / (self.u @ w.flatten(1) @ self.v)
 
@@ -135,7 +135,7 @@ class GAN(nn.Module):
         return torch.rand(n, 8, generator=self.draws).to(next(self.parameters()).device)
 
     def judged(self, x: Tensor, y: Tensor, drawn: Tensor) -> Tensor:
-        """Return the discriminator's logits (B,) of augmented images; x in [-1, 1]; drawn: augmentation's numbers."""
+        """Return the discriminator's logits (B,) of images x in [-1, 1] after augmentation; drawn: see ``draw``."""
         return self.discriminator(augmented(x, drawn, self.augment, self.flip), y)
 
     def forward(
@@ -168,7 +168,7 @@ def augmented(x: Tensor, drawn: Tensor, kind: str, flip: bool = False) -> Tensor
     factor in [1/2, 3/2]. Translation: a shift by up to 1/8 of height and width, filled with zeros. Cutout: a square of
     half the height and width set to zero.
     """
-    u = drawn[:, :, None, None, None].unbind(1)  # each (B, 1, 1, 1)
+    u = drawn[:, :, None, None, None].unbind(1)  # eight tensors (B, 1, 1, 1)
     if flip:
         x = torch.where(u[7] < 0.5, x.flip(-1), x)
     if kind == "all":

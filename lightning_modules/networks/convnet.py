@@ -18,7 +18,7 @@ class ConvNet(nn.Module):
     Input: images (B, C, H, W). 317,706 parameters for MNIST, 320,010 for CIFAR-10, 504,420 for CIFAR-100.
 
     Height and width are padded with zeros to a multiple of 8, so 28 becomes 32. An 8x8 image becomes 1x1, one number
-    per channel. Smaller images get one block per possible halving, because instance norm of a single pixel is zero.
+    per channel. Below 8x8 there is one block per possible halving, because instance norm of a single pixel is zero.
 
     Args:
         width: channels of every convolution

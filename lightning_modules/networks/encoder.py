@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 def convolutions(channels_in: int, channels: tuple[int, ...], depth: int, batch_norm: bool = False) -> list[nn.Module]:
-    """Return per entry of ``channels``: ``depth`` convolutions (3x3, ReLU, BatchNorm) and max-pool 2; then Flatten.
+    """Return, for each entry of ``channels``, ``depth`` convolutions 3x3 with ReLU, and max-pool 2; last: Flatten.
 
     batch_norm: whether there is a BatchNorm after every convolution.
     """
@@ -38,7 +38,7 @@ def smallest_maps(shape: tuple[int, ...], channels: tuple[int, ...]) -> tuple[in
 class Encoder(nn.Module):
     """``vae`` without decoder: convolutions (3x3, ReLU, max-pool 2), a linear layer to the code, one to the logits.
 
-    Table 3 of FedDPMS's paper: ``latent=32`` for Fashion-MNIST; ``latent=128, channels=(32, 64), depth=2`` for CIFAR.
+    FedDPMS (table 3) has ``latent=32`` for Fashion-MNIST, and ``latent=128, channels=(32, 64), depth=2`` for CIFAR.
     Input: images (B, C, H, W).
 
     Args:

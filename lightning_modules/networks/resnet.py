@@ -1,6 +1,6 @@
 """ResNet-18 with instance norm, for small images; FedDM's second network (arXiv:2207.09653, figure 4).
 
-He et al., "Deep residual learning for image recognition", CVPR 2016, arXiv:1512.03385; layers of torchvision.
+He et al., "Deep residual learning for image recognition", CVPR 2016, arXiv:1512.03385. The layers are torchvision's.
 """
 
 from torch import Tensor, nn

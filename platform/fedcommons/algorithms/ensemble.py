@@ -53,7 +53,7 @@ class Making:
 
 
 class Ensemble:
-    """The clients' models on a worker, which all run in the worker's module.
+    """The clients' models on a worker, which runs each model in its module.
 
     models: P weights of each of the N clients' models, (N, P), in the order of the module's parameters. statistics:
     floating-point buffers (BatchNorm's statistics) of the N models, (N, B); B is 0 without BatchNorm.
@@ -75,10 +75,9 @@ class Ensemble:
 
     @contextmanager
     def gaps(self) -> Iterator[list[Tensor]]:
-        """Yield a list to which every forward pass adds, per BatchNorm layer, the batch's distance from its statistics.
+        """Yield a list to which every forward pass appends ||mean - m|| + ||variance - v|| of each BatchNorm layer.
 
-        The distance is ||mean - m|| + ||variance - v||. mean, variance: those of the layer's input, per channel. m, v:
-        the layer's running statistics.
+        mean, variance: statistics of the layer's input, per channel. m, v: running statistics of the layer.
         """
         distances: list[Tensor] = []
 
@@ -139,7 +138,7 @@ def order(n: int, batch: int, seed: int, device: torch.device) -> tuple[Tensor, 
 
 
 def optimizer_of(work: Work, velocity: Tensor, lr: float, momentum: float, decay: float = 0.0) -> torch.optim.SGD:
-    """Return SGD on the module's weights that continues with the momentum buffer ``velocity``, changed in place."""
+    """Return SGD on the module's weights with the momentum buffer ``velocity``, which its steps change in place."""
     optimizer = torch.optim.SGD(work.named.values(), lr, momentum, weight_decay=decay)
     parts = Flat(work.params.layout, velocity)
     for name, parameter in work.named.items():

@@ -25,7 +25,7 @@ class FedAvg:
     x: server model;  y_i: client i's model after local SGD from x;  w_i: client i's weight, 1 or number of examples.
     """
 
-    # ``self`` is any object, because other methods use these functions too: ``start = FedAvg.start``.
+    # ``self`` may be another class: other methods reuse these functions, as in ``start = FedAvg.start``.
 
     def start(self: object, model: Flat, facts: Facts, seed: int) -> State:
         return {"model": model}

@@ -93,7 +93,7 @@ class FedCVAE:
             )
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        levels = min(facts.shape[1:]).bit_length()  # most halvings: 2^levels is at most twice the shorter side
+        levels = min(facts.shape[1:]).bit_length()  # maximum number of halvings, such as 5 for 28 pixels
         if not 1 <= len(self.channels) <= levels:
             raise UserError(
                 f"fedcvae.channels must have 1 to {levels} levels, as each halves images of shape {facts.shape}, got "

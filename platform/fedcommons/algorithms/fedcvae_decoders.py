@@ -54,7 +54,7 @@ class Training:
 
 
 def batches(n: int, epochs: int, size: int, seed: int, device: torch.device) -> Iterator[tuple[int, Tensor]]:
-    """Yield (epoch from 0, row indices) of each step. A batch of one row repeats it, as BatchNorm needs two rows."""
+    """Yield (epoch, row indices) of each step. A batch of one row has this row twice, as BatchNorm needs two rows."""
     draws = generator(seed, "order")
     orders = torch.stack([torch.randperm(n, generator=draws) for _ in range(epochs)]).to(device)
     for epoch, order in enumerate(orders):
@@ -103,8 +103,8 @@ class Drawing:
     """The server's task to sample images from the decoders of N clients.
 
     sizes: numbers of images of the clients. histograms: numbers of images per class of the clients, (N, classes).
-    samples: number of images to sample. bound: truncation bound of codes. again: training constants of the server's
-    distilled decoder, which then makes all images with uniform labels; None: no distilled decoder.
+    samples: number of images to sample. bound: truncation bound of codes. again: constants with which the
+    server trains a distilled decoder, which then makes all images, with uniform labels; None: no distilled decoder.
     """
 
     networks: Networks

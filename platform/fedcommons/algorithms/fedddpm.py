@@ -8,10 +8,10 @@ model, a DDPM (model.name ddpm);  S: pool of synthetic images, sampled from the 
     x <- x + sum_i w_i (y_i - x) / sum_i w_i;   x <- ``server_epochs`` of training on S from x
 
 FedDDPM+ (``correct`` slow) corrects once: after the first round in which the mean loss on S falls by less than the
-share ``slow`` of its last value. The loss on S uses the same times and noise in all rounds.
+share ``slow`` of its value one round before. The loss on S uses the same diffusion times and noise in all rounds.
 
 Departs from the paper: unknown, because only its abstract was read. The abstract says that FedDDPM+ corrects once when
-learning slows, but, as far as we know, not how it detects this.
+learning slows; as far as we know, it does not say how FedDDPM+ detects this.
 """
 
 from dataclasses import dataclass

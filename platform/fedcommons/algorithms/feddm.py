@@ -11,20 +11,20 @@ The client repeats T times: it samples w from the ball around x and takes one SG
 sum of L_c over classes c. The client uploads only S_k and the labels of its classes. The server trains x on all S_k by
 SGD and projects x onto the ball after each step.
 
-Noise as printed (``sigma`` > 0): the whole gradient of a class is clipped to norm C (``clip``) and then noised. This
-noise level has no epsilon, for two reasons. One image may change the direction of the whole gradient, so the image's
-influence is not bounded by C/|B|; |B|: number of real images in the batch. And S_k starts from real images.
-Noise with ``dp.local``, which needs ``init`` noise: DP-SGD over Poisson batches clips and noises the terms of single
-images (equation 15). Each class spends T steps per round at sampling rate |B|/n_c;  n_c: number of images of class c. A
-client's classes are disjoint, so the client spends the privacy budget of its smallest class. No epsilon covers which
-classes a client has; the privacy ledger lists them as uncovered, that is without a guarantee.
+The paper's noise (``sigma`` > 0): the client clips the whole gradient of a class to norm C (``clip``) and then adds
+noise. No epsilon is certified, for two reasons. One image may change the direction of the whole gradient, so the
+image's influence is not bounded by C/|B|; |B|: number of real images in the batch. And S_k starts from real images.
+Noise with ``dp.local``, which needs ``init`` noise: the client clips the gradient term of each image in a Poisson batch
+and adds noise to the sum of terms (equation 15). Each class takes T steps per round at sampling rate |B|/n_c;  n_c:
+number of images of class c. A client's classes are disjoint, so the client's epsilon is that of its smallest class.
+No epsilon covers which classes a client has; the privacy ledger lists these classes as uncovered (no guarantee).
 
 Departs from the paper: details that the paper leaves open follow dataset condensation, on which FedDM builds: momentum
 0.5, new S_k in each round, images of the network's input (normalised, not clipped), networks in evaluation mode, no
 augmentation. A client leaves out a class with fewer than ``least`` images, unless it has no other class. With
-``iterations`` 0 clients send the initial images, which is the paper's REAL. The paper has no BatchNorm; here BatchNorm
-learns its statistics from one pass over a client's images per round. Example weights count in the matched means, but
-not with ``dp.local``.
+``iterations`` 0 clients send the initial images, the baseline REAL of the paper. The paper has no BatchNorm; here
+BatchNorm learns its statistics from one pass over a client's images per round. Example weights count in the matched
+means, but not with ``dp.local``.
 """
 
 from collections.abc import Mapping

@@ -4,7 +4,7 @@ u = (h, z): features of an image, its embedding h and its logits z concatenated;
 synthetic images S and the real images D of a class;  L_c = ||u(D) - u(S)||^2: loss of class c.
 
 One forward pass of real images and one of synthetic images serve all classes. In evaluation mode, the features of an
-image do not depend on other images. So at the pixels of class c, the gradient of the sum of all losses is that of L_c.
+image do not depend on other images. So L_c is the only loss that depends on the pixels of class c.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ class Steps:
 
     iterations: int
     radius: float
-    batch_size: int  # largest number of real images per class
+    batch_size: int  # largest number of real images per class in a step
     lr: float
     momentum: float
     sigma: float
@@ -47,7 +47,7 @@ def match(
     Each step samples weights around the server model x and reduces the sum of the class losses L_c. data: client data
     as network inputs. rows: row indices of each class. images: initial images, (k ipc, ...), ipc of each of k classes.
     losses: one per step; empty under DP-SGD. protection: the privacy ledger's entry (release) of all steps, at the
-    sampling rate of the smallest class; None without DP-SGD, or if the steps' protections are unequal.
+    sampling rate of the smallest class; None without DP-SGD, or if the entries of the steps differ.
     """
     module, head, dp = work.module, Head(work.module), work.loop.dp
     steps = ceil(how.iterations * work.share - 1e-9)  # A straggler takes fewer steps.
@@ -176,7 +176,7 @@ def add_noise_level(gradient: Tensor, rows: Sequence[int], sigma: float, clip: f
     """Return the gradient of each class, clipped and noised:  G min(1, C/||G||) + N(0, sigma^2 C^2 I)/|B|.
 
     gradient: G of all k classes, (k ipc, ...). rows: |B| of each class, the number of real images in its batch. C:
-    ``clip``. This noise is the paper's and has no epsilon.
+    ``clip``. No epsilon is certified for this noise, which is the paper's.
     """
     parts = []
     for g, n in zip(gradient.chunk(len(rows)), rows, strict=True):

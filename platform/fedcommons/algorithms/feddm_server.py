@@ -1,8 +1,8 @@
 """FedDM's server training on the clients' synthetic images, in one executor job.
 
-The loss is the mean of l(x, y; w) over synthetic images x with labels y, optionally weighted, for model weights w.
-After each SGD step, w is projected onto the ball of radius rho around the initial weights. In this ball the clients
-have fitted the synthetic images to real ones.
+The server minimises the mean loss, or the weighted mean loss, of its model on the synthetic images. After each SGD step
+the model's weights are projected onto the ball of radius rho around the initial weights. In this ball the clients have
+fitted the synthetic images to real images.
 """
 
 from dataclasses import dataclass

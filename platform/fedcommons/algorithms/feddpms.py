@@ -15,7 +15,7 @@ It receives the codes of the client whose abundant classes contain the most of i
 best such clients. The decoded images join D_i for all later rounds. The client trains on |D_i| examples sampled from
 its data and these images.
 
-With ``privacy`` paper, the noise is as printed. No epsilon is certified for any sigma, for four reasons: codes are not
+With ``privacy`` paper, the noise is the paper's. No epsilon is certified for any sigma, for four reasons: codes are not
 bounded; ``quota`` codes of one mean compose; the selection of codes depends on the data; and the paper's sensitivity
 1/m, for m images of a class, is that of one coordinate.
 With ``privacy`` sound, a client sends one mean per class, of codes clipped to norm C (``clip``), with noise of standard
@@ -147,7 +147,7 @@ class FedDPMS:
         return stage(work, message, memory, data, round, seed)
 
     def _first(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        """Run stage I: train on the joint loss from the client's last decoder; send the decoder in the last round."""
+        """Run a client's round of stage I: train on the joint loss; in the stage's last round, send the decoder."""
         x, w = flat(message.common, "model"), work.weight(data)
         start = put(put(work.initial, flat(memory, "decoder")) if memory else work.initial, x)
         y, metrics, spent = work.local(start, data, seed, lr=latents.decayed(work, self.decay, round))
@@ -194,7 +194,7 @@ class FedDPMS:
         bare = {
             "weight": w not in (1, data.size),
             "served": "served" in each,
-        }  # Both depend only on messages and the number of examples, so local training's guarantee covers both.
+        }  # Both depend only on messages and the number of examples; local training's guarantee covers both.
         covered = ("delta", *(name for name, is_sent in bare.items() if is_sent))
         releases = [spent.with_names(*covered), *releases]
         return Reply({"delta": scale(delta, w)}, each, weight=w, memory=new_memory, metrics=metrics, releases=releases)
@@ -236,7 +236,7 @@ class FedDPMS:
         means, releases = zip(
             *(latents.noisy_mean(z, self.clip, self.sigma, draws) for z in class_codes.values()), strict=True
         )
-        protection = releases[0] if len(set(releases)) == 1 else Release()  # Unequal entries count as no guarantee.
+        protection = releases[0] if len(set(releases)) == 1 else Release()  # Unequal releases count as no guarantee.
         return {"codes": torch.stack(means), "labels": torch.tensor(list(class_codes)).to(data.y)}, protection
 
     def _images(self, work: Work, received: Payload, data: ClientData, seed: int) -> dict[str, Tensor]:

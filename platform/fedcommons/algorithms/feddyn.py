@@ -33,7 +33,7 @@ class FedDyn:
 
     After local training, g_i <- g_i - alpha (y_i - x).  Server: h <- h - alpha (1/N) sum_S (y_i - x); x <- mean_S y_i -
     h/alpha.  x: server model;  y_i: client i's model;  g_i: client i's gradient estimate;  h: mean of g_i over all N
-    clients;  S: the round's clients.  ``model/mean`` is mean_S y_i, which is evaluated too.
+    clients;  S: the round's clients.  The engine also evaluates mean_S y_i (``model/mean``).
     """
 
     alpha: Annotated[float, "(0, 1e38]"] = 0.01

@@ -23,10 +23,10 @@ before the gradient of the loss on G's features is added. That loss uses no clie
 gradient.
 
 The released code has ``labels`` uniform, ``kl`` 10, ``weight_decay`` 0.01 and ``lr_decay`` 0.98. It counts rounds from
-0. It starts class counts at 1 and counts the batches of each round, not all examples. It multiplies ``weight`` by the
-ratio of features to examples in a client's step. In that code ``weight`` decays to a minimum of 1e-4 and is 0 after a
-client's 20th epoch. ``ensemble`` weighted computes what that code intends: there, losses (B,) times weights (B, 1) give
-a matrix (B, B), whose mean is the mean loss times the mean weight. ``train/loss`` is f_i.
+0. Its class counts start at 1 and count the examples in a round's batches, not all examples. It multiplies ``weight``
+by the ratio of features to examples in a client's step. Its ``weight`` decays to a minimum of 1e-4 and is 0 after a
+client's 20th epoch. It multiplies losses (B,) by weights (B, 1); the mean of this (B, B) matrix is the mean loss times
+the mean weight. Here ``ensemble`` weighted multiplies each loss by its weight. ``train/loss`` is f_i.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -252,10 +252,10 @@ def _width(model: Flat, facts: Facts) -> int:
 
 
 def in_chunks(steps: int, make: Callable[[Sequence[int]], tuple[Tensor, ...]]) -> Callable[[int], tuple[Tensor, ...]]:
-    """Return a function that maps the number of a step, from 0, to the tensors of this step, which ``make`` computes.
+    """Return a function that maps a step's number, from 0, to the step's tensors.
 
-    make: function from a list of step numbers to stacked tensors, with one row per step. It is called for MANY steps at
-    once, so that most steps launch few kernels and copy nothing to the device. steps: approximate number of all steps.
+    make: function that computes the tensors of a list of steps, stacked with one row per step. One call of ``make`` for
+    ``MANY`` steps launches fewer kernels on a GPU than ``MANY`` calls. steps: approximate number of all steps.
     """
     cache: dict[int, tuple[Tensor, ...]] = {}
 

@@ -57,7 +57,7 @@ class FedMix:
     """true: multiply the loss term with the gradient by 1 - lambda, as in the paper's algorithm box"""
 
     def share(self, clients: Clients, n_classes: int, seed: int) -> Common:
-        """Return the mean images of all clients. The engine uploads each mean once and sends it to all others."""
+        """Return the mean images of all clients. The engine sends each mean to all other clients."""
         means = mean_images(clients, self.mean_size, n_classes, seed)
         what = ("means of images", "means of labels")
         releases = [Release(client, what, n_disclosed=n) for client, n in enumerate(clients.sizes)]

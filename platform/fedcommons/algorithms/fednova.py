@@ -1,7 +1,7 @@
 """FedNova: normalised averaging, so that clients with more local steps do not count more.
 
 Wang et al., "Tackling the objective inconsistency problem in heterogeneous federated optimization", NeurIPS 2020,
-arXiv:2007.07481, equation 11 with the server's effective steps tau_eff = sum_i w_i a_i.   x: server model;  y_i: client
+arXiv:2007.07481, equation 11 with the effective steps tau_eff = sum_i w_i a_i.   x: server model;  y_i: client
 i's model after K steps;  r: momentum;  w_i: client i's weight, with sum_i w_i = 1 over the round;  a_i: normaliser of
 client i's update (``normaliser``).
 

@@ -3,8 +3,8 @@
 Arivazhagan et al., "Federated learning with personalization layers", 2019, arXiv:1912.00818, algorithms 1 and 2. In the
 symbols of ``partial_sharing.py``, x are the shared base layers and h_i the personalization layers of client i.
 
-Departs from the paper: clients are weighted as in FedAvg; the paper's weights, the clients' numbers of examples, are
-``federation.weighting samples``. Each local step trains all layers together. The personal layers are the module's
+Departs from the paper: clients are weighted as in FedAvg; ``federation.weighting samples`` gives the paper's weights,
+the clients' numbers of examples. Each local step trains all layers together. The personal layers are the module's
 ``head``, unless patterns (``layers``) select others.
 """
 

@@ -8,14 +8,14 @@ prototypes, >= 0.
 
     C^j = sum_i n_ij C_i^j / sum_i n_ij;   local loss  f_i(y) + lam mean_examples ||z - C^label||^2 / d
 
-The server has no model, so no server model is evaluated. Client i's personal model is y_i. It predicts by equation 4,
-argmin_j ||z - C^j||, among the classes that have a prototype. While no class has a prototype, or if ``predict`` is
-head, it predicts the class with the largest logit.
+The server has no model, so no server model is evaluated. Client i's personal model is y_i. This model predicts, by
+equation 4, argmin_j ||z - C^j|| among the classes j that have a prototype. While no class has a prototype, or if
+``predict`` is head, the model predicts the class with the largest logit.
 
-Departs from the paper: the loss uses the distance of each example's embedding, as in the authors' code, not that of the
-local prototype. Equation 6 also divides by the number of clients; here C^j is the mean over all examples of class j of
-the round's clients. If no client of the round has class j, C^j stays. All clients start with the same untrained model.
-Prototypes have no noise, so no epsilon covers them. The server receives the counts n_ij as sums over clients.
+Departs from the paper: the loss has each example's embedding z, as in the authors' code; the paper's loss has the local
+prototype C_i^j in place of z. Equation 6 also divides by the number of clients; here C^j is the mean of z over all
+examples of class j of the round's clients. If no client of the round has class j, C^j stays. All clients start with the
+same untrained model. No epsilon covers the prototypes, which have no noise. The server gets sums of n_ij over clients.
 """
 
 from dataclasses import dataclass

@@ -1,10 +1,11 @@
 """FedProx: FedAvg with a proximal term that keeps clients near the server model.
 
 Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, arXiv:1812.06127, algorithm 2. x: server
-model;  y_i: client i's model;  f_i: client i's loss;  w_i: client i's weight;  mu: strength of the proximal term, >= 0.
+model;  y_i: client i's model, trained by SGD from x on f_i(y) + (mu/2) ||y - x||^2;  f_i: client i's loss;  mu >= 0:
+strength of the proximal term. The new x is the weighted mean of the y_i, as in FedAvg.
 
-Departs from the paper: the server selects clients uniformly. It uses the partial work of stragglers (the paper's
-gamma-inexact solutions) if the straggler rule lets stragglers send it.
+Departs from the paper: all clients have the same probability of selection. As in the paper (gamma-inexact solutions),
+the server uses the partial work of stragglers, unless ``straggler.partial`` is drop.
 """
 
 from collections.abc import Mapping

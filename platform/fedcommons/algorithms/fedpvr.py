@@ -5,7 +5,7 @@ Li et al., "On the effectiveness of partial variance reduction in federated lear
 c_i of client i exist, and are sent, for the selected layers only.
 
 Departs from the paper: patterns select the layers. The default is all linear layers. For VGG-11 these are the layers of
-the authors' code, which corrects every parameter after the 16th. Clients are weighted as in scaffold.py.
+the authors' code, which corrects every weight and bias after the 16th. Clients are weighted as in scaffold.py.
 """
 
 from collections.abc import Mapping, Sequence

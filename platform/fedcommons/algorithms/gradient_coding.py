@@ -6,12 +6,12 @@ different examples;  d_j: number of clients that have example j;  q: probability
 vector that client i sends;  S: the clients whose reply arrives;  W_i = sum_j 1/d_j over client i's examples: its
 weighted number of examples, so sum_i W_i = M;  g_j: gradient on example j;  x, y_i: server's and client i's model.
 
-With one full-batch step, client i sends the paper's f_i = sum_j g_j / ((1 - q) d_j). The mean over S is the full sum:
-E_S sum_S f_i = sum_j g_j.
+With one full-batch step, client i sends the paper's f_i = sum_j g_j / ((1 - q) d_j). The expected sum over S is the
+full sum: E_S sum_S f_i = sum_j g_j.
 
-Several local steps are an extension that the paper leaves open: W_i (y_i - x) / (1 - q) replaces the gradients. The
+Several local steps are an extension of the paper's method: client i sends f_i = W_i (y_i - x) / (1 - q). The
 expected server step over random S is the step without stragglers, whether or not clients straggle independently. The
-proof is E sum_S v_i / P(i in S) = sum_i v_i for any v_i that do not depend on S; tests enumerate all S. It is not
+proof is E sum_S v_i / P(i in S) = sum_i v_i for any v_i that do not depend on S; tests check all S. It is not
 proved that this step is a descent direction of the pooled loss (clients drift as in FedAvg). It is also not proved that
 copies reduce the variance of this step, as Theorem 2 is about gradients at one model.
 

@@ -24,7 +24,7 @@ AUTOENCODER = {
     "encode": "encode(images) returns mean and log-variance of the codes, each (B, l)",
     "decoder": "decoder(codes) returns images in [0, 1]; it must be a submodule",
 }
-"""Attributes that the clients' module must have: name -> meaning, which error messages quote."""
+"""Attributes that the clients' module must have: name -> description for error messages."""
 
 AND_CROSS_ENTROPY = {
     **AUTOENCODER,
@@ -33,7 +33,7 @@ AND_CROSS_ENTROPY = {
 
 
 def decayed(work: Work, decay: float, round: int) -> float | None:
-    """Return the learning rate of ``round``, multiplied by ``decay`` per 10 past local epochs; None if decay is 1."""
+    """Return the learning rate times decay^k, k = (local epochs before ``round``) // 10; None if ``decay`` is 1."""
     return None if decay == 1 else work.rates[0] * decay ** ((round - 1) * work.loop.epochs // 10)
 
 
@@ -78,7 +78,7 @@ def codes_by_class(work: Work, data: ClientData, n: int) -> dict[int, Tensor]:
 
 
 def real_images(data: ClientData, n: int, most: int, seed: int) -> dict[str, Tensor]:
-    """Return up to ``most`` random real images of each of n abundant classes under the key "codes", and "labels"."""
+    """Return {"codes": images, "labels": classes}: up to ``most`` random real images of each of n abundant classes."""
     draws, rows = generator(seed, "real images"), []
     for c in abundant(data.y.bincount(), n):
         of_class = (data.y == c).nonzero()[:, 0]
@@ -89,9 +89,9 @@ def real_images(data: ClientData, n: int, most: int, seed: int) -> dict[str, Ten
 def noisy_mean(codes: Tensor, clip: float, sigma: float, draws: Stream) -> tuple[Tensor, Release]:
     """Return the noisy mean of m clipped codes and its privacy ledger entry (release).
 
-    The mean is (1/m) (sum_j z_j min(1, C/||z_j||) + N(0, sigma^2 C^2 I)) for codes z_j, with C ``clip``. Neighbouring
-    data sets differ in one image that is blanked out: its code counts as zero, and m, which is public, stays. So the
-    sum changes by at most C.
+    The mean is (1/m) (sum_j z_j min(1, C/||z_j||) + N(0, sigma^2 C^2 I)) for codes z_j, with C ``clip``. Of two
+    neighbouring data sets, one has a zero code in place of the code of one image; m is public and equal in both. So
+    their sums differ by at most C.
     """
     total = NoisySum(torch.zeros_like(codes[0]), clip)
     for code in codes:
@@ -131,7 +131,7 @@ def decoded(work: Work, codes: Tensor, like: Tensor) -> Tensor:
 
 
 def augmented(data: ClientData, images: Tensor, labels: Tensor, seed: int) -> ClientData:
-    """Return n examples sampled from the client's n examples and m decoded images together; client weight: n + m."""
+    """Return n examples sampled from the union of the client's n examples and m decoded images, with weight n + m."""
     n, m = len(data), len(labels)
     rows = torch.randperm(n + m, generator=generator(seed, "augmented"))[:n].to(data.y.device)
     weight = data.weight

@@ -1,13 +1,13 @@
 """Common code of DENSE and Co-Boosting: clients send their models once after rounds of FedAvg, then the server trains.
 
 x: server model;  y_i: client i's model, trained from x;  w_i: client i's weight. Each client sends y_i - x once, and
-the engine sends BatchNorm's statistics with it. For the N clients that replied, in the order of the replies, the state
-contains, with P weights and B statistics per model:
+the engine adds BatchNorm's statistics to this reply. For N replies, in their order, and for models with P weights and B
+statistics of BatchNorm, the server's state then has these entries:
 
     ensemble (N, P): y_i    weights (N,): w_i / sum_j w_j    statistics (N, B)    velocity (P,): momentum of server SGD
+    images: the synthetic images, uint8, that the server has generated so far
 
-It also contains the synthetic ``images``, uint8, that the server has generated so far. If no model arrives, all clients
-take part again in the next round. In rounds without clients the server trains (``Lessons``).
+If no model arrives, all clients take part again in the next round. In rounds without clients, only the server trains.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +51,7 @@ class Lessons(Generic[M]):
 
 
 def check(self: "DENSE | CoBoosting", fields: Mapping[str, Any]) -> None:
-    """Check that all clients can send their models once."""
+    """Check that a round follows the warm-up, in which all clients send models with BatchNorm's statistics."""
     name, rounds = type(self).__name__.lower(), fields["federation.rounds"]
     if self.warmup_rounds >= rounds:
         raise UserError(
@@ -67,7 +67,7 @@ def check(self: "DENSE | CoBoosting", fields: Mapping[str, Any]) -> None:
 
 
 def effective_constants(self: "DENSE | CoBoosting", model: Flat, facts: Facts, epochs: int) -> dict[str, int]:
-    """Return the ``client_epochs`` that a run uses: the option, or ``epochs`` (client.epochs) if it is None."""
+    """Return the ``client_epochs`` that a run uses: the option, or ``epochs`` (client.epochs) if the option is None."""
     return {"client_epochs": self.client_epochs or epochs}
 
 
@@ -84,7 +84,7 @@ def participants(self: "DENSE | CoBoosting", state: State, round: int) -> Sequen
 def client(
     self: "DENSE | CoBoosting", work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int
 ) -> Reply:
-    """Train as in FedAvg in rounds of the warm-up, and afterwards train the model that the server gets by itself."""
+    """Train and reply as in FedAvg; after the warm-up, also send the update y_i - x outside of the sum."""
     if round <= self.warmup_rounds:
         return FedAvg.client(self, work, message, memory, data, round, seed)
     x, w = flat(message.common, "model"), work.weight(data)
@@ -106,7 +106,7 @@ def merge(
     round: int,
     seed: int,
 ) -> State:
-    """Average as in FedAvg in rounds of the warm-up, and afterwards store models that arrive and run ``teach``."""
+    """In the warm-up, average as in FedAvg; afterwards, store received models and train the server by ``teach``."""
     if round <= self.warmup_rounds:
         return {**state, "model": weighted_mean(flat(state, "model"), total, replies)}
     new_state = store_models(state, total, replies, self.start_from == "average")
@@ -115,7 +115,7 @@ def merge(
 
 
 def store_models(state: State, total: Payload, replies: Replies, average: bool) -> State:
-    """Return the state with all received models; average: whether the server model becomes their weighted mean."""
+    """Return the state with all received models; average: whether the server model becomes the models' mean."""
     if not replies:
         return state
     x, w = flat(state, "model"), torch.tensor([r.weight for r in replies.values()], dtype=torch.float64)
