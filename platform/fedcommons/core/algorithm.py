@@ -56,8 +56,8 @@ class Facts:
     then counted, and the privacy ledger lists the class counts once, without a privacy guarantee (uncovered). shape:
     shape of an example. n_classes: number of classes; None if labels are not classes. head, batch_norm: names of the
     parameters of the module's ``head`` and of the BatchNorm layers, in the model's order; empty if the module has none.
-    pool: number of examples in the server's pool of synthetic images; 0 if there is no pool yet. Only ``start`` gets
-    the facts. So ``start`` copies into the state the facts that ``down`` and ``merge`` need.
+    pool: number of examples in the server's pool of synthetic images; 0 if there is no pool yet. ``down`` and
+    ``merge`` do not get the facts, so ``start`` copies into the state the facts that these functions need.
     """
 
     n_clients: int
@@ -119,8 +119,8 @@ class Reply:
         if all data in the memory were computed from protected results.
     """
 
-    sums: Payload = field(default_factory=dict)  # added over clients: ``total`` in ``merge``
-    each: Payload = field(default_factory=dict)  # one set of tensors per client: ``replies`` in ``merge``
+    sums: Payload = field(default_factory=dict)  # tensors that the engine adds over clients: ``total`` in ``merge``
+    each: Payload = field(default_factory=dict)  # ``merge`` gets these tensors of client i as ``replies[i].each``
     _: KW_ONLY
     weight: float = 1.0  # the client's weight in averages; ``sums`` are already multiplied by it
     memory: Payload | None = None  # replaces the client's memory; None leaves the memory unchanged

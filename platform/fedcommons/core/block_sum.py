@@ -1,8 +1,8 @@
 """Sums over clients in blocks of a fixed order, so that results do not depend on the number of worker processes.
 
 A round's participants, sorted, are divided into ``blocks`` consecutive blocks. One worker trains the clients of a block
-and adds their tensors in client order in float64. The sums of the blocks are then added in block order. If each worker
-added the clients that it trained, the sums would differ in the last bits for another number of workers.
+and adds their tensors in client order in float64. The sums of the blocks are then added in block order. If instead each
+worker added all clients that it trains, the last bits of a sum would depend on the number of workers.
 """
 
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ class BlockSum:
 
 
 def add_blocks(totals: Sequence[Total]) -> dict[str, Flat | Tensor]:
-    """Return the sum of the blocks' sums by name, added in block order; empty without blocks."""
+    """Add the blocks' sums in block order; return name -> sum, or an empty dict if there is no block."""
     sums: dict[str, Flat | Tensor] = {}
     for name, first in totals[0].arrays.items() if totals else ():
         total = torch.empty(first.shape, dtype=torch.float64)

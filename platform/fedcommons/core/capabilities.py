@@ -1,4 +1,4 @@
-"""Capabilities: properties of algorithms, sharing strategies and straggler rules that their functions do not show."""
+"""Capabilities: properties that algorithms, sharing strategies and straggler rules declare for the engine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -15,7 +15,7 @@ class Capabilities:
     A component without the attribute ``capabilities`` has the default values.
 
     Raises:
-        TypeError: there is no capability of a given name.
+        TypeError: a keyword is not the name of a capability.
     """
 
     distils: bool = False
@@ -23,9 +23,9 @@ class Capabilities:
     grows: Mapping[str, int] = field(default_factory=dict)
     """Entries of the server's state that each round enlarges: name -> dimension, for the estimates of ``--dry-run``."""
     keeps_batch_norm: bool = False
-    """BatchNorm layers stay with the clients, so the model must have them and ``federation.buffers`` must be keep."""
+    """BatchNorm layers stay with the clients, so the model needs them and ``federation.buffers`` must be keep."""
     leaves_partial: bool = False
-    """The straggler rule can return shares of work above 0."""
+    """The straggler rule can return a share of work above 0, so a straggler may send partial work."""
     needs: Mapping[str, str] = field(default_factory=dict)
     """Attributes that the clients' module must have for the algorithm: name -> meaning."""
     needs_classes: bool = False
@@ -41,15 +41,16 @@ class Capabilities:
     serves_pool: bool = False
     """The sharing strategy gives the server the pool of shared examples, on which the server may train."""
     takes_partial: bool = False
-    """The algorithm accepts partial work of stragglers; otherwise replies of stragglers are dropped."""
+    """The algorithm accepts replies with a straggler's partial work; if False, the engine drops such replies."""
     trains_images: bool = False
-    """The algorithm's server optimises images, so the model must accept floating pixels (``normalise``)."""
+    """The algorithm's server optimises images, so the model must accept images with floating-point pixels."""
     trains_locally: bool = True
-    """The clients train by ``work.local``; if False, fields of local training are refused unless ``needs_pool``."""
+    """Clients train by ``work.local``; if this and ``needs_pool`` are False, fields of local training are refused."""
     trains_twice: bool = False
     """The algorithm trains each client twice in a round, so ``dp.target_epsilon`` is refused."""
     waits_for: str | None = None
-    """Entry of the server's state that the first round with replies creates, for the estimates of ``--dry-run``."""
+    """Entry of the server's state that ``merge`` adds in the first round with replies and ``participants`` reads;
+    ``--dry-run``, which counts rounds without calling ``merge``, assumes that the entry is added then."""
     watches_head: bool = False
     """The algorithm uses the embeddings at the module's ``head`` (see ``features.Head``)."""
 
@@ -66,13 +67,13 @@ NAMES = tuple(f.name for f in fields(Capabilities))
 
 
 def capabilities_of(component: Any) -> Capabilities:
-    """Return the capabilities of a component or of its class; the default values if it declares none.
+    """Return the capabilities of a component, or the default values if the component declares no capabilities.
 
     Raises:
         UserError: the attribute ``capabilities`` has another type.
     """
     declared = component.capabilities if hasattr(component, "capabilities") else Capabilities()
-    if isinstance(declared, property):  # it is known for instances of the class only
+    if isinstance(declared, property):  # ``component`` is a class, and only an instance has the value
         return Capabilities()
     if not isinstance(declared, Capabilities):
         raise UserError(f"{name_of(component)}.capabilities must be Capabilities(...), got {type(declared).__name__}.")

@@ -26,8 +26,8 @@ class Work:
     """Training objects of a worker process: a LightningModule, the optimizer, local training and the weighting rule.
 
     An instance is built once per process and trains one client after another. The trainable parameters are views of one
-    flat buffer, ``params``. Frozen parameters (``requires_grad = False`` at construction) are not in this buffer, and
-    they are equal in every process.
+    flat buffer, ``params``. Frozen parameters (``requires_grad = False`` at construction) are not in this buffer and
+    are equal in every process.
 
     ``buffers``: the floating-point buffers in the module's state (BatchNorm's statistics), views of a second flat
     buffer; the round engine loads the current client's values.
@@ -166,10 +166,10 @@ class Work:
         return self.loop.gradient(self, at, data)
 
     def times_listed(self, data: ClientData) -> int:
-        """Return the maximum number of copies in ``data`` of one example of the client.
+        """Return the largest number of times that one example of the client occurs in ``data``.
 
-        If k examples of the client have equal contents, each counts as 1/k of the rows in ``data`` with these contents,
-        rounded up. A row of another client, or a row that a method has created, counts as an example of the client.
+        If k examples of the client are equal and occur in m rows, each counts m/k times, rounded up. Rows of other
+        clients, and rows that a method has created, count as examples of the client.
         """
         return max(
             (-(-times // max(1, self.row_counts.get(content, 0))) for content, times in contents(data.x).items()),
@@ -198,9 +198,9 @@ class Work:
             counter.copy_(built)
 
     def copied(self, value: Any) -> Any:
-        """Return the value with every tensor that shares memory with this worker's module replaced by a copy.
+        """Return ``value`` with a copy in place of each tensor that shares memory with this worker's module.
 
-        The next training would overwrite a tensor that is not copied. ``value`` may be a tensor, a ``Flat``, or nested
+        Without the copy, the next training would overwrite the tensor. ``value`` may be a tensor, a ``Flat``, or nested
         dicts, lists and tuples that contain tensors.
         """
         tensors = (*self.module.parameters(), *self.module.buffers())
@@ -209,7 +209,7 @@ class Work:
         return _copied(value, storages - {0})
 
     def gather(self) -> bool:
-        """Move parameters that user code has moved (``p.data = ...``) back to ``params``, with the new values.
+        """Copy parameters that user code has moved (``p.data = ...``) back into the flat buffer ``params``.
 
         Returns:
             Whether any parameter was moved.
@@ -256,7 +256,7 @@ class Work:
 
 
 def one_or_all(schedulers: list[Any]) -> Any:
-    """Return the schedulers in the form of Lightning's ``self.lr_schedulers()``: None, one scheduler, or a list."""
+    """Return None, the only scheduler or the list, as Lightning's ``self.lr_schedulers()`` does."""
     return schedulers if len(schedulers) > 1 else next(iter(schedulers), None)
 
 

@@ -72,7 +72,7 @@ def sent(runs: Sequence[UntilTarget], once_unit: float = 1, round_unit: float = 
 
     once, per_round: a run's bytes before round 1 and bytes per round, over all clients. R: number of rounds until the
     target accuracy. If both units are 1, the mean is the bytes of all N clients. With ``once_unit`` N and
-    ``round_unit`` C N (C: share of clients per round), it is the bytes of one client, as in the Fedssyn paper.
+    ``round_unit`` C N (C: share of clients per round), the mean is the bytes of one client, as in the Fedssyn paper.
     """
     mean = fmean(r.once / once_unit + r.rounds * r.per_round / round_unit for r in runs)
     return mean, any(r.censored for r in runs)

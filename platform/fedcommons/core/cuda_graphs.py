@@ -4,7 +4,7 @@ A step of a small network has about forty kernels, and the CPU takes longer to l
 compute them. A graph stores the kernels with the memory addresses that they read and write. So a step copies the batch
 to the graph's input memory and launches the graph. The result has the same bits as a step without a graph.
 
-Branches that Python takes during the recording are fixed in the graph, so the step must always be the same function of
+A graph always repeats the recorded branches of the Python code, so the step must always be the same function of
 weights, buffers and batch. There is one graph per batch shape and correction function. SGD's learning rates are
 constants in a graph, so all graphs are recorded again when a schedule changes the learning rates. A client is trained
 without graphs if the method has a separate loss function or learning rate, or changes the gradients by a function that
@@ -39,15 +39,15 @@ WARM_UP = 3
 """Number of steps before a recording, in which libraries choose kernels and reserve memory."""
 
 MOST = 64
-"""Number of graphs from which a worker deletes all its graphs before the next client.
+"""Number of graphs at which a worker deletes all its graphs before the next client.
 
-Without a limit, a method with a new correction function in each round would fill the GPU's memory.
+Without this limit, a method with a new correction function in each round would fill the GPU's memory.
 """
 
 
 @dataclass(frozen=True)
 class GraphStep:
-    """A recorded step for batches of one shape."""
+    """A training step that is recorded as a CUDA graph, for batches of one shape."""
 
     launch: Callable[[], object]
     place: Batch  # the tensors that the graph reads
@@ -77,7 +77,7 @@ class Graphs:
     def train(
         self, start: Flat, data: ClientData, seed: int, correction: Correction | None, epochs: int
     ) -> LocalResult:
-        """Train a client for ``epochs`` epochs and return the result; other arguments: see ``Work.local``."""
+        """Train a client for ``epochs`` and return the result; the other arguments are those of ``Work.local``."""
         work, loop = self.work, self.work.loop
         self._begin(start, seed)
         key, placed_correction = self._corrected(correction)
@@ -116,7 +116,7 @@ class Graphs:
         set_default_generator(seed, "dropout")
 
     def _corrected(self, correction: Correction | None) -> tuple[Hashable, Correction | None]:
-        """Return the key of the graphs for the correction, and a copy of the correction in the graphs' input memory."""
+        """Copy the correction to the graphs' input memory; return the key of the correction's graphs, and the copy."""
         if correction is None:
             return None, None
         key = (correction.function, *(x.layout for x in correction.values))
@@ -166,7 +166,7 @@ class Graphs:
 
     def _add(self, values: dict[str, Tensor]) -> None:
         for name, value in values.items():
-            if name not in self.sums:  # this happens in the first warm-up step
+            if name not in self.sums:  # in the first warm-up step
                 self.sums[name] = torch.zeros((), device=self.work.device)
             self.sums[name].add_(value)
 
@@ -197,7 +197,7 @@ def record(play: Callable[[], None]) -> Callable[[], object]:
 
 
 def flaw(work: TrainingProcess, batch: Batch) -> str | None:
-    """Try a step on ``batch`` and return why the module's steps cannot be CUDA graphs; None if they can."""
+    """Try a step on ``batch`` and return the reason why the module cannot train with CUDA graphs, or None."""
     if work.schedulers:
         return "it has a learning rate scheduler"
     kind, groups = type(work.optimizer), work.optimizer.param_groups
@@ -226,7 +226,7 @@ def flaw(work: TrainingProcess, batch: Batch) -> str | None:
 
 
 def _outside() -> tuple[Any, ...]:
-    """Return the states of Python's and numpy's global random generators, to see whether random numbers were drawn."""
+    """Return the states of Python's and numpy's global generators. A changed state shows that a step drew numbers."""
     numpy_state: Any = np.random.get_state(legacy=False)  # noqa: NPY002  (other libraries use this generator)
     return random.getstate(), numpy_state["state"]["pos"], numpy_state["has_gauss"]
 

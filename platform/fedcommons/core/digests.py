@@ -30,20 +30,20 @@ PLAIN = (bool, int, float, complex, str, bytes)
 PLAIN_TYPES = frozenset({*PLAIN, type(None), type(Ellipsis), type(NotImplemented)})
 
 NOT_USERS = frozenset({*sys.stdlib_module_names, "fedcommons", "lightning_modules"}) - {"__main__"}
-"""Packages whose code is not user code, wherever the files of the packages are."""
+"""Packages whose code is never user code, even if the files are not in an installation folder."""
 
 CODE = (
     types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType,
     types.GetSetDescriptorType, types.MemberDescriptorType,
 )  # fmt: skip
-"""Types whose objects contain no data."""
+"""Types of code and of attribute access, whose objects contain no data."""
 
 VISITED = (
     list, tuple, deque, set, frozenset, types.MappingProxyType, types.CellType, types.MethodType,
     types.BuiltinMethodType, types.MethodWrapperType, types.GeneratorType, property, staticmethod, classmethod,
     functools.partial, type(functools.cache(len)), type({}.keys()), type({}.values()), type({}.items()),
 )  # fmt: skip
-"""Types implemented in C for whose objects ``gc.get_referents`` returns all objects that the object refers to."""
+"""Types implemented in C; ``gc.get_referents`` returns all objects that an object of such a type contains."""
 
 UNORDERED = (set, frozenset, type(functools.cache(len)))
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
@@ -55,7 +55,7 @@ OF_LOGGERS = {*vars(Logger("")), "_cache"}
 
 
 class Digest(NamedTuple):
-    """The hash of an object. unknown: first type in the object whose state cannot be read; empty if all is readable."""
+    """The hash of an object. unknown: first type in the object whose state cannot be read; empty if there is none."""
 
     value: bytes
     unknown: str = ""
@@ -66,14 +66,14 @@ class _Unknown(Exception):
 
 
 class Hasher:
-    """Hash function for several objects; an object that is contained in several of them is visited once.
+    """Hash function for several objects; an object that several of these objects contain is hashed once.
 
     Args:
-        skipped: name -> object that is not visited; the object's name enters the hash instead.
+        skipped: name -> object whose contents are not hashed; the name enters the hash instead.
     """
 
     def __init__(self, skipped: Mapping[str, object]) -> None:
-        # The stored reference keeps each object alive, so that the id stays unique.
+        # The reference to each object keeps the object alive, so that no later object gets the same id.
         self._seen = {id(value): (name, value) for name, value in skipped.items()}
         self._memory: dict[tuple[str, int], str] = {}  # (device, address) of a tensor's memory -> name in hashes
 
@@ -100,7 +100,7 @@ class Hasher:
         return Digest(whole.digest(), unknown)
 
     def _of_tensor(self, x: Tensor, whole: Any, name: str) -> list[Any]:
-        """Add the numbers of the tensor ``x`` to the hash ``whole``, and return the objects in ``x`` still to visit."""
+        """Add the tensor's numbers to the hash ``whole``, and return the other objects in ``x``, such as attributes."""
         _add(whole, f"{x.dtype} {x.layout} {x.device} {x.requires_grad} {x.is_conj()} {x.is_neg()};")
         others, numbers = of_tensor(x), x.detach()
         if x.is_nested:
@@ -120,14 +120,14 @@ class Hasher:
             memory = x.untyped_storage()
             at, size = (str(x.device), memory.data_ptr()), len(self._memory)
             _add(whole, f"{x.storage_offset()} {x.stride()} {self._memory.setdefault(at, f'{name} {size}')};")
-            # A block of memory is hashed once and as a whole, because several tensors may be views of parts of it.
+            # A storage is hashed once and as a whole, because several tensors may be views of parts of the storage.
             if len(self._memory) > size:
                 whole.update(torch.empty(0, dtype=torch.uint8, device=x.device).set_(memory).cpu().numpy().data)
         return others
 
 
 def user_variables(variables: Mapping[str, Any], hidden: Iterable[str] = OF_CLASSES) -> dict[str, Any]:
-    """Return the variables whose names are not in ``hidden``, the names of variables that Python itself sets."""
+    """Return the variables without those named in ``hidden``, which Python itself sets."""
     return {name: value for name, value in variables.items() if name not in hidden}
 
 
@@ -152,7 +152,7 @@ def _places(kind: type) -> tuple[list[Any], list[tuple[str, Any]]]:
 
 
 def of_tensor(x: Tensor) -> list[Any]:
-    """Return what a tensor contains in addition to numbers: attributes, hooks and gradient."""
+    """Return the attributes, hooks and gradient of a tensor, and a placeholder if it has an autograd graph."""
     graph = [_Hidden()] if x.grad_fn is not None else []
     return [vars(x), x._backward_hooks, x.grad if x.is_leaf else None, *graph]
 
@@ -162,15 +162,15 @@ class _Hidden:
 
 
 def _parts(x: Any, whole: Any) -> Iterable[Any]:
-    """Return the objects in ``x``, in a fixed order; contents that are not objects are added to the hash ``whole``."""
+    """Return the objects in ``x``, in a fixed order, and add raw numbers and text in ``x`` to the hash ``whole``."""
     kind = type(x)
     match x:
         case type():
             return [kind, *(part for pair in user_variables(vars(x)).items() for part in pair)] if is_users(x) else []
-        case types.ModuleType():  # an imported module is skipped: ``state_leaks`` inspects its file
+        case types.ModuleType():  # imported modules are skipped, because ``state_leaks`` compares their variables
             return [] if sys.modules.get(x.__name__) is x else [vars(x)]
         case np.ndarray() | np.generic():
-            numbers = np.asarray(x)  # a plain array, because a subclass may override methods
+            numbers = np.asarray(x)  # without the methods of a subclass of ndarray
             _add(whole, f"{numbers.dtype} {numbers.shape};")
             whole.update(b"" if numbers.dtype.hasobject else numbers.tobytes())
             return [*(numbers.ravel().tolist() if numbers.dtype.hasobject else []), x.base, *attributes(x)]
@@ -189,9 +189,9 @@ def _parts(x: Any, whole: Any) -> Iterable[Any]:
         case Logger():
             return [user_variables(vars(x), OF_LOGGERS)]
         case _ if isinstance(x, CODE) or _is_stream(x) or kind.__name__ == "_lru_list_elem":
-            return []  # the objects in an _lru_list_elem are visited through the lru_cache itself
+            return []  # an lru_cache itself contains the objects of its _lru_list_elem
         case _ if isinstance(x, VISITED):
-            more = attributes(x)  # read first: this can create a ``__dict__``, which get_referents must return
+            more = attributes(x)  # before get_referents, because reading can create a ``__dict__``
             frame = x.gi_frame if isinstance(x, types.GeneratorType) else None
             parts = [part for part in gc.get_referents(x) if part is not frame]
             _add(whole, f"{frame.f_lasti};" if frame else "")
@@ -212,14 +212,13 @@ def _parts(x: Any, whole: Any) -> Iterable[Any]:
 
 
 def _is_stream(x: object) -> bool:
-    """Return whether ``x`` is a standard stream of the process (stdin, stdout or stderr)."""
     return any(
         x is getattr(sys, name) for name in ("stdin", "stdout", "stderr", "__stdin__", "__stdout__", "__stderr__")
     )
 
 
 def is_users(kind: type) -> bool:
-    """Return whether a class is user code: not in an installed library, in Python or in this package."""
+    """Return whether a class is user code. Classes of Python, this package and installed libraries are not."""
     name = kind.__module__
     if name.partition(".")[0] in NOT_USERS:
         return False
@@ -228,13 +227,13 @@ def is_users(kind: type) -> bool:
 
 
 def _place(x: Any) -> tuple[str, str, int]:
-    """Return a sort key for objects in a set or cache, so that two visits of the unchanged set have the same order."""
+    """Return a key that sorts the objects of a set or cache; an unchanged set is always sorted in the same order."""
     plain = type(x) in PLAIN_TYPES
     return type(x).__qualname__, repr(x) if plain else "", 0 if plain else id(x)
 
 
 def _hides(kind: type) -> bool:
-    """Return whether objects have a variable size, or more bytes than attributes and slots need, so may hide state."""
+    """Return whether objects of a class are larger than attributes and slots require, so they may have other state."""
     ours = [vars(base).values() for base in kind.__mro__ if "__slots__" in vars(base)]
     slots = sum(isinstance(value, types.MemberDescriptorType) for values in ours for value in values)
     pointers = slots + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
@@ -242,7 +241,7 @@ def _hides(kind: type) -> bool:
 
 
 def _pickled(x: Any, kind: type) -> list[Any]:
-    """Return the state that an object of a library passes to ``pickle``, or the object's bytes."""
+    """Return the state that ``pickle`` would store for a library's object; if there is none, the object's bytes."""
     reduced: Any
     try:
         reduce = copyreg.dispatch_table.get(kind)
@@ -252,7 +251,7 @@ def _pickled(x: Any, kind: type) -> list[Any]:
             return [memoryview(x).tobytes()]
         except TypeError:
             raise _Unknown from None
-    if isinstance(reduced, str):  # pickle stores a library's global variable by its name
+    if isinstance(reduced, str):  # the object is a library's global variable, which pickle stores as a name
         return [reduced]
     return [list(part) if index > 2 and part else part for index, part in enumerate(reduced)][1:]
 

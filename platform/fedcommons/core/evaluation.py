@@ -1,8 +1,8 @@
 """Evaluation of a model on common data sets or on each client's examples, in chunks of fixed size.
 
 The executor's workers evaluate the chunks. The metrics are accuracy and loss, or the metrics that the module's
-``validation_step`` logs or returns. If the module draws random numbers during evaluation, their seed depends on the
-task's seed, the data set (or client) and the chunk.
+``validation_step`` logs or returns. Before each chunk, the random generators are seeded by the task's seed, the data
+set (or client) and the chunk.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -40,7 +40,7 @@ class ModelTask:
     """A model to evaluate, with the module's buffers (BatchNorm's statistics).
 
     buffers: None means that BatchNorm uses the statistics of the batch. seed: seed for random numbers that the module
-    draws (codes of a VAE, noise layers). round: number of the round after which the model is evaluated. step: number of
+    draws (latent codes of a VAE, noise). round: number of the round after which the model is evaluated. step: number of
     local steps per round of a client with the mean number of examples. A module can read ``round`` and ``step`` for a
     schedule (``core.trainer_shim``). chunk: number of examples that the module sees at once.
     """
@@ -171,7 +171,7 @@ def evaluate_chunk(worker: Worker, task: ModelTask, job: tuple[str, int]) -> Tot
 def _of_chunks(
     worker: Worker, task: ModelTask, examples: Examples | ClientData, firsts: Iterable[int], *key: str | int
 ) -> Totals:
-    """Return the sums of metrics over chunks, which begin at ``firsts``; a torchmetrics object is a sum of one term."""
+    """Return metric -> (sum over the chunks, number of examples); for a torchmetrics object (value, 1)."""
     totals, work = Totals(), worker.work
     with work.logged:
         for first in firsts:
@@ -184,7 +184,7 @@ def _of_chunks(
 
 
 def judged(work: Work, x: Tensor, y: Tensor, number: int, n_classes: int | None, called: str = "") -> dict[str, float]:
-    """Return the sums of the module's metrics over the examples (x, y), without values of torchmetrics objects.
+    """Return metric -> sum over the examples (x, y). Metrics that the module logs as torchmetrics objects are omitted.
 
     number: batch index for ``validation_step``. n_classes: number of classes; None: not known; 0: labels are not
     classes. called: name of the module in messages; if empty, the module's file and class.
@@ -200,7 +200,7 @@ def judged(work: Work, x: Tensor, y: Tensor, number: int, n_classes: int | None,
             sums = {name: float(value) * len(y) for name, value in metrics.items()}
         names = {*metrics, *objects}
         if "accuracy" in names or (names and (n_classes == 0 or y.is_floating_point())):
-            return sums  # accuracy is already logged, or is not defined because labels are not classes
+            return sums  # the module logs accuracy itself, or labels are not classes
         updates = work.logged.metrics.updates
         with user_code_context(called or work.module, "", "forward", at), work.logged:
             logits = work.module(work.inputs(x, y))

@@ -45,7 +45,7 @@ class Executor(Protocol):
 
         Raises:
             ClientError: ``function`` raised an error other than ``UserError``.
-            WorkerDied: the process of a job died, and so did the processes that replaced it.
+            WorkerDied: the process of a job died, and each process that ran the job again died too.
         """
         ...
 

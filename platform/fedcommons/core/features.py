@@ -13,7 +13,7 @@ def head_parameters(module: nn.Module) -> tuple[str, ...]:
 
 
 def layers_of(names: Iterable[str]) -> str:
-    """Return the layers of the parameters ``names`` (each name without the last component), joined by commas."""
+    """Return the names of the layers of the parameters ``names``, joined by commas: "a.weight" is in layer "a"."""
     return ", ".join(dict.fromkeys(name.rpartition(".")[0] for name in names))
 
 

@@ -18,8 +18,8 @@ and for every batch
 A module that overrides no hook of ``CALLED`` is trained by the plain steps of ``LocalSGD``. After each client, all
 changes that hooks have made to the module are undone, so no result depends on the process in which a client is trained.
 
-Departs from Lightning: ``client.clip_norm`` clips before the federated method's gradient correction, as it does without
-hooks. A ``configure_gradient_clipping`` of the module runs after the correction. The transfer hooks also run before
+Departs from Lightning: ``client.clip_norm`` clips before the federated method's gradient correction.
+A ``configure_gradient_clipping`` of the module runs after the correction. The transfer hooks also run before
 ``training_step`` and ``validation_step`` outside of local training (evaluation, estimators).
 """
 
@@ -59,7 +59,7 @@ STEP = (
     "on_train_batch_start", "optimizer_step", "on_before_zero_grad", "optimizer_zero_grad", "on_before_backward",
     "backward", "on_after_backward", "on_before_optimizer_step", *CLIPPING, "on_train_batch_end",
 )  # fmt: skip
-"""Hooks of every step, with access to batches, gradients or the optimizer."""
+"""Hooks that are called in every step; these hooks can read batches, gradients or the optimizer."""
 
 CALLED = (*FIT, *TRANSFER, *STEP, "lr_scheduler_step")
 """All hooks that are called in the local training of each client."""
@@ -80,7 +80,7 @@ REFUSED = {
         "Lightning 2 has no such hook",
     ),
 }  # fmt: skip
-"""Hooks that Lightning 1 or 2 calls and this package never calls -> the reason or the alternative, for a message."""
+"""Name of a hook of Lightning 1 or 2 that is never called here -> reason or alternative, for the error message."""
 
 
 def overrides(module: LightningModule, name: str) -> bool:
@@ -108,7 +108,7 @@ def require_called(module: LightningModule) -> None:
 
 
 def prepare(module: LightningModule) -> None:
-    """Call the hooks that run once per process and may create layers; a second call for a module does nothing.
+    """Call the hooks that run once per process, such as ``setup``; a second call for a module does nothing.
 
     Raises:
         ValueError: the module configures callbacks, which need a Trainer.
@@ -125,7 +125,7 @@ def prepare(module: LightningModule) -> None:
     module.configure_model()
     for name in overridden(module, ("training_step", "validation_step")):
         step = getattr(module, name)
-        # Lightning passes only the batch to a step without the argument batch_idx.
+        # Like Lightning, pass only the batch to a training_step or validation_step without the argument batch_idx.
         if not is_param_in_hook_signature(step, "batch_idx", min_args=2):
             vars(module)[name] = partial(_without_index, step)
     vars(module)["_is_prepared"] = True
@@ -139,7 +139,7 @@ class Hooks:
     """Trainer for the clients of one process that calls the module's hooks.
 
     Raises:
-        ValueError: an attribute of the module cannot be copied, so that it cannot be restored for the next client.
+        ValueError: an attribute of the module cannot be copied, so the next client would see changes of the attribute.
     """
 
     def __init__(self, work: TrainingProcess) -> None:
@@ -166,14 +166,14 @@ class Hooks:
 
         Raises:
             ValueError: a hook has unfrozen or replaced a parameter, skipped all batches, not called the closure, or set
-                an attribute of the Trainer that has no effect; or ``dp.local`` is on, with which no hooks are called.
+                an attribute of the Trainer that has no effect; or ``dp.local`` is on, whose steps call no hooks.
         """
         if loop.dp:
             raise ValueError("dp.local calls no hooks in its steps")
         work, module, clock, losses = self.work, self.module, self.clock, list[Tensor]()
         (first_epoch, first_step), last = work.started_at, loop.steps_of(len(data), 1) - 1
         loss = autocast(own_loss or module.training_step, work.device.type, loop.precision)
-        self._saved.put_attributes_back()  # earlier calls of training_step may have changed attributes
+        self._saved.put_attributes_back()  # ``training_step`` may have changed attributes outside of local training
         if not module.training:
             work.train_mode()
         try:
@@ -212,7 +212,7 @@ class Hooks:
         return losses
 
     def transfer(self, batch: Batch) -> Batch:
-        """Return the batch after the module's hooks for the transfer to the device, which may replace the batch."""
+        """Call the module's hooks of ``TRANSFER``, which may replace the batch, and return the batch."""
         batch = self.module.on_before_batch_transfer(batch, 0)
         batch = self.module.transfer_batch_to_device(batch, self.work.device, 0)
         return self.module.on_after_batch_transfer(batch, 0)
@@ -220,9 +220,11 @@ class Hooks:
     def _step(
         self, loss: Loss, batches: Sequence[Batch], at: int, number: int, correct: AddToGrad | None, width: int
     ) -> Tensor | None:
-        """Take a step and return its loss; None if ``on_train_batch_start`` returned -1, which ends the epoch."""
-        # at: index of the first batch in the epoch. number: argument of ``loss`` for the first batch. width: number of
-        # columns of a batch that hooks see; later columns are for the method's loss function.
+        """Take a step and return its loss; None if ``on_train_batch_start`` returned -1, which ends the epoch.
+
+        at: index of the first batch in the epoch. number: argument of ``loss`` for the first batch. width: number of a
+        batch's columns that hooks see; later columns are for the method's loss function.
+        """
         losses, n = list[Tensor](), sum(len(batch[1]) for batch in batches)
         self._in_step, self._is_clipped = True, False
         for j, batch in enumerate(batches):
@@ -244,7 +246,7 @@ class Hooks:
         return reduce(torch.add, losses)
 
     def correct(self, correct: AddToGrad | None) -> None:
-        """Clip the gradients to ``client.clip_norm`` and apply the method's correction; do nothing for None."""
+        """Clip the gradients to ``client.clip_norm`` and apply the method's ``correct``; if None, do neither."""
         if correct is None:
             return
         clip_norm = self.work.loop.clip_norm
@@ -254,7 +256,7 @@ class Hooks:
         correct(self.work.named)
 
     def _step_in_hook(self, closure: Callable[[], Tensor] | None = None, **_: Any) -> Tensor | None:
-        """Take a step as Lightning does; the module's hook ``optimizer_step`` calls this as ``optimizer.step``."""
+        """Take a step as Lightning does. The module's hook ``optimizer_step`` calls this as ``optimizer.step``."""
         optimizer, value = self.work.optimizer, None
 
         def compute() -> Tensor | None:
@@ -271,12 +273,12 @@ class Hooks:
         if type(optimizer).__module__.startswith("torch.optim") or "closure" not in signature(step).parameters:
             compute()
             plain_step(optimizer)()
-        else:  # an optimizer that calls the closure itself, such as SAM, which computes the gradient twice
+        else:  # the optimizer calls the closure itself; for example, SAM calls the closure twice
             step(closure=compute)
         return value
 
     def _after_transfer(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that calls the transfer hooks, unless ``_step`` has called them, and then ``step``."""
+        """Return ``step`` with the transfer hooks before it, for calls outside of local training."""
         return lambda batch, *args: step(batch if self._in_step else self.transfer(batch), *args)
 
     def _optimizers(self, use_pl_optimizer: bool = True) -> Any:
@@ -285,7 +287,7 @@ class Hooks:
 
 @dataclass
 class _Closure:
-    """A closure for ``optimizer_step`` that computes a batch's loss and gradients and calls the hooks in between."""
+    """The closure that ``optimizer_step`` gets: compute loss and gradients of a batch, and call the hooks for both."""
 
     hooks: Hooks
     compute: Callable[[], Tensor]  # returns the loss

@@ -27,7 +27,7 @@ from fedcommons.runtime.torch_settings import tf32
 from fedcommons.seeding import generator, keyed_besides_torch, set_default_generator
 
 Batches = Callable[[int], Iterator[Any]]
-"""Function of an epoch (from 0) that yields an argument for each of the epoch's steps: a batch or a list of batches."""
+"""Function of an epoch (from 0) that yields, for each step of the epoch, a batch or a list of batches."""
 
 NO_CONTEXT = nullcontext()
 
@@ -39,9 +39,9 @@ Step = steps.PlainStep | steps.AccumulatedStep | steps.ScaledStep | PrivateStep
 class Correction:
     """An ``AddToGrad`` that can run for several clients at once; it calls ``function(params, *values)``.
 
-    values: the arguments that differ between clients; the function gets each as a mapping from names to tensors. The
-    engine trains clients with equal functions together, by ``torch.vmap``. So the function may use only ``grad`` and
-    ``detach()`` of a parameter.
+    values: the arguments that differ between clients; ``function`` gets each as a mapping from names to tensors. The
+    engine trains clients that have the same ``function`` together, by ``torch.vmap``. So ``function`` may use only
+    ``grad`` and ``detach()`` of a parameter.
     """
 
     function: Callable[..., None]
@@ -79,13 +79,13 @@ class LocalSGD:
     epochs: int
     batch_size: int
     drop_last: bool = False  # drop an incomplete last batch, unless it is the only batch
-    equal_work: bool = True  # reduces the epochs if examples are shared, to about the number of steps without sharing
+    equal_work: bool = True  # with shared examples, train fewer epochs, so that the number of steps stays about equal
     augment: bool = False
     dp: DPSGD | None = None
     onednn: bool = True  # use oneDNN, which is slower than torch's kernels on images with few pixels
     schedule: Callable[[int], float] | None = None  # round -> factor of all learning rates; None: factor 1
     clip_norm: float | None = None  # maximum norm of a step's gradient, clipped before ``add_to_grad``
-    precision: str = "fp32"  # "fp32", "tf32", "bf16" or "fp16-mixed"; the last two: autocast, with float32 weights
+    precision: str = "fp32"  # "fp32", "tf32", "bf16" or "fp16-mixed"; the last two use torch.autocast
     accumulate: int = 1  # batches per step; a step uses the gradient of the mean loss over all examples in the batches
     batched: bool = False  # train all clients of a block simultaneously (see ``vmap_clients``)
     graphs: bool = False  # on a GPU, run steps as CUDA graphs (see ``cuda_graphs``)
@@ -168,7 +168,7 @@ class LocalSGD:
         return LocalResult(work.params, metrics, spent)
 
     def _client_dp(self, work: TrainingProcess, data: ClientData) -> DPSGD:
-        """Return the settings of DP-SGD for this client; with a target epsilon, the noise depends on the client."""
+        """Return the client's settings of DP-SGD. Noise for a target epsilon depends on the number of examples."""
         assert self.dp
         if self.dp.target and work.releases:
             raise ValueError("dp.target_epsilon is for one local training of a client in a round, and this is another")
@@ -182,7 +182,7 @@ class LocalSGD:
         self, work: TrainingProcess, data: ClientData, seed: int, dp: DPSGD | None, own_loss: Loss | None,
         add_to_grad: AddToGrad | None,
     ) -> tuple[Step, Batches]:  # fmt: skip
-        """Return the step for a training, and the function that yields the arguments of an epoch's steps."""
+        """Return the kind of step for a training, and the function that yields an epoch's batches for the step."""
         loss = steps.autocast(own_loss or work.module.training_step, work.device.type, self.precision)
         parameters, update = list(work.named.values()), plain_step(work.optimizer)
         changes: list[steps.Change] = []
@@ -238,7 +238,7 @@ class LocalSGD:
             return
         draws = generator(seed, "order", epoch)
         order = torch.randperm(n, generator=draws).to(data.y.device)
-        shuffled = [t.index_select(0, order) for t in columns]  # one copy; batches are views
+        shuffled = [t.index_select(0, order) for t in columns]  # the batches are views of these tensors
         if self.augment:
             shuffled[0] = flip_and_crop(shuffled[0], draws)
         for first in range(0, n, b):
@@ -271,7 +271,7 @@ class LocalSGD:
 
 
 def _take(work: TrainingProcess, step: Step, batches: Batches, epochs: int, *, is_own: bool) -> list[Tensor]:
-    """Take the steps of all epochs and return their losses. is_own: whether the loss function is the method's."""
+    """Take the steps of all epochs and return their losses. is_own: the method replaces ``training_step``."""
     losses: list[Tensor] = []
     clock, (first_epoch, first_step) = work.clock, work.started_at
     for epoch in range(epochs):
@@ -283,7 +283,7 @@ def _take(work: TrainingProcess, step: Step, batches: Batches, epochs: int, *, i
                 what = "the method's loss" if is_own else "training_step"
                 raise ValueError(f"{what} gives None for batch {number}: each needs a number") from error
             except Exception as error:
-                while not isinstance(batch, Tensor):  # the first column of the step's first batch
+                while not isinstance(batch, Tensor):  # ends with the inputs of the step's first batch
                     batch = batch[0]
                 error.add_note(f"step {len(losses)}, batch {tuple(batch.shape)}")
                 raise
@@ -292,7 +292,7 @@ def _take(work: TrainingProcess, step: Step, batches: Batches, epochs: int, *, i
 
 
 def _scheduled(schedulers: Schedulers, batches: Batches, epoch: int) -> Iterator[Any]:
-    """Yield the batches of an epoch; step the schedulers that are due before the epoch and after each batch."""
+    """Yield the batches of an epoch; before the epoch and after each batch, step the schedulers that are due."""
     if epoch:
         schedulers.after("epoch", epoch)
     n = 0

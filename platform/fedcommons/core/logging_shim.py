@@ -16,7 +16,7 @@ MEANS = ("mean", "avg", torch.mean)
 """Values of the argument ``reduce_fx`` of ``self.log`` that mean an average, the only supported reduction."""
 
 LOADED = ("_parameters", "_buffers")
-"""Attributes of a module that contain tensors which the engine loads for each client."""
+"""Attributes of a module with its parameters and buffers, which the engine loads for each client."""
 
 Number = float | Tensor
 
@@ -69,7 +69,7 @@ class Metrics:
 
         if not updated():
             return
-        # A metric that the step created and no longer uses may survive in a reference cycle. It must not be reported.
+        # Delete metrics that the step created and no longer uses. A reference cycle may keep such a metric alive.
         gc.collect()
         for metric in updated():
             name = type(metric).__name__
@@ -81,7 +81,7 @@ class Metrics:
             )
 
     def _copy(self, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return copies of states. Modules and signatures in the states are not copied; tensors are detached."""
+        """Return copies of the states. Modules and signatures are not copied; copied tensors have no autograd graph."""
         values = [*values_in([*states])]
         memo = {**self._modules, **{id(value): value for value in values if isinstance(value, Signature)}}
         tensors = (value for value in values if isinstance(value, Tensor) and not value.is_leaf)
@@ -103,14 +103,14 @@ def values_in(containers: list[Any]) -> Iterator[Any]:
 class Logged:
     """Context that collects the module's calls of ``self.log`` and ``self.log_dict``; calls outside have no effect.
 
-    Contexts may be nested. Numbers are averaged by name over the calls in the innermost context, and ``means`` has the
-    averages when this context has ended. Torchmetrics objects cover all updates since the outermost context began (see
-    ``values``). Without a Trainer, Lightning itself would ignore every call and warn. Logged tensors stay on their
+    Contexts may be nested. Numbers are averaged by name over the calls in the innermost context. When this context has
+    ended, ``means`` contains the averages. Torchmetrics objects cover all updates since the outermost context began
+    (see ``values``). Without a Trainer, Lightning itself would ignore every call and warn. Logged tensors stay on their
     device, so logging never waits for a GPU.
     """
 
     is_trial = False
-    """Whether ``values`` omits metrics that cannot be computed, for example from a trial batch of two examples."""
+    """Whether ``values`` omits metrics whose ``compute`` fails, as it may on a trial batch of two examples."""
 
     def __init__(self, module: LightningModule) -> None:
         """Replace the module's methods ``log`` and ``log_dict``.
@@ -125,7 +125,7 @@ class Logged:
         self.metrics = Metrics(module)
         self._open: list[dict[str, tuple[Number, int]]] = []
         self._logged: dict[str, Metric | MetricCollection] = {}
-        vars(module).update(log=self._log, log_dict=self._log_dict)  # replaces the methods of the class
+        vars(module).update(log=self._log, log_dict=self._log_dict)  # hides the methods of the class
 
     @property
     def objects(self) -> Set[str]:
@@ -156,7 +156,7 @@ class Logged:
         """Compute the torchmetrics objects that were logged since the outermost context began.
 
         Returns:
-            Numbers by name; if ``compute`` of the object NAME returns several numbers by KEY, they are ``NAME_KEY``.
+            Name -> number. If ``compute`` of the object NAME returns a dict, each key KEY gives a number ``NAME_KEY``.
 
         Raises:
             ValueError: ``compute`` returns anything other than numbers.

@@ -12,7 +12,7 @@ from fedcommons.core.logging_shim import values_in
 from fedcommons.core.training_process import TrainingProcess
 
 OF_OPTIMIZER = ("state", "param_groups")
-"""Attributes of an optimizer that the engine clears for each client, or that ``put_back`` restores separately."""
+"""Attributes of an optimizer that are not copied, because the engine resets them for each client."""
 
 OF_GRADIENT = ("_backward_hooks", "_post_accumulate_grad_hooks")
 """Attributes of a parameter in which torch stores the hooks on the parameter's gradient."""
@@ -28,9 +28,9 @@ def _hooks_of(parameter: Tensor) -> dict[str, list[tuple[int, Any]]]:
 
 
 class Saved:
-    """A snapshot of a worker's module and optimizer, without the weights and BatchNorm statistics that are sent.
+    """A snapshot of a worker's module and optimizer, without weights and BatchNorm statistics, which clients send.
 
-    others: objects that are not copied, although attributes of the module may refer to them.
+    others: objects that are not copied if an attribute of the module refers to such an object.
 
     Raises:
         ValueError: an attribute of the module cannot be copied.
@@ -40,7 +40,7 @@ class Saved:
         module, self.optimizer = work.module, work.optimizer
         self.parts = dict(module.named_modules())
         named = dict(module.named_parameters())
-        # Copies of attributes refer to the objects in ``shared``, which are not copied.
+        # Objects in ``shared`` are not copied: a copied attribute refers to the same object as the original.
         schedulers = [entry.scheduler for entry in work.schedulers.each] if work.schedulers else []
         self.shared = [
             *self.parts.values(), *named.values(), *module.buffers(), work, work.clock, work.logged, work.optimizer,
@@ -57,14 +57,14 @@ class Saved:
         self.values = [(t, t.detach().clone()) for t in unsent]
 
     def put_attributes_back(self) -> None:
-        """Restore the attributes of the module, its parameters and the optimizer, except the learning rates."""
+        """Restore the attributes of the module, the parameters and the optimizer, except the optimizer's groups."""
         for path, values in self._copied(self.attributes).items():
             values |= {name: self.namespaces[path][name] for name in OF_OPTIMIZER if path == "optimizer"}
             self.namespaces[path].clear()
             self.namespaces[path].update(values)
 
     def put_back(self) -> None:
-        """Restore attributes, parameter groups, ``requires_grad``, hooks, and tensors that clients do not send."""
+        """Restore the whole snapshot: attributes, parameter groups, ``requires_grad``, hooks and unsent tensors."""
         self.put_attributes_back()
         del self.optimizer.param_groups[:]
         for group, params, settings in self.groups:
@@ -81,11 +81,10 @@ class Saved:
                 t.copy_(value)
 
     def require_same_parameters(self) -> None:
-        """Check that the module has the parameters of the snapshot, and that the frozen parameters are still frozen.
+        """Check that the module has the parameters of the snapshot, and that no frozen parameter has become trainable.
 
         Raises:
-            ValueError: a hook has replaced a parameter, or has made a frozen parameter trainable. Frozen parameters are
-                not sent.
+            ValueError: a hook has replaced a parameter, or has made a frozen parameter trainable.
         """
         now = {name: id(p) for part in self.parts for name, p in self._parameters_of(part)}
         if names := [name for name, (p, *_) in self.flags.items() if now.get(name) != id(p)]:

@@ -5,8 +5,8 @@ lists, ``([optimizer], [schedulers])``. An ``lr_scheduler`` is a scheduler or a 
 (epoch, the default, or step) and ``frequency``. An epoch is a pass over the client's data; a step is a step of the
 optimizer.
 
-``plain_step`` takes an optimizer's step without the profiling and the hooks that torch adds to every step. Even without
-a hook to call, this addition takes as long as the step of a small model.
+torch adds profiling and hooks to each call of ``optimizer.step``. For a small model, these additions take as long as
+the step. ``plain_step`` omits both.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -86,7 +86,7 @@ class Schedulers:
         self._states = [deepcopy(entry.scheduler.state_dict()) for entry in each]
         self._rates: list[Any] = []
         self.factor = 1.0
-        vars(optimizer)["_opt_called"] = True  # else torch warns that a scheduler steps before the optimizer does
+        vars(optimizer)["_opt_called"] = True  # otherwise torch may warn that a scheduler steps before the optimizer
 
     def begin(self, factor: float) -> None:
         """Reset the schedulers for a new client. factor: factor of the learning rates in this round."""

@@ -1,4 +1,4 @@
-"""Records of clients' rejected replies, and of the largest reply, which a message names if the model is unusable."""
+"""Records of rejected replies, and of each round's largest reply, which an error names if the model is unusable."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,7 +10,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and reports do not need torc
     from fedcommons.flat_tensors import Payload
 
 USABLE = ((2 - 2**-23) * 2.0**127) ** 0.5
-"""Largest norm of a vector with which training can continue, 1.8e19; its square is the largest float32 number."""
+"""Largest norm of a usable vector, 1.8e19: the square of this norm is the largest float32 number."""
 
 NAMED = 3
 """Maximum number of clients that a message about rejected replies names."""
@@ -84,7 +84,7 @@ def largest(round: int, norms: Mapping[int, float]) -> Largest | None:
 
 
 def read_largest(values: Sequence[Any] | None) -> Largest | None:
-    """Return a ``Largest`` from a list (round, client, norm, median), as stored in a checkpoint; None if no list.
+    """Return a ``Largest`` from a list (round, client, norm, median), as stored in a checkpoint; None gives None.
 
     Raises:
         TypeError, ValueError: an element of the list has a wrong type.
@@ -96,7 +96,7 @@ def read_largest(values: Sequence[Any] | None) -> Largest | None:
 
 
 def unusable(payload: "Payload") -> str | None:
-    """Return the reason why training cannot continue with the tensors of ``payload``; None if it can continue.
+    """Return the reason why training cannot continue with the tensors of ``payload``, or None.
 
     All values must be finite. Each vector's squared norm must be finite in float32, whatever the vector's type, because
     losses, gradients and proximal terms contain squared norms.

@@ -34,7 +34,7 @@ def require_state(state: State, layout: Layout | None, *, has_model: bool = True
 def require_message(message: Message, checked: Payload | None = None) -> None:
     """Check the message that a method's ``down`` returned.
 
-    checked: a ``Message.common`` that was checked before; this object is not checked again. None: check every object.
+    checked: the ``common`` of an earlier message. If this message has the same object, the object is not checked again.
     """
     if message.__class__ is not Message:
         require_type(Message, message)
@@ -44,7 +44,7 @@ def require_message(message: Message, checked: Payload | None = None) -> None:
 
 
 def require_reply(reply: Reply) -> None:
-    """Check the reply that a method's ``client`` returned; fast, because the check runs for each client and round."""
+    """Check the reply that a method's ``client`` returned. The engine calls this for each client in each round."""
     if reply.__class__ is not Reply:
         require_type(Reply, reply)
     require_payload("Reply.sums", reply.sums)
@@ -95,7 +95,7 @@ def require_personal(payload: Payload) -> None:
 
 
 def _is_number(value: object) -> bool:
-    """Return whether ``value`` is a real number in the range of a float, or a tensor or array with one real number."""
+    """Return whether ``value`` is a real number that fits in a float, or a tensor or array with one such number."""
     if not (isinstance(value, Real) or (isinstance(value, Tensor | np.ndarray) and prod(value.shape) == 1)):
         return False
     try:

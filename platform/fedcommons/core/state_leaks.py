@@ -2,12 +2,12 @@
 
 The noise of DP-SGD hides an example only if no other state contains information on the example. A queue, a running mean
 or a list in the module is such state if training changes it, because later steps and later clients see it without
-noise. So state is reported if it is not restored and differs after a client, or if it cannot be read. The privacy
-ledger then counts no data of the run as protected (covered).
+noise. So each piece of state is reported that differs after a client, even after a reset of the worker, or that
+cannot be read. The privacy ledger then counts no data of the run as protected (covered).
 
 The comparison uses hashes (``digests``). It covers: buffers that no message contains; all attributes of module, method,
 optimizer and worker; the attributes of their classes; every variable of the files that define these classes, and of the
-user's files that these files import; the environment variables. numpy's and Python's global generators are restored.
+user's files that are imported there; the environment variables. numpy's and Python's global generators are restored.
 The comparison does not cover other processes, files, threads, attributes set on a library, or modules whose import has
 a computed name.
 """
@@ -32,7 +32,7 @@ from fedcommons.core.digests import NOT_USERS, Digest, Hasher, of_tensor, user_v
 from fedcommons.errors import is_user_code
 
 OURS = NOT_USERS | {"pytorch_lightning", "lightning_fabric", "torch"}
-"""Packages whose classes and files are assumed to store no training state, so that they are not compared."""
+"""Packages that store no training state, by assumption, so their classes and files are not compared."""
 
 OF_THE_ENGINE = {
     "module", "optimizer", "params", "buffers", "noise", "releases", "clock", "logged", "started_at", "share",
@@ -61,7 +61,7 @@ def put_back(work: Work) -> None:
 
 
 def state(work: Work, algorithm: object, others: Mapping[str, object] | None = None) -> State:
-    """Return the hash of each piece of state, by name, in which a client could pass on data to the next client.
+    """Return by name the hash of each piece of state through which the next client could get a client's data.
 
     Args:
         work: the worker's training objects, after ``put_back``.
@@ -97,7 +97,7 @@ def engine_attributes(work: Work) -> dict[str, object]:
 
 
 def replaced(before: Mapping[str, object], after: Mapping[str, object]) -> set[str]:
-    """Return the names that refer to different objects in ``before`` and ``after``, or are in only one of the two."""
+    """Return the names of objects that were replaced, added or removed between ``before`` and ``after``."""
     return {name for name in {*before, *after} if name not in before or after.get(name) is not before[name]}
 
 
@@ -117,7 +117,7 @@ def _sent(work: Work) -> Iterator[Tensor]:
 
 
 def _of_work(work: Work) -> Iterator[tuple[str, object]]:
-    """Yield (name, value) of the attributes of ``work`` that no client may change, and the names of all attributes."""
+    """Yield (name, value) of the attributes of ``work`` that a client's training must not change."""
     yield "names", sorted(vars(work))
     yield "clock", sorted(vars(work.clock))
     yield "logged", vars(work.logged)
@@ -135,7 +135,7 @@ def _of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, objec
 
 
 def _attributes(module: nn.Module, sent: Mapping[int, Tensor]) -> Iterator[tuple[str, object]]:
-    """Yield (name, value) of a module's tensors and attributes, except submodules and numbers in ``sent`` tensors."""
+    """Yield (name, value) of a module's tensors and attributes; of a tensor in ``sent``, only the attributes."""
     for name, value in vars(module).items():
         if name in ("_parameters", "_buffers"):
             yield from ((n, of_tensor(t) if id(t) in sent else t) for n, t in value.items() if t is not None)
@@ -153,7 +153,7 @@ def _is_ours(kind: type) -> bool:
 
 
 def _files(classes: Iterable[type]) -> dict[str, ModuleType]:
-    """Return the Python modules that define ``classes``, and the user's modules that they import, by name."""
+    """Return by name the Python modules that define ``classes``, and the user's modules imported there."""
     files: dict[str, ModuleType] = {}
     todo = [kind.__module__ for kind in classes]
     while todo:
@@ -194,7 +194,7 @@ def _imports(file: str, package: str) -> list[str]:
 
 
 def _variables(module: ModuleType) -> dict[str, Any]:
-    """Return the variables of a module: all for a user's file, only plain data for an installed library's file."""
+    """Return all variables of a user's Python module; of a library's module, only numbers, tensors and containers."""
     variables = user_variables(vars(module), OF_FILES)
     file = getattr(module, "__file__", None)
     if file is None or is_user_code(file):

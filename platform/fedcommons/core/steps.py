@@ -1,7 +1,7 @@
-"""Steps of local training: each changes a module's weights by the gradient of the loss on one or several batches.
+"""Steps of local training: a step changes a module's weights by the gradient of the loss on one or several batches.
 
-``LocalSGD`` chooses one kind of step for a whole training, so that a step runs no code for an option that is off. Other
-kinds are the ``PrivateStep`` of DP-SGD (``privacy/dp_sgd``) and the ``GraphStep`` of a GPU (``cuda_graphs``).
+``LocalSGD`` chooses one kind of step for a whole training, so a step runs no code for an option that is off. Two kinds
+are defined elsewhere: ``PrivateStep`` for DP-SGD (``privacy/dp_sgd``) and ``GraphStep`` for GPUs (``cuda_graphs``).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 Batch = tuple[Tensor, ...]
-"""(inputs, labels) or (inputs, labels, weights); a method's loss function also gets ``ClientData.extra_columns``."""
+"""(inputs, labels) or (inputs, labels, weights); for a method's loss function, ``ClientData.extra_columns`` follow."""
 
 Loss = Callable[[Batch, int], Tensor]
 """Function of (batch, number) that returns the loss. A loss function of a method calls ``training_step`` itself.
 
 number: k A + j for batch j of step k, both counted from 0; A is ``client.accumulate``, the number of batches per step.
-A method's loss function gets the number k of the step in the whole training. ``training_step`` gets the number k of the
-step in the epoch, so its argument ``batch_idx`` is the index of the batch in the epoch.
+For a method's loss function, k counts the steps of the whole local training. For ``training_step``, k counts the steps
+of the epoch, so the argument ``batch_idx`` is the index of the batch in the epoch.
 
 Additional forward passes must run in evaluation mode, in which no random numbers are drawn. So dropout in the training
 step has the same random numbers as without additional passes.
@@ -46,7 +46,7 @@ class NoLoss(ValueError):
 
 @dataclass(frozen=True)
 class PlainStep:
-    """A step on the loss of one batch. changes: called in this order; the last one is the optimizer's step."""
+    """A step on the loss of one batch. changes: called after the backward pass; the last change updates the weights."""
 
     loss: Loss
     parameters: Sequence[nn.Parameter]
@@ -93,8 +93,8 @@ class AccumulatedStep:
 class ScaledStep:
     """A step in fp16, in which a factor of the loss prevents that small gradients are rounded to zero.
 
-    step: changes the gradients of the unscaled loss, and does not call the optimizer. skipped: number of steps that the
-    scaler skipped, because a gradient was not finite.
+    step: computes the gradients and does not update the weights. skipped: number of steps without an update, because a
+    gradient was not finite.
     """
 
     def __init__(self, step: AccumulatedStep, optimizer: torch.optim.Optimizer, device: str) -> None:
@@ -111,9 +111,9 @@ class ScaledStep:
 
 
 def autocast(loss: Callable[..., Any], device: str, precision: str) -> Loss:
-    """Return the loss function with matrix products in the number type of ``precision`` (see ``KINDS``).
+    """Return the loss function with matrix products in bf16 or fp16, if ``precision`` is in ``KINDS``.
 
-    Weights and gradients stay float32. Other precisions change nothing here.
+    Weights and gradients stay float32. For any other precision, return ``loss`` unchanged.
     """
     kind = KINDS.get(precision)
     if kind is None:

@@ -4,9 +4,9 @@ r: number of the round;  E, K: numbers of epochs and steps of a client per round
 client has finished in this round.
 
 In local training,  current_epoch = (r - 1) E + e  and  global_step = (r - 1) K + k,  as if the client had trained in
-all earlier rounds. When the server model is evaluated or measured after round r, the values are  r E  and  r K,  with K
-of a client with the mean number of examples. In any other job the values are 0. So a schedule in the module (such as a
-growing weight) advances from round to round, and no result depends on the worker.
+all earlier rounds. When the server model is evaluated or measured after round r, the values are  r E  and  r K,  where
+K belongs to a client with the mean number of examples. In any other job the values are 0. So a schedule in the module
+(such as a growing weight) advances from round to round, and no result depends on the worker.
 """
 
 from dataclasses import dataclass, fields
@@ -64,7 +64,7 @@ class Clock:
 
 
 class NoClock(Clock):
-    """A ``Clock`` that raises an error if the module reads epoch or step. why: end of the message, with the reason."""
+    """A ``Clock`` that raises an error if a module reads epoch or step. why: the reason, at the end of the message."""
 
     def __init__(self, why: str) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class NoClock(Clock):
 
 
 class _NoNumber:
-    """Placeholder for the batch index in a call for many batches at once; any use of the index raises an error."""
+    """Placeholder for the batch index if one call computes many batches. Any use of the placeholder raises an error."""
 
     def _refuse(self, *_: object) -> Any:
         raise ValueError("it reads the index of the batch (batch_idx)")

@@ -52,20 +52,20 @@ class _Alone(BaseException):
 def _ask(
     work: "Work", loop: LocalSGD, start: Flat, data: ClientData, seed: int, override: Any, add_to_grad: Any
 ) -> LocalResult:
-    """Raise the ``Request`` of a training. override: the method's separate loss function or learning rate, or None."""
+    """Stop the method's ``client`` at its local training, by an exception with the arguments of the training."""
     if loop is not work.loop or override is not None or not isinstance(add_to_grad, Correction | None):
         raise _Alone
     raise Request(start, data, seed, add_to_grad, work.loop.epochs_for(len(data), data.n_own, work.share))
 
 
 def request_training(work: "Work", client: Callable[[], object]) -> Request | None:
-    """Call a method's ``client`` and return the local training that it requests; None: train the client alone."""
+    """Call ``client`` up to its local training and return the training's arguments; None: train the client alone."""
     work.replacement = _ask
     try:
         client()
     except Request as request:
         return request
-    except BaseException as error:  # the client trains alone and fails again, with an error that names the client
+    except BaseException as error:  # ignored here: the client is trained alone later and raises the error again
         if is_exit(error):
             raise
         return None
@@ -148,9 +148,9 @@ class Stacked:
 
 
 def train(work: "Work", requests: Sequence[Request]) -> list[LocalResult]:
-    """Run all requested local trainings simultaneously and return a result for each.
+    """Run all requested local trainings simultaneously and return one result per request.
 
-    During the training, the module's ``current_epoch`` and ``global_step`` keep the values of a round's first step.
+    In each step, the module's ``current_epoch`` and ``global_step`` have the values of the round's first step.
     """
     loop, stacked = work.loop, Stacked(work, [r.start for r in requests])
     correct = _corrected([r.correction for r in requests])
@@ -158,10 +158,10 @@ def train(work: "Work", requests: Sequence[Request]) -> list[LocalResult]:
     ended: dict[int, Tensor] = {}
     if not work.module.training:
         work.module.train()
-    with onednn(True):  # for images of many clients, oneDNN is faster than torch's kernels
+    with onednn(True):  # on the stacked images of many clients, oneDNN is faster than torch's kernels
         for number in range(max(loop.steps_of(len(r.data), r.epochs) for r in requests)):
             batches = {i: batch for i, each in remaining.items() if (batch := next(each, None)) is not None}
-            for i in remaining.keys() - batches.keys():  # save the weights of clients that have finished
+            for i in remaining.keys() - batches.keys():  # clients that have finished: keep their final weights
                 ended[i] = stacked.row(i)
                 del remaining[i]
             stacked.add_gradients(batches, number)
@@ -184,12 +184,12 @@ def _batches(loop: LocalSGD, request: Request) -> Iterator[Batch]:
 
 
 def _corrected(corrections: Sequence[Correction | None]) -> Callable[[Mapping[str, Tensor]], None] | None:
-    """Return a function that applies the corrections, all with one function, to the gradients of stacked weights."""
+    """Return a function that corrects all clients' gradients; all ``corrections`` have the same ``function``."""
     first = corrections[0]
     if first is None:
         return None
     of_each = list(zip(*(c.values for c in corrections if c), strict=True))
-    common = [all(x is xs[0] for x in xs) for xs in of_each]  # such as the server model, which is not stacked
+    common = [all(x is xs[0] for x in xs) for xs in of_each]  # shared values, such as the server model, stay unstacked
     values = [
         dict(xs[0]) if shared else {name: torch.stack([x[name] for x in xs]) for name in xs[0]}
         for xs, shared in zip(of_each, common, strict=True)
@@ -212,7 +212,7 @@ def _corrected(corrections: Sequence[Correction | None]) -> Callable[[Mapping[st
 
 
 class _Row:
-    """One client's parameter and gradient, with the only attributes that a correction may use: grad, detach()."""
+    """One client's parameter with its gradient; a correction may use only ``grad`` and ``detach()``."""
 
     def __init__(self, value: Tensor, grad: Tensor) -> None:
         self.value, self.grad = value, grad
@@ -222,7 +222,7 @@ class _Row:
 
 
 def flaw(work: "Work", batch: Batch) -> str | None:
-    """Try a step on ``batch`` and return why clients cannot be trained simultaneously; None if they can."""
+    """Try a step on ``batch`` and return the reason why clients cannot train simultaneously, or None."""
     if len(work.buffers) or work.counters:
         return "it keeps statistics of its batches, as BatchNorm does"
     if work.schedulers:
@@ -244,7 +244,7 @@ def flaw(work: "Work", batch: Batch) -> str | None:
 
 
 def group_alike(requests: Mapping[int, Request]) -> list[list[int]]:
-    """Return groups of clients that can train simultaneously: their corrections have equal functions and shapes."""
+    """Return groups of clients that can train simultaneously: their corrections have the same function and shapes."""
     parts: dict[Any, list[int]] = {}
     for client, request in requests.items():
         c = request.correction

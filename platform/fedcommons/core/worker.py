@@ -56,7 +56,7 @@ def require_precision(field: str, precision: str, device: torch.device) -> None:
 
 
 def set_up_process() -> None:
-    """Set torch to one thread, because more threads would round differently, and keep freed memory in the process.
+    """Set torch to one thread, because more threads would round differently. Keep freed memory in the process.
 
     By default glibc returns large blocks of memory to the system. The next use of such a block then costs page faults,
     which take 5 % of the training time of VGG-11.
@@ -75,7 +75,7 @@ def _forked() -> None:
     global _thread
     if _thread.acquire(blocking=False):
         _thread.release()
-    else:  # the lock is held by a thread that does not exist in the child process
+    else:  # a thread that the child process lacks holds the lock
         _thread = threading.RLock()
 
 
@@ -89,7 +89,7 @@ def only_thread() -> Iterator[None]:
     Raises:
         UserError: another thread is in this context.
     """
-    lock = _thread  # stored, because after a fork within the context ``_thread`` may be another lock
+    lock = _thread  # kept, because a fork within the context may replace ``_thread``
     if not lock.acquire(blocking=False):
         raise UserError(
             "another thread of this process is in an experiment, and all threads share torch's settings and random "
@@ -103,7 +103,7 @@ def only_thread() -> Iterator[None]:
 
 @contextmanager
 def _draws_as_before() -> Iterator[None]:
-    """Context that restores torch's default random generators afterwards, except those of an unusable GPU."""
+    """Context that restores the states of torch's random generators at its end, except on an unusable GPU."""
     with torch.random.fork_rng(devices=[]):
         before = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() and not is_lost() else []
         try:
@@ -130,8 +130,8 @@ def fresh_torch() -> Iterator[None]:
         settings.callback(torch.set_num_threads, torch.get_num_threads())
         settings.enter_context(torch_settings.usual())
         settings.enter_context(np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"))
-        settings.enter_context(torch.inference_mode(False))  # this also ends a ``no_grad`` of the caller
-        if torch.get_default_device().type != "cpu":  # only if needed: the context slows down every call of torch
+        settings.enter_context(torch.inference_mode(False))  # turns gradients on, even if the caller turned them off
+        if torch.get_default_device().type != "cpu":  # not for "cpu": this context slows down every call of torch
             settings.enter_context(torch.device("cpu"))
         yield
 
@@ -146,13 +146,13 @@ def give_back_freed() -> None:
 @accepts_old_names(own="real")
 @dataclass(frozen=True)
 class RunData:
-    """All data of a run. ``clients``, ``real`` and ``pool`` are rows of one table of examples, the store.
+    """All data of a run: the clients' data, the shared examples and the data sets for evaluation.
 
-    clients: the clients' training data, which may contain shared examples. real: the clients' real data. sets: data
-    sets for evaluation, by name. pool: the shared examples, one set per client that received them; None without
-    sharing. n_classes: number of classes, the width of logits; None: not known; 0: labels are not classes. tests: each
-    client's test examples; None: no test examples. serves: whether the server has the pool. A method's jobs on the
-    server get no client data: their ``pool`` is a copy of the shared examples, or None if ``serves`` is False.
+    clients: each client's training data, which may contain shared examples. real: each client's real data. pool: the
+    shared examples that each client received; None without sharing. sets: name -> data set for evaluation. n_classes:
+    number of classes; None: not known; 0: labels are not classes. tests: each client's test examples, or None. serves:
+    whether the server may use the pool. In a job on the server, ``clients`` and ``real`` are empty; if ``serves`` is
+    False, ``pool`` is None.
     """
 
     clients: Clients

@@ -1,4 +1,4 @@
-"""Checkpoints of a federation: written atomically and verified when they are read; the last two stay on disk.
+"""Checkpoints of a federation, which are written atomically and verified when read. The last two stay on disk.
 
 A checkpoint is a file of tensors with a JSON file of plain values (facts). Client memory is what a client stores from
 round to round; it may be in separate files, which a checkpoint only names.
@@ -48,7 +48,7 @@ def save(folder: Path, standing: Standing, record: str = "") -> None:
     facts["largest"] = astuple(standing.largest) if standing.largest else None
     write_tensors(folder / f"round-{standing.round:06d}.safetensors", tensors, facts)
     prune(folder, memory)
-    give_back_freed()  # frees the copies of all tensors that writing has created
+    give_back_freed()  # writing has created and freed a copy of each tensor
 
 
 def prune(folder: Path, memory: ClientMemory) -> None:
@@ -75,7 +75,7 @@ def _checkpoints(folder: Path) -> dict[int, Path]:
 
 
 def _remove(checkpoint: Path) -> None:
-    # The tensor file, by which a checkpoint is found, is removed last. So the next call can repeat the removal.
+    # The tensor file is removed last, so that the next call finds it if this call is interrupted.
     checkpoint.with_name(checkpoint.name + ".json").unlink(missing_ok=True)
     checkpoint.unlink()
 
@@ -101,7 +101,7 @@ def load_latest(
         memory: a client memory with the run's identifier and the folder of memory files, which are verified too.
         before: consider only checkpoints of rounds before this round; None: all.
         model: names and shapes that the server model must have; None: any, or no server model.
-        record: called with a round, returns the hash of the run's record files up to the round; None: not checked.
+        record: function that returns the hash of the run's record files up to a round; None: not checked.
         say: called with a message about each skipped checkpoint, and about a checkpoint that does not name its run.
     """
     memory = ClientMemory() if memory is None else memory
@@ -129,7 +129,7 @@ def load_latest(
 
 
 def _flaw(facts: Mapping[str, Any], run: str, record: str | None) -> str | None:
-    """Return why the checkpoint with ``facts`` must be skipped, or None. A value that ``facts`` lacks is not checked.
+    """Return the reason why a checkpoint with these facts must be skipped, or None. Missing facts are not checked.
 
     run: identifier that the checkpoint must have. record: required hash of the run's record files; None: any.
     """
@@ -159,7 +159,7 @@ def _standing(payloads: dict[str, Payload], facts: dict[str, Any], memory: Clien
             flat(state, "model")
         rejected = rejections.read(facts.get("rejected", []))
         largest = rejections.read_largest(facts.get("largest"))
-        ledger = privacy.read(facts["ledger"])  # required, because without it the released data are unknown
+        ledger = privacy.read(facts["ledger"])  # a checkpoint without the privacy ledger is damaged
     except (KeyError, TypeError, AttributeError) as error:  # raised for JSON of another form
         raise ValueError(f"the facts are not those of a checkpoint: {error!r}") from error
     names = facts["files"].values()

@@ -1,8 +1,8 @@
 """A block of a round's clients, which one worker trains one after another: input, training and result.
 
-A round's clients are cut into blocks. The cut depends only on the configuration, so the sums over clients have the same
-rounding errors for any number of workers. The result is a pure function of (message, memory, data, seed), so a block
-may run on any worker and may be repeated.
+The configuration alone decides which clients form a block, so sums over clients have the same rounding errors for any
+number of workers. The result is a pure function of (message, memory, data, seed), so a block may run on any worker and
+may be repeated.
 """
 
 from collections import Counter
@@ -33,10 +33,10 @@ from fedcommons.runtime import gpu_memory
 from fedcommons.seeding import keyed_besides_torch, seed_for, set_default_generator
 
 NOT_FINITE = "has values that are not finite"
-"""The end of the reason for rejecting a reply that contains nan or infinity."""
+"""The last words of the message that rejects a reply with nan or infinity."""
 
 NOT_DRAWN = "no noise was drawn for it"
-"""The reason recorded if a reply declares noise but its client drew no noise, so the reply has no privacy guarantee."""
+"""The privacy ledger's reason why a reply has no guarantee: the reply declares noise, but the client drew none."""
 
 CPU = torch.device("cpu")
 """The device of the server's tensors."""
@@ -48,7 +48,7 @@ class RoundTask:
 
     algorithm: name of the method. common: the message to all clients. buffers: the averaged buffers of the module (such
     as BatchNorm's statistics). keep_buffers: whether buffers stay with the clients. buffers_singly: whether each client
-    sends its buffers separately, not only as a sum. max_norm: largest accepted L2 norm of an update; None: no limit.
+    sends its buffers separately. max_norm: largest accepted L2 norm of an update; None: no limit.
     """
 
     algorithm: str
@@ -92,8 +92,8 @@ Form = tuple[tuple[str, Hashable, torch.dtype], ...]
 class BlockResult:
     """The replies of a block's clients: the float64 sums over clients, and each reply without the summed tensors.
 
-    Sums are separate for each ``Form``, the names, shapes and types of the tensors. Nearly always all replies have one
-    form. If forms differ, the server accepts the most frequent form of the round.
+    Replies are added separately for each ``Form``, the names, shapes and types of a reply's tensors. Normally all
+    replies have one form. If forms differ, the server accepts only the most frequent form of the round.
     """
 
     sums: dict[Form, Total]
@@ -102,7 +102,7 @@ class BlockResult:
     rejected: dict[int, str]  # client -> reason why its reply is rejected
     up_bytes: int
     releases: list[Release]  # the privacy ledger's entries of all tensors that were sent, with and without guarantee
-    outlived: set[str]  # with DP, names of objects other than messages and memory that a client's training changed
+    outlived: set[str]  # with DP, objects that a client's training changed and the next client could read
     exposed: set[int]  # with DP, the clients with a training without a privacy guarantee
 
 
@@ -133,7 +133,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
             message, memory = Message(common, to_device(client_payload, device)), to_device(memory, device)
             received = (common, message.individual, memory)
             worker.work.noise = Noise(worker.work.source, task.round, client, received=received)
-            if private:  # a client that writes to its message must not change the messages of other clients
+            if private:  # copies, because a client that writes to its message must not change other messages
                 message = Message(_cloned(message.common), _cloned(message.individual))
             worker.work.replacement = vmap_clients.return_result(ready[client]) if client in ready else None
             objects_before = state_leaks.engine_attributes(worker.work) if private else {}
@@ -142,7 +142,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
             if private:
                 outlived |= state_leaks.replaced(objects_before, state_leaks.engine_attributes(worker.work))
             require_reply(reply)
-            size = _norm(reply, task.max_norm)  # waits for the GPU, so that its errors are raised here
+            size = _norm(reply, task.max_norm)  # waits for the GPU, so GPU errors of this client are raised here
         except BaseException as error:  # user code may raise any exception
             if is_exit(error):
                 raise
@@ -167,7 +167,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
         if isinstance(size, str):
             rejected[client] = size
             continue
-        if task.buffers_singly and BUFFERS in reply.each:  # the server also averages buffers that are sent singly
+        if task.buffers_singly and BUFFERS in reply.each:  # the engine also averages buffers in ``each``
             weighted_buffers = scale(flat(reply.each, BUFFERS), reply.weight)
             reply = replace(reply, sums={**reply.sums, BUFFERS: weighted_buffers})
         norms[client], form = size, _form(reply)
@@ -188,7 +188,7 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
 def _at_once(
     worker: Worker, task: RoundTask, block: Block, common: Payload, seeds: Sequence[int]
 ) -> dict[int, LocalResult]:
-    """Train the clients of the block that can be vectorised together; return client -> result of local training."""
+    """Train by ``torch.vmap`` all clients that can train simultaneously; return client -> result of local training."""
     work, requests, device = worker.work, {}, worker.work.device
     each = zip(block.clients, seeds, block.individual, block.memory, block.shares, strict=True)
     try:
@@ -240,18 +240,16 @@ def _client(worker: Worker, task: RoundTask, message: Message, memory: Payload, 
 def _released(reply: Reply, client: int, rows: ClientData, *, has_drawn: bool) -> tuple[list[Release], bool]:
     """Return the privacy ledger's entries (releases) of a reply, and whether its trainings may have a guarantee.
 
-    A release is covered if it has a privacy guarantee. The entries are the covered releases, and one uncovered release
-    for all other tensors (two if some belong to a commons, data that clients share). A reply's weight is public if it
-    is 1 or n_i, the client's number of examples. BatchNorm's statistics, which the engine sends, are never covered. No
-    release is covered if the client has not drawn noise from ``work.noise``.
+    A release with a privacy guarantee is called covered. The entries are the reply's covered releases, and one
+    uncovered release for all other tensors, or two if some tensors belong to a commons (data that clients share). A
+    weight other than 1 or n_i (the client's number of examples) is listed as uncovered. BatchNorm's statistics are
+    never covered. If the client has drawn no noise from ``work.noise``, no release is covered.
 
     The client's trainings may have a guarantee if three conditions hold:
 
     - the reply has a covered release, or no tensors
     - the reply's releases name each of its tensors
-    - the client has drawn noise, if a release states a guarantee
-
-    The weight, and releases without a guarantee (such as class counts), do not matter, as no training computes them.
+    - if a release states a guarantee, the client has drawn noise
     """
     sent, is_whole = {*reply.sums, *reply.each}, True
     bare = {*sent, "weight"} if reply.weight != 1 and reply.weight != rows.size else set(sent)
@@ -267,7 +265,7 @@ def _released(reply: Reply, client: int, rows: ClientData, *, has_drawn: bool) -
             bare.difference_update(event.what)
             others.append(event)
     is_whole = is_whole and not bare & sent and bool(events or not sent)
-    names, seen = {False: bare, True: set[str]()}, {False: 0, True: 0}  # for each value of ``Release.commons``
+    names, seen = {False: bare, True: set[str]()}, {False: 0, True: 0}  # the keys are the values of ``Release.commons``
     for event in others:
         names[event.commons].update(event.named)
         seen[event.commons] = max(event.n_disclosed, seen[event.commons])
@@ -282,9 +280,9 @@ def _released(reply: Reply, client: int, rows: ClientData, *, has_drawn: bool) -
 def _unnamed(trained: Sequence[Release], named: Sequence[Release], client: int) -> list[Release]:
     """Return a privacy ledger entry for every local training or gradient that the reply's releases omit.
 
-    trained: entries of all trainings that the client ran. named: the releases of the reply. A later training may start
-    from the result of an omitted training, so the reply depends on both. If no release of the reply has a privacy
-    guarantee, the list is empty, because no epsilon is computed for the reply.
+    trained: entries of all trainings that the client ran. named: the releases of the reply. An omitted training counts,
+    because a later training may start from its result. If no release of the reply has a privacy guarantee, the list is
+    empty, because no epsilon is computed for the reply.
     """
     if not any(event.covered for event in named):
         return []
@@ -301,13 +299,13 @@ def _cloned(payload: Payload) -> Payload:
 
 
 def _bare(x: Flat | Tensor) -> Flat | Tensor:
-    """Return a detached tensor without user-defined attributes; it shares no storage with a larger tensor."""
+    """Return the tensor detached and without user-defined attributes. A view of a larger tensor is copied."""
     values = data(x).detach()
     return like(x, values.clone() if values.untyped_storage().nbytes() > values.nbytes else values)
 
 
 def _at_rest(reply: Reply, work: Work) -> Reply:
-    """Return the reply on the CPU, without ``sums``, in storage that the next client's training does not overwrite."""
+    """Return a copy of the reply on the CPU, without ``sums``; the next client's training does not change the copy."""
     each, memory = reply.each, reply.memory
     if each or memory:
         each, memory = work.copied(dict(each)), None if memory is None else work.copied(dict(memory))

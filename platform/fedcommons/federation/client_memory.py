@@ -59,7 +59,7 @@ class ClientMemory(Mapping[int, Payload]):
         return {i: e for i, e in self.entries.items() if isinstance(e, str)}
 
     def updated(self, round: int, new: Mapping[int, Payload]) -> "ClientMemory":
-        """Return the memories after ``round``, updated by ``new``; above the RAM limit, the oldest move to files."""
+        """Return the memories, updated by ``new``; above the RAM limit, the oldest memories move to files."""
         # The order is from the oldest memory to the newest, because ``_spill`` moves the first memories to files.
         entries = {i: e for i, e in self.entries.items() if i not in new} | dict(new)
         after = ClientMemory(entries, self.cap_bytes, self.folder, self.run)
@@ -108,9 +108,9 @@ class ClientMemory(Mapping[int, Payload]):
 
 
 def belongs(facts: Mapping[str, Any], run: str, name: str) -> bool:
-    """Return whether the run ``run`` wrote the memory file ``name`` that contains the values ``facts``.
+    """Return whether a memory file with the values ``facts`` has the name ``name`` and belongs to the run ``run``.
 
-    Files of earlier versions contain neither run nor name, and are accepted. run: identifier; empty: not checked.
+    Files of earlier versions, which state neither name nor run, are accepted. If ``run`` is empty, nothing is checked.
     """
     return not run or (facts.get("run", run) == run and facts.get("name", name) == name)
 
@@ -119,6 +119,6 @@ def remove_files(folder: Path, needed: set[str]) -> None:
     """Remove all memory files in ``folder`` whose names are not in ``needed``."""
     for path in folder.glob("client-*.safetensors"):
         if path.name not in needed and re.fullmatch(MEMORY_FILE, path.name):
-            # The tensor file, by which a memory is found, is removed last. So the next call can repeat the removal.
+            # The tensor file is removed last, so that the next call finds it if this call is interrupted.
             path.with_name(path.name + ".json").unlink(missing_ok=True)
             path.unlink()

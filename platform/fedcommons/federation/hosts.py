@@ -73,16 +73,16 @@ def _difference(name: str, ours: Mapping[str, str], theirs: Mapping[str, str]) -
 
 
 def run_if_same(theirs: Mapping[str, Mapping[str, str]], function: Callable[..., T], *arguments: Any) -> T:
-    """Check this process by ``cpu_kind.require_this_kind`` and ``require_same``, then call ``function(*arguments)``."""
+    """Check that CPU, code and packages of this process are the driver's, then call ``function(*arguments)``."""
     cpu_kind.require_this_kind()
     require_same(theirs)
     return function(*arguments)
 
 
 def require_alike(pin: Mapping[str, str], shared: Sequence[tuple[str, Path]], advice: str) -> None:
-    """Check that each host of Ray with the labels ``pin`` has the driver's source files and shares its folders.
+    """Check that each host of Ray with the labels ``pin`` has the driver's source files and sees the driver's folders.
 
-    The driver is this process, which started the command. It must be connected to Ray.
+    The driver is this process, which started the command and must be connected to Ray.
 
     Args:
         pin: labels of the Ray nodes that will train; see ``cpu_kind.choose_kind``.
@@ -137,7 +137,7 @@ def _marked(folders: Iterable[Path]) -> Iterator[list[Path]]:
 
 
 def require_markers(markers: Sequence[tuple[str, str]], advice: str) -> None:
-    """Check that this host sees the marker files, so that it shares their folders.
+    """Check that this host sees the marker files, which shows that the host shares the files' folders.
 
     Args:
         markers: pairs (option that names the folder, path of the marker file).

@@ -25,7 +25,7 @@ from fedcommons.flat_tensors import EMPTY, Flat, Payload, flat, to_device
 from fedcommons.seeding import set_default_generator
 
 CLIENTS = 4
-"""Largest number of clients per job; one call of the executor gets at most ``Plan.blocks`` jobs."""
+"""Maximum number of clients per job. The executor gets at most ``Plan.blocks`` jobs at a time."""
 
 
 @runtime_checkable
@@ -59,8 +59,8 @@ class Job:
 def personal_model(algorithm: Algorithm, now: Standing, client: int, *, keep_buffers: bool) -> tuple[Flat, Flat]:
     """Return the weights and the module buffers of a client's personalised model in the state ``now``.
 
-    If the method returns no buffers, the averaged buffers are returned or, with ``keep_buffers``, the buffers in the
-    client's memory. Both are empty before round 1 and for a module without buffers.
+    If the method returns no buffers, return the averaged buffers or, with ``keep_buffers``, the buffers in the client's
+    memory. These buffers are empty before round 1 and for a module without buffers.
 
     Raises:
         ClientError: the method raised an error, or its ``personal`` returned tensors of a wrong form.
@@ -70,7 +70,7 @@ def personal_model(algorithm: Algorithm, now: Standing, client: int, *, keep_buf
 
 
 def personal_payload(algorithm: Algorithm, now: Standing, client: int, *, keep_buffers: bool) -> Payload:
-    """Return all tensors of the method's ``personal`` for a client, and ``buffers`` as in ``personal_model``."""
+    """Return the tensors of the method's ``personal`` for a client, with the buffers of ``personal_model``."""
     assert isinstance(algorithm, Personal)
     client_memory = now.memory.get(client, {})
     memory = {name: x for name, x in client_memory.items() if name != BUFFERS}
@@ -87,7 +87,7 @@ def evaluate_personal(
 ) -> Each:
     """Evaluate every client's personalised model on the client's examples; return each metric as a list over clients.
 
-    at: has seed, round and step of the evaluation; ``at.model`` is not used. on_tests: use the clients' test examples
+    at: seed, round and step of the evaluation; ``at.model`` is not used. on_tests: use the clients' test examples
     instead of the training examples.
     """
     n, metrics = plan.facts.n_clients, list[dict[str, float]]()

@@ -28,7 +28,7 @@ from fedcommons.runtime.gpu_memory import limit_memory
 from fedcommons.runtime.ray_cluster import INLINE_BYTES
 
 DEATHS = 3
-"""Number of attempts for a job: the run fails if this number of actors have died while they ran the same job."""
+"""The run fails if this number of actors has died while running the same job."""
 
 START_S = 120
 """Seconds within which an actor, after Ray has placed it on a node, must import torch and build its module."""
@@ -49,8 +49,7 @@ class _Actor:
         limit_memory(gpus or 1.0)
         self.refused: UserError | ClientError | None = None
         try:
-            # The reference is in a list, because Ray does not resolve references inside lists. If the reference were a
-            # plain argument, Ray would store a second copy of the data.
+            # The reference is in a list, because Ray would copy the data of a reference that is an argument.
             self.worker = hosts.run_if_same(driver, build, ray.get(data[0]))
         except (UserError, ClientError) as error:
             self.refused = error  # ``map`` raises the error, because Ray would convert a constructor's error to text
@@ -63,13 +62,13 @@ class _Actor:
 
 
 def _ready(worker: Worker, shared: None, job: int) -> None:
-    """Do nothing. The result of this job shows that the actor's constructor has finished."""
+    """Return None. When the driver gets this result, the actor's constructor has finished."""
 
 
 class RayActors:
     """An executor with ``actors`` workers, each in a separate process, with a share of a GPU if Ray has GPUs.
 
-    Each actor gets consecutive jobs; the numbers of jobs differ by at most one. A result does not depend on the actor.
+    Each actor gets consecutive jobs; actors' numbers of jobs differ by at most one. Results do not depend on the actor.
     build: creates the worker from the data. wait_s: seconds to wait for free resources.
 
     Raises:
@@ -84,7 +83,7 @@ class RayActors:
         gpus_per_actor: float | str,
         wait_s: float | None = None,
     ) -> None:
-        set_up_process()  # as in the actors, because this process adds the blocks' sums
+        set_up_process()  # this process adds the blocks' sums, so it needs the actors' settings
         share = ray_cluster.bundle(gpus_per_actor)
         gpus = share.get("GPU", 0)
         self.reserved = None

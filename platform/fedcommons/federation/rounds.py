@@ -51,7 +51,7 @@ class Plan:
     straggler_rule: Rule | None = None  # None: no client is a straggler
     keep_buffers: bool = False  # BatchNorm's statistics stay with the clients instead of being averaged
     max_norm: float | None = None  # updates with a larger L2 norm are rejected
-    take_partial: bool | None = None  # accept the partial work of stragglers; None: as the algorithm declares
+    take_partial: bool | None = None  # whether stragglers' partial work is accepted; None: as the algorithm declares
     leaks: Mapping[str, str] = field(default_factory=dict)  # name -> reason why no round has a privacy guarantee
 
 
@@ -114,7 +114,7 @@ def run(
     now = replace(start, state=to_device(start.state, CPU))
     for number in range(start.round + 1, plan.facts.rounds + 1):
         now, facts = _round(algorithm, executor, plan, now, number)
-        if now.memory.in_files:  # RAM is short, so return freed memory to the system
+        if now.memory.in_files:  # memories are in files only if RAM is short
             give_back_freed()
         yield now, facts
 
@@ -168,9 +168,9 @@ CLASS_COUNTS = Release(what=("class counts",), commons=True, reason="read by the
 
 
 def with_counts(now: Standing, facts: Facts) -> Standing:
-    """Return ``now`` with the class counts in ledger and traffic if ``facts.counts`` has been read.
+    """If ``facts.counts`` has been read, return ``now`` with the class counts added to privacy ledger and traffic.
 
-    Class counts that the ledger already contains are not added again.
+    If the ledger already contains the class counts, return ``now`` unchanged.
     """
     if not facts.counts_nbytes or not now.ledger.uncovered.keys().isdisjoint(CLASS_COUNTS.named):
         return now
@@ -240,7 +240,7 @@ def _round(
         raise _all_rejected(name, number, rejected, now.largest)
     norms = {client: norm for r in results for client, norm in r.norms.items() if client in accepted}
     top = largest(number, norms) or now.largest
-    # ``merge`` gets no memory, because it stays with the client, and no metrics, because they are for the experimenter.
+    # ``merge`` gets replies without memory, which stays with the clients, and without the experimenter's metrics.
     replies = {i: replace(reply, memory=None, metrics={}) for i, reply in accepted.items()}
     state, buffers = now.state, now.buffers
     if BUFFERS in total:
@@ -248,7 +248,7 @@ def _round(
         kind = now.buffers.buffer.dtype if len(now.buffers) else torch.float32
         buffers = Flat(mean.layout, mean.buffer.to(kind))
         total = {n: x for n, x in total.items() if n != BUFFERS}
-    # If clients take part but no reply arrives, ``merge`` is not called and the state does not change.
+    # If clients take part but no reply arrives, the round skips ``merge``, so the state does not change.
     if accepted or not joined:
         with user_code_context(algorithm, "merge", f"round {number}"):
             seed = seed_for(plan.seed, "merge", number)
@@ -277,10 +277,10 @@ def _round(
 
 
 def _all_rejected(name: str, number: int, rejected: Mapping[int, str], before: Largest | None) -> ClientError:
-    """Return the error for a round in which all replies were rejected; the error names the most likely cause, a client.
+    """Return the error for a round in which all replies were rejected. The error names the client that is the cause.
 
-    If a reply of the last round was much larger than the others (``stands_out``) and now no reply is finite, the error
-    names the client of the large reply: the model may have become too large. Else it names the first rejected client.
+    If a reply of the last round was much larger than the others (``stands_out``) and now no reply is finite, the cause
+    is the client of the large reply, which may have made the model too large. Else it is the first rejected client.
     """
     if before and before.stands_out and all(reason.endswith(NOT_FINITE) for reason in rejected.values()):
         text = f"round {number}, {name}: no reply was finite; among the replies, {before} (see federation.max_norm)"
@@ -299,7 +299,7 @@ def _train(executor: Executor, task: RoundTask, blocks: Sequence[Block]) -> list
 
 
 def _blame(executor: Executor, task: RoundTask, block: Block, died: WorkerDied) -> ClientError:
-    """Train each client of the block alone, and return an error that names the client at which the process dies."""
+    """Train each client of the block alone. Return an error that names the client whose training ends the process."""
     for client in block.clients:
         try:
             executor.map(train_block, task, [block.alone(client)])

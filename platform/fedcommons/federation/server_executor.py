@@ -1,4 +1,4 @@
-"""The server's executor for merging: jobs on its workers get the module and the server's data, not the clients' data.
+"""The executor that ``merge`` gets: a job on a worker gets the module and the server's data, not the clients' data.
 
 The server's data are the public data sets, and the pool of synthetic images if the sharing strategy sends the pool to
 the server (``serves_pool``).
@@ -19,7 +19,7 @@ from fedcommons.data.examples import Examples
 
 @dataclass(frozen=True)
 class AtServer:
-    """An executor for the server's jobs. It runs them on the workers of ``executor``, without the clients' data."""
+    """The executor that ``merge`` gets: the workers of ``executor`` run the server's jobs without the clients' data."""
 
     executor: Executor
 
@@ -55,7 +55,7 @@ def _without_clients(worker: Worker, job: _Job, number: Any) -> Any:
 
 
 def _alone(pool: Clients) -> Clients:
-    """Return a copy of the pool in new tensors, because ``pool.store`` also has the clients' real examples."""
+    """Copy the pool's examples to new tensors, because ``pool.store`` also contains the clients' real examples."""
     rows = pool.rows.flat
     store = Examples(pool.store.x.index_select(0, rows), pool.store.y.index_select(0, rows))
     sizes = pool.rows.sizes

@@ -42,7 +42,7 @@ def _hashed(name: str, folder: Path) -> Iterator[tuple[str, str]]:
                 yield f"{name}/{below.as_posix()}", sha256(file.read_bytes()).hexdigest()[:16]
             except IsADirectoryError:
                 pass
-            except OSError:  # a broken link, or no permission to read: this process does not run the file
+            except OSError:  # a broken link or an unreadable file, which this process cannot run
                 yield f"{name}/{below.as_posix()}", "unreadable"
 
 
