@@ -53,16 +53,16 @@ def adopt_old_methods(kind: str, component: Any) -> None:
 
 
 def old_capabilities(component: Any, names: Collection[str]) -> dict[str, Any]:
-    """Return the capabilities that a component declares as attributes of its own, as in version 0.2: name -> value.
+    """Return the capabilities that a component declares as separate attributes, as in version 0.2: name -> value.
 
-    If a class declares ``capabilities``, the attributes of its base classes do not count. names: all capabilities.
+    names: names of all capabilities. If a class declares ``capabilities``, its base classes are not searched.
     """
     kind = component if isinstance(component, type) else type(component)
     newer = takewhile(lambda c: "capabilities" not in vars(c), kind.__mro__)
     attributes = {name for c in newer for name in vars(c)} | getattr(component, "__dict__", {}).keys()
     values = {name: getattr(component, name) for name in names if name in attributes}
     values = {name: value for name, value in values.items() if isinstance(value, bool | str | Mapping)}
-    for name in values:  # an attribute of another type is something else, such as the old method ``needs``
+    for name in values:  # the line above drops other types, such as the old method ``needs`` of a sharing strategy
         _warned(kind, name, f"capabilities = Capabilities({name}=...)")
     return values
 

@@ -76,7 +76,7 @@ class ClientError(RuntimeError):
             part: name of the component; the message quotes this name if the failing line is not in the user's file.
             doing: phrases at the end of the message that say what the code was doing.
         """
-        # If memory is lacking, user code is not the cause, so no traceback is stored.
+        # A lack of memory is not a fault of user code, so its traceback would not help the user.
         trace = "" if lacks_memory(error) else "".join(traceback.format_exception(error))
         return cls(_describe(error, where, part, doing), trace=trace)
 
@@ -120,7 +120,7 @@ class user_code_context:
 
 
 def is_exit(error: BaseException) -> bool:
-    """Return whether the exception ends this process at the request of the user, a signal or Ray, not of user code."""
+    """Return whether the exception ends this process because of Ctrl-C, a signal or Ray."""
     # Ray raises a SystemExit with the attribute ray_terminate_msg.
     return isinstance(error, KeyboardInterrupt | Ended) or hasattr(error, "ray_terminate_msg")
 
@@ -159,7 +159,7 @@ def name_of(part: Any) -> str:
 
 
 def quote(value: object) -> str:
-    """Return a value as text for a message: strings in quotes, control characters escaped, cut at ``SHOWN``."""
+    """Return a value as text for a message: strings in quotes, control characters escaped, at most ``SHOWN`` long."""
     return _cut(f"{value:g}" if isinstance(value, float) else repr(value))
 
 
@@ -225,7 +225,7 @@ def _describe(error: BaseException, where: str, part: str, doing: Sequence[str])
     behind = "; ".join(filter(None, [*(place or [part]), *doing]))
     behind = f" ({_cut(behind, LONGEST // 2)})" if behind else ""
     message = sentence(error)
-    if type(error) is ValueError and not user_frames:  # raised by this package, whose messages need no type
+    if type(error) is ValueError and not user_frames:  # this package raised the error: omit the type
         message = message.removeprefix("ValueError: ")
     where = _cut(where, LONGEST // 2)
     return f"{where}: {_cut(message, max(LONGEST - len(where) - len(behind) - 2, 20))}{behind}"
@@ -233,7 +233,7 @@ def _describe(error: BaseException, where: str, part: str, doing: Sequence[str])
 
 @lru_cache(maxsize=4096)
 def is_user_code(file: str) -> bool:
-    """Return whether a file is the user's: not an installed library, not part of Python and not of this package."""
+    """Return whether a file is the user's. Files of Python, libraries and this package are not the user's."""
     path = Path(file).resolve()
     installed = str(path).startswith(_NOT_USER_CODE) or {"site-packages", "dist-packages"} & set(path.parts)
     return not installed and not file.startswith("<")

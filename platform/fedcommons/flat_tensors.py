@@ -176,7 +176,7 @@ def put(whole: Flat, part: Flat) -> Flat:
 
 
 def like(x: Flat | Tensor, values: Tensor) -> Flat | Tensor:
-    """Return ``values`` as a ``Flat`` with the names and shapes of ``x`` if ``x`` is a ``Flat``, else unchanged."""
+    """Return ``values`` in the form of ``x``: as a ``Flat`` with the layout of ``x``, or as a plain tensor."""
     return Flat(x.layout, values) if isinstance(x, Flat) else values
 
 
@@ -186,7 +186,7 @@ def sub(a: Flat, b: Flat) -> Flat:
 
 
 def add(a: Flat, b: Flat, scale: float = 1.0) -> Flat:
-    """Return a + scale * b, computed in the wider number type of a and b and converted to the number type of a.
+    """Return a + scale * b in the number type of a, computed in ``torch.promote_types`` of both number types.
 
     Args:
         a: first summand, which determines the names and shapes of the result.

@@ -44,7 +44,7 @@ def hold_out(
     is_test[order[place < n_test[owner]]] = True
     is_training = np.ones(len(train), bool)
     is_training[flat[is_test]] = False
-    number = np.cumsum(is_training) - 1  # a remaining row's number after the test rows are removed
+    number = np.cumsum(is_training) - 1  # each training row's number in the store without the test rows
     training_rows = cut(number[flat[~is_test]], rows.sizes - n_test)
     training = train[np.flatnonzero(is_training)]
     tests = Clients(train[flat[is_test]], _consecutive(n_test))

@@ -30,7 +30,7 @@ class ClientData:
     extra_columns: further columns (n, ...) that follow ``columns`` in a batch, only for a method that defines its loss.
 
     Client i's objective is  f_i(w) = sum_j w_j F(w, xi_j) / sum_j w_j,  with the loss F of model weights w on example
-    xi_j and the example's weight w_j. An example held twice with weight 1/2 changes neither f_i nor the sum of weights.
+    xi_j and the example's weight w_j. Two copies of an example with weight 1/2 count as one example with weight 1.
     With w_j = 1/d_j for an example that d_j clients hold, the clients' sums add up to the number of different examples.
     """
 

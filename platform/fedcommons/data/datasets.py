@@ -82,8 +82,8 @@ def load(
     rest, flip = np.sort(rest), augmented and source.flip
     stated = () if standardise else (STANDARDISATION,)
     if source.n_classes and any((part.y == source.n_classes - 1).any() for part in (validation_set, source.test)):
-        # If a held-out example has the highest label, the number of classes reveals nothing of a training example.
-        # So the number of classes does not count as computed from the training examples.
+        # A validation or test example has the highest label, so the number of classes reveals no training example.
+        # The number of classes is therefore treated like a number that the data set states.
         stated = (*stated, N_CLASSES)
     return Dataset(
         name=name,

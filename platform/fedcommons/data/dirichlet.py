@@ -56,9 +56,9 @@ def group_sizes(
         if len(accepted):
             return sizes[accepted[0]]
         short, n_draws = (sizes.sum(1) < min_size).mean(), n_draws + batch
-        # short: share of clients with too few images, over all clients of the draws in this batch.
-        # With independent clients, (1 - short)^N is the probability that none of the N clients has too few images.
-        # Dirichlet shares are negatively associated, so the true probability is at most that of independent clients.
+        # short: share of this batch's clients that have fewer than min_size images.
+        # If the clients were independent, a draw would be accepted with probability (1 - short)^N, with N = n_clients.
+        # The clients' shares of a class have the sum 1, so the true probability is at most (1 - short)^N.
         if batch > 64 and MAX_DRAWS * (1 - short) ** n_clients < HOPELESS:
             raise UserError(
                 f"the partition cannot be met: in {n_draws:,} draws with alpha = {alpha:g} {short:.0%} of {n_clients} "
@@ -73,12 +73,11 @@ def group_sizes(
 def _all_get_one(class_sizes: np.ndarray, n_clients: int, alpha: float) -> float:
     """Return an upper bound on the probability that a draw gives every client an image.
 
-    N: number of clients; K: number of classes that have images. The first images of the K classes reach at most K
-    clients. So at least m = N - K later images must each go to a client that has no image of the same class yet. In
-    Polya's urn, an image that follows i >= 1 images of its class goes to such a client with probability at most
-    N alpha/i. The rounding in ``_draw`` raises this probability by a factor of at most 1/(1 - 1/e) < 1.6. Let t be the
-    sum of the raised probabilities over all later images. At least m of them go to such a client with probability at
-    most t^m/m!.
+    N: number of clients; K: number of classes that have images. The K first images, one per class, reach at most K
+    clients. So at least m = N - K of the other images must each go to a client without an image of the same class. By
+    Polya's urn, the (i + 1)-th image of a class does so with probability at most N alpha/i. The rounding in ``_draw``
+    raises this probability by a factor below 1.6. Let t be the sum of these raised probabilities over all images but
+    the K first. The upper bound is t^m/m!.
     """
     n = class_sizes[class_sizes > 0]
     more = n_clients - len(n)
@@ -96,7 +95,7 @@ def plain_sizes(class_sizes: np.ndarray, n_clients: int, alpha: float, rng: np.r
     """
     shares = _shares(_log_gamma(alpha, (len(class_sizes), n_clients), rng)) * class_sizes[:, None]
     sizes = np.floor(shares).astype(np.int64)
-    below = np.argsort(np.argsort(sizes - shares, 1, kind="stable"), 1)  # clients' ranks; 0: largest loss by rounding
+    below = np.argsort(np.argsort(sizes - shares, 1, kind="stable"), 1)  # clients' ranks by loss; 0: the largest
     return sizes + (below < (class_sizes - sizes.sum(1))[:, None])
 
 
@@ -110,14 +109,14 @@ def sizes_by_priors(class_sizes: np.ndarray, n_clients: int, alpha: float, rng: 
 
     Departs from the authors' code: all images are assigned, so clients' totals may differ by one image.
     """
-    # The logarithm of the prior up to a constant per client, which does not change the draws below.
+    # The logarithm of each client's prior without its normalising constant, which would not change the draws below.
     log_prior = _log_gamma(alpha, (n_clients, len(class_sizes)), rng)
     sizes = np.zeros((len(class_sizes), n_clients), dtype=np.int64)
     unspent = class_sizes.copy()
     remaining = np.flatnonzero(unspent)
     for client in _turns(np.diff(class_sizes.sum() * np.arange(n_clients + 1) // n_clients), rng):
-        # The Gumbel-max trick draws a class with a probability proportional to the prior.
-        # The Gumbel-max trick uses logarithms, because the priors of all remaining classes may underflow to zero.
+        # The Gumbel-max trick draws a class with probability proportional to the client's prior.
+        # The Gumbel-max trick needs only logarithms. The priors of all remaining classes may underflow to zero.
         c = remaining[np.argmax(log_prior[client, remaining] + rng.gumbel(size=len(remaining)))]
         sizes[c, client] += 1
         unspent[c] -= 1
@@ -144,8 +143,8 @@ def sizes_by_all_priors(class_sizes: np.ndarray, n_clients: int, alpha: float, r
 def _turns(sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Return a random sequence of clients, (sum of ``sizes``,), in which client i occurs ``sizes[i]`` times.
 
-    Each entry is uniform over the clients that have not yet occurred ``sizes[i]`` times. Every client has a Poisson
-    clock of the same rate, which stops after ``sizes[i]`` rings. The next ring is uniform over the running clocks.
+    Each entry is drawn uniformly from the clients i that occur fewer than ``sizes[i]`` times before the entry.
+    Method: each client i has a Poisson clock of rate 1 that stops after ``sizes[i]`` rings; rings are sorted by time.
     """
     rings = np.cumsum(rng.standard_exponential((len(sizes), sizes.max())), 1)
     until_full = np.arange(sizes.max()) < sizes[:, None]

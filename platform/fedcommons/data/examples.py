@@ -53,7 +53,7 @@ class Examples:
 
 
 STANDARDISATION, N_CLASSES = "mean and standard deviation of all clients' images", "number of classes of all clients"
-"""Names, for messages, of values that are computed from all clients' training examples if the data set states none."""
+"""Names of two values in messages. A value that the data set does not state is computed from all training examples."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Origin:
 
     @property
     def moved(self) -> bool:
-        """Return whether rows of the returned set were held out or reordered: ``rows`` is not 0 ... n_given - 1."""
+        """Return whether ``rows`` differs from 0 ... n_given - 1: some rows were held out or reordered."""
         return len(self.rows) < self.n_given or bool((self.rows != np.arange(self.n_given)).any())
 
 
@@ -159,7 +159,6 @@ class Dataset:
 
 
 def _add(hashed: blake2b, name: str, t: Tensor) -> None:
-    """Add a tensor's name, shape, type and bytes to the hash."""
     hashed.update(f"{name} {tuple(t.shape)} {t.dtype}\n".encode())
     hashed.update(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
 

@@ -34,7 +34,7 @@ class ClientDatasets:
 
     @property
     def now(self) -> str:
-        """Return the hash of the present examples and rows. It is not ``before`` if user code changed the data."""
+        """Return the hash of the present examples and rows. It equals ``before`` until user code changes the data."""
         return self._with_rows(self.clients.store[slice(None)].digest)
 
     def _with_rows(self, examples: str) -> str:

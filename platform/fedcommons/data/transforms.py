@@ -79,7 +79,6 @@ def flip_and_crop(x: Tensor, generator: torch.Generator, padding: int = 4) -> Te
     padded = F.pad(x, (padding,) * 4)
     index = torch.arange(b)[:, None, None].to(x.device), rows[:, :, None].to(x.device), columns[:, None].to(x.device)
     images = padded.permute(0, 2, 3, 1)[index].permute(0, 3, 1, 2)
-    # .contiguous() would not change the strides of one-channel images.
-    # Convolutions take these strides of one-channel images for channels-last, but double backward passes do not.
-    # The kernels for the contiguous and the channels-last memory layout round differently.
+    # For one-channel images, .contiguous() would keep the strides of the channels-last memory layout.
+    # With channels-last strides, torch's convolutions round differently than with contiguous strides.
     return images.clone(memory_format=torch.contiguous_format)

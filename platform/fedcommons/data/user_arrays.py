@@ -92,7 +92,7 @@ def as_array(whose: str, what: str, value: Any) -> np.ndarray:
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
-    """Return a read-only copy for user code. torch can still write to the copy, but not to the original."""
+    """Return a read-only copy for user code. It is a copy, because torch can write even to a read-only array."""
     array = array.copy()
     array.setflags(write=False)
     return array

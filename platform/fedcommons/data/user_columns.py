@@ -121,7 +121,7 @@ def _read(what: str, part: Any) -> Columns:
                 raise UserError(f"{what}: row {i} has no {missing[0]}, but earlier rows have.")
             row = tuple(row[name] for name in names if name)
             groups += row[2:]
-        # A list of numbers is not a pair (x, y); it may be a row of one-hot labels.
+        # A list of numbers may be a row of one-hot labels, so it is not accepted as a pair (x, y).
         of_numbers = isinstance(row, list) and isinstance(next(iter(row), None), int | float)
         if not (isinstance(row, tuple | list) and len(row) >= 2) or of_numbers:
             raise UserError(
@@ -169,7 +169,7 @@ def examples_of(what: str, columns: Columns) -> Tensor:
             "bytes as x.astype(int)."
         )
     if x.dtype == torch.uint8 and x.dim() == 3:
-        x = x.unsqueeze(1)  # images (n, H, W) are grey images that lack the channel dimension
+        x = x.unsqueeze(1)  # add the channel dimension to grey images (n, H, W)
     if x.dtype == torch.uint8 and x.dim() == 4 and x.shape[1] not in (1, 3) and x.shape[3] in (1, 3):
         x = x.permute(0, 3, 1, 2)
     elif x.dtype == torch.uint8 and x.shape[1] > 4 and x.shape[3] in (2, 4):

@@ -79,7 +79,7 @@ class BetaVAE:
             optimizer.step()
             if epoch in epochs:
                 model.centre(examples.x, examples.y)
-                generators[epoch] = TrainedGenerator(state_of(model), Receipt())  # an empty receipt states no privacy
+                generators[epoch] = TrainedGenerator(state_of(model), Receipt())  # Receipt(): no privacy guarantee
         return generators
 
     def sample(

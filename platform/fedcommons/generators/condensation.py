@@ -77,7 +77,7 @@ class Networks:
 
 
 def clipped(features: Tensor) -> Tensor:
-    """Clip feature vectors (n, D) to norm 1. Vectors that are not finite become 0, so a blank image adds nothing."""
+    """Clip feature vectors (n, D) to norm 1. Vectors with NaN or infinity, such as a blank image's, become 0."""
     short = features / features.norm(dim=1, keepdim=True).clamp_min(1)
     return torch.where(short.isfinite().all(1, keepdim=True), short, 0.0)
 

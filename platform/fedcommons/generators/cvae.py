@@ -105,7 +105,7 @@ class CVAE(Autoencoder):
             loss.backward()
             optimizer.step()
             if epoch in epochs:
-                generators[epoch] = TrainedGenerator(state_of(model), Receipt())  # an empty receipt states no privacy
+                generators[epoch] = TrainedGenerator(state_of(model), Receipt())  # Receipt(): no privacy guarantee
         return generators
 
     def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:

@@ -182,7 +182,7 @@ class ByDPSGD:
             if progress:
                 progress(step, max(epochs) * of_epoch)
             if rest == 0 and epoch in epochs:
-                # A receipt can state only steps with equal guarantees. Otherwise the generator counts as unprotected.
+                # If the guarantees of the steps differ, a receipt cannot state them: the generator is unprotected.
                 p = protection if len(protections) == 1 else Release()
                 receipt = Receipt(p.mechanism, p.q, p.sigma, p.sensitivity, step)
                 generators[epoch] = TrainedGenerator(training.weights(), receipt)
@@ -191,7 +191,7 @@ class ByDPSGD:
 
 @dataclass(frozen=True)
 class Training:
-    """A generator's training by DP-SGD: the network on real images, and what differs between the generators.
+    """A generator's training by DP-SGD: the network that sees real images, and functions for this generator.
 
     loss, draw, draws: see ``dp_sgd_vmap.steps``. after: function that is called after every step. It uses only the
     module, not the examples, so it costs no privacy. weights: function that returns the generator's weights.
@@ -207,7 +207,7 @@ class Training:
 
 
 def per_image(model: nn.Module, draws: int, prefix: str = "") -> tuple[dp_sgd_vmap.Loss, dp_sgd_vmap.Draw]:
-    """Return the loss of an image, averaged over ``draws`` random draws of ``model.draw``, and a function to draw them.
+    """Return the loss of an image, averaged over ``draws`` random draws, and a function that makes the random draws.
 
     prefix: name of the trained network in ``model``, with a dot; empty if the whole model is trained.
     """

@@ -94,7 +94,7 @@ class GAN(Adversarial):
             course.discriminator_step(x, y)
             course.generator_step(y)
             if epoch in epochs:
-                generators[epoch] = TrainedGenerator(course.averaged(), Receipt())  # an empty receipt states no privacy
+                generators[epoch] = TrainedGenerator(course.averaged(), Receipt())  # Receipt(): no privacy guarantee
         return generators
 
     def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:

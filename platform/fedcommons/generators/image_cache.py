@@ -71,9 +71,9 @@ def make(job: Job, step: Step | None = None) -> JobResult:
 
 
 def _telling(function: Callable[..., Any], step: Step | None, what: str) -> dict[str, Any]:
-    """Return {"progress": function that calls ``step`` with (done, total, what)}, as arguments for ``function``.
+    """Return keyword arguments for ``function``: a ``progress`` that calls ``step`` with (done, total, ``what``).
 
-    The result is {} if ``function`` has no parameter ``progress``, or if step is None.
+    If ``step`` is None or ``function`` has no parameter ``progress``, return {}.
     """
     if step is None or not takes(function, "progress"):
         return {}
@@ -188,7 +188,7 @@ def keep(store: Store, job: Job, result: JobResult) -> None:
 
 
 def _findings(trained: TrainedGenerator | None) -> dict[str, Any]:
-    """Return {"receipt": fields for JSON}, or {"receipt": {}} if the receipt has no guarantee; {} without a receipt."""
+    """Return {} if there is no receipt, else {"receipt": fields for JSON}. Without guarantee, there are no fields."""
     if trained is None or trained.receipt is None:
         return {}
     if not trained.receipt.release(0).covered:
@@ -228,5 +228,5 @@ def read(store: Store, need: GenerationRequest) -> Contribution:
     some = np.concatenate([np.arange(s, s + k) for s, k in zip(starts, counts, strict=True)])
     receipt = contribution.receipt
     if need.recipe.is_secret and not takes_noise(need.recipe.generator):
-        receipt = None  # seeded noise, which an attacker could draw again, protects nothing
+        receipt = None  # no protection: the generator used seeded noise, which an attacker could draw again
     return Contribution(contribution.examples[some], receipt, len(need.examples), need.recipe.of_counts)

@@ -56,6 +56,6 @@ def fit(
     except SystemExit as error:
         if not isinstance(error.__context__, KeyboardInterrupt):
             raise
-        # After Ctrl-C, Lightning ignores further SIGINT signals and exits with code 1. Undo both.
+        # Lightning handles Ctrl-C by ignoring SIGINT and raising SystemExit. Restore the handler and KeyboardInterrupt.
         signal.signal(signal.SIGINT, on_ctrl_c)
         raise KeyboardInterrupt from None

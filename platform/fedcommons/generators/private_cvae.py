@@ -1,7 +1,7 @@
 """The variational autoencoder of ``cvae.py`` trained by DP-SGD, so that its images are differentially private.
 
 Each image's loss is averaged over ``draws`` random codes. The same noisy gradients train the encoder and the decoder
-(see ``dp_training.py``). DP-SGD on a VAE is that of Abadi et al. (CCS 2016). There is no batch norm, because it would
+(see ``dp_training.py``). DP-SGD is that of Abadi et al. (CCS 2016). There is no batch norm, because it would
 make an image's gradient depend on other images.
 """
 

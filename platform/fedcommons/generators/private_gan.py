@@ -39,9 +39,9 @@ class PrivateGAN(ByDPSGD, Adversarial):
             return torch.randint(n_classes, (n,), generator=model.draws).to(default_device())
 
         def after() -> None:
-            """Update the generator G, with random draws from a seed of this step.
+            """Update the generator G; its random draws depend on a seed for this step.
 
-            One stream for all steps would depend on the sizes of earlier batches, and so reveal them.
+            With one seed for all steps, the draws would depend on the earlier batches' sizes, which are private.
             """
             model.draws.manual_seed(seed_for(seed, "step of the generator", course.steps))
             course.generator_step(classes(self.batch_size))
@@ -51,7 +51,7 @@ class PrivateGAN(ByDPSGD, Adversarial):
             of_each = classes(n), model.codes(n), model.draw(n), model.draw(n)
             of_rows = [part.unflatten(0, (images, draws))[rows] for part in of_each]
             y, z, for_real, for_fakes = (part.flatten(0, 1) for part in of_rows)
-            model.generator.eval()  # in training mode, batch norm would reveal the batch's size
+            model.generator.eval()  # batch statistics would depend on the batch's size, which is private
             with torch.no_grad():
                 fakes = model.images(y, z)
             model.generator.train()

@@ -41,8 +41,8 @@ NOISE = 2
 
 
 DRAWS = 2
-"""Version of seeded draws, such as augmentations, in private generators with secret noise. Versions have unequal salts,
-because equal noise on two different sums of gradients would reveal the difference of the sums."""
+"""Version of the code for seeded draws, such as augmentations, in private generators with secret noise. Each version
+has other salts: if two sums of gradients had equal noise, their difference would be revealed."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def takes(function: Callable[..., Any], name: str) -> bool:
 def salt_facts(needs: Sequence[GenerationRequest]) -> list[str]:
     """Return the names of the generators' secret salts, and hashes of the facts on which the images depend.
 
-    A resumed run compares the list with the stored list, and so notices that a salt is lost.
+    A resumed run compares this list with the list that the run stored. The lists differ if a salt was lost.
     """
     names = ([salts.name_of(need.salt)] if need.salt else [] for need in needs)
     return [key for name, need in zip(names, needs, strict=True) for key in (*name, key_of(need.images_facts))]
@@ -174,9 +174,10 @@ def n_seen(rho: float, n_own: int) -> int:
 
 
 def contribution(p: float | None, n_total: int, n_clients: int, n_own: int) -> int:
-    """Return the rounded number of images that a client contributes: n_total/n_clients, or p n_own/(1 - p) for a set p.
+    """Return the rounded number of images that a client contributes.
 
-    p: share of synthetic images. n_total, n_own: number of real images of all clients, and of the client.
+    If p is None, the number is n_total/n_clients, otherwise p n_own/(1 - p).
+    p: share of synthetic images, or None. n_total, n_own: number of real images of all clients, and of the client.
     """
     if p is None:
         return max(1, round(n_total / n_clients))
@@ -210,9 +211,9 @@ def requests_of_clients(
 ) -> list[GenerationRequest]:
     """Return one generation request per client.
 
-    The drawn images do not depend on the learning rate. They are the same for all shares p of synthetic images with
-    which the client contributes at most the default number, n_total/N. Labels have the class shares of the images on
-    which the generator is trained.
+    The drawn images do not depend on the learning rate. All runs in which a client contributes at most the default
+    number of images, n_total/N, use the same images. Labels have the class shares of the images on which the generator
+    is trained.
 
     Raises:
         UserError: the labels are not classes, or the share rho of a client's images is less than one image.
@@ -226,8 +227,8 @@ def requests_of_clients(
         if seen < 1:
             raise UserError(f"generator.rho = {recipe.rho:g} of client {client}'s {len(rows)} images is not one image.")
         order = numpy_generator(client_data.seed, "generator subset", client).permutation(len(rows))
-        examples = client_data.clients.store[rows[order[:seen]]]  # a smaller share rho takes a subset of these images
-        # The number is a multiple of the default contribution, so that runs with different p use the same images.
+        examples = client_data.clients.store[rows[order[:seen]]]  # with a smaller share rho: a subset of these images
+        # Round up to a multiple of the default contribution, so that runs with different p use the same images.
         n_drawn = paper * max(1, -(-wanted // paper))
         counts = _counts(examples, client, client_data, recipe)
         labels = np.repeat(np.arange(client_data.n_classes), largest_remainder(counts, n_drawn))
@@ -248,7 +249,10 @@ def requests_of_clients(
 
 
 def _counts(examples: Examples, client: int, client_data: ClientDatasets, recipe: GeneratorRecipe) -> np.ndarray:
-    """Return the class counts (classes,) of ``examples``, with noise if ``label_noise`` > 0; ones if all are 0 then."""
+    """Return the class counts (classes,) of ``examples``, with noise if ``label_noise`` > 0.
+
+    If all noisy counts are 0, return ones.
+    """
     counts = np.bincount(examples.y.numpy(), minlength=client_data.n_classes or 0)
     if not recipe.label_noise:
         return counts

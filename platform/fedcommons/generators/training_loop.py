@@ -11,7 +11,7 @@ from fedcommons.seeding import generator
 
 
 def batch_of(n: int, batch_size: int, is_even: bool) -> int:
-    """Return ``batch_size``; if ``is_even``, the smallest size that splits n images into the same number of batches."""
+    """Return ``batch_size``; if ``is_even``, the smallest batch size with the same number of batches of n images."""
     return -(-n // -(-n // batch_size)) if is_even else batch_size
 
 

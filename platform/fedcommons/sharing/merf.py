@@ -200,7 +200,7 @@ class MERF:
     ) -> tuple[Contributions, Sequence[Release]]:
         """Return one privacy ledger entry per client.
 
-        If the constant ``noise`` is summed, the entry states a guarantee only for the sum S of all messages.
+        If ``self.noise`` is "summed", the entry states a guarantee only for the sum S of all messages.
         """
         what = f"{SUMS}, seen added up over clients only" if self.sigma and self.noise == "summed" else SUMS
         event = Release(0, (what,), mechanism=SAMPLED_GAUSSIAN, sigma=self.sigma, sensitivity=1.0, steps=1)
@@ -243,8 +243,8 @@ class MERF:
         """Return mu = 1/sigma per party, the privacy parameter of a client's data against that party.
 
         sigma is the noise multiplier of the noise that the party does not know. The messages of t of the n clients may
-        be missing, so the sum has the noise of n - t clients. The party knows the noise of some of these clients, but
-        never that of the client whose data are protected.
+        be missing, so the sum has the noise of n - t clients. A party may know the noise of k clients, such as its own
+        noise (k = 1). The noise of the other n - t - k clients (at least one) protects a client's data.
         """
         sigma, sent, many = self.sigma_of_each(n), n - self.may_miss, max(2, n // 2)
         seen = {"outsiders, who see images": 0, "the server under secure aggregation": 0}

@@ -224,9 +224,9 @@ class NDPDC:
         return noisy_sums.assign_to_all(client_data, released, up)
 
     def beforehand(self, client_data: ClientDatasets) -> list[str]:
-        """Report the noise-to-signal ratio of the clients' total in one step, and that of the mean total of T steps.
+        """Report two noise-to-signal ratios: of the clients' total in one step, and of the mean total of T steps.
 
-        The ratio is the norm of the noise in a class's total, divided by the largest possible norm of the exact total.
+        A ratio is the norm of the noise in a class's total, divided by the largest possible norm of the exact total.
         """
         if self.noise_multiplier == 0:
             return []

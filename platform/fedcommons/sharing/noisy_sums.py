@@ -41,7 +41,7 @@ def check(self: Noisy, fields: Mapping[str, Any]) -> None:
 
 
 def key_of_client(client_data: ClientDatasets, client: int, facts: Mapping[str, Any]) -> str:
-    """Return a hash of the client's examples and of all other facts that decide its messages; it seeds their noise."""
+    """Return a hash of the client's examples and of other facts that decide its messages. The hash seeds the noise."""
     examples = client_data.clients.store[client_data.clients.rows[client]]
     content = sha256(examples.x.numpy().tobytes() + examples.y.numpy().tobytes())
     return key_of({"seed": client_data.seed, "client": client, "own": content, **facts})

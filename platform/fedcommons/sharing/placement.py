@@ -32,14 +32,14 @@ def sample_shareable(labels: np.ndarray, owners: np.ndarray, c: float, rng: np.r
     random. labels, owners: (M,) class and client of each example.
     """
     order = rng.permutation(len(labels))
-    # The first pass spreads each pair (owner, class) evenly over the order. The second pass spreads each class.
+    # Pass 1 spreads the examples of each pair (owner, class) evenly over ``order``, pass 2 those of each class.
     for group in (owners * (labels.max() + 1) + labels, labels):
         order = order[np.argsort(_parts(group[order]), kind="stable")]
     return order[: n_open(c, len(labels))]
 
 
 def _parts(group: np.ndarray) -> np.ndarray:
-    """Return each entry's position in its group, (M,): (k - 1/2)/n for the k-th of n equal entries of ``group``."""
+    """Return (k - 1/2)/n for the k-th of n entries of ``group`` with the same value, for all M entries: (M,)."""
     order = np.argsort(group, kind="stable")
     _, first, sizes = np.unique(group[order], return_index=True, return_counts=True)
     parts = np.empty(len(group))
@@ -124,7 +124,7 @@ def optimal_copies(owned: tuple[int, ...], opened: tuple[int, ...], d: int) -> E
     n, copies, total = len(h), np.zeros((len(h), len(h)), np.int64), sum(owned) + d * sum(opened)
     i, j = (np.repeat(np.flatnonzero(o), n), np.tile(np.arange(n), np.count_nonzero(o)))
     i, j = i[i != j], j[i != j]
-    room = np.bincount(j, o[i], n).astype(np.int64)  # maximum number of copies that each client can get
+    room = np.bincount(j, o[i], n).astype(np.int64)  # maximum number of copies for each client
     receiver = np.repeat(np.arange(n), room)
     k = np.arange(len(receiver)) - np.repeat(np.cumsum(room) - room, room) + 1
     cost = np.concatenate([np.zeros(len(i)), 2.0 * (h[receiver] + k) - 1])
@@ -136,7 +136,7 @@ def optimal_copies(owned: tuple[int, ...], opened: tuple[int, ...], d: int) -> E
     least = float((h**2).sum())
     if len(i):
         # The constraints are network flows, so every vertex of the linear program is an integer solution.
-        # An integer program would take far longer. In any case, the linear program's value is a lower bound.
+        # An integer program would give the same solution, but would take far longer.
         limits = Bounds(0, np.concatenate([o[i], np.ones(len(k))]))  # pyright: ignore[reportArgumentType]  (arrays too)
         solution = milp(cost, bounds=limits, constraints=(sent, right, right))
         if solution.x is None or np.abs(solution.x - np.rint(solution.x)).max() > 1e-6:
@@ -149,7 +149,7 @@ def optimal_copies(owned: tuple[int, ...], opened: tuple[int, ...], d: int) -> E
 
 
 def plans(labels: np.ndarray, owners: np.ndarray, n_clients: int, opened: np.ndarray, d: int) -> dict[int, Even]:
-    """Return, for each class in ``labels``, the copies that make the clients' numbers of examples most equal.
+    """Return the optimal placement of copies for each class in ``labels`` (see ``optimal_copies``).
 
     labels, owners: (M,) class and client of each example. opened: row numbers of the examples that are not private.
     d: number of other clients that get a copy of each example that is not private.

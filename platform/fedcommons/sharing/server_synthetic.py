@@ -2,7 +2,7 @@
 
 The images are those of ``shuffled_synthetic`` (Li et al., arXiv:2306.13263). Each image is sent once, to the server.
 Clients train on their real data only. In the methods ``one_shot`` and ``fedddpm`` the server trains on the pool.
-n_i: client i's real images;  n~: synthetic images that it contributes;  p = n~/(n_i + n~), as if it received n~ images.
+n_i: client i's real images;  n~: synthetic images that client i contributes;  p = n~/(n_i + n~).
 
 Departs from the paper: the pool stays at the server. In the paper the pool is sent to the clients.
 """

@@ -72,8 +72,8 @@ class ShuffledReal:
 
 
 def _order(client_data: ClientDatasets, client: int) -> np.ndarray:
-    """Return a random order of a client's images; ``n_swapped`` images at its beginning are swapped.
+    """Return a random order of a client's images; the first ``n_swapped`` images are swapped.
 
-    So a larger share p also swaps all images that a smaller p swaps.
+    The order does not depend on p. So a larger share p also swaps all images that a smaller p swaps.
     """
     return numpy_generator(client_data.seed, "swapped", client).permutation(len(client_data.clients.rows[client]))

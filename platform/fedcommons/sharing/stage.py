@@ -41,7 +41,7 @@ from fedcommons.sharing import disclosure
 class Contributions:
     """The examples that the clients contribute to sharing: m rows of a store.
 
-    store: all examples; the clients' real data are the first ones.
+    store: all examples; the first rows are the clients' real data.
     rows: (m,) int64 row numbers of the contributed examples. owners: (m,) client that contributed each of these rows.
     receipts: client -> privacy protection of its synthetic examples (``Receipt``); None: no protection.
     n_sources: client -> number of its real examples that it contributes or from which its synthetic examples come.
@@ -283,7 +283,7 @@ def _released(result: Any) -> tuple[Contributions, Sequence[Release]]:
     if not (isinstance(result, Sequence) and len(result) == 2):
         raise ValueError(f"it must return a pair of Contributions and a list of Release, got {type(result).__name__}")
     events = require_type(Iterable, result[1], "a pair of Contributions and a list of Release")
-    return _contributions(result[0]), tuple(events)  # user code may return an iterator, which can be read only once
+    return _contributions(result[0]), tuple(events)  # an iterator can be read only once
 
 
 def share_contributed(stage: Stage, client_data: ClientDatasets, contributed: Contributions) -> Shared:

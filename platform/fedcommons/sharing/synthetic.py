@@ -11,7 +11,7 @@ from fedcommons.sharing.stage import Contributions
 
 
 class Synthetic(Protocol):
-    """A strategy with the share p of synthetic images in a client's training set, which decides n~."""
+    """A strategy with a constant p: the share of synthetic images in a client's training set. p decides n~."""
 
     @property
     def p(self) -> float | None: ...
@@ -22,7 +22,6 @@ def check_data(self: Synthetic, client_data: ClientDatasets) -> None:
 
 
 def sizes(self: Synthetic, client_data: ClientDatasets) -> list[int]:
-    """Return n~ for each client."""
     return generation.contributions(self.p, client_data)
 
 
