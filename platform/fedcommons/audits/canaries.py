@@ -61,7 +61,7 @@ class Canaries(LightningModule):
 
 
 class _OfSeed:
-    """A substitute for ``Noise`` that is keyed by a seed and not by the data, so two trainings have equal noise."""
+    """A substitute for ``Noise`` with a fixed seed, so that trainings on different data have equal noise."""
 
     def __init__(self, source: Source, seed: int) -> None:
         self.source, self.seed, self.calls = source, seed, 0

@@ -25,9 +25,10 @@ detections show, with a one-sided confidence of 97.5 %, that the probability is 
 
 
 def fewest_copies(compared: Sequence[Compared], seed: int, label: int | None = None) -> int | None:
-    """Return the smallest number of copies that the audit detects with probability 0.9, or None; tries ``SHARES``.
+    """Return the smallest number of copies that the audit detects with probability 0.9, among the shares ``SHARES``.
 
-    compared: comparisons of the clients that get one joint verdict. label: class of the images (None: all classes).
+    None: the audit detects none of the shares. compared: comparisons of the clients that get one joint verdict. label:
+    class of the images (None: all classes).
     """
     k = len(_places(compared, label))
     for n in sorted({ceil(share * k) for share in SHARES}):
@@ -69,7 +70,7 @@ def plantings(
 
 
 def _places(compared: Sequence[Compared], label: int | None) -> np.ndarray:
-    """Return (k, 2): index of the client and of the image for each replaceable synthetic image of class ``label``."""
+    """Return (k, 2): for each of k synthetic images that a copy may replace, the indices of client and image."""
     places = [np.zeros((0, 2), np.int64)]
     for i, c in enumerate(compared):
         rows = _rows(c.subject.synthetic.y.numpy(), label)

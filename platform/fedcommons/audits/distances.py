@@ -54,7 +54,7 @@ class Look:
 
 
 def _window(x: Tensor, down: int, right: int) -> Tensor:
-    """Return images x without the top ``down`` rows and left ``right`` columns; negative: bottom rows, last columns."""
+    """Remove the top ``down`` rows and left ``right`` columns; negative: the bottom rows or right columns."""
     if not (down or right):
         return x
     height, width = x.shape[-2:]
@@ -125,10 +125,10 @@ def embedding(module: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 def _smallest(sides: Iterator[tuple[Tensor, Tensor, int]]) -> Tensor:
-    """Return (n, r) Euclidean distances between n and r points: the smallest distance over all variants of the points.
+    """Return (n, r): the Euclidean distance of each of n points to each of r points, the smallest over all variants.
 
-    A variant is (the n points, the r points, number of coordinates of a whole image). If its points have fewer
-    coordinates than a whole image, the squared distance is scaled up.
+    sides: for each variant, the n points, the r points, and the number of coordinates of a whole image. If points have
+    fewer coordinates than a whole image, their squared distance is scaled up.
     """
     best = None
     for left, right, whole in sides:

@@ -34,7 +34,7 @@ class Losing(Protocol):
     """A generator that can return its loss on single images, for an attacker that has the generator's weights."""
 
     def losses(self, weights: Weights, examples: Examples, n_classes: int, seed: int) -> Tensor:
-        """Return (n,): the loss on each image, with equal random numbers (times, noise) for all images and weights."""
+        """Return (n,): the loss on each image, with equal diffusion times and noise for all images and weights."""
         ...
 
 
@@ -54,7 +54,7 @@ def by_loss(generator: Generator, weights: Weights, images: Examples, n_classes:
 
 
 def halves(labels: np.ndarray, generators: int, seed: int) -> np.ndarray:
-    """Draw (K, n) bool: which of K generators is trained on which of n images, a random half of each class.
+    """Draw (K, n) bool: the training images of K generators, for each generator a random half of every class.
 
     If a class has an odd number of images, generators 0, 2, ... get the smaller half and 1, 3, ... the larger half.
     """

@@ -154,9 +154,10 @@ def compare(subject: Subject, space: Space, seed: int) -> Compared:
 
 
 def _nearest(rows: Iterable[Tensor], n: int, records: Tensor, limit: float) -> Nearest:
-    """Return the nearest neighbours from ``rows``, blocks of distances (., n + m) to n seen and m held-out images.
+    """Return the nearest neighbours of images, from the images' distances to n seen and m held-out images.
 
-    records: (2m,) columns of the matched training images and of the held-out images. limit: the near-copy limit.
+    rows: the distances in blocks, with n + m columns. records: (2m,) column numbers of the m matched seen images and of
+    the m held-out images. limit: the near-copy limit.
     """
     parts, m = [], len(records) // 2
     for chunk in rows:

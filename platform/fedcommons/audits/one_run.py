@@ -28,7 +28,7 @@ FEWEST = 4
 """Smallest number of canaries for a bound: with four canaries there is one guess."""
 
 LOOKS = 4
-"""Number of scores per canary that are averaged. Each uses new diffusion times and noise, or a new pool."""
+"""Number of scores per canary that are averaged. Each score uses new diffusion times and noise, or a new pool."""
 
 
 @dataclass(frozen=True)

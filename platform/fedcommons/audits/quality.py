@@ -100,11 +100,10 @@ def _kernel(a: Tensor, b: Tensor) -> Tensor:
 class Quality:
     """The result of ``pool_quality``.
 
-    pool: the measures of ``compared`` for the pool, and fidelity: the share of pool images whose label the classifier
-    trained on real images predicts. unseen: the same measures for test images instead of the pool, as a reference. Its
-    fidelity is the test accuracy of the classifier trained on real images. accuracy: test accuracy of the classifier
-    trained on the pool. points: number of compared images of each kind. trained: number of training images of each
-    classifier.
+    pool: the measures of ``compared`` for the pool, and the fidelity: the share of images whose label is predicted by
+    the classifier that was trained on real images. unseen: the same measures for test images, as a reference for the
+    pool. accuracy: test accuracy of the classifier trained on the pool. points: number of real images and of pool
+    images that were compared. trained: number of training images of each classifier.
     """
 
     pool: Mapping[str, float]
@@ -160,7 +159,6 @@ def _some(examples: Examples, n: int, seed: int, which: str) -> Examples:
 
 
 def _train(work: Work, data: Examples, seed: int) -> None:
-    """Train ``work.module`` on the examples, starting from the weights ``work.initial``."""
     examples = data.to(work.device)
     work.load_buffers(work.initial_buffers)
     work.local(work.initial, ClientData(examples.x, examples.y), seed_for(seed, "classifier of quality"))

@@ -29,7 +29,7 @@ PARTS = np.array([0.25, 0.25, 0.5])
 class Planted:
     """A replacement of a client's synthetic images by copies of training images.
 
-    rows: indices of the replaced synthetic images. copies: for each, the index of the copy in ``Compared.copies``.
+    rows: indices of the replaced synthetic images. copies: indices of the copies in ``Compared.copies``.
     """
 
     rows: np.ndarray
@@ -71,7 +71,7 @@ def counts(comparison: Compared, label: int | None = None, planted: Planted = NO
 
 
 def independent(total: np.ndarray) -> float:
-    """Return k^2 / sum_r k_r^2, the number of independent images with the same variance (k, k_r: see ``counts``)."""
+    """Return k^2 / sum_r k_r^2, the number of independent images that vary as much as the k images (``counts``)."""
     return float(total[0] ** 2 / total[2])
 
 

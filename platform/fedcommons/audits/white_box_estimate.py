@@ -100,7 +100,7 @@ class Estimate:
 
     @property
     def faults(self) -> list[str]:
-        """Return a message for each of epsilon and noise multiplier whose stated value the estimate contradicts."""
+        """Return a message each on epsilon and on the noise multiplier, if the estimate refutes the stated value."""
         (noise, most), join = self.noise, ", not ".join
         return [
             *([f"epsilon is about {join(apart(self.epsilon, self.reported))}"] * (self.epsilon > self.reported)),
@@ -111,9 +111,10 @@ class Estimate:
 def estimate(scores: np.ndarray, inside: np.ndarray, release: Release, delta: float) -> Estimate:
     """Return the estimate of epsilon from the scores of directions, compared with the values that the release states.
 
-    Noise that is reused in several steps makes the sums of scores over steps vary more than new noise does. So mu,
-    which is relative to this variation, does not detect reuse. The standard deviation of a score over the steps detects
-    reuse. If an upper bound on this deviation is below the stated noise, epsilon is computed from the upper bound.
+    mu (see ``Estimate``) does not detect noise that is reused in several steps: reused noise increases the standard
+    deviation of the summed scores, by which mu is divided. But reused noise makes a score vary less between steps. If
+    an upper bound on this variation is below the stated noise, epsilon is also computed from the bound, and the larger
+    epsilon counts.
 
     Args:
         scores: (T, k), the score of each direction in each step, or (k,), the sums over steps.
@@ -137,7 +138,7 @@ def estimate(scores: np.ndarray, inside: np.ndarray, release: Release, delta: fl
     mu = apart / spread if spread else inf * apart if apart else 0.0
     margin = z * _error(mu, those_in.std(ddof=1) / spread, len(those_in), len(those_out)) if spread else 0.0
     honest, q = release.q * unit / release.sigma, release.q
-    of_half = sqrt(1 + 4 * q * (1 - q) / release.sigma**2)  # std of included over std of excluded, at half noise
+    of_half = sqrt(1 + 4 * q * (1 - q) / release.sigma**2)  # std of included / std of excluded scores, at half noise
     power = z + float(norm.isf(0.1))  # the estimate reaches `half` with probability 0.9
     half = 2 * honest - power * _error(2 * honest, of_half, len(those_in), len(those_out))
 
@@ -165,9 +166,9 @@ def estimate(scores: np.ndarray, inside: np.ndarray, release: Release, delta: fl
 
 
 def _error(mu: float, ratio: float, inside: int, outside: int) -> float:
-    """Return the standard error of ``mu`` (see ``Estimate``). ratio: deviation of included over excluded scores.
+    """Return the standard error of ``mu`` (``Estimate``) for ``inside`` included and ``outside`` excluded directions.
 
-    inside, outside: numbers of included and of excluded directions.
+    ratio: standard deviation of the included scores / standard deviation of the excluded scores.
     """
     return sqrt(ratio**2 / inside + 1 / outside + mu**2 / (2 * outside))
 

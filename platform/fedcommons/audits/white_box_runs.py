@@ -1,7 +1,7 @@
-"""Private training on canary directions, whose noisy sums give an estimate of epsilon (``white_box_estimate``).
+"""DP-SGD training on canaries. The noisy sums of the steps give an estimate of epsilon (``white_box_estimate``).
 
-The gradient of an example is a direction in the space of all parameters of a module. The training is the clients' local
-loop, or the vectorised steps that train generators.
+A canary is an example whose gradient has a known random direction in the space of all parameters of a module. The
+training is the clients' local loop, or the vectorised steps that train generators.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ def directions(k: int, d: int, seed: int) -> Tensor:
 
 
 class Directed(LightningModule):
-    """A module in which example (j, factor) has the gradient steepness * factor * u[j], for all weights.
+    """A module in which example (j, factor) has the gradient steepness * factor * u[j], at all values of the weights.
 
     u: (k, d), one direction per row, in the d parameters of ``module``. factor: 1 if direction j is included, else 0.
     """

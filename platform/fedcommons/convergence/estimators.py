@@ -85,10 +85,10 @@ class Part:
 class Moments:
     """Moments of the per-sample gradients at one model, for N sets of examples, usually one set per client.
 
-    mean: (P,) float64, the mean of the mean gradients g_i over sets. pooled: (P,) float64, the mean gradient over the
-    examples of all sets. sizes: (N,), the number of examples n_i, or the sum of the weights of a set's examples. rows:
-    (N,), n_i. sq: (N,), ||g_i||^2. sq_mean: (N,), E||grad F||^2, the mean squared norm of per-sample gradients. v:
-    (N,), v_i, the squared standard error of g_i, which is 0 if all examples were measured.
+    mean: (P,) float64, the mean over sets of the sets' mean gradients g_i. pooled: (P,) float64, the mean gradient over
+    the examples of all sets. The others have shape (N,). rows: number of examples n_i. sizes: sum of the examples'
+    weights; n_i without weights. sq: ||g_i||^2. sq_mean: mean squared norm of the per-sample gradients. v: v_i, the
+    squared standard error of g_i, which is 0 if all examples were measured.
     """
 
     mean: Tensor
@@ -186,7 +186,7 @@ def delta_sq(clients: Moments, pool: Moments) -> float:
 
 
 def mixed(clients: Moments, pool: Moments, p: float) -> tuple[float, float]:
-    """Return (zeta^2, sigma^2) for the case that every client i's data were the exact mixture (1 - p) D_i + p D~.
+    """Return (zeta^2, sigma^2) if the data of every client i were the exact mixture (1 - p) D_i + p D~.
 
     D_i: data of client i, with mean gradient g_i. D~: the pool, with mean gradient g~. p: share of the pool, in [0, 1].
     The mean gradient on a mixture is (1 - p) g_i + p g~. Both results are differences of means of squares. They equal

@@ -72,7 +72,7 @@ def has_closed_forms(module: nn.Module) -> bool:
 
 
 def _owners(module: nn.Module) -> list[nn.Module]:
-    """Return the layers that have trained parameters directly, not only in their sublayers."""
+    """Return the layers that have trained parameters themselves; parameters of sublayers do not count."""
     return [layer for layer in module.modules() if any(p.requires_grad for p in layer.parameters(recurse=False))]
 
 

@@ -6,7 +6,7 @@ If all steps have q = 1 (no sampling), they are one Gaussian mechanism, and epsi
 If some steps have q < 1, there are two accountants:
 
 rdp   Renyi differential privacy (Mironov et al. 2019), which the privacy ledger uses; divergences: ``privacy.renyi``
-prv   numerical composition of privacy losses (Gopi et al. 2021); its epsilon is lower by some percent and takes seconds
+prv   numerical composition of privacy losses (Gopi et al. 2021): epsilon is some percent below "rdp", but takes seconds
 """
 
 import logging
@@ -56,7 +56,7 @@ def _renyi_of_a_step(q: float, sigma: float) -> np.ndarray:
 
 
 def accountant_of(rates: Iterable[float]) -> str:
-    """Return the accountant of ``composed`` for the sampling rates: "exact Gaussian" if all are 1, else "rdp"."""
+    """Return the accountant that ``composed`` uses: "exact Gaussian" if all sampling rates are 1, else "rdp"."""
     return "rdp" if any(q != 1 for q in rates) else "exact Gaussian"
 
 
@@ -69,12 +69,12 @@ def composed(spent: Spent, delta: float) -> float:
     costs = [steps * _renyi_of_a_step(q, sigma) for q, sigma, steps in spent if steps]
     with _quiet():
         total = spent_at(orders=orders, rdp=list(reduce(np.add, costs)), delta=delta)[0]
-    return max(0.0, float(total))  # the formula of "rdp" is negative if the steps are (0, delta)-private
+    return max(0.0, float(total))  # a negative total means that the steps are (0, delta)-private
 
 
 @lru_cache(maxsize=4096)
 def epsilon(q: float, sigma: float, steps: int, delta: float, accountant: str = "rdp") -> float:
-    """Return the epsilon >= 0, at ``delta``, of ``steps`` steps, by the accountant "rdp" or "prv"; 0 without steps."""
+    """Return the epsilon >= 0, at ``delta``, of DP-SGD steps, by the accountant "rdp" or "prv"; 0 without steps."""
     if accountant == "rdp" or steps == 0:
         return composed(((q, sigma, steps),), delta)
     counter = _opacus().create_accountant(accountant)

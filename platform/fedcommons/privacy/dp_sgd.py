@@ -32,7 +32,7 @@ from fedcommons.seeding import set_default_generator
 
 
 def clipped(g: Tensor, clip: float) -> tuple[Tensor, float]:
-    """Clip the gradient g in place to g min(1, clip/||g||), or to 0 if g is not finite; return (g, clip)."""
+    """Clip g in place to g min(1, clip/||g||), or to 0 if g is not finite; return g and ``clip``, its norm's bound."""
     factor = (clip / torch.linalg.vector_norm(g)).nan_to_num(0).clamp(max=1)
     return g.mul_(factor).nan_to_num_(0), clip  # one nan or infinite element sets the whole g to zero
 
@@ -172,11 +172,11 @@ Sample = tuple[tuple[Tensor, ...], list[int], Stream]
 
 @dataclass
 class PrivateStep:
-    """A step of a client's local training under DP-SGD, with the privacy ledger's entries of all its calls.
+    """A callable that makes one DP-SGD step of a client's local training and stores the step's privacy ledger entry.
 
     draws: source of the batches and of the noise. n: number of the client's examples. gradients: ``DPSGD.gradients``
-    with parameters and loss. changes: functions that are called in this order after the gradients are set; one takes
-    the optimizer's step, between ``guard.look`` and ``guard.keep``. guard: detector of writes by user code.
+    with parameters and loss. changes: functions that a step calls, in this order, after the gradients are set;
+    ``guard.look``, the optimizer's step and ``guard.keep`` are among them. guard: detector of writes by user code.
     """
 
     dp: DPSGD
@@ -200,7 +200,7 @@ class PrivateStep:
     def samples(
         self, columns: Sequence[Tensor], augment: Callable[[Tensor, list[int]], Tensor] | None, epoch: int
     ) -> Iterator[Sample]:
-        """Yield the Poisson batches of an epoch (from 0).
+        """Yield the Poisson batches of the epoch with index ``epoch``, counted from 0.
 
         columns: all examples of the client, n rows in each column. augment: function of (images, seeds) that changes
         the images of a batch; None: no change.
@@ -230,13 +230,13 @@ class PrivateStep:
 
 
 def compose_steps(release: Release, q: float, steps: int, listed: int) -> Release:
-    """Return the privacy ledger entry (release) of several steps. release: entry of one step without sampling.
+    """Return the privacy ledger entry of ``steps`` sampled steps. release: the entry of one step without sampling.
 
     q: sampling rate. listed: m, the maximum number of copies of an example in the data.
     C: clipping norm;  sigma: noise multiplier. An example with m copies is in a batch with probability
     q' = 1 - (1 - q)^m, and adds a gradient of norm at most m C. So a step discloses at most as much as a sampled
-    Gaussian mechanism with sampling rate q' and noise multiplier sigma / m. The reason: the example's contribution is
-    a mixture over the number of copies in the batch, and the divergence is convex.
+    Gaussian mechanism with sampling rate q' and noise multiplier sigma / m. This holds because
+    the divergence is convex and the example's contribution is a mixture over the number of copies in the batch.
     """
     if listed > 1:
         release = replace(release, sigma=release.sigma / listed, sensitivity=release.sensitivity * listed)

@@ -58,7 +58,7 @@ def clipped_sum(gradients: Sequence[Tensor], clip: float) -> tuple[Tensor, float
     norms = torch.stack([torch.linalg.vector_norm(g, dim=1) for g in flat]).norm(dim=0)
     if not (finite := norms.isfinite()).all():
         flat, norms = [g[finite] for g in flat], norms[finite]
-    factors = (clip / norms).clamp(max=1)  # clip / norm is infinite for a zero gradient
+    factors = (clip / norms).clamp(max=1)  # for a zero gradient, clip / norm is infinite, and the factor is 1
     return torch.cat([factors @ g for g in flat]), clip
 
 
@@ -71,7 +71,7 @@ def noisy_sum(
     of_each = torch.vmap(grad(loss), in_dims=(None, *(0,) * len(columns)))
     with sdpa_kernel(SDPBackend.MATH):  # ``torch.vmap`` runs other attention kernels in a slow loop over examples
         for rows in zip(*(column.split(physical_batch) for column in columns), strict=True):
-            if len(rows[0]):  # an empty batch is one piece without examples, which adds no gradient
+            if len(rows[0]):  # for an empty batch, ``split`` returns one empty piece
                 total.add(*clipped_sum(list(of_each(values, *rows).values()), clip))
     return total
 
@@ -107,9 +107,9 @@ def gradients(
     dp: DPSGD, step: nn.Module, named: Mapping[str, nn.Parameter], log: Callable[[dict[str, Tensor], int], None],
     batch: Sequence[Tensor], number: int, expected: int, noise: Stream, _: Sequence[int] = (),
 ) -> tuple[Tensor, Release]:  # fmt: skip
-    """Set the parameters' gradients and return loss and release, as ``DPSGD.gradients`` does, by ``of_step``.
+    """Do the same as ``DPSGD.gradients``, with the vectorised gradients of ``of_step``.
 
-    log: function of the sums of logged values over the batch, and the number of examples in the batch.
+    log: called with the batch's sums of the logged values, and with the number of examples in the batch.
     """
     total, sums = of_step(dp, step, named, batch, number)
     value = sums.pop("loss") / max(len(batch[1]), 1)
@@ -118,7 +118,7 @@ def gradients(
 
 
 def flaw(step: nn.Module, named: Mapping[str, nn.Parameter], batch: Sequence[Tensor]) -> str | None:
-    """Try vectorised gradients of a training step on ``batch``, two per call; return the error message or None."""
+    """Compute vectorised gradients on ``batch`` as a test; return the error message, or None if there is no error."""
     training = step.training
     try:
         of_step(DPSGD(0.0, 1.0, at_once=2), step.train(), named, batch, 0)

@@ -32,7 +32,7 @@ from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 OUTLIVED = "something beside messages and memory outlived a client"
-"""The reason recorded for noisy releases that have no guarantee, because other objects carry data between clients.
+"""The reason why noisy releases get no guarantee: objects other than messages and memory carry data between clients.
 
 Checkpoints store this text as a part of names, so it must not change.
 """
@@ -77,16 +77,15 @@ class Released:
 
 @dataclass(frozen=True)
 class Ledger:
-    """All data that the clients have released since the start of the run, and their privacy guarantees.
+    """All data that the clients have released in the run. A release with a privacy guarantee is called covered.
 
-    commons: data that clients shared (contributions to a commons), before round 1 or in rounds. updates: updates of the
-    model. before: the covered releases before round 1, which ``commons`` contains too.
-    n_disclosed: client -> largest number of its examples that one uncovered release disclosed
-    (``Release.n_disclosed``).
-    outlived: names of objects, other than messages and memory, that a client's training changed and that the next
-    client can read (``core.state_leaks``). They carry data without noise, so from that round on no release is covered.
-    leaks: name -> reason, for other objects that carry data without noise into all trainings of a round. From that
-    round on, no release is covered.
+    commons: releases of data that clients shared (contributions to a commons). updates: releases of model updates.
+    before: numbers of steps of the covered releases before round 1, which are a part of ``commons``.
+    n_disclosed: client -> largest number of the client's examples that one uncovered release disclosed.
+    outlived: names of objects, such as global variables, that a client's training has changed and the next client can
+    read (``core.state_leaks``). leaks: name -> reason, for other objects through which data without noise enter all
+    trainings of a round. If a round adds an object to ``outlived`` or ``leaks``, this round and all later rounds have
+    no covered release.
     exposed: clients that ran a training without a privacy guarantee. No epsilon is stated for such a client's rounds.
     """
 
@@ -118,7 +117,7 @@ class Ledger:
             round: the releases of the round.
             outlived: names of objects that carried data from a client of the round to later clients; see ``Ledger``.
             leaks: name -> reason, for other objects that carried data without noise into the round; see ``Ledger``.
-            exposed: the clients with a training without a privacy guarantee in the round.
+            exposed: the clients that ran a training without a privacy guarantee in the round.
         """
         if not (round or outlived or exposed):
             return self
@@ -145,7 +144,7 @@ class Ledger:
     def epsilon_of_rounds(self, client: int, delta: float) -> float | None:
         """Return the epsilon, at ``delta``, of all data that a client released in rounds, without data before round 1.
 
-        None: a training of the client has no privacy guarantee.
+        The result is None if a training of the client has no privacy guarantee.
         """
         if client in self.exposed:
             return None
@@ -164,7 +163,7 @@ class Ledger:
     def epsilon_of_all(self, client: int, delta: float) -> float | None:
         """Return the epsilon, at ``delta``, of all releases of a client.
 
-        None: a release of this client or of another client has no privacy guarantee (is uncovered).
+        The result is None if any release of any client has no privacy guarantee.
         """
         if self.uncovered:
             return None
@@ -193,7 +192,7 @@ def read(record: Mapping[str, Any]) -> Ledger:
     leaks = {str(name): str(reason) for name, reason in record.get("leaks", {}).items()}
     commons, updates = _read(record["commons"]), _read(record["updates"])
     exposed = frozenset(map(int, record.get("exposed", ())))
-    # Old records do not list the exposed clients. So every client counts as exposed. The -1 prevents an empty set.
+    # Old records do not list exposed clients, so all clients count as exposed. The -1 stands for unknown clients.
     if "exposed" not in record and updates.uncovered:
         exposed = frozenset({*commons.covered, *updates.covered, -1})
     return Ledger(commons, updates, given_away, before, outlived, leaks, exposed)
@@ -237,7 +236,7 @@ def _counted(uncovered: Mapping[str, int], new: Iterable[Release]) -> Mapping[st
 
 
 def _most(given_away: Mapping[int, int], new: Iterable[Release]) -> Mapping[int, int]:
-    """Return ``given_away`` after ``new``: client -> most examples that one release without a guarantee disclosed."""
+    """Return ``given_away`` with ``new``: client -> largest number of examples that one uncovered release disclosed."""
     after = dict(given_away)
     for event in new:
         if event.n_disclosed and not event.covered:

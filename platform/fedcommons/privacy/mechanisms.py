@@ -54,7 +54,7 @@ def ranges(table: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
 
 
 def in_words(table: Mapping[str, Any]) -> str:
-    """Return one line of text for a table: its constants, and ranges of noise multiplier, sampling rate and steps."""
+    """Return a line of text with a table's constants and its ranges of noise multiplier, sampling rate and steps."""
     numbers = [f"{name} {_range(*both)}" for name, both in ranges(table).items()]
     numbers += [] if table["clip"] is None else [f"C {table['clip']:g}"]
     return f"{table['what']}: {', '.join(numbers)}, delta {table['delta']:g}, {accountants(table)}"
@@ -66,9 +66,9 @@ def accountants(table: Mapping[str, Any]) -> str:
 
 
 def columns(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, float | str]:
-    """Return columns for a table of runs: ``sigma_min``, ``sigma_max``, ..., ``accountant``, ``clip`` of the updates.
+    """Return columns for a table of runs, such as ``sigma_min``, ``q_max``, ``accountant`` and ``clip``.
 
-    Columns with the prefix ``pool_`` describe the first table of ``commons``, the data that clients shared.
+    These columns describe the updates. Columns with the prefix ``pool_`` describe the first table of ``commons``.
     """
     result: dict[str, float | str] = {}
     for kind, prefix in (("updates", ""), ("commons", "pool_")):
@@ -83,7 +83,7 @@ def columns(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, floa
 
 
 def _rows(events: Events, less: Events | None = None) -> list[tuple[int, float, float, int]]:
-    """Return rows (client, sampling rate, noise multiplier, steps) of ``events``, minus the steps in ``less``."""
+    """Return rows (client, sampling rate, noise multiplier, steps) of ``events`` without the steps in ``less``."""
     before = less or {}
     rows = [
         (client, q, sigma, steps - before.get(client, {}).get((q, sigma), 0))

@@ -130,8 +130,8 @@ class Draws:
     def seeds(self, n: int, step: int) -> list[int]:
         """Return n seeds for the step's random numbers other than noise, such as dropout masks.
 
-        The list is empty if the noise is seeded. Seeds of examples belong to indices in the data set, not in the batch:
-        an index in the batch depends on which other examples are in the batch, and would disclose them.
+        The list is empty if the noise is seeded. If each example gets a seed, seed j belongs to example j of the data
+        set. A seed for a position in the batch would disclose which other examples are in the batch.
         """
         if not self.source.salt:
             return []
@@ -141,7 +141,7 @@ class Draws:
 class Noise:
     """The noise of one client in one round, or of one stored set of synthetic images.
 
-    received: the message and the memory that the client has at the start of the round. calls: number of calls so far.
+    received: the message and the memory that the client has at the start of the round. calls: how often ``call`` ran.
     """
 
     def __init__(self, source: Source, *key: int | str, received: Iterable[Payload] = ()) -> None:

@@ -18,9 +18,9 @@ SAMPLED_GAUSSIAN = "sampled gaussian"
 
 SIGMAS = (1e-4, 1e6)
 MOST_STEPS = 10**12
-"""Range of the noise multiplier sigma, and largest number of steps. Beyond these limits the accountant fails.
+"""Smallest and largest noise multiplier sigma, and largest number of steps.
 
-The accountant then overflows, or rounds the cost of a step to 0.
+Beyond these limits, the accountant overflows or rounds the cost of a step to 0.
 """
 
 
@@ -31,7 +31,7 @@ class Release:
 
     A release is covered if its epsilon can be computed; else it is uncovered, that is, without a privacy guarantee.
 
-    client: the client's number. A method omits it, because the engine sets it where the ledger counts per client.
+    client: the client's number. A method omits the number in replies, because the engine sets the number.
     what: names of the tensors of a reply, or of data that a client shared.
     mechanism: ``SAMPLED_GAUSSIAN``, or None for no protection.
     n_disclosed: number of the client's examples that were disclosed, directly or by data computed from the examples.
@@ -75,7 +75,7 @@ class Release:
     def flaw(self) -> str:
         """Return an error message for the first of q, sigma, sensitivity and steps that is out of range, or "".
 
-        No noise (sigma 0) and no bound (sensitivity inf) are in range, but the release then has no privacy guarantee.
+        sigma = 0 (no noise) and sensitivity = inf are in range, but then the release has no privacy guarantee.
         """
         if self.mechanism != SAMPLED_GAUSSIAN:
             return ""
@@ -103,5 +103,5 @@ UNCOVERED = Release()
 
 @lru_cache(64)
 def uncovered(what: tuple[str, ...], commons: bool = False) -> Release:
-    """Return a cached release of the data ``what``, without a privacy guarantee. Other attributes are defaults."""
+    """Return a release of the data ``what`` without a privacy guarantee; equal calls may return the same object."""
     return Release(what=what, commons=commons)

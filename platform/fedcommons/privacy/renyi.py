@@ -15,7 +15,7 @@ For an integer order a, terms with i > a are zero, and A is the paper's binomial
 import numpy as np
 
 BLOCK = 64
-"""Number of terms in the first block of the sum A, above the largest order 63. Each later block is twice as long."""
+"""Number of terms in the sum A's first block, more than the largest order, 63. Each later block is twice as long."""
 
 SMALL = -30.0
 """The sum A ends at a block whose last term has two summands with logarithms below this value, as in Opacus."""
@@ -48,7 +48,7 @@ def _terms(q: float, sigma: float, orders: np.ndarray, i: np.ndarray) -> tuple[n
 
     j = orders[:, None] - i
     z, coefficient = sigma**2 * np.log(1 / q - 1) + 0.5, binom(orders[:, None], i)
-    with np.errstate(divide="ignore"):  # log(0) is fine: coefficients above an integer order are 0
+    with np.errstate(divide="ignore"):  # terms above an integer order have coefficient 0 and log(0)
         size = np.log(np.abs(coefficient))
     logs = np.stack(
         [

@@ -65,7 +65,7 @@ def statement(
     user_code: Mapping[str, str] | None = None,
     views: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Return the privacy statement of a run. An epsilon is stated only if it covers all data that it is stated for.
+    """Return the privacy statement of a run. An epsilon is stated only if all data that it describes have a guarantee.
 
     clients: number of clients. delta: delta of the (epsilon, delta) guarantee. rejected: number of rejected replies in
     the run. local: whether local training is DP-SGD. secret: whether the noise is secret. user_code: kind of component
@@ -78,9 +78,9 @@ def statement(
         pool_epsilon_of_each_view: for each party, the epsilon of a client's data shared before round 1, if the parties
         see different data. overall: the epsilon of all messages, or "none". epsilon_local_training: the epsilon of each
         client's rounds (None without a guarantee), and the largest of them (None if one is None).
-        in_words: one sentence for the commons and one for the overall guarantee. trusted: statements of user-defined
-        components that are not checked. Without ``secret``, all epsilons are None or "none", and the epsilons that
-        would hold with secret noise have names that end in ``_if_secret``.
+        in_words: one sentence for the commons and one for the overall guarantee. trusted: what the engine assumes about
+        user-defined components without a check. Without ``secret``, all epsilons are None or "none", and the epsilons
+        that would hold with secret noise have names that end in ``_if_secret``.
     """
     of_views = {party: gaussian.epsilon(mu, delta) for party, mu in (views or {}).items()}
     dp = local or bool(ledger.commons.covered or ledger.updates.covered)
@@ -124,13 +124,13 @@ def statement(
 
 
 def in_short(statement: Mapping[str, Any]) -> dict[str, float | str]:
-    """Return the statement's entries for W&B's summary: epsilons that are not None, and texts on what they cover."""
+    """Return the statement's entries that W&B shows in a run's summary: the epsilons, and texts on what they cover."""
     names = ("pool_epsilon_max", f"pool_epsilon_max{IF_SECRET}", f"epsilon_of_messages{IF_SECRET}")
     epsilons = {name: statement[name] for name in names if statement.get(name) is not None}
     notes = {name: "; ".join(statement[name]) for name in ("uncovered", "trusted")}
     for name in ("epsilon_local_training", f"epsilon_local_training{IF_SECRET}"):
-        if (spent := statement.get(name)) and spent["largest"] is None:  # else W&B shows the last logged epsilon
-            epsilons[name] = "none"
+        if (spent := statement.get(name)) and spent["largest"] is None:
+            epsilons[name] = "none"  # without this entry, W&B shows the last logged epsilon
     return {**epsilons, "overall": statement["overall"], "in_words": " ".join(statement["in_words"]), **notes}
 
 
@@ -163,7 +163,6 @@ def _overall(leaks: Sequence[str], overall: float | None, delta: float, secret: 
 
 
 def _of_closer_views(of_views: Mapping[str, float], stated: float) -> list[str]:
-    """Return a list of one note on the parties whose epsilon is above ``stated``, or [] without such a party."""
     closer = [f"{party} (epsilon {value:.4g})" for party, value in of_views.items() if value > stated * (1 + 1e-6)]
     return [f"larger epsilons of parties that see more of the data shared before round 1: {', '.join(closer)}"] * bool(
         closer

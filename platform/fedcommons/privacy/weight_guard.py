@@ -10,10 +10,10 @@ from torch.optim import Optimizer
 from fedcommons.privacy.release import Release
 
 WRITTEN = Release(reason="the loss or add_to_grad writes the weights")
-"""The privacy ledger's entry, without a guarantee, of a training in which user code has changed the weights."""
+"""The privacy ledger entry of a training in which user code has changed the weights; it states no guarantee."""
 
 STEERED = Release(reason="the loss or add_to_grad changes the optimizer")
-"""The privacy ledger's entry, without a guarantee, of a training in which user code has changed the optimizer."""
+"""The privacy ledger entry of a training in which user code has changed the optimizer; it states no guarantee."""
 
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer types by number of bytes, to compare the bits of floating point weights."""
@@ -23,7 +23,7 @@ class Written:
     """A detector of writes to the weights outside ``optimizer.step()``, and of writes to the optimizer's inputs.
 
     weights: all weights of the module, as a vector. The detector compares bits of the weights, because nan is not
-    equal to nan. Only ``unprotected`` waits for a GPU.
+    equal to nan. Only the property ``unprotected`` waits until a GPU has finished.
     """
 
     def __init__(self, weights: Tensor, optimizer: Optimizer) -> None:

@@ -1,4 +1,4 @@
-"""Checks of rounds in which clients do not take part or are stragglers: memory, replies and rejected replies."""
+"""Checks of clients' memory and replies in rounds in which clients are absent or are stragglers."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ class InTurn:
         return self.rules[(round - 1) % len(self.rules)](joined, facts, round, seed)
 
     def arrival(self, n_clients: int, joining: int, seed: int) -> list[float]:
-        """Return per client the probability that its whole reply arrives in a round, as the mean over the rules."""
+        """Return for each client the probability that its whole reply arrives in a round, averaged over the rules."""
         each = [rule.arrival(n_clients, joining, seed) for rule in self.rules]  # pyright: ignore
         return [sum(of_one) / len(each) for of_one in zip(*each, strict=True)]
 

@@ -83,7 +83,7 @@ class Adapted:
 
     @property
     def takes_loss(self) -> bool:
-        """Whether the client takes the argument ``loss``, so that it can train on least squares in a test."""
+        """Return whether the client accepts the argument ``loss``, so that a test can train it on least squares."""
         return "loss" in _accepted_names(self.build, HANDED)
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
@@ -143,7 +143,7 @@ class Adapted:
             return self.strategy()
 
     def build_object(self, work: Work, data: ClientData, seed: int) -> Any:
-        """Build a client's object with those arguments of the module's docstring that its class or function accepts."""
+        """Build a client's object with those arguments, listed in the module's docstring, that ``build`` accepts."""
         epochs = work.loop.epochs_for(len(data), data.n_own, work.share)
         values = dict(module=_module(work, work.initial), loss=_loss_of(data.y), x=data.x, y=data.y)
         values |= dict(rate=float(work.rates[0]), epochs=epochs, batch_size=work.loop.batch_size, seed=seed)

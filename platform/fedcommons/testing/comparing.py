@@ -10,7 +10,7 @@ from fedcommons.flat_tensors import Payload, data
 
 
 def require(condition: object, sentence: str) -> None:
-    """Raise an error with the message ``sentence`` if ``condition`` is false, also under `python -O`.
+    """Raise an AssertionError with the message ``sentence`` if ``condition`` is false, also under `python -O`.
 
     Raises:
         AssertionError: ``condition`` is false.

@@ -128,7 +128,7 @@ def the_loss_falls(algorithm: Algorithm, local: LocalSGD) -> None:
 
 
 def same_seed_same_bits_other_seed_other_bits(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Check that equal seeds give equal bits, also on a used worker, and that another seed gives other bits."""
+    """Check that equal seeds give equal bits, also on a worker used before, and that another seed gives other bits."""
     federation, spy = digits(dropout=0.3, method=algorithm).training(replace(local, augment=True)), Spy(algorithm)
     used = federation.serial(spy)
     first, other, again = (
@@ -201,7 +201,7 @@ def all_clients_of_a_round_get_the_same_common(algorithm: Algorithm, local: Loca
     """Check that ``Message.common`` is equal for all clients of a round; ``individual`` is for values of one client."""
     federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
     federation.run(spy, federation.plan(2))
-    first = dict(reversed(spy.common))  # reversed, because dict keeps the last entry per round
+    first = dict(reversed(spy.common))  # reversed, so that dict keeps the first entry of each round
     for round, common in spy.common:
         unequal = differing(first[round], common)
         clients_differ = f"message.common differs between clients in {listed(unequal)}"
@@ -257,7 +257,7 @@ def stragglers_change_nothing(algorithm: Algorithm, local: LocalSGD) -> None:
 
 
 def late_clients_by_any_rule_break_no_promise(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Check memory, and equal bits after a checkpoint and on other workers, under the straggler rules ``LATE``."""
+    """Check memory, and equal bits after a checkpoint on other workers, if clients are late by the rules ``LATE``."""
     federation = digits(dropout=0.3, method=algorithm).training(replace(local, augment=True))
     plan = replace(federation.plan(5, participation=0.8, blocks=4, seed=8, late=LATE), take_partial=True)
     play_with_absent_clients(algorithm, federation, plan)
@@ -273,7 +273,7 @@ def continuing_from_a_checkpoint_is_never_having_stopped(algorithm: Algorithm, l
 def _require_the_same_after_a_stop(
     algorithm: Algorithm, federation: Federation, plan: rounds.Plan, executor: Executor | None = None
 ) -> None:
-    """Check that a run continued from round 2 on ``executor`` (None: serial) has the bits of an uninterrupted run."""
+    """Check that a run that stops after round 2 and continues on ``executor`` has the bits of a run without a stop."""
     later, played, last = deepcopy(algorithm), [], plan.facts.rounds
     with tempdirs.folder() as folder:
         start, before = federation.start(algorithm, plan), federation.serial(algorithm)
@@ -282,7 +282,7 @@ def _require_the_same_after_a_stop(
             if now.round == 2:
                 checkpoint.save(folder, now)
         whole = bits(played[-1][0])
-        federation.run(algorithm, federation.plan(1, seed=1))  # overwrites the method's global variables
+        federation.run(algorithm, federation.plan(1, seed=1))  # overwrites global variables of the method
         rest = federation.run(later, plan, executor, checkpoint.load_latest(folder))
     unequal = differing(bits(rest[-1][0]), whole)
     require(
@@ -303,7 +303,7 @@ def neither_the_worker_nor_the_order_decides_a_bit(algorithm: Algorithm, local: 
 
 
 def what_a_module_draws_is_keyed_in_every_mode(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Check that seeds fix what a module's noise layer draws in training, evaluation and measurement, on any worker."""
+    """Check that a layer's random noise depends on seeds only: in training, evaluation, measurement, on any worker."""
     federation = digits(noise=0.5, method=algorithm).training(local)
     require_the_bits_of_one_process(algorithm, federation, Apart(federation, algorithm))
     at = ModelTask(federation.model, seed=1)

@@ -70,7 +70,7 @@ def require_the_same_of_ray(algorithm: Algorithm, federation: Federation, actors
     ray_cluster.connect(num_cpus=actors)
     try:
         if home is not None and not home.__name__.startswith("fedcommons."):
-            cloudpickle.register_pickle_by_value(home)  # because actors may be unable to import a script
+            cloudpickle.register_pickle_by_value(home)  # actors may be unable to import a script of the user
         executor = RayActors(federation.build(algorithm), federation.data, actors, 0)
         try:
             require_the_bits_of_one_process(algorithm, federation, executor)

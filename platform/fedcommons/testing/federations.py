@@ -255,7 +255,7 @@ def _autoencoder(
         model = VAEClassifier(nn.Flatten(), decoder, 64, 8, 10, trade_off=0.05, lr=lr, optimizer="sgd")
         nn.init.constant_(
             model.log_variance.bias, -4.0
-        )  # codes with little noise, so that a few rounds suffice to lower the loss
+        )  # little noise on the latent codes, so that the loss falls within a few rounds
         return model
     model = vae((1, 8, 8), 10, lr, momentum, 0.0, "sgd", latent=8, channels=(3, 4))
     first, *rest = model.encoder.children()

@@ -26,7 +26,7 @@ from fedcommons.testing.spreads import Spread, difference, in_units
 
 
 def first_and_count(names: Sequence[str]) -> str:
-    """Return the first of the sentences ``names`` and the number of further sentences; empty without sentences."""
+    """Return the first sentence and the number of further sentences as a text; an empty text without sentences."""
     return names[0] + (f" ({len(names) - 1} more)" if names[1:] else "") if names else ""
 
 
@@ -48,7 +48,7 @@ class Output:
         return [event for event in self.releases if event.covered]
 
     def describe_uncovered(self, name: str) -> str:
-        """Return the end of a message on a tensor without noise: the declared noise, or that no release names it."""
+        """Return the end of a message on an unprotected tensor: its declared noise, or that no release names it."""
         releases_of_name = [event for event in self.covered if name in event.what]
         declared = " and ".join(
             f"noise multiplier {e.sigma:g} with sensitivity {e.sensitivity:g}" for e in releases_of_name
@@ -87,9 +87,9 @@ def faults(
 
 
 def too_few(first: Output, second: Output, side: Side, kind: Kind) -> list[str]:
-    """Return a sentence if the runs differ in more tensor elements than noise values were drawn, else an empty list.
+    """Return a list of one sentence if more tensor elements differ than noise values were drawn, else an empty list.
 
-    Only noise outside of noisy sums counts.
+    Noise values that were drawn for noisy sums do not count.
     """
     differing = _differing(first, second)
     if (n := sum(moved.numel() for _, moved in differing)) <= side.loose:
@@ -133,7 +133,7 @@ def _of_sums(pairs: Sequence[tuple[Sum, Sum]], kind: Kind) -> str:
 
 
 def _of_forms(first: Output, second: Output, kind: Kind) -> list[str]:
-    """Return a sentence for each difference between the runs in releases, weight, or a tensor's name, shape or type."""
+    """Return a sentence for each release, weight, and tensor name, shape or type that differs between the runs."""
     free, sentences = first.free | second.free, []
     for release, other_release in zip_longest(first.covered, second.covered):
         if release != other_release:
@@ -172,7 +172,7 @@ def _differing(first: Output, second: Output) -> list[tuple[str, Tensor]]:
 def _gives_away(sent: Output) -> bool:
     """Return whether a floating-point tensor is declared as unprotected.
 
-    Such a tensor may contain noisy sums that no release declares. So ``faults`` does not check the total change then.
+    The tensor may contain noisy sums that no release declares, so ``faults`` then omits the check of the total change.
     """
     return any(name in sent.free and data(x).is_floating_point() for name, x in sent.tensors.items())
 

@@ -47,7 +47,7 @@ ZEROED = Kind("with an image blanked out (all pixels zero)", 1.0)
 def neighbouring(
     examples: Examples, rows: Sequence[int], others: Sequence[int], kind: Kind
 ) -> tuple[Examples, Examples]:
-    """Return two data sets that differ in the examples ``rows``. others: labels for ``rows`` if ``kind.labels``."""
+    """Return two data sets that differ in the examples ``rows``. others: new labels, if ``kind.labels``."""
     at = torch.tensor(rows)
     first, second, y = examples.x.clone(), examples.x.clone(), examples.y.clone()
     if first.is_floating_point():

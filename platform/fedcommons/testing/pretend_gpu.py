@@ -47,7 +47,7 @@ WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_
 """Operations for which the program must wait: they return a value, or a shape that depends on values."""
 
 WITH_A_NUMBER = {"masked_fill", "masked_fill_", "fill_", "index_put_", "_foreach_mul", "_foreach_mul_", "where"}
-"""Operations, in addition to all elementwise ones, that accept a CPU scalar together with GPU tensors."""
+"""Operations that accept a CPU scalar together with GPU tensors. All elementwise operations accept a CPU scalar too."""
 
 FROM_PYTHON = {"tensor", "as_tensor", "asarray", "new_tensor"}
 """Functions that copy Python numbers to the GPU."""
@@ -191,7 +191,7 @@ class _Kernels(TorchDispatchMode):
             self._compare(func, name, args, kwargs)
         if on:
             masked = name in ("index", "index_put_") and any(t.dtype == torch.bool for t in tensors[1:])
-            # Filling by a mask with one CPU number needs no wait, because no shape depends on the mask.
+            # ``x[mask] = 1.0`` with one CPU number needs no wait, because no shape depends on the mask.
             fills = name == "index_put_" and place(args[2]) != GPU and args[2].numel() == 1
             if (masked and not fills) or name in WAITS:
                 self.gpu.events.waits[_line()] += 1
@@ -306,7 +306,7 @@ class _Generator(torch.Generator):
 
 
 def _grouped(real: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the C++ function by which optimizers and clipping group tensors by device, to use the simulated devices."""
+    """Wrap torch's function ``real``, which groups tensors by device, to group them by the simulated device."""
 
     def grouped(lists: list[list[Tensor]], with_indices: bool = False) -> dict[Any, Any]:
         groups = real(lists, with_indices)

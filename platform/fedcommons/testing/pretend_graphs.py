@@ -27,7 +27,7 @@ CHANGES = {"native_batch_norm"}
 
 @contextmanager
 def pretend_graphs() -> Iterator[list[int]]:
-    """Let ``client.graphs`` work without a GPU in this context; yield the operation counts of all recordings."""
+    """Let ``client.graphs`` work without a GPU in this context; yield a list of operation counts, one per recording."""
     sizes: list[int] = []
 
     def record(play: Callable[[], None]) -> Callable[[], None]:

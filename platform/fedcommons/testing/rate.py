@@ -1,11 +1,11 @@
-"""Checks of a method's convergence on quadratics: FedAvg's upper bound (Corollary I), and linear convergence.
+"""Two checks of a method on quadratic losses: the error f(x) - f* is below a bound, and it converges linearly.
 
-Corollary I is the bound in ``rates.on_quadratics``. The problem has four clients, and one client has most of the
-curvature. At the minimiser x* of the mean loss, a client's gradient is proportional to its curvature minus the clients'
-mean curvature. All clients take part in every round and make full-batch steps, without noise, at the learning rate
-``LR``. FedAvg then ends with about half of the bound's error. This error grows with the square of the learning rate, so
-FedAvg at 1.5 times ``LR`` exceeds the bound for ``LR``. zeta^2 is the client dissimilarity,
-(1/N) sum_i ||grad f_i(x*)||^2 over N clients with losses f_i.
+The bound is FedAvg's upper bound on the error (Corollary I, ``rates.on_quadratics``). Linear convergence means that the
+error falls by a constant factor per round. There are four clients, and one client has most of the curvature. All
+clients take part in every round and make full-batch steps without noise at the learning rate ``LR``. FedAvg's last
+error is about half of the bound. FedAvg at 1.5 times ``LR`` exceeds the bound for ``LR``, as the error grows with the
+square of the learning rate. zeta^2 is the client dissimilarity (1/N) sum_i ||grad f_i(x*)||^2 of N clients with losses
+f_i, at the minimiser x* of the mean loss.
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ ROUNDING = 1e-12
 
 
 def quadratics(zeta: float) -> LeastSquares:
-    """Return clients' losses f_i(w) = (w - x_i)^T A_i (w - x_i) / 2 with client dissimilarity ``zeta``.
+    """Return clients' losses f_i(w) = (w - x_i)^T A_i (w - x_i) / 2 with client dissimilarity ``zeta``^2.
 
     A_i: Hessian of client i. x_i: minimiser of client i. The clients' mean loss has the same minimiser at every zeta.
     """
@@ -111,7 +111,7 @@ def within_the_bound(algorithm: Algorithm) -> str:
 
 
 def is_linear(algorithm: Algorithm) -> str:
-    """Check linear convergence at every zeta, by the decline of the error in the first and second half of the rounds.
+    """Check linear convergence at every zeta: compare the decline of the error in both halves of the rounds.
 
     The decline is the number of decimal digits by which the error falls. In the second half of the rounds it must be
     at least half of the decline in the first half, or the error must end at the level of rounding. If the error in

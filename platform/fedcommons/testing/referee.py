@@ -11,7 +11,7 @@ rate           on quadratics the error f(x) - f* is never above Corollary I's bo
                exact method converges linearly; if the corollary does not apply to a method, a verdict gives the reason
 models         maximum bytes that a client receives and sends in a round, as a multiple of the model's bytes
 private        with DP-SGD all sent values are declared as protected, the sensitivity test confirms the declarations,
-               and an audit with canaries does not find a larger epsilon
+               and an audit with canaries finds no epsilon above the declared epsilon
 
 For a client of another framework (``adapters``) only the checks of ``theirs`` run, with full batches, and clients are
 weighted by their numbers of examples. For each property that cannot be tested, a verdict gives the reason.
@@ -75,7 +75,7 @@ NOTHING = Claims()
 @accepts_old_names(said="text")
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict of a check. passed: None without a claim or if it cannot be judged. text: the verdict in words."""
+    """The verdict of a check. passed: None without a claim or a way to judge the claim. text: the verdict in words."""
 
     check: str
     passed: bool | None

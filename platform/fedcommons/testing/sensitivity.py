@@ -7,9 +7,9 @@ sum may differ by its sensitivity between both sides. All other values must be e
 (``judging``). Most checks compare bits, so the result does not depend on chance. Each side has a separate module and
 memory for all rounds.
 
-The test cannot detect faults that this neighbouring data does not trigger, such as a threshold that is not crossed, or
-faults in later rounds. It does not check other channels: metrics (the experimenter's record), files, and training time.
-The test uses a built-in module, so it does not detect data that a user-defined module stores.
+The test misses faults that occur only with other data or in later rounds, such as a threshold that these data do not
+cross. The test does not check other channels: metrics (the experimenter's record), files, and training time. The test
+uses a built-in module, so the test misses data that a user-defined module stores.
 """
 
 from copy import deepcopy
@@ -162,7 +162,7 @@ class Play:
         return reply, sentences
 
     def _of_sampling(self, client: int) -> str:
-        """Return a sentence if more noisy sums differ than the declared sampling rate q explains, or an empty text."""
+        """Return a sentence if the client's changed example is in more noisy sums than q allows, else an empty text."""
         from scipy.stats import binom  # this import takes half a second
 
         of_round = self.sampled[client]

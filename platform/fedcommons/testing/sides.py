@@ -113,7 +113,7 @@ class PlayedDraws:
         return []
 
     def stream(self, *key: int | str) -> Stream:
-        """Return the noise stream with this key. If it is opened twice, the record of the run lists it as a fault."""
+        """Return the noise stream with this key. ``side`` records a stream that is opened twice."""
         what = f"{self.what}, {' '.join(map(str, key))}" if key else self.what
         (self.side.again.append if what in self.side.opened else self.side.opened.add)(what)
         return PlayedStream(self.side, what)

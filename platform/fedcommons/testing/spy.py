@@ -54,8 +54,8 @@ class Spy:
 
     inner: Algorithm
     changed: set[str] = field(default_factory=set)
-    calls: list[Call] = field(default_factory=list)  # of ``client``; a serial executor calls in client order
-    common: list[tuple[int, dict[str, bytes]]] = field(default_factory=list)  # round and ``common`` per message
+    calls: list[Call] = field(default_factory=list)  # calls of ``client`` in time order
+    common: list[tuple[int, dict[str, bytes]]] = field(default_factory=list)  # (round, ``common``) of each message
 
     def __post_init__(self) -> None:
         self.capabilities = capabilities_of(self.inner)

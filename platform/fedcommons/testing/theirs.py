@@ -1,4 +1,4 @@
-"""Checks of clients of other frameworks (see ``adapters``): separate checks, and the checks of ``contract`` that apply.
+"""Checks of other frameworks' clients (``adapters``): special checks, and the checks of ``contract`` that apply.
 
 Clients train softmax regression with full batches, so the order of the examples has no effect.
 """
@@ -92,7 +92,7 @@ def no_client_shows_in_the_next(algorithm: Adapted, local: LocalSGD) -> None:
 
 
 def it_draws_anew_in_each_round(algorithm: Adapted, local: LocalSGD) -> None:
-    """Check that the client's code sets no fixed seed: each round has another seed, so it must draw other numbers.
+    """Check that the client's code sets no fixed seed: each round has another seed and must give other numbers.
 
     After training with two seeds, the states of the random generators of torch, numpy and Python must differ.
     """
@@ -139,7 +139,7 @@ CHECKS = {
         contract.stragglers_change_nothing,
     )
 }
-"""The checks by name. Further checks of ``contract`` are left out, because they test code of the adapter."""
+"""The checks by name. Other checks of ``contract`` do not run, because they would test code of the adapter."""
 
 
 def _federation(lr: float = 0.1) -> Federation:
