@@ -138,7 +138,7 @@ def _options(node: MappingNode, section: str, path: Path) -> Iterator[Given]:
         if not isinstance(key, ScalarNode):
             raise UserError(f"--config: {path} has a key that is no name{_line(key)}.")
         name = section + key.value.replace("-", "_")
-        named = not section and (value.value or name in NAMES)  # an empty mapping is a section only if NAMES has it
+        named = not section and (value.value or name in NAMES)  # an empty mapping counts as a section if NAMES lists it
         if isinstance(value, MappingNode) and named and value.tag == "tag:yaml.org,2002:map":
             yield from _options(value, f"{name}.", path)
         elif isinstance(value, SequenceNode) and value.tag == "tag:yaml.org,2002:seq":

@@ -1,4 +1,4 @@
-"""The command ``fedcommons``: ``fedcommons NAME ...`` runs the script ``sweeps/NAME.py``, also without a clone.
+"""The command ``fedcommons``: ``fedcommons NAME ...`` runs ``sweeps/NAME.py`` of the clone or the wheel.
 
 A wheel contains the folder ``sweeps`` under the name ``fedcommons_sweeps``. The script runs as with ``python``: its
 folder is first in ``sys.path``, and its file is ``sys.argv[0]``. So Ray's workers find the modules next to a script.

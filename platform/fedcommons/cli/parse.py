@@ -75,7 +75,7 @@ LISTS = {"algorithms": "algorithm", "methods": "algorithm", "settings": "sharing
 
 
 def _chosen(items: Sequence[Given], defaults: Mapping[str, Any], lists: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return kind -> names of the components that any run of the command may use."""
+    """Return the components that the command's runs may use: kind -> names."""
     last = {item.name: item for item in items}
     components: dict[str, list[str]] = {}
     for kind, k in KINDS.items():
@@ -95,7 +95,7 @@ def _chosen(items: Sequence[Given], defaults: Mapping[str, Any], lists: Mapping[
 
 
 def _stored(item: Given, name: str) -> Given:
-    """Return the option ``name`` with the stored name ``real`` wherever it has ``none`` as a sharing strategy."""
+    """Return the option with the sharing strategy ``none`` replaced by ``real``, the name that configs store."""
 
     def stored(text: str) -> str:
         field, equals, names = text.partition("=") if name == "space" else ("", "", text)
@@ -218,7 +218,7 @@ def _unknown_error(parser: Parser, item: Given, names: Collection[str], options:
 
 
 def _hint(parser: Parser, item: Given) -> str | None:
-    """Return a hint for an unknown option whose name other programs use, or is a component's constant, or None."""
+    """Return a hint for an unknown option; None if neither other programs nor components use this name."""
     others = [name for name in parser.options if name not in parser.fields]
     # If the script has --epsilons, a user who typed --epsilon meant that option, so a hint on a field would mislead.
     if not parser.fields or any(name.startswith(item.name) for name in others):
@@ -252,7 +252,7 @@ def flat(options: Options) -> dict[str, Any]:
 
 
 def early(argv: Sequence[str], name: str, default: str) -> str:
-    """Return the text of the option ``name``, or ``default``; other options' defaults may depend on the text."""
+    """Return the option's text, or ``default``. A script reads this option first to choose the other defaults."""
     values = [item.text for item in read(argv) if name in (item.name, SHORT_NAMES.get(item.name))]
     return values[-1] if values else default  # as in ``parse``, the last value counts
 
@@ -307,7 +307,7 @@ def _run(function: Callable[[Sequence[str]], int], resumes: bool = True) -> int 
         except SystemExit as ended:  # --help and similar options raise it
             code = ended.code
         if sys.stdout is not None:
-            sys.stdout.flush()  # a write error is thus raised here and handled below
+            sys.stdout.flush()  # a write error is raised now, so that it is handled below
         return code
     except UserError as error:
         return _fail(f"error: {sentence(error)}", 2)

@@ -153,7 +153,7 @@ class Parser:
                     list(value) if isinstance(value, tuple) else value
                 )
         text = yaml.safe_dump(nested, sort_keys=False, allow_unicode=True)
-        # A character that is not printable may reverse the direction of text in a terminal: then all are escaped.
+        # A character that is not printable may reverse the text in a terminal, so all such characters are escaped.
         is_printable = all(c.isprintable() for c in text.replace("\n", ""))
         return text if is_printable else yaml.safe_dump(nested, sort_keys=False)
 

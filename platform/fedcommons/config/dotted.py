@@ -174,7 +174,7 @@ def recorded(dotted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def described(config: Experiment, n_clients: int) -> dict[str, Any]:
-    """Return the fields of summary.json that name the experiment."""
+    """Return the experiment's main fields as summary.json stores them, such as data set, method, alpha and seed."""
     return {
         "dataset": config.data.name,
         "algorithm": config.algorithm,
@@ -273,7 +273,7 @@ def deciding(config: Experiment) -> dict[str, Any]:
 
 
 def fields_with_rules(config: Experiment) -> frozenset[str]:
-    """Return the names of the fields whose values follow from a rule, mostly because they are null."""
+    """Return the names of the fields whose values the run computes by a rule, such as fields that are null."""
     flat = config.flat
     names = {name for name, value in flat.items() if value is None}
     names |= {"straggler.partial"} if flat["straggler.partial"] == "method" else set()
@@ -357,7 +357,7 @@ def _require_owned(name: str, valid_fields: Mapping[str, Field]) -> None:
 
 
 def _replaced(name: str, config: Experiment, now: Mapping[str, str]) -> bool:
-    """Return whether the field ``name`` belongs to a component of ``config`` that ``now`` (kind -> name) replaces."""
+    """Return whether ``name`` is a constant of a component of ``config`` that is not in ``now`` (kind -> name)."""
     return (
         name not in common_fields()
         and any(

@@ -34,9 +34,9 @@ class Experiment:
     """The configuration of one run: data, partition, sharing strategy, federated training, measures, tracking.
 
     generator: section of the generator; None if the sharing strategy needs no generator. constants: the algorithm's
-    constants. source: hash of each user-defined component's code, by kind of component, and of the file
-    ``model.weights``, under the key ``weights``. inactive: values that the user set for components that are not chosen,
-    by dotted name. Such a value applies once its component is chosen. Comparisons of experiments ignore ``inactive``.
+    constants. source: kind -> hash of the user-defined component's code; key ``weights``: hash of the file
+    ``model.weights``. inactive: dotted name -> value that the user set for a component that is not chosen. The value
+    applies once the component is chosen. Comparisons of experiments ignore ``inactive``.
     """
 
     seed: Annotated[int, "[0, 4611686018427387904]"] = 0

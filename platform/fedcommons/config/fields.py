@@ -182,7 +182,7 @@ def _hints(thing: Callable[..., Any]) -> Mapping[str, Any]:
     typed = thing.__init__ if inspect.isclass(thing) and not is_dataclass(thing) else thing
     try:
         return get_type_hints(typed, include_extras=True)
-    except NameError:  # a type is imported for type checkers only, so each annotation is read alone
+    except NameError:  # a type is undefined at run time: read the annotations one by one
         hints: dict[str, Any] = {}
         for owner in reversed(inspect.getmro(typed)) if inspect.isclass(typed) else [inspect.unwrap(typed)]:
             names = getattr(owner, "__globals__", None) or vars(sys.modules.get(owner.__module__, inspect))

@@ -63,7 +63,7 @@ _SENTENCES = {_plain(word): sentence for words, sentence in SENTENCES.items() fo
 
 
 def field_for(word: str, names: Collection[str]) -> str | None:
-    """Return the field or option that other programs call ``word``; None if there is none in ``names``."""
+    """Return the field or option in ``names`` that other programs call ``word``; None if ``names`` lacks the field."""
     field = _FIELDS.get(_plain(word))
     return field if field in names else None
 
@@ -74,5 +74,5 @@ def sentence_for(word: str) -> str | None:
 
 
 def is_elsewhere(kind: str, name: str) -> bool:
-    """Return whether ``ELSEWHERE``, the components from the literature, contains this name for this kind."""
+    """Return whether ``ELSEWHERE`` lists ``name`` as a component of this kind, which the package may lack."""
     return _plain(name) in ELSEWHERE.get(kind, "").split()

@@ -38,7 +38,7 @@ _SMALL: dict[str, Any] = {
     "measure.every": 15,
 }
 
-# For images larger than in ``digits``: a limit of training images, fewer rounds and larger batches than in ``_SMALL``.
+# For data sets with larger images than ``digits``: fewer training images and rounds, and larger batches.
 _SMALL_LARGE_IMAGES: dict[str, Any] = {
     "data.limit": 3000,
     "generator.channels": (16, 32, 32),
@@ -117,7 +117,7 @@ AUTHORS: Mapping[str, Any] = {
     "generator.sampling_steps": 250,
     "feddyn.squared": False,
 }
-"""Dotted name -> value of the fields that preset ``authors`` changes in preset ``paper``."""
+"""Preset ``authors`` is preset ``paper`` with these values (dotted name -> value)."""
 
 SMOKE = "SMOKE: numbers mean nothing"
 """Warning shown in tables and pictures of preset ``smoke``, whose runs are too small for conclusions."""

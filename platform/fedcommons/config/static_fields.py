@@ -42,7 +42,7 @@ def fields_in(where: str, handed: Collection[str]) -> dict[str, Field]:
 
 
 def has(where: str, method: str) -> bool:
-    """Return whether the class at ``where``, or a base class, defines a method, also by ``f, g = other.f, other.g``."""
+    """Return whether the class at ``where``, or a base class, defines a method by ``def`` or by assignment."""
     body = _find(where)[1].body
     defined = {line.name for line in body if isinstance(line, ast.FunctionDef)}
     values = [line.value for line in body if isinstance(line, ast.Assign)]
@@ -102,7 +102,7 @@ def _find(where: str) -> tuple[ast.Module, Declared]:
 @lru_cache(maxsize=256)
 def _tree(module: str) -> ast.Module:
     package, *rest = module.split(".")
-    spec = find_spec(package)  # without ``rest``, as find_spec("a.b") would import package a
+    spec = find_spec(package)  # find_spec("a.b") would import package a, so ``rest`` is left out
     assert spec is not None
     assert spec.submodule_search_locations is not None
     return ast.parse(Path(spec.submodule_search_locations[0], *rest).with_suffix(".py").read_text(encoding="utf-8"))

@@ -47,7 +47,7 @@ _RELATIVE = (
 )
 
 _MAKES_MODULES = re.compile(rb"__path__|sys\.modules")
-"""Regular expression of code by which a package may change where Python searches the modules of the package."""
+"""Regular expression of code by which a package may change the folders in which Python searches its modules."""
 
 SURE = 0.8
 """Minimum similarity (0 to 1) at which a missing module's name counts as a misspelt name of a user's module."""
@@ -96,7 +96,7 @@ def of_file(path: Path, base: Path, what: str) -> Code:
     finder = _Finder([path.parent, base], what)
     finder.read("", str(path))
     modules, digest, files = _hashed("", finder)
-    name = f"part_{path.stem}_{digest[:8]}"  # so equal code has the same name in all processes
+    name = f"part_{path.stem}_{digest[:8]}"  # the name is the same in all processes with this code
     return Code(name, {name: modules.pop(""), **modules}, digest, files)
 
 
@@ -135,7 +135,7 @@ def clash(codes: Mapping[str, Code]) -> str | None:
 
 
 def add_to_path(folder: Path) -> None:
-    """Append a folder to ``sys.path``, so that imports of modules under a computed name work too."""
+    """Append a folder to ``sys.path``, so that code can import modules whose names it computes at run time."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
         _added.add(str(folder))
@@ -188,7 +188,7 @@ class _Finder(ModuleFinder):
         self.importer = ""
 
     def import_module(self, partname: str, fqname: str, parent: Any) -> Any:
-        """Return the module, or None if it is missing. A module of another package has neither file nor path."""
+        """Return the module, or None if it is missing. Only a module of the user has ``__file__`` or ``__path__``."""
         self.imported[self.importer].add(fqname)
         folders = parent.__path__ if parent else self.path
         if fqname in self.modules or folders is None:
@@ -223,7 +223,7 @@ class _Finder(ModuleFinder):
         """
         self.imported[name], self.importer, module = set(), name, cast(Any, self.modules[name])
         if name:
-            self.import_hook(name)  # adds the parent packages
+            self.import_hook(name)  # adds the packages that contain the module to ``modules``
         for relative, names, line, is_sure in _imports(self.contents[name]):
             try:
                 full = resolve_name(relative, name if module.__path__ else name.rpartition(".")[0])
@@ -248,7 +248,7 @@ class _Finder(ModuleFinder):
             content = self.contents.get(above.__name__, b"") if above else b""
             if step not in self.modules:
                 siblings = _module_names(above.__path__ or () if above else self.roots)
-                # find_spec searches other folders too; it imports nothing, as the name is that of a top-level module
+                # find_spec finds installed modules, whose names are not misspelt. A top-level module is not imported.
                 is_users = above or (
                     get_close_matches(step, siblings, n=1, cutoff=SURE) and not (step in sys.modules or find_spec(step))
                 )
@@ -259,13 +259,13 @@ class _Finder(ModuleFinder):
                 return None
         names = [f"{name}.{attribute}" for attribute in names if above.__path__ and attribute[:2] != "__"]
         lost = [attribute for attribute in names if attribute not in self.modules]
-        if lost and _is_empty(self.contents.get(name, b"")):  # without code, a package defines no names
+        if lost and _is_empty(self.contents.get(name, b"")):  # an empty __init__.py defines no names
             return _no_module(lost[0], _module_names(above.__path__), importer)
         return None
 
 
 def _hashed(root: str, finder: _Finder) -> tuple[dict[str, Module], str, dict[str, str]]:
-    """Return name -> module for ``root`` and all user's modules that it imports, their hash, and file name -> hash."""
+    """Read ``root`` and the user's modules that ``root`` imports; return (name -> module, their hash, file -> hash)."""
     contents, sums = finder.contents, dict[str, str]()
     while new := contents.keys() - sums:
         for name in sorted(new):
@@ -290,7 +290,7 @@ def _key(name: str, imported: Mapping[str, Collection[str]], sums: Mapping[str, 
 
 
 def _search_path(roots: Iterable[Path]) -> list[str]:
-    """Return the folders of ``sys.path`` as in a fresh process, without those of other components, then the roots."""
+    """Return the folders of ``sys.path``, without those that this module added, followed by ``roots``."""
     PathFinder.invalidate_caches()  # Python may miss a file that was written within the last second
     paths = [path for path in sys.path if isinstance(path, str) and path not in _added]
     return list(dict.fromkeys(os.path.abspath(path) for path in [*paths, *roots]))

@@ -14,11 +14,11 @@ from fedcommons.config.user_code import Code, Module
 from fedcommons.errors import UserError, before_any_work, user_code_context
 
 codes: dict[tuple[Path, str], Code | None] = {}
-"""(folder of the command, import path) -> the component's code as read last; None if no file of the user has it."""
+"""(folder of the command, import path) -> the component's code as read last; None if the code is not the user's."""
 
 
 def read(where: str, base: Path, what: str, reread: bool = True) -> Code | None:
-    """Return the code of the file or module ``where``; None if no file of the user has it.
+    """Return the code of the file or module ``where``; None if ``where`` is not a file of the user.
 
     base: folder of the command. what: the component's name for messages. reread: read files that were read before.
     """
@@ -38,8 +38,8 @@ def read(where: str, base: Path, what: str, reread: bool = True) -> Code | None:
 def module(where: str, base: Path, what: str) -> ModuleType:
     """Import the file or module ``where`` with its code as read last, and return the Python module; see ``read``.
 
-    The user's modules that it imports, now or later, run with the code that was read too. A module that this loader has
-    already run with the same code is reused. A module that another loader imported is imported again, because the
+    The user's modules that the code imports, now or later, were read with it and run as read. A module that this loader
+    has already run with the same code is reused. A module that another loader imported is imported again, because the
     content of its file at that time is unknown.
     """
     code = read(where, base, what, reread=False)
@@ -57,7 +57,7 @@ def module(where: str, base: Path, what: str) -> ModuleType:
 
 
 class _Loader(SourceFileLoader):
-    """A loader of code that was read before. It uses no .pyc files, as Python may not notice that they are outdated."""
+    """A loader that runs code which was read before. The loader ignores .pyc files, as they may be outdated."""
 
     def __init__(self, name: str, module: Module) -> None:
         super().__init__(name, str(module.file))
@@ -115,7 +115,7 @@ class _Modules:
                 _put(name, module)
 
     def _run(self, name: str, module: Module) -> ModuleType | None:
-        """Return the module that ran this code under this name; None if none did, or if it was reloaded since."""
+        """Return the loaded module with this name and code; None if it was not loaded, or was reloaded since."""
         candidate = self.run.get((name, module.key))
         loader = getattr(getattr(candidate, "__spec__", None), "loader", None)
         return candidate if isinstance(loader, _Loader) and loader.module.key == module.key else None

@@ -96,7 +96,7 @@ def validate(config: Experiment) -> None:
 
 
 def _validate_stop(config: Experiment) -> None:
-    """Check that the run logs the metrics of the target and of early stopping, and that no field has no effect."""
+    """Check that the run logs the metrics of target and early stopping. Refuse stopping fields without effect."""
     f, usual = config.federation, type(config.federation)
     target.require_measured("target", target.read(config.target).metric, config.flat)
     watched, _ = target.validation_metric(f.stop_metric)
@@ -117,9 +117,9 @@ def require_no_steps(config: Experiment) -> None:
 
 
 def require_sources(names: Mapping[str, str], digests: Mapping[str, str], weights: str | None = None) -> None:
-    """Check that the code of user-defined components and the weights file are those the experiment was created with.
+    """Check that user-defined components and the weights file have not changed since the experiment was created.
 
-    names, digests: component and hash of its code, by kind of component; the key ``weights`` has the file's hash.
+    names: kind -> component. digests: kind -> hash of the component's code, and ``weights`` -> hash of the file.
 
     Raises:
         UserError: code or weights have changed, or two components need different Python modules of the same name.

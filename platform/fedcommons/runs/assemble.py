@@ -132,7 +132,7 @@ class Assembled:
 def assemble_own(
     spec: RunSpec, store: Store, jobs: Sequence[image_cache.Job], say: Callable[[str], None], on_step: OnStep | None
 ) -> Assembled:
-    """Make the missing synthetic images (see ``synthetic_images``), check whose examples made them, and assemble."""
+    """Generate missing synthetic images, check whose examples private generators were trained on, and assemble."""
     images = synthetic_images(spec, store, jobs, say, on_step)
     require_own(spec.stage, spec.client_data, spec.requests, images)
     return assemble(spec, images)

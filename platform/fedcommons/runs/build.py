@@ -31,7 +31,7 @@ def check(config: Experiment) -> None:
     """
     validate(config)
     f = config.federation
-    if load_data.takes_n_clients(config.partition.name):  # else the data decide N
+    if load_data.takes_n_clients(config.partition.name):  # other partitions get N from the data
         checks.require_participants(f.participation, config.partition.n_clients)
     checks.require_rates(checks.schedule_of(*_schedule(config)), f.rounds)
     if not checks.makes_steps(config.algorithm):
@@ -110,7 +110,7 @@ def build(config: Experiment) -> RunSpec:
         memory_bytes=f.memory_mb * 1e6,
         options=own_options(c),
     )
-    # DP-SGD, or the user has changed delta
+    # Delta is checked if DP-SGD uses it or the user has changed it.
     return checked(spec, judges_delta=c.dp.local or c.dp.delta != type(c.dp).delta)
 
 
@@ -207,10 +207,10 @@ def noise_key(config: Experiment) -> int:
 
 
 def with_gpus(spec: RunSpec, config: Experiment) -> RunSpec:
-    """Return the run with the GPU share of ``config``, which otherwise equals the run's experiment."""
+    """Return the run with the GPU share of ``config``. All other fields of ``config`` equal the run's experiment."""
     return spec.with_share(config, config.federation.gpus_per_actor)
 
 
 def own_options(config: Experiment) -> list[str]:
-    """Return the options that name the user's components and data folder, as a shell takes them."""
+    """Return the command-line options that name the user's components and data folder."""
     return [*parts_of_own(config), *load_data.dir_option(config.data.dir)]

@@ -44,7 +44,7 @@ def callbacks_of(
 
 
 def _trackers(ready: Assembled, record: RunFolder, say: Callable[[str], None]) -> list[Tracker]:
-    """Return W&B and the further tracker, as far as the run has them."""
+    """Return the run's trackers: W&B unless it is off, and the tracker of ``tracking.tracker``, if any."""
     trackers: list[Tracker] = []
     spec = ready.spec
     if spec.wandb != "off":

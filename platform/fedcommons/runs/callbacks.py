@@ -51,7 +51,7 @@ class Callback(Protocol):
     name: str
 
     def on_begin(self, start: Standing, lines: Lines) -> None:
-        """Prepare for the rounds after ``start``; without lines, round 0 comes first."""
+        """Prepare for the rounds after the state ``start``. If ``lines`` is empty, the run begins with round 0."""
 
     def measure(self, now: Standing, last: int) -> Mapping[str, float]:
         """Return further metrics of a round. last: number of the run's last round."""
@@ -68,7 +68,7 @@ class Callback(Protocol):
         """Save what is needed to resume after the last finished round, as a ``ClientError`` stops the run."""
 
     def on_end(self, summary: Mapping[str, Any] | None) -> None:
-        """End. summary: content of summary.json; None if an error stopped the run."""
+        """Finish when the run ends. summary: content of summary.json; None if an error stopped the run."""
 
 
 def require_callbacks(callbacks: Sequence[object]) -> None:
@@ -116,7 +116,7 @@ class Tracking(Callback):
 
 @dataclass
 class Checkpoints(Callback):
-    """Saves a round that is due, and the last finished round after a ``ClientError``."""
+    """Saves the state after each round with a due checkpoint and, if a client fails, after the last finished round."""
 
     record: RunFolder
     last: Standing = field(init=False)

@@ -51,7 +51,7 @@ def checked(spec: RunSpec, *, judges_delta: bool) -> RunSpec:
             of_clients = spec.tests.sizes if spec.tests and not seen.on_training else sizes
         largest, measured = max(len(dataset.test), len(dataset.validation), *of_clients), seen.measure_every > 0
         notes = check_module.try_module(module, name, dataset, largest, seen.chunk, measured=measured)
-        check_module.require_hooks(algorithm, module, loop, label)  # again: a local step may assign hooks
+        check_module.require_hooks(algorithm, module, loop, label)  # checked again, as a local step may assign hooks
     if is_tried:
         check_module.try_a_step(loop, name, module, dataset)
     if not standardises(name, module):

@@ -1,4 +1,4 @@
-"""Checks before any work of what components, data and module allow together; each takes the built objects.
+"""Checks before any work that the built components, data and module fit together.
 
 Checks of fields alone are in ``config.validate``. Checks that call the module are in ``check_module``.
 """
@@ -41,7 +41,7 @@ def depends_on_rounds(name: str) -> bool:
 
 
 def require_rates(schedule: Schedule | None, rounds: int) -> None:
-    """Check that the schedule returns a valid factor in every round, or in ``ROUNDS_TRIED`` of more rounds."""
+    """Check that the schedule returns a valid factor in every round, or in about ``ROUNDS_TRIED`` of a longer run."""
     if schedule:
         with before_any_work():
             for round in {*range(1, rounds + 1, -(-rounds // ROUNDS_TRIED)), rounds}:
@@ -52,7 +52,7 @@ def makes_steps(algorithm: str) -> bool:
     """Return whether clients or the server of the method ``algorithm`` make local steps."""
     method: Any = registry.find("algorithm", algorithm)
     capabilities = capabilities_of(method)
-    return capabilities.trains_locally or capabilities.needs_pool  # training on a pool uses the same fields
+    return capabilities.trains_locally or capabilities.needs_pool  # a server that trains on a pool makes local steps
 
 
 def require_participants(participation: float, n_clients: int) -> None:
@@ -65,7 +65,7 @@ def require_participants(participation: float, n_clients: int) -> None:
 
 
 def require_storage(storage: str | None, artifacts: Path, *, is_secret: bool) -> None:
-    """Check that the storage can be named so, and that secret salts have a folder outside of the storage."""
+    """Check that ``storage`` may name a storage, and that secret salts have a writable folder outside of it."""
     if storage is not None and (flaw := object_store.flaw(storage)):
         raise UserError(f"storage must be {flaw}")
     if is_secret:
@@ -75,7 +75,7 @@ def require_storage(storage: str | None, artifacts: Path, *, is_secret: bool) ->
 
 
 def require_generator(generator: Generator, dataset: Dataset) -> None:
-    """Check that a generator can be trained on examples of this type and shape."""
+    """Check that a generator can be trained on examples with the data set's type and shape."""
     refuse(generator, "check_type", dataset.train.x.dtype, dataset.name)
     refuse(generator, "check_shape", dataset.shape, dataset.name)
 
@@ -91,7 +91,7 @@ def require_pool(algorithm: Algorithm, stage: Stage) -> None:
 
 
 def refuse(part: Any, check: str, *facts: Any) -> None:
-    """Call a component's function ``check``, such as "check_data", with the arguments ``facts``, if it has one."""
+    """Call the component's function ``check``, such as "check_data", with ``facts``, if the component defines it."""
     with user_code_context(part, check):  # reading the attribute may raise an error
         if function := getattr(part, check, None):
             function(*facts)
@@ -132,7 +132,7 @@ def require_replies(facts: Facts, rule: str, constants: Mapping[str, Any]) -> No
 
 
 def require_no_server_model(algorithm: str, lacking: Sequence[str]) -> None:
-    """Refuse a method without a server model if options are missing that it needs, such as "--measure.every 0"."""
+    """Refuse a method without a server model if ``lacking`` names options that it needs, e.g. "--measure.every 0"."""
     if lacking:
         raise UserError(
             f"algorithm {algorithm} has no server model, as each client has a personal model: "

@@ -29,7 +29,7 @@ class Stop(Callback):
 
     @property
     def private(self) -> str | None:
-        """Return the metric that decides when the run stops, if it depends on clients' data; else None.
+        """Return the metric that decides when the run stops, if this metric depends on clients' data; else None.
 
         Metrics on test and validation data, sent bytes and epsilon do not count as clients' data.
         """

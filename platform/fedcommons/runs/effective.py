@@ -1,4 +1,4 @@
-"""The values that a run used for fields whose value follows from a rule; they are ``effective`` in its summary.
+"""The values that a run computed by a rule for some fields; the summary stores these values in ``effective``.
 
 Examples: a noise multiplier is computed from a target epsilon; a field at null follows the data set, the model or
 another field; ``client.equal_work`` reduces the epochs of clients with shared images. A component's rule is its
@@ -52,7 +52,7 @@ def of_local_steps(loop: LocalSGD, clients: Clients, ledger: Ledger) -> dict[str
     }
     if loop.dp and loop.dp.target:
         used = [[*{sigma for _, sigma in ledger.updates.covered.get(i, {})}] for i in range(len(each))]
-        if not all(len(sigmas) == 1 for sigmas in used):  # the ledger lacks a client's noise: compute it
+        if not all(len(sigmas) == 1 for sigmas in used):  # a client has no noise in the ledger: compute it
             of_each = [loop.dp.of_client(n, loop.batch_size, loop.steps_for(n, n_own)) for n, n_own in each]
             used = [[dp.noise_multiplier] for dp in of_each]
         values["dp.noise_multiplier"] = joined([sigma for (sigma,) in used])

@@ -64,11 +64,11 @@ def of_clients(
 ) -> tuple[Each, dict[str, float]]:
     """Return the metrics of each client for clients.jsonl, and their statistics over clients for rounds.jsonl.
 
-    Both are empty if no evaluation of clients is requested. Each list has a value per client: ``n``, the number of the
-    client's examples; the server model's metrics on these examples; and ``personal/NAME``, metrics of the client's
-    personal model. The examples are the client's test examples. If no client has test examples, its training examples
-    are used, and metrics are called ``train_NAME``. With ``measure.clients`` the training examples are always used, and
-    the names have no prefix. last: see ``observe``.
+    Both are empty if no evaluation of clients is requested. A client metric is a list with a value per client: ``n``,
+    the number of the client's examples; the server model's metrics on these examples; and ``personal/NAME``, metrics
+    of the client's personal model. The examples are the client's test examples. If no client has test examples,
+    training examples are used, and metrics are called ``train_NAME``. With ``measure.clients`` the training examples
+    are always used, and the names have no prefix. last: see ``observe``.
     """
     e, n = ready.spec.evaluation, len(ready.data.real)
     if not (e.on_training or e.of_clients):
@@ -138,7 +138,7 @@ def summarise(ready: Assembled, lines: Sequence[Mapping[str, Any]], end: Standin
     """
     spec, shared, ledger, facts, dp = ready.spec, ready.shared, end.ledger, ready.plan.facts, ready.spec.local.dp
     sizes = [len(rows) for rows in spec.partition.rows]
-    # A client may also disclose examples that it received. So its number is capped at its number of real examples.
+    # The count may include examples that a client received, so the client's number of real examples limits it.
     n_disclosed = sum(min(n, sizes[i]) for i, n in ledger.n_disclosed.items())
     own_code = {kind: name.rpartition("/")[2] for kind, name in spec.names.items() if registry.is_user_defined(name)}
     rejected = sum(line.get("rejected", 0) for line in lines)

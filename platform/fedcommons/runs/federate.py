@@ -55,7 +55,7 @@ def federate(
     if any(callback.is_last(lines) for callback in callbacks):
         return start
     courses = rounds.run(ready.algorithm, executor, ready.plan, start)
-    if not lines:  # round 0, the untrained model, must be recorded first
+    if not lines:  # a new run first records round 0, the untrained model
         courses = chain([(start, {"comm/once_bytes": start.traffic.once})], courses)
     last, began = start, time.perf_counter()
     try:
@@ -88,7 +88,7 @@ def _observed(
     facts: Mapping[str, float],
     last: int,
 ) -> tuple[dict[str, float | None], Mapping[str, Sequence[float]]]:
-    """Return the metrics after a round, with ``facts`` (those of training), and the metrics of each client."""
+    """Return the metrics after a round, with the training metrics ``facts``, and the metrics of each client."""
     spec = ready.spec
     metrics: dict[str, float | None] = {**facts, "comm/total_bytes": now.traffic.total}
     metrics |= evaluate.observe(ready, executor, now, last)

@@ -173,8 +173,8 @@ def partition_examples(
 ) -> tuple[Partitioned, Examples, Clients | None, dict[str, Any]]:  # fmt: skip
     """Partition the training examples among clients, hold out the clients' test examples and shift the features.
 
-    Return the clients' rows, the training examples, the clients' test examples, and the constants at null that a rule
-    computes. share, shift, size: see ``as_held``.
+    Return the clients' rows, the training examples, the clients' test examples, and the values that a rule
+    computed for null constants. share, shift, size: see ``as_held``.
     """
     every = dataset.train
     partition = partition_rows(
@@ -201,9 +201,9 @@ def as_held(
 
     The test examples are None if no client has any.
 
-    share: the share of each client's examples that is held out as test examples. With 0 a client's test examples are
-    those of its groups, if the data set has groups. shift, size: kind and size of the feature shift between clients;
-    see ``data.transforms``.
+    share: the share of each client's examples that is held out as test examples. With 0, a client gets the data set's
+    test examples of the client's groups, if the data set has groups. shift, size: kind and size of the feature shift
+    between clients; see ``data.transforms``.
 
     Raises:
         UserError: a client has too few examples, or the shift cannot be applied to them.

@@ -84,8 +84,8 @@ _DTYPES = {str(dt).removeprefix("torch."): dt for dt in (torch.uint8, torch.int6
 class BestModel(Callback):
     """The model of the best round so far, which is written to a file with each checkpoint.
 
-    watched: metrics with their better direction ("max" or "min"); the first one that the run logs is used. every: the
-    rounds without evaluation, except the last, are those that ``every`` does not divide. data: see ``write``.
+    watched: metrics with their better direction ("max" or "min"); the first metric that the run logs is used.
+    every: models are evaluated in rounds divisible by ``every`` and in the last round. data: see ``write``.
     """
 
     folder: Path
@@ -99,7 +99,7 @@ class BestModel(Callback):
     name = "best model"
 
     def on_begin(self, start: Standing, lines: Lines) -> None:
-        """Restore the best value. If ``BEST`` is of a round that runs again, replace it by ``BEFORE`` or delete it."""
+        """Restore the best value. Replace ``BEST`` by ``BEFORE``, or delete it, if its round runs again."""
         chosen = next((pair for pair in self.watched if any(pair[0] in line for line in lines)), None)
         if chosen and (number := best_round(lines, *chosen)):
             self.value = lines[number][chosen[0]]

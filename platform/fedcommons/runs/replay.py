@@ -85,13 +85,13 @@ def replay(
     _require_within("--client", client, 0, len(spec.partition.rows) - 1)
     salt = (
         run_salts.read_salt(folder, spec.salts) if spec.is_secret else b""
-    )  # read before the images, as without the salt they would be reported as missing
+    )  # read first, so that a lost salt is reported instead of missing images
     try:
         images = synthetic_images(spec, Store(spec.artifacts, say), (), say)
     except LookupError as error:
         raise UserError(f"--replay: training data of the run are missing; {error}.") from error
     ready = assemble(spec, images)
-    if not isinstance(ready.algorithm, ChoosesClients):  # sampling needs no state: check before the rounds are repeated
+    if not isinstance(ready.algorithm, ChoosesClients):  # sampling needs no state, so check before repeating rounds
         _require_training(ready, {}, number, client)
     executor = ready.executor(salt)
     run = run_name(spec.noise_key, spec.dataset.digest, salt)
@@ -124,7 +124,7 @@ def _config(folder: Path) -> Experiment:
 
 
 def _require_named(options: Sequence[str], named: Collection[str]) -> None:
-    """Check that ``named`` contains what the options name: user-defined components, and another data folder."""
+    """Check that ``named`` contains each user-defined component and data folder in ``options``."""
     unnamed = [option for option in options if shlex.split(option)[-1] not in named]
     if folders := [option for option in unnamed if option.startswith("--data.dir ")]:
         raise UserError(f"--replay: the run names a data folder; to have it read, add {folders[0]}.")

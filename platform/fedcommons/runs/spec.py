@@ -23,7 +23,7 @@ from fedcommons.runs.early_stopping import Stop
 from fedcommons.sharing.stage import Forewarning, Generating, Salted, Stage
 
 BuildModule = Callable[..., LightningModule]
-"""Builds the module that clients train from a data set and a device; see ``worker.build_module``."""
+"""A function that builds the clients' module for a data set and a device; see ``worker.build_module``."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class RunSpec:
     record: the experiment, for the files and trackers that describe the run; only ``tracking`` reads it.
     names: kind of component -> name of the component, for messages.
     elsewhere: builds a worker in a separate process, see ``worker.build_worker_elsewhere``.
-    left_open: fields at null or "method", whose values follow from a rule and are ``effective`` in the summary.
+    left_open: fields at null or "method". A rule computes their values, which the summary stores in ``effective``.
     """
 
     record: Experiment
@@ -72,10 +72,10 @@ class RunSpec:
     train: Examples  # the training examples that are partitioned, without the clients' test examples
     tests: Clients | None  # the clients' test examples; None: clients have no test examples
     noise_key: int
-    is_secret: bool  # noise is secret
+    is_secret: bool  # a secret salt keys the privacy noise
     delta: float
     is_audited: bool
-    withholds: bool  # near-copies are not shared
+    withholds: bool  # the audit removes near-copies before images are shared
     artifacts: Path
     storage: str | None
     actors: int  # processes that train clients; 0: this process
@@ -108,7 +108,7 @@ class RunSpec:
 
     @property
     def salts(self) -> list[str]:
-        """Return hashes of the secret salts that are used before round 1, and of the requests for synthetic images."""
+        """Return hashes of the salts that key noise before round 1, and of the facts that decide synthetic images."""
         client_data, stage = self.client_data, self.stage
         stage_salts = stage.salts(client_data) if client_data.is_secret and isinstance(stage, Salted) else ()
         return [*salt_facts(self.requests), *map(salts.name_of, stage_salts)]

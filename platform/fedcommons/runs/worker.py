@@ -37,8 +37,8 @@ def build_module(
 ) -> LightningModule:  # fmt: skip
     """Return the LightningModule that clients train. Its initial weights follow from the seed or ``weights``.
 
-    ``name`` is a LightningModule or a plain network. It gets those of the arguments shape, n_classes, mean, std, lr,
-    momentum, weight_decay and optimizer that its signature has. A plain network is wrapped in a ``Classifier``, or in a
+    ``name`` is a LightningModule or a plain network. Its parameters called shape, n_classes, mean, std, lr, momentum,
+    weight_decay and optimizer get the values of this run. A plain network is wrapped in a ``Classifier``, or in a
     ``Regressor`` if labels are floats; the wrapper gets all arguments except shape and n_classes. With float labels
     ``n_classes`` is the number of values in a label; without labels it is None. digest: the hash of ``weights``.
 

@@ -37,7 +37,7 @@ def with_room(play: Callable[[], T]) -> T:
     except Exception as error:
         if not is_full(error):
             raise
-    gc.collect()  # not in the except block, where the error still refers to tensors
+    gc.collect()  # inside the except block, the error would keep tensors alive
     torch.cuda.empty_cache()
     return play()
 

@@ -29,7 +29,7 @@ AUTO = "auto"
 """Value of the option ``federation.gpus_per_actor`` for which the needed share of a GPU is measured before the run."""
 
 PLACE_S = 30.0
-"""Seconds to wait until other programs have freed the requested resources of Ray."""
+"""Maximum seconds to wait until other programs free the resources that a run requests from Ray."""
 
 JOIN_S = 20
 """Seconds within which the cluster at RAY_ADDRESS must answer."""
@@ -115,7 +115,7 @@ def _start(num_cpus: int | None) -> None:
     atexit.register(ray.shutdown)  # must run before the folder is removed; Ray's own handler may run later
     with tempdirs.tempdir(folder), _loopback_only(), _coming_up("Ray does not start on this machine"):
         ray.init(
-            address="local",  # not the Ray of another user on this machine
+            address="local",  # start a new Ray instead of joining another user's Ray
             job_config=_job(),
             num_cpus=num_cpus,
             include_dashboard=False,

@@ -42,7 +42,7 @@ def make(base: str | None = None) -> Path:
     _remove_abandoned(base)
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
     _descriptors[folder] = descriptor = os.open(folder / "new", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    with suppress(OSError):  # without flock, no process can lock, and so remove, the folder
+    with suppress(OSError):  # if flock is not supported, no process removes folders
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.rename(folder / "new", folder / MARK)  # after locking, so that no process sees a marked, unlocked folder
     return folder

@@ -87,7 +87,7 @@ def prepare_gpu() -> None:
 
 
 def _flushes_denormals() -> bool:
-    return sys.float_info.min / 2 == 0  # torch cannot read this flag of the CPU, but it affects Python too
+    return sys.float_info.min / 2 == 0  # torch cannot read this CPU flag, but the flag changes Python's floats too
 
 
 @contextmanager

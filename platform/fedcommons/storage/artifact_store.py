@@ -135,7 +135,7 @@ class Store:
                 if snapshots is None:
                     snapshots = self._snapshots(kind, key)
                     snapshots.look()
-                # A snapshot that this process neither read nor wrote is another process's upload of the same artifact.
+                # If another process has already uploaded the same artifact, nothing is uploaded.
                 if (kind, key) in self._brought or snapshots.tag == object_store.NEW:
                     snapshots.upload(self.folder / kind)
             except object_store.ChangedError:

@@ -109,12 +109,12 @@ def read_tensors(path: Path, inner: int = 0) -> "tuple[dict[str, Tensor], dict[s
             intact = _is_whole(file) and (_checksum(file), checksum_of(plain)) == stated
         except KeyError as error:
             raise ValueError(f"{path} is incomplete: its checksum {error} is missing") from error
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:  # e.g., facts is a list
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:  # e.g., the facts are a list
             raise ValueError(f"{path} is incomplete: {error}") from error
         if not intact:
             raise ValueError(f"{path} was truncated or altered: its checksum does not match")
         try:
-            tensors = load_file(f"/dev/fd/{file.fileno()}")  # the checked file, even if ``path`` now names another
+            tensors = load_file(f"/dev/fd/{file.fileno()}")  # reads the checked file, even if ``path`` was replaced
         except (OSError, SafetensorError) as error:
             raise ValueError(f"{path} cannot be read: {error}") from error
     # Clones have the memory alignment of torch's tensors. With another alignment, a kernel may round differently.

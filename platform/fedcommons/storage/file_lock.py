@@ -45,7 +45,7 @@ def locked(folder: Path, say: Callable[[str], None] = print, patience: float = 0
         OSError: the lock file cannot be written.
     """
     path = folder / NAME
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)  # not inherited by child programs
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)  # closed in child programs
     _open_locks.add(descriptor)
     try:
         _take(descriptor, path, say, time.monotonic() + patience)

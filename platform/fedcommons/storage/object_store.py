@@ -44,7 +44,7 @@ def is_url(place: str) -> bool:
 
 
 def flaw(place: str) -> str | None:
-    """Return the end of an error sentence, which says what a storage must be; None if ``place`` may be a storage.
+    """Return what ``place`` must be, as the end of an error sentence; None if ``place`` may be a storage.
 
     The text does not repeat parts of ``place`` that may contain a password.
     """
@@ -131,7 +131,7 @@ class Bucket:
             except FileNotFoundError:
                 return None
             except OSError as error:
-                if _code(error) == "InvalidRange":  # S3 answers so for an empty object
+                if _code(error) == "InvalidRange":  # S3 raises this error when an empty object is read
                     return b""
                 raise
 

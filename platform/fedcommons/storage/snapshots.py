@@ -229,7 +229,7 @@ class Snapshots:
     def _is_own(self, entries: Mapping[str, Entry]) -> bool:
         """Return whether this instance wrote the list with ``entries``.
 
-        It did so if the list names objects that ``self.entries`` lacks, and if this instance wrote all these objects.
+        True if the list names objects that ``self.entries`` lacks, and this instance wrote all these objects.
         """
         unknown = {*entries.values()} - {*self.entries.values()}
         return bool(unknown) and unknown <= {*self._sent.values(), *self._stale}

@@ -91,7 +91,7 @@ class RunMirror:
                 if self._is_further():
                     self.say(f"{self.folder} has more rounds than {place}, and the run continues from them.")
                     return
-                self._see("")  # marks an unfinished download, so that the next process repeats it
+                self._see("")  # records an unfinished download, which the next process repeats
                 flaws = self.snapshots.fetch(self.folder)
             except StorageError as error:
                 raise UserError(f"storage: {error}.") from None

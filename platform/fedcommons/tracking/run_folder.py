@@ -136,8 +136,8 @@ class RunFolder:
     def _forget_ends(self, rounds: int, observed: Sequence[int]) -> None:
         """Remove the lines of rounds that run again because the planned number of ``rounds`` has changed.
 
-        A last round has metrics that other rounds may lack, so the lines of the old and new last round are wrong.
-        observed: numbers of rounds between two measurements, and between two evaluations.
+        The last round is evaluated even if it is not due, so the lines of the old and new last round may be wrong.
+        observed: (``measure.every``, ``evaluate.every``).
         """
         plans = {planned_rounds(self.path), rounds}
         odd = [last for last in plans if any(last % (every or 1) for every in observed)]
@@ -221,7 +221,7 @@ def planned_rounds(path: Path) -> int:
 
 
 def other_rounds(path: Path, config: Experiment) -> int | None:
-    """Return the planned number of rounds of the run in the folder, if it differs from ``config`` in rounds only."""
+    """Return the planned number of rounds of the run in the folder, if only this number differs from ``config``."""
     planned = read_config(path)
     return planned.federation.rounds if dotted.same_results(planned, config) == ["federation.rounds"] else None
 
@@ -244,7 +244,7 @@ def _require_same(path: Path, config: Experiment, data: str | None) -> None:
 
 
 def require_same_data(path: Path, name: str, data: str) -> None:
-    """Raise a ``UserError`` if the run in ``path`` began with other data; runs of old versions recorded no hash."""
+    """Raise a ``UserError`` if the run in ``path`` began with other data. A run without a recorded hash passes."""
     old_hash = _facts(path / "partition.json").get("data")
     if isinstance(old_hash, str) and old_hash != data:
         advice = " (random draws in a data set need `seed`)" if registry.is_user_defined(name) else ""
@@ -255,7 +255,7 @@ def require_same_data(path: Path, name: str, data: str) -> None:
 
 
 def require_same_rounding(path: Path) -> None:
-    """Raise a ``UserError`` if a variable that affects rounding has changed; runs of old versions recorded none."""
+    """Raise a ``UserError`` if a variable that affects rounding changed. A run without recorded variables passes."""
     began = _facts(path / "environment.json").get("variables")
     if isinstance(began, dict) and (what := differing(began, variables())):
         raise UserError(f"{path} holds a run that began where libraries round otherwise ({what}); reset the variable.")

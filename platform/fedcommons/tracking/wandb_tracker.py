@@ -44,8 +44,8 @@ class WandbTracker:
     ) -> None:
         self.say, self.run = say, None
         self.folder, self.pool, self.last = folder, pool, 0
-        # A sweep's process sets this variable, and W&B would then open the run in the sweep's W&B service. There the
-        # run of a killed trial stays open, so that the next trial with the same id would write nothing.
+        # With this variable, W&B would use the sweep's W&B service, where the run of a killed trial stays open.
+        # The next trial with the same id would then write nothing.
         os.environ.pop("WANDB_SERVICE", None)
         try:
             with tempdirs.tempdir():
@@ -137,7 +137,7 @@ def in_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
 
     They are the numbers and texts of summary.json, the mean over rounds of each convergence parameter, the privacy
     statement in short, the audit of synthetic images, ``target_reached`` and ``rounds_used`` (rounds to the target, or
-    all rounds if it was missed). If the target was missed, ``rounds_to_target`` is absent, so that it has only numbers.
+    all rounds if it was missed). If the target was missed, ``rounds_to_target`` is absent, as it must be a number.
     """
     entries = {k: _without_folders(v) for k, v in summary.items() if isinstance(v, int | float | str) and k != "rounds"}
     courses = {k: [v for _, v in pairs if v is not None] for k, pairs in summary.items() if _is_course(pairs)}
