@@ -8,7 +8,7 @@ python sweeps/commons.py --dataset mnist --data-dir DIR
 
 With the first seed, each row tries every learning rate of --lrs and further learning rates of its method. The other
 seeds use the learning rates with the best validation accuracy, except those at which a seed diverged. If
---lrs has one value, nothing is tried: clients use this value, and all other learning rates of a method their defaults.
+--lrs has one value, nothing is tried: clients use this value, and all other learning rates have their defaults.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 def entries(options: parse.Options) -> list[Entry]:
     """Return an entry for each row of the table, alpha, combination of learning rates, and seed.
 
-    A row that cannot run at an alpha has one entry there, with the error sentence as its ``cell``.
+    If a row cannot run at an alpha, it has one entry for this alpha, whose ``cell`` is the error sentence.
     """
     for name in (chosen := grid.values(options, "ways")):
         if name not in WAYS:

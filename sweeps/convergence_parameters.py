@@ -23,7 +23,7 @@ PAPER_A8 = {
     "partition.n_clients": 40,
     "partition.alpha": 0.01,
     "generator.rho": 0.75,
-}  # share of pool images p = 1125/(845 + 1125): a generator sees 845 of a client's 1125 images
+}  # a generator sees 845 of a client's 1125 images, so the share of pool images is p = 1125/(845 + 1125)
 """Fields that figures 5 and A.7 (``PAPER``) and A.8 (``PAPER_A8``) add to preset paper; the user's values prevail."""
 
 Figure = Mapping[str, Sequence[sweep.Trial]]

@@ -46,7 +46,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def entries(options: parse.Options) -> list[Entry]:
-    """Return a trial for each alpha (``at``), method, learning rate and seed; FedCVAE uses the paper's rates (None)."""
+    """Return a trial per alpha (``at``), method, learning rate (None: FedCVAE, with the paper's rates) and seed."""
     base, result = grid.base(options), []
     alphas, rates = grid.values(options, "alphas", float), grid.values(options, "rates", float)
     seeds, methods = grid.values(options, "seeds", int), grid.values(options, "methods")

@@ -50,7 +50,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def entries(options: parse.Options) -> list[Entry]:
-    """Return an entry for each table, method, alpha (label ``at``), learning rate and seed; rate None: REAL."""
+    """Return an entry for each table, method, alpha (label ``at``), learning rate (None for REAL) and seed."""
     base, seeds = grid.base(options), grid.values(options, "seeds", int)
     result: list[Entry] = []
     listed = {field: grid.listed(options, name, float) for name, field in OF_RATES.items()}

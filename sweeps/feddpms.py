@@ -95,7 +95,7 @@ def _preliminary(share: float, rounds: int) -> int | None:
 def _cells(
     options: parse.Options, algorithm: str, alpha: float, values: Mapping[str, Any] | None = None
 ) -> list[sweep.Trial]:
-    """Return a trial per learning rate and seed. All methods train the same encoder; autoencoders add a decoder."""
+    """Return a trial per learning rate and seed. All methods train the same encoder; some methods add a decoder."""
     model = "vae" if algorithm in AUTOENCODERS else "encoder"
     field = {} if "model.name" in options.asked else {"model.name": model}
     rates = [options.client.lr] if options.lrs is None else grid.values(options, "lrs", float)

@@ -63,8 +63,8 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def entries(options: parse.Options) -> list[Entry]:
-    """Return a trial for each alpha (``at``), method, learning rate and seed; ``tuning``: the table leaves it out."""
-    from fedcommons.core.capabilities import capabilities_of  # imports torch
+    """Return a trial per alpha (``at``), method, learning rate and seed. ``tuning``: the trial is not in the table."""
+    from fedcommons.core.capabilities import capabilities_of  # torch takes seconds to import
 
     base, result = grid.base(options), []
     alphas = grid.values(options, "alphas", float) if "partition.alpha" in options.fields else (None,)
@@ -88,7 +88,7 @@ def entries(options: parse.Options) -> list[Entry]:
 
 
 def trials(entries: Sequence[Entry]) -> list[sweep.Trial]:
-    """Return the trials of the tuning, and one trial per line and seed of the table, whose rate is not chosen yet."""
+    """Return the trials of the tuning, and a trial per line and seed of the table at any one learning rate."""
     reported = {(e["at"], e["method"], e.cell.config.seed): e.cell for e in reversed(entries) if not e["tuning"]}
     return grid.once([*(e.cell for e in entries if e["tuning"]), *reversed(reported.values())])
 

@@ -26,7 +26,7 @@ def best_rates(runs: Any) -> Mapping[tuple[Any, str], float]:
 
 
 def report(results: Results) -> Report | None:
-    """Return the report of the seeds of the table; None: none of them is finished."""
+    """Return the report of the table's seeds, or None if no run of these seeds is finished."""
     runs = results.runs[~results.runs["tuning"].astype(bool)]
     if results.options.lrs is not None:
         best = best_rates(results.runs)

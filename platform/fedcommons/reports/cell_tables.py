@@ -59,23 +59,19 @@ MEASURED = (
 )
 
 Files = dict[str, Sequence[str]]
-"""A table for the page's download buttons: lines of ``csv`` and of ``latex``, both with the head, and LaTeX's end."""
+"""Lines of a table's download files by key: ``csv``, ``latex`` (up to the last row) and ``tail`` (the end of LaTeX)."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table on the page."""
-
     cell: int  # number of the configuration
-    runs: Sequence[int]  # numbers of the configuration's runs
+    runs: Sequence[int]  # indices of the configuration's runs
     first: Sequence[str]  # texts of the first columns
     numbers: Sequence[tuple[str, float | None]]  # text of each number column, and the mean by which the page sorts
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the page."""
-
     name: str
     title: str
     note: str  # text above the table
@@ -87,7 +83,7 @@ class Table:
 
 
 def build_tables(groups: Sequence[Group], numbers: Sequence[Sequence[int]]) -> list[Table]:
-    """Return the tables in which a configuration has a value. numbers: indices of the runs of each configuration."""
+    """Return the report's tables that are not empty. numbers: for each configuration, the indices of its runs."""
     cells = [cell for group in groups for cell in group.cells]
     more = (Column(name, head, 100, 1) for name, head in columns.of_clients(cells))
     texts = (
@@ -142,7 +138,7 @@ def _files(
 
 
 def first_columns(cells: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:
-    """Return titles and texts of the first columns: method, and all that varies and is not in the group's title."""
+    """Return titles and texts of the first columns: method, sharing strategy, other varying fields, and share p."""
     varied = dict.fromkeys(name for cell in cells for name in columns.others(cell) if not name.startswith(ENVIRONMENT))
     names = ["algorithm", "sharing.setting", *varied, *(["p"] if "sharing.p" not in varied else [])]
 

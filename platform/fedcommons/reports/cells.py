@@ -55,7 +55,7 @@ def fields(runs: "pd.DataFrame") -> list[str]:
 
 
 def varied(runs: "pd.DataFrame") -> list[str]:
-    """Return the config fields in which runs differ, except fields whose value follows from earlier fields."""
+    """Return the config fields in which runs differ, except a field that is a function of earlier returned fields."""
     varying: dict[str, list[Any]] = {}
     for name in fields(runs):
         column = values(runs, name)
@@ -79,7 +79,7 @@ def drop_duplicates(runs: "pd.DataFrame", say: Callable[[str], None] = print) ->
 
 
 def cells(runs: "pd.DataFrame") -> list[Cell]:
-    """Return the configurations of these runs, in the order of their first runs; their runs are sorted by seed."""
+    """Return the configurations of these runs, in the order of their first runs; seeds are in rising order."""
     if not (names := varied(runs)):
         return [Cell({}, runs.sort_values("seed"))]
     groups = (group for _, group in runs.groupby(names, dropna=False, sort=False))

@@ -1,7 +1,7 @@
 """Charts of a report, as Vega-Lite specifications that altair creates: one specification per kind of chart.
 
-In the browser, page.js fills a specification with the data sets ``curve`` and ``reached`` of the selected runs. Vega
-evaluates its expressions with an interpreter (``ast``), because the page's security policy forbids generated code.
+In the browser, page.js fills a specification with the data sets ``curve`` and ``reached`` of the selected runs. An
+interpreter (``ast``) evaluates Vega's expressions, because the page's security policy forbids generated code.
 """
 
 from functools import cache
@@ -35,7 +35,7 @@ def specifications() -> dict[str, Any]:
 
 
 def _curves(x: str, x_title: str, y: str, y_title: str) -> dict[str, Any]:
-    """Return a chart of curves: configurations with a band from minimum to maximum. x, y: columns of the data."""
+    """Return a chart with a curve per configuration and a band from minimum to maximum. x, y: columns of the data."""
     import altair as alt  # altair takes a second to import
 
     legend = alt.Legend(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # pandas takes a second to import, which would slow --help
     import pandas as pd
 
 WHO = ("dataset", "algorithm", "setting", "alpha", "p", "seed")
-"""Columns that identify a run; a value can be missing, as p (share of received examples) before the end of a run."""
+"""Columns that identify a run. p is the share of received examples; it is missing before the end of a run."""
 
 DIGEST = "data digest"
 """Name of a column: hash of the content of a run's data set; None in runs of earlier versions of fedcommons."""
@@ -44,7 +44,7 @@ class Group:
     """A group of comparable runs."""
 
     title: str  # data, federation and target
-    cells: tuple[Cell, ...]  # in the order of their first runs; frames are indexed by the rows of the frame of all runs
+    cells: tuple[Cell, ...]  # in the order of their first runs; ``cell.runs`` keeps the index of the frame of all runs
 
 
 def gather(folders: Sequence[Path], say: Callable[[str], None]) -> "tuple[pd.DataFrame, list[RunFacts]]":
@@ -74,7 +74,7 @@ def _facts_of_run(run: Recorded) -> RunFacts:
     evaluated = [line for line in run.lines if {line.get("test/accuracy"), line.get("test/loss")} != {None}]
     curve = {name: [line.get(metric) for line in evaluated] for name, metric in _CURVES.items()}
     curve["bytes"] = [None if nbytes is None else nbytes / 1e6 for nbytes in curve["bytes"]]
-    try:  # texts without control characters
+    try:
         facts = safe_read.cleaned(safe_read.json_of(run.folder / "environment.json"))
     except (safe_read.UnreadableError, ValueError):
         facts = {}
@@ -101,7 +101,7 @@ def grouped(runs: "pd.DataFrame", say: Callable[[str], None]) -> list[Group]:
 def _of_one_partition(runs: "pd.DataFrame") -> "list[tuple[str, pd.DataFrame]]":
     """Return (end of the group's title, runs) of subsets in which runs with the same seed have the same partition."""
 
-    def agree(runs: "pd.DataFrame") -> bool:  # runs without a recorded partition agree with all
+    def agree(runs: "pd.DataFrame") -> bool:  # a run without a recorded partition agrees with every run
         return bool((runs.groupby("seed")["partition"].nunique() <= 1).all())
 
     if agree(runs):

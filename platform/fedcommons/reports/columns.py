@@ -39,7 +39,7 @@ def text(value: object, field: str = "") -> str:
 
 
 def of_clients(cells: Sequence[Cell]) -> list[tuple[str, str]]:
-    """Return (column name, title) of each accuracy over clients that these runs have (``evaluate.clients``)."""
+    """Return (column name, title) of each statistic of the clients' accuracies that these runs measured."""
     names = {
         f"{which}/{rows}accuracy_{what}": f"{head} acc.{' (training data)' if rows else ''}, {label}"
         for which, head in (("clients", "clients'"), ("personal", "personal"))
@@ -77,7 +77,7 @@ def head(name: str) -> str:
 
 
 def without_sharing(cells: Sequence[Cell]) -> list[Cell | None]:
-    """Return for each configuration the counterpart with equal other fields but no sharing (``real``), or None."""
+    """Return for each configuration its counterpart: equal fields, but no sharing (``real``). None: it is missing."""
     names = [name for name in cells[0].fields if not name.startswith(_OF_SETTING)] if cells else []
     keys = [tuple(value(cell, name) for name in names) for cell in cells]
     real = {k: cell for k, cell in zip(keys, cells, strict=True) if value(cell, "sharing.setting") == "real"}

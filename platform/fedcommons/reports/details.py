@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # pandas takes a second to import, which would slow --help
     import pandas as pd
 
 SHOWN, CLIENTS, CLASSES = 12, 40, 20
-"""Maximum number of partitions, and of pictures of pools; of clients (rows) and classes (columns) of a partition."""
+"""Maximum numbers on the page: partitions and pictures of pools (``SHOWN``); clients and classes of a partition."""
 
 LARGEST_PNG, SIDE = 400_000, 1200
 """Maximum number of bytes, and of pixels per side, of a picture logged to W&B; larger pictures are left out."""
@@ -90,7 +90,7 @@ def trouble(runs: "pd.DataFrame", run_facts: Sequence[RunFacts]) -> list[dict[st
 
 
 def partitions(runs: "pd.DataFrame", say: Callable[[str], None]) -> tuple[list[dict[str, Any]], int]:
-    """Return the first ``SHOWN`` partitions, and the number of all; rows: (examples, share of the largest number)."""
+    """Return the heat maps of the first ``SHOWN`` partitions, as values for page.js, and the number of partitions."""
     every, pictures = runs_by_value(dict(enumerate(values(runs, "partition")))), []
     for of_partition in list(every.values())[:SHOWN]:
         first = runs.iloc[of_partition[0]]
@@ -138,7 +138,7 @@ def _png(file: Path) -> str | None:
     from PIL import Image
 
     try:
-        # Below the run folder, the path of ``file`` has 7 components (``wandb`` to ``pool_*.png``). None may be a link.
+        # The last 7 components of the path of ``file`` (``wandb`` to ``pool_*.png``) must not be links.
         content = safe_read.content(file, LARGEST_PNG, inner=7) or b""
         # Sides are checked before Pillow decodes the file, because a huge picture would fill the memory.
         if max(int.from_bytes(content[16:20]), int.from_bytes(content[20:24])) > SIDE:

@@ -69,7 +69,7 @@ def epsilon_place(cell: Cell) -> float:
 
 
 def _draw_epsilons(path: Path, panels: Sequence[series.Panel], title: str, smoke: bool) -> None:
-    """Draw accuracy against epsilon on a logarithmic axis, with shaded areas outside of it for epsilons 0 and inf."""
+    """Draw accuracy against epsilon on a logarithmic axis, with a shaded area at each end for epsilons 0 and inf."""
     from fedcommons.reports import plots
 
     every = [p for panel in panels for p in panel.points]

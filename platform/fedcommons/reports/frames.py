@@ -110,7 +110,7 @@ def load_clients(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
 
 
 def load_central(*folders: Path) -> "pd.DataFrame":
-    """Return a frame with one row per centrally trained model: its summary, partly also named as in ``load_runs``."""
+    """Return a frame with one row per centrally trained model: its summary, and the columns ``_CENTRAL``."""
     import pandas as pd
 
     rows = []
@@ -223,7 +223,7 @@ def _check(file: Path, summary: Mapping[str, Any]) -> None:
             raise UserError(f"{file} is damaged: {name} is {quote(value)}.")
     if not isinstance(summary.get("partition"), str):
         raise UserError(f"{file} is damaged: it has no partition.")
-    # The noise multiplier is needed unless a target epsilon decides the noise, and then ``recorded`` leaves it out.
+    # ``recorded`` leaves the noise multiplier out if a target epsilon decides the noise.
     needed = (*_FIELDS, *recorded({"dp.noise_multiplier": None, **summary["config"]}))
     if missing := [name for name in needed if name not in summary["config"]]:
         raise UserError(f"{file} is damaged: its config has no {missing[0]}.")

@@ -61,8 +61,8 @@ def mean_std(values: Sequence[float], digits: int | None) -> str:
 def format_rounds(counts: Sequence[float], missed: int) -> str:
     """Format a mean number of rounds to the target as ``16.5``, or as ``>17 (missed by 1 of 2)`` if a seed missed it.
 
-    counts: the rounds of each seed; a seed that missed the target counts with all its rounds. missed: number of such
-    seeds. With a single seed, ``>30`` says it.
+    counts: the rounds of each seed; a seed that missed the target counts with all its rounds. missed: number of seeds
+    that missed the target. A single seed that missed it is printed as ``>30``.
     """
     mean = f"{fmean(counts):.1f}".removesuffix(".0")
     if not missed:

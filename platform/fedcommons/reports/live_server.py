@@ -92,7 +92,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._answer(HTTPStatus.OK, watched.state() if name else watched.html(), "plain" if name else "html")
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer invalid requests and requests other than GET by the status code without a page."""
+        """Answer invalid requests and requests other than GET with the status code and no content."""
         self._answer(HTTPStatus(code))
 
     def _answer(self, status: HTTPStatus, text: str = "", kind: str = "plain") -> None:

@@ -97,7 +97,7 @@ def require(metric: str, configs: Sequence[Experiment]) -> None:
 
 
 def _needs(metric: str) -> list[tuple[str, Any, str]]:
-    """Return (field, value, requirement as text) per config field that must be above a value to log the metric."""
+    """Return (config field, value, allowed values as text): runs log the metric if each field exceeds its value."""
     if metric.startswith("validation"):
         return [("data.validation", 0, "above 0")]
     if metric.startswith(("clients/", "personal/")):

@@ -191,7 +191,7 @@ def contents(runs: "pd.DataFrame", run_facts: Sequence[RunFacts], say: Callable[
 
 
 def thin(curves: Sequence[Mapping[str, Sequence[float | None]]]) -> tuple[list[list[list[float | None]]], int]:
-    """Return the curves with every k-th and the last round only, and k, so that there are about ``POINTS`` points."""
+    """Return shortened curves (every k-th round, and the last round) with about ``POINTS`` points in all, and k."""
     every = -(-sum(len(curve["round"]) for curve in curves) // POINTS) or 1
     thinned = []
     for curve in curves:
@@ -203,7 +203,7 @@ def thin(curves: Sequence[Mapping[str, Sequence[float | None]]]) -> tuple[list[l
 
 
 def _rows(runs: "pd.DataFrame", shown: Sequence[Column]) -> list[dict[str, Any]]:
-    """Return one row per run of the page's table of runs; a number is two texts: all digits, and rounded."""
+    """Return the rows of the page's table of runs. Each number is a pair of texts: all digits, and rounded."""
     who = [[columns.text(value, name) for value in values(runs, name)] for name in WHO]
     who[WHO.index("p")] = [f"{p:.3g}" if p else "-" for p in values(runs, "p")]
     numbers = [
@@ -218,9 +218,9 @@ def _rows(runs: "pd.DataFrame", shown: Sequence[Column]) -> list[dict[str, Any]]
 
 
 def _dims(runs: "pd.DataFrame") -> list[dict[str, Any]]:
-    """Return the page's filters: for each column of ``WHO`` with several values, their texts, and each run's index."""
+    """Return a filter per column of ``WHO`` that varies: title, texts of its values, each run's position among them."""
 
-    def order(value: Any) -> tuple[int, Any]:  # numbers, then texts, then None; a user's partition can have any alpha
+    def order(value: Any) -> tuple[int, Any]:  # numbers, then texts, then None (alpha can be any of these)
         is_number = isinstance(value, int | float)
         return (0, value) if is_number else (2, "") if value is None else (1, str(value))
 

@@ -84,7 +84,8 @@ def table(groups: Sequence[Group], swept: Sequence[str], metric: str, way: str) 
 def panels(groups: Sequence[Group], swept: Sequence[str], metric: str) -> tuple[list[series.Panel], str]:
     """Return one panel per field of the search (``swept``) with finished configurations, and the legend's title.
 
-    Colours distinguish environments (data and federation), or else the values of the field with the fewest values.
+    If environments (data and federation) differ, colours distinguish them. Otherwise colours distinguish the values
+    of the swept field with the fewest values.
     """
     every = [point for group in groups for point in group.points if set(point.runs["status"]) == {"finished"}]
     values = {n: {series.label(series.value(p, n)) for p in every} for n in swept if n != "seed"}
@@ -96,7 +97,7 @@ def panels(groups: Sequence[Group], swept: Sequence[str], metric: str) -> tuple[
     def name(point: Cell) -> str:
         return ", ".join(series.label(series.value(point, n)) for n in colours)
 
-    drawings = []  # if only seeds vary, one panel has the algorithm as x
+    drawings = []  # if only seeds vary, the single panel has the algorithm on its x axis
     for field in [n for n in values if n not in colours] or list(values)[:1] or ["algorithm"]:
         points = [series.point(p, field, metric, name(p)) for p in every]
         drawings.append(series.Panel("", words(field), [p for p in points if p is not None]))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # pandas and matplotlib take seconds to import, which would s
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "*")
-"""``COLOURS``: Okabe and Ito's; colour-blind readers can distinguish them. Each of the ``MARKERS`` serves 7 series."""
+"""Seven series share a marker and differ in colour (``COLOURS``, which colour-blind readers can distinguish)."""
 
 Spread = tuple[float, float, float]
 """Mean, minimum and maximum over seeds."""
@@ -29,8 +29,6 @@ BARS = "bars: one standard deviation over seeds, up and down"
 
 @dataclass(frozen=True)
 class Point:
-    """A point in a plot."""
-
     x: float | str
     y: float  # mean over seeds
     sd: float  # sample standard deviation over seeds
@@ -40,8 +38,6 @@ class Point:
 
 @dataclass(frozen=True)
 class Panel:
-    """A panel of a picture."""
-
     title: str
     x: str  # label of the axis
     points: Sequence[Point]

@@ -116,7 +116,7 @@ def share(cell: Cell) -> str:
 def speed_up(base: Cell, other: Cell) -> str:
     """Format the rounds to the target of ``base`` divided by those of ``other`` as ``4.0x``.
 
-    ``>``, ``<``, ``-``: a run of ``base``, of ``other``, or of both missed the target.
+    ``>``: a run of ``base`` missed the target. ``<``: a run of ``other`` missed it. ``-``: runs of both missed it.
     """
     (slow, slow_missed), (fast, fast_missed) = mean_rounds(base.runs), mean_rounds(other.runs)
     sign = ">" if slow_missed else "<" if fast_missed else ""
@@ -202,7 +202,7 @@ def lost_notes(runs: "pd.DataFrame") -> list[str]:
 
 
 def spread(cells: Sequence[Cell]) -> str:
-    """Return a text on how far the algorithms lie apart in each federation and sharing strategy; empty for one."""
+    """Return the range of results over algorithms as text, per federation and sharing strategy."""
     places: dict[str, dict[str, list[Cell]]] = {}
     for cell in (cell for cell in cells if cell.values("last_accuracy")):
         places.setdefault(place(cell), {}).setdefault(setting(cell), []).append(cell)

@@ -84,7 +84,7 @@ EVERYTHING = Logged(
 
 
 def logged(folders: Sequence[Path], say: Callable[[str], None]) -> Logged:
-    """Return the names that these runs logged. say: called once per other version of fedcommons that wrote runs."""
+    """Return the names that these runs logged. say: called for each other version of fedcommons that wrote runs."""
     metrics, of_each, others = set[str](), list[set[str]](), defaultdict[str, list[Path]](list)
     for folder in folders:
         metrics |= {name for line in read_rounds(folder) for name, value in line.items() if value is not None}
@@ -160,7 +160,7 @@ def _decisive(names: Logged) -> list[Any]:
     results = [name for name in RESULTS if name in names.ends]
     panels = [coordinates("What decides", results)]
     if len(results) == 2:
-        if results[0] not in names.shared:  # a panel leaves out the runs without zeta^2, so a second panel has all
+        if results[0] not in names.shared:  # this panel omits runs without zeta^2; the next panel has all runs
             panels.append(coordinates("What decides rounds", results[1:]))
         zeta, used = map(v2.SummaryMetric, results)
         panels.append(v2.ScatterPlot(title="Rounds against client dissimilarity", x=zeta, y=used, log_x=True))

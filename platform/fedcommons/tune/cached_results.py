@@ -19,7 +19,7 @@ def write(file: Path, facts: Mapping[str, Any], what: str, result: Mapping[str, 
 
 
 def read(file: Path, facts: Mapping[str, Any], what: str) -> dict[str, Any] | None:
-    """Return the result in ``file``; None if there is no file. An input absent from the file has its default.
+    """Return the result in ``file``; None if there is no file.
 
     Raises:
         UserError: the result was computed from other inputs than ``facts``, or the file is damaged.

@@ -57,7 +57,7 @@ def study_parser(
     lists: Mapping[str, str] | None = None,
     short: Mapping[str, str] | None = None,
 ) -> parse.Parser:
-    """Return a parser of each field of the chosen components, the options of a study, and the options of all sweeps.
+    """Return the parser of a study: the chosen components' fields, the study's options and the options of all sweeps.
 
     doc: text whose first line is the title of ``--help``. fields: values of the fields in the study's preset. options:
     options of the study, see ``add_options``. lists: see ``parse.parser``.
@@ -118,9 +118,10 @@ def listed(options: parse.Options, name: str, kind: Callable[[str], Any] = str, 
 
 
 def rate_owners(options: parse.Options, argv: Sequence[str], of_rates: Mapping[str, str]) -> dict[str, str]:
-    """Return field -> option for each option that lists learning rates, and check that they can be chosen.
+    """Return field -> option for each option that lists learning rates; check that validation data can choose one.
 
-    of_rates: option -> field of the learning rate. An option becomes empty if the user set its field instead.
+    of_rates: option -> field of the learning rate. If the user set the field and not the option, the option becomes
+    empty.
     """
     for name, field in of_rates.items():
         if field in options.asked and name.replace("-", "_") not in parse.named(argv):
@@ -130,7 +131,7 @@ def rate_owners(options: parse.Options, argv: Sequence[str], of_rates: Mapping[s
 
 
 def require_validation(options: parse.Options, name: str, *, several: bool = False) -> None:
-    """Refuse an option that lists learning rates if there is no validation accuracy to choose by.
+    """Refuse an option that lists learning rates if there are no validation data to choose by.
 
     several: refuse the option only if it lists more than one learning rate.
     """
@@ -139,12 +140,12 @@ def require_validation(options: parse.Options, name: str, *, several: bool = Fal
 
 
 def refuse_fields(options: parse.Options, more: Mapping[str, str]) -> None:
-    """Refuse a field that the user set although a sweep's option sets it; ``more``: further fields -> option."""
+    """Raise a UserError if the user set a field of ``GRID`` or ``more`` (field -> option) that an option sets."""
     parse.refuse_fields(options, {field: option for option, field in GRID.items()} | dict(more))
 
 
 def base(options: parse.Options) -> dict[str, Any]:
-    """Return the values of the fields that all trials have in common, also for components that only some trials use."""
+    """Return the field values from the command line, which all trials share unless the sweep varies the field."""
     return sweep.tracked(parse.flat(options), Path(options.out))
 
 

@@ -40,8 +40,8 @@ class Progress(Callback):
     """The callback that shows Tune's events on the display.
 
     rounds: number of rounds of each run, by trial name. on_end: called after each run. clock: returns the time in
-    seconds. fetch: called with a trial name; copies the run's folder from another machine, if it is there.
-    ready: the time at which the last generator was finished; 0 before.
+    seconds. fetch: called with a trial name; if another machine ran the trial, it copies the run's folder to this
+    machine. ready: the time at which the last generator was finished; 0 before.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Progress(Callback):
         return {}  # Tune pickles its callbacks into a record that is not used; a display cannot be pickled
 
     def on_step_end(self, iteration: int, trials: list, **info: Any) -> None:
-        """Stop a sweep whose trials get no resources from Ray, as nodes have left or other programs use them.
+        """Stop the sweep if no trial gets resources from Ray: nodes have left, or other programs use all resources.
 
         Raises:
             ClientError: no trial has run for ``PLACE_S``.

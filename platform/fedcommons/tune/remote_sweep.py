@@ -74,7 +74,7 @@ class SweepMirror:
             mirror.end()
 
     def claim(self) -> None:
-        """Reserve the sweep's name in the storage by a first upload (``end``), if the name is new there."""
+        """Reserve the sweep's name: if the storage has no sweep of this name, upload the files that exist (``end``)."""
         if self._snapshots and self._snapshots.tag == object_store.NEW:
             self.end()
 

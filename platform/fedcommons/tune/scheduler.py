@@ -77,7 +77,7 @@ def make(cells: Collection[Mapping[str, Any]], images: Collection[str]) -> None:
 class InOrder(Searcher):
     """The search algorithm that gives Ray Tune its trials: the first remaining run, or a generator that the run needs.
 
-    Trials of later runs start earlier only if a core would otherwise wait for the first run's generators.
+    If a core is free while the first remaining run waits for its generators, the core starts a trial of a later run.
 
     cells: number of cores of each run, by name; a generator takes one core. missing: the missing artifacts of all runs.
     """
@@ -89,7 +89,7 @@ class InOrder(Searcher):
         self.cores: dict[str, int] = {}  # by trial ID: number of cores
         self.failed: dict[str, str] = {}  # by run: why one of its generators failed
         self.traces: list[str] = []  # tracebacks of failed generators
-        self.unsent = ""  # why the upload of a generator failed; empty: none failed
+        self.unsent = ""  # why the upload of a generator failed; empty: no upload failed
         self.n_trained = 0
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:

@@ -81,12 +81,12 @@ class Study:
     """A script that runs a study; calling it with the words of a command line returns the exit code.
 
     Args:
-        name: of the script; the beginning of the names of the result files.
+        name: the script's name, with which the names of the result files begin.
         arguments: parses the command line and refuses bad options.
         configurations: returns an entry for each trial and line of the table.
         render: returns the report of at least one finished run; None: nothing is written.
         play: runs the unfinished trials, and further jobs of the study, if it has any.
-        trials: returns the trials of a dry run, which are checked before any work; default: of all entries, each once.
+        trials: returns the trials of a dry run, which are checked before any work; default: all entries' trials.
         extra: returns the further jobs that ``play`` runs, for the dry run.
     """
 
@@ -119,10 +119,7 @@ class Study:
 
 
 def load(entries: Sequence[Entry], options: parse.Options, out: Path, say: Callable[[str], None]) -> Results:
-    """Return the results of the finished runs in ``out``; ``say`` is called for each run that cannot be read.
-
-    The copies make frames contiguous, as ``load_runs`` adds columns one by one.
-    """
+    """Return the results of the finished runs in ``out``; ``say`` is called for each run that cannot be read."""
     import pandas as pd
 
     runs = grid.finished(grid.once(entry.cell for entry in entries), out, say)

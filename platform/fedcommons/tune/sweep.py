@@ -257,7 +257,7 @@ def run_cells(
 
 
 def _sharing_gpus(remaining: Todo) -> Todo:
-    """Return the work with ``gpus_per_actor auto`` replaced by a share of a GPU, for one process per core of Ray."""
+    """Replace ``gpus_per_actor auto`` by a share of a GPU, so that each of Ray's cores can run a process on a GPU."""
     import ray
 
     from fedcommons.tune.gpu_share import with_share
@@ -278,7 +278,7 @@ def with_absolute_paths(config: Experiment) -> Experiment:
     absolute = dotted.override(config, {name: str(Path(folder).resolve()) for name, folder in folders.items()})
     return replace(
         absolute, source=config.source
-    )  # keeps the recorded code hashes, on which the trial's name depends, if a file has changed since
+    )  # keeps the code hashes, and so the trial's name, if a user's file has changed since
 
 
 def tracked(fields: Mapping[str, Any], out: Path) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def run(
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise
-    for trace in dict.fromkeys(order.traces):  # shown here, as a generator has no folder for it
+    for trace in dict.fromkeys(order.traces):  # a generator has no folder for its traceback
         progress.display.say(trace)
     failures = dict(order.failed) | ({"artifacts": order.unsent} if order.unsent else {})
     for result in results:
@@ -107,8 +107,8 @@ def run(
         if "cell" not in params:
             continue
         name: str = params["cell"]
-        # The run's error file is preferred, as it also names the file of the traceback. But if the run was refused
-        # before it began, the error file may be of an earlier call, so the two texts are compared.
+        # The run's error file also names the file of the traceback. But if this call refused the run before it began,
+        # the error file may come from an earlier call, so it must begin with this call's ``reason``.
         error_text = read_error(out / name) or ""
         if result.error is not None:
             failures[name] = error_text or sentence(result.error)
@@ -134,7 +134,7 @@ class Reservation(tune.PlacementGroupFactory):
 def remove_all() -> None:
     """Remove the placement groups of all trials that this process started, which also ends the trials.
 
-    The function returns after ``REMOVAL_S`` at the latest, as Ray's processes may have been ended by the same signal.
+    The function waits at most ``REMOVAL_S``: if the same signal has ended Ray's processes, Ray never answers.
     """
 
     def remove() -> None:
@@ -215,4 +215,4 @@ def trial(params: Mapping[str, Any]) -> None:
         # The error is reported, not raised, as Tune would run the trial again and the error would repeat.
         last = {**last, "failed": sentence(error)}
     if last:
-        tune.report(last)  # last of all, as a scheduler may stop a trial when it reports
+        tune.report(last)  # the last statement, as a scheduler may stop a trial at its report

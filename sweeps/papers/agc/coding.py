@@ -26,7 +26,7 @@ from papers.agc.presets import PER_CLASS, PRESETS
 Curve = Mapping[str, Any]
 
 NAMES = {"iid": "iid", "dirichlet_plain": "Dirichlet(0.1)", "single_class": "single class"}
-SHOWN = (10, 20)  # rounds in the CSV of ``summary``, in addition to the last; the table has only the first of them
+SHOWN = (10, 20)  # rounds of the CSV, in addition to the last round; the table has only round 10 and the last round
 SPAN = 1e4  # figure 3's axis is linear up to about max(smallest |sum|, largest |sum| / SPAN), then logarithmic
 CLOSE = 0.95  # an accuracy is close if it is at least this share of the last accuracy of iid clients without sharing
 
@@ -50,7 +50,7 @@ def table(curves: Sequence[Curve]) -> str:
 
 
 def summary(curves: Sequence[Curve]) -> list[dict[str, Any]]:
-    """Return a CSV row per curve: accuracy and second moment at some rounds, and the round near iid (``_reached``)."""
+    """Return a CSV row per curve: accuracy and second moment at some rounds, and the round of ``_reached``."""
     last = len(curves[0]["accuracy"]) - 1
     at = [*(r for r in SHOWN if r < last), last]
     return [

@@ -101,7 +101,7 @@ class Draws:
     start: Tensor  # initial weights, (D pixels and bias, K classes)
     holds: np.ndarray  # (clients N, examples M) bool: client holds example; N excludes clients without examples
     answers: np.ndarray  # (rounds, clients N) bool: client answers in the round
-    sampled: np.ndarray  # like ``answers``, (rounds, STRAGGLER_DRAWS, clients N), to estimate the second moment
+    sampled: np.ndarray  # further draws of ``answers``, (rounds, STRAGGLER_DRAWS, clients N), for E||g^||^2
 
 
 @dataclass(frozen=True)

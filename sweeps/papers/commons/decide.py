@@ -11,7 +11,7 @@ from statistics import fmean
 from fedcommons.reports.intervals import student
 
 ROUNDING = 1e-9
-"""Largest width of an interval that rounding alone explains, where accuracy differences are equal in all seeds."""
+"""Width up to which an interval counts as 0 wide: rounding makes equal differences unequal by at most this much."""
 
 FEW_COPIES = 0.05
 """Largest share of near-copies at which a pool counts as free of raw copies of training images."""
@@ -55,8 +55,8 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
 def is_ahead(first: Row, second: Row) -> bool:
     """Return whether ``first`` is significantly more accurate than ``second`` on the seeds that both have.
 
-    If the accuracy differences are equal in all seeds, the interval has width 0. This is not evidence: few seeds of a
-    finite test set agree by chance.
+    If the accuracy differences are equal in all seeds, their interval has width 0 and the result is False: on a finite
+    test set, a few seeds can have equal differences by chance.
     """
     interval = student([first.best[seed] - second.best[seed] for seed in first.best if seed in second.best])
     return interval is not None and interval[0] > 0 and interval[1] - interval[0] > ROUNDING

@@ -37,7 +37,7 @@ class LeakAudit:
 
     @staticmethod
     def from_facts(facts: Mapping[str, Any]) -> "LeakAudit":
-        """Build the result from a record; ``closer``: probability a of the module; ``low``, ``high``: interval of a."""
+        """Build the result from a record with the probability ``closer`` and its 95 % interval (``low``, ``high``)."""
         ends = (2 * facts[name] - 1 for name in ("closer", "low", "high"))
         return LeakAudit(facts["near_copies"] / facts["images"], *ends)
 
@@ -46,7 +46,7 @@ EXACT = LeakAudit(1.0, 1.0, 1.0, 1.0)
 """Audit result of real images that were sent unchanged."""
 
 _OF_POOL = ("data.", "partition.", "sharing.", "dp.", "seed")
-"""Prefixes of the config fields that decide which images are fitted to noisy sums."""
+"""Prefixes of the config fields that decide a pool of synthetic images fitted to the clients' noisy sums."""
 
 STAYS = ("local_synthetic",)
 """Sharing strategies whose synthetic images do not leave the client."""

@@ -17,7 +17,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "small": {**_EVERY, **_SMALL},
     "paper": {**_EVERY, "federation.rounds": 20, "client.batch_size": 256, "client.epochs": 10, "client.lr": 0.01},
 }  # fmt: skip
-"""Config fields that each preset adds to the package's preset. Those of small were chosen on seed 100."""
+"""Config fields that each preset adds to the package's preset. The fields of small were chosen with seed 100."""
 _LARGE_IMAGES = {"data.limit": 2000, "client.lr": 0.1, "feddm.ipc": 5, "feddm.iterations": 30, "feddm.image_lr": 1.0,
                  "feddm.match_batch": 64, "target": 0.8}  # fmt: skip
 """Config fields that preset small adds for images of 28x28 and more, chosen on MNIST with seed 100."""

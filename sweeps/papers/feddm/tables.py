@@ -28,7 +28,7 @@ from papers.feddm import surrogate
 
 MB = 10**6
 METHODS, ROUND, NOISE = "methods", "round", "noise level"
-"""Names of tables with special treatment, in order: table 2; runs of one round, for a picture of images; figure 3."""
+"""Names of three tables: table 2 (``METHODS``), runs of one round for a picture (``ROUND``), figure 3 (``NOISE``)."""
 _ROW = ["table", "at", "method"]
 
 
@@ -36,8 +36,7 @@ def with_choice(frame: Any) -> Any:
     """Return the frame with the column ``chosen``: whether the run has the chosen learning rate of its table row.
 
     A row is a method at an alpha in a table; ``tables.at_best_rate`` chooses the rate of the row. A run of the table
-    ``ROUND`` (one round) is chosen if its rate is that of FedDM's chosen runs without noise, so that it shows round 1
-    of these chosen runs.
+    ``ROUND`` (one round) is chosen if it has the learning rate that was chosen for FedDM without noise.
     """
     frame = study.with_choice(frame, _ROW)
     longer = frame[

@@ -53,7 +53,10 @@ def methods(cells: Sequence[Cell], notes: Sequence[str]) -> str:
 
 
 def ahead(cell: Cell, cells: Sequence[Cell], field: str, than: str) -> str:
-    """Return the cell's last accuracy minus that of a baseline in the same federation, in points, paired by seed."""
+    """Return the cell's last accuracy minus the baseline's, in points, paired by seed; empty for the baseline itself.
+
+    The baseline is the first cell in the same federation whose ``field`` has the value ``than``.
+    """
     same = [o for o in cells if columns.place(o) == columns.place(cell) and series.value(o, field) == than]
     if not same or same[0] is cell:
         return ""

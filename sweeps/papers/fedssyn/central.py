@@ -187,7 +187,7 @@ def _require_logits(module: LightningModule, dataset: Dataset) -> None:
 
 
 def _union(prepared: RunSpec) -> Examples:
-    """Return the synthetic images of all clients together; the number per client is that of the federated runs."""
+    """Return the union of all clients' synthetic images; each client has as many images as in the federated runs."""
     parts = contributions(prepared, Store(Path(prepared.record.artifacts), storage=prepared.record.storage))
     return Examples(torch.cat([p.examples.x for p in parts]), torch.cat([p.examples.y for p in parts]))
 

@@ -38,7 +38,7 @@ from fedcommons.storage.atomic_files import write_text
 from fedcommons.tune import grid
 
 DRAWS, DIRECTIONS = 25, 4
-"""Factors of ``--canaries``: number of messages per data set, with and without the image (merf); canaries (ndpdc)."""
+"""Multiples of ``--canaries``: messages per data set for merf (``DRAWS``), canaries for ndpdc (``DIRECTIONS``)."""
 
 
 def of_merf(stage: MERF, client_data: ClientDatasets, stated: Release, canaries: int, delta: float) -> Estimate:

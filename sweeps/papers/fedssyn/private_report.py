@@ -39,7 +39,7 @@ def is_fitted(cell: sweep.Trial) -> bool:
 
 @lru_cache(maxsize=256)
 def releases(cell: sweep.Trial) -> "Sequence[Release]":
-    """Return the privacy ledger's entries for the noisy sums of this trial's clients; no image is fitted for them."""
+    """Return the privacy ledger's entries for the noisy sums of this trial's clients, without fitting images."""
     from fedcommons.runs.build import build
     from fedcommons.sharing.stage import Contributions
 
@@ -71,7 +71,7 @@ def shown_images(cell: sweep.Trial, client: int, label: int) -> "Tensor":
 
 
 def spent(cell: sweep.Trial) -> float | None:
-    """Return the largest epsilon of the clients' images by the ledger's accounting; None if any have no guarantee."""
+    """Return the largest epsilon of the clients' images (privacy ledger); None if an image lacks a guarantee."""
     from fedcommons.privacy.accountants import epsilon
 
     receipts = [] if is_fitted(cell) else [contribution.receipt for contribution in images(cell)]

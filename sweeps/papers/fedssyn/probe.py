@@ -38,7 +38,7 @@ def probe(
 
     config: the experiment with sharing. The probe measures the experiment's pool, but does not train on it. synthetic:
     the clients' synthetic images. If they are None and the strategy has generators, the pool is all clients' real data:
-    an ideal generator would have their distribution.
+    images of an ideal generator would have the same distribution.
     """
     prepared = build.build(override(config, {"sharing.setting": "real", "measure.every": 1, "dp.noise": SEEDED}))
     ready = assemble.assemble(prepared)

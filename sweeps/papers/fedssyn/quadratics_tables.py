@@ -69,7 +69,7 @@ def format_band(value: Any) -> str:
 
 
 def reading(kind: str, least: float, most: float, rows: Rows) -> str:
-    """Return a sentence with the mean distances of A_p/A_0 from (1-p) sqrt(L_p/L_0), the theory, and from (1-p)^2."""
+    """Return a sentence that compares the fitted A_p/A_0 with the theory, (1-p) sqrt(L_p/L_0), and with (1-p)^2."""
     key, some = f"A_ratio_{kind}", [r for r in rows if least < r["p"] <= most and r[f"A_ratio_{kind}"] is not None]
     if not some:
         return f"For {least:g} < p <= {most:g} the {kind} fit has nothing to compare."

@@ -75,7 +75,7 @@ def from_rounds(path: Path) -> list[dict[str, object]]:
             reached = [rounds_csv.number(written.removeprefix(">"), f"{row.where}: rounds")] if written else []
             sides.append([UntilTarget(exchanged, per_round, r, written.startswith(">")) for r in reached])
         same = all(papers.get((*key, setting), (0, None))[1] == written for setting, written in rounds.items())
-        # The key ends before the last column, the sharing strategy, so the lengths differ.
+        # ``key`` lacks the sharing strategy, which is the last column, so the lengths differ.
         head = dict(zip(IDENTIFYING.values(), map(columns.text, key), strict=False))
         texts = [written or "-" for written in rounds.values()]
         result = line(head, row.n_clients, row.participation, sides[0], sides[1], texts, MIB)

@@ -147,8 +147,8 @@ def study(
                     continue
                 images, sigma, data = generated
                 real = by_pool.setdefault("real images", {"n": n, "pool": "real images", "sigma": None, "accuracy": []})
-                if len(real["accuracy"]) == place:  # true for a seed's first pool; data.train is the n images
-                    again = real["accuracy"][:1]  # the n images do not depend on the seed, so one training suffices
+                if len(real["accuracy"]) == place:  # true only for the first pool of a seed
+                    again = real["accuracy"][:1]  # all seeds have the same n images, so one training suffices
                     real["accuracy"] += again or [taught(data.train, data.test)]
                 record = by_pool.setdefault(pool, {"n": n, "pool": pool, "sigma": sigma, "accuracy": []})
                 record["accuracy"].append(taught(images, data.test))

@@ -66,10 +66,10 @@ LISTS: Mapping[str, tuple[str, str, str, str]] = {
     "small": ("0.04,0.2,1", "0.25,1", "0.25,1", "1"),
     "paper": ("0.01,0.02,0.04,0.08,0.16,0.32,0.64,1", "0.1,0.25,0.5,1", "0.0625,0.125,0.25,0.5,1", "0.04,0.16,0.64,1"),
 }
-"""Values by preset: rho; checkpoints as shares of the generators' epochs; n~/n_i; the rho for which n~ varies.
+"""Four lists of values by preset: rho; checkpoints as shares of the generators' epochs; n~/n_i; rho again.
 
-rho: share of a client's n_i images that its generator sees. n~: synthetic images that a client gets; for a rho outside
-the fourth list, n~ = n_i/4.
+rho: share of a client's n_i images that its generator sees. n~: synthetic images that a client gets. The values n~/n_i
+are used with each rho of the fourth list. With each rho of the first list, n~/n_i is 1/4.
 """
 
 

@@ -77,14 +77,14 @@ def written(cells: Sequence[sweep.Trial], runs: "pd.DataFrame", out: Path, optio
 
 
 def row(cell: sweep.Trial) -> tuple:
-    """Return a trial's row: (clients, participation, alpha, algorithm). Its trials differ in sharing, seed and rate."""
+    """Return the values that identify the trial's row in the table: (clients, participation, alpha, algorithm)."""
     c = cell.config
     alpha = c.flat.get("partition.alpha")
     return c.partition.n_clients, c.federation.participation, alpha, c.algorithm
 
 
 def pairs_first(cells: Sequence[sweep.Trial]) -> list[sweep.Trial]:
-    """Sort the trials by row of the table, so that rows finish early; trials with generators come first per row."""
+    """Sort the trials by row of the table, so that rows finish early. In a row, trials with generators come first."""
     rows = list(dict.fromkeys(map(row, cells)))
     return sorted(cells, key=lambda cell: (rows.index(row(cell)), cell.config.generator is None))
 

@@ -25,10 +25,10 @@ CSV = ("method", "at", "rate", "chosen", "mb_to_target", "at_best_validation")
 
 
 def rows(runs: Any) -> Any:
-    """Return the runs with the columns ``chosen`` (learning rate), and ``mb_to_target`` and ``at_best_validation``.
+    """Return the runs with the further columns ``chosen``, ``mb_to_target`` and ``at_best_validation``.
 
-    mb_to_target: MB sent until the target, or in all rounds if the target was missed. at_best_validation: test accuracy
-    after the (first) round of the best validation accuracy.
+    chosen: whether the run has the chosen learning rate. mb_to_target: MB sent until the target, or in all rounds if
+    the target was missed. at_best_validation: test accuracy after the (first) round of the best validation accuracy.
     """
     courses: Any = load_rounds(*runs["run"])
     results = [_course_results(courses[courses["run"] == run], needed)

@@ -83,7 +83,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Quantity:
-    """A published quantity of a variant: the accuracy after ``round`` in percent, or the rounds to 97 % (None)."""
+    """A published quantity of a variant: accuracy in percent after ``round``; if None, the number of rounds to 97 %."""
 
     variant: str
     round: int | None
