@@ -4,14 +4,14 @@ Example j of m is a canary. Its gradient is a multiple of the j-th unit vector, 
 The training uses the same local loop as a client. The training states its privacy mechanism in a ``Release``, an entry
 of the privacy ledger. The audit compares these quantities with the statement:
 
-epsilon       a lower bound from guesses, by the noisy gradients, of which canaries are included (``lower_bound``); also
-              an estimate from the scores of the canaries (``white_box_estimate``), which detects smaller violations
+epsilon       a lower bound: the audit guesses from the noisy gradients which canaries are included (``lower_bound``);
+              also an estimate from the canaries' scores (``white_box_estimate``), which detects smaller violations
 noise         the standard deviation of the noisy sums over the excluded canaries
 sensitivity   the change of a sum by one example: two trainings with the same noise key, with and without the example
 batches       the numbers of examples in batches, compared with n independent draws with probability q
 steps         the number of steps
 
-C: clipping norm;  T: number of steps;  m: number of canaries;  n: number of examples;  q: sampling rate.
+m: number of canaries;  n: number of examples;  q: sampling rate.
 """
 
 from collections.abc import Mapping

@@ -39,9 +39,8 @@ def facts(compared: Sequence[Compared], label: int | None = None) -> dict[str, A
 
     images: k, the number of synthetic images.
     closer: share of synthetic images that are closer to a matched seen image than to any held-out image.
-    low, high: 95 % confidence interval of ``closer``, computed for k^2 / sum_r k_r^2 independent images. Real image r
-    is
-        the closest one to k_r of the k synthetic images. These k_r images depend on each other.
+    low, high: 95 % confidence interval of ``closer``, computed for k^2 / sum_r k_r^2 independent images. The k_r
+        synthetic images whose closest real image is image r depend on each other.
     near_copies: number of synthetic images whose distance to a seen image is below the near-copy limit.
     expected: upper bound on the expected number of near-copies if the k images were new real images.
     identical: number of synthetic images that are exact, moved or mirrored copies of a seen image.

@@ -70,7 +70,7 @@ def plantings(
 
 
 def _places(compared: Sequence[Compared], label: int | None) -> np.ndarray:
-    """Return (k, 2): for each of k synthetic images that a copy may replace, the indices of client and image."""
+    """Return (k, 2): client and row of the k images of class ``label`` (None: any) that copies can replace."""
     places = [np.zeros((0, 2), np.int64)]
     for i, c in enumerate(compared):
         rows = _rows(c.subject.synthetic.y.numpy(), label)

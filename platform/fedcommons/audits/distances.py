@@ -72,7 +72,7 @@ def looks(x: Tensor) -> list[Look]:
 def pixel_space(records: Tensor) -> Distances:
     """Return the function that computes Euclidean distances in pixels to the images ``records``.
 
-    Between copies of uint8 images the distance is exactly 0.
+    The distance between an image and its exact copy is exactly 0 if pixels are uint8.
     """
 
     def distances(x: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ def p_value(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
 
 
 def lower_bound(m: int, r: int, v: int, delta: float, confidence: float = 0.95) -> float:
-    """Return the largest epsilon >= 0, to a precision of 1e-6, that v right guesses among r about m canaries refute.
+    """Return the largest epsilon >= 0 (to 1e-6) that is refuted by v right guesses among r guesses about m canaries.
 
     An (epsilon, delta)-DP run gets a lower bound above epsilon with probability at most 1 - ``confidence``. The bound
     is 0 if the guesses refute no epsilon.

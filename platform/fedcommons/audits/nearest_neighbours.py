@@ -95,7 +95,7 @@ class Nearest:
 
     @property
     def closer(self) -> np.ndarray:
-        """Return (k,): 1 if a matched training image is closer than all held-out images, 1/2 for ties, else 0."""
+        """Return (k,): 1 for images closer to a matched training image than to any held-out image; tie: 1/2; else 0."""
         return (self.to_matched < self.to_held_out) + (self.to_matched == self.to_held_out) / 2
 
 
@@ -130,8 +130,8 @@ class Compared:
 def compare(subject: Subject, space: Space, seed: int) -> Compared:
     """Compare one client's synthetic images with its training images and held-out images, in a space of distances.
 
-    The same is computed for exact, moved or mirrored copies of training images, drawn with ``seed``. These copies show
-    how many copies the audit detects.
+    Nearest neighbours of exact, moved or mirrored copies of training images, drawn with ``seed``, are also found.
+    With these copies, ``detection_power`` tests how many copies the audit detects.
 
     The near-copy limit is the j-th smallest of the m distances of held-out images to their closest training image, with
     j = max(1, floor(0.01 (m + 1))). If a new image has the distribution of the held-out images, its distance to the

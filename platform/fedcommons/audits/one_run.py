@@ -1,8 +1,8 @@
 """A lower bound on a generator's epsilon from one training, with canaries among the training images (``lower_bound``).
 
 A fair coin decides whether a canary is used for training. Without the canary there are n - 1 training images. The bound
-treats n as public, as the privacy ledger does. So it neglects that the sampling rate q = B/n (B: batch size) is a bit
-larger without the canary.
+treats n as public, as the privacy ledger does. So the bound neglects that the sampling rate q = B/n (B: batch size)
+is a bit larger without the canary.
 
 Canaries are unchanged images that are not in the generator's training data. With generators of digits, unchanged images
 were more informative than images with a wrong label or inverted images. A denoising network hardly uses the label, and

@@ -4,10 +4,9 @@ For each client, m training images of the generator (seen images) are matched by
 real images are called records. If nothing was memorised, seen and held-out images are exchangeable, as if a fair coin
 had decided which record is a seen image. The three tests share the error probability ``ALARM``:
 
-1. Are more synthetic images closer to a seen image than to any held-out image than fair coins explain?
-2. Are more seen images than held-out images nearer than the near-copy limit to a synthetic image?
-3. Are more seen images than held-out images nearer than half of the limit? By chance few images are so near, so this
-   test detects a dozen exact copies.
+1. Is the closest record of a synthetic image a seen image more often than fair coins explain?
+2. Are there more seen images than held-out images within the near-copy limit of a synthetic image?
+3. The same question for half of the limit. By chance few images are so near, so this test detects a dozen exact copies.
 
 The tests use seven counts, which are added over clients.
 """
@@ -71,7 +70,7 @@ def counts(comparison: Compared, label: int | None = None, planted: Planted = NO
 
 
 def independent(total: np.ndarray) -> float:
-    """Return k^2 / sum_r k_r^2, the number of independent images that vary as much as the k images (``counts``)."""
+    """Return k^2 / sum_r k_r^2 (see ``counts``): the k synthetic images vary like this number of independent images."""
     return float(total[0] ** 2 / total[2])
 
 

@@ -24,7 +24,7 @@ from fedcommons.privacy.noise import Draws, Noise, of_audit
 from fedcommons.seeding import numpy_generator
 
 STEEP = 10.0
-"""Norm of a canary's gradient over the clipping norm C; it is above 1, so that the audit detects missing clipping."""
+"""Norm of a canary's gradient divided by the clipping norm C; above 1, so that the audit detects missing clipping."""
 
 
 def directions(k: int, d: int, seed: int) -> Tensor:

@@ -97,7 +97,7 @@ class Assembled:
 
     @property
     def steps(self) -> int:
-        """Return K, the number of local steps in a round of a client with the mean number of examples."""
+        """Return K, the number of local steps that a client with the mean number of examples makes in a round."""
         clients = self.data.clients
         return self.spec.local.steps_for(round(clients.rows.sizes.mean()), float(np.mean(clients.n_own)))
 
@@ -132,7 +132,7 @@ class Assembled:
 def assemble_own(
     spec: RunSpec, store: Store, jobs: Sequence[image_cache.Job], say: Callable[[str], None], on_step: OnStep | None
 ) -> Assembled:
-    """Generate missing synthetic images, check whose examples private generators were trained on, and assemble."""
+    """Generate missing images, check that private generators used only their own client's examples, and assemble."""
     images = synthetic_images(spec, store, jobs, say, on_step)
     require_own(spec.stage, spec.client_data, spec.requests, images)
     return assemble(spec, images)

@@ -207,7 +207,7 @@ def noise_key(config: Experiment) -> int:
 
 
 def with_gpus(spec: RunSpec, config: Experiment) -> RunSpec:
-    """Return the run with the GPU share of ``config``. All other fields of ``config`` equal the run's experiment."""
+    """Return the run with the GPU share of ``config``, which differs from the run's experiment only in this share."""
     return spec.with_share(config, config.federation.gpus_per_actor)
 
 

@@ -25,7 +25,7 @@ class RoundResult:
     """The result of a finished round.
 
     standing: the state after the round. metrics: numbers by name. clients: metrics with one value per client.
-    began, trained: ``time.perf_counter()`` before and after training. is_saved: a checkpoint is due.
+    began, trained: ``time.perf_counter()`` before and after training. is_saved: whether a checkpoint is due.
     """
 
     standing: Standing
@@ -38,7 +38,7 @@ class RoundResult:
 
 @runtime_checkable
 class Callback(Protocol):
-    """A plug-in of the round loop, which holds values and no experiment.
+    """A plug-in of the round loop. A callback stores the values that it needs, and not the experiment.
 
     The loop calls the callbacks in this order: early stopping, measure, tracking, best model, checkpoint, warnings,
     progress, remote copy. So a round is recorded before it is saved, and saved before ``on_round`` of the user sees it.
@@ -65,7 +65,7 @@ class Callback(Protocol):
         """Use the result of a round."""
 
     def on_error(self) -> None:
-        """Save what is needed to resume after the last finished round, as a ``ClientError`` stops the run."""
+        """Save what a resumed run needs; called if a ``ClientError`` stops the run after the last finished round."""
 
     def on_end(self, summary: Mapping[str, Any] | None) -> None:
         """Finish when the run ends. summary: content of summary.json; None if an error stopped the run."""

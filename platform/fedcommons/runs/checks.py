@@ -65,7 +65,7 @@ def require_participants(participation: float, n_clients: int) -> None:
 
 
 def require_storage(storage: str | None, artifacts: Path, *, is_secret: bool) -> None:
-    """Check that ``storage`` may name a storage, and that secret salts have a writable folder outside of it."""
+    """Check the path or URL ``storage``. If noise is secret, check that its salts are stored outside of ``storage``."""
     if storage is not None and (flaw := object_store.flaw(storage)):
         raise UserError(f"storage must be {flaw}")
     if is_secret:
@@ -132,7 +132,7 @@ def require_replies(facts: Facts, rule: str, constants: Mapping[str, Any]) -> No
 
 
 def require_no_server_model(algorithm: str, lacking: Sequence[str]) -> None:
-    """Refuse a method without a server model if ``lacking`` names options that it needs, e.g. "--measure.every 0"."""
+    """Refuse a method without a server model if needed options (``lacking``), e.g. "--measure.every 0", are not set."""
     if lacking:
         raise UserError(
             f"algorithm {algorithm} has no server model, as each client has a personal model: "

@@ -30,7 +30,7 @@ from fedcommons.tracking.run_folder import (
 
 
 def require_same_rounds(spec: RunSpec, folder: Path) -> None:
-    """Refuse another number of rounds for the run in ``folder`` if its finished rounds depend on the planned number."""
+    """Refuse a changed number of rounds if finished rounds of the run in ``folder`` depend on the planned number."""
     if not is_run(folder) or (planned := other_rounds(folder, spec.record)) is None:
         return
     if reason := dependence(spec, planned, len(read_rounds(folder)) - 1):

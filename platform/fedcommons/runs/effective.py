@@ -52,7 +52,7 @@ def of_local_steps(loop: LocalSGD, clients: Clients, ledger: Ledger) -> dict[str
     }
     if loop.dp and loop.dp.target:
         used = [[*{sigma for _, sigma in ledger.updates.covered.get(i, {})}] for i in range(len(each))]
-        if not all(len(sigmas) == 1 for sigmas in used):  # a client has no noise in the ledger: compute it
+        if not all(len(sigmas) == 1 for sigmas in used):  # the ledger lacks the noise of a client
             of_each = [loop.dp.of_client(n, loop.batch_size, loop.steps_for(n, n_own)) for n, n_own in each]
             used = [[dp.noise_multiplier] for dp in of_each]
         values["dp.noise_multiplier"] = joined([sigma for (sigma,) in used])

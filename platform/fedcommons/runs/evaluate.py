@@ -26,7 +26,7 @@ from fedcommons.tracking.record_schema import last_of
 from fedcommons.tracking.run_folder import accuracies
 
 OF_CLIENTS = ("clients/", "personal/")
-"""Prefixes of the clients' metrics in rounds.jsonl; summary.json has the values of the last round."""
+"""Prefixes of the names of clients' metrics. The summary contains these metrics of the last round."""
 
 
 def observe(ready: Assembled, executor: Executor, now: Standing, last: int | None = None) -> dict[str, float]:

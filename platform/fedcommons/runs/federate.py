@@ -27,7 +27,7 @@ EPSILON = "privacy/epsilon_local_training"
 def resume_or_begin(
     ready: Assembled, record: RunFolder, resume: bool, salt: bytes, say: Callable[[str], None]
 ) -> Standing:
-    """Return the last intact checkpoint, or the state before round 1; remove the records of the rounds after it."""
+    """Return the last intact checkpoint, or the state before round 1; remove the records of later rounds."""
     spec = ready.spec
     run = run_name(spec.noise_key, spec.dataset.digest, salt)
     memory = ClientMemory(cap_bytes=spec.memory_bytes, folder=record.path / "memory", run=run)

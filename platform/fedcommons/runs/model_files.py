@@ -95,7 +95,7 @@ class BestModel(Callback):
     data: Dataset
     value: float | None = None
     best: Standing | None = None
-    before: Standing | None = None  # the best state before ``best``, if it is in no file yet
+    before: Standing | None = None  # the best state before ``best``, if no file has this state yet
     name = "best model"
 
     def on_begin(self, start: Standing, lines: Lines) -> None:

@@ -40,7 +40,7 @@ def say_before_rounds(ready: Assembled, folder: Path, say: Callable[[str], None]
 
 
 def _trains_alone(plan: Plan, algorithm: Algorithm, work: Work, state: State, rows: ClientData, seed: int) -> str:
-    """Return why ``client.batched`` has no effect; "" if clients can be trained together, judged by the first client.
+    """Return why ``client.batched`` has no effect; "" if it has one. Only the first client's training is checked.
 
     Args:
         work: the module, device and local training of a worker process.

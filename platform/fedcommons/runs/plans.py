@@ -57,7 +57,7 @@ def plan_of(
 
 
 def on_clients(plan: Plan, clients: Clients, **facts: Any) -> Plan:
-    """Return the plan for these clients: its facts get their number and training data, and the values in ``facts``."""
+    """Return a copy of the plan with the number and the data sizes of ``clients``, and with the further ``facts``."""
     sizes, counts = tuple(clients.rows.totals.tolist()), partial(clients.counts, plan.facts.n_classes)
     return replace(plan, facts=replace(plan.facts, n_clients=len(clients), sizes=sizes, counts=counts, **facts))
 

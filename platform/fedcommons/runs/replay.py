@@ -47,7 +47,7 @@ class Replayed:
     up_bytes: int
     metrics: Mapping[str, float | Tensor]
     sums: Mapping[str, Flat | Tensor]
-    rejected: str | None  # the reason; None: the reply is accepted
+    rejected: str | None  # why the server rejects the reply; None: the reply is accepted
 
     def __str__(self) -> str:
         counts = ", ".join(f"{label}: {n}" for label, n in enumerate(self.class_counts) if n)

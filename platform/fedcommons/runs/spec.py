@@ -58,7 +58,7 @@ class RunSpec:
     algorithm: Algorithm
     stage: Stage
     recipe: GeneratorRecipe | None  # None: the strategy uses no generator
-    plan: Plan  # on the clients' real data
+    plan: Plan  # the plan of the rounds, with facts about the clients' real data
     local: LocalSGD
     module: BuildModule
     lr: float  # learning rate of local training
@@ -92,7 +92,7 @@ class RunSpec:
         return self.plan.seed
 
     def with_share(self, record: Experiment, gpus_per_actor: float | str) -> "RunSpec":
-        """Return a copy whose processes have another share of a GPU, and whose record says so."""
+        """Return a copy with another share of a GPU per process; ``record``: the experiment with this share."""
         return replace(self, record=record, gpus_per_actor=gpus_per_actor)
 
     @property
@@ -108,7 +108,7 @@ class RunSpec:
 
     @property
     def salts(self) -> list[str]:
-        """Return hashes of the salts that key noise before round 1, and of the facts that decide synthetic images."""
+        """Return two kinds of hashes: of salts for noise before round 1, and of facts that decide synthetic images."""
         client_data, stage = self.client_data, self.stage
         stage_salts = stage.salts(client_data) if client_data.is_secret and isinstance(stage, Salted) else ()
         return [*salt_facts(self.requests), *map(salts.name_of, stage_salts)]

@@ -38,7 +38,7 @@ class Measure(Protocol):
 
 @dataclass(frozen=True)
 class MeasureTask:
-    """The task of a worker: the model, and the name and constants of the measure, which the worker imports."""
+    """A worker's task: import the measure ``name``, build it with ``constants``, and call it on the server model."""
 
     at: ModelTask
     name: str

@@ -282,7 +282,7 @@ def _require_the_same_after_a_stop(
             if now.round == 2:
                 checkpoint.save(folder, now)
         whole = bits(played[-1][0])
-        federation.run(algorithm, federation.plan(1, seed=1))  # overwrites global variables of the method
+        federation.run(algorithm, federation.plan(1, seed=1))  # overwrites global variables, if the method has any
         rest = federation.run(later, plan, executor, checkpoint.load_latest(folder))
     unequal = differing(bits(rest[-1][0]), whole)
     require(
@@ -303,7 +303,7 @@ def neither_the_worker_nor_the_order_decides_a_bit(algorithm: Algorithm, local: 
 
 
 def what_a_module_draws_is_keyed_in_every_mode(algorithm: Algorithm, local: LocalSGD) -> None:
-    """Check that a layer's random noise depends on seeds only: in training, evaluation, measurement, on any worker."""
+    """Check that a layer's random noise depends on seeds only, on any worker, in training, evaluation and measuring."""
     federation = digits(noise=0.5, method=algorithm).training(local)
     require_the_bits_of_one_process(algorithm, federation, Apart(federation, algorithm))
     at = ModelTask(federation.model, seed=1)

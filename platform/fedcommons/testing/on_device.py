@@ -97,7 +97,7 @@ def two_rounds(algorithm: Algorithm, federation: Federation, gpu: PretendGPU | N
 
 
 class _Watched:
-    """A serial executor that calls ``gpu.begin`` at the start of each job and each local training, to count events."""
+    """A serial executor that marks the starts of jobs and local trainings, whose first steps ``gpu.steps`` omits."""
 
     def __init__(self, federation: Federation, algorithm: Algorithm, gpu: PretendGPU) -> None:
         self.executor, self.gpu = federation.serial(algorithm), gpu

@@ -220,7 +220,7 @@ class _Kernels(TorchDispatchMode):
             args = (args[0], *args[2:])
         with_a_number = torch.Tag.pointwise in func.tags or name in WITH_A_NUMBER
         strict = [t for x in args if isinstance(x, (list, tuple)) for t in _tensors(x)]
-        # These must be on the GPU: tensors in lists, overwritten tensors, and all others except allowed CPU scalars.
+        # Tensors in lists, overwritten tensors, and all other tensors except allowed CPU scalars must be on the GPU.
         strict += _tensors(kwargs.get("out")) + (_tensors(args[0]) if name.endswith("_") else [])
         strict += [t for t in _tensors((args, kwargs)) if t.dim() or not with_a_number]
         if wrong := [t for t in strict if place(t) == CPU]:
@@ -270,7 +270,7 @@ class _Calls(TorchFunctionMode):
         return out
 
     def _mark_result(self, name: str, out: Tensor, device: torch.device, tensors: list[Tensor]) -> Tensor:
-        """Mark and return the result of a call with a ``device`` argument; count the call as a copy or launch."""
+        """Mark ``out`` as on ``device``. Count a copy to this device, or a launch if the GPU creates a new tensor."""
         if any(_storage(out)._cdata == _storage(t)._cdata for t in tensors):
             return self.gpu.moved(out, device)
         if device == GPU and name in FROM_PYTHON:

@@ -4,12 +4,12 @@ Each claim is tested on a problem with a known answer:
 
 special case   with certain constants the method equals another method: on softmax regression of digits both models are
                equal after four rounds, up to rounding, with full or partial participation and both client weightings
-alike          if all clients have the same data: distance between the server model and the least-squares solution
+alike          if all clients have the same data, a verdict reports how far the model is from the least-squares solution
 exact          if clients have different data: with five full-batch steps per round the model converges to the minimiser
                of the clients' mean loss; for comparison, FedAvg stops at 2 % of the initial distance
 rate           on quadratics the error f(x) - f* is never above Corollary I's bound (``rates.on_quadratics``), and an
                exact method converges linearly; if the corollary does not apply to a method, a verdict gives the reason
-models         maximum bytes that a client receives and sends in a round, as a multiple of the model's bytes
+models         the most bytes that a client receives and sends in a round are the claimed multiples of the model's bytes
 private        with DP-SGD all sent values are declared as protected, the sensitivity test confirms the declarations,
                and an audit with canaries finds no epsilon above the declared epsilon
 
@@ -58,7 +58,7 @@ class Claims:
 
     special_case: the method with certain constants, and another method that it then equals. exact: the server model
     converges to the minimiser of the clients' mean loss. down, up: bytes that a client receives and sends per round,
-    over the model's bytes. private: with DP-SGD all sent values are protected. rate: Corollary I's bound holds.
+    divided by the model's bytes. private: with DP-SGD all sent values are protected. rate: Corollary I's bound holds.
     """
 
     special_case: tuple[Algorithm, Algorithm] | None = None

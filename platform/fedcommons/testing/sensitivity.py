@@ -1,11 +1,11 @@
 """The sensitivity test: check that a client's sent values depend on its data no more than the declared privacy allows.
 
 The declared privacy is the list of the reply's releases (entries of the privacy ledger). The test runs a client's round
-twice, on neighbouring data (``neighbours``), with the same noise. Both runs are called sides. The second side gets
-every server message of the first side, and continues with the first side's noisy sums (``sides``). So each noisy
-sum may differ by its sensitivity between both sides. All other values must be equal, unless they contain separate noise
-(``judging``). Most checks compare bits, so the result does not depend on chance. Each side has a separate module and
-memory for all rounds.
+once on each of two neighbouring data sets (``neighbours``), with the same random numbers as noise. Both runs are called
+sides. The second side gets the server messages of the first side. A noisy sum may differ by its sensitivity between the
+sides. The test then uses the first side's sum in both sides, so this difference changes no later value (``sides``).
+All other sent values must be equal, unless the client adds noise to a value outside of noisy sums (``judging``). Most
+checks compare bits, so the result does not depend on chance. Each side has a separate module and memory for all rounds.
 
 The test misses faults that occur only with other data or in later rounds, such as a threshold that these data do not
 cross. The test does not check other channels: metrics (the experimenter's record), files, and training time. The test

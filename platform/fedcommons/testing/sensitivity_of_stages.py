@@ -49,7 +49,7 @@ def check_stage(stage: Stage, *, seed: int = 0) -> None:
         zeroed = StagePlay(stage, ZEROED, label_noise, seed)
         sentences = zeroed.faults()
         if sentences and not _raises_or_finds(StagePlay(stage, BLANKED, label_noise, seed)):
-            # The test with a black image suits sums of pixels, and the test with a nan image suits clipped gradients.
+            # A black image has a gradient, so the test with a black image may reject a strategy that clips gradients.
             # The strategy passed the test with a nan image, so the faults with a black image are dropped.
             sentences = []
         sentences = (

@@ -38,7 +38,7 @@ class Call:
     message: Message
     memory: Payload
     reply: Reply
-    handed: dict[str, bytes]  # a copy of the memory that the client got
+    handed: dict[str, bytes]  # a copy of the memory from which the client begins
     memory_copy: dict[str, bytes] | None  # a copy of the memory in the reply; None: the reply has no memory
     each: dict[str, bytes]  # a copy of ``Reply.each``
 

@@ -62,16 +62,16 @@ FEW, MANY = 2, 16
 """Smallest and largest number of clients in a timed round, if the method does not choose its clients."""
 
 SHORT = 4
-"""Smallest number of batches to which a client's training examples are cut."""
+"""Smallest limit, in batches, on the training examples of a client in a timed round."""
 
 MORE = 3
-"""Number of local epochs, and of repetitions of other work, with which rounds are timed, in addition to one."""
+"""Rounds are timed with one local epoch and with this number of epochs; other repeated work likewise."""
 
 FREE = (
     "seed", "artifacts", "storage", "target", "tracking.", "generator.", "client.lr", "federation.rounds", "evaluate.",
     "measure.every",
 )  # fmt: skip
-"""Fields, or prefixes of fields, on which no price depends."""
+"""Fields, or prefixes of fields, that do not affect the ``Prices`` of a run."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def measure(ready: Assembled) -> Prices:
 def _of_rounds(ready: Assembled) -> tuple[Amounts, Standing]:
     """Return the seconds of rounds and local trainings, and a state of the federation after a round.
 
-    Two rounds are timed with one, and with more repetitions of the work that a round repeats (``repetitions``).
+    Rounds are timed twice: with one repetition of the work that a round repeats (``repetitions``), and with ``MORE``.
     """
     loop, method, capabilities = ready.spec.local, ready.algorithm, capabilities_of(ready.algorithm)
     joins = joining(ready.plan.facts.n_clients, ready.plan.participation)
@@ -176,7 +176,7 @@ def _of_rounds(ready: Assembled) -> tuple[Amounts, Standing]:
         return max(0.0, high[kind, job] - low[kind, job]) / (n - 1) if n > 1 else 0.0
 
     def server(kind: str) -> float:
-        """Return the seconds of the server's jobs in a round; a round without replies is typical, if there is one."""
+        """Return the seconds of the server's jobs in a round; a round without replies is preferred for timing."""
         total = 0.0
         for job in (job for k, job in low if k == kind and job not in ("", TRAINING)):
             k = "none" if ("none", job) in low else kind
@@ -200,7 +200,7 @@ def _of_rounds(ready: Assembled) -> tuple[Amounts, Standing]:
 def of_observing(ready: Assembled, now: Standing) -> tuple[float, float, float]:
     """Return the seconds per evaluated example, and per batch measured before and after training.
 
-    The smoothness of an untrained model takes more products with its Hessian. now: a state before training.
+    An untrained model takes longer, as its smoothness needs more products with the Hessian. now: untrained state.
     """
     spec, data, e = ready.spec, ready.data, ready.spec.evaluation
 
@@ -254,7 +254,8 @@ def stand_in(need: GenerationRequest) -> Contribution:
 def contribute(ready: RunSpec, generated: Sequence[Contribution]) -> tuple[Contributions, float]:
     """Return the examples that clients contribute by the sharing strategy (stage), and the seconds that this takes.
 
-    A strategy that takes long is replaced by its shorter variant. generated: stand-ins for the synthetic images.
+    If the strategy has a shorter variant, only this variant runs, and the seconds of the full strategy are estimated
+    from it. generated: stand-ins for the synthetic images.
     """
     stage, times = shorter_of(ready.stage)
     results: list[Contributions] = []

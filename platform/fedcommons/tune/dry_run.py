@@ -2,7 +2,7 @@
 
 A trial's time is the sum over all kinds of work: number of units times measured seconds of a unit. The total is
 computed as if all generators were trained first, and then all experiments run, each as soon as a process is free. A
-real sweep mixes generators and experiments, which changes little. Other programs on the machine make all times longer.
+real sweep mixes generators and experiments, and takes almost the same time. Other programs make all times longer.
 """
 
 import heapq

@@ -118,7 +118,7 @@ def listed(options: parse.Options, name: str, kind: Callable[[str], Any] = str, 
 
 
 def rate_owners(options: parse.Options, argv: Sequence[str], of_rates: Mapping[str, str]) -> dict[str, str]:
-    """Return field -> option for each option that lists learning rates; check that validation data can choose one.
+    """Return field -> option for each option that lists learning rates. Several rates require validation data.
 
     of_rates: option -> field of the learning rate. If the user set the field and not the option, the option becomes
     empty.

@@ -19,8 +19,8 @@ PLACE_S = 600.0
 class Pile:
     """The progress of one kind of work in a sweep. Its unit is a generator or a round.
 
-    total, done: number of all units, and of finished units. timed, seconds: number of units that trials of this call
-    finished, and the seconds that the trials took for them.
+    total, done: number of all units, and of finished units, also of earlier, interrupted sweeps. timed: number of units
+    whose duration was measured. seconds: sum of these durations.
     """
 
     total: int

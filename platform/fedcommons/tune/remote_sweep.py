@@ -74,7 +74,7 @@ class SweepMirror:
             mirror.end()
 
     def claim(self) -> None:
-        """Reserve the sweep's name: if the storage has no sweep of this name, upload the files that exist (``end``)."""
+        """Reserve the sweep's name: if the storage has no sweep of this name, upload tables and figures in ``out``."""
         if self._snapshots and self._snapshots.tag == object_store.NEW:
             self.end()
 

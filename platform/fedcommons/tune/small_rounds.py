@@ -32,7 +32,7 @@ RATE = 1e-6
 """Largest learning rate in timed rounds, so that the loss cannot diverge; no time depends on the learning rate."""
 
 Seconds = Counter[tuple[str, str]]
-"""Seconds by kind of round ("replies": clients reply, "none": no client takes part) and name of the job."""
+"""Seconds by kind of round ("replies": clients reply, "none": no client takes part) and job ("": outside of jobs)."""
 
 
 @dataclass
@@ -103,7 +103,7 @@ class SmallRounds:
             now = next(rounds.run(self.method, self.executor, self.plan, now))[0]
             rest = time.perf_counter() - started - times.total()
             kind = "replies" if TRAINING in times else "none"
-            # If the rounds are of one kind, the second counts, as the first may lack what the later rounds have.
+            # If both rounds are of one kind, only the second counts, as a first round may lack work of later rounds.
             self.seconds = Counter({key: n for key, n in self.seconds.items() if key[0] != kind})
             self.seconds.update({(kind, ""): rest} | {(kind, job): n for job, n in times.items()})
             if not is_last:
@@ -111,7 +111,7 @@ class SmallRounds:
         return now
 
     def _halfway(self, now: Standing) -> Standing:
-        """Return a state whose growing entries have their mean size over the run."""
+        """Return a copy of the state in which entries that grow in each round have their mean size over the run."""
         state = {**now.state}
         for name, dimension in capabilities_of(self.method).grows.items():
             if name in state:
@@ -121,12 +121,12 @@ class SmallRounds:
         return replace(now, state=state)
 
     def split(self) -> Seconds:
-        """Run both rounds; return the seconds of each kind of round ("replies" or "none") by job; "": the rest."""
+        """Run both rounds; return their seconds by kind of round and job."""
         self.play()
         return self.seconds
 
 
 def repetitions(algorithm: Algorithm, epochs: int) -> dict[str, int]:
-    """Return how often a job repeats its work in a round, by name of the job; epochs: client.epochs."""
+    """Return how often each job (function name) repeats its work in a round; ``epochs``: repeats of client training."""
     numbers = {job: getattr(algorithm, name) for job, name in repeats_of(algorithm).items()}
     return {TRAINING: epochs} | {job: epochs if n is None else n for job, n in numbers.items()}

@@ -278,7 +278,7 @@ def with_absolute_paths(config: Experiment) -> Experiment:
     absolute = dotted.override(config, {name: str(Path(folder).resolve()) for name, folder in folders.items()})
     return replace(
         absolute, source=config.source
-    )  # keeps the code hashes, and so the trial's name, if a user's file has changed since
+    )  # the old code hashes stay, so the trial's name stays if a user's file has changed
 
 
 def tracked(fields: Mapping[str, Any], out: Path) -> dict[str, Any]:

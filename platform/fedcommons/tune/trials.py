@@ -75,8 +75,8 @@ def run(
     # An idle actor keeps its resources, so actors are reused only if all trials need the same resources.
     is_reused = scheduler is None and all(f.executor == "serial" for f in federations.values())
     is_reused &= len({str(f.gpus_per_actor) for f in federations.values()}) == 1
-    # Tune's record is not used, as a sweep resumes from its trials' folders. It is in a temporary folder, so that it
-    # does not fill the disk of these folders.
+    # Tune's record is not used, as a sweep resumes from its trials' folders.
+    # The record is written to a temporary folder, so that it does not fill the disk of the trials' folders.
     with tempdirs.folder() as state, tempdirs.tempdir(), shared_values(values):  # W&B writes into ``tempdir``
         tuner = tune.Tuner(
             trainable,
@@ -107,8 +107,8 @@ def run(
         if "cell" not in params:
             continue
         name: str = params["cell"]
-        # The run's error file also names the file of the traceback. But if this call refused the run before it began,
-        # the error file may come from an earlier call, so it must begin with this call's ``reason``.
+        # The run's error file is preferred to ``reason``, as the error file also names the file of the traceback.
+        # An error file that does not begin with ``reason`` is from an earlier call of the sweep and is ignored.
         error_text = read_error(out / name) or ""
         if result.error is not None:
             failures[name] = error_text or sentence(result.error)
@@ -158,7 +158,7 @@ def resources(f: Federation, pin: Mapping[str, str], params: Mapping[str, Any]) 
     f: the experiment's section ``federation``. pin: labels that the nodes must have. params: the trial's parameters.
     """
     share = ray_cluster.bundle(f.gpus_per_actor)
-    # A trial with actors only waits for the actors, so no core is reserved for its process.
+    # If a trial has actors, its process only waits for the actors, so no core is reserved for the process.
     alone = f.executor == "serial" or "generator" in params
     bundles = [share] if alone else [{}] + [share] * f.actors
     selectors = [dict(pin) for bundle in bundles if bundle]

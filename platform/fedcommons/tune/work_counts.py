@@ -23,14 +23,14 @@ MOST_ROUNDS = 1000
 class Amounts:
     """The number of units of each kind of work in a run, or the seconds per unit of each kind."""
 
-    rounds: float = 0  # rounds in which clients reply, without their local trainings
-    once: float = 0  # the server's work of the round with the only replies (``waits_for``)
+    rounds: float = 0  # rounds in which clients reply; local trainings are counted separately
+    once: float = 0  # 1 if clients reply in a single round (``waits_for``): the server's work of this round
     alone: float = 0  # rounds in which no client takes part
     trainings: float = 0  # local trainings, one per client and round
-    examples: float = 0  # examples in local training, once per epoch, or per repetition of what clients do instead
+    examples: float = 0  # examples in local training, counted once per epoch, or per repetition of other client work
     evaluated: float = 0  # evaluated examples, summed over models and evaluations
     untrained: float = 0  # batches of ``BATCH`` examples in a measurement of the convergence parameters before round 1
-    measured: float = 0  # batches of ``BATCH`` examples, summed over measurements of these parameters after rounds
+    measured: float = 0  # batches of ``BATCH`` examples in all measurements of the convergence parameters after rounds
     checkpoints: float = 0
 
     def seconds(self, prices: "Amounts") -> float:
@@ -98,7 +98,7 @@ def _times_due(every: int, last: int) -> int:
 def batches_measured(data: RunData, samples: int | None) -> int:
     """Return the number of batches of ``BATCH`` examples in a measurement of the convergence parameters.
 
-    samples: number of examples that are measured per client; None: all. Below 2 ``PARTS``, all examples are measured.
+    samples: number of examples that are measured per client; None: all. If below 2 * ``PARTS``, all are measured.
     """
     populations = [data.real, None if data.clients is data.real else data.clients, data.pool]
     sizes = np.concatenate([clients.rows.sizes for clients in populations if clients is not None])
