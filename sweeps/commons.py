@@ -6,9 +6,10 @@ python sweeps/commons.py --alphas 0.01,0.1 --seeds 0,1,2
 python sweeps/commons.py --ways "real,Fedssyn (DDPM),FedDM" --lrs 0.04
 python sweeps/commons.py --dataset mnist --data-dir DIR
 
-With the first seed, each row tries every learning rate of --lrs and further learning rates of its method. The other
-seeds use the learning rates with the best validation accuracy, except those at which a seed diverged. If
---lrs has one value, nothing is tried: clients use this value, and all other learning rates have their defaults.
+A row of the table is a method with a sharing strategy. With the first seed, each row tries every learning rate of --lrs
+and further learning rates of its method. All seeds then use the learning rates with the best validation accuracy. If a
+seed diverges at these rates, the next best rates are used. If --lrs has one value, no rate is tried: clients use this
+value, and all other learning rates have their defaults.
 """
 
 from collections.abc import Sequence

@@ -88,7 +88,7 @@ def entries(options: parse.Options) -> list[Entry]:
 
 
 def trials(entries: Sequence[Entry]) -> list[sweep.Trial]:
-    """Return the trials of the tuning, and a trial per line and seed of the table at any one learning rate."""
+    """Return the trials of the tuning, and one trial per line and seed of the table, at the first learning rate."""
     reported = {(e["at"], e["method"], e.cell.config.seed): e.cell for e in reversed(entries) if not e["tuning"]}
     return grid.once([*(e.cell for e in entries if e["tuning"]), *reversed(reported.values())])
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 ROW = {"partition.alpha": 0.01, "sharing.setting": "real", "measure.every": 0, "tracking.wandb": "off"}
-"""Fields of the runs on table 1's digits, in addition to preset small (ten clients, a Dirichlet partition)."""
+"""Fields of the runs of ``row`` that differ from preset small (digits, ten clients, a Dirichlet partition)."""
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
@@ -114,7 +114,6 @@ def theirs(of: str = "", strategy: str = "", constants: str = "") -> "Algorithm"
 
 
 def build_method(method: str, constants: str, strategy: str | None = None) -> "Algorithm":
-    """Build the method with these constants."""
     if is_theirs(method):
         return theirs(method, strategy or "", constants)
     if strategy:
@@ -134,7 +133,7 @@ def special_case(options: parse.Options) -> "tuple[Algorithm, Algorithm] | None"
 
 
 def row(options: parse.Options, out: Path, display: Display) -> "Verdict":
-    """Run the method and FedAvg on table 1's digits; return their accuracies as a verdict without pass or fail."""
+    """Run the method and FedAvg on the data set digits; return both accuracies as a verdict without pass or fail."""
     from fedcommons import Verdict, run
 
     results, fields = [], ROW

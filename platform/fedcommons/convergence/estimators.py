@@ -86,9 +86,9 @@ class Moments:
     """Moments of the per-sample gradients at one model, for N sets of examples, usually one set per client.
 
     mean: (P,) float64, the mean over sets of the sets' mean gradients g_i. pooled: (P,) float64, the mean gradient over
-    the examples of all sets. The others have shape (N,). rows: number of examples n_i. sizes: sum of the examples'
-    weights; n_i without weights. sq: ||g_i||^2. sq_mean: mean squared norm of the per-sample gradients. v: v_i, the
-    squared standard error of g_i, which is 0 if all examples were measured.
+    the examples of all sets. All other fields: (N,), a value per set. rows: number of examples n_i. sizes: sum of the
+    examples' weights; n_i without weights. sq: ||g_i||^2. sq_mean: mean squared norm of the per-sample gradients. v:
+    v_i, the squared standard error of g_i, which is 0 if all examples were measured.
     """
 
     mean: Tensor
@@ -228,18 +228,18 @@ def zeta_sq_of_each(executor: Executor, at: ModelTask, which: str, moments: Mome
 
 
 def along_of_block(worker: Worker, task: Direction, job: tuple[str, list[int]]) -> list[float]:
-    """Return <g_i, v> for each set i of a job (which, ids); g_i: the set's mean gradient; v: the vector of ``task``."""
+    """Return <g_i, v> for each set i of examples in ``job``; g_i: mean gradient on the set; v: vector of ``task``."""
     which, ids = job
     clients, v = clients_of(worker.data, which), task.v.to(worker.work.device)
     task.at.load(worker.work)
-    keys = [measurement_seed(task.at, which, i, None) for i in ids]  # equal seeds give the g_i of the first pass
+    keys = [measurement_seed(task.at, which, i, None) for i in ids]  # the first pass used the same seeds
     return [float(mean_gradient(worker, clients[i], key)[0] @ v) for i, key in zip(ids, keys, strict=True)]
 
 
 def moments_of_block(
     worker: Worker, task: ModelTask, job: tuple[str, list[int], Part | None]
 ) -> tuple[Total, list[list[float]]]:
-    """Return sums of gradients over the sets of a job (which, ids, part), and a list of scalars for each set.
+    """Return sums of gradients over the sets of examples in ``job``, and a list of scalars for each set.
 
     Sums: ``gradient``, the sum of the sets' mean gradients g_i, and, if the sets' sizes differ, ``pooled``, the sum of
     g_i times the size. Scalars of a set: (size, n_i, ||g_i||^2, mean squared norm of per-sample gradients, v_i). size:

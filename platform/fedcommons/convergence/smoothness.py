@@ -105,7 +105,7 @@ def smoothness_of_each(
 
 
 def smoothness_of_block(worker: Worker, task: ModelTask, job: tuple[str, list[int], Part | None]) -> list[float]:
-    """Return the smoothness L_i of each client of a job (which, ids, part), by one Lanczos iteration per client."""
+    """Return the smoothness L_i of each client in ``job``; job: see ``products_of_block``."""
     which, ids, part = job
     task.load(worker.work)
     norms = []
@@ -117,10 +117,10 @@ def smoothness_of_block(worker: Worker, task: ModelTask, job: tuple[str, list[in
 
 
 def products_of_block(worker: Worker, task: Direction, job: tuple[str, list[int], Part | None]) -> Total:
-    """Return the sum of H_i v / N over the clients of a job (which, ids, part), for the vector v of ``task``.
+    """Return the sum of w_i H_i v over the sets i of examples in ``job``, for the vector v of ``task``.
 
-    H_i: Hessian of client i's loss; N: number of clients. For the pool, the sum is over (n_i / n) H_i v, where n_i is
-    the number of examples in set i of the pool, and n = sum_i n_i.
+    H_i: Hessian of the mean loss on set i. w_i: 1 / number of sets; for sets of the pool, the share of the pool's
+    examples in set i. job: which data (``clients_of``), the numbers i, the subset (None: all data).
     """
     which, ids, part = job
     task.at.load(worker.work)

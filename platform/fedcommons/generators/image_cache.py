@@ -188,7 +188,7 @@ def keep(store: Store, job: Job, result: JobResult) -> None:
 
 
 def _findings(trained: TrainedGenerator | None) -> dict[str, Any]:
-    """Return {} if there is no receipt, else {"receipt": fields for JSON}. Without guarantee, there are no fields."""
+    """Return {"receipt": fields of the receipt for JSON, none without a guarantee}; {} if there is no receipt."""
     if trained is None or trained.receipt is None:
         return {}
     if not trained.receipt.release(0).covered:

@@ -41,8 +41,8 @@ NOISE = 2
 
 
 DRAWS = 2
-"""Version of the code for seeded draws, such as augmentations, in private generators with secret noise. Each version
-has other salts: if two sums of gradients had equal noise, their difference would be revealed."""
+"""Version of the code that draws random numbers, such as augmentations, in private generators. Each version has other
+secret salts: if sums of gradients of two versions had equal noise, the difference of the sums would be disclosed."""
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ def requests_of_clients(
         if seen < 1:
             raise UserError(f"generator.rho = {recipe.rho:g} of client {client}'s {len(rows)} images is not one image.")
         order = numpy_generator(client_data.seed, "generator subset", client).permutation(len(rows))
-        examples = client_data.clients.store[rows[order[:seen]]]  # with a smaller share rho: a subset of these images
+        examples = client_data.clients.store[rows[order[:seen]]]  # a smaller share rho gives a subset of the images
         # Round up to a multiple of the default contribution, so that runs with different p use the same images.
         n_drawn = paper * max(1, -(-wanted // paper))
         counts = _counts(examples, client, client_data, recipe)

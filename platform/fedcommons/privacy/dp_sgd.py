@@ -32,9 +32,9 @@ from fedcommons.seeding import set_default_generator
 
 
 def clipped(g: Tensor, clip: float) -> tuple[Tensor, float]:
-    """Clip g in place to g min(1, clip/||g||), or to 0 if g is not finite; return g and ``clip``, its norm's bound."""
+    """Clip g in place to a norm of at most ``clip``; set g to 0 if g is not finite. Return g and ``clip``."""
     factor = (clip / torch.linalg.vector_norm(g)).nan_to_num(0).clamp(max=1)
-    return g.mul_(factor).nan_to_num_(0), clip  # one nan or infinite element sets the whole g to zero
+    return g.mul_(factor).nan_to_num_(0), clip  # if one element is nan or infinite, all of g becomes zero
 
 
 class NoisySum:
@@ -107,7 +107,7 @@ class DPSGD:
     at_once: int = 1  # examples per gradient call in local training, unless the method defines the loss
 
     def of_client(self, n: int, batch_size: int, steps: int) -> "DPSGD":
-        """Return the settings of a client with n examples, in which a noise multiplier replaces a target epsilon."""
+        """Return the settings for a client with n examples, with the noise multiplier that a target epsilon needs."""
         if self.target is None:
             return self
         sigma = self.target.sigma(self.sampling_rate(n, batch_size), steps)
@@ -124,7 +124,7 @@ class DPSGD:
         return min(1.0, batch_size / n)
 
     def sample(self, n: int, batch_size: int, draws: Stream) -> Tensor:
-        """Draw a Poisson batch, maybe empty: sorted indices, each of the n with probability min(1, batch_size / n)."""
+        """Draw a Poisson batch: each of n indices with probability min(1, batch_size / n), sorted. It may be empty."""
         return torch.from_numpy(np.flatnonzero(draws.random(n) < self.sampling_rate(n, batch_size)))
 
     def gradients(
@@ -174,9 +174,9 @@ Sample = tuple[tuple[Tensor, ...], list[int], Stream]
 class PrivateStep:
     """A callable that makes one DP-SGD step of a client's local training and stores the step's privacy ledger entry.
 
-    draws: source of the batches and of the noise. n: number of the client's examples. gradients: ``DPSGD.gradients``
-    with parameters and loss. changes: functions that a step calls, in this order, after the gradients are set;
-    ``guard.look``, the optimizer's step and ``guard.keep`` are among them. guard: detector of writes by user code.
+    draws: source of the batches and of the noise. n: number of the client's examples. gradients: function that sets
+    the noisy gradients (``DPSGD.gradients``, bound to parameters and loss). changes: functions that each step then
+    calls in this order, among them the optimizer's step. guard: detector of writes by user code.
     """
 
     dp: DPSGD
@@ -216,7 +216,7 @@ class PrivateStep:
             yield tuple(batch), seeds, self.draws.stream("noise", step)
 
     def release(self, steps: int, listed: int, *, is_moved: bool) -> Release:
-        """Return one privacy ledger entry for all steps; without a guarantee if the steps' entries differ.
+        """Return one privacy ledger entry for all steps. If the steps' entries differ, the result states no guarantee.
 
         listed: see ``compose_steps``. is_moved: whether user code has moved a parameter to memory that the guard does
         not see.

@@ -145,15 +145,15 @@ def steps(
 ) -> Iterator[Release]:
     """Train ``module`` by DP-SGD; after every step, yield the privacy ledger's entry (``Release``) of the step.
 
-    An epoch has ceil(n/B) Poisson batches with sampling rate min(1, B/n); n: number of examples, B: ``batch_size``. A
-    step with an empty batch adds only noise. It is not omitted, because that would disclose that the batch is empty.
+    An epoch has ceil(n/B) Poisson batches with sampling rate min(1, B/n); n: number of examples, B: ``batch_size``. An
+    empty batch gives a step with noise only, because a missing step would disclose that the batch is empty.
 
     Args:
         columns: the examples, n rows in each column.
-        draw: draws a step's random numbers for examples. With seeded noise it draws for the examples of the batch only.
-            With secret noise it draws for all n examples, so the numbers do not disclose which examples are in the
-            batch. Then each term of the sum depends on one example only, as amplification by sampling requires.
-        draws: the generator that ``draw`` reads, or None; with secret noise every step seeds it from the salt.
+        draw: function that draws the random inputs of the examples' losses in a step. With seeded noise, it is called
+            for the batch's examples only. With secret noise, it is called for all n examples, so an example's random
+            inputs do not depend on which other examples are in the batch.
+        draws: torch generator that ``draw`` uses, or None. With secret noise, each step seeds this generator anew.
 
     Raises:
         UserError: an example's loss depends on other examples of the batch; see ``require_examples_apart``.

@@ -13,7 +13,7 @@ mu^2 (Dong, Roth and Su, arXiv:1905.02383).
 from math import exp, expm1, inf, log
 
 MU = (1e-7, 1e7)
-"""Range of mu (sensitivity over noise) in which equations are solved. Outside, sensitivity or noise is negligible."""
+"""Smallest and largest mu of numerical searches; mu: sensitivity divided by the noise's standard deviation."""
 
 
 def delta(epsilon: float, mu: float) -> float:

@@ -227,7 +227,7 @@ def _with(events: Events, new: Iterable[Release]) -> Events:
 
 
 def _counted(uncovered: Mapping[str, int], new: Iterable[Release]) -> Mapping[str, int]:
-    """Return name of the data -> number of releases without a guarantee: ``uncovered`` plus the releases in ``new``."""
+    """Return ``uncovered`` (name of the data -> number of releases without a guarantee), increased by ``new``."""
     after = dict(uncovered)
     for event in new:
         for name in () if event.covered else event.named or ("something without a name",):
@@ -236,7 +236,7 @@ def _counted(uncovered: Mapping[str, int], new: Iterable[Release]) -> Mapping[st
 
 
 def _most(given_away: Mapping[int, int], new: Iterable[Release]) -> Mapping[int, int]:
-    """Return ``given_away`` with ``new``: client -> largest number of examples that one uncovered release disclosed."""
+    """Return client -> largest number of examples that one release without a guarantee has disclosed."""
     after = dict(given_away)
     for event in new:
         if event.n_disclosed and not event.covered:

@@ -83,7 +83,7 @@ def columns(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, floa
 
 
 def _rows(events: Events, less: Events | None = None) -> list[tuple[int, float, float, int]]:
-    """Return rows (client, sampling rate, noise multiplier, steps) of ``events`` without the steps in ``less``."""
+    """Return rows (client, sampling rate, noise multiplier, steps) of ``events``, minus the steps in ``less``."""
     before = less or {}
     rows = [
         (client, q, sigma, steps - before.get(client, {}).get((q, sigma), 0))

@@ -1,4 +1,4 @@
-"""Random streams for the noise of differential privacy and for Poisson batches, which must stay as secret as the noise.
+"""Random streams for the noise of differential privacy and for Poisson batches. Both must stay secret.
 
 The key of a stream contains a hash of the configuration that decides the results of an experiment or of a set of
 synthetic images (``Source.facts``). It also contains a hash of the data that a client has received and of the client's
@@ -130,8 +130,8 @@ class Draws:
     def seeds(self, n: int, step: int) -> list[int]:
         """Return n seeds for the step's random numbers other than noise, such as dropout masks.
 
-        The list is empty if the noise is seeded. If each example gets a seed, seed j belongs to example j of the data
-        set. A seed for a position in the batch would disclose which other examples are in the batch.
+        If the noise is seeded, the list is empty. If n is the number of examples, seed j belongs to example j of the
+        data set, not to position j of a batch. So no example's random numbers depend on the other examples of a batch.
         """
         if not self.source.salt:
             return []

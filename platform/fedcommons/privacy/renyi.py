@@ -18,7 +18,7 @@ BLOCK = 64
 """Number of terms in the sum A's first block, more than the largest order, 63. Each later block is twice as long."""
 
 SMALL = -30.0
-"""The sum A ends at a block whose last term has two summands with logarithms below this value, as in Opacus."""
+"""The sum A ends at the first block whose last term is small: both logarithms of its summands are below this value."""
 
 
 def divergences(q: float, sigma: float, orders: np.ndarray) -> np.ndarray:
@@ -40,9 +40,10 @@ def divergences(q: float, sigma: float, orders: np.ndarray) -> np.ndarray:
 
 
 def _terms(q: float, sigma: float, orders: np.ndarray, i: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return terms ``i`` of the sum A for n orders: signs (n, terms), and logarithms (2, n, terms) of the two summands.
+    """Return terms ``i`` of the sum A (see the module) for n orders, as three arrays.
 
-    The third result (n,) is the larger logarithm of the two summands in the last term.
+    (n, terms): sign of each term. (2, n, terms): logarithms of the two summands in the bracket of each term, times the
+    term's binomial coefficient. (n,): the larger of the two logarithms in the last term.
     """
     from scipy.special import binom, log_ndtr  # imported here, because it takes half a second
 
@@ -60,5 +61,4 @@ def _terms(q: float, sigma: float, orders: np.ndarray, i: np.ndarray) -> tuple[n
 
 
 def _sum(signs: np.ndarray, logs: np.ndarray, peak: np.ndarray) -> np.ndarray:
-    """Return (n,): for each of n orders the sum of the terms (``signs``, ``logs`` of ``_terms``), divided by e^peak."""
     return (signs * np.exp(logs - peak[:, None])).sum((0, 2))

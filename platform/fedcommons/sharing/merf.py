@@ -189,8 +189,8 @@ class MERF:
     def _salt(self, client_data: ClientDatasets, client: int, phi: Features) -> bytes:
         """Return the secret salt of the noise in a client's message.
 
-        Salt files are kept when the code changes. Equal noise on two different messages would reveal the messages'
-        difference. So the salt depends on all facts that decide the message, and on the version ``DRAWS``.
+        If two different messages had equal noise, their difference would be disclosed. So each message has its own
+        salt, which depends on all facts that decide the message, among them the version ``DRAWS`` of the code.
         """
         really = {"draws": DRAWS, "sigma": self.sigma_of_each(len(client_data.clients)), "features": phi.digest}
         return salts.of_artifact(f"{key_of({'asked': self._key(client_data, client), **really})}-merf")

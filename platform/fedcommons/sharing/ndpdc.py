@@ -193,8 +193,8 @@ class NDPDC:
     def _salt(self, client_data: ClientDatasets, client: int) -> bytes:
         """Return the secret salt of the noise in a client's messages.
 
-        Salt files are kept when the code changes. Equal noise on two different messages would reveal the messages'
-        difference. So the salt depends on all facts that decide the messages, and on the version ``DRAWS``.
+        If two different messages had equal noise, their difference would be disclosed. So the salt depends on all facts
+        that decide the client's messages, among them the version ``DRAWS`` of the code.
         """
         n, classes = client_data.clients.sizes[client], client_data.n_classes or 0
         really = {

@@ -32,14 +32,14 @@ def sample_shareable(labels: np.ndarray, owners: np.ndarray, c: float, rng: np.r
     random. labels, owners: (M,) class and client of each example.
     """
     order = rng.permutation(len(labels))
-    # Pass 1 spreads the examples of each pair (owner, class) evenly over ``order``, pass 2 those of each class.
+    # Pass 1 spreads the examples of each pair (owner, class) evenly over ``order``, pass 2 the examples of each class.
     for group in (owners * (labels.max() + 1) + labels, labels):
         order = order[np.argsort(_parts(group[order]), kind="stable")]
     return order[: n_open(c, len(labels))]
 
 
 def _parts(group: np.ndarray) -> np.ndarray:
-    """Return (k - 1/2)/n for the k-th of n entries of ``group`` with the same value, for all M entries: (M,)."""
+    """Return for each entry of ``group`` the value (k - 1/2)/n, if the entry is the k-th of n equal entries."""
     order = np.argsort(group, kind="stable")
     _, first, sizes = np.unique(group[order], return_index=True, return_counts=True)
     parts = np.empty(len(group))

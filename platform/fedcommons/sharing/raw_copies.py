@@ -7,9 +7,9 @@ d_j: number of clients that hold image j, including its owner (the client whose 
 In the loss of each client that holds image j, the image has the weight 1/d_j. So each image counts once over all
 clients. A copied image is sent to the server once, and from the server to d_j - 1 clients.
 
-Departs from the paper: c times the number of a client's images of a class is rounded if it is not an integer. After the
-rounding, the share c of all images is not private, and about the share c of each class. The clients must agree on the
-rounding.
+Departs from the paper: c times the number of a client's images of a class is rounded if it is not an integer. The
+numbers are rounded so that their sum over all clients and classes is c times the number of all images, rounded. So the
+clients must agree on the rounded numbers.
 """
 
 from collections.abc import Mapping, Sequence

@@ -123,8 +123,8 @@ class Assigned:
 
     own_rows: real rows that the client keeps. received: rows that it gets by sharing; () if no client gets any.
     weights: weights in the loss of ``own_rows``, then of ``received``; None if all are 1 (see ``ClientData``).
-    n_own: number of a client's rows that count as its own in the rule of equal work (``LocalSGD.epochs_for``), which
-        gives clients with shared examples fewer epochs; None: the sum of the client's weights.
+    n_own: for each client, the number of its own rows. A client that also has shared rows trains fewer epochs, in
+        proportion to own rows / all rows (``LocalSGD.epochs_for``). None: the sum of the client's weights is used.
     pool: all contributed rows, in the parts that were sent to clients; () if there is no pool of shared examples.
     nbytes: bytes sent up and down, summed over clients; None: bytes of the examples and labels sent (``disclosure``).
     notes: messages to the user. views: party that sees noisy data -> privacy parameter mu, sensitivity / noise.

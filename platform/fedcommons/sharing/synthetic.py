@@ -1,4 +1,4 @@
-"""Functions of the sharing strategies in which each client contributes n~ synthetic images of its own generator."""
+"""Functions of the sharing strategies in which each client contributes images of its own generator."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -11,7 +11,7 @@ from fedcommons.sharing.stage import Contributions
 
 
 class Synthetic(Protocol):
-    """A strategy with a constant p: the share of synthetic images in a client's training set. p decides n~."""
+    """A strategy with a constant p: the share of synthetic images in a client's training set."""
 
     @property
     def p(self) -> float | None: ...

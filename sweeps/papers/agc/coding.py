@@ -27,12 +27,12 @@ Curve = Mapping[str, Any]
 
 NAMES = {"iid": "iid", "dirichlet_plain": "Dirichlet(0.1)", "single_class": "single class"}
 SHOWN = (10, 20)  # rounds of the CSV, in addition to the last round; the table has only round 10 and the last round
-SPAN = 1e4  # figure 3's axis is linear up to about max(smallest |sum|, largest |sum| / SPAN), then logarithmic
+SPAN = 1e4  # the logarithmic part of figure 3's axis spans at most about this factor; near 0 the axis is linear
 CLOSE = 0.95  # an accuracy is close if it is at least this share of the last accuracy of iid clients without sharing
 
 
 def table(curves: Sequence[Curve]) -> str:
-    """Return a Markdown table: iid clients without copies; other clients with the smallest and largest copied share."""
+    """Return a Markdown table of the curves with the smallest or largest c; for iid clients, only with c = 0."""
     last = len(curves[0]["accuracy"]) - 1
     at = SHOWN[0] if SHOWN[0] < last else 0
     head = ["clients", "q", "d", "c", f"accuracy after {at}, %", f"accuracy after {last}, %",

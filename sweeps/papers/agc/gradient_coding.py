@@ -217,7 +217,6 @@ def play(problem: Problem, setting: Setting, repetitions: range, seed: int) -> P
 
 
 def joined(parts: Sequence[Played]) -> Played:
-    """Concatenate the repetitions of several results."""
     return Played(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Played)))
 
 
@@ -240,7 +239,7 @@ def play_block(problem: Problem, setting: Setting, draws: Sequence[Draws]) -> Pl
         outputs = torch.addmm(test_logits, problem.test_products, moved.to(measured)).view(-1, k, b)
         right = outputs[torch.arange(len(outputs)), problem.test_y] == outputs.amax(
             1
-        )  # compares with amax, as argmax is twenty times slower
+        )  # a prediction is right if its logit is largest; argmax would be twenty times slower
         p = torch.addmm(logits, problem.products, moved).view(m, k, b).softmax(1)
         p[images, problem.y] -= 1
         # repetitions run one after another, so that the (M, M) matrix stays in the cache

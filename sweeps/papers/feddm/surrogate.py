@@ -53,7 +53,7 @@ def draw(seed: int, n: int = N_REAL) -> Points:
 
 
 def first(real: Points, seed: int, n: int = N_SYNTHETIC) -> Points:
-    """Draw n synthetic points before the matching: x ~ N(0, 1), with the class shares of ``real``, rounded to 1/n."""
+    """Draw n synthetic points before the matching: x ~ N(0, 1), with the class shares of ``real`` (rounded)."""
     ones = round(n * float(real.y.mean()))
     if not 0 < ones < n:
         raise UserError(f"each class needs a synthetic point, but of {n} points the classes get {n - ones} and {ones}.")

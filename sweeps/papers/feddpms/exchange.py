@@ -27,8 +27,8 @@ class Exchange:
 
     before, after: (clients, classes) numbers of examples before and after the exchange. images: received images by
     class, (m, C, H, W), decoded from codes. n_own: number of codes (latent vectors) that all clients sent. model:
-    number of parameters of encoder and classifier; decoder: of the decoder. latent: dimension of a code. preliminary:
-    number of rounds of stage I, before the exchange.
+    number of parameters of encoder and classifier. decoder: number of parameters of the decoder. latent: dimension of a
+    code. preliminary: number of rounds of stage I, before the exchange.
     """
 
     before: np.ndarray

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # pandas takes a second to import, and --help does not need i
     import pandas as pd
 
 KEPT = "kept"
-"""Column: codes that clients sent, divided by codes that the quotas allow; None for runs that exchange means."""
+"""Column: codes that clients sent, divided by codes that the quotas allow; None if clients send means."""
 
 NOTES = (
     "Accuracy in %: top-1 of the server model on the whole test set; last: after the last round, best: highest of all "
@@ -98,7 +98,7 @@ def with_kept(runs: "pd.DataFrame", exchanges: Mapping[str, Exchange]) -> "pd.Da
 
 
 def _kept_share(run: Mapping[Any, Any], e: Exchange | None) -> float | None:
-    if e is None or run["feddpms.privacy"] == "sound":  # with privacy sound, clients send means instead of codes
+    if e is None or run["feddpms.privacy"] == "sound":  # the value "sound": clients send means, not codes
         return None
     return e.n_own / (run["partition.n_clients"] * run["feddpms.quota"] * run["feddpms.classes"])
 

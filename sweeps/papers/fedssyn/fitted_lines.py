@@ -42,7 +42,7 @@ def rounds_to(errors: np.ndarray, targets: np.ndarray = TARGETS) -> np.ndarray:
 def fit(rounds: np.ndarray, targets: np.ndarray = TARGETS, at_most: Line = (np.inf, np.inf)) -> Line | None:
     """Return (A, B) of the least-squares line rounds = A/sqrt(target) + B under A <= at_most[0] and B <= at_most[1].
 
-    rounds: fewest rounds to each error in ``targets``, nan if not reached. None: fewer than three errors are reached.
+    rounds: fewest rounds to each error in ``targets``; nan: not reached. Fewer than three reached errors: None.
     """
     reached = np.isfinite(rounds)
     if reached.sum() < 3:
@@ -55,7 +55,7 @@ def fit(rounds: np.ndarray, targets: np.ndarray = TARGETS, at_most: Line = (np.i
 
 
 def fit_all(kind: str, shares: Sequence[float], rounds: Sequence[np.ndarray]) -> list[Line | None]:
-    """Return the fitted line (A, B) of each share p; None: too few errors are reached.
+    """Return the fitted line (A, B) of each share p, or None if ``fit`` returns None.
 
     kind: one of ``FITS``; shares: in rising order; rounds: the result of ``rounds_to`` for each share.
     """

@@ -48,7 +48,6 @@ def _checked(config: Experiment) -> RunSpec:
 
 
 def price(options: parse.Options, say: Callable[[str], None]) -> None:
-    """Print how many generators would be trained, and the estimated duration."""
     store = Store(Path(options.config.artifacts), say, options.config.storage)
     jobs = image_cache.missing(store, [need for config in options.pools for need in _checked(config).requests])
     seconds = dry_run.duration(dry_run.generators(jobs))

@@ -38,7 +38,7 @@ from fedcommons.storage.atomic_files import write_text
 from fedcommons.tune import grid
 
 DRAWS, DIRECTIONS = 25, 4
-"""Multiples of ``--canaries``: messages per data set for merf (``DRAWS``), canaries for ndpdc (``DIRECTIONS``)."""
+"""merf draws ``DRAWS`` x ``--canaries`` messages per data set. ndpdc uses ``DIRECTIONS`` x ``--canaries`` canaries."""
 
 
 def of_merf(stage: MERF, client_data: ClientDatasets, stated: Release, canaries: int, delta: float) -> Estimate:

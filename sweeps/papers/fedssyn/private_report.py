@@ -39,7 +39,7 @@ def is_fitted(cell: sweep.Trial) -> bool:
 
 @lru_cache(maxsize=256)
 def releases(cell: sweep.Trial) -> "Sequence[Release]":
-    """Return the privacy ledger's entries for the noisy sums of this trial's clients, without fitting images."""
+    """Return the privacy ledger entries of the clients' noisy sums in this trial; no images are fitted for this."""
     from fedcommons.runs.build import build
     from fedcommons.sharing.stage import Contributions
 

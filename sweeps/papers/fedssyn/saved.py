@@ -15,7 +15,7 @@ from fedcommons.reports.series import value
 from papers.fedssyn.published import fedssyn_table1, fedssyn_table_a2, rounds_csv
 
 MB, MIB = 10**6, 2**20
-TRAIN, SHAPE, CLASSES = 50_000, (3, 32, 32), {"cifar10": 10, "cifar100": 100}  # number of images, shape, classes
+TRAIN, SHAPE, CLASSES = 50_000, (3, 32, 32), {"cifar10": 10, "cifar100": 100}
 CONTROL = {"fedavg": (), "fedprox": (), "feddyn": (), "scaffold": ("",), "fedpvr": ("head.", "last.")}
 """Prefixes of the parameters whose control variates are sent with the model, up and down, by algorithm."""
 
@@ -47,7 +47,7 @@ def line(
     head: Mapping[str, str], n: int, c: float, pool: Sequence[UntilTarget], vanilla: Sequence[UntilTarget],
     rounds: Sequence[str], model_unit: int,
 ) -> dict[str, object]:  # fmt: skip
-    """Return a line of the table, for N = ``n`` clients at participation C = ``c``."""
+    """Return a line of the table, for n clients at participation c; pool, vanilla: runs with and without the pool."""
     totals = [communication.sent(runs, MB, MB) if runs else None for runs in (pool, vanilla)]
     pool_mb, vanilla_mb = (f"{'>' * total[1]}{total[0]:.1f}" if total else "-" for total in totals)
     return {

@@ -33,9 +33,10 @@ LISTS: Mapping[str, tuple[str, str, str, str, str]] = {
     "small": ("0.1,0.3,1", "0.1,0.3,1", "0.1,0.3,1", "10,40", "ddpm,gan,cvae"),
     "paper": ("0.1,0.25,0.5,0.75,1", "0.1,0.25,0.5,0.75,1", "0.1,0.3,0.5,0.7,0.9", "10,40", "ddpm,gan"),
 }
-"""Lists of values by preset: rho (a); n~/n_i (a); shares of the generator's epochs (b); N (b); generators (c).
+"""Five lists of values for each preset. The panels of the figure are (a) to (c).
 
-(a) to (c): panels. Symbols: see the module. Only the values of N stand in the paper.
+For (a): rho, then n~/n_i. For (b): checkpoints as shares of all epochs of a generator, then N. For (c): generators. The
+module's docstring explains rho, n~, n_i and N. Only the values of N are from the paper.
 """
 
 

@@ -13,7 +13,7 @@ from fedcommons.tune.study import Report, Results
 from papers.fedssyn.central_trials import Lines
 
 KEY: tuple[str, ...] = ("panel", "n_clients", "generator", "rho", "number", "epochs")
-"""Labels of an entry: panel, N clients, generator (None: no pool), its rho and epochs, and number = n~/n_i.
+"""Labels of an entry: panel, number N of clients, generator (None: no pool), rho, number = n~/n_i, generator's epochs.
 
 rho: share of a client's n_i images that its generator sees; n~: synthetic images that a client gets.
 """

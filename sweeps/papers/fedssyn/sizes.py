@@ -39,7 +39,7 @@ def configs(options: parse.Options, n: int, seed: int) -> dict[str, Experiment]:
 
 
 def released(options: parse.Options, n: int, seed: int) -> dict[str, Experiment]:
-    """Return the experiments with noisy sums by name: one client with n images, or ``--clients`` such clients."""
+    """Return the experiments with noisy sums, by name: one or ``--clients`` clients, each with n images."""
     flat = {name: value for name, value in parse.flat(options).items() if name.partition(".")[0] not in _NOT_OF_SUMS}
     result = {}
     chosen = [way for way in options.ways if way in private_presets.OF_SUMS]

@@ -83,7 +83,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Quantity:
-    """A published quantity of a variant: accuracy in percent after ``round``; if None, the number of rounds to 97 %."""
+    """A published quantity of a variant: accuracy in % after ``round``, or rounds to 97 % if ``round`` is None."""
 
     variant: str
     round: int | None

@@ -30,7 +30,6 @@ class Row:
 
 
 def rows(path: Path) -> Iterator[Row]:
-    """Yield the lines of the CSV file."""
     reader = csv.DictReader(StringIO(read(path)))
     if lacking := [name for name in COLUMNS if name not in (reader.fieldnames or ())]:
         raise UserError(f"{path} has no column {lacking[0]!r}, which is required.")
