@@ -132,7 +132,7 @@ def fit_images(
 
         S <- S - lr d/dS sum_c | L/R total_c - L/ipc sum_k phi_t(S_ck, c) |^2,   momentum 0.5
 
-    total: function from t and the feature map phi_t of step t to the noisy total (classes, D); total_c: row of class c.
+    total: function (phi_t, t) -> noisy total (classes, D) of step t with feature map phi_t; total_c: row of class c.
     per_class: ipc, number of images S_ck of class c, which start from N(0, 1). expected: R, expected number of real
     images per class in a total. batch: L, which scales both terms of the loss.
     """

@@ -120,10 +120,10 @@ class Draws:
         return self.source.stream(*self.key, *key)
 
     def stream_for(self, value: Tensor, *key: int | str) -> Stream:
-        """Return the random stream for the noise on ``value``, which another run may compute with different rounding.
+        """Return the random stream for the noise on ``value``; with secret noise, the stream depends on ``value``.
 
-        With secret noise, the key contains a hash of the value. So two values that differ in one bit get different
-        noise. With equal noise they would disclose their difference. Seeded noise does not depend on the value.
+        A repeated run may round the value differently. If both values had equal noise, their difference would be
+        disclosed. So the key of secret noise contains a hash of the value. Seeded noise does not depend on the value.
         """
         return self.stream(*key, *([_digest([value])] if self.source.salt else []))
 

@@ -30,7 +30,7 @@ from fedcommons.sharing.stage import Assigned, Contributions
 
 @dataclass(frozen=True)
 class RawCopies:
-    """A strategy in which clients also train on raw copies of other clients' images, weighted by 1/(holders)."""
+    """A strategy in which clients also train on raw copies of other clients' images; weight: 1 / number of holders."""
 
     c: Annotated[float | None, "[0, 1]"] = None
     """share of every client's images of a class that is not private; must be set"""

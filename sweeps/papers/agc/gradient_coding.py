@@ -268,6 +268,6 @@ def _products(products: Tensor, p: Tensor, sums: Tensor) -> Tensor:
 
 
 def _stacked(parts: Sequence[np.ndarray], n: int) -> Tensor:
-    """Stack B arrays (..., number of clients) to (B, ..., n); clients added up to n hold nothing and never answer."""
+    """Stack B arrays (..., number of clients) to (B, ..., n). Added clients hold no examples and never answer."""
     widths = [[(0, 0)] * (part.ndim - 1) + [(0, n - part.shape[-1])] for part in parts]
     return torch.from_numpy(np.stack([np.pad(part, width) for part, width in zip(parts, widths, strict=True)]))

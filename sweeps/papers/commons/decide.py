@@ -90,10 +90,10 @@ class Advice:
 
 
 def guide(rows: Sequence[Row]) -> list[Advice]:
-    """Return for each limit the row with the fewest bytes, then each significantly better row that needs more bytes.
+    """Return for each limit the row with the fewest bytes, then each row that is better than the last returned row.
 
-    Upper bounds are excluded. Compared with the advised row, the rows in ``alike`` need no more bytes and are not
-    significantly worse. With one seed no difference is significant, so only the most accurate row gets an advice.
+    A row is better if it is significantly more accurate and needs more bytes. With one seed no difference is
+    significant, so the most accurate row is returned instead. Upper bounds are excluded.
     """
     advice = []
     for limit, keeps in LIMITS.items():

@@ -28,7 +28,7 @@ from papers.fedssyn.private_presets import OF_SUMS
 
 @dataclass(frozen=True)
 class LeakAudit:
-    """Audit result: share of images that are near-copies, and membership advantage in [-1, 1] with 95 % interval."""
+    """Audit result: share of near-copies among the images; a membership attack's advantage and its 95 % interval."""
 
     copies: float
     advantage: float

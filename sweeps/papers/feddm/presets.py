@@ -24,7 +24,7 @@ _LARGE_IMAGES = {"data.limit": 2000, "client.lr": 0.1, "feddm.ipc": 5, "feddm.it
 _RATES = {
     "smoke": ("", ""),
     "small": ("0.03,0.1,0.3,1", "0.3,1,2,4"),
-    "paper": ("", "0.001,0.01,0.1"),  # rates that the paper tries for other methods; it has rate 1 for FedDM's pixels
+    "paper": ("", "0.001,0.01,0.1"),  # the paper's rates for other methods; its only rate for FedDM's pixels is 1
 }
 _LARGE_IMAGES_RATES = ("0.3,1,3", "0.03,0.1,0.3")
 

@@ -26,7 +26,7 @@ def expected_downloads(rounds: int, preliminary: int, clients: int, per_round: i
 def of_decoder(rounds: int, preliminary: int, clients: int, per_round: int) -> float:
     """Return r_2 = E Theta / (2 k Theta T): bytes of decoder downloads divided by bytes of the model in a run.
 
-    E: expected downloads; Theta: parameters of the model, and of the decoder by assumption; k: clients per round; T:
-    rounds.
+    E: expected number of downloads; Theta: number of parameters of the model, which the decoder is assumed to have
+    too; k: clients per round; T: rounds.
     """
     return expected_downloads(rounds, preliminary, clients, per_round) / (2 * per_round * rounds)

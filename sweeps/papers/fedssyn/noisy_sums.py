@@ -3,7 +3,7 @@
 The images are computed from the sums, so an attacker with only the images knows no more than the auditor. The result is
 an estimate of epsilon, not a bound (see ``audits.white_box_estimate``).
 
-merf: the worst pair of neighbouring data sets, one image and no image. Messages are drawn many times for both of them.
+merf: the worst pair of neighbouring data sets, one image and no image. Many messages are drawn for both data sets.
 With summed noise, the auditor sees only the sum of all clients' messages.
 ndpdc: worst-case examples (canaries), whose features are orthogonal and have norm 1 in all steps. The client has a
 random half of the canaries.

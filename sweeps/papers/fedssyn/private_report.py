@@ -209,8 +209,8 @@ def figure(entries: Sequence[Entry], out: Path, path: Path, title: str, smoke: b
 def columns(needs: "Sequence[GenerationRequest]") -> list[tuple[int, int, int]]:
     """Return for each class (at most ten) the clients whose generators saw most and fewest images of the class.
 
-    needs: the clients' generation requests. Only clients that request an image of the class count. An entry is
-    ``(class, index of the client, images seen)``.
+    needs: the clients' generation requests. Clients that request no image of the class are ignored. An entry is
+    ``(class, index of the client, number of images of the class that the client's generator saw)``.
     """
     chosen = []
     for label in range(min(needs[0].n_classes, 10)):

@@ -159,8 +159,8 @@ def run(
 
     models: "server" returns the error ||x - x*||^2 of the server's model x, as in the released code. "clients" returns
     the mean error of the clients' models x_i before averaging, (1/N) sum_i ||x_i - x*||^2, as in the captions. x*:
-    ``optimum``. An error is inf if a step size diverges. until: a problem ends after the first round in which a step
-    size has at most this error.
+    ``optimum``. An error is inf if a step size diverges. until: a problem ends after the first round in which the
+    error of any step size is at most ``until``.
     """
     n_clients, n, _ = problems[0].b.shape
     together = max(1, TOGETHER // len(steps))
