@@ -141,8 +141,8 @@ def picture(path: Path, comparisons: Sequence[Compared]) -> None:
 def numbers(folder: Path, quantities: Sequence[Quantity]) -> dict[str, float | None]:
     """Return the finished run's value of each quantity by name, accuracies in percent."""
     accuracy = {line["round"]: 100 * line["test/accuracy"] for line in read_rounds(folder) if "test/accuracy" in line}
-    needed = (read_summary(folder) or {})["rounds_to_target"]
-    return {q.words: needed if q.round is None else accuracy[q.round] for q in quantities}
+    summary = read_summary(folder) or {}
+    return {q.words: summary["rounds_to_target"] if q.round is None else accuracy[q.round] for q in quantities}
 
 
 def report(results: Results) -> Report:
