@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,7 @@ def _run(
             summary = conclude(ready, record, end, say)
             return summary
         finally:
-            executor.close()
-            for callback in callbacks:
-                callback.on_end(summary)
+            with ExitStack() as ends:  # each is called, also after an error of another
+                for callback in reversed(callbacks):
+                    ends.callback(callback.on_end, summary)
+                ends.callback(executor.close)  # first, as the last that was added

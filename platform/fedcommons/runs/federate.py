@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import chain
 from typing import Any
 
@@ -74,8 +75,9 @@ def federate(
                 return now
             last, began = now, time.perf_counter()
     except ClientError:
-        for callback in callbacks:
-            callback.on_error()
+        with ExitStack() as saving:  # each is called, also after an error of another
+            for callback in reversed(callbacks):
+                saving.callback(callback.on_error)
         raise
     return last
 
