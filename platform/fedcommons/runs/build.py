@@ -3,7 +3,7 @@
 from functools import lru_cache, partial
 from pathlib import Path
 
-from fedcommons.config import registry
+from fedcommons.config import registry, user_loader
 from fedcommons.config.dotted import deciding, fields_with_rules, part_of, parts_of_own
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.schema import Constants, Data
@@ -116,10 +116,13 @@ def build(config: Experiment) -> RunSpec:
 
 def changed_sources(config: Experiment) -> str:
     """Return a sentence that names code or weights that have changed since the experiment was created; "" if none."""
+    code, names = dict(user_loader.codes), {kind: n for kind, n in config.chosen.items() if kind != "tracker"}
     try:
-        require_sources(config.chosen, config.source, config.model.weights)
+        require_sources(names, config.source, config.model.weights)
     except UserError as error:
         return sentence(error)
+    finally:
+        user_loader.codes.update(code)  # the result's models run the code that the run used
     return ""
 
 
