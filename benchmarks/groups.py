@@ -1,4 +1,4 @@
-"""Start-up seconds of a run with N = 10^5 clients, partitioned by groups: prepare, assemble, write partition.json.
+"""Start-up seconds of a run with N = 10^5 clients, partitioned by groups: build, assemble, write partition.json.
 
 python benchmarks/groups.py [N]
 

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable, Collection, Mapping
-from itertools import takewhile
 from typing import Any, TypeVar
 from warnings import warn
 
@@ -58,7 +57,8 @@ def old_capabilities(component: Any, names: Collection[str]) -> dict[str, Any]:
     names: names of all capabilities. If a class declares ``capabilities``, its base classes are not searched.
     """
     kind = component if isinstance(component, type) else type(component)
-    newer = takewhile(lambda c: "capabilities" not in vars(c), kind.__mro__)
+    declaring = next((i for i, c in enumerate(kind.__mro__) if "capabilities" in vars(c)), len(kind.__mro__))
+    newer = kind.__mro__[: declaring + 1]
     attributes = {name for c in newer for name in vars(c)} | getattr(component, "__dict__", {}).keys()
     values = {name: getattr(component, name) for name in names if name in attributes}
     values = {name: value for name, value in values.items() if isinstance(value, bool | str | Mapping)}

@@ -5,7 +5,7 @@ stores between rounds; it is never sent. *State* stays on the server, and ``stat
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, is_dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
@@ -307,6 +307,10 @@ def repeats_of(algorithm: Algorithm) -> Mapping[str, str]:
         UserError: ``repeats`` is no mapping, or a constant is missing or is no whole number.
     """
     repeats: Any = capabilities_of(algorithm).repeats
+    if repeats and not is_dataclass(algorithm):
+        raise UserError(
+            f"{name_of(algorithm)}: the capability repeats needs a dataclass, whose constants can be changed."
+        )
     try:
         constants = [getattr(algorithm, constant) for constant in repeats.values()]
         wrong = [n for n in constants if n is not None and not isinstance(n, int)]

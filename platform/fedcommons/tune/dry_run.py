@@ -105,7 +105,7 @@ def print_costs(
     Raises:
         UserError: a trial cannot be run.
     """
-    display.say("Timing a step of each shape ...")
+    display.say("Timing short rounds ...")
     bill, wanted, torch_threads = Bill((total or len(cells)) / max(1, len(cells))), [], torch.get_num_threads()
     notes: dict[str, None] = {}
     for c in cells:

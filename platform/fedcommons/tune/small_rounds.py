@@ -45,7 +45,8 @@ class Clocked:
     def map(self, function: Callable[[Worker, S, J], R], shared: S, jobs: Sequence[J]) -> list[R]:
         started = time.perf_counter()
         results = self.executor.map(function, shared, jobs)
-        self.seconds.update({getattr(shared, "function", function).__name__: time.perf_counter() - started})
+        job: Any = getattr(shared, "function", function)
+        self.seconds.update({getattr(job, "__name__", type(job).__name__): time.perf_counter() - started})
         return results
 
     def close(self) -> None:
