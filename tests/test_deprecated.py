@@ -121,6 +121,10 @@ def test_old_attributes_are_capabilities() -> None:
     class New(Old):
         capabilities = Capabilities(distils=True)
 
+    class Both(New):
+        capabilities = Capabilities(distils=True)
+        trains_twice = True
+
     class Strategy:
         serves_pool = True
 
@@ -129,6 +133,7 @@ def test_old_attributes_are_capabilities() -> None:
 
     for old, expected in (
         (Old, Capabilities(takes_partial=True, trains_locally=False)),
+        (Both, Capabilities(distils=True, trains_twice=True)),
         (Strategy, Capabilities(serves_pool=True)),
         (lambda: SimpleNamespace(needs={"decode": "decoder"}), Capabilities(needs={"decode": "decoder"})),
     ):

@@ -183,3 +183,12 @@ def test_an_import_that_may_fail_is_not_missed(lab: Lab) -> None:
     for text in MAY_FAIL:
         lab.net("net.py", text)
         assert values("net.py:Net") == ()
+
+
+def test_a_run_keeps_its_code_when_its_changed_files_are_reported(lab: Lab) -> None:
+    lab.net("net.py", values="1")
+    config = choose({"model.name": "net.py:Net"})
+    assert build.changed_sources(config) == ""
+    lab.net("net.py", values="2")
+    assert "net.py is not the file it was" in build.changed_sources(config)
+    assert registry.find("model", "net.py:Net").values() == 1
