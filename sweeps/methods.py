@@ -74,7 +74,7 @@ def entries(options: parse.Options) -> list[Entry]:
         if capabilities_of(component).needs_pool:
             raise UserError(
                 f"--algorithms {method} cannot be compared here: its server trains on a pool of synthetic images, and "
-                "these methods have no pool. commons compares methods with pools."
+                "methods are compared here without a pool. Use fedcommons commons instead."
             )
     tuning = grid.values(options, "tuning-seeds", int) if options.lrs is not None else ()
     seeds = [*((seed, True) for seed in tuning), *((seed, False) for seed in grid.values(options, "seeds", int))]

@@ -308,9 +308,7 @@ def repeats_of(algorithm: Algorithm) -> Mapping[str, str]:
     """
     repeats: Any = capabilities_of(algorithm).repeats
     if repeats and not is_dataclass(algorithm):
-        raise UserError(
-            f"{name_of(algorithm)}: the capability repeats needs a dataclass, whose constants can be changed."
-        )
+        raise UserError(f"{name_of(algorithm)}: the capability repeats needs a dataclass: add @dataclass(frozen=True).")
     try:
         constants = [getattr(algorithm, constant) for constant in repeats.values()]
         wrong = [n for n in constants if n is not None and not isinstance(n, int)]

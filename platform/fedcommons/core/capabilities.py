@@ -21,7 +21,7 @@ class Capabilities:
     distils: bool = False
     """The algorithm's server creates images and distils logits, so it needs image data and a model with logits."""
     grows: Mapping[str, int] = field(default_factory=dict)
-    """Entries of the server's state that each round enlarges: name -> dimension, for the estimates of ``--dry-run``."""
+    """Entries of the server's state that each round enlarges: name -> axis. ``--dry-run`` uses their mean size."""
     keeps_batch_norm: bool = False
     """BatchNorm layers stay with the clients, so the model needs them and ``federation.buffers`` must be keep."""
     leaves_partial: bool = False
@@ -35,7 +35,7 @@ class Capabilities:
     refuses_batch_norm: bool = False
     """The algorithm is not defined for a model with BatchNorm."""
     repeats: Mapping[str, str] = field(default_factory=dict)
-    """Jobs whose seconds are linear in a constant, so ``--dry-run`` times few repetitions: function -> constant."""
+    """Job's function -> constant that sets how often the job repeats its work. ``--dry-run`` times few repetitions."""
     sees_statistics: bool = False
     """The algorithm's ``merge`` gets BatchNorm's statistics of client i in ``replies[i].each[BUFFERS]``."""
     serves_pool: bool = False

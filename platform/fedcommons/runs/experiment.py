@@ -102,7 +102,7 @@ def run(
         if mirror:
             mirror.end(store.upload() if may_generate else "")
         if changed := changed_sources(config):
-            say(Warned(f"{changed} This run used the code as it was, and only that code can resume it."))
+            say(Warned(f"{changed} This run used the code from before the change; restore that code to resume."))
         return summary
 
 

@@ -50,7 +50,7 @@ class RunSpec:
     record: the experiment, for the files and trackers that describe the run; only ``tracking`` reads it.
     names: kind of component -> name of the component, for messages.
     elsewhere: builds a worker in a separate process, see ``worker.build_worker_elsewhere``.
-    left_open: fields at null or "method". A rule computes their values, which the summary stores in ``effective``.
+    left_open: names of fields with the value null or "method", which a rule replaces; see ``effective`` in the summary.
     """
 
     record: Experiment

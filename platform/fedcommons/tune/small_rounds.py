@@ -54,7 +54,7 @@ class Clocked:
 
 
 class SmallRounds:
-    """Two short rounds: the first two of the run, or the last two, if the server trains alone or on a pool.
+    """Two short rounds: the first two of the run; the last two, if the method has ``waits_for`` or ``needs_pool``.
 
     n_clients, n_examples: number of clients, and of their training examples, in a round that is timed.
     repeats: largest number of repetitions of local epochs, and of other work that the method repeats. rows: largest
