@@ -30,7 +30,7 @@ test-cluster: $(VENV)/.installed
 
 # Needs chromium (Debian's package); skips with the reason where it lacks.
 test-browser: $(VENV)/.installed
-	$(RUN) -m pytest -m browser $(ARGS)
+	$(RUN) -m pytest -m browser $(call MARKED,browser) $(ARGS)
 
 # FILES: filled in files; without them those of the repository, with their placeholders.
 cluster-check: $(VENV)/.installed

@@ -10,8 +10,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 CHROMIUM = shutil.which("chromium")
 
-needed = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="apt-get install chromium")]
-"""``pytestmark`` of a file whose tests need the browser."""
+needed = pytest.mark.skipif(CHROMIUM is None, reason="apt-get install chromium")
+"""A mark of files whose tests need the browser, besides ``pytest.mark.browser``."""
 
 _FLAGS = [
     "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",

@@ -13,7 +13,7 @@ from report_runs import change, quiet, small_runs, summary
 
 from fedcommons import report
 
-pytestmark = browser.needed
+pytestmark = [pytest.mark.browser, browser.needed]
 
 THREE = {"federation.rounds": 3, "target": 0.99}
 HOSTILE = "<img src=x onerror=\"document.title='run'\">'</script><script>document.title='run'</script>"
