@@ -4,21 +4,29 @@ A page asks for it by a comment of its own, which a reader of the raw file does 
 
 <!-- docstring KIND NAME -->   the docstrings of a part of ``config/registry.py`` and a table of its constants
 <!-- sweep NAME -->            a sweep's commands, from its docstring
+<!-- options -->               all fields of an experiment, and the options of all sweeps
 <!-- public -->                the reference of ``fedcommons``, in the groups of its docstring
 """
 
 import ast
 import inspect
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 from sphinx.application import Sphinx
 
 import fedcommons
+from fedcommons.cli import parse
+from fedcommons.cli.parser import Parser
+from fedcommons.config.dotted import SHORT_NAMES, common_fields
+from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import Field
 from fedcommons.config.registry import KINDS, section
-from fedcommons.config.static_fields import fields_in
+from fedcommons.config.static_fields import fields_in, summary
 
 ROOT = Path(__file__).parent.parent.parent
 ALIASES = ("Payload", "Replies", "Rule", "State")
@@ -84,10 +92,48 @@ def unmarked(text: str) -> str:
 
 def constants(of: str, fields: dict[str, Field]) -> str:
     """A table of constants: option, type, range, default and help."""
-    if not fields:
-        return "It has no constants."
-    rows = [f"| `--{of}.{name}` | {cells(field)} |" for name, field in fields.items()]
-    return "\n".join(["| constant | type | allowed | default | meaning |", "|---|---|---|---|---|", *rows])
+    return table("constant", {f"{of}.{name}": field for name, field in fields.items()}) or "It has no constants."
+
+
+def table(kind: str, fields: Mapping[str, Field]) -> str:
+    """A table of options: name with short names, type, range, default and help; empty without fields."""
+    rows, components = [], {k.field: ", ".join([*k.components, "an import path"]) for k in KINDS.values()}
+    for name, field in fields.items():
+        field = replace(field, allowed=components.get(name) or field.allowed)
+        names = [name, *(short.replace("_", "-") for short, full in SHORT_NAMES.items() if full == name)]
+        rows.append(f"| {', '.join(f'`--{one}`' for one in names)} | {cells(field)} |")
+    return "\n".join(
+        [f"| {kind} | type | allowed | default | meaning |", "|---|---|---|---|---|", *rows] if rows else []
+    )
+
+
+ELSEWHERE = ("algorithm", "sharing", "generator", "partition")
+"""Kinds of components whose constants have pages of their own."""
+
+
+def options() -> str:
+    """All fields of an experiment by section, constants of components without pages, and the options of all sweeps."""
+    fields = common_fields()
+    of_run = {name: field for name, field in fields.items() if "." not in name}
+    text = ["## The run", table("option", of_run)]
+    for part, hint in get_type_hints(Experiment).items():
+        if own := {name: field for name, field in fields.items() if name.startswith(f"{part}.")}:
+            kinds = [one for one in get_args(hint) or (hint,) if one is not NoneType]
+            text += [f"## {part}", plain(inspect.getdoc(kinds[0]) or ""), table("option", own)]
+        text += [one for kind in KINDS if kind not in ELSEWHERE and KINDS[kind].field.startswith(f"{part}.")
+                 for one in of_components(kind)]  # fmt: skip
+    parse.add_shared(every := Parser(""))
+    shared = {name.replace("_", "-"): option.field for name, option in every.options.items()}
+    return "\n\n".join([*text, "## Options of every sweep", table("option", shared)])
+
+
+def of_components(kind: str) -> list[str]:
+    """A heading, a summary and a table for each component of a kind that has constants."""
+    text: list[str] = []
+    for name, where in KINDS[kind].components.items():
+        if fields := fields_in(where, KINDS[kind].passed):
+            text += [f"### {KINDS[kind].field} {name}", plain(summary(where)), constants(section(kind, name), fields)]
+    return text
 
 
 def cells(field: Field) -> str:
@@ -147,12 +193,12 @@ def files() -> str:
 
 
 def read(app: Sphinx, docname: str, text: list[str]) -> None:
-    makers = {"docstring": docstring, "sweep": sweep, "public": public, "files": files}
+    makers = {"docstring": docstring, "sweep": sweep, "public": public, "files": files, "options": options}
 
     def one(asked: re.Match[str]) -> str:
         return makers[asked[1]](*asked[2].split())
 
-    text[0] = re.sub(r"<!-- (docstring|sweep|public|files)((?: \w+)*) -->", one, text[0])
+    text[0] = re.sub(r"<!-- (docstring|sweep|public|files|options)((?: \w+)*) -->", one, text[0])
 
 
 def escaped(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
