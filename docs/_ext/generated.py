@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
+from zlib import crc32
 
 from sphinx.application import Sphinx
 
@@ -102,9 +103,7 @@ def table(kind: str, fields: Mapping[str, Field]) -> str:
         field = replace(field, allowed=components.get(name) or field.allowed)
         names = [name, *(short.replace("_", "-") for short, full in SHORT_NAMES.items() if full == name)]
         rows.append(f"| {', '.join(f'`--{one}`' for one in names)} | {cells(field)} |")
-    return "\n".join(
-        [f"| {kind} | type | allowed | default | meaning |", "|---|---|---|---|---|", *rows] if rows else []
-    )
+    return "\n".join([f"| {kind} | allowed | default | meaning |", "|---|---|---|---|", *rows] if rows else [])
 
 
 ELSEWHERE = ("algorithm", "sharing", "generator", "partition")
@@ -137,11 +136,13 @@ def of_components(kind: str) -> list[str]:
 
 
 def cells(field: Field) -> str:
-    kind = field.hint.__name__ if isinstance(field.hint, type) else str(field.hint)
+    kind = (field.hint.__name__ if isinstance(field.hint, type) else str(field.hint)).replace("None", "null")
+    is_range = field.allowed.startswith(("(", "["))
+    allowed = f"{kind} in {field.allowed}" if is_range else field.allowed or kind
     value = str(field.default).lower() if isinstance(field.default, bool) else field.default
-    default = "none" if value is None else f"`{value}`"
-    told = [kind, field.allowed or "any", default, plain(field.help)]
-    return " | ".join(one.replace("|", r"\|") for one in told)
+    default = "null" if value is None else value
+    texts = [allowed.replace("_", r"\_"), f"`{default}`", plain(field.help)]
+    return " | ".join(text.replace("|", r"\|") for text in texts)
 
 
 def sweep(name: str) -> str:
@@ -239,4 +240,10 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("source-read", read)
     app.connect("autodoc-process-docstring", escaped)
     app.connect("autodoc-process-signature", signature)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+    code = sorted(
+        path
+        for root in ("platform", "lightning_modules", "sweeps", "docs/_ext")
+        for path in (ROOT / root).rglob("*.py")
+    )
+    digest = crc32(b"".join(path.read_bytes() for path in code))  # pages are read again where the code has changed
+    return {"parallel_read_safe": True, "parallel_write_safe": True, "env_version": digest}
