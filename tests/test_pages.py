@@ -56,7 +56,9 @@ def test_a_command_of_a_page_is_one_that_its_sweep_takes(
     monkeypatch.chdir(tmp_path)
     load, pages = cache(sweeps), yaml.safe_load((RESULTS / "pages.yaml").read_text()).values()
     found = [f"python {facts['command'].replace('DIR', 'runs')} --out runs/out" for facts in pages]
-    for page in ("README.md", "docs/howto.md", "docs/claims.md", "docs/faq.md", "docs/results/README.md", FOLLOWED[0]):
+    folders = ("howto", "coming_from", "ideas", "methods", ".")
+    guides = [str(path.relative_to(ROOT)) for name in folders for path in sorted((ROOT / "docs" / name).glob("*.md"))]
+    for page in {"README.md", "docs/results/README.md", *guides} - {FOLLOWED[1]}:
         found += commands(page)
     for command in found:
         _, script, *words = shlex.split(command)
