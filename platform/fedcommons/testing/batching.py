@@ -28,12 +28,8 @@ def clients_at_once_train_as_one_after_another(algorithm: Algorithm, local: Loca
     if vmap_clients.flaw(federation.work(), tuple(column[:2] for column in federation.data.clients[0].columns)):
         return
     for name, off in differences(algorithm, federation, federation.training(replace(local, batched=True))):
-        require(
-            off <= MOST,
-            f"{name} of a client trained together with other clients differs by {off:.2g} from the same client trained "
-            "alone: the function client is called twice and must do the same both times, and a Correction must depend "
-            "on its tensors only",
-        )
+        cause = "a second call of client does something else, or a Correction depends on more than its tensors"
+        require(off <= MOST, f"{name} of a client trained together with others differs by {off:.2g}: {cause}")
 
 
 def differences(
