@@ -9,7 +9,7 @@ total change that the declared Gaussian noise hides if every example is in every
 an example is in fewer sums, so the left side is smaller.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from math import inf, sqrt
@@ -22,7 +22,15 @@ from fedcommons.privacy.release import Release
 from fedcommons.testing.comparing import listed
 from fedcommons.testing.neighbours import Kind
 from fedcommons.testing.sides import ROUNDING, Side, Sum
-from fedcommons.testing.spreads import Spread, difference, in_units
+
+SEEDS = 12
+"""Number of runs with other seeds, from which the standard deviation of the noise is estimated."""
+
+SLACK = 0.25
+"""Relative tolerance for standard deviations that are estimated from ``SEEDS`` runs."""
+
+Spread = Callable[[], Mapping[str, Tensor]]
+"""A function that returns, by tensor name, the standard deviation of the noise in each element of the tensor."""
 
 
 def first_and_count(names: Sequence[str]) -> str:
@@ -86,16 +94,42 @@ def faults(
     return sentences if sentences or _gives_away(first) else _of_all(sqrt(spent), first, kind, slack)
 
 
-def too_few(first: Output, second: Output, side: Side, kind: Kind) -> list[str]:
-    """Return a list of one sentence if more tensor elements differ than noise values were drawn, else an empty list.
+def faults_of_streams(
+    first: Output, second: Output, sides: tuple[Side, Side], kind: Kind, again: Callable[[Side], Output]
+) -> list[str]:
+    """Return the ``faults`` of code that draws all its noise from streams of ``Noise.call``.
 
-    Noise values that were drawn for noisy sums do not count.
+    If there are none, return a sentence if more elements differ than noise values were drawn outside of noisy sums.
+    again: runs the first side once more with the noise of another side. The differences to a run whose noise outside
+    of noisy sums is larger by 1 are the standard deviations of this noise.
     """
+    side = sides[0]
+
+    def spread() -> Mapping[str, Tensor]:
+        noisier = again(side.follower(1.0, raised=1.0)).tensors if side.loose else {}
+        pairs = {name: (data(x), data(noisier[name])) for name, x in first.tensors.items() if name in noisier}
+        return {name: difference(x, y) for name, (x, y) in pairs.items() if x.shape == y.shape}
+
+    if sentences := faults(first, second, sides, kind, spread):
+        return sentences
     differing = _differing(first, second)
     if (n := sum(moved.numel() for _, moved in differing)) <= side.loose:
         return []
     names = listed([name for name, _ in differing])
     return [f"{names}: {n} numbers move {kind.words}, but only {side.loose} of noise were drawn for them"]
+
+
+def faults_of_seeds(play: Callable[[int, Side], Output], kind: Kind, seed: int) -> tuple[Output, list[str]]:
+    """Run code whose noise may depend on its seed only on both data sets; return the first output and the ``faults``.
+
+    play: runs the code on data set 0 or 1, with the seed and the noise of a side. Runs with other seeds give the
+    standard deviations of the noise.
+    """
+    first = Side(seed)
+    second = first.follower(kind.times)
+    sent, other = play(0, first), play(1, second)
+    spread = spread_of(lambda number: play(0, Side(seed + number)).tensors, sent.tensors)
+    return sent, faults(sent, other, (first, second), kind, spread, SLACK)
 
 
 def renamed(events: Sequence[Release], tensors: Payload) -> list[Release]:
@@ -186,3 +220,38 @@ def _of_all(spent: float, sent: Output, kind: Kind, slack: float) -> list[str]:
         f"all that was sent moves by {spent:.3g} standard deviations of its noise {kind.words}, but the release "
         f"declared for {names} lets it move by {most:.3g}"
     ]
+
+
+def spread_of(play: Callable[[int], Payload], like: Payload) -> Spread:
+    """Return a function that estimates standard deviations from ``SEEDS`` runs.
+
+    play: function that performs run number 1 to ``SEEDS`` and returns the tensors of this run. like: tensors with the
+    expected shapes; a tensor that has another shape in a run gets no standard deviation.
+    """
+
+    def spread() -> Mapping[str, Tensor]:
+        plays = [play(number) for number in range(1, 1 + SEEDS)]
+        shapes = {name: data(x).shape for name, x in like.items() if data(x).numel()}
+        same = [name for name, shape in shapes.items() if all(data(p[name]).shape == shape for p in plays)]
+        return {name: torch.stack([data(p[name]).double() for p in plays]).std(0) for name in same}
+
+    return spread
+
+
+def in_units(moved: Tensor, sd: Tensor, rounded: bool) -> float:
+    """Return the Euclidean norm of ``moved`` divided by the standard deviation of the noise; infinite without noise.
+
+    moved: difference of a tensor between two runs. sd: standard deviations of the noise by element; the divisor
+    is their root mean square over the changed elements. rounded: whether elements were rounded after the noise; then
+    1 is subtracted from the absolute difference of each element.
+    """
+    is_moved = moved != 0
+    of_noise = float(sd[is_moved].square().mean().sqrt())
+    if not 0 < of_noise < inf:
+        return inf
+    return float((moved.abs() - int(rounded)).clamp(min=0).norm()) / of_noise
+
+
+def difference(a: Tensor, b: Tensor) -> Tensor:
+    """Return the difference b - a in float64, so that the subtraction adds no rounding."""
+    return b.detach().double() - a.detach().double()

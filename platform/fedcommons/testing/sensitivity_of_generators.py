@@ -1,26 +1,22 @@
 """The sensitivity test of private generators, and of the data that clients share before round 1 (``Shares``)."""
 
 import inspect
-from collections.abc import Mapping
 
 import numpy as np
-from torch import Tensor
 
 from fedcommons.core.algorithm import Shares
 from fedcommons.core.worker import fresh_torch
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
-from fedcommons.flat_tensors import data
 from fedcommons.generators.generator import Generator, Receipt
 from fedcommons.privacy.noise import SEED_ALONE, Noise
 from fedcommons.privacy.release import Release
 from fedcommons.seeding import keyed_globals
 from fedcommons.testing.comparing import require
 from fedcommons.testing.federations import digits
-from fedcommons.testing.judging import Output, faults, first_and_count, renamed, too_few
+from fedcommons.testing.judging import Output, faults_of_seeds, faults_of_streams, first_and_count, renamed
 from fedcommons.testing.neighbours import BLANKED, RELABELLED, Kind, apart
 from fedcommons.testing.sides import Side, playing
-from fedcommons.testing.spreads import SLACK, difference, spread_of
 
 SIZES = (12, 9)
 """Number of examples of each client, in the test of a method that shares data."""
@@ -52,24 +48,10 @@ def check_generator(generator: Generator, examples: Examples | None = None, *, s
 
 def _faults(generator: Generator, examples: Examples, kind: Kind, seed: int) -> list[str]:
     clients = Clients(examples, [np.arange(len(examples))])
-    both = [each.store for each in apart(clients, [0], kind, seed)]
-    first = Side(seed)
-    second = Side(seed, follows=first, times=kind.times)
-    first_sent, second_sent = (
-        _fitted(generator, each, seed, side) for each, side in zip(both, (first, second), strict=True)
-    )
-
-    def spread() -> Mapping[str, Tensor]:
-        raised = _fitted(generator, both[0], seed, Side(seed, follows=first, times=1.0, raised=1.0)).tensors
-        return (
-            {name: difference(data(x), data(raised[name])) for name, x in first_sent.tensors.items()}
-            if first.loose
-            else {}
-        )
-
-    return faults(first_sent, second_sent, (first, second), kind, spread) or too_few(
-        first_sent, second_sent, first, kind
-    )
+    both, first = [each.store for each in apart(clients, [0], kind, seed)], Side(seed)
+    sides = first, first.follower(kind.times)
+    sent, other = (_fitted(generator, each, seed, side) for each, side in zip(both, sides, strict=True))
+    return faults_of_streams(sent, other, sides, kind, lambda side: _fitted(generator, both[0], seed, side))
 
 
 def _fitted(generator: Generator, examples: Examples, seed: int, side: Side) -> Output:
@@ -87,20 +69,14 @@ def shared_faults(algorithm: Shares, kind: Kind, seed: int) -> list[str]:
 
     A fault is a shared value that differs between the two neighbouring data sets more than its declared privacy allows.
     """
-    clients, first = digits(SIZES).data.clients, Side(seed)
-    second = Side(seed, follows=first, times=kind.times)
+    clients = digits(SIZES).data.clients
     both = apart(Clients(Examples(clients.store.x / 255, clients.store.y), clients.rows), [0], kind, seed)
 
-    def played(number: int, side: Side) -> Output:
+    def play(number: int, side: Side) -> Output:
         with keyed_globals(side.seed, "share"), playing(side):
             common = algorithm.share(both[number], N_CLASSES, side.seed)
         tensors = {"shared examples": common.examples.x, "shared labels": common.examples.y}
         releases = [event for event in common.releases if event.client == 0] or [Release(0)]
         return Output(tensors, renamed(releases, tensors))
 
-    first_sent, second_sent = played(0, first), played(1, second)
-    spread = spread_of(lambda other: played(0, Side(seed + other)).tensors, first_sent.tensors)
-    return [
-        f"before round 1: {sentence}"
-        for sentence in faults(first_sent, second_sent, (first, second), kind, spread, SLACK)
-    ]
+    return [f"before round 1: {sentence}" for sentence in faults_of_seeds(play, kind, seed)[1]]

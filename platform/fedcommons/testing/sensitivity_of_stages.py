@@ -19,10 +19,9 @@ from fedcommons.seeding import generator, keyed_globals
 from fedcommons.sharing.stage import Generating, Stage
 from fedcommons.testing.comparing import require
 from fedcommons.testing.federations import digits
-from fedcommons.testing.judging import Output, faults, first_and_count, renamed
+from fedcommons.testing.judging import Output, faults_of_seeds, first_and_count, renamed
 from fedcommons.testing.neighbours import BLANKED, RELABELLED, REPLACED, ZEROED, Kind, apart
 from fedcommons.testing.sides import Side, playing
-from fedcommons.testing.spreads import SLACK, spread_of
 
 SIZES = (30, 40, 35, 45, 50)
 """Number of examples of each client."""
@@ -88,19 +87,16 @@ class StagePlay:
 
     def faults(self) -> list[str]:
         """Run the strategy on both data sets and return a sentence for each value that differs more than declared."""
-        needs = [self._needs(side) for side in (0, 1)]
-        contributions = [self._contribution(need) for need in needs[0](self.seed)]
-        sentences = self._compared(lambda side, seed: _labels(needs[side](seed)))
+        contributions = [self._contribution(need) for need in self._needs(0, self.seed)]
+        sentences = self._compared(lambda side, seed: _labels(self._needs(side, seed)))
         return sentences or self._compared(lambda side, seed: self._sent(self._client_data(side, seed), contributions))
 
     def _client_data(self, side: int, seed: int) -> ClientDatasets:
         return ClientDatasets(self.both[side], N_CLASSES, False, seed)
 
-    def _needs(self, side: int) -> Callable[[int], Sequence[GenerationRequest]]:
+    def _needs(self, side: int, seed: int) -> Sequence[GenerationRequest]:
         stage = self.stage
-        if not isinstance(stage, Generating):
-            return lambda seed: []
-        return lambda seed: stage.requests(self._client_data(side, seed), self.recipe)
+        return stage.requests(self._client_data(side, seed), self.recipe) if isinstance(stage, Generating) else []
 
     def _contribution(self, need: GenerationRequest) -> Contribution:
         """Return random images that depend on no data, with the labels of the generation request ``need``."""
@@ -109,17 +105,13 @@ class StagePlay:
         return Contribution(Examples(x, labels), COVERED, len(need.examples), self.recipe.of_counts)
 
     def _compared(self, left_of: Callable[[int, int], Output]) -> list[str]:
-        first = Side(self.seed)
-        second = Side(self.seed, follows=first, times=self.kind.times)
-
-        def played(number: int, side: Side) -> Output:
+        def play(number: int, side: Side) -> Output:
             with keyed_globals(side.seed, "stage"), playing(side):
                 return left_of(number, side.seed)
 
-        first_sent, second_sent = played(0, first), played(1, second)
-        self.is_bare |= bool(first_sent.free)
-        spread = spread_of(lambda other: played(0, Side(self.seed + other)).tensors, first_sent.tensors)
-        return faults(first_sent, second_sent, (first, second), self.kind, spread, SLACK)
+        sent, sentences = faults_of_seeds(play, self.kind, self.seed)
+        self.is_bare |= bool(sent.free)
+        return sentences
 
     def _sent(self, client_data: ClientDatasets, contributions: Sequence[Contribution]) -> Output:
         """Return the tensors that leave client 0, and their declared privacy (releases)."""
