@@ -57,14 +57,14 @@ def differing(a: Mapping[Any, object], b: Mapping[Any, object]) -> list[Any]:
     return sorted(key for key in a.keys() | b.keys() if key not in a or key not in b or a[key] != b[key])
 
 
-def require_same(a: Mapping[Any, object], b: Mapping[Any, object], sentence: str) -> None:
+def require_same(a: Mapping[Any, object], b: Mapping[Any, object], sentence: str, cause: str = "") -> None:
     """Check that two mappings are equal.
 
     Raises:
-        AssertionError: they differ; the message is ``sentence`` and the first keys that differ.
+        AssertionError: they differ; the message is ``sentence``, the first keys that differ, and the ``cause``.
     """
     unequal = differing(a, b)
-    require(not unequal, f"{sentence} {listed(unequal)}")
+    require(not unequal, f"{sentence} {listed(unequal)}" + (f": {cause}" if cause else ""))
 
 
 def listed(names: Sequence[Any]) -> str:

@@ -133,7 +133,7 @@ def same_seed_same_bits_other_seed_other_bits(algorithm: Algorithm, local: Local
         for seed, executor in ((0, federation.serial(spy)), (1, used), (0, used))
     )
     cause = "a random number does not depend on the seed alone, or a value is stored outside of state and memory"
-    require_same(first, again, f"the same seed gave other bits ({cause}) of")
+    require_same(first, again, "the same seed gave other bits of", cause)
     same = first["state/model"] == other["state/model"] if "state/model" in first else first == other
     require(not same, "another seed gave the same model: the seed is not used")
 
@@ -154,10 +154,10 @@ def what_a_client_returned_is_not_the_workers_buffer(algorithm: Algorithm, local
     """Check that replies share no memory with the buffer in which the worker trains all of its clients in turn."""
     federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
     federation.run(spy, federation.plan(2))
-    advice = "return copies of the worker's buffer, which work.local returns and in which the next client trains"
+    cause = "return copies of the worker's buffer, which work.local returns and in which the next client trains"
     for call in spy.calls:
         for before, now in ((call.each, call.reply.each), (call.memory_copy or {}, call.reply.memory or {})):
-            require_same(before, raw(now), f"values of a reply in round {call.round} changed afterwards ({advice}):")
+            require_same(before, raw(now), f"a client's reply in round {call.round} changed afterwards in", cause)
 
 
 def memory_is_never_sent(algorithm: Algorithm, local: LocalSGD) -> None:
@@ -194,7 +194,7 @@ def all_clients_of_a_round_get_the_same_common(algorithm: Algorithm, local: Loca
     federation.run(spy, federation.plan(2))
     first = dict(reversed(spy.common))  # reversed, so that dict keeps the first entry of each round
     for round, common in spy.common:
-        require_same(first[round], common, "message.common differs between clients (use message.individual) in")
+        require_same(first[round], common, "message.common differs between clients in", "use message.individual")
 
 
 def bytes_are_those_of_the_tensors(algorithm: Algorithm, local: LocalSGD) -> None:

@@ -28,8 +28,8 @@ def require_the_bits_of_one_process(
     plan = plan or federation.plan(3, participation=0.8, blocks=4)
     elsewhere, in_process = outcome(federation.run(algorithm, plan, executor)), federation.run(algorithm, plan)
     cause = "a client's round depends on more than message, memory, data and seed"
-    where = f"with other workers, or in another order of clients, there are other bits ({cause}) of"
-    require_same(elsewhere, outcome(in_process), where)
+    where = "clients trained by other workers, or in another order, give other bits of"
+    require_same(elsewhere, outcome(in_process), where, cause)
     if isinstance(algorithm, Personal):
         at, now = ModelTask(federation.model, seed=1), in_process[-1][0]
         played = ((federation.serial(algorithm), plan), (executor, replace(plan, blocks=2)))
@@ -51,8 +51,8 @@ def require_the_same_after_a_stop(
         federation.run(algorithm, federation.plan(1, seed=1))  # overwrites global variables, if the method has any
         rest = federation.run(later, plan, executor, checkpoint.load_latest(folder))
     cause = "the method depends on a value outside of state and memory, which no checkpoint stores"
-    where = f"after a stop at round 2 of {plan.facts.rounds} there are other bits ({cause}) of"
-    require_same(outcome(rest), whole, where)
+    where = f"after a stop at round 2 of {plan.facts.rounds} there are other bits of"
+    require_same(outcome(rest), whole, where, cause)
 
 
 class Apart:

@@ -72,12 +72,9 @@ def apart(clients: Clients, whose: Sequence[int], kind: Kind, seed: int) -> tupl
     for client in whose:
         client_rows = clients.rows[client]
         rows.append(int(numpy_generator(seed, "neighbours", client).choice(client_rows)))
-        label, client_labels = (
-            int(clients.store.y[rows[-1]]),
-            clients.store.y[torch.tensor(client_rows)].unique().tolist(),
-        )
+        label = int(clients.store.y[rows[-1]])
+        client_labels = clients.store.y[torch.tensor(client_rows)].unique().tolist()
         others.append(next((other for other in client_labels if other != label), label))
-    return tuple(
-        Clients(store, clients.rows, clients.n_own, clients.commons)
-        for store in neighbouring(clients.store, rows, others, kind)
-    )  # pyright: ignore[reportReturnType]
+    first, second = neighbouring(clients.store, rows, others, kind)
+    rest = clients.rows, clients.n_own, clients.commons
+    return Clients(first, *rest), Clients(second, *rest)

@@ -52,9 +52,8 @@ def check_on(device: str) -> Check:
             off = norm(_vectors(on_device)[what].double() - x.double())
             if not off <= ROUNDING * max(norm(x), 1):
                 differences[what] = off
-        require(
-            not differences, f"on {device} it gives other {listed(list(differences))} than on the CPU, by {differences}"
-        )
+        names = listed(list(differences))
+        require(not differences, f"on {device} it gives other {names} than on the CPU, by {differences}")
 
     return the_device_gives_what_the_cpu_gives
 

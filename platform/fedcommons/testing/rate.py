@@ -45,9 +45,8 @@ def quadratics(zeta: float) -> LeastSquares:
     """
     turned = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))[0]  # rows: common eigenvectors of the Hessians
     hessians = SMOOTH * CURVATURES[:, None] * AXES  # eigenvalues, shape (clients, axes)
-    gradients = (
-        zeta * (CURVATURES - CURVATURES.mean()) / CURVATURES.std()
-    )  # gradient of each client at the minimiser x*, along the first axis
+    # gradient of each client at the minimiser x*, along the first axis
+    gradients = zeta * (CURVATURES - CURVATURES.mean()) / CURVATURES.std()
     minimisers = np.array([[2.0, -1.0, 3.0]] * len(hessians))  # clients' minimisers in the basis of the axes
     minimisers[:, 0] -= gradients / hessians[:, 0]
     roots = np.sqrt(len(AXES) * hessians)
