@@ -31,7 +31,7 @@ from fedcommons.testing.comparing import differing, listed, raw, require
 from fedcommons.testing.federations import Federation, digits
 from fedcommons.testing.judging import Output, faults_of_streams, first_and_count
 from fedcommons.testing.neighbours import BLANKED, RELABELLED, REPLACED, Kind, apart
-from fedcommons.testing.sensitivity_of_generators import shared_faults
+from fedcommons.testing.sensitivity_of_sharing import shared_faults
 from fedcommons.testing.sides import Side, playing
 
 SIZES = (6, 10, 4)
