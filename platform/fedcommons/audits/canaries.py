@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from fedcommons.audits.lower_bound import LowerBound, apart, by_scores, coins, verdict
 from fedcommons.audits.white_box_estimate import Estimate, estimate
-from fedcommons.core.algorithm import Algorithm, Facts, Reply
+from fedcommons.core.algorithm import Algorithm, Facts
 from fedcommons.core.client_worker import Work
 from fedcommons.core.local_training import Batch, LocalSGD
 from fedcommons.data.clients import ClientData
@@ -243,18 +243,13 @@ def audit_method(algorithm: Algorithm, loop: LocalSGD, seed: int, m: int = 1000,
     message = algorithm.down(state, 1, 0)
     reply = algorithm.client(work, message, {}, _data(1.0 * inside), 1, seed_for(seed, "client"))
     covered = [release for release in reply.releases if release.covered]
-    vectors = {name: vector for release in covered for name in release.what if len(vector := _vector(reply, name)) == m}
-    level = 1 - (1 - CONFIDENCE) / max(1, 2 * len(vectors))
+    tensors = {name: numbers(x).double().flatten().numpy() for name, x in {**reply.sums, **reply.each}.items()}
+    names = dict.fromkeys(name for release in covered for name in release.what if len(tensors.get(name, ())) == m)
+    level = 1 - (1 - CONFIDENCE) / max(1, 2 * len(names))
     bounds = {
-        f"{sign}{name}": by_scores(vector if sign == "+" else -vector, inside, m // 4, delta, level)
-        for name, vector in vectors.items()
-        for sign in "+-"
+        f"{sign}{name}": by_scores(factor * tensors[name], inside, m // 4, delta, level)
+        for name in names
+        for sign, factor in (("+", 1), ("-", -1))
     }
     spent = tuple((release.q, release.sigma, release.steps) for release in covered)
     return (accountants.composed(spent, delta) if covered else None), bounds
-
-
-def _vector(reply: Reply, name: str) -> np.ndarray:
-    """Return the tensor ``name`` of a reply as a float64 vector; an empty vector if the reply has no such tensor."""
-    tensor = {**reply.sums, **reply.each}.get(name)
-    return np.zeros(0) if tensor is None else numbers(tensor).double().flatten().numpy()

@@ -22,7 +22,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor
 
 from fedcommons.convergence.estimators import BATCH, Part, clients_of, measurement_seed
-from fedcommons.convergence.per_sample import Batch, require_apart
+from fedcommons.convergence.per_sample import Batch, loss_of, require_apart
 from fedcommons.core.block_sum import BlockSum, Total, add_blocks, cut
 from fedcommons.core.client_worker import trainable_parameters
 from fedcommons.core.evaluation import ModelTask
@@ -151,9 +151,8 @@ def hessian_vector(module: LightningModule, batches: Iterable[Batch], v: Tensor,
     """
     parameters = list(trainable_parameters(module).values())
     if any(p.dtype.itemsize < 4 for p in parameters):
-        raise ValueError(
-            f"the model is in {parameters[0].dtype}, whose Hessian-vector products are rounding noise; use float32"
-        )
+        kind = parameters[0].dtype
+        raise ValueError(f"the model is in {kind}, whose Hessian-vector products are rounding noise; use float32")
     module.eval()
     require_apart(module)
     pieces = v.split([p.numel() for p in parameters])
@@ -161,8 +160,7 @@ def hessian_vector(module: LightningModule, batches: Iterable[Batch], v: Tensor,
     total, n = torch.zeros_like(v), 0
     for batch in batches:
         set_default_generator(seed, n)
-        loss = module.training_step(tuple(batch), 0)
-        assert isinstance(loss, Tensor)
+        loss = loss_of(module, batch)
         first = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True, materialize_grads=True)
         along = torch.stack([(g * part).sum() for g, part in zip(first, parts, strict=True)]).sum()
         second = torch.autograd.grad(along, parameters, allow_unused=True, materialize_grads=True)
