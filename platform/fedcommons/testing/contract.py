@@ -22,7 +22,7 @@ from fedcommons.errors import ClientError, UserError, sentence, unknown
 from fedcommons.federation.stragglers import Independent
 from fedcommons.flat_tensors import EMPTY, Payload, data, flat
 from fedcommons.testing.absent import LATE, play_with_absent_clients, require_all_trained, rounds_of
-from fedcommons.testing.batching import clients_at_once_train_as_one_after_another
+from fedcommons.testing.client_work import clients_at_once_train_as_one_after_another, its_work_can_be_priced
 from fedcommons.testing.comparing import bits, listed, raw, require, require_same
 from fedcommons.testing.elsewhere import (
     Apart,
@@ -33,7 +33,6 @@ from fedcommons.testing.elsewhere import (
 from fedcommons.testing.federations import digits
 from fedcommons.testing.on_device import check_on
 from fedcommons.testing.personal import losses, models, personal_models_are_whole_and_asking_changes_nothing
-from fedcommons.testing.priced import its_work_can_be_priced
 from fedcommons.testing.sensitivity import what_leaves_a_client_moves_as_declared
 from fedcommons.testing.spy import Spy, received, sent
 
@@ -73,15 +72,13 @@ def check_algorithm(
     if wrong := [name for name in names if name not in CHECKS]:
         raise unknown("check", wrong[0], CHECKS)
     checks: dict[str, Check] = {name: CHECKS[name] for name in names or CHECKS}
+    augmented = replace(local, augment=True)
     if actors:
-        checks["ray_actors_give_the_bits_of_one_process"] = lambda a, loop: require_the_same_of_ray(
-            a, digits(dropout=0.3, method=algorithm).training(replace(loop, augment=True)), actors
-        )
+        many = digits(dropout=0.3, method=algorithm).training(augmented)
+        checks["ray_actors_give_the_bits_of_one_process"] = lambda a, _: require_the_same_of_ray(a, many, actors)
     if device:
-        check_device, federation = check_on(device), digits(batch_norm=True, method=algorithm)
-        checks[check_device.__name__] = lambda a, loop: check_device(
-            a, federation.training(replace(loop, augment=True))
-        )
+        check_device, normed = check_on(device), digits(batch_norm=True, method=algorithm).training(augmented)
+        checks[check_device.__name__] = lambda a, _: check_device(a, normed)
     if private:
         checks[what_leaves_a_client_moves_as_declared.__name__] = what_leaves_a_client_moves_as_declared
     violations: list[str] = []

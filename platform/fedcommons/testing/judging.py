@@ -91,7 +91,16 @@ def faults(
             by = f"moves by {float(moved.norm()):.3g}" if moved.isfinite().all() else "is not finite"
             sentences.append(f"{name} {by} {kind.words}: {first.describe_uncovered(name)}")
         spent += units**2
-    return sentences if sentences or _gives_away(first) else _of_all(sqrt(spent), first, kind, slack)
+    most = kind.times * sqrt(sum(event.steps / event.sigma**2 for event in first.covered))
+    # An unprotected floating-point tensor may contain noisy sums that no release declares.
+    gives_away = any(name in first.free and data(x).is_floating_point() for name, x in first.tensors.items())
+    if sentences or gives_away or sqrt(spent) <= most * (1 + slack):
+        return sentences
+    names = listed([name for event in first.covered for name in event.what]) or "nothing"
+    return [
+        f"all that was sent moves by {sqrt(spent):.3g} standard deviations of its noise {kind.words}, but the release "
+        f"declared for {names} lets it move by {most:.3g}"
+    ]
 
 
 def faults_of_streams(
@@ -128,7 +137,13 @@ def faults_of_seeds(play: Callable[[int, Side], Output], kind: Kind, seed: int) 
     first = Side(seed)
     second = first.follower(kind.times)
     sent, other = play(0, first), play(1, second)
-    spread = spread_of(lambda number: play(0, Side(seed + number)).tensors, sent.tensors)
+
+    def spread() -> Mapping[str, Tensor]:
+        runs = [play(0, Side(seed + number)).tensors for number in range(1, 1 + SEEDS)]
+        values = {name: [x, *(run[name] for run in runs)] for name, x in sent.tensors.items() if data(x).numel()}
+        same = {name: xs[1:] for name, xs in values.items() if len({data(x).shape for x in xs}) == 1}
+        return {name: torch.stack([data(x).double() for x in xs]).std(0) for name, xs in same.items()}
+
     return sent, faults(sent, other, (first, second), kind, spread, SLACK)
 
 
@@ -201,41 +216,6 @@ def _differing(first: Output, second: Output) -> list[tuple[str, Tensor]]:
     pairs = [(name, data(first.tensors[name]), data(second.tensors[name])) for name in same]
     free = first.free | second.free
     return [(name, difference(a, b)) for name, a, b in pairs if name not in free and not torch.equal(a, b)]
-
-
-def _gives_away(sent: Output) -> bool:
-    """Return whether a floating-point tensor is declared as unprotected.
-
-    The tensor may contain noisy sums that no release declares, so ``faults`` then omits the check of the total change.
-    """
-    return any(name in sent.free and data(x).is_floating_point() for name, x in sent.tensors.items())
-
-
-def _of_all(spent: float, sent: Output, kind: Kind, slack: float) -> list[str]:
-    most = kind.times * sqrt(sum(event.steps / event.sigma**2 for event in sent.covered))
-    if spent <= most * (1 + slack):
-        return []
-    names = listed([name for event in sent.covered for name in event.what]) or "nothing"
-    return [
-        f"all that was sent moves by {spent:.3g} standard deviations of its noise {kind.words}, but the release "
-        f"declared for {names} lets it move by {most:.3g}"
-    ]
-
-
-def spread_of(play: Callable[[int], Payload], like: Payload) -> Spread:
-    """Return a function that estimates standard deviations from ``SEEDS`` runs.
-
-    play: function that performs run number 1 to ``SEEDS`` and returns the tensors of this run. like: tensors with the
-    expected shapes; a tensor that has another shape in a run gets no standard deviation.
-    """
-
-    def spread() -> Mapping[str, Tensor]:
-        plays = [play(number) for number in range(1, 1 + SEEDS)]
-        shapes = {name: data(x).shape for name, x in like.items() if data(x).numel()}
-        same = [name for name, shape in shapes.items() if all(data(p[name]).shape == shape for p in plays)]
-        return {name: torch.stack([data(p[name]).double() for p in plays]).std(0) for name in same}
-
-    return spread
 
 
 def in_units(moved: Tensor, sd: Tensor, rounded: bool) -> float:

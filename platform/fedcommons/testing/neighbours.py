@@ -44,24 +44,6 @@ RELABELLED = Kind("with an example and its label replaced", 2.0, labels=True)
 ZEROED = Kind("with an image blanked out (all pixels zero)", 1.0)
 
 
-def neighbouring(
-    examples: Examples, rows: Sequence[int], others: Sequence[int], kind: Kind
-) -> tuple[Examples, Examples]:
-    """Return two data sets that differ in the examples ``rows``. others: new labels, if ``kind.labels``."""
-    at = torch.tensor(rows)
-    first, second, y = examples.x.clone(), examples.x.clone(), examples.y.clone()
-    if first.is_floating_point():
-        first[at] *= LOUD
-        second[at] = torch.nan if kind is BLANKED else -first[at]
-    elif first.dtype == torch.uint8:
-        first[at], second[at] = 255, 0
-    else:
-        second[at] = first.max() - first[at]
-    if kind.labels:
-        y[at] = torch.tensor(others)
-    return Examples(first, examples.y), Examples(second, y)
-
-
 def apart(clients: Clients, whose: Sequence[int], kind: Kind, seed: int) -> tuple[Clients, Clients]:
     """Return the clients twice: with the first and with the second of two neighbouring data sets.
 
@@ -75,6 +57,17 @@ def apart(clients: Clients, whose: Sequence[int], kind: Kind, seed: int) -> tupl
         label = int(clients.store.y[rows[-1]])
         client_labels = clients.store.y[torch.tensor(client_rows)].unique().tolist()
         others.append(next((other for other in client_labels if other != label), label))
-    first, second = neighbouring(clients.store, rows, others, kind)
-    rest = clients.rows, clients.n_own, clients.commons
-    return Clients(first, *rest), Clients(second, *rest)
+    store, at = clients.store, torch.tensor(rows)
+    first, second, y = store.x.clone(), store.x.clone(), store.y.clone()
+    if first.is_floating_point():
+        first[at] *= LOUD
+        second[at] = torch.nan if kind is BLANKED else -first[at]
+    elif first.dtype == torch.uint8:
+        first[at], second[at] = 255, 0
+    else:
+        second[at] = first.max() - first[at]
+    if kind.labels:
+        y[at] = torch.tensor(others)
+    stores = Examples(first, store.y), Examples(second, y)
+    both = tuple(Clients(each, clients.rows, clients.n_own, clients.commons) for each in stores)
+    return both[0], both[1]

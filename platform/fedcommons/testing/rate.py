@@ -17,7 +17,6 @@ from fedcommons.core.algorithm import Algorithm, ChoosesClients, Personal
 from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.federation.rounds import Standing
-from fedcommons.federation.rounds import run as play
 from fedcommons.flat_tensors import copy
 from fedcommons.testing.comparing import require
 from fedcommons.testing.federations import LeastSquares
@@ -63,7 +62,7 @@ def courses(algorithm: Algorithm, problem: LeastSquares, rounds: int) -> Iterato
     model.buffer.fill_(1)
     start = Standing(0, algorithm.start(copy(model), plan.facts, plan.seed))
     yield model.buffer.double().numpy().copy()
-    for now, _ in play(algorithm, federation.serial(algorithm), plan, start):
+    for now, _ in federation.run(algorithm, plan, start=start):
         yield now.model.buffer.double().numpy()
 
 
