@@ -7,7 +7,7 @@ because the message must describe the violation outside of pytest too, and ``pyt
 """
 
 import pickle
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import torch
@@ -19,11 +19,12 @@ from fedcommons.core.executor import Executor
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import fresh_torch
 from fedcommons.errors import ClientError, UserError, sentence, unknown
+from fedcommons.federation.rounds import Plan
 from fedcommons.federation.stragglers import Independent
 from fedcommons.flat_tensors import EMPTY, Payload, data, flat
 from fedcommons.testing.absent import LATE, play_with_absent_clients, require_all_trained, rounds_of
 from fedcommons.testing.client_work import clients_at_once_train_as_one_after_another, its_work_can_be_priced
-from fedcommons.testing.comparing import bits, listed, raw, require, require_same
+from fedcommons.testing.comparing import Results, bits, listed, raw, require, require_same
 from fedcommons.testing.elsewhere import (
     Apart,
     require_the_bits_of_one_process,
@@ -135,22 +136,26 @@ def same_seed_same_bits_other_seed_other_bits(algorithm: Algorithm, local: Local
     require(not same, "another seed gave the same model: the seed is not used")
 
 
-def nothing_that_is_handed_in_is_changed(algorithm: Algorithm, local: LocalSGD) -> None:
+def _recorded(
+    algorithm: Algorithm, local: LocalSGD, rounds: int = 2, participation: float = 1.0
+) -> tuple[Spy, Plan, Results]:
+    """Run some rounds; return the recorded calls, the run's settings, and the results after each round."""
     federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
-    plan = federation.plan(3)
-    _require_calls(spy, rounds_of(federation, algorithm, plan, federation.run(spy, plan)))
-    require(not spy.changed, f"the method changed its arguments in place: {listed(sorted(spy.changed))}")
-
-
-def _require_calls(spy: Spy, answers: Sequence[tuple[list[int], list[int]]]) -> None:
-    n, expected = len(spy.calls), sum(len(present) for _, present in answers)
+    plan = federation.plan(rounds, participation)
+    played = federation.run(spy, plan)
+    n, expected = len(spy.calls), sum(len(present) for _, present in rounds_of(federation, algorithm, plan, played))
     require(n == expected, f"clients were called {n} times instead of {expected} times")
+    return spy, plan, played
+
+
+def nothing_that_is_handed_in_is_changed(algorithm: Algorithm, local: LocalSGD) -> None:
+    spy, _, _ = _recorded(algorithm, local, rounds=3)
+    require(not spy.changed, f"the method changed its arguments in place: {listed(sorted(spy.changed))}")
 
 
 def what_a_client_returned_is_not_the_workers_buffer(algorithm: Algorithm, local: LocalSGD) -> None:
     """Check that replies share no memory with the buffer in which the worker trains all of its clients in turn."""
-    federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
-    federation.run(spy, federation.plan(2))
+    spy, _, _ = _recorded(algorithm, local)
     cause = "return copies of the worker's buffer, which work.local returns and in which the next client trains"
     for call in spy.calls:
         for before, now in ((call.each, call.reply.each), (call.memory_copy or {}, call.reply.memory or {})):
@@ -159,8 +164,7 @@ def what_a_client_returned_is_not_the_workers_buffer(algorithm: Algorithm, local
 
 def memory_is_never_sent(algorithm: Algorithm, local: LocalSGD) -> None:
     """Check that no message or reply has a tensor of the client's memory, except tensors of one element or of zeros."""
-    federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
-    federation.run(spy, federation.plan(3))
+    spy, _, _ = _recorded(algorithm, local, rounds=3)
     for call in spy.calls:
         memory_bytes = {call.handed[name] for name, x in call.memory.items() if data(x).numel() > 1 and data(x).any()}
         travelled = (call.message.common, call.message.individual, call.reply.sums, call.reply.each)
@@ -170,9 +174,8 @@ def memory_is_never_sent(algorithm: Algorithm, local: LocalSGD) -> None:
 
 
 def messages_replies_and_state_survive_pickling(algorithm: Algorithm, local: LocalSGD) -> None:
-    federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
-    state = federation.run(spy, federation.plan(2))[-1][0].state
-    payloads: list[tuple[str, Payload]] = [("the state", state)]
+    spy, _, played = _recorded(algorithm, local)
+    payloads: list[tuple[str, Payload]] = [("the state", played[-1][0].state)]
     for call in spy.calls[-5:]:
         message, reply = call.message, call.reply
         payloads += [("message.common", message.common), ("message.individual", message.individual)]
@@ -187,18 +190,14 @@ def messages_replies_and_state_survive_pickling(algorithm: Algorithm, local: Loc
 
 def all_clients_of_a_round_get_the_same_common(algorithm: Algorithm, local: LocalSGD) -> None:
     """Check that ``Message.common`` is equal for all clients of a round; ``individual`` is for values of one client."""
-    federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
-    federation.run(spy, federation.plan(2))
+    spy, _, _ = _recorded(algorithm, local)
     first = dict(reversed(spy.common))  # reversed, so that dict keeps the first entry of each round
     for round, common in spy.common:
         require_same(first[round], common, "message.common differs between clients in", "use message.individual")
 
 
 def bytes_are_those_of_the_tensors(algorithm: Algorithm, local: LocalSGD) -> None:
-    federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
-    plan = federation.plan(2, participation=0.4)
-    played = federation.run(spy, plan)
-    _require_calls(spy, rounds_of(federation, algorithm, plan, played))
+    spy, plan, played = _recorded(algorithm, local, participation=0.4)
     down, up = [received(c) for c in spy.calls], [sent(c) for c in spy.calls]
     require(min(down, default=1) > 0, "a message to a client has no tensors, so the client's input was not sent")
     require(min(up, default=1) > 0, "a client's reply has no tensors, so the server's input was not sent")
@@ -305,8 +304,7 @@ def batch_norms_statistics_follow_the_policy(algorithm: Algorithm, local: LocalS
 
 def all_that_is_sent_is_named_by_a_release(algorithm: Algorithm, local: LocalSGD) -> None:
     """Check that a privacy ledger entry (release) names each sent tensor, whether noise protects the tensor or not."""
-    federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
-    federation.run(spy, federation.plan(2))
+    spy, _, _ = _recorded(algorithm, local)
     for call in spy.calls:
         named = {name for event in call.reply.releases for name in event.what}
         sent = {*call.reply.sums, *call.reply.each}

@@ -94,7 +94,6 @@ def it_draws_anew_in_each_round(algorithm: Adapted, local: LocalSGD) -> None:
         name = "fit" if hasattr(theirs, "fit") else "train"
         inner = getattr(theirs, name)
 
-        @wraps(inner)
         def trained(*args: Any, **values: Any) -> Any:
             result = inner(*args, **values)
             ends.append((torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()))  # noqa: NPY002
