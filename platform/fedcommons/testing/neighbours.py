@@ -68,6 +68,5 @@ def apart(clients: Clients, whose: Sequence[int], kind: Kind, seed: int) -> tupl
         second[at] = first.max() - first[at]
     if kind.labels:
         y[at] = torch.tensor(others)
-    stores = Examples(first, store.y), Examples(second, y)
-    both = tuple(Clients(each, clients.rows, clients.n_own, clients.commons) for each in stores)
-    return both[0], both[1]
+    rest = clients.rows, clients.n_own, clients.commons
+    return Clients(Examples(first, store.y), *rest), Clients(Examples(second, y), *rest)
