@@ -15,7 +15,7 @@ from fedcommons.core.capabilities import Capabilities, capabilities_of
 from fedcommons.deprecated import adopt_old_methods
 from fedcommons.generators import requests
 from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
-from fedcommons.testing.sensitivity_of_stages import check_stage
+from fedcommons.testing import check_stage
 
 OLD = """
 import torch
@@ -23,7 +23,7 @@ import torch
 from fedcommons.sharing.needs import needs
 import fedcommons as fc
 from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
-from fedcommons.testing.sensitivity_of_stages import check_stage
+from fedcommons.testing import check_stage
 
 class Method:
     takes_partial = True

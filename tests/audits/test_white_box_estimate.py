@@ -1,43 +1,32 @@
-"""The estimate by canary directions: in simulated sums, in the private steps of both loops, and for single releases."""
+"""The estimate by canary directions: in simulated sums, in the private steps of generators, and for single releases."""
 
-from collections.abc import Callable
-from math import exp, inf, sqrt
+from dataclasses import replace
+from math import sqrt
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from broken_noise import break_noise
-from scipy.stats import norm
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from fedcommons.algorithms.latents import noisy_mean
 from fedcommons.audits.one_run import bound
-from fedcommons.audits.white_box_estimate import Estimate, estimate, gaussian_epsilon, of_release
-from fedcommons.audits.white_box_runs import Directed, directions, of_local_steps, of_vectorised_steps
-from fedcommons.core.local_training import LocalSGD
+from fedcommons.audits.white_box_estimate import Estimate, estimate, of_release
 from fedcommons.data.examples import Examples
 from fedcommons.generators.generator import TrainedGenerator
+from fedcommons.privacy import dp_sgd_vmap, gaussian
 from fedcommons.privacy.dp_sgd import DPSGD
-from fedcommons.privacy.noise import CipherStream, Noise, Stream, of_audit
+from fedcommons.privacy.noise import CipherStream, Draws, Noise, Stream, of_audit
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 
 DELTA = 1e-5
 ABOVE, NOT_ABOVE = "above the reported one", "not above the reported one"
 
 
-def gaussian(q: float, sigma: float, steps: int) -> Release:
+def stated(q: float, sigma: float, steps: int) -> Release:
     return Release(mechanism=SAMPLED_GAUSSIAN, q=q, sigma=sigma, sensitivity=1.0, steps=steps)
-
-
-@pytest.mark.parametrize("mu", [0.1, 1.0, 12.0])
-def test_the_curve_is_that_of_two_normal_distributions(mu: float) -> None:
-    """delta(epsilon) is the largest P(S) - e^epsilon Q(S), taken where the densities' ratio is above e^epsilon."""
-    e = gaussian_epsilon(mu, DELTA)
-    edge = e / mu + mu / 2
-    assert norm.sf(edge - mu) - exp(e + norm.logsf(edge)) == pytest.approx(DELTA, rel=1e-5)
-    assert gaussian_epsilon(0.0, DELTA) == gaussian_epsilon(-mu, DELTA) == gaussian_epsilon(1e-9, DELTA) == 0
-    assert gaussian_epsilon(inf, DELTA) == inf
 
 
 def simulated(
@@ -49,7 +38,7 @@ def simulated(
     inside = draws.random(k) < 0.5
     often = draws.binomial(steps, q if rate is None else rate, k)
     scores = length * often * inside + noise * sigma * sqrt(steps) * draws.standard_normal(k)
-    return estimate(scores, inside, gaussian(q, sigma, steps), DELTA)
+    return estimate(scores, inside, stated(q, sigma, steps), DELTA)
 
 
 def test_honest_sums_are_rarely_accused_and_their_interval_holds_mu() -> None:
@@ -61,7 +50,7 @@ def test_honest_sums_are_rarely_accused_and_their_interval_holds_mu() -> None:
     honest = 0.25 * sqrt(100) / 2
     assert 90 <= sum(e.low <= honest <= e.high for e in found) <= 99
     assert np.mean([e.mu for e in found]) == pytest.approx(honest, abs=0.04)
-    assert found[0].ceiling == gaussian_epsilon(honest, DELTA) < found[0].reported
+    assert found[0].ceiling == gaussian.epsilon(honest, DELTA) < found[0].reported
     assert np.mean([e.noise[0] for e in found]) == pytest.approx(2.0, abs=0.02)
 
 
@@ -86,22 +75,9 @@ def test_where_half_of_the_noise_would_not_show_in_epsilon_it_cannot_tell_and_me
     assert simulated(0, 100_000, 0.1, 2.0, 10).verdict == NOT_ABOVE  # more directions can
 
 
-def test_directions_are_orthogonal_and_keyed() -> None:
-    u = directions(30, 50, 1)
-    assert torch.allclose(u @ u.T, torch.eye(30), atol=1e-6)
-    assert torch.equal(u, directions(30, 50, 1))
-    module, of_module = network(), directions(5, 522, 0)
-    Directed(module, of_module, 3.0)(torch.tensor([2]), torch.tensor([1.0])).backward()
-    gradient = torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
-    assert torch.allclose(gradient, 3 * of_module[2])
-    assert not torch.equal(u, directions(30, 50, 2))
-    with pytest.raises(ValueError, match="at most 50 directions are orthogonal in 50 parameters, got 51"):
-        directions(51, 50, 1)
-
-
 @pytest.mark.parametrize(
     ("inside", "release"),
-    [([True, False, False, False], gaussian(1.0, 1.0, 1)), ([True, True, True, False], gaussian(1.0, 1.0, 1)),
+    [([True, False, False, False], stated(1.0, 1.0, 1)), ([True, True, True, False], stated(1.0, 1.0, 1)),
      ([True, True, False, False], Release())],
 )  # fmt: skip
 def test_what_cannot_be_estimated_is_refused(inside: list[bool], release: Release) -> None:
@@ -109,11 +85,21 @@ def test_what_cannot_be_estimated_is_refused(inside: list[bool], release: Releas
         estimate(np.arange(4.0), np.array(inside), release, DELTA)
 
 
-# The private steps of both loops, in the parameters of a small network
+# The private steps that train generators, in the parameters of a small network
 
 
-def network() -> nn.Module:
-    return nn.Sequential(nn.Linear(10, 40), nn.ReLU(), nn.Linear(40, 2))  # 522 parameters in four tensors
+class Directed(nn.Module):
+    """Example (j, factor) has the gradient 10 C factor u[j] at all weights; u: orthogonal directions of length 1."""
+
+    def __init__(self, k: int, clip: float, seed: int) -> None:
+        super().__init__()
+        self.net, self.clip = nn.Sequential(nn.Linear(10, 40), nn.ReLU(), nn.Linear(40, 2)), clip  # 522 parameters
+        normal = np.random.default_rng(seed).standard_normal((522, k))
+        self.u = torch.linalg.qr(torch.from_numpy(normal)).Q.T.float()
+
+    def forward(self, j: Tensor, factor: Tensor) -> Tensor:
+        weights = torch.cat([p.reshape(-1) for p in self.parameters()])
+        return 10 * self.clip * factor * (self.u.index_select(0, j.view(-1)) @ weights).sum()
 
 
 class TwiceTheRate(DPSGD):
@@ -125,16 +111,19 @@ DP = DPSGD(noise_multiplier=2.0, clip=1.5)
 TWICE = TwiceTheRate(noise_multiplier=2.0, clip=1.5)
 
 
-def local(seed: int, k: int = 400, q: float = 1.0, epochs: int = 4, dp: DPSGD = DP) -> Estimate:
-    """An example after another: small, so that it does not take long. Epochs of 1/q steps."""
-    return of_local_steps(LocalSGD(epochs, round(q * k), dp=dp), network(), k, seed)
-
-
 def vectorised(seed: int, k: int = 400, q: float = 0.25, epochs: int = 15, dp: DPSGD = DP) -> Estimate:
-    return of_vectorised_steps(dp, network(), k, round(q * k), epochs, seed)
-
-
-STEPS = pytest.mark.parametrize("trained", [local, vectorised])
+    """Train on k canary directions by ``dp_sgd_vmap.steps``, in epochs of 1/q steps."""
+    module, inside = Directed(k, dp.clip, seed), np.random.default_rng(seed).random(k) < 0.5
+    scores, releases = [], []
+    for release in dp_sgd_vmap.steps(
+        module, torch.optim.SGD(module.parameters(), 1e-3), lambda named, *row: functional_call(module, named, row),
+        [torch.arange(k), torch.from_numpy(inside).float()], lambda *_: [], dp, batch_size=round(q * k), epochs=epochs,
+        physical_batch=k, noise=Draws(of_audit(seed), (seed,)),
+    ):  # fmt: skip
+        gradient = torch.cat([p.grad.reshape(-1) for p in module.parameters() if p.grad is not None])
+        scores.append((module.u @ gradient).double() * (round(q * k) / dp.clip))
+        releases.append(release)
+    return estimate(torch.stack(scores).numpy(), inside, replace(releases[0], steps=len(releases)), DELTA)
 
 
 def is_right(found: Estimate) -> bool:
@@ -143,27 +132,19 @@ def is_right(found: Estimate) -> bool:
 
 
 @pytest.mark.long
-@STEPS
-def test_honest_steps_are_not_accused_and_say_half_of_what_is_reported(trained: Callable[..., Estimate]) -> None:
-    found = trained(1)
+def test_honest_steps_are_not_accused_and_say_half_of_what_is_reported() -> None:
+    found = vectorised(1)
     assert is_right(found)
-    assert gaussian_epsilon(found.low, DELTA) < found.ceiling < gaussian_epsilon(found.high, DELTA)
+    assert gaussian.epsilon(found.low, DELTA) < found.ceiling < gaussian.epsilon(found.high, DELTA)
     assert found.noise[0] == pytest.approx(2.0, rel=0.15)
-    if trained is vectorised:
-        assert trained(1, dp=TWICE).verdict == ABOVE  # another sampling rate
-    else:
-        assert trained(1, k=60, q=2.0).noise == trained(1, k=60).noise  # a batch is no larger than the data
+    assert vectorised(1, dp=TWICE).verdict == ABOVE  # another sampling rate
 
 
 @pytest.mark.parametrize("name", ["none", "half", "the same in each step"])
-@STEPS
-def test_a_broken_stream_of_secret_noise_is_found(
-    name: str, trained: Callable[..., Estimate], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    k = 60 if trained is local else 200
-    assert not trained(1, k=k).faults
+def test_a_broken_stream_of_secret_noise_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not vectorised(1, k=200).faults
     break_noise(monkeypatch, name)
-    faults = trained(1, k=k).faults
+    faults = vectorised(1, k=200).faults
     assert any("noise multiplier" in fault for fault in faults)
     assert any("epsilon" in fault for fault in faults)
 

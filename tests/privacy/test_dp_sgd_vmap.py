@@ -21,7 +21,7 @@ from fedcommons.privacy.dp_sgd import DPSGD, clipped
 from fedcommons.privacy.dp_sgd_vmap import clipped_sum, noisy_sum, require_examples_apart, steps
 from fedcommons.privacy.noise import SEED_ALONE, Draws, Noise, Source
 from fedcommons.runs.build import build, noise_key
-from fedcommons.testing.batching import differences
+from fedcommons.testing.client_work import differences
 from fedcommons.testing.federations import Federation
 
 N, D = 6, 2  # examples, and draws for each

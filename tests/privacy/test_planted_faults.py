@@ -66,7 +66,7 @@ def test_the_audit_finds_faults_of_training(name: str) -> None:
     ("name", "words"),
     [
         ("none", "epsilon is above"), ("half", "the noise multiplier is about"),
-        ("the same for each client", "epsilon is above"),
+        ("the same in each step", "the noise multiplier is about"), ("the same for each client", "epsilon is above"),
     ],
 )  # fmt: skip
 @pytest.mark.long

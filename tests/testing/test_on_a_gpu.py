@@ -17,7 +17,7 @@ from fedcommons.algorithms.feddyn import FedDyn
 from fedcommons.algorithms.moon import MOON
 from fedcommons.config import registry
 from fedcommons.config.schema import Data
-from fedcommons.convergence.estimators import Part, moments, zeta_sq_of_each
+from fedcommons.convergence.estimators import Part, moments
 from fedcommons.convergence.smoothness import smoothness, smoothness_of_each
 from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.client_worker import floating_buffers
@@ -169,7 +169,6 @@ def test_measuring_and_evaluating() -> None:
         return [
             *(data(x).tolist() for found in (whole, part) for x in (found.mean, found.pooled)),
             *(x.tolist() for found in (whole, part) for x in (found.sq, found.sq_mean, found.v)),
-            zeta_sq_of_each(executor, at, "own", whole, 1).tolist(),
             smoothness_of_each(executor, at, "own", 2, 1),
             smoothness(executor, at, "own", 2, 1),
             evaluate(executor, at, {"test": 100}),

@@ -24,16 +24,18 @@ from torch import Tensor, nn
 
 from fedcommons.audits.lower_bound import LowerBound, apart, by_scores, coins, verdict
 from fedcommons.audits.white_box_estimate import Estimate, estimate
-from fedcommons.audits.white_box_runs import STEEP
-from fedcommons.core.algorithm import Algorithm, Facts, Reply
+from fedcommons.core.algorithm import Algorithm, Facts
 from fedcommons.core.client_worker import Work
 from fedcommons.core.local_training import Batch, LocalSGD
 from fedcommons.data.clients import ClientData
 from fedcommons.flat_tensors import data as numbers
-from fedcommons.privacy.accountants import composed
+from fedcommons.privacy import accountants
 from fedcommons.privacy.noise import Draws, Source, of_audit
 from fedcommons.privacy.release import Release
 from fedcommons.seeding import numpy_generator, seed_for
+
+STEEP = 10.0
+"""Norm of a canary's gradient divided by the clipping norm C; above 1, so that the audit detects missing clipping."""
 
 LOUD = 1000.0
 """Factor on the gradient of the example whose sensitivity is measured; its gradient dominates the sum of the batch."""
@@ -181,7 +183,7 @@ def audit(loop: LocalSGD, seed: int, m: int = 1000, delta: float = 1e-5) -> Verd
     level = 1 - (1 - CONFIDENCE) / len(scores)
     spent = client.spent
     return Verdict(
-        reported=composed(((spent.q, spent.sigma, spent.steps),), delta) if spent.covered else None,
+        reported=accountants.epsilon(spent.q, spent.sigma, spent.steps, delta) if spent.covered else None,
         bounds={kind: by_scores(score, inside, m // 4, delta, level) for kind, score in scores.items()},
         estimate=estimate(client.sums, inside, spent, delta) if spent.covered else None,
         sensitivity=_influence(loop, seed),
@@ -241,18 +243,13 @@ def audit_method(algorithm: Algorithm, loop: LocalSGD, seed: int, m: int = 1000,
     message = algorithm.down(state, 1, 0)
     reply = algorithm.client(work, message, {}, _data(1.0 * inside), 1, seed_for(seed, "client"))
     covered = [release for release in reply.releases if release.covered]
-    vectors = {name: vector for release in covered for name in release.what if len(vector := _vector(reply, name)) == m}
-    level = 1 - (1 - CONFIDENCE) / max(1, 2 * len(vectors))
+    tensors = {name: numbers(x).double().flatten().numpy() for name, x in {**reply.sums, **reply.each}.items()}
+    names = dict.fromkeys(name for release in covered for name in release.what if len(tensors.get(name, ())) == m)
+    level = 1 - (1 - CONFIDENCE) / max(1, 2 * len(names))
     bounds = {
-        f"{sign}{name}": by_scores(vector if sign == "+" else -vector, inside, m // 4, delta, level)
-        for name, vector in vectors.items()
-        for sign in "+-"
+        f"{sign}{name}": by_scores(factor * tensors[name], inside, m // 4, delta, level)
+        for name in names
+        for sign, factor in (("+", 1), ("-", -1))
     }
     spent = tuple((release.q, release.sigma, release.steps) for release in covered)
-    return (composed(spent, delta) if covered else None), bounds
-
-
-def _vector(reply: Reply, name: str) -> np.ndarray:
-    """Return the tensor ``name`` of a reply as a float64 vector; an empty vector if the reply has no such tensor."""
-    tensor = {**reply.sums, **reply.each}.get(name)
-    return np.zeros(0) if tensor is None else numbers(tensor).double().flatten().numpy()
+    return (accountants.composed(spent, delta) if covered else None), bounds

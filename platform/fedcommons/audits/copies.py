@@ -49,9 +49,8 @@ def facts(compared: Sequence[Compared], label: int | None = None) -> dict[str, A
     to_seen, to_held_out: median distance to the closest matched seen image, and to the closest held-out image.
     memorised: whether one of the three tests in ``verdict.py`` reports memorised images.
     """
-    masks = [
-        c.subject.synthetic.y.numpy() == label if label is not None else np.full(len(c.near), True) for c in compared
-    ]
+    labels = [c.subject.synthetic.y.numpy() for c in compared]
+    masks = [np.full(len(y), True) if label is None else y == label for y in labels]
     k = sum(int(mask.sum()) for mask in masks)
     if not k:
         return None
@@ -70,10 +69,7 @@ def facts(compared: Sequence[Compared], label: int | None = None) -> dict[str, A
         "near_copies": int(select([c.near for c in compared]).sum()),
         "expected": sum(c.expected * int(mask.sum()) for c, mask in zip(compared, masks, strict=True)),
         "identical": int(select([c.identical for c in compared]).sum()),
-        "copied": int(total[3]),
-        "control": int(total[4]),
-        "copied_half": int(total[5]),
-        "control_half": int(total[6]),
+        **dict(zip(("copied", "control", "copied_half", "control_half"), map(int, total[3:]), strict=True)),
         "to_seen": float(np.median(select([c.nearest.to_matched for c in compared]))),
         "to_held_out": float(np.median(select([c.nearest.to_held_out for c in compared]))),
         "memorised": memorised(total),

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedcommons.audits.copies import clopper_pearson
-from fedcommons.audits.nearest_neighbours import closest, pixels
+from fedcommons.audits.distances import chunks, pixel_space
 from fedcommons.data.examples import Examples
 from fedcommons.generators.generator import Generator, Weights, for_client
 from fedcommons.seeding import numpy_generator, seed_for
@@ -44,7 +45,8 @@ def by_pool(generator: Generator, weights: Weights, images: Examples, n_classes:
     The score is minus the distance to the closest of n synthetic images with the labels of ``images``.
     """
     samples = generator.sample(weights, tuple(images.x.shape[1:]), n_classes, images.y, seed)
-    return -closest(pixels(images.x), pixels(samples))[0].numpy()
+    distances = chunks(images.x.flatten(1), pixel_space(samples.flatten(1)))  # of rows, so without moved images
+    return -torch.cat([part.min(1).values for part in distances]).numpy()
 
 
 def by_loss(generator: Generator, weights: Weights, images: Examples, n_classes: int, seed: int) -> np.ndarray:

@@ -25,11 +25,6 @@ ROUNDING = 1e-6
 """Distance up to which two examples count as equal, as a share of the near-copy limit; above 0 because of rounding."""
 
 
-def pixels(x: Tensor) -> Tensor:
-    """Return the raw examples (n, ...) as rows (n, d) in float64, in which distances of uint8 images are exact."""
-    return x.flatten(1).double()
-
-
 @dataclass(frozen=True, eq=False)
 class Subject:
     """The images of one client that the audit compares.
@@ -67,12 +62,6 @@ def subject(client: int, synthetic: Examples, training: Examples, unseen: Exampl
             "set data.validation above 0, or generator.rho below 1."
         )
     return Subject(client, synthetic, training, unseen[np.concatenate(held_out)], torch.from_numpy(rows))
-
-
-def closest(points: Tensor, records: Tensor, chunk: int = 512) -> tuple[Tensor, Tensor]:
-    """Return for each of n points the Euclidean distance (n,) to the closest record, and the record's row (n,)."""
-    nearest = [torch.cdist(p, records, compute_mode="use_mm_for_euclid_dist").min(1) for p in points.split(chunk)]
-    return torch.cat([f.values for f in nearest]), torch.cat([f.indices for f in nearest])
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

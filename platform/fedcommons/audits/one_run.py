@@ -9,7 +9,6 @@ were more informative than images with a wrong label or inverted images. A denoi
 training on inverted images does not make the network learn them better.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from fedcommons.audits.membership import Score
 from fedcommons.data.examples import Examples
 from fedcommons.generators.generator import Generator, Receipt, Weights, for_client
 from fedcommons.generators.requests import takes_noise
-from fedcommons.privacy.accountants import composed
+from fedcommons.privacy import accountants
 from fedcommons.privacy.noise import Noise, of_audit
 from fedcommons.seeding import numpy_generator, seed_for
 
@@ -31,28 +30,16 @@ LOOKS = 4
 """Number of scores per canary that are averaged. Each score uses new diffusion times and noise, or a new pool."""
 
 
-@dataclass(frozen=True)
-class Bounded:
-    """A lower bound on a generator's epsilon (``audited``), and the reported epsilon (None: no privacy guarantee)."""
-
-    audited: LowerBound
-    reported: float | None
-
-    @property
-    def verdict(self) -> str:
-        """Compare the bound with the reported epsilon: "above ...", "not above ..." or "cannot tell"."""
-        return self.audited.verdict(self.reported)
-
-
 def bound(
     generator: Generator, examples: Examples, canaries: Examples, n_classes: int, seed: int, by: Score, *,
     delta: float = 1e-5, reference: bool = True,
-) -> Bounded:  # fmt: skip
-    """Return a lower bound on the generator's epsilon from one training on the examples and about half of m canaries.
+) -> tuple[float | None, LowerBound]:  # fmt: skip
+    """Return the epsilon that one training states (None: no guarantee), and a lower bound on it from m canaries.
 
-    The guess is that the m/4 canaries with the highest scores (function ``by``) are included. The mean score of each
-    class is subtracted. reference: train a second generator without canaries and subtract its scores, because some
-    images are easier than others. delta: the delta of the (epsilon, delta) guarantee.
+    The generator is trained on the examples and about half of the canaries. The guess is that the m/4 canaries with
+    the highest scores (function ``by``) are included. The mean score of each class is subtracted. reference: train a
+    second generator without canaries and subtract its scores, because some images are easier than others. delta: the
+    delta of the (epsilon, delta) guarantee.
 
     Raises:
         ValueError: there are fewer than four canaries, so there would be no guess.
@@ -76,8 +63,8 @@ def bound(
         other = generator.fit(examples, n_classes, seed_for(seed, "reference"), {epochs}, **salted)[epochs]
         scores = scores - seen(other.weights)
     release = (trained.receipt or Receipt()).release(0)
-    reported = composed(((release.q, release.sigma, release.steps),), delta) if release.covered else None
-    return Bounded(by_scores(_centred(scores, canaries.y.numpy()), inside, m // 4, delta), reported)
+    reported = accountants.epsilon(release.q, release.sigma, release.steps, delta) if release.covered else None
+    return reported, by_scores(_centred(scores, canaries.y.numpy()), inside, m // 4, delta)
 
 
 def _centred(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:

@@ -43,9 +43,8 @@ def compared(real: Tensor, synthetic: Tensor, k: int = 5) -> dict[str, float]:
         ValueError: there are k or fewer points of a kind.
     """
     if min(len(real), len(synthetic)) <= k:
-        raise ValueError(
-            f"{k} nearest neighbours need more than {k} points, got {len(real)} real and {len(synthetic)} synthetic"
-        )
+        sizes = f"{len(real)} real and {len(synthetic)} synthetic"
+        raise ValueError(f"{k} nearest neighbours need more than {k} points, got {sizes}")
     a, b = (x.double() - real.double().mean(0) for x in (real, synthetic))
     of_real, of_made = _radii(a, k).square(), _radii(b, k).square()
     inside_all = precise = 0.0
@@ -127,9 +126,7 @@ def pool_quality(
         ValueError: the module has no head; see ``core.features.Head``.
     """
     if min(map(len, (real, pool, test))) <= k:
-        sizes = ", ".join(
-            f"{len(part):,} {name}" for name, part in (("real", real), ("synthetic", pool), ("test", test))
-        )
+        sizes = f"{len(real):,} real, {len(pool):,} synthetic, {len(test):,} test"
         raise UserError(
             f"the quality of a pool by {k} neighbours needs more than {k} images of each kind, got {sizes}."
         )

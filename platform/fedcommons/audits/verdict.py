@@ -49,22 +49,18 @@ def counts(comparison: Compared, label: int | None = None, planted: Planted = NO
 
     planted: copies that replace synthetic images. The replaced images must be of class ``label``.
     """
-    unchanged = np.full(len(comparison.near), True)
+    subject, unchanged = comparison.subject, np.full(len(comparison.near), True)
     unchanged[planted.rows] = False
-    inside = unchanged if label is None else unchanged & (comparison.subject.synthetic.y.numpy() == label)
+    inside = unchanged if label is None else unchanged & (subject.synthetic.y.numpy() == label)
     closer = comparison.nearest.closer[inside].sum() + comparison.copies.closer[planted.copies].sum()
     records = np.concatenate([comparison.nearest.record[inside], comparison.copies.record[planted.copies]])
     near = unchanged & comparison.nearest.below.any((1, 2))
     bits = np.concatenate([comparison.nearest.below[near], comparison.copies.below[planted.copies]])
-    m = len(comparison.subject.held_out)
+    m = len(subject.held_out)
     hit = np.unpackbits(np.bitwise_or.reduce(bits, axis=0), axis=1, count=2 * m)
     if label is not None:
-        hit &= (
-            torch.cat(
-                [comparison.subject.training.y[comparison.subject.matched], comparison.subject.held_out.y]
-            ).numpy()
-            == label
-        )
+        labels = torch.cat([subject.training.y[subject.matched], subject.held_out.y])
+        hit &= labels.numpy() == label
     hits = hit.reshape(4, m).sum(1)  # counts 3 to 6: seen and held-out images, for the limit and for half of it
     return np.array([len(records), closer, np.square(np.bincount(records)).sum(), *hits], float)
 

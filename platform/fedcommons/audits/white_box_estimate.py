@@ -28,12 +28,12 @@ The estimate assumes normal tails. It is no lower bound on epsilon, because it d
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import exp, inf, isinf, log, sqrt
+from math import inf, sqrt
 
 import numpy as np
 
 from fedcommons.audits.lower_bound import apart, verdict
-from fedcommons.privacy.accountants import composed
+from fedcommons.privacy import accountants, gaussian
 from fedcommons.privacy.release import Release
 
 CONFIDENCE = 0.95
@@ -41,29 +41,6 @@ CONFIDENCE = 0.95
 
 ALARM = 1e-3
 """Probability of a false alarm: the noise is correct, but it is reported as too small."""
-
-
-def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Return the smallest epsilon >= 0 at which N(0, 1) and N(mu, 1) are (epsilon, delta)-indistinguishable, to 1e-9.
-
-    It solves delta = P(N < mu/2 - e/mu) - exp(e) P(N < -mu/2 - e/mu) for e, where N is standard normal.
-
-    Balle and Wang 2018, arXiv:1805.06530, theorem 8.
-    """
-    from scipy.special import log_ndtr, ndtr  # imported here, because it takes half a second
-
-    def spent(e: float) -> float:
-        return float(ndtr(mu / 2 - e / mu)) - exp(min(0.0, e + float(log_ndtr(-mu / 2 - e / mu))))
-
-    if mu <= 0 or spent(0.0) <= delta:
-        return 0.0
-    if isinf(mu):
-        return inf
-    low, high = 0.0, mu * mu / 2 + mu * sqrt(2 * log(1 / delta))  # upper bound by Mironov, for the Gaussian mechanism
-    while high - low > 1e-9 * max(1.0, high):
-        middle = (low + high) / 2
-        low, high = (middle, high) if spent(middle) > delta else (low, middle)
-    return low
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,23 +122,24 @@ def estimate(scores: np.ndarray, inside: np.ndarray, release: Release, delta: fl
     def measured(deviation: float, degrees: int) -> tuple[float, float]:
         return deviation, deviation * sqrt(degrees / float(chi2.ppf(ALARM, degrees)))
 
-    noise, epsilon = measured(spread / unit, len(those_out) - 1), gaussian_epsilon(mu - margin, delta)
+    noise = measured(spread / unit, len(those_out) - 1)
+    epsilon = gaussian.epsilon(max(mu - margin, 0.0), delta)
     if degrees := (len(by_step) - 1) * len(those_out):
         new = measured(sqrt(float(by_step[:, ~inside].var(0, ddof=1).mean())), degrees)
         if new[1] < release.sigma:
             noise = min(noise, new)
-            epsilon = max(epsilon, gaussian_epsilon(q * unit / new[1] if new[1] else inf, delta))
+            epsilon = max(epsilon, gaussian.epsilon(q * unit / new[1] if new[1] else inf, delta))
     return Estimate(
         k=len(scores),
         mu=mu,
         low=mu - margin,
         high=mu + margin,
         epsilon=epsilon,
-        ceiling=gaussian_epsilon(honest, delta),
-        half=gaussian_epsilon(half, delta),
+        ceiling=gaussian.epsilon(honest, delta),
+        half=gaussian.epsilon(max(half, 0.0), delta),
         noise=noise,
         sigma=release.sigma,
-        reported=composed(((release.q, release.sigma, release.steps),), delta),
+        reported=accountants.epsilon(release.q, release.sigma, release.steps, delta),
     )
 
 

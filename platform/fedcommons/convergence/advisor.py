@@ -89,7 +89,7 @@ def _iterations(at: Probed, p: float, work: LocalWork, epsilon: float) -> float:
     zeta_sq = lemma1.zeta_sq(p, at.zeta_sq)
     sigma_sq = lemma1.sigma_sq(p, at.sigma_sq, at.sigma_pool_sq, at.zeta_sq, at.delta_sq)
     smooth = lemma1.smoothness(p, at.L_max, at.L_pool)
-    return rates.non_convex(epsilon, work.n_clients, work.tau, zeta_sq, sigma_sq / work.batch_size, smooth).total
+    return rates.non_convex(epsilon, work.n_clients, work.tau, zeta_sq, sigma_sq / work.batch_size, smooth)
 
 
 def predict(probe: Sequence[Sequence[Probed]], shares: Iterable[float], work: LocalWork) -> list[Prediction]:

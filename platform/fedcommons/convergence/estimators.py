@@ -110,11 +110,6 @@ class Moments:
         return self._rounded(float(self.sq_mean.mean()) - self.mean_sq)
 
     @property
-    def sigma_sq_of_each(self) -> np.ndarray:
-        """Return, for each set, the variance E||grad F - g_i||^2 of per-sample gradients grad F with mean g_i, (N,)."""
-        return self.sq_mean - self.sq + self.v
-
-    @property
     def sigma_avg_sq(self) -> float:
         """Return sigma_avg^2, the variance of per-sample gradients if one client had all examples of the N sets."""
         return self._rounded(self.sq_mean_of_pooled - self.sq_of_pooled)
@@ -167,18 +162,6 @@ class Moments:
         return value if self.v.any() else max(value, 0.0)
 
 
-@dataclass(frozen=True)
-class Direction:
-    """A model, and a vector v with an element for every parameter of the model, (P,)."""
-
-    at: ModelTask
-    v: Tensor
-
-    @property
-    def nbytes(self) -> int:
-        return self.at.nbytes + self.v.nbytes
-
-
 def delta_sq(clients: Moments, pool: Moments) -> float:
     """Return delta^2 = ||g - g~||^2, the squared distance between the clients' mean gradient g and the pool's g~."""
     shift = sq_norm(clients.mean - pool.pooled)
@@ -215,25 +198,6 @@ def moments(
     mean = sums["gradient"].div_(n_sets)
     pooled = sums["pooled"].div_(sizes.sum()) if "pooled" in sums else mean
     return Moments(mean=mean, pooled=pooled, sizes=sizes, rows=rows, sq=sq, sq_mean=sq_mean, v=v)
-
-
-def zeta_sq_of_each(executor: Executor, at: ModelTask, which: str, moments: Moments, blocks: int) -> np.ndarray:
-    """Return ||g_i - g||^2 for the mean gradient g_i of each set, (N,), by a second pass over the data.
-
-    moments: result of the first pass, over all examples; it contains g, the mean of the g_i.
-    """
-    jobs = [(which, ids) for ids in cut(range(len(moments.sq)), blocks)]
-    along = np.concatenate(executor.map(along_of_block, Direction(at, moments.mean), jobs))
-    return moments.sq - 2 * along + sq_norm(moments.mean)
-
-
-def along_of_block(worker: Worker, task: Direction, job: tuple[str, list[int]]) -> list[float]:
-    """Return <g_i, v> for each set i of examples in ``job``; g_i: mean gradient on the set; v: vector of ``task``."""
-    which, ids = job
-    clients, v = clients_of(worker.data, which), task.v.to(worker.work.device)
-    task.at.load(worker.work)
-    keys = [measurement_seed(task.at, which, i, None) for i in ids]  # the first pass used the same seeds
-    return [float(mean_gradient(worker, clients[i], key)[0] @ v) for i, key in zip(ids, keys, strict=True)]
 
 
 def moments_of_block(

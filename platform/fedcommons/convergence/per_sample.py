@@ -76,7 +76,8 @@ def _owners(module: nn.Module) -> list[nn.Module]:
     return [layer for layer in module.modules() if any(p.requires_grad for p in layer.parameters(recurse=False))]
 
 
-def _loss(module: LightningModule, batch: Batch) -> Tensor:
+def loss_of(module: LightningModule, batch: Batch) -> Tensor:
+    """Return the loss of ``training_step`` on a batch."""
     loss = module.training_step(tuple(batch), 0)
     assert isinstance(loss, Tensor)
     return loss
@@ -93,7 +94,7 @@ def _one_by_one(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor]:
     n = len(batch[1])
     total, sq_norms = None, []
     for j in range(n):
-        gradient = _gradient(module, _loss(module, [column[j : j + 1] for column in batch]))
+        gradient = _gradient(module, loss_of(module, [column[j : j + 1] for column in batch]))
         sq_norms.append(gradient.square().sum())
         total = gradient if total is None else total.add_(gradient)
     assert total is not None
@@ -117,7 +118,7 @@ def _all_at_once(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor]
 
         handles = [layer.register_forward_hook(see, prepend=True, with_kwargs=True) for layer in layers]
         try:
-            return _loss(module, [row[None] for row in rows]), inputs, outputs
+            return loss_of(module, [row[None] for row in rows]), inputs, outputs
         finally:
             for handle in handles:
                 handle.remove()

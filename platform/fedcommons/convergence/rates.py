@@ -11,61 +11,23 @@ L, mu    constants of smoothness and strong convexity
 strongly convex  s^2 / (mu N epsilon) + sqrt(L / epsilon) (tau zeta + sqrt(tau) s) / mu + (L tau / mu) log(1/epsilon)
 non-convex       L s^2 / (N epsilon^2) + L (tau zeta + sqrt(tau) s) / epsilon^(3/2)     + L tau / epsilon
 
-Both lines are upper bounds, with the best step size for this epsilon. ``on_quadratics`` computes the strongly convex
-bound for a given step size, without gradient noise, with all constant factors.
+Both lines are upper bounds, with the best step size for this epsilon. ``non_convex`` computes the second line.
+``on_quadratics`` computes the strongly convex bound for a given step size, without gradient noise, with all constant
+factors.
 Source: Fedssyn (Li et al., TMLR 2024), corollary I, after Koloskova et al., ICML 2020, arXiv:2003.10422.
 """
 
-from dataclasses import dataclass
-from math import log, sqrt
+from math import sqrt
 
 
-@dataclass(frozen=True)
-class Iterations:
-    """The three terms of T, the number of iterations up to a constant factor.
-
-    noise: term of the gradients' noise. drift: term of the clients' drift between averages. descent: term that remains
-    without noise and drift.
-    """
-
-    noise: float
-    drift: float
-    descent: float
-
-    @property
-    def total(self) -> float:
-        """Return T, the sum of the three terms."""
-        return self.noise + self.drift + self.descent
-
-
-def non_convex(epsilon: float, n: int, tau: float, zeta_sq: float, step_sq: float, smooth: float) -> Iterations:
+def non_convex(epsilon: float, n: int, tau: float, zeta_sq: float, step_sq: float, smooth: float) -> float:
     """Return T, the iterations up to the accuracy ``epsilon`` of ||grad f||^2, for a smooth f, convex or not.
 
     f: mean of the clients' losses, with smoothness L (``smooth``). n: number of clients. tau: local steps per round.
     zeta_sq: zeta^2, dissimilarity of the clients' gradients. step_sq: s^2, variance of a step's gradient.
     """
     drift = tau * sqrt(zeta_sq) + sqrt(tau * step_sq)
-    return Iterations(smooth * step_sq / (n * epsilon**2), smooth * drift / epsilon**1.5, smooth * tau / epsilon)
-
-
-def strongly_convex(
-    epsilon: float, n: int, tau: float, zeta_sq: float, step_sq: float, smooth: float, mu: float
-) -> Iterations:
-    """Return T, the iterations up to the accuracy ``epsilon`` of f - f*, for a mu-strongly convex f.
-
-    f: mean of the clients' losses, with minimum f* and smoothness L (``smooth``). n: number of clients. tau: local
-    steps per round. zeta_sq: zeta^2, dissimilarity of the clients' gradients. step_sq: s^2, variance of a step's
-    gradient.
-
-    Raises:
-        ValueError: epsilon is not in (0, 1). For epsilon >= 1 the upper bound has no meaning: log(1/epsilon) <= 0.
-    """
-    if not 0 < epsilon < 1:
-        raise ValueError(f"epsilon must lie in (0, 1), got {epsilon:g}")
-    drift = tau * sqrt(zeta_sq) + sqrt(tau * step_sq)
-    return Iterations(
-        step_sq / (mu * n * epsilon), sqrt(smooth / epsilon) * drift / mu, smooth * tau / mu * log(1 / epsilon)
-    )
+    return smooth * step_sq / (n * epsilon**2) + smooth * drift / epsilon**1.5 + smooth * tau / epsilon
 
 
 def on_quadratics(
@@ -80,7 +42,7 @@ def on_quadratics(
     and at the minimum f* of f. rate: eta, the step size, in (0, 1/L]. phi = (1 - (1 - eta L)^tau) / (eta tau L), in
     (0, 1]. smooth: L, the largest eigenvalue of the Hessians A_i of the f_i. mu: the smallest eigenvalue of f's
     Hessian. zeta_sq: (1/N) sum_i ||grad f_i(x*)||^2. distance: ||x_0 - x*||. tau: local steps per round.
-    So f(x_R) - f* <= epsilon needs eta <= O(sqrt(epsilon / L) / (tau zeta)), which gives T of ``strongly_convex``.
+    So f(x_R) - f* <= epsilon needs eta <= O(sqrt(epsilon / L) / (tau zeta)), which gives T of the strongly convex line.
 
     Proof: a round is x <- x - Q (x - x') with the fixed point x', Q = (1/N) sum_i P_i A_i and
     P_i = eta sum_(k < tau) (1 - eta A_i)^k. Let D_i = eta tau - P_i. As functions of an eigenvalue of A_i, D_i is at

@@ -1,10 +1,9 @@
-"""Estimators of smoothness L and strong convexity mu at one model, by Lanczos iteration on Hessian-vector products.
+"""Estimators of smoothness L at one model, by Lanczos iteration on Hessian-vector products.
 
 f_i    mean loss of client i on its real data;  f: mean of the f_i over clients;  H, H_i: Hessians of f and f_i
 L      ||H||, the largest modulus of an eigenvalue of H
 L_i    ||H_i||;  L_max = max_i L_i;  L~_avg: smoothness of the mean loss on the pool of shared examples
 L_p    maximum over clients of the smoothness of the loss on a client's training data
-mu     the smallest eigenvalue of H, computed as L - ||L I - H||; not positive if f is not strongly convex
 
 The losses are defined in ``estimators``, with the examples' weights, in evaluation mode, without augmentation. Products
 are computed in the model's precision, and sums over batches and clients in float64. The result approximates an
@@ -14,6 +13,7 @@ eigenvalue was 1 to 20 % larger than the second, the result was the second eigen
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from math import isfinite, nan
 
 import numpy as np
@@ -21,8 +21,8 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor
 
-from fedcommons.convergence.estimators import BATCH, Direction, Part, clients_of, measurement_seed
-from fedcommons.convergence.per_sample import Batch, require_apart
+from fedcommons.convergence.estimators import BATCH, Part, clients_of, measurement_seed
+from fedcommons.convergence.per_sample import Batch, loss_of, require_apart
 from fedcommons.core.block_sum import BlockSum, Total, add_blocks, cut
 from fedcommons.core.client_worker import trainable_parameters
 from fedcommons.core.evaluation import ModelTask
@@ -82,18 +82,12 @@ def smoothness(
     which: the data (``clients_of``). n_sets: number of clients. blocks: number of blocks in which clients are summed in
     a fixed order. part: subset of the data; None: all data.
     """
-    apply = _hessian(executor, at, which, n_sets, blocks, part)
+    jobs = [(which, ids, part) for ids in cut(range(n_sets), blocks)]
+
+    def apply(v: Tensor) -> Tensor:
+        return data(add_blocks(executor.map(products_of_block, Direction(at, v), jobs))["product"])
+
     return spectral_norm(apply, _start(at, 0))
-
-
-def strong_convexity(executor: Executor, at: ModelTask, which: str, n_sets: int, blocks: int) -> float:
-    """Return the strong convexity mu of the mean of the clients' losses, with an error of about 1e-5 L.
-
-    L: smoothness of the same mean. Arguments: see ``smoothness``.
-    """
-    apply, start = _hessian(executor, at, which, n_sets, blocks, None), _start(at, 0)
-    largest = spectral_norm(apply, start, 1e-9, 1000)
-    return largest - spectral_norm(lambda v: largest * v - apply(v), start, 1e-9, 1000)
 
 
 def smoothness_of_each(
@@ -114,6 +108,18 @@ def smoothness_of_block(worker: Worker, task: ModelTask, job: tuple[str, list[in
         start = _start(task, i).to(worker.work.device)
         norms.append(spectral_norm(lambda v, b=batches, s=seed: hessian_vector(worker.work.module, b, v, s), start))
     return norms
+
+
+@dataclass(frozen=True)
+class Direction:
+    """A model, and a vector v with an element for every parameter of the model, (P,)."""
+
+    at: ModelTask
+    v: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        return self.at.nbytes + self.v.nbytes
 
 
 def products_of_block(worker: Worker, task: Direction, job: tuple[str, list[int], Part | None]) -> Total:
@@ -145,9 +151,8 @@ def hessian_vector(module: LightningModule, batches: Iterable[Batch], v: Tensor,
     """
     parameters = list(trainable_parameters(module).values())
     if any(p.dtype.itemsize < 4 for p in parameters):
-        raise ValueError(
-            f"the model is in {parameters[0].dtype}, whose Hessian-vector products are rounding noise; use float32"
-        )
+        kind = parameters[0].dtype
+        raise ValueError(f"the model is in {kind}, whose Hessian-vector products are rounding noise; use float32")
     module.eval()
     require_apart(module)
     pieces = v.split([p.numel() for p in parameters])
@@ -155,25 +160,13 @@ def hessian_vector(module: LightningModule, batches: Iterable[Batch], v: Tensor,
     total, n = torch.zeros_like(v), 0
     for batch in batches:
         set_default_generator(seed, n)
-        loss = module.training_step(tuple(batch), 0)
-        assert isinstance(loss, Tensor)
+        loss = loss_of(module, batch)
         first = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True, materialize_grads=True)
         along = torch.stack([(g * part).sum() for g, part in zip(first, parts, strict=True)]).sum()
         second = torch.autograd.grad(along, parameters, allow_unused=True, materialize_grads=True)
         total.add_(torch.cat([s.reshape(-1) for s in second]), alpha=len(batch[1]))
         n += len(batch[1])
     return total / n
-
-
-def _hessian(
-    executor: Executor, at: ModelTask, which: str, n_sets: int, blocks: int, part: Part | None
-) -> Callable[[Tensor], Tensor]:
-    jobs = [(which, ids, part) for ids in cut(range(n_sets), blocks)]
-
-    def apply(v: Tensor) -> Tensor:
-        return data(add_blocks(executor.map(products_of_block, Direction(at, v), jobs))["product"])
-
-    return apply
 
 
 def _start(at: ModelTask, client: int) -> Tensor:

@@ -4,8 +4,7 @@ and the sensitivity test of differentially private methods, generators and shari
 from fedcommons.testing.contract import CHECKS, check_algorithm
 from fedcommons.testing.federations import Federation, LeastSquares, Regression, digits, least_squares
 from fedcommons.testing.pretend_gpu import GPU, PretendGPU
-from fedcommons.testing.sensitivity_of_generators import check_generator
-from fedcommons.testing.sensitivity_of_stages import check_stage
+from fedcommons.testing.sensitivity_of_sharing import check_generator, check_stage
 
 __all__ = [
     "CHECKS",

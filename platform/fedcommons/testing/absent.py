@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from fedcommons.core.algorithm import BUFFERS, Algorithm, Facts
 from fedcommons.core.rejections import records, rejection_summary
-from fedcommons.federation import rounds
-from fedcommons.federation.rounds import Standing, answering
+from fedcommons.federation.rounds import Plan, Standing, answering
 from fedcommons.federation.stragglers import Deadline, Fastest, Groups, PerClient, Rule, Slow
-from fedcommons.testing.comparing import differing, listed, raw, require
+from fedcommons.testing.comparing import Results, raw, require, require_same
 from fedcommons.testing.federations import Federation
 from fedcommons.testing.personal import models
 from fedcommons.testing.spy import Spy
@@ -37,18 +36,14 @@ LATE = InTurn((
 
 
 def rounds_of(
-    federation: Federation,
-    algorithm: Algorithm,
-    plan: rounds.Plan,
-    played: Sequence[tuple[Standing, dict[str, float]]],
-    start: Standing | None = None,
+    federation: Federation, algorithm: Algorithm, plan: Plan, played: Results, start: Standing | None = None
 ) -> list[tuple[list[int], list[int]]]:
     """Return two lists per round: the clients that take part, and those among them whose reply reaches the server."""
     before = [start or federation.start(algorithm, plan), *(now for now, _ in played)]
     return [answering(algorithm, plan, now.state, now.round + 1) for now in before[:-1]]
 
 
-def play_with_absent_clients(algorithm: Algorithm, federation: Federation, plan: rounds.Plan) -> None:
+def play_with_absent_clients(algorithm: Algorithm, federation: Federation, plan: Plan) -> None:
     """Check that an absent client's memory stays unchanged, and that the client gets this memory in its next round."""
     spy, expected = Spy(algorithm), {}
     played = federation.run(spy, plan)
@@ -56,30 +51,18 @@ def play_with_absent_clients(algorithm: Algorithm, federation: Federation, plan:
     for (now, _), (_, present) in zip(played, answers, strict=True):
         calls = dict(zip(present, (call for call in spy.calls if call.round == now.round), strict=True))
         for client, call in calls.items():
-            wrong = differing(call.handed, expected.get(client, {}))
-            require(not wrong, f"in round {now.round} client {client} did not get its previous memory: {listed(wrong)}")
+            where = f"in round {now.round} client {client}"
+            require_same(call.handed, expected.get(client, {}), f"{where} did not get its previous memory:")
         expected |= {client: call.memory_copy for client, call in calls.items() if call.memory_copy is not None}
-        of_all = {
-            i: {n: x for n, x in client_memory.items() if n != BUFFERS} for i, client_memory in now.memory.items()
-        }
-        wrong = differing({client: raw(client_memory) for client, client_memory in of_all.items()}, expected)
-        require(
-            not wrong,
-            f"after round {now.round} of clients {present} the stored memory differs from the returned memory in "
-            f"{listed(wrong)}",
-        )
+        of_all = {i: {n: x for n, x in memory.items() if n != BUFFERS} for i, memory in now.memory.items()}
+        stored, where = {client: raw(memory) for client, memory in of_all.items()}, f"after round {now.round}"
+        require_same(stored, expected, f"{where} the stored memory differs from the returned memory of clients")
         is_finite = all(model.buffer.isfinite().all() for model in models(algorithm, plan, now))
-        require(is_finite, f"after round {now.round} the model has values that are not finite")
+        require(is_finite, f"{where} the model has values that are not finite")
     require_all_trained(federation, algorithm, plan, played, "")
 
 
-def require_all_trained(
-    federation: Federation,
-    algorithm: Algorithm,
-    plan: rounds.Plan,
-    played: Sequence[tuple[Standing, dict[str, float]]],
-    when: str,
-) -> None:
+def require_all_trained(federation: Federation, algorithm: Algorithm, plan: Plan, played: Results, when: str) -> None:
     """Check that the planned clients took part in each round, and that the server rejected none of their replies."""
     answers = rounds_of(federation, algorithm, plan, played)
     for (now, facts), (joined, present) in zip(played, answers, strict=True):

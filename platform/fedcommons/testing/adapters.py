@@ -128,17 +128,15 @@ class Adapted:
             return {"model": weighted_mean(x, total, replies)}
         if not self.server:  # a checkpoint stores no strategy, so a continued run builds it here
             self.server.append(self._server(int(scalar(state, "seed"))))
-        results = [
-            (str(i), Result(arrays_of(flat(reply.each, "model")), int(reply.weight))) for i, reply in replies.items()
-        ]
+        models = {i: arrays_of(flat(reply.each, "model")) for i, reply in replies.items()}
+        results = [(str(i), Result(arrays, int(replies[i].weight))) for i, arrays in models.items()]
         with keyed_globals(seed, "strategy"):
             arrays, _ = self.server[0].aggregate_fit(round, results, [])
         return {"model": x if arrays is None else flat_of(arrays, x), "seed": state["seed"]}
 
     def _server(self, seed: int) -> Any:
         """Build the strategy's object, with the generators of torch, numpy and Python seeded by the run's seed."""
-        if self.strategy is None:
-            raise ValueError("the client has no strategy to build")
+        assert self.strategy is not None
         with keyed_globals(seed, "strategy built"):
             return self.strategy()
 
@@ -199,11 +197,9 @@ def flat_of(arrays: Sequence[Any], like: Flat) -> Flat:
     Raises:
         ValueError: the number or the shapes of the arrays differ from ``like``.
     """
-    shapes = [tuple(np.shape(array)) for array in arrays]
-    if shapes != [*like.layout.shapes]:
-        raise ValueError(
-            f"the arrays have shapes {quote(shapes)}, but the model has shapes {quote([*like.layout.shapes])}"
-        )
+    shapes, expected = [tuple(np.shape(array)) for array in arrays], [*like.layout.shapes]
+    if shapes != expected:
+        raise ValueError(f"the arrays have shapes {quote(shapes)}, but the model has shapes {quote(expected)}")
     result = copy(like)
     for array, part in zip(arrays, result.values(), strict=True):
         part.copy_(torch.as_tensor(np.asarray(array)))
@@ -223,8 +219,8 @@ def _key_generators(theirs: object, seed: int) -> None:
     """Seed the random generators that are attributes of a client's object or of its data loaders."""
     attributes = dict(getattr(theirs, "__dict__", {}))
     for name, loader in [(name, value) for name, value in attributes.items() if isinstance(value, DataLoader)]:
-        attributes |= {f"{name}.generator": loader.generator}
-        attributes |= {f"{name}.sampler.generator": getattr(loader.sampler, "generator", None)}
+        of_sampler = getattr(loader.sampler, "generator", None)
+        attributes |= {f"{name}.generator": loader.generator, f"{name}.sampler.generator": of_sampler}
     for name, value in attributes.items():
         key = seed_for(seed, "generator", name)
         if isinstance(value, torch.Generator):

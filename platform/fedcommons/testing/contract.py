@@ -8,7 +8,6 @@ because the message must describe the violation outside of pytest too, and ``pyt
 
 import pickle
 from collections.abc import Callable, Collection
-from copy import deepcopy
 from dataclasses import replace
 
 import torch
@@ -20,18 +19,21 @@ from fedcommons.core.executor import Executor
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import fresh_torch
 from fedcommons.errors import ClientError, UserError, sentence, unknown
-from fedcommons.federation import checkpoint, rounds
+from fedcommons.federation.rounds import Plan
 from fedcommons.federation.stragglers import Independent
 from fedcommons.flat_tensors import EMPTY, Payload, data, flat
-from fedcommons.runtime import tempdirs
 from fedcommons.testing.absent import LATE, play_with_absent_clients, require_all_trained, rounds_of
-from fedcommons.testing.batching import clients_at_once_train_as_one_after_another
-from fedcommons.testing.comparing import bits, differing, listed, raw, require
-from fedcommons.testing.elsewhere import Apart, require_the_bits_of_one_process, require_the_same_of_ray
-from fedcommons.testing.federations import Federation, digits
+from fedcommons.testing.client_work import clients_at_once_train_as_one_after_another, its_work_can_be_priced
+from fedcommons.testing.comparing import Results, bits, listed, raw, require, require_same
+from fedcommons.testing.elsewhere import (
+    Apart,
+    require_the_bits_of_one_process,
+    require_the_same_after_a_stop,
+    require_the_same_of_ray,
+)
+from fedcommons.testing.federations import digits
 from fedcommons.testing.on_device import check_on
 from fedcommons.testing.personal import losses, models, personal_models_are_whole_and_asking_changes_nothing
-from fedcommons.testing.priced import its_work_can_be_priced
 from fedcommons.testing.sensitivity import what_leaves_a_client_moves_as_declared
 from fedcommons.testing.spy import Spy, received, sent
 
@@ -68,19 +70,16 @@ def check_algorithm(
         AssertionError: the message has the name of each failed check and a sentence on each violation.
     """
     names = [only] if isinstance(only, str) else list(only)
-    for name in names:
-        if name not in CHECKS:
-            raise unknown("check", name, CHECKS)
+    if wrong := [name for name in names if name not in CHECKS]:
+        raise unknown("check", wrong[0], CHECKS)
     checks: dict[str, Check] = {name: CHECKS[name] for name in names or CHECKS}
+    augmented = replace(local, augment=True)
     if actors:
-        checks["ray_actors_give_the_bits_of_one_process"] = lambda a, loop: require_the_same_of_ray(
-            a, digits(dropout=0.3, method=algorithm).training(replace(loop, augment=True)), actors
-        )
+        many = digits(dropout=0.3, method=algorithm).training(augmented)
+        checks["ray_actors_give_the_bits_of_one_process"] = lambda a, _: require_the_same_of_ray(a, many, actors)
     if device:
-        check_device, federation = check_on(device), digits(batch_norm=True, method=algorithm)
-        checks[check_device.__name__] = lambda a, loop: check_device(
-            a, federation.training(replace(loop, augment=True))
-        )
+        check_device, normed = check_on(device), digits(batch_norm=True, method=algorithm).training(augmented)
+        checks[check_device.__name__] = lambda a, _: check_device(a, normed)
     if private:
         checks[what_leaves_a_client_moves_as_declared.__name__] = what_leaves_a_client_moves_as_declared
     violations: list[str] = []
@@ -106,10 +105,8 @@ def two_rounds_keep_names_shapes_and_types(algorithm: Algorithm, local: LocalSGD
     require([now.round for now, _ in played] == [1, 2], "the run must have rounds 1 and 2, but it has other rounds")
     for after, model in [(f"after round {now.round}", m) for now, _ in played for m in models(algorithm, plan, now)]:
         require(model.layout == untrained.layout, f"{after} weights have other names or shapes than before training")
-        require(
-            model.buffer.dtype == untrained.buffer.dtype,
-            f"{after} the model has type {model.buffer.dtype}, but the untrained model has {untrained.buffer.dtype}",
-        )
+        kind, initial = model.buffer.dtype, untrained.buffer.dtype
+        require(kind == initial, f"{after} the model has type {kind}, but the untrained model has {initial}")
         require(model.buffer.isfinite().all(), f"{after} the model has values that are not finite")
     require_all_trained(federation, algorithm, plan, played, "")
 
@@ -121,10 +118,8 @@ def the_loss_falls(algorithm: Algorithm, local: LocalSGD) -> None:
     ends = federation.start(algorithm, plan), federation.run(algorithm, plan, executor)[-1][0]
     before, after = (losses(federation, algorithm, executor, plan, now) for now in ends)
     for whose, loss in before.items():
-        require(
-            after[whose] < 0.8 * loss,
-            f"in 5 rounds the training loss of {whose} went from {loss:.3f} to {after[whose]:.3f}, not below 80 %",
-        )
+        change = f"from {loss:.3f} to {after[whose]:.3f}"
+        require(after[whose] < 0.8 * loss, f"in 5 rounds the training loss of {whose} went {change}, not below 80 %")
 
 
 def same_seed_same_bits_other_seed_other_bits(algorithm: Algorithm, local: LocalSGD) -> None:
@@ -135,99 +130,85 @@ def same_seed_same_bits_other_seed_other_bits(algorithm: Algorithm, local: Local
         bits(federation.run(spy, federation.plan(2, seed=seed), executor)[-1][0])
         for seed, executor in ((0, federation.serial(spy)), (1, used), (0, used))
     )
-    require(
-        first == again,
-        f"the same seed gave other bits of {listed(differing(first, again))}: a random number comes from a generator "
-        "that the seed does not determine, or a value is stored outside of state and memory",
-    )
+    cause = "a random number does not depend on the seed alone, or a value is stored outside of state and memory"
+    require_same(first, again, "the same seed gave other bits of", cause)
     same = first["state/model"] == other["state/model"] if "state/model" in first else first == other
     require(not same, "another seed gave the same model: the seed is not used")
 
 
-def nothing_that_is_handed_in_is_changed(algorithm: Algorithm, local: LocalSGD) -> None:
+def _recorded(
+    algorithm: Algorithm, local: LocalSGD, rounds: int = 2, participation: float = 1.0
+) -> tuple[Spy, Plan, Results]:
+    """Run some rounds; return the recorded calls, the run's settings, and the results after each round."""
     federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
-    plan = federation.plan(3)
-    expected = sum(len(present) for _, present in rounds_of(federation, algorithm, plan, federation.run(spy, plan)))
-    require(len(spy.calls) == expected, f"clients were called {len(spy.calls)} times instead of {expected} times")
+    plan = federation.plan(rounds, participation)
+    played = federation.run(spy, plan)
+    n, expected = len(spy.calls), sum(len(present) for _, present in rounds_of(federation, algorithm, plan, played))
+    require(n == expected, f"clients were called {n} times instead of {expected} times")
+    return spy, plan, played
+
+
+def nothing_that_is_handed_in_is_changed(algorithm: Algorithm, local: LocalSGD) -> None:
+    spy, _, _ = _recorded(algorithm, local, rounds=3)
     require(not spy.changed, f"the method changed its arguments in place: {listed(sorted(spy.changed))}")
 
 
 def what_a_client_returned_is_not_the_workers_buffer(algorithm: Algorithm, local: LocalSGD) -> None:
     """Check that replies share no memory with the buffer in which the worker trains all of its clients in turn."""
-    federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
-    federation.run(spy, federation.plan(2))
+    spy, _, _ = _recorded(algorithm, local)
+    cause = "return copies of the worker's buffer, which work.local returns and in which the next client trains"
     for call in spy.calls:
-        later = differing(call.each, raw(call.reply.each)) + differing(
-            call.memory_copy or {}, raw(call.reply.memory or {})
-        )
-        require(
-            not later,
-            f"the value that a client returned in round {call.round} as {listed(later)} changed afterwards: is it the "
-            "worker's buffer, which work.local returns and in which the next client trains? Return a copy",
-        )
+        for before, now in ((call.each, call.reply.each), (call.memory_copy or {}, call.reply.memory or {})):
+            require_same(before, raw(now), f"a client's reply in round {call.round} changed afterwards in", cause)
 
 
 def memory_is_never_sent(algorithm: Algorithm, local: LocalSGD) -> None:
     """Check that no message or reply has a tensor of the client's memory, except tensors of one element or of zeros."""
-    federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
-    federation.run(spy, federation.plan(3))
+    spy, _, _ = _recorded(algorithm, local, rounds=3)
     for call in spy.calls:
         memory_bytes = {call.handed[name] for name, x in call.memory.items() if data(x).numel() > 1 and data(x).any()}
         travelled = (call.message.common, call.message.individual, call.reply.sums, call.reply.each)
         leaked = [name for payload in travelled for name, value in raw(payload).items() if value in memory_bytes]
-        require(
-            not leaked,
-            f"{listed(leaked)}, which was sent in round {call.round}, equals a tensor of the client's memory",
-        )
+        where = f"which was sent in round {call.round}"
+        require(not leaked, f"{listed(leaked)}, {where}, equals a tensor of the client's memory")
 
 
 def messages_replies_and_state_survive_pickling(algorithm: Algorithm, local: LocalSGD) -> None:
-    federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
-    state = federation.run(spy, federation.plan(2))[-1][0].state
-    calls: list[dict[str, Payload]] = [{"the state": state}]
+    spy, _, played = _recorded(algorithm, local)
+    payloads: list[tuple[str, Payload]] = [("the state", played[-1][0].state)]
     for call in spy.calls[-5:]:
-        sent = {"message.common": call.message.common, "message.individual": call.message.individual}
-        calls.append({**sent, "sums": call.reply.sums, "each": call.reply.each, "memory": call.reply.memory or {}})
-    for parts in calls:
-        for what, payload in parts.items():
-            try:
-                unpickled = pickle.loads(pickle.dumps(payload))
-            except Exception as error:
-                raise AssertionError(f"{what} cannot be pickled: {type(error).__name__}: {error}") from error
-            require(raw(unpickled) == raw(payload), f"{what} has other numbers after pickling")
+        message, reply = call.message, call.reply
+        payloads += [("message.common", message.common), ("message.individual", message.individual)]
+        payloads += [("sums", reply.sums), ("each", reply.each), ("memory", reply.memory or {})]
+    for what, payload in payloads:
+        try:
+            unpickled = pickle.loads(pickle.dumps(payload))
+        except Exception as error:
+            raise AssertionError(f"{what} cannot be pickled: {type(error).__name__}: {error}") from error
+        require(raw(unpickled) == raw(payload), f"{what} has other numbers after pickling")
 
 
 def all_clients_of_a_round_get_the_same_common(algorithm: Algorithm, local: LocalSGD) -> None:
     """Check that ``Message.common`` is equal for all clients of a round; ``individual`` is for values of one client."""
-    federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
-    federation.run(spy, federation.plan(2))
+    spy, _, _ = _recorded(algorithm, local)
     first = dict(reversed(spy.common))  # reversed, so that dict keeps the first entry of each round
     for round, common in spy.common:
-        unequal = differing(first[round], common)
-        clients_differ = f"message.common differs between clients in {listed(unequal)}"
-        require(not unequal, f"{clients_differ}: use message.individual")
+        require_same(first[round], common, "message.common differs between clients in", "use message.individual")
 
 
 def bytes_are_those_of_the_tensors(algorithm: Algorithm, local: LocalSGD) -> None:
-    federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
-    plan = federation.plan(2, participation=0.4)
-    played = federation.run(spy, plan)
-    answers = [len(present) for _, present in rounds_of(federation, algorithm, plan, played)]
-    require(len(spy.calls) == sum(answers), f"clients were called {len(spy.calls)} times, not {sum(answers)} times")
+    spy, plan, played = _recorded(algorithm, local, participation=0.4)
     down, up = [received(c) for c in spy.calls], [sent(c) for c in spy.calls]
     require(min(down, default=1) > 0, "a message to a client has no tensors, so the client's input was not sent")
     require(min(up, default=1) > 0, "a client's reply has no tensors, so the server's input was not sent")
-    for number, (_, facts) in enumerate(played):
-        for way, sizes in (("down", down), ("up", up)):
-            first = sum(answers[:number])
-            counted, expected = facts[f"comm/{way}_bytes"], sum(sizes[first : first + answers[number]])
+    for now, facts in played:
+        for way, size in (("down", received), ("up", sent)):
+            counted, expected = facts[f"comm/{way}_bytes"], sum(size(c) for c in spy.calls if c.round == now.round)
             require(counted == expected, f"{counted} bytes {way} were counted, but the tensors have {expected} bytes")
     traffic = played[-1][0].traffic
-    once = plan.facts.counts_nbytes  # every client sends its class counts if the method reads them
-    require(
-        (traffic.down, traffic.up, traffic.once) == (sum(down), sum(up), once),
-        f"the total bytes of the run differ from the bytes of the tensors: {traffic}",
-    )
+    expected = sum(down), sum(up), plan.facts.counts_nbytes  # all clients send class counts if the method reads them
+    is_total = (traffic.down, traffic.up, traffic.once) == expected
+    require(is_total, f"the total bytes of the run differ from the bytes of the tensors: {traffic}")
 
 
 def clients_with_one_sample_take_part(algorithm: Algorithm, local: LocalSGD) -> None:
@@ -261,40 +242,13 @@ def late_clients_by_any_rule_break_no_promise(algorithm: Algorithm, local: Local
     federation = digits(dropout=0.3, method=algorithm).training(replace(local, augment=True))
     plan = replace(federation.plan(5, participation=0.8, blocks=4, seed=8, late=LATE), take_partial=True)
     play_with_absent_clients(algorithm, federation, plan)
-    _require_the_same_after_a_stop(algorithm, federation, plan, Apart(federation, algorithm))
+    require_the_same_after_a_stop(algorithm, federation, plan, Apart(federation, algorithm))
 
 
 def continuing_from_a_checkpoint_is_never_having_stopped(algorithm: Algorithm, local: LocalSGD) -> None:
     """Check that a new worker and an unused copy of the algorithm continue from a checkpoint with equal bits."""
     federation = digits(dropout=0.3, method=algorithm).training(replace(local, augment=True))
-    _require_the_same_after_a_stop(algorithm, federation, federation.plan(4, participation=0.6))
-
-
-def _require_the_same_after_a_stop(
-    algorithm: Algorithm, federation: Federation, plan: rounds.Plan, executor: Executor | None = None
-) -> None:
-    """Check that a run that stops after round 2 and continues on ``executor`` has the bits of a run without a stop."""
-    later, played, last = deepcopy(algorithm), [], plan.facts.rounds
-    with tempdirs.folder() as folder:
-        start, before = federation.start(algorithm, plan), federation.serial(algorithm)
-        for now, facts in rounds.run(algorithm, before, plan, start):
-            played.append((now, facts))
-            if now.round == 2:
-                checkpoint.save(folder, now)
-        whole = bits(played[-1][0])
-        federation.run(algorithm, federation.plan(1, seed=1))  # overwrites global variables, if the method has any
-        rest = federation.run(later, plan, executor, checkpoint.load_latest(folder))
-    unequal = differing(bits(rest[-1][0]), whole)
-    require(
-        not unequal,
-        f"after a stop at round 2 of {last} there are other bits of {listed(unequal)}: the method depends on a value "
-        "outside of state and memory, which no checkpoint stores",
-    )
-    require(rest[-1][0].traffic == played[-1][0].traffic, f"after a stop at round 2 of {last} the byte counts differ")
-    require(
-        [facts for _, facts in rest] == [facts for _, facts in played[2:]],
-        f"after a stop at round 2 of {last} clients report other metrics",
-    )
+    require_the_same_after_a_stop(algorithm, federation, federation.plan(4, participation=0.6))
 
 
 def neither_the_worker_nor_the_order_decides_a_bit(algorithm: Algorithm, local: LocalSGD) -> None:
@@ -314,8 +268,8 @@ def what_a_module_draws_is_keyed_in_every_mode(algorithm: Algorithm, local: Loca
         ("measurement", lambda executor: Laboratory(executor, federation.data, 0.0, 2).measure(at)),
     ):
         in_process, elsewhere, again = (look(executor) for executor in (*executors, executors[0]))
-        unequal = sorted({*differing(in_process, elsewhere), *differing(in_process, again)})
-        require(not unequal, f"the {what} of a module with random layers differs between processes: {listed(unequal)}")
+        for other in (elsewhere, again):
+            require_same(in_process, other, f"the {what} of a module with random layers differs between processes:")
 
 
 def batch_norms_statistics_follow_the_policy(algorithm: Algorithm, local: LocalSGD) -> None:
@@ -333,17 +287,11 @@ def batch_norms_statistics_follow_the_policy(algorithm: Algorithm, local: LocalS
         now, answers = played[-1][0], rounds_of(federation, algorithm, plan, played, start)
         seen = {client for _, present in answers for client in present}
         statistics = [flat(now.memory[i], BUFFERS) for i in seen] if keep else [now.buffers]
-        require(
-            all(x.buffer.isfinite().all() and not x.buffer.equal(initial.buffer) for x in statistics),
-            "after two rounds BatchNorm's statistics equal those of the untrained module, or are not finite",
-        )
-        require(
-            not any(
-                BUFFERS in {*c.memory, *c.message.common, *c.message.individual, *c.reply.sums, *c.reply.each}
-                for c in spy.calls
-            ),
-            f"the method uses the name {BUFFERS!r}, which is reserved for the engine",
-        )
+        moved = all(x.buffer.isfinite().all() and not x.buffer.equal(initial.buffer) for x in statistics)
+        require(moved, "after two rounds BatchNorm's statistics are those of the untrained module, or are not finite")
+        for c in spy.calls:
+            names = {*c.memory, *c.message.common, *c.message.individual, *c.reply.sums, *c.reply.each}
+            require(BUFFERS not in names, f"the method uses the name {BUFFERS!r}, which is reserved for the engine")
         again = federation.run(spy, plan, executor, start)[-1][0]
         require(bits(again) == bits(now), "BatchNorm's statistics depend on the clients that the worker trained before")
         sent[keep] = played[0][1]
@@ -356,18 +304,13 @@ def batch_norms_statistics_follow_the_policy(algorithm: Algorithm, local: LocalS
 
 def all_that_is_sent_is_named_by_a_release(algorithm: Algorithm, local: LocalSGD) -> None:
     """Check that a privacy ledger entry (release) names each sent tensor, whether noise protects the tensor or not."""
-    federation, spy = digits(method=algorithm).training(local), Spy(algorithm)
-    federation.run(spy, federation.plan(2))
+    spy, _, _ = _recorded(algorithm, local)
     for call in spy.calls:
         named = {name for event in call.reply.releases for name in event.what}
         sent = {*call.reply.sums, *call.reply.each}
         bare, absent = sorted(sent - named), sorted(named - sent - {"weight"})
-        require(
-            not bare,
-            f"no release names {listed(bare)}, which was sent in round {call.round}: return "
-            "Reply(releases=[spent.with_names(...)]) for tensors computed only from the result of work.local, and "
-            "Release(what=(...)) for all other tensors",
-        )
+        advice = "add spent.with_names(...) for results of work.local, and Release(what=(...)) for others, to releases"
+        require(not bare, f"no release names {listed(bare)}, which was sent in round {call.round}: {advice}")
         require(not absent, f"a release names {listed(absent)}, which was not sent in round {call.round}")
 
 

@@ -9,9 +9,11 @@ from typing import Any
 from fedcommons.core.algorithm import Algorithm, Personal
 from fedcommons.core.evaluation import ModelTask
 from fedcommons.core.executor import Executor
+from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.personal_evaluation import evaluate_personal
 from fedcommons.federation.rounds import Plan
-from fedcommons.testing.comparing import bits, differing, listed, require
+from fedcommons.runtime import tempdirs
+from fedcommons.testing.comparing import outcome, require, require_same
 from fedcommons.testing.federations import Federation
 
 
@@ -24,22 +26,33 @@ def require_the_bits_of_one_process(
         AssertionError: state, memory or metrics differ.
     """
     plan = plan or federation.plan(3, participation=0.8, blocks=4)
-    elsewhere, in_process = federation.run(algorithm, plan, executor), federation.run(algorithm, plan)
-    unequal = differing(bits(elsewhere[-1][0]), bits(in_process[-1][0]))
-    require(
-        not unequal,
-        f"clients trained by other workers, or in another order, give other bits of {listed(unequal)}: a client's "
-        "round depends on more than message, memory, data and seed",
-    )
-    require(
-        [facts for _, facts in elsewhere] == [facts for _, facts in in_process],
-        "clients trained by other workers, or in another order, report other metrics",
-    )
+    elsewhere, in_process = outcome(federation.run(algorithm, plan, executor)), federation.run(algorithm, plan)
+    cause = "a client's round depends on more than message, memory, data and seed"
+    where = "clients trained by other workers, or in another order, give other bits of"
+    require_same(elsewhere, outcome(in_process), where, cause)
     if isinstance(algorithm, Personal):
         at, now = ModelTask(federation.model, seed=1), in_process[-1][0]
         played = ((federation.serial(algorithm), plan), (executor, replace(plan, blocks=2)))
         serial_metrics, other_metrics = (evaluate_personal(algorithm, e, at, now, p, on_tests=False) for e, p in played)
         require(serial_metrics == other_metrics, "personal models, evaluated by other workers, have other metrics")
+
+
+def require_the_same_after_a_stop(
+    algorithm: Algorithm, federation: Federation, plan: Plan, executor: Executor | None = None
+) -> None:
+    """Check that a run that stops after round 2 and continues on ``executor`` has the bits of a run without a stop."""
+    later, played, executor_before = deepcopy(algorithm), [], federation.serial(algorithm)
+    with tempdirs.folder() as folder:
+        for now, metrics in rounds.run(algorithm, executor_before, plan, federation.start(algorithm, plan)):
+            played.append((now, metrics))
+            if now.round == 2:
+                checkpoint.save(folder, now)
+        whole = outcome(played[2:])
+        federation.run(algorithm, federation.plan(1, seed=1))  # overwrites global variables, if the method has any
+        rest = federation.run(later, plan, executor, checkpoint.load_latest(folder))
+    cause = "the method depends on a value outside of state and memory, which no checkpoint stores"
+    where = f"after a stop at round 2 of {plan.facts.rounds} there are other bits of"
+    require_same(outcome(rest), whole, where, cause)
 
 
 class Apart:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Self
 
 import numpy as np
@@ -66,12 +66,7 @@ class Federation:
 
     def build(self, algorithm: Algorithm) -> Callable[[RunData], Worker]:
         """Return a function that builds an executor's worker for the method ``algorithm`` from the clients' data."""
-        module, device, loop, weighting = self.module, self.device, self.loop, self.weighting
-
-        def build(data: RunData) -> Worker:
-            return Worker(Work(module(), device, loop, weighting), algorithm, data.to(device))
-
-        return build
+        return lambda data: Worker(self.work(), algorithm, data.to(self.device))
 
     def serial(self, algorithm: Algorithm) -> Serial:
         """Return a serial executor with a new worker in this process."""
@@ -200,13 +195,8 @@ def digits(
     """
     everything = _dataset()
     labels = everything.train.y.numpy()
-    used: set[int] = set()
-    rows = []
-    for i, n in enumerate(sizes):
-        rows_of_client = [r for r in np.flatnonzero(labels // 2 == i % 5).tolist() if r not in used][:n]
-        used.update(rows_of_client)
-        rows.append(np.array(rows_of_client))
-    store = everything.train[np.concatenate(rows)]
+    of_digits = [iter(np.flatnonzero(labels // 2 == pair).tolist()) for pair in range(5)]
+    store = everything.train[np.array([r for i, n in enumerate(sizes) for r in islice(of_digits[i % 5], n)])]
     ends = np.cumsum([0, *sizes])
     clients = Clients(store, [np.arange(*ab) for ab in pairwise(ends)])
     means = Examples(
@@ -253,9 +243,7 @@ def _autoencoder(
     if linear:
         decoder = nn.Sequential(nn.Linear(8, 64), nn.Sigmoid(), nn.Unflatten(1, (1, 8, 8)))
         model = VAEClassifier(nn.Flatten(), decoder, 64, 8, 10, trade_off=0.05, lr=lr, optimizer="sgd")
-        nn.init.constant_(
-            model.log_variance.bias, -4.0
-        )  # little noise on the latent codes, so that the loss falls within a few rounds
+        nn.init.constant_(model.log_variance.bias, -4.0)  # little noise, so that the loss falls within a few rounds
         return model
     model = vae((1, 8, 8), 10, lr, momentum, 0.0, "sgd", latent=8, channels=(3, 4))
     first, *rest = model.encoder.children()

@@ -9,7 +9,7 @@ total change that the declared Gaussian noise hides if every example is in every
 an example is in fewer sums, so the left side is smaller.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from math import inf, sqrt
@@ -22,7 +22,15 @@ from fedcommons.privacy.release import Release
 from fedcommons.testing.comparing import listed
 from fedcommons.testing.neighbours import Kind
 from fedcommons.testing.sides import ROUNDING, Side, Sum
-from fedcommons.testing.spreads import Spread, difference, in_units
+
+SEEDS = 12
+"""Number of runs with other seeds, from which the standard deviation of the noise is estimated."""
+
+SLACK = 0.25
+"""Relative tolerance for standard deviations that are estimated from ``SEEDS`` runs."""
+
+Spread = Callable[[], Mapping[str, Tensor]]
+"""A function that returns, by tensor name, the standard deviation of the noise in each element of the tensor."""
 
 
 def first_and_count(names: Sequence[str]) -> str:
@@ -83,19 +91,60 @@ def faults(
             by = f"moves by {float(moved.norm()):.3g}" if moved.isfinite().all() else "is not finite"
             sentences.append(f"{name} {by} {kind.words}: {first.describe_uncovered(name)}")
         spent += units**2
-    return sentences if sentences or _gives_away(first) else _of_all(sqrt(spent), first, kind, slack)
+    most = kind.times * sqrt(sum(event.steps / event.sigma**2 for event in first.covered))
+    # An unprotected floating-point tensor may contain noisy sums that no release declares.
+    gives_away = any(name in first.free and data(x).is_floating_point() for name, x in first.tensors.items())
+    if sentences or gives_away or sqrt(spent) <= most * (1 + slack):
+        return sentences
+    names = listed([name for event in first.covered for name in event.what]) or "nothing"
+    return [
+        f"all that was sent moves by {sqrt(spent):.3g} standard deviations of its noise {kind.words}, but the release "
+        f"declared for {names} lets it move by {most:.3g}"
+    ]
 
 
-def too_few(first: Output, second: Output, side: Side, kind: Kind) -> list[str]:
-    """Return a list of one sentence if more tensor elements differ than noise values were drawn, else an empty list.
+def faults_of_streams(
+    first: Output, second: Output, sides: tuple[Side, Side], kind: Kind, again: Callable[[Side], Output]
+) -> list[str]:
+    """Return the ``faults`` of code that draws all its noise from streams of ``Noise.call``.
 
-    Noise values that were drawn for noisy sums do not count.
+    If there are none, return a sentence if more elements differ than noise values were drawn outside of noisy sums.
+    again: runs the first side once more with the noise of another side. The differences to a run whose noise outside
+    of noisy sums is larger by 1 are the standard deviations of this noise.
     """
+    side = sides[0]
+
+    def spread() -> Mapping[str, Tensor]:
+        noisier = again(side.follower(1.0, raised=1.0)).tensors if side.loose else {}
+        pairs = {name: (data(x), data(noisier[name])) for name, x in first.tensors.items() if name in noisier}
+        return {name: difference(x, y) for name, (x, y) in pairs.items() if x.shape == y.shape}
+
+    if sentences := faults(first, second, sides, kind, spread):
+        return sentences
     differing = _differing(first, second)
     if (n := sum(moved.numel() for _, moved in differing)) <= side.loose:
         return []
     names = listed([name for name, _ in differing])
     return [f"{names}: {n} numbers move {kind.words}, but only {side.loose} of noise were drawn for them"]
+
+
+def faults_of_seeds(play: Callable[[int, Side], Output], kind: Kind, seed: int) -> tuple[Output, list[str]]:
+    """Run code whose noise may depend on its seed only on both data sets; return the first output and the ``faults``.
+
+    play: runs the code on data set 0 or 1, with the seed and the noise of a side. Runs with other seeds give the
+    standard deviations of the noise.
+    """
+    first = Side(seed)
+    second = first.follower(kind.times)
+    sent, other = play(0, first), play(1, second)
+
+    def spread() -> Mapping[str, Tensor]:
+        runs = [play(0, Side(seed + number)).tensors for number in range(1, 1 + SEEDS)]
+        values = {name: [x, *(run[name] for run in runs)] for name, x in sent.tensors.items() if data(x).numel()}
+        same = {name: xs[1:] for name, xs in values.items() if len({data(x).shape for x in xs}) == 1}
+        return {name: torch.stack([data(x).double() for x in xs]).std(0) for name, xs in same.items()}
+
+    return sent, faults(sent, other, (first, second), kind, spread, SLACK)
 
 
 def renamed(events: Sequence[Release], tensors: Payload) -> list[Release]:
@@ -169,20 +218,20 @@ def _differing(first: Output, second: Output) -> list[tuple[str, Tensor]]:
     return [(name, difference(a, b)) for name, a, b in pairs if name not in free and not torch.equal(a, b)]
 
 
-def _gives_away(sent: Output) -> bool:
-    """Return whether a floating-point tensor is declared as unprotected.
+def in_units(moved: Tensor, sd: Tensor, rounded: bool) -> float:
+    """Return the Euclidean norm of ``moved`` divided by the standard deviation of the noise; infinite without noise.
 
-    The tensor may contain noisy sums that no release declares, so ``faults`` then omits the check of the total change.
+    moved: difference of a tensor between two runs. sd: standard deviations of the noise by element; the divisor
+    is their root mean square over the changed elements. rounded: whether elements were rounded after the noise; then
+    1 is subtracted from the absolute difference of each element.
     """
-    return any(name in sent.free and data(x).is_floating_point() for name, x in sent.tensors.items())
+    is_moved = moved != 0
+    of_noise = float(sd[is_moved].square().mean().sqrt())
+    if not 0 < of_noise < inf:
+        return inf
+    return float((moved.abs() - int(rounded)).clamp(min=0).norm()) / of_noise
 
 
-def _of_all(spent: float, sent: Output, kind: Kind, slack: float) -> list[str]:
-    most = kind.times * sqrt(sum(event.steps / event.sigma**2 for event in sent.covered))
-    if spent <= most * (1 + slack):
-        return []
-    names = listed([name for event in sent.covered for name in event.what]) or "nothing"
-    return [
-        f"all that was sent moves by {spent:.3g} standard deviations of its noise {kind.words}, but the release "
-        f"declared for {names} lets it move by {most:.3g}"
-    ]
+def difference(a: Tensor, b: Tensor) -> Tensor:
+    """Return the difference b - a in float64, so that the subtraction adds no rounding."""
+    return b.detach().double() - a.detach().double()

@@ -44,24 +44,6 @@ RELABELLED = Kind("with an example and its label replaced", 2.0, labels=True)
 ZEROED = Kind("with an image blanked out (all pixels zero)", 1.0)
 
 
-def neighbouring(
-    examples: Examples, rows: Sequence[int], others: Sequence[int], kind: Kind
-) -> tuple[Examples, Examples]:
-    """Return two data sets that differ in the examples ``rows``. others: new labels, if ``kind.labels``."""
-    at = torch.tensor(rows)
-    first, second, y = examples.x.clone(), examples.x.clone(), examples.y.clone()
-    if first.is_floating_point():
-        first[at] *= LOUD
-        second[at] = torch.nan if kind is BLANKED else -first[at]
-    elif first.dtype == torch.uint8:
-        first[at], second[at] = 255, 0
-    else:
-        second[at] = first.max() - first[at]
-    if kind.labels:
-        y[at] = torch.tensor(others)
-    return Examples(first, examples.y), Examples(second, y)
-
-
 def apart(clients: Clients, whose: Sequence[int], kind: Kind, seed: int) -> tuple[Clients, Clients]:
     """Return the clients twice: with the first and with the second of two neighbouring data sets.
 
@@ -72,12 +54,19 @@ def apart(clients: Clients, whose: Sequence[int], kind: Kind, seed: int) -> tupl
     for client in whose:
         client_rows = clients.rows[client]
         rows.append(int(numpy_generator(seed, "neighbours", client).choice(client_rows)))
-        label, client_labels = (
-            int(clients.store.y[rows[-1]]),
-            clients.store.y[torch.tensor(client_rows)].unique().tolist(),
-        )
+        label = int(clients.store.y[rows[-1]])
+        client_labels = clients.store.y[torch.tensor(client_rows)].unique().tolist()
         others.append(next((other for other in client_labels if other != label), label))
-    return tuple(
-        Clients(store, clients.rows, clients.n_own, clients.commons)
-        for store in neighbouring(clients.store, rows, others, kind)
-    )  # pyright: ignore[reportReturnType]
+    store, at = clients.store, torch.tensor(rows)
+    first, second, y = store.x.clone(), store.x.clone(), store.y.clone()
+    if first.is_floating_point():
+        first[at] *= LOUD
+        second[at] = torch.nan if kind is BLANKED else -first[at]
+    elif first.dtype == torch.uint8:
+        first[at], second[at] = 255, 0
+    else:
+        second[at] = first.max() - first[at]
+    if kind.labels:
+        y[at] = torch.tensor(others)
+    rest = clients.rows, clients.n_own, clients.commons
+    return Clients(Examples(first, store.y), *rest), Clients(Examples(second, y), *rest)

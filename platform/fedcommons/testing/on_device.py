@@ -9,14 +9,14 @@ import torch
 
 from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.client_worker import floating_buffers
-from fedcommons.core.local_training import LocalResult
 from fedcommons.core.worker import default_device
 from fedcommons.errors import UserError
 from fedcommons.federation.rounds import Standing
 from fedcommons.flat_tensors import data, norm
-from fedcommons.testing.comparing import bits, differing, listed, require
+from fedcommons.testing.comparing import bits, listed, require, require_same, tensors_of
 from fedcommons.testing.federations import Federation
 from fedcommons.testing.pretend_gpu import CPU, GPU, PretendGPU, Seen, place
+from fedcommons.testing.spy import before_each_training
 
 PRETEND = "pretend"
 
@@ -52,9 +52,8 @@ def check_on(device: str) -> Check:
             off = norm(_vectors(on_device)[what].double() - x.double())
             if not off <= ROUNDING * max(norm(x), 1):
                 differences[what] = off
-        require(
-            not differences, f"on {device} it gives other {listed(list(differences))} than on the CPU, by {differences}"
-        )
+        names = listed(list(differences))
+        require(not differences, f"on {device} it gives other {names} than on the CPU, by {differences}")
 
     return the_device_gives_what_the_cpu_gives
 
@@ -72,8 +71,8 @@ def a_gpu_that_is_not_there_gives_the_bits_of_the_cpu(algorithm: Algorithm, fede
     resting = [what for what, x in _vectors(on_gpu).items() if place(x) != CPU]
     require(not resting, f"{listed(resting)} stays on the GPU between rounds")
     require(gpu.events.launches, "nothing ran on the GPU")
-    unequal = differing(bits(on_gpu), bits(two_rounds(algorithm, federation)))
-    require(not unequal, f"on a GPU that rounds as the CPU does there are other bits of {listed(unequal)}")
+    on_cpu = two_rounds(algorithm, federation)
+    require_same(bits(on_gpu), bits(on_cpu), "on a GPU that rounds as the CPU does there are other bits of")
     waits, copies = (_lines_with(gpu.steps, event) for event in ("waits", "copies"))
     require(not waits, f"a local step waits for the GPU (item(), float(), a mask, a copy, ...) in {listed(waits)}")
     require(not copies, f"a local step copies between CPU and GPU in {listed(copies)}")
@@ -101,14 +100,7 @@ class _Watched:
 
     def __init__(self, federation: Federation, algorithm: Algorithm, gpu: PretendGPU) -> None:
         self.executor, self.gpu = federation.serial(algorithm), gpu
-        work = self.executor.worker.work
-        inner = work.local
-
-        def local(*args: Any, **named: Any) -> LocalResult:
-            gpu.begin()
-            return inner(*args, **named)
-
-        work.local = local  # pyright: ignore[reportAttributeAccessIssue]
+        before_each_training(self.executor.worker.work, gpu.begin)
 
     def map(self, function: Callable[[Any, Any, Any], Any], shared: Any, jobs: Sequence[Any]) -> list[Any]:
         """Run each job as the serial executor does, after a call of ``gpu.begin``."""
@@ -125,7 +117,5 @@ class _Watched:
 
 def _vectors(standing: Standing) -> dict[str, torch.Tensor]:
     """Return the tensors of the server state and of the clients' memory by name."""
-    vectors = {f"state/{name}": data(x) for name, x in standing.state.items()}
-    for client, memory in standing.memory.items():
-        vectors |= {f"memory/{client}/{name}": data(x) for name, x in memory.items()}
-    return vectors
+    payloads = tensors_of(standing).items()
+    return {prefix + name: data(x) for prefix, payload in payloads for name, x in payload.items()}

@@ -7,7 +7,7 @@ from fedcommons.core.local_training import LocalSGD
 from fedcommons.federation.personal_evaluation import evaluate_personal, personal_model
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.flat_tensors import Flat
-from fedcommons.testing.comparing import differing, listed, raw, require
+from fedcommons.testing.comparing import copies, require, require_same
 from fedcommons.testing.federations import Federation, digits
 
 
@@ -52,15 +52,11 @@ def personal_models_are_whole_and_asking_changes_nothing(algorithm: Algorithm, l
 
 def _require_whole(algorithm: Algorithm, federation: Federation, plan: Plan, now: Standing, client: int) -> None:
     message = algorithm.down(now.state, now.round + 1, client)
-
-    def inputs() -> dict[str, bytes]:
-        sent = raw(message.common, "message.common: ") | raw(message.individual, "message.individual: ")
-        return sent | raw(now.memory.get(client, {}), "memory: ") | raw(now.state, "the state: ")
-
-    before, where = inputs(), f"of client {client} after round {now.round}"
+    sent = {"message.common: ": message.common, "message.individual: ": message.individual}
+    inputs = {**sent, "memory: ": now.memory.get(client, {}), "the state: ": now.state}
+    before, where = copies(inputs), f"of client {client} after round {now.round}"
     first, again = (personal_model(algorithm, now, client, keep_buffers=plan.keep_buffers) for _ in range(2))
-    changed = differing(before, inputs())
-    require(not changed, f"personal changed its arguments in place: {listed(changed)}")
+    require_same(before, copies(inputs), "personal changed its arguments in place:")
     same = all(value.buffer.equal(repeated.buffer) for value, repeated in zip(first, again, strict=True))
     require(same or not first[0].buffer.isfinite().all(), f"a second call of personal returns another model {where}")
     model, _ = first

@@ -33,6 +33,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 _C: Any = torch._C
 _TENSOR: Any = Tensor  # as Any, because torch declares no types of its properties
@@ -149,12 +150,9 @@ def _storage(t: Tensor) -> torch.UntypedStorage:
     return t.untyped_storage()
 
 
-def _tensors(x: object) -> list[Tensor]:
-    if isinstance(x, Tensor):
-        return [x]
-    if not isinstance(x, (list, tuple, dict)):
-        return []
-    return [t for part in (x.values() if isinstance(x, dict) else x) for t in _tensors(part)]
+def tensors_in(x: object) -> list[Tensor]:
+    """Return all tensors in nested tuples, lists and dicts."""
+    return [t for t in tree_leaves(x) if isinstance(t, Tensor)]
 
 
 def _device(device: Any) -> torch.device:
@@ -184,7 +182,7 @@ class _Kernels(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, func._schema.name.removeprefix("aten::")
-        tensors = _tensors((args, kwargs))
+        tensors = tensors_in((args, kwargs))
         places = [place(t) for t in tensors]
         on = GPU in places
         if on and CPU in places:
@@ -197,7 +195,7 @@ class _Kernels(TorchDispatchMode):
                 self.gpu.events.waits[_line()] += 1
         out = func(*args, **kwargs)
         old = {_storage(t)._cdata for t in tensors}
-        new = [t for t in _tensors(out) if _storage(t)._cdata not in old]  # results that are no views of inputs
+        new = [t for t in tensors_in(out) if _storage(t)._cdata not in old]  # results that are no views of inputs
         if on and (new or name.endswith("_")) and not name.startswith(("empty", "new_empty")):
             self.gpu.events.launches[_line()] += 1
         decided = any(p == CPU and (t.dim() or None not in places) for t, p in zip(tensors, places, strict=True))
@@ -215,14 +213,14 @@ class _Kernels(TorchDispatchMode):
         if name in ("index", "index_put_"):
             if place(args[0]) == CPU:
                 raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
-            for _ in (t for t in _tensors(args[1]) if place(t) == CPU):
+            for _ in (t for t in tensors_in(args[1]) if place(t) == CPU):
                 self.gpu.copied()
             args = (args[0], *args[2:])
         with_a_number = torch.Tag.pointwise in func.tags or name in WITH_A_NUMBER
-        strict = [t for x in args if isinstance(x, (list, tuple)) for t in _tensors(x)]
+        strict = [t for x in args if isinstance(x, (list, tuple)) for t in tensors_in(x)]
         # Tensors in lists, overwritten tensors, and all other tensors except allowed CPU scalars must be on the GPU.
-        strict += _tensors(kwargs.get("out")) + (_tensors(args[0]) if name.endswith("_") else [])
-        strict += [t for t in _tensors((args, kwargs)) if t.dim() or not with_a_number]
+        strict += tensors_in(kwargs.get("out")) + (tensors_in(args[0]) if name.endswith("_") else [])
+        strict += [t for t in tensors_in((args, kwargs)) if t.dim() or not with_a_number]
         if wrong := [t for t in strict if place(t) == CPU]:
             shapes = ", ".join(str(tuple(t.shape)) for t in wrong)
             raise RuntimeError(
@@ -244,7 +242,7 @@ class _Calls(TorchFunctionMode):
             return GETTERS[func](place(args[0])) if func in GETTERS else func(*args)
         if name in ("to", "cpu", "cuda"):
             return self._to(name, *args, **kwargs)
-        tensors = _tensors((args, kwargs))
+        tensors = tensors_in((args, kwargs))
         places = {place(t) for t in tensors}
         if func == SET_GRADIENT and places == {CPU, GPU}:
             raise RuntimeError("assigned grad has data located on a different device")
@@ -261,7 +259,7 @@ class _Calls(TorchFunctionMode):
         out = func(*args, **kwargs)
         if device is not None and isinstance(out, Tensor):
             out = self._mark_result(name, out, device, tensors)
-        for t in _tensors(out):
+        for t in tensors_in(out):
             if place(t) is None:
                 self.gpu.put(t, GPU if on else CPU)
             draws = kwargs.get("generator")

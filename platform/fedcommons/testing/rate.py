@@ -17,7 +17,6 @@ from fedcommons.core.algorithm import Algorithm, ChoosesClients, Personal
 from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.federation.rounds import Standing
-from fedcommons.federation.rounds import run as play
 from fedcommons.flat_tensors import copy
 from fedcommons.testing.comparing import require
 from fedcommons.testing.federations import LeastSquares
@@ -45,9 +44,8 @@ def quadratics(zeta: float) -> LeastSquares:
     """
     turned = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))[0]  # rows: common eigenvectors of the Hessians
     hessians = SMOOTH * CURVATURES[:, None] * AXES  # eigenvalues, shape (clients, axes)
-    gradients = (
-        zeta * (CURVATURES - CURVATURES.mean()) / CURVATURES.std()
-    )  # gradient of each client at the minimiser x*, along the first axis
+    # gradient of each client at the minimiser x*, along the first axis
+    gradients = zeta * (CURVATURES - CURVATURES.mean()) / CURVATURES.std()
     minimisers = np.array([[2.0, -1.0, 3.0]] * len(hessians))  # clients' minimisers in the basis of the axes
     minimisers[:, 0] -= gradients / hessians[:, 0]
     roots = np.sqrt(len(AXES) * hessians)
@@ -64,7 +62,7 @@ def courses(algorithm: Algorithm, problem: LeastSquares, rounds: int) -> Iterato
     model.buffer.fill_(1)
     start = Standing(0, algorithm.start(copy(model), plan.facts, plan.seed))
     yield model.buffer.double().numpy().copy()
-    for now, _ in play(algorithm, federation.serial(algorithm), plan, start):
+    for now, _ in federation.run(algorithm, plan, start=start):
         yield now.model.buffer.double().numpy()
 
 

@@ -216,11 +216,8 @@ def _all_is_covered(algorithm: Algorithm) -> None:
 def _audit(algorithm: Algorithm) -> str:
     epsilon, bounds = audit_method(algorithm, AUDITED, seed=0)
     for name, bound in bounds.items():
-        verdict = bound.verdict(epsilon)
-        require(
-            verdict != "above the reported one", f"{name} shows at least {bound.bound:.2f}, the ledger says {epsilon}"
-        )
+        is_above = bound.verdict(epsilon) == "above the reported one"
+        require(not is_above, f"{name} shows at least {bound.bound:.2f}, the ledger says {epsilon}")
     require(epsilon is not None, "no release covers any sent value")
-    return (
-        f"the ledger says epsilon {epsilon:.2f}, canaries show {max((b.bound for b in bounds.values()), default=0):.2f}"
-    )
+    most = max((bound.bound for bound in bounds.values()), default=0)
+    return f"the ledger says epsilon {epsilon:.2f}, canaries show {most:.2f}"

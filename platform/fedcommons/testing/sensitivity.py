@@ -15,8 +15,6 @@ uses a built-in module, so the test misses data that a user-defined module store
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
-from torch import Tensor
-
 from fedcommons.core.algorithm import Algorithm, Message, Reply, Shares
 from fedcommons.core.block_sum import BlockSum, add_blocks
 from fedcommons.core.local_training import LocalSGD
@@ -31,11 +29,10 @@ from fedcommons.privacy.noise import SEED_ALONE, Noise
 from fedcommons.seeding import keyed_globals, seed_for
 from fedcommons.testing.comparing import differing, listed, raw, require
 from fedcommons.testing.federations import Federation, digits
-from fedcommons.testing.judging import Output, faults, first_and_count, too_few
+from fedcommons.testing.judging import Output, faults_of_streams, first_and_count
 from fedcommons.testing.neighbours import BLANKED, RELABELLED, REPLACED, Kind, apart
-from fedcommons.testing.sensitivity_of_generators import shared_faults
+from fedcommons.testing.sensitivity_of_sharing import shared_faults
 from fedcommons.testing.sides import Side, playing
-from fedcommons.testing.spreads import difference
 
 SIZES = (6, 10, 4)
 """Number of examples of each client. A batch has 5 examples, so the last client's batches have all its examples."""
@@ -119,9 +116,12 @@ class Play:
                     sentences += [f"round {number}, client {client}: {each}" for each in client_faults]
             if sentences:
                 return sentences
-            total = add_blocks([_total(reply) for reply in replies.values()])
+            block = BlockSum()
+            for reply in replies.values():
+                block.add(reply.sums)
+            total, seed = add_blocks([block.total]), seed_for(self.seed, "merge", number)
             sent = {i: replace(reply, sums={}, memory=None, metrics={}) for i, reply in replies.items()}
-            state = algorithm.merge(executor, now.state, total, sent, number, seed_for(self.seed, "merge", number))
+            state = algorithm.merge(executor, now.state, total, sent, number, seed)
             now = rounds.Standing(number, state)
         return [sentence for client in self.sampled if (sentence := self._of_sampling(client))]
 
@@ -130,31 +130,23 @@ class Play:
     ) -> tuple[Reply, list[str]]:
         """Run a client on both neighbouring data sets; return the first reply and a sentence per fault (``faults``)."""
         first, before = Side(self.seed), dict(players[0].memory)
-        second = Side(self.seed, follows=first, times=self.kind.times)
+        sides = first, first.follower(self.kind.times)
         reply = players[0].reply(task, own_payload, client, first)
         try:
-            other = players[1].reply(task, own_payload, client, second)
+            other = players[1].reply(task, own_payload, client, sides[1])
         except Exception as error:
             return reply, [f"{self.kind.words} it raises {type(error).__name__}: {error}"]
 
-        def spread() -> dict[str, Tensor]:
-            if not first.loose:
-                return {}
+        def again(side: Side) -> Output:
             alone = Players(self.sides[0].build(self.algorithm)(self.sides[0].data), before)
-            raised = alone.reply(task, own_payload, client, Side(self.seed, follows=first, times=1.0, raised=1.0))
-            sent, noisier = {**reply.sums, **reply.each}, {**raised.sums, **raised.each}
-            same = [name for name in sent if name in noisier and data(sent[name]).shape == data(noisier[name]).shape]
-            return {name: difference(data(sent[name]), data(noisier[name])) for name in same}
+            return _output(alone.reply(task, own_payload, client, side))
 
-        first_sent, second_sent = (Output({**r.sums, **r.each}, r.releases, r.weight) for r in (reply, other))
-        sentences = faults(first_sent, second_sent, (first, second), self.kind, spread) or too_few(
-            first_sent, second_sent, first, self.kind
-        )
+        sent = _output(reply)
+        sentences = faults_of_streams(sent, _output(other), sides, self.kind, again)
         self.is_bare |= any(not event.covered for event in reply.releases)
-        pairs = zip(first.sums, second.sums, strict=False)
-        steps = [(event.steps, event.q) for event in first_sent.covered]
+        pairs = zip(*(side.sums for side in sides), strict=False)
         moved = sum(first_sum.release.covered and first_sum.moved(second_sum) > 0 for first_sum, second_sum in pairs)
-        counted = moved, sum(n for n, _ in steps), max((q for _, q in steps), default=1.0)
+        counted = moved, sum(r.steps for r in sent.covered), max((r.q for r in sent.covered), default=1.0)
         self.sampled.setdefault(client, []).append(counted)
         for side, answer in zip(players, (reply, other), strict=True):
             if answer.memory is not None:
@@ -165,21 +157,17 @@ class Play:
         """Return a sentence if the client's changed example is in more noisy sums than q allows, else an empty text."""
         from scipy.stats import binom  # this import takes half a second
 
-        of_round = self.sampled[client]
-        moved, steps, q = sum(m for m, _, _ in of_round), sum(n for _, n, _ in of_round), max(q for _, _, q in of_round)
+        each_moved, each_steps, rates = zip(*self.sampled[client], strict=True)
+        moved, steps, q = sum(each_moved), sum(each_steps), max(rates)
         if moved == 0 or binom.sf(moved - 1, max(moved, steps), q) >= UNLIKELY:
             return ""
-        return (
-            f"an example of client {client} is in the noisy sums of {moved} of {steps} steps, more than the declared "
-            f"sampling rate {q:g} allows"
-        )
+        steps_moved = f"an example of client {client} is in the noisy sums of {moved} of {steps} steps"
+        return f"{steps_moved}, more than the declared sampling rate {q:g} allows"
 
 
 def _copied(payload: Payload) -> Payload:
     return {name: like(x, data(x).detach().clone()) for name, x in payload.items()}
 
 
-def _total(reply: Reply):
-    block = BlockSum()
-    block.add(reply.sums)
-    return block.total
+def _output(reply: Reply) -> Output:
+    return Output({**reply.sums, **reply.each}, reply.releases, reply.weight)

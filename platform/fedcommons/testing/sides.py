@@ -79,6 +79,10 @@ class Side:
     again: list[str] = field(default_factory=list)  # streams that were opened twice, so that their noise repeats
     in_sum: bool = False
 
+    def follower(self, times: float, raised: float = 0.0) -> "Side":
+        """Return a new side with the seed of this side, which it follows."""
+        return Side(self.seed, follows=self, times=times, raised=raised)
+
 
 class PlayedStream:
     """A ``Stream`` of random numbers in the test, which records each draw in its ``Side``."""

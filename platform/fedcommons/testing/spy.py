@@ -1,31 +1,25 @@
 """A wrapper that records the calls of an algorithm's functions, for the checks in ``contract``."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, count
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedcommons.core.algorithm import (
-    Algorithm,
-    ChoosesClients,
-    Facts,
-    Message,
-    Personal,
-    Replies,
-    Reply,
-    State,
-)
+from fedcommons.core.algorithm import Algorithm, ChoosesClients, Facts, Message, Personal, Replies, Reply, State
 from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
+from fedcommons.core.local_training import LocalResult
 from fedcommons.data.clients import ClientData
 from fedcommons.flat_tensors import Flat, Payload
-from fedcommons.testing.comparing import differing, raw
+from fedcommons.testing.comparing import copies, differing, raw
 
 _stirred = count()
 
@@ -64,62 +58,44 @@ class Spy:
         if isinstance(self.inner, Personal):
             self.personal = self.inner.personal
 
+    @contextmanager
+    def _watched(self, payloads: Mapping[str, Payload]) -> Iterator[None]:
+        """Reseed the global generators, and add the names of tensors that change in this context to ``changed``."""
+        seed = next(_stirred)
+        torch.default_generator.manual_seed(seed)
+        np.random.seed(seed)  # noqa: NPY002 (the global generator, which no method should use)
+        random.seed(seed)
+        before = copies(payloads)
+        yield
+        self.changed.update(differing(before, copies(payloads)))
+
     def _participants(self, inner: ChoosesClients, state: State, round: int) -> Sequence[int]:
-        _stir()
-        before = raw(state, "the state in participants: ")
-        chosen = inner.participants(state, round)
-        self.changed.update(differing(before, raw(state, "the state in participants: ")))
-        return chosen
+        with self._watched({"the state in participants: ": state}):
+            return inner.participants(state, round)
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        _stir()
-        before = raw({"the model in start": model})
-        state = self.inner.start(model, facts, seed)
-        self.changed.update(differing(before, raw({"the model in start": model})))
-        return state
+        with self._watched({"the model in ": {"start": model}}):
+            return self.inner.start(model, facts, seed)
 
     def down(self, state: State, round: int, client: int) -> Message:
-        _stir()
-        before = raw(state, "the state in down: ")
-        message = self.inner.down(state, round, client)
-        self.changed.update(differing(before, raw(state, "the state in down: ")))
+        with self._watched({"the state in down: ": state}):
+            message = self.inner.down(state, round, client)
         self.common.append((round, raw(message.common)))
         return message
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        _stir()
-
-        def now() -> dict[str, bytes]:
-            sent = raw(message.common, "message.common: ") | raw(message.individual, "message.individual: ")
-            return sent | raw(memory, "memory: ") | raw(_tensors(data), "data: ")
-
-        before, old_memory = now(), raw(memory)
-        reply = self.inner.client(work, message, memory, data, round, seed)
-        self.changed.update(differing(before, now()))
+        old_memory = raw(memory)
+        sent = {"message.common: ": message.common, "message.individual: ": message.individual}
+        with self._watched({**sent, "memory: ": memory, "data: ": _tensors(data)}):
+            reply = self.inner.client(work, message, memory, data, round, seed)
         new_memory = None if reply.memory is None else raw(reply.memory)
         self.calls.append(Call(round, message, memory, reply, old_memory, new_memory, raw(reply.each)))
         return reply
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        _stir()
-
-        def now() -> dict[str, bytes]:
-            copies = raw(state, "the state in merge: ") | raw(total, "total: ")
-            for i, reply in replies.items():
-                copies |= raw(reply.each, f"replies[{i}].each: ")
-            return copies
-
-        before = now()
-        after = self.inner.merge(executor, state, total, replies, round, seed)
-        self.changed.update(differing(before, now()))
-        return after
-
-
-def _stir() -> None:
-    seed = next(_stirred)
-    torch.default_generator.manual_seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 (the global generator, which no method should use)
-    random.seed(seed)
+        each = {f"replies[{i}].each: ": reply.each for i, reply in replies.items()}
+        with self._watched({"the state in merge: ": state, "total: ": total, **each}):
+            return self.inner.merge(executor, state, total, replies, round, seed)
 
 
 def _tensors(rows: ClientData) -> dict[str, Tensor]:
@@ -137,3 +113,14 @@ def received(call: Call) -> int:
 def sent(call: Call) -> int:
     """Return the number of bytes that the client uploads; a tensor in both ``sums`` and ``each`` counts once."""
     return sum(map(len, {**raw(call.reply.sums), **raw(call.reply.each)}.values()))
+
+
+def before_each_training(work: Work, do: Callable[[], None]) -> None:
+    """Replace ``work.local`` by a function that calls ``do`` before it trains the module."""
+    inner = work.local
+
+    def local(*args: Any, **named: Any) -> LocalResult:
+        do()
+        return inner(*args, **named)
+
+    work.local = local  # pyright: ignore[reportAttributeAccessIssue]

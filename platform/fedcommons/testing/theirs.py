@@ -45,11 +45,8 @@ NO_LOSS = "it takes no loss=, so it cannot train on least squares, where exact s
 def it_counts_its_examples(algorithm: Adapted, local: LocalSGD) -> None:
     federation = _federation()
     for i, data in enumerate(federation.data.clients):
-        n = int(_trained(algorithm, federation.work(), federation.model, federation, i)[1])
-        require(
-            n == len(data),
-            f"a client of {len(data)} examples reports {n} examples, which the server uses as its weight",
-        )
+        n = int(_trained(algorithm, federation, i)[1])
+        require(n == len(data), f"a client of {len(data)} examples reports {n} examples, which become its weight")
 
 
 def it_begins_at_the_weights_that_it_is_given(algorithm: Adapted, local: LocalSGD) -> None:
@@ -57,38 +54,31 @@ def it_begins_at_the_weights_that_it_is_given(algorithm: Adapted, local: LocalSG
     federation = _federation(ALMOST_ZERO)
     for round in (1, 2):
         x = _another(federation.model, round)
-        y, _ = _trained(algorithm, federation.work(), x, federation, 0)
-        off = norm(sub(y, x)) / norm(x)
-        require(
-            off <= 1e-3,
-            f"at learning rate {ALMOST_ZERO:g} the client returns other weights, {100 * off:.2g} % away: it does not "
-            "begin at the weights of the server's message",
-        )
+        off = norm(sub(_trained(algorithm, federation, 0, x)[0], x)) / norm(x)
+        message = f"at learning rate {ALMOST_ZERO:g} the client returns other weights, {100 * off:.2g} % away"
+        require(off <= 1e-3, f"{message}: it does not begin at the weights of the server's message")
 
 
 def its_training_lowers_its_loss(algorithm: Adapted, local: LocalSGD) -> None:
     federation = _federation()
     data, work = federation.data.clients[0], federation.work()
-    y, _ = _trained(algorithm, work, federation.model, federation, 0)
+    y, _ = _trained(algorithm, federation, 0, work=work)
     before, after = (_loss(work, weights, data) for weights in (federation.model, y))
-    require(
-        after < before,
-        f"local training changes a client's loss from {before:.3f} to {after:.3f}: does the client return its update "
-        "with the wrong sign?",
-    )
+    change = f"from {before:.3f} to {after:.3f}"
+    cause = "does the client return its update with the wrong sign?"
+    require(after < before, f"local training changes a client's loss {change}: {cause}")
 
 
 def no_client_shows_in_the_next(algorithm: Adapted, local: LocalSGD) -> None:
     """Check that a client returns the same model before and after the worker has trained another client."""
-    federation, work = _federation(), _federation().work()
-    x = federation.model
-    first, _ = _trained(algorithm, work, x, federation, 0)
-    _trained(algorithm, work, _another(x, 1), federation, 1)
-    again, _ = _trained(algorithm, work, x, federation, 0)
+    federation = _federation()
+    x, work = federation.model, federation.work()
+    first, _ = _trained(algorithm, federation, 0, work=work)
+    _trained(algorithm, federation, 1, _another(x, 1), work)
+    again, _ = _trained(algorithm, federation, 0, work=work)
     off = norm(sub(again, first)) / norm(sub(first, x))
-    require(
-        off <= 1e-3, f"after another client has trained, its model differs by {100 * off:.2g} %: clients share a value"
-    )
+    change = f"after another client has trained, its model differs by {100 * off:.2g} %"
+    require(off <= 1e-3, f"{change}: clients share a value")
 
 
 def it_draws_anew_in_each_round(algorithm: Adapted, local: LocalSGD) -> None:
@@ -104,7 +94,6 @@ def it_draws_anew_in_each_round(algorithm: Adapted, local: LocalSGD) -> None:
         name = "fit" if hasattr(theirs, "fit") else "train"
         inner = getattr(theirs, name)
 
-        @wraps(inner)
         def trained(*args: Any, **values: Any) -> Any:
             result = inner(*args, **values)
             ends.append((torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()))  # noqa: NPY002
@@ -118,10 +107,8 @@ def it_draws_anew_in_each_round(algorithm: Adapted, local: LocalSGD) -> None:
         message = Message({"model": federation.model})
         replace(algorithm, build=build).client(federation.work(), message, {}, federation.data.clients[0], 1, seed)
     for name, first, second in zip(("torch", "numpy", "Python"), *ends, strict=True) if ends else ():
-        require(
-            first != second,
-            f"it seeds {name}'s generator while it trains, so it draws equal numbers in every round and for every seed",
-        )
+        result = "draws equal numbers in every round and for every seed"
+        require(first != second, f"it seeds {name}'s generator while it trains, so it {result}")
 
 
 CHECKS = {
@@ -159,9 +146,16 @@ def _another(x: Flat, number: int) -> Flat:
     return result
 
 
-def _trained(algorithm: Adapted, work: Work, x: Flat, federation: Federation, client: int) -> tuple[Flat, float]:
-    """Train a client from the weights ``x``; return its model and its weight in the server's average."""
-    reply = algorithm.client(work, Message({"model": x}), {}, federation.data.clients[client], 1, 0)
+def _trained(
+    algorithm: Adapted, federation: Federation, client: int, x: Flat | None = None, work: Work | None = None
+) -> tuple[Flat, float]:
+    """Train a client from the weights ``x`` (None: untrained); return its model and its weight in the average.
+
+    work: the training objects of a worker; None: of a new worker.
+    """
+    x = x or federation.model
+    message, data = Message({"model": x}), federation.data.clients[client]
+    reply = algorithm.client(work or federation.work(), message, {}, data, 1, 0)
     if "model" in reply.each:
         return flat(reply.each, "model"), reply.weight
     return add(x, flat(reply.sums, "delta"), 1 / reply.weight), reply.weight

@@ -10,9 +10,10 @@ from pytorch_lightning import LightningModule
 
 from fedcommons.audits import membership, one_run
 from fedcommons.audits.copies import audit
+from fedcommons.audits.lower_bound import LowerBound
 from fedcommons.audits.membership import Attack, Losing
 from fedcommons.audits.nearest_neighbours import Subject
-from fedcommons.audits.one_run import FEWEST, LOOKS, Bounded
+from fedcommons.audits.one_run import FEWEST, LOOKS
 from fedcommons.cli import parse
 from fedcommons.config.dotted import deciding
 from fedcommons.config.experiment import Experiment
@@ -56,8 +57,8 @@ def attacked(prepared: RunSpec, subject: Subject, shadows: int, say: Callable[[s
     return {name: membership.attack(each, inside, seed) for name, each in zip(kinds, ratios, strict=True)}
 
 
-def bounded(prepared: RunSpec, subject: Subject, canaries: int) -> Bounded:
-    """Return a lower bound on epsilon for a generator trained like the subject's, with up to ``canaries`` canaries."""
+def bounded(prepared: RunSpec, subject: Subject, canaries: int) -> tuple[float | None, LowerBound]:
+    """Return the reported epsilon of a generator trained like the subject's, and a lower bound from canaries."""
     generator, n_classes, seed = recipe(prepared.record).generator, prepared.dataset.classes, prepared.record.seed
     by = membership.by_loss if isinstance(generator, Losing) else membership.by_pool
     test, delta = prepared.dataset.test, prepared.record.dp.delta
@@ -107,15 +108,14 @@ def audited(
         result = audit(subjects, pool_audit.spaces(classifier(prepared)), prepared.client_data.seed)
         attacks = attacked(prepared, subjects[client], options.shadows, say)
         say("training two generators, with and without canaries")
-        bound = bounded(prepared, subjects[client], options.canaries)
+        reported, bound = bounded(prepared, subjects[client], options.canaries)
     return {
         "spaces": result.record(),
         "validation": len(prepared.dataset.validation),
         "client": client,
         "attacks": {name: {**attack.record(), "roc": pictures.curve(attack)} for name, attack in attacks.items()},
-        "epsilon": {"at_least": bound.audited.bound, "ceiling": bound.audited.ceiling, "guesses": bound.audited.r,
-                    "right": bound.audited.v, "canaries": bound.audited.m, "reported": bound.reported,
-                    "verdict": bound.verdict},
+        "epsilon": {"at_least": bound.bound, "ceiling": bound.ceiling, "guesses": bound.r, "right": bound.v,
+                    "canaries": bound.m, "reported": reported, "verdict": bound.verdict(reported)},
         "pairs": pictures.pairs(result.compared["pixels"]),
     }  # fmt: skip
 

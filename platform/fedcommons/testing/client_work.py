@@ -1,4 +1,4 @@
-"""Check that clients trained together by vmap (``client.batched``) send the tensors of clients trained one by one."""
+"""Checks of the clients' work: what a method declares of it, and that clients trained together do the same work."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -6,12 +6,14 @@ from dataclasses import replace
 import torch
 
 from fedcommons.core import vmap_clients
-from fedcommons.core.algorithm import Algorithm
+from fedcommons.core.algorithm import Algorithm, repeats_of
+from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.local_training import LocalSGD
+from fedcommons.errors import UserError
 from fedcommons.flat_tensors import data
 from fedcommons.testing.comparing import require
 from fedcommons.testing.federations import Federation, digits
-from fedcommons.testing.spy import Spy
+from fedcommons.testing.spy import Spy, before_each_training
 
 MOST = 1e-5
 """Maximum relative difference (Euclidean norm) between a client's tensors with and without ``client.batched``."""
@@ -28,12 +30,8 @@ def clients_at_once_train_as_one_after_another(algorithm: Algorithm, local: Loca
     if vmap_clients.flaw(federation.work(), tuple(column[:2] for column in federation.data.clients[0].columns)):
         return
     for name, off in differences(algorithm, federation, federation.training(replace(local, batched=True))):
-        require(
-            off <= MOST,
-            f"{name} of a client trained together with other clients differs by {off:.2g} from the same client trained "
-            "alone: the function client is called twice and must do the same both times, and a Correction must depend "
-            "on its tensors only",
-        )
+        cause = "a second call of client does something else, or a Correction depends on more than its tensors"
+        require(off <= MOST, f"{name} of a client trained together with others differs by {off:.2g}: {cause}")
 
 
 def differences(
@@ -50,3 +48,21 @@ def differences(
             for name in payload:
                 x, y = data(payload[name]).double(), data(other_payload[name]).double()
                 yield name, float(torch.linalg.vector_norm(x - y) / torch.linalg.vector_norm(x).clamp(min=1e-30))
+
+
+def its_work_can_be_priced(algorithm: Algorithm, local: LocalSGD) -> None:
+    """Check the work that a method declares for the time estimate of ``--dry-run``.
+
+    ``repeats`` must name constants that are whole numbers or None. If ``trains_locally`` is False, clients must not
+    call ``work.local``.
+    """
+    try:
+        repeats_of(algorithm)
+    except UserError as error:  # because ``check_algorithm`` treats a UserError as a fault of the machine
+        raise AssertionError(str(error)) from error
+    if not capabilities_of(algorithm).trains_locally:
+        federation, trainings = digits(method=algorithm).training(local), list[None]()
+        executor = federation.serial(algorithm)
+        before_each_training(executor.worker.work, lambda: trainings.append(None))
+        federation.run(algorithm, federation.plan(2), executor)
+        require(not trainings, "trains_locally is False, but clients call work.local")

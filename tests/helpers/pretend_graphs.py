@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedcommons.core import cuda_graphs
-from fedcommons.testing.pretend_gpu import WAITS
+from fedcommons.testing.pretend_gpu import WAITS, tensors_in
 
 CHANGES = {"native_batch_norm"}
 """Operations that change input tensors in place although torch's schema does not declare this."""
@@ -66,10 +66,10 @@ class _Tape(TorchDispatchMode):
         if name in WAITS:
             raise ValueError(f"client.graphs: this step cannot be recorded: {func} waits for the GPU")
         if func._schema.is_mutable or name in CHANGES:
-            for t in _tensors([args, kwargs]):
+            for t in tensors_in([args, kwargs]):
                 self.before.setdefault(t.data_ptr(), (t.detach(), t.detach().clone()))
         out = func(*args, **kwargs)
-        self.calls.append((func, args, kwargs, _tensors([out])))
+        self.calls.append((func, args, kwargs, tensors_in([out])))
         return out
 
     def put_back(self) -> None:
@@ -82,14 +82,6 @@ class _Tape(TorchDispatchMode):
         """Compute all recorded operations again and copy their results into the recorded output tensors."""
         with torch.no_grad(), torch._C.DisableTorchFunction():  # the operations must not reach function modes
             for func, args, kwargs, outs in self.calls:
-                for place, value in zip(outs, _tensors([func(*args, **kwargs)]), strict=True):
+                for place, value in zip(outs, tensors_in([func(*args, **kwargs)]), strict=True):
                     if place.data_ptr() != value.data_ptr():  # in-place operations and views need no copy
                         place.copy_(value)
-
-
-def _tensors(x: Any) -> list[Tensor]:
-    if isinstance(x, Tensor):
-        return [x]
-    if isinstance(x, dict):
-        x = list(x.values())
-    return [t for part in x for t in _tensors(part)] if isinstance(x, (list, tuple)) else []
