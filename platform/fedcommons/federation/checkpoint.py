@@ -14,7 +14,7 @@ from fedcommons.core import rejections
 from fedcommons.core.communication import Traffic
 from fedcommons.core.worker import give_back_freed
 from fedcommons.errors import ClientError
-from fedcommons.federation.client_memory import ClientMemory, remove_files
+from fedcommons.federation.client_memory import ClientMemory, remove, remove_files
 from fedcommons.federation.rounds import Standing
 from fedcommons.federation.serialization import pack, unpack
 from fedcommons.flat_tensors import Layout, Payload, flat
@@ -55,7 +55,7 @@ def prune(folder: Path, memory: ClientMemory) -> None:
     """Remove all but the last two checkpoints. Keep only memory files that a kept checkpoint or ``memory`` names."""
     checkpoints = _checkpoints(folder)
     for number in sorted(checkpoints)[:-KEEP]:
-        _remove(checkpoints.pop(number))
+        remove(checkpoints.pop(number))
     if memory.folder is not None:
         needed = {name for path in checkpoints.values() for name in _files(path)}
         remove_files(memory.folder, needed | set(memory.in_files.values()))
@@ -65,19 +65,13 @@ def remove_after(folder: Path, round: int) -> None:
     """Remove the checkpoints of rounds after ``round``, because the engine will run those rounds again."""
     for number, path in _checkpoints(folder).items():
         if number > round:
-            _remove(path)
+            remove(path)
 
 
 def _checkpoints(folder: Path) -> dict[int, Path]:
     """Return round -> checkpoint file for all checkpoints in the folder."""
     matches = {path: re.fullmatch(CHECKPOINT_FILE, path.name) for path in folder.glob("round-*.safetensors")}
     return {int(match[1]): path for path, match in matches.items() if match}
-
-
-def _remove(checkpoint: Path) -> None:
-    # The tensor file is removed last, so that the next call finds it if this call is interrupted.
-    checkpoint.with_name(checkpoint.name + ".json").unlink(missing_ok=True)
-    checkpoint.unlink()
 
 
 def _files(checkpoint: Path) -> set[str]:

@@ -119,6 +119,11 @@ def remove_files(folder: Path, needed: set[str]) -> None:
     """Remove all memory files in ``folder`` whose names are not in ``needed``."""
     for path in folder.glob("client-*.safetensors"):
         if path.name not in needed and re.fullmatch(MEMORY_FILE, path.name):
-            # The tensor file is removed last, so that the next call finds it if this call is interrupted.
-            path.with_name(path.name + ".json").unlink(missing_ok=True)
-            path.unlink()
+            remove(path)
+
+
+def remove(tensors: Path) -> None:
+    """Remove a tensor file and the file of its facts."""
+    # The tensor file is removed last, so that the next call finds it if this call is interrupted.
+    tensors.with_name(tensors.name + ".json").unlink(missing_ok=True)
+    tensors.unlink()
