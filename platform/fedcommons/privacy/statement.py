@@ -87,8 +87,7 @@ def statement(
     leaks = [_leak(name, times, ledger) for name, times in ledger.uncovered.items()]
     if rejected and dp:
         leaks.append(f"the fact that {rejected} replies were rejected, as it depends on the data")
-    shared = "covered" if ledger.commons.covered else "nothing"
-    shared = "uncovered" if ledger.commons.uncovered else shared
+    shared = "uncovered" if ledger.commons.uncovered else "covered" if ledger.commons.covered else "nothing"
     pool = ledger.commons.largest_epsilon(delta) if shared == "covered" else None
     largest = max((e for i in range(clients) if (e := ledger.epsilon_of_all(i, delta)) is not None), default=0.0)
     overall = largest if dp and not leaks else None
