@@ -20,7 +20,7 @@ from fedcommons.runs import build, experiment, run_salts
 from fedcommons.seeding import generator
 from fedcommons.sharing.merf import MERF
 from fedcommons.sharing.ndpdc import NDPDC
-from fedcommons.sharing.random_features import Features, Fourier
+from fedcommons.sharing.random_features import Fourier
 from fedcommons.sharing.stage import Contributions, share
 from fedcommons.testing import check_stage
 
@@ -110,7 +110,7 @@ class LouderNDPDC(NDPDC):
 
 
 class OtherFeatures(MERF):
-    def phi(self, client_data: ClientDatasets) -> Features:
+    def phi(self, client_data: ClientDatasets) -> Fourier:
         return Fourier(super().phi(client_data).w * 1.01)  # pyright: ignore[reportAttributeAccessIssue]
 
 

@@ -3,14 +3,12 @@
 Li et al., TMLR 2024, arXiv:2306.13263, figure 3.   p: share of synthetic images in a client's training set.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
 from fedcommons.data.federated import ClientDatasets
-from fedcommons.privacy.release import Release
 from fedcommons.sharing import synthetic
-from fedcommons.sharing.stage import Assigned, Contributions
+from fedcommons.sharing.stage import Assigned, Contributions, WithReleases
 
 
 @dataclass(frozen=True)
@@ -22,9 +20,7 @@ class LocalSynthetic:
 
     check_data, sizes, requests, make = synthetic.check_data, synthetic.sizes, synthetic.requests, synthetic.make
 
-    def release(
-        self, client_data: ClientDatasets, contributed: Contributions
-    ) -> tuple[Contributions, Sequence[Release]]:
+    def release(self, client_data: ClientDatasets, contributed: Contributions) -> WithReleases:
         """Return privacy ledger entries as if the synthetic images left the clients, although no image leaves a client.
 
         A real image influences many synthetic images, and DP-SGD counts each synthetic image as a separate example. So

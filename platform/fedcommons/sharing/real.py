@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from fedcommons.data.federated import ClientDatasets
 from fedcommons.generators.requests import Contribution
-from fedcommons.privacy.release import Release
-from fedcommons.sharing.stage import Assigned, Contributions
+from fedcommons.sharing.stage import Assigned, Contributions, WithReleases
 
 
 @dataclass(frozen=True)
@@ -17,9 +16,7 @@ class Real:
         """Return empty contributions."""
         return Contributions.none(client_data)
 
-    def release(
-        self, client_data: ClientDatasets, contributed: Contributions
-    ) -> tuple[Contributions, Sequence[Release]]:
+    def release(self, client_data: ClientDatasets, contributed: Contributions) -> WithReleases:
         """Return the empty contributions without privacy ledger entries, as no data leave a client."""
         return contributed, ()
 

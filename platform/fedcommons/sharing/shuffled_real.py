@@ -12,9 +12,8 @@ import numpy as np
 from fedcommons.data.federated import ClientDatasets
 from fedcommons.errors import UserError
 from fedcommons.generators.requests import Contribution
-from fedcommons.privacy.release import Release
 from fedcommons.seeding import numpy_generator
-from fedcommons.sharing.stage import Assigned, Contributions
+from fedcommons.sharing.stage import Assigned, Contributions, WithReleases
 from fedcommons.sharing.swapped import n_swapped
 
 
@@ -28,17 +27,14 @@ class ShuffledReal:
     def check(self, fields: Mapping[str, Any]) -> None:
         """Check that p, the share of real images to swap, is set (see ``Stage``)."""
         if self.p is None:
-            raise UserError(
-                "sharing.p must be set for sharing.setting shuffled_real: the share of real data that is swapped."
-            )
+            raise UserError("sharing.p, the share of real data that is swapped, must be set for shuffled_real.")
 
     def check_data(self, client_data: ClientDatasets) -> None:
         """Check that the share p is 0, or that the client with most images swaps at least one image (see ``Stage``)."""
         n = max(client_data.clients.sizes)
         if self.p and n_swapped(self.p, n) < 1:
-            raise UserError(
-                f"sharing.p = {self.p:g} of {n} images is not one image: it must be 0 or more than {1 / n:.2g}."
-            )
+            least = 1 / n
+            raise UserError(f"sharing.p = {self.p:g} of {n} images is not one image: set 0 or more than {least:.2g}.")
 
     def sizes(self, client_data: ClientDatasets) -> list[int]:
         """Return the number of images that each client gives to the pool and gets from the pool."""
@@ -46,28 +42,19 @@ class ShuffledReal:
 
     def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
         """Return the real images that each client gives to the pool."""
-        sizes = self.sizes(client_data)
-        return Contributions.from_real_rows(
-            client_data,
-            [
-                rows[_order(client_data, client)[: sizes[client]]]
-                for client, rows in enumerate(client_data.clients.rows)
-            ],
-        )
+        own, sizes = client_data.clients.rows, self.sizes(client_data)
+        swapped = [rows[_order(client_data, i)[: sizes[i]]] for i, rows in enumerate(own)]
+        return Contributions.from_real_rows(client_data, swapped)
 
-    def release(
-        self, client_data: ClientDatasets, contributed: Contributions
-    ) -> tuple[Contributions, Sequence[Release]]:
+    def release(self, client_data: ClientDatasets, contributed: Contributions) -> WithReleases:
         """Return the contributions and one unprotected privacy ledger entry per client for its real images."""
         return contributed, contributed.releases("real images")
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
         """Assign each client its remaining images, and a slice of the shuffled pool as long as its contribution."""
-        sizes, parts = self.sizes(client_data), released.shuffled(len(client_data.clients), client_data.seed)
-        rest = [
-            rows[np.sort(_order(client_data, client)[sizes[client] :])]
-            for client, rows in enumerate(client_data.clients.rows)
-        ]
+        own, sizes = client_data.clients.rows, self.sizes(client_data)
+        parts = released.shuffled(len(own), client_data.seed)
+        rest = [rows[np.sort(_order(client_data, i)[sizes[i] :])] for i, rows in enumerate(own)]
         return Assigned(rest, parts, pool=parts)
 
 

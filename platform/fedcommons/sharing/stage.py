@@ -112,6 +112,9 @@ class Contributions:
         return events
 
 
+WithReleases = tuple[Contributions, Sequence[Release]]
+"""The contributions that leave the clients, and the privacy ledger entries (releases) that state their protection."""
+
 CLASS_COUNTS = ("class counts",)
 """Name of the privacy ledger entry of the class counts from which labels are drawn."""
 
@@ -182,9 +185,7 @@ class Stage(Protocol):
         """Return the clients' contributions; ``generated``: one result per generation request (``Generating``)."""
         ...
 
-    def release(
-        self, client_data: ClientDatasets, contributed: Contributions
-    ) -> tuple[Contributions, Sequence[Release]]:
+    def release(self, client_data: ClientDatasets, contributed: Contributions) -> WithReleases:
         """Return the contributions that leave the clients, and the privacy ledger entries that state their protection.
 
         If a client contributes synthetic examples without an entry, the ledger counts them as unprotected. Real rows

@@ -6,8 +6,7 @@ from typing import Protocol
 from fedcommons.data.federated import ClientDatasets
 from fedcommons.generators import requests as generation
 from fedcommons.generators.requests import Contribution, GenerationRequest, GeneratorRecipe
-from fedcommons.privacy.release import Release
-from fedcommons.sharing.stage import Contributions
+from fedcommons.sharing.stage import Contributions, WithReleases
 
 
 class Synthetic(Protocol):
@@ -33,8 +32,6 @@ def make(self: object, client_data: ClientDatasets, generated: Sequence[Contribu
     return Contributions.from_generated(client_data, generated)
 
 
-def release(
-    self: object, client_data: ClientDatasets, contributed: Contributions
-) -> tuple[Contributions, Sequence[Release]]:
+def release(self: object, client_data: ClientDatasets, contributed: Contributions) -> WithReleases:
     """Return all images and their ledger entries; an image has the privacy protection of its generator."""
     return contributed, contributed.releases("synthetic images")
