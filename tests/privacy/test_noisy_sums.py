@@ -20,11 +20,11 @@ from fedcommons.privacy.ledger import Ledger
 from fedcommons.privacy.statement import statement
 from fedcommons.seeding import keyed_globals
 from fedcommons.sharing import merf
+from fedcommons.sharing.exchange import share
 from fedcommons.sharing.merf import MERF
 from fedcommons.sharing.merf_generator import CODE, Generator, generate_images, sample_images, train
 from fedcommons.sharing.ndpdc import NDPDC
 from fedcommons.sharing.random_features import Fourier, bounded, fit_images, means, pixels, sums
-from fedcommons.sharing.stage import share
 from lightning_modules.networks import ConvNet
 
 SMALL = MERF(noise_multiplier=1.0, features=40, per_class=2, steps=3)

@@ -18,10 +18,11 @@ from fedcommons.errors import UserError
 from fedcommons.privacy.salts import name_of
 from fedcommons.runs import build, experiment, run_salts
 from fedcommons.seeding import generator
+from fedcommons.sharing.exchange import share
 from fedcommons.sharing.merf import MERF
 from fedcommons.sharing.ndpdc import NDPDC
 from fedcommons.sharing.random_features import Fourier
-from fedcommons.sharing.stage import Contributions, share
+from fedcommons.sharing.stage import Contributions
 from fedcommons.testing import check_stage
 
 STAGES: dict[str, Any] = {
