@@ -124,20 +124,15 @@ def _not_writable(where: Path, error: OSError) -> UserError:
 def _keep(name: str, salt: bytes) -> bytes:
     """Store the salt under ``name`` and return it. If another process stored a salt first, return that salt."""
     where = folder()
-    path, temporary = where / name, where / f".{name}.{os.getpid()}.{secrets.token_hex(4)}"
     try:
         where.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(salt)
-                file.flush()
-                os.fsync(file.fileno())
-            os.link(temporary, path)
-        finally:
-            temporary.unlink()
+        with tempfile.NamedTemporaryFile(dir=where, prefix=f".{name}.") as file:  # mode 0600, removed at the end
+            file.write(salt)
+            file.flush()
+            os.fsync(file.fileno())
+            os.link(file.name, where / name)
     except FileExistsError:
-        return _read(path)
+        return _read(where / name)
     except OSError as error:
         raise _not_writable(where, error) from None
     return salt
