@@ -36,12 +36,12 @@ def save(folder: Path, standing: Standing, record: str = "") -> None:
     checkpoint names are removed.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    memory, t = standing.memory, standing.traffic
+    memory = standing.memory
     payloads = {"state": standing.state, "module": {"buffers": standing.buffers}}
     payloads |= {f"memory {client}": payload for client, payload in memory.in_ram.items()}
     tensors, facts = pack(payloads)
     facts |= {name: value for name, value in (("run", memory.run), ("record", record)) if value}
-    facts |= {"round": standing.round, "traffic": [t.down, t.up, t.once, t.lost], "order": list(memory)}
+    facts |= {"round": standing.round, "traffic": astuple(standing.traffic), "order": list(memory)}
     facts["files"] = {str(client): name for client, name in memory.in_files.items()}
     facts["rejected"] = rejections.records(standing.rejected)
     facts["ledger"] = standing.ledger.record()
@@ -146,7 +146,7 @@ def _standing(payloads: dict[str, Payload], facts: dict[str, Any], memory: Clien
         entries |= {int(client): name for client, name in facts["files"].items()}
         ordered = {client: entries[client] for client in facts["order"]}
         # Checkpoints of earlier versions lack the lost bytes, ``rejected`` and ``largest``, so defaults replace them.
-        down, up, once, lost = [*facts["traffic"], *([0] if len(facts["traffic"]) == 3 else [])]
+        traffic = Traffic(*facts["traffic"])
         buffers = flat(payloads["module"], "buffers")
         state = payloads["state"]
         if "model" in state:
@@ -159,9 +159,8 @@ def _standing(payloads: dict[str, Payload], facts: dict[str, Any], memory: Clien
     names = facts["files"].values()
     if len(facts["order"]) != len(entries) or not all(re.fullmatch(MEMORY_FILE, str(name)) for name in names):
         raise ValueError("the facts name other memories than the checkpoint has")
-    if not all(type(n) is int and n >= 0 for n in (facts.get("round"), down, up, once, lost)):
+    if len(facts["traffic"]) < 3 or not all(type(n) is int and n >= 0 for n in (facts.get("round"), *astuple(traffic))):
         raise ValueError("the numbers of rounds and bytes in the facts must be whole numbers, 0 or more")
-    traffic = Traffic(down, up, once, lost)
     return Standing(
         facts["round"], state, memory.restored(ordered), traffic=traffic, buffers=buffers, rejected=rejected,
         largest=largest, ledger=ledger,
