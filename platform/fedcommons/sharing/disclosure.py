@@ -18,7 +18,7 @@ import torch
 
 from fedcommons.core.communication import images_nbytes
 from fedcommons.core.worker import RunData
-from fedcommons.data.clients import Clients, digests
+from fedcommons.data.clients import digests
 from fedcommons.data.examples import Examples
 from fedcommons.data.federated import ClientDatasets
 from fedcommons.errors import UserError, quote
@@ -155,12 +155,6 @@ def _pairs(of_clients: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Return two vectors (clients, rows) with one entry for each row of each client."""
     none, sizes = np.zeros(0, np.int64), np.array([len(rows) for rows in of_clients], np.int64)
     return np.repeat(np.arange(len(sizes)), sizes), np.concatenate([none, *of_clients])
-
-
-def held_by_others(clients: Clients, owners: np.ndarray) -> np.ndarray:
-    """Return the rows that are held by a client other than their owner, repeated once per such client."""
-    holders, rows = np.repeat(np.arange(len(clients)), clients.rows.sizes), clients.rows.flat.numpy()
-    return rows[owners[rows] != holders]
 
 
 def copied(store: Examples, n_real: int, rows: np.ndarray) -> np.ndarray:

@@ -118,7 +118,8 @@ def _shared(
     disclosure.require_unchanged(name, client_data, store)
     rows = disclosure.numbers(name, "contributed rows", contributed.rows, len(store))
     owners = disclosure.owners_of(name, client_data, store, rows, contributed.owners)
-    leaving = np.concatenate([disclosure.held_by_others(clients, owners), *parts])
+    holders, held = np.repeat(np.arange(n_clients), clients.rows.sizes), clients.rows.flat.numpy()
+    leaving = np.concatenate([held[owners[held] != holders], *parts])
     disclosure.require_known(name, client_data, leaving, owners)
     n_sent = disclosure.sent(kept_rows, received, rows, parts, owners, n_real)
     # A real example also leaves its client if a synthetic example is a bit-for-bit copy of it.
