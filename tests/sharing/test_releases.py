@@ -24,12 +24,10 @@ from fedcommons.privacy.release import Release
 from fedcommons.runs.experiment import run
 from fedcommons.sharing.disclosure import require_once, sent
 from fedcommons.sharing.exchange import share, share_by_method
-from fedcommons.sharing.local_synthetic import LocalSynthetic
 from fedcommons.sharing.raw_copies import RawCopies
-from fedcommons.sharing.real import Real
-from fedcommons.sharing.shuffled_real import ShuffledReal
-from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
+from fedcommons.sharing.real import Real, ShuffledReal
 from fedcommons.sharing.stage import Assigned, Contributions
+from fedcommons.sharing.synthetic import LocalSynthetic, ShuffledSynthetic
 
 FLAWS: list[tuple[str, Any]] = [
     *(("steps", value) for value in (0, 3.0, True, 10**12 + 1)),

@@ -53,7 +53,7 @@ class RawCopies:
         if n_clients < 2:
             raise UserError("sharing.setting raw_copies needs at least 2 clients, got 1: no other can get a copy.")
         if self.d > n_clients - 1:
-            raise UserError(f"sharing.d must be at most {n_clients - 1}, the number of other clients, got {self.d}.")
+            raise UserError(f"sharing.d must be at most N - 1 = {n_clients - 1}, the other clients, got {self.d}.")
         if c and n_open(c, n) < 1:
             least = 0.5 / n
             raise UserError(f"sharing.c = {c:g} of {n} images is not one image: it must be 0 or at least {least:.2g}.")
@@ -61,7 +61,7 @@ class RawCopies:
             raise UserError("sharing.placement optimal evens out classes, but the labels are not classes.")
         counts = np.bincount(self._labels(client_data), minlength=client_data.n_classes or 0)
         if self.placement == "optimal" and not counts.all():
-            raise UserError(f"sharing.placement optimal needs all classes, got no image of class {counts.argmin()}.")
+            raise UserError(f"sharing.placement optimal needs every class, got no image of class {counts.argmin()}.")
         memory_limit.require(f"copies at {n_clients:,} clients", n_clients * (n + 16 * n_open(c, n)), "sharing.c")
 
     def holdings(self, client_data: ClientDatasets) -> np.ndarray:

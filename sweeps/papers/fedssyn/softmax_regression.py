@@ -32,7 +32,7 @@ from fedcommons.data.federated import ClientDatasets
 from fedcommons.runs import load_data
 from fedcommons.seeding import generator, numpy_generator
 from fedcommons.sharing.exchange import share
-from fedcommons.sharing.shuffled_real import ShuffledReal
+from fedcommons.sharing.real import ShuffledReal
 
 
 @dataclass(frozen=True)
