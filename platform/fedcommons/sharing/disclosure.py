@@ -59,9 +59,7 @@ def owners_of(stage: str, client_data: ClientDatasets, store: Examples, rows: np
     """
     stated = numbers(stage, "owners", owners, len(client_data.clients))
     if len(rows) != len(stated):
-        raise UserError(
-            f"sharing stage {stage} must give one owner per row, got {len(rows):,} rows and {len(stated):,} owners."
-        )
+        raise UserError(f"sharing stage {stage} must give one owner per row, got {len(stated):,} for {len(rows):,}.")
     result = np.full(len(store), -1)
     result[rows] = stated
     result[: len(client_data.clients.store)] = -1
@@ -94,10 +92,8 @@ def own_counts(stage: str, n_own: Any, n_clients: int) -> np.ndarray | None:
     """
     values = np.asarray(n_own)
     if n_own is not None and not (values.shape == (n_clients,) and values.dtype.kind in "iuf" and (values >= 0).all()):
-        raise UserError(
-            f"sharing stage {stage} must return n_own as a number of 0 or more for each of {n_clients} clients, "
-            f"got {quote(n_own)}."
-        )
+        what = f"n_own as a number of 0 or more for each of {n_clients} clients"
+        raise UserError(f"sharing stage {stage} must give {what}, got {quote(n_own)}.")
     return None if n_own is None else values
 
 
