@@ -14,7 +14,7 @@ from fedcommons.algorithms.fedprox import FedProx
 from fedcommons.core.capabilities import Capabilities, capabilities_of
 from fedcommons.deprecated import adopt_old_methods
 from fedcommons.generators import requests
-from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
+from fedcommons.sharing.synthetic import ShuffledSynthetic
 from fedcommons.testing import check_stage
 
 OLD = """
@@ -22,7 +22,7 @@ import torch
 
 from fedcommons.sharing.needs import needs
 import fedcommons as fc
-from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
+from fedcommons.sharing.synthetic import ShuffledSynthetic
 from fedcommons.testing import check_stage
 
 class Method:

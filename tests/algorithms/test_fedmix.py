@@ -14,8 +14,8 @@ from fedcommons.data.clients import ClientData, Clients
 from fedcommons.data.examples import Examples
 from fedcommons.data.federated import ClientDatasets
 from fedcommons.flat_tensors import flat
-from fedcommons.sharing.shuffled_real import ShuffledReal
-from fedcommons.sharing.stage import share, share_by_method
+from fedcommons.sharing.exchange import share, share_by_method
+from fedcommons.sharing.real import ShuffledReal
 from lightning_modules import Classifier
 
 LR = 0.5

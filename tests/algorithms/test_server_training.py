@@ -16,8 +16,8 @@ from fedcommons.generators.requests import Contribution
 from fedcommons.privacy.ledger import Ledger
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN
 from fedcommons.privacy.statement import statement
-from fedcommons.sharing.server_synthetic import ServerSynthetic
-from fedcommons.sharing.stage import share
+from fedcommons.sharing.exchange import share
+from fedcommons.sharing.synthetic import ServerSynthetic
 from fedcommons.testing import digits
 from fedcommons.testing.federations import Federation
 from lightning_modules import Classifier

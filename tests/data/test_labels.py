@@ -16,8 +16,8 @@ from fedcommons.data.federated import ClientDatasets
 from fedcommons.errors import UserError
 from fedcommons.runs import build
 from fedcommons.runs.experiment import run
-from fedcommons.sharing.shuffled_real import ShuffledReal
-from fedcommons.sharing.stage import share
+from fedcommons.sharing.exchange import share
+from fedcommons.sharing.real import ShuffledReal
 from fedcommons.tracking.run_folder import read_class_counts
 from lightning_modules import Regressor
 

@@ -23,8 +23,8 @@ from fedcommons.privacy.ledger import Ledger
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.privacy.statement import statement
 from fedcommons.runs import build, load_data
-from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
-from fedcommons.sharing.stage import share
+from fedcommons.sharing.exchange import share
+from fedcommons.sharing.synthetic import ShuffledSynthetic
 from fedcommons.storage.artifact_store import Store, key_of
 
 START = dealt()  # 5 clients of 259 images each

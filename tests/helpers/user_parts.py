@@ -20,8 +20,8 @@ from fedcommons.generators.generator import TrainedGenerator
 from fedcommons.generators.requests import GenerationRequest, GeneratorRecipe
 from fedcommons.seeding import seed_for
 from fedcommons.sharing.real import Real
-from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
 from fedcommons.sharing.stage import Assigned, Contributions
+from fedcommons.sharing.synthetic import ShuffledSynthetic
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,11 @@ from fedcommons.privacy.ledger import Ledger
 from fedcommons.privacy.statement import statement
 from fedcommons.seeding import keyed_globals
 from fedcommons.sharing import merf
+from fedcommons.sharing.exchange import share
 from fedcommons.sharing.merf import MERF
 from fedcommons.sharing.merf_generator import CODE, Generator, generate_images, sample_images, train
 from fedcommons.sharing.ndpdc import NDPDC
-from fedcommons.sharing.random_features import Features, Fourier, bounded, fit_images, means, pixels, sums
-from fedcommons.sharing.stage import share
+from fedcommons.sharing.random_features import Fourier, bounded, fit_images, means, pixels, sums
 from lightning_modules.networks import ConvNet
 
 SMALL = MERF(noise_multiplier=1.0, features=40, per_class=2, steps=3)
@@ -33,7 +33,7 @@ SERVER, SECURE = "the server without it", "the server under secure aggregation"
 OUTSIDERS, ANOTHER = "outsiders, who see images", "another client, which knows its own noise"
 
 
-def total(stage: MERF, start: ClientDatasets, phi: Features = PHI) -> Tensor:
+def total(stage: MERF, start: ClientDatasets, phi: Fourier = PHI) -> Tensor:
     return sum((stage.message(start, i, phi).values for i in range(len(start.clients))), torch.zeros(()))
 
 
@@ -202,7 +202,7 @@ SENT: list[NoisySum] = []
 
 
 class Sent(MERF):
-    def message(self, client_data: ClientDatasets, client: int, phi: Features) -> NoisySum:
+    def message(self, client_data: ClientDatasets, client: int, phi: Fourier) -> NoisySum:
         return SENT[client]
 
 

@@ -5,7 +5,7 @@ import pickle
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
@@ -28,7 +28,7 @@ from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError, UserError, sentence
 from fedcommons.federation import rounds
-from fedcommons.federation.client_block import Block, BlockResult, RoundTask, train_block
+from fedcommons.federation.client_block import BlockResult, ClientTask, RoundTask, train_block
 from fedcommons.federation.stragglers import Independent
 from fedcommons.flat_tensors import Payload, data, flat
 from fedcommons.runs import build, experiment
@@ -57,9 +57,9 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, int], BlockResul
     """By round and client what each client of the engine's blocks does."""
     results = {}
 
-    def spy(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
-        for client in block.clients:
-            results.setdefault((task.round, client), train_block(worker, task, block.alone(client)))
+    def spy(worker: Worker, task: RoundTask, block: Sequence[ClientTask]) -> BlockResult:
+        for one in block:
+            results.setdefault((task.round, one.client), train_block(worker, task, [one]))
         return train_block(worker, task, block)
 
     monkeypatch.setattr(rounds, "train_block", spy)

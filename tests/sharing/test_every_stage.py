@@ -17,7 +17,8 @@ from fedcommons.algorithms.fedmix import FedMix
 from fedcommons.config import registry
 from fedcommons.config.dotted import choose
 from fedcommons.generators.requests import Contribution
-from fedcommons.sharing.stage import Generating, Shared, Stage, TakesLong, share, share_by_method
+from fedcommons.sharing.exchange import Shared, share, share_by_method
+from fedcommons.sharing.stage import Generating, Stage, TakesLong
 
 N_TOTAL = len(DATASET.train)
 SMALL = {"p": 0.3, "c": 0.3, "noise_multiplier": 1.0, "features": 40, "per_class": 2, "steps": 3, "iterations": 3,

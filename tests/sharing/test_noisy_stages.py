@@ -18,10 +18,11 @@ from fedcommons.errors import UserError
 from fedcommons.privacy.salts import name_of
 from fedcommons.runs import build, experiment, run_salts
 from fedcommons.seeding import generator
+from fedcommons.sharing.exchange import share
 from fedcommons.sharing.merf import MERF
 from fedcommons.sharing.ndpdc import NDPDC
-from fedcommons.sharing.random_features import Features, Fourier
-from fedcommons.sharing.stage import Contributions, share
+from fedcommons.sharing.random_features import Fourier
+from fedcommons.sharing.stage import Contributions
 from fedcommons.testing import check_stage
 
 STAGES: dict[str, Any] = {
@@ -110,7 +111,7 @@ class LouderNDPDC(NDPDC):
 
 
 class OtherFeatures(MERF):
-    def phi(self, client_data: ClientDatasets) -> Features:
+    def phi(self, client_data: ClientDatasets) -> Fourier:
         return Fourier(super().phi(client_data).w * 1.01)  # pyright: ignore[reportAttributeAccessIssue]
 
 

@@ -22,13 +22,12 @@ from fedcommons.privacy.accountants import epsilon
 from fedcommons.privacy.ledger import Ledger, read, require_small_delta
 from fedcommons.privacy.release import Release
 from fedcommons.runs.experiment import run
-from fedcommons.sharing.disclosure import sent
-from fedcommons.sharing.local_synthetic import LocalSynthetic
+from fedcommons.sharing.disclosure import require_once, sent
+from fedcommons.sharing.exchange import share, share_by_method
 from fedcommons.sharing.raw_copies import RawCopies
-from fedcommons.sharing.real import Real
-from fedcommons.sharing.shuffled_real import ShuffledReal
-from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
-from fedcommons.sharing.stage import Assigned, Contributions, require_once, share, share_by_method
+from fedcommons.sharing.real import Real, ShuffledReal
+from fedcommons.sharing.stage import Assigned, Contributions
+from fedcommons.sharing.synthetic import LocalSynthetic, ShuffledSynthetic
 
 FLAWS: list[tuple[str, Any]] = [
     *(("steps", value) for value in (0, 3.0, True, 10**12 + 1)),
@@ -228,7 +227,7 @@ def test_no_stage_of_ours_is_accused() -> None:
         made = images() if isinstance(stage, ShuffledSynthetic | LocalSynthetic) else []
         shared = share(stage, dealt(), made)
         assert shared.releases == list(stage.release(dealt(), stage.make(dealt(), made))[1])
-        require_once(stage, shared)
+        require_once(stage, shared.data)
     assert len(share_by_method(share(Real(), dealt()), FedMix(), 10, 0).releases) == N
 
 

@@ -14,10 +14,10 @@ from fedcommons import ClientDatasets, Clients, Common, Examples, Release, UserE
 from fedcommons.config import presets
 from fedcommons.generators.requests import Contribution
 from fedcommons.runs.experiment import run
-from fedcommons.sharing.local_synthetic import LocalSynthetic
+from fedcommons.sharing.exchange import share, share_by_method
 from fedcommons.sharing.real import Real
-from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
-from fedcommons.sharing.stage import Assigned, Contributions, share, share_by_method
+from fedcommons.sharing.stage import Assigned, Contributions
+from fedcommons.sharing.synthetic import LocalSynthetic, ShuffledSynthetic
 
 
 def _swapped(start: ClientDatasets, store: Examples) -> Examples:

@@ -23,14 +23,12 @@ from fedcommons.federation.server_executor import AtServer
 from fedcommons.generators.requests import Contribution
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.runs import build
-from fedcommons.sharing.local_synthetic import LocalSynthetic
+from fedcommons.sharing.exchange import Shared, share, share_by_method
 from fedcommons.sharing.placement import holdings, n_open, optimal_copies, sample_shareable
 from fedcommons.sharing.raw_copies import RawCopies
-from fedcommons.sharing.real import Real
-from fedcommons.sharing.server_synthetic import ServerSynthetic
-from fedcommons.sharing.shuffled_real import ShuffledReal
-from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
-from fedcommons.sharing.stage import Assigned, Contributions, Shared, share, share_by_method
+from fedcommons.sharing.real import Real, ShuffledReal
+from fedcommons.sharing.stage import Assigned, Contributions
+from fedcommons.sharing.synthetic import LocalSynthetic, ServerSynthetic, ShuffledSynthetic
 from fedcommons.testing import Federation
 from lightning_modules import Classifier
 from lightning_modules.networks import Linear

@@ -92,7 +92,7 @@ def test_effective_values_are_those_that_resulted(config: Experiment, tmp_path: 
 OWN = """
 from fedcommons.algorithms.fedavg import FedAvg as Method
 from fedcommons.data.datasets import digits
-from fedcommons.sharing.local_synthetic import LocalSynthetic as Stage
+from fedcommons.sharing.synthetic import LocalSynthetic as Stage
 from lightning_modules.networks import Linear as Net
 
 

@@ -23,7 +23,7 @@ def uploaded(folder: Path) -> set[str]:
 OWN = """
 from dataclasses import dataclass
 
-from fedcommons.sharing.shuffled_synthetic import ShuffledSynthetic
+from fedcommons.sharing.synthetic import ShuffledSynthetic
 from fedcommons.sharing.stage import Contributions
 from fedcommons.generators.requests import Contribution
 

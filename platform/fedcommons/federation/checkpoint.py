@@ -14,7 +14,7 @@ from fedcommons.core import rejections
 from fedcommons.core.communication import Traffic
 from fedcommons.core.worker import give_back_freed
 from fedcommons.errors import ClientError
-from fedcommons.federation.client_memory import ClientMemory, remove_files
+from fedcommons.federation.client_memory import ClientMemory, remove, remove_files
 from fedcommons.federation.rounds import Standing
 from fedcommons.federation.serialization import pack, unpack
 from fedcommons.flat_tensors import Layout, Payload, flat
@@ -36,12 +36,12 @@ def save(folder: Path, standing: Standing, record: str = "") -> None:
     checkpoint names are removed.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    memory, t = standing.memory, standing.traffic
+    memory = standing.memory
     payloads = {"state": standing.state, "module": {"buffers": standing.buffers}}
     payloads |= {f"memory {client}": payload for client, payload in memory.in_ram.items()}
     tensors, facts = pack(payloads)
     facts |= {name: value for name, value in (("run", memory.run), ("record", record)) if value}
-    facts |= {"round": standing.round, "traffic": [t.down, t.up, t.once, t.lost], "order": list(memory)}
+    facts |= {"round": standing.round, "traffic": astuple(standing.traffic), "order": list(memory)}
     facts["files"] = {str(client): name for client, name in memory.in_files.items()}
     facts["rejected"] = rejections.records(standing.rejected)
     facts["ledger"] = standing.ledger.record()
@@ -55,7 +55,7 @@ def prune(folder: Path, memory: ClientMemory) -> None:
     """Remove all but the last two checkpoints. Keep only memory files that a kept checkpoint or ``memory`` names."""
     checkpoints = _checkpoints(folder)
     for number in sorted(checkpoints)[:-KEEP]:
-        _remove(checkpoints.pop(number))
+        remove(checkpoints.pop(number))
     if memory.folder is not None:
         needed = {name for path in checkpoints.values() for name in _files(path)}
         remove_files(memory.folder, needed | set(memory.in_files.values()))
@@ -65,19 +65,13 @@ def remove_after(folder: Path, round: int) -> None:
     """Remove the checkpoints of rounds after ``round``, because the engine will run those rounds again."""
     for number, path in _checkpoints(folder).items():
         if number > round:
-            _remove(path)
+            remove(path)
 
 
 def _checkpoints(folder: Path) -> dict[int, Path]:
     """Return round -> checkpoint file for all checkpoints in the folder."""
     matches = {path: re.fullmatch(CHECKPOINT_FILE, path.name) for path in folder.glob("round-*.safetensors")}
     return {int(match[1]): path for path, match in matches.items() if match}
-
-
-def _remove(checkpoint: Path) -> None:
-    # The tensor file is removed last, so that the next call finds it if this call is interrupted.
-    checkpoint.with_name(checkpoint.name + ".json").unlink(missing_ok=True)
-    checkpoint.unlink()
 
 
 def _files(checkpoint: Path) -> set[str]:
@@ -152,7 +146,7 @@ def _standing(payloads: dict[str, Payload], facts: dict[str, Any], memory: Clien
         entries |= {int(client): name for client, name in facts["files"].items()}
         ordered = {client: entries[client] for client in facts["order"]}
         # Checkpoints of earlier versions lack the lost bytes, ``rejected`` and ``largest``, so defaults replace them.
-        down, up, once, lost = [*facts["traffic"], *([0] if len(facts["traffic"]) == 3 else [])]
+        traffic = Traffic(*facts["traffic"])
         buffers = flat(payloads["module"], "buffers")
         state = payloads["state"]
         if "model" in state:
@@ -165,9 +159,8 @@ def _standing(payloads: dict[str, Payload], facts: dict[str, Any], memory: Clien
     names = facts["files"].values()
     if len(facts["order"]) != len(entries) or not all(re.fullmatch(MEMORY_FILE, str(name)) for name in names):
         raise ValueError("the facts name other memories than the checkpoint has")
-    if not all(type(n) is int and n >= 0 for n in (facts.get("round"), down, up, once, lost)):
+    if len(facts["traffic"]) < 3 or not all(type(n) is int and n >= 0 for n in (facts.get("round"), *astuple(traffic))):
         raise ValueError("the numbers of rounds and bytes in the facts must be whole numbers, 0 or more")
-    traffic = Traffic(down, up, once, lost)
     return Standing(
         facts["round"], state, memory.restored(ordered), traffic=traffic, buffers=buffers, rejected=rejected,
         largest=largest, ledger=ledger,

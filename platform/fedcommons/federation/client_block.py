@@ -8,9 +8,8 @@ may be repeated.
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from math import hypot, isfinite
 
 import torch
@@ -64,31 +63,30 @@ class RoundTask:
     def nbytes(self) -> int:
         return nbytes(self.common) + self.buffers.buffer.nbytes
 
+    def seed_of(self, client: int) -> int:
+        """Return the seed of a client's training."""
+        return seed_for(self.seed, "client", self.round, client)
+
 
 @dataclass(frozen=True)
-class Block:
-    """A subset of a round's clients, with one entry per client in each list.
+class ClientTask:
+    """The input of one client in a round.
 
-    individual: the client's individual message. memory: the client's stored memory. shares: share of the local work
+    individual: the client's individual message. memory: the client's stored memory. share: share of the local work
     that the client does, in (0, 1]; below 1 for a straggler.
     """
 
-    clients: list[int]
-    individual: list[Payload]
-    memory: list[Payload]
-    shares: list[float]
-
-    def alone(self, client: int) -> "Block":
-        """Return a block that contains only the client with this number."""
-        at = self.clients.index(client)
-        return Block([client], [self.individual[at]], [self.memory[at]], [self.shares[at]])
+    client: int
+    individual: Payload
+    memory: Payload
+    share: float
 
 
 Form = tuple[tuple[str, Hashable, torch.dtype], ...]
 """Names, shapes and types of the tensors in a reply's ``sums``, which the server adds over clients."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass
 class BlockResult:
     """The replies of a block's clients: the float64 sums over clients, and each reply without the summed tensors.
 
@@ -96,51 +94,44 @@ class BlockResult:
     replies have one form. If forms differ, the server accepts only the most frequent form of the round.
     """
 
-    sums: dict[Form, Total]
-    replies: dict[int, tuple[Form, Reply]]
-    norms: dict[int, float]  # client -> L2 norm of its whole reply
-    rejected: dict[int, str]  # client -> reason why its reply is rejected
-    up_bytes: int
-    releases: list[Release]  # the privacy ledger's entries of all tensors that were sent, with and without guarantee
-    outlived: set[str]  # with DP, objects that a client's training changed and the next client could read
-    exposed: set[int]  # with DP, the clients with a training without a privacy guarantee
+    sums: dict[Form, Total] = field(default_factory=dict)
+    replies: dict[int, tuple[Form, Reply]] = field(default_factory=dict)
+    norms: dict[int, float] = field(default_factory=dict)  # client -> L2 norm of its whole reply
+    rejected: dict[int, str] = field(default_factory=dict)  # client -> reason why its reply is rejected
+    up_bytes: int = 0
+    releases: list[Release] = field(default_factory=list)  # privacy ledger entries of all tensors that were sent
+    outlived: set[str] = field(default_factory=set)  # with DP, objects that a client's training changed (state leaks)
+    exposed: set[int] = field(default_factory=set)  # with DP, the clients with a training without a privacy guarantee
 
 
-def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
+def train_block(worker: Worker, task: RoundTask, block: Sequence[ClientTask]) -> BlockResult:
     """Train the block's clients one after another, and add the tensors of their replies in the same order."""
+    work, algorithm, result = worker.work, worker.algorithm, BlockResult()
     sums: dict[Form, BlockSum] = {}
-    replies, norms, rejected, up_bytes = {}, {}, {}, 0
-    releases: list[Release] = []
     before: state_leaks.State = {}
-    outlived: set[str] = set()
-    exposed: set[int] = set()
-    device, private = worker.work.device, worker.work.loop.dp is not None
-    common = to_device(task.common, device)
-    seeds = [seed_for(task.seed, "client", task.round, client) for client in block.clients]
-    is_batched = worker.work.loop.batched and capabilities_of(worker.algorithm).trains_locally
-    ready = _at_once(worker, task, block, common, seeds) if is_batched else {}
-    each = zip(block.clients, seeds, block.individual, block.memory, block.shares, strict=True)
-    for client, seed, client_payload, memory, share in each:
-        rows = worker.data.clients[client]
-        worker.work.begin(task.round, rows)
+    private = work.loop.dp is not None
+    common = to_device(task.common, work.device)
+    is_batched = work.loop.batched and capabilities_of(algorithm).trains_locally
+    ready = _at_once(worker, task, block, common) if is_batched else {}
+    for one in block:
+        client, rows, seed = one.client, worker.data.clients[one.client], task.seed_of(one.client)
+        work.begin(task.round, rows)
         if private and not before:
-            state_leaks.put_back(worker.work)
-            before = state_leaks.state(worker.work, worker.algorithm, {"commons": rows.commons})
-        worker.work.share = share
-        worker.work.releases.clear()
+            state_leaks.put_back(work)
+            before = state_leaks.state(work, algorithm, {"commons": rows.commons})
+        work.share = one.share
+        work.releases.clear()
         set_default_generator(seed, "client")  # a module may draw random numbers outside of local training
         try:
-            message, memory = Message(common, to_device(client_payload, device)), to_device(memory, device)
-            received = (common, message.individual, memory)
-            worker.work.noise = Noise(worker.work.source, task.round, client, received=received)
+            message, memory = _receive(work, task, one, common)
             if private:  # copies, because a client that writes to its message must not change other messages
                 message = Message(_cloned(message.common), _cloned(message.individual))
-            worker.work.replacement = vmap_clients.return_result(ready[client]) if client in ready else None
-            objects_before = state_leaks.engine_attributes(worker.work) if private else {}
+            work.replacement = vmap_clients.return_result(ready[client]) if client in ready else None
+            objects_before = state_leaks.engine_attributes(work) if private else {}
             with keyed_besides_torch(seed, "client") if private else nullcontext():
                 reply = _client(worker, task, message, memory, rows, seed)
             if private:
-                outlived |= state_leaks.replaced(objects_before, state_leaks.engine_attributes(worker.work))
+                result.outlived |= state_leaks.replaced(objects_before, state_leaks.engine_attributes(work))
             require_reply(reply)
             size = _norm(reply, task.max_norm)  # waits for the GPU, so GPU errors of this client are raised here
         except BaseException as error:  # user code may raise any exception
@@ -148,69 +139,66 @@ def train_block(worker: Worker, task: RoundTask, block: Block) -> BlockResult:
                 raise
             where = f"client {client}, round {task.round}, {task.algorithm}"
             doing = [f"training data {tuple(rows.x.shape)}", *getattr(error, "__notes__", [])]
-            failed = ClientError.from_exception(error, where, f"{name_of(worker.algorithm)}.client", doing)
+            failed = ClientError.from_exception(error, where, f"{name_of(algorithm)}.client", doing)
             failed.client, failed.round = client, task.round
             raise failed from error
         finally:
-            worker.work.share, worker.work.replacement = 1.0, None  # the server's jobs must not use a client's values
+            work.share, work.replacement = 1.0, None  # the server's jobs must not use a client's values
         if private:
-            state_leaks.put_back(worker.work)
-            after = state_leaks.state(worker.work, worker.algorithm, {"commons": rows.commons})
-            outlived, before = outlived | state_leaks.differing(before, after), after
-        up_bytes += reply.nbytes
-        events, is_whole = _released(reply, client, rows, has_drawn=worker.work.noise.calls > 0)
-        releases += events
+            state_leaks.put_back(work)
+            after = state_leaks.state(work, algorithm, {"commons": rows.commons})
+            result.outlived |= state_leaks.differing(before, after)
+            before = after
+        result.up_bytes += reply.nbytes
+        events, is_whole = _released(reply, client, rows, has_drawn=work.noise.calls > 0)
+        result.releases += events
         if private:
-            releases += _unnamed(worker.work.releases, reply.releases, client)
-            if not (is_whole and all(training.covered for training in worker.work.releases)):
-                exposed.add(client)
+            result.releases += _unnamed(work.releases, reply.releases, client)
+            if not (is_whole and all(training.covered for training in work.releases)):
+                result.exposed.add(client)
         if isinstance(size, str):
-            rejected[client] = size
+            result.rejected[client] = size
             continue
         if task.buffers_singly and BUFFERS in reply.each:  # the engine also averages buffers in ``each``
             weighted_buffers = scale(flat(reply.each, BUFFERS), reply.weight)
             reply = replace(reply, sums={**reply.sums, BUFFERS: weighted_buffers})
-        norms[client], form = size, _form(reply)
+        result.norms[client], form = size, _form(reply)
         sums.setdefault(form, BlockSum()).add(reply.sums)
-        replies[client] = form, _at_rest(reply, worker.work)
-    return BlockResult(
-        sums={form: s.total for form, s in sums.items()},
-        replies=replies,
-        norms=norms,
-        rejected=rejected,
-        up_bytes=up_bytes,
-        releases=releases,
-        outlived=outlived,
-        exposed=exposed,
-    )
+        result.replies[client] = form, _at_rest(reply, work)
+    result.sums = {form: s.total for form, s in sums.items()}
+    return result
 
 
-def _at_once(
-    worker: Worker, task: RoundTask, block: Block, common: Payload, seeds: Sequence[int]
-) -> dict[int, LocalResult]:
+def _receive(work: Work, task: RoundTask, one: ClientTask, common: Payload) -> tuple[Message, Payload]:
+    """Prepare the noise of a client's round; return the client's message and memory on the worker's device."""
+    message, memory = Message(common, to_device(one.individual, work.device)), to_device(one.memory, work.device)
+    work.noise = Noise(work.source, task.round, one.client, received=(common, message.individual, memory))
+    return message, memory
+
+
+def _at_once(worker: Worker, task: RoundTask, block: Sequence[ClientTask], common: Payload) -> dict[int, LocalResult]:
     """Train by ``torch.vmap`` all clients that can train simultaneously; return client -> result of local training."""
-    work, requests, device = worker.work, {}, worker.work.device
-    each = zip(block.clients, seeds, block.individual, block.memory, block.shares, strict=True)
+    work, requests = worker.work, {}
     try:
-        for client, seed, client_payload, memory, share in each:
-            rows, work.share = worker.data.clients[client], share
+        for one in block:
+            rows, seed, work.share = worker.data.clients[one.client], task.seed_of(one.client), one.share
             work.begin(task.round, rows)
             set_default_generator(seed, "client")
-            message, memory = Message(common, to_device(client_payload, device)), to_device(memory, device)
-            work.noise = Noise(work.source, task.round, client, received=(common, message.individual, memory))
+            message, memory = _receive(work, task, one, common)
             play = partial(worker.algorithm.client, work, message, memory, rows, task.round, seed)
             if request := vmap_clients.request_training(work, play):
-                requests[client] = request
-        parts = [part for part in vmap_clients.group_alike(requests) if len(part) > 1]
-        trained = [
-            zip(part, vmap_clients.train(work, [requests[client] for client in part]), strict=True) for part in parts
-        ]
+                requests[one.client] = request
+        trained: dict[int, LocalResult] = {}
+        for part in vmap_clients.group_alike(requests):
+            if len(part) > 1:
+                results = vmap_clients.train(work, [requests[client] for client in part])
+                trained |= zip(part, results, strict=True)
         gpu_memory.wait()  # without waiting, an error on the GPU would be attributed to the first client
-        return dict(chain.from_iterable(trained))
+        return trained
     except BaseException as error:  # user code may raise any exception
         if is_exit(error):
             raise
-        where = f"clients {', '.join(map(str, block.clients))}, round {task.round}, {task.algorithm}"
+        where = f"clients {', '.join(str(one.client) for one in block)}, round {task.round}, {task.algorithm}"
         raise ClientError.from_exception(error, where, f"{name_of(worker.algorithm)}.client", ["batched"]) from error
     finally:
         work.share, work.replacement = 1.0, None

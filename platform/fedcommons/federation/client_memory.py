@@ -10,8 +10,10 @@ copies the memories that are in RAM.
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from fedcommons.errors import ClientError
 from fedcommons.federation.serialization import pack, unpack
@@ -20,6 +22,7 @@ from fedcommons.storage.atomic_files import read_tensors, write_tensors
 from fedcommons.storage.paths import MEMORY_FILE
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class ClientMemory(Mapping[int, Payload]):
     """An immutable mapping from client to memory; ``updated`` returns the mapping for the next round.
 
@@ -28,15 +31,10 @@ class ClientMemory(Mapping[int, Payload]):
     checkpoints contain. Files of another run are not read, unless ``run`` is empty.
     """
 
-    def __init__(
-        self,
-        entries: Mapping[int, Payload | str] | None = None,
-        cap_bytes: float = float("inf"),
-        folder: Path | None = None,
-        run: str = "",
-    ) -> None:
-        self.entries: dict[int, Payload | str] = dict(entries or {})
-        self.cap_bytes, self.folder, self.run = cap_bytes, folder, run
+    entries: Mapping[int, Payload | str] = field(default_factory=dict)
+    cap_bytes: float = inf
+    folder: Path | None = None
+    run: str = ""
 
     def __getitem__(self, client: int) -> Payload:
         entry = self.entries[client]
@@ -60,38 +58,34 @@ class ClientMemory(Mapping[int, Payload]):
 
     def updated(self, round: int, new: Mapping[int, Payload]) -> "ClientMemory":
         """Return the memories, updated by ``new``; above the RAM limit, the oldest memories move to files."""
-        # The order is from the oldest memory to the newest, because ``_spill`` moves the first memories to files.
-        entries = {i: e for i, e in self.entries.items() if i not in new} | dict(new)
-        after = ClientMemory(entries, self.cap_bytes, self.folder, self.run)
-        if self.folder is not None:
-            after._spill(self.folder, round)
-        return after
+        # The order is from the oldest memory to the newest, because ``_within_cap`` moves the first memories to files.
+        after = replace(self, entries={i: e for i, e in self.entries.items() if i not in new} | dict(new))
+        return after if self.folder is None else replace(after, entries=after._within_cap(self.folder, round))
 
-    def restored(self, entries: Mapping[int, Payload | str]) -> Self:
+    def restored(self, entries: Mapping[int, Payload | str]) -> "ClientMemory":
         """Return a mapping of ``entries`` with the same limit, folder and run as ``self``.
 
         Raises:
             ClientError: a named file is damaged, missing or of another run.
         """
-        restored = type(self)(entries, self.cap_bytes, self.folder, self.run)
+        restored = replace(self, entries=entries)
         for client in restored.in_files:
             restored[client]
         return restored
 
-    def _spill(self, folder: Path, round: int) -> None:
-        sizes = {i: nbytes(payload) for i, payload in self.in_ram.items()}
-        bytes_in_ram = sum(sizes.values())
-        if bytes_in_ram <= self.cap_bytes:
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        for client, size in sizes.items():
+    def _within_cap(self, folder: Path, round: int) -> dict[int, Payload | str]:
+        """Write the first memories to files until at most ``cap_bytes`` remain in RAM; return all entries."""
+        entries, in_ram = dict(self.entries), self.in_ram
+        bytes_in_ram = sum(map(nbytes, in_ram.values()))
+        for client, payload in in_ram.items():
             if bytes_in_ram <= self.cap_bytes:
-                return
-            name = f"client-{client:07d}-round-{round:06d}.safetensors"
-            tensors, facts = pack({"memory": self[client]})
+                break
+            folder.mkdir(parents=True, exist_ok=True)
+            entries[client] = name = f"client-{client:07d}-round-{round:06d}.safetensors"
+            tensors, facts = pack({"memory": payload})
             write_tensors(folder / name, tensors, facts | ({"run": self.run, "name": name} if self.run else {}))
-            self.entries[client] = name
-            bytes_in_ram -= size
+            bytes_in_ram -= nbytes(payload)
+        return entries
 
     def _read(self, client: int, name: str) -> Payload:
         assert self.folder is not None
@@ -119,6 +113,11 @@ def remove_files(folder: Path, needed: set[str]) -> None:
     """Remove all memory files in ``folder`` whose names are not in ``needed``."""
     for path in folder.glob("client-*.safetensors"):
         if path.name not in needed and re.fullmatch(MEMORY_FILE, path.name):
-            # The tensor file is removed last, so that the next call finds it if this call is interrupted.
-            path.with_name(path.name + ".json").unlink(missing_ok=True)
-            path.unlink()
+            remove(path)
+
+
+def remove(tensors: Path) -> None:
+    """Remove a tensor file and the file of its facts."""
+    # The tensor file is removed last, so that the next call finds it if this call is interrupted.
+    tensors.with_name(tensors.name + ".json").unlink(missing_ok=True)
+    tensors.unlink()

@@ -4,21 +4,18 @@
 """
 
 import os
-import secrets
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, TypeVar
 
 from fedcommons.errors import FEW, UserError, sentence
 from fedcommons.federation import source_files
 from fedcommons.runtime import cpu_kind
 from fedcommons.runtime.rounding_env import differing, variables
-
-MARKER = r"\.shared-[0-9a-f]{16}"
-"""Pattern of the names of marker files. A host that sees a marker shares the folder with the host that created it."""
 
 ANSWER_S = 60.0
 """Seconds within which a host must answer."""
@@ -49,17 +46,15 @@ def require_same(theirs: Mapping[str, Mapping[str, str]]) -> None:
     """
     host, files, ours = socket.gethostname(), theirs["files"], source_files.hashes()
     if names := sorted(name for name in {*ours, *files} if ours.get(name) != files.get(name)):
-        listed = [_difference(name, ours, files) for name in names[:FEW]]
+        listed = ", ".join(_difference(name, ours, files) for name in names[:FEW])
         more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
-        if host == theirs["host"]["name"]:
-            raise UserError(
-                f"host {host} has other code than when it started this command ({', '.join(listed)}{more}): start "
-                "again, and edit files only in another checkout during a run."
+        than, advice = "when it", "start again, and edit files only in another checkout during a run"
+        if host != theirs["host"]["name"]:
+            than = "the host that"
+            advice = (
+                "install the same on all hosts, with `ray rsync-up -A` where `ray up` has started them, and start again"
             )
-        raise UserError(
-            f"host {host} has other code than the host that started this command ({', '.join(listed)}{more}): install "
-            "the same on all hosts, with `ray rsync-up -A` where `ray up` has started them, and start again."
-        )
+        raise UserError(f"host {host} has other code than {than} started this command ({listed}{more}): {advice}.")
     if what := differing(theirs["variables"], variables()):
         raise UserError(
             f"host {host} would round otherwise ({what}): start Ray with equal environment variables everywhere."
@@ -100,8 +95,11 @@ def require_alike(pin: Mapping[str, str], shared: Sequence[tuple[str, Path]], ad
     others = [node for node in cpu_kind.select_nodes(ray.nodes(), pin) if node["NodeID"] != driver_node]
     if not others:
         return
-    with _marked(folder for _, folder in shared) as markers:
-        wanted = [(option, str(marker)) for (option, _), marker in zip(shared, markers, strict=True)]
+    with ExitStack() as markers:  # one empty file per folder, which exists until all hosts have answered
+        wanted = [
+            (option, markers.enter_context(NamedTemporaryFile(prefix=".shared-", dir=folder.resolve())).name)
+            for option, folder in shared
+        ]
         theirs = facts()
         task: Any = ray.remote(num_cpus=0, max_retries=0)(run_if_same)
         places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in others]
@@ -120,20 +118,6 @@ def require_alike(pin: Mapping[str, str], shared: Sequence[tuple[str, Path]], ad
                     raise UserError(sentence(cause)) from None
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
                 raise UserError(f"host {host} of Ray cannot run this version of fedcommons ({reason}).") from None
-
-
-@contextmanager
-def _marked(folders: Iterable[Path]) -> Iterator[list[Path]]:
-    """Create an empty marker file in each folder, yield the paths of the files, and remove the files at the end."""
-    markers = [folder.resolve() / f".shared-{secrets.token_hex(8)}" for folder in folders]
-    try:
-        for marker in markers:
-            marker.touch()
-        yield markers
-    finally:
-        for marker in markers:
-            with suppress(OSError):
-                marker.unlink(missing_ok=True)
 
 
 def require_markers(markers: Sequence[tuple[str, str]], advice: str) -> None:

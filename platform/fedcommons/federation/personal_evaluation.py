@@ -7,6 +7,7 @@ client's model, the client's examples and the seed.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -47,13 +48,12 @@ class Predicts(Protocol):
 class Job:
     """The personalised models that one worker evaluates.
 
-    models: client -> (weights, module buffers). on_tests: evaluate on the client's test examples. others: client -> all
-    other tensors that the method's ``personal`` returned.
+    models: client -> weights, module buffers, and all other tensors that the method's ``personal`` returned.
+    on_tests: evaluate on the client's test examples.
     """
 
-    models: Mapping[int, tuple[Flat, Flat]]
+    models: Mapping[int, Payload]
     on_tests: bool
-    others: Mapping[int, Payload]
 
 
 def personal_model(algorithm: Algorithm, now: Standing, client: int, *, keep_buffers: bool) -> tuple[Flat, Flat]:
@@ -94,28 +94,23 @@ def evaluate_personal(
     task = replace(at, model=EMPTY, buffers=EMPTY)
     for first in range(0, n, CLIENTS * plan.blocks):
         clients = range(first, min(first + CLIENTS * plan.blocks, n))
-        whole = {i: personal_payload(algorithm, now, i, keep_buffers=plan.keep_buffers) for i in clients}
-        models = {i: (flat(payload, "model"), flat(payload, "buffers")) for i, payload in whole.items()}
-        rest = {i: {n: x for n, x in payload.items() if n not in ("model", "buffers")} for i, payload in whole.items()}
         jobs = [
-            Job({i: models[i] for i in job_clients}, on_tests, {i: rest[i] for i in job_clients})
-            for job_clients in cut(clients, plan.blocks)
+            Job({i: personal_payload(algorithm, now, i, keep_buffers=plan.keep_buffers) for i in some}, on_tests)
+            for some in cut(clients, plan.blocks)
         ]
-        metrics += [
-            of_client for job_metrics in executor.map(evaluate_some_models, task, jobs) for of_client in job_metrics
-        ]
+        metrics += chain.from_iterable(executor.map(evaluate_some_models, task, jobs))
     return by_metric(metrics)
 
 
 def evaluate_some_models(worker: Worker, task: ModelTask, job: Job) -> list[dict[str, float]]:
     """Return for each client of the job the metrics of its model, as means over the client's examples."""
     results = []
-    for client, (model, buffers) in job.models.items():
+    for client, personal in job.models.items():
         with user_code_context(worker.algorithm, "personal", f"client {client}", f"round {task.round}"):
-            replace(task, model=model, buffers=buffers).load(worker.work)
+            replace(task, model=flat(personal, "model"), buffers=flat(personal, "buffers")).load(worker.work)
         metrics = on_own(worker, task, client, job.on_tests)
         if isinstance(worker.algorithm, Predicts) and "accuracy" in metrics:
-            personal = {**to_device(job.others[client], worker.work.device), "model": model, "buffers": buffers}
+            personal = to_device(personal, worker.work.device)
             metrics = {**metrics, **_by_own_rule(worker, worker.algorithm, task, client, personal, job.on_tests)}
         results.append(metrics)
     return results

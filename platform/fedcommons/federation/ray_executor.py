@@ -7,14 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import (
-    GetTimeoutError,
-    NodeDiedError,
-    ObjectLostError,
-    OutOfMemoryError,
-    RayActorError,
-    WorkerCrashedError,
-)
+from ray import exceptions as errors
 from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -33,7 +26,10 @@ DEATHS = 3
 START_S = 120
 """Seconds within which an actor, after Ray has placed it on a node, must import torch and build its module."""
 
-LOST = (RayActorError, ObjectLostError, NodeDiedError, OutOfMemoryError, WorkerCrashedError)
+LOST = (
+    errors.RayActorError, errors.ObjectLostError, errors.NodeDiedError, errors.OutOfMemoryError,
+    errors.WorkerCrashedError,
+)  # fmt: skip
 """The errors that Ray raises if an actor, its node or its result is lost."""
 
 
@@ -142,7 +138,7 @@ class RayActors:
             ray.get([actor.map.remote(None, (_ready, [0])) for actor in actors], timeout=START_S)
         except UserError as error:
             raise UserError(sentence(error)) from error
-        except (GetTimeoutError, *LOST) as error:
+        except (errors.GetTimeoutError, *LOST) as error:
             reason = " ".join(str(error).split()) or f"{START_S} s were not enough"
             has = ray_cluster.free_resources()
             raise ClientError(f"an actor could not be started (Ray has {has} free): {reason}") from error

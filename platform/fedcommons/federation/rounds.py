@@ -29,7 +29,7 @@ from fedcommons.core.rejections import Largest, Rejected, count_rejections, larg
 from fedcommons.core.returned import require_message, require_state
 from fedcommons.core.worker import give_back_freed
 from fedcommons.errors import ClientError, UserError, require_type, user_code_context
-from fedcommons.federation.client_block import CPU, NOT_FINITE, Block, BlockResult, Form, RoundTask, train_block
+from fedcommons.federation.client_block import CPU, NOT_FINITE, BlockResult, ClientTask, Form, RoundTask, train_block
 from fedcommons.federation.client_memory import ClientMemory
 from fedcommons.federation.client_sampling import participants
 from fedcommons.federation.server_executor import AtServer
@@ -190,7 +190,7 @@ class Call:
     stragglers: dict[int, float]
     sent: Traffic
     task: RoundTask
-    blocks: list[Block]
+    blocks: list[list[ClientTask]]
 
 
 def call(algorithm: Algorithm, plan: Plan, now: Standing, number: int) -> Call:
@@ -216,16 +216,11 @@ def call(algorithm: Algorithm, plan: Plan, now: Standing, number: int) -> Call:
         max_norm=plan.max_norm,
     )
     shares = {i: late.get(i, 1.0) for i in joined}
-    blocks = [
-        Block(
-            ids, [messages[i].individual for i in ids], [now.memory.get(i, {}) for i in ids], [shares[i] for i in ids]
-        )
-        for ids in cut([i for i in joined if shares[i]], plan.blocks)
-    ]
+    tasks = [ClientTask(i, messages[i].individual, now.memory.get(i, {}), shares[i]) for i in joined if shares[i]]
     of_all = nbytes(common) + now.buffers.buffer.nbytes
     down = {i: of_all + nbytes(m.individual) for i, m in messages.items()}
     sent = Traffic(down=sum(down.values()), lost=sum(down[i] for i in joined if not shares[i]))
-    return Call(joined, late, sent, task, blocks)
+    return Call(joined, late, sent, task, cut(tasks, plan.blocks))
 
 
 def _round(
@@ -234,7 +229,7 @@ def _round(
     name = type(algorithm).__name__
     called = call(algorithm, plan, now, number)
     joined, blocks = called.joined, called.blocks
-    results = _train(executor, called.task, blocks)
+    results = _train(executor, called.task, blocks) if blocks else []
     total, accepted, rejected = _accept(results)
     if blocks and not accepted:
         raise _all_rejected(name, number, rejected, now.largest)
@@ -289,30 +284,22 @@ def _all_rejected(name: str, number: int, rejected: Mapping[int, str], before: L
     return ClientError(f"round {number}, {name}: every reply was rejected; client {client}: {reason}", client, number)
 
 
-def _train(executor: Executor, task: RoundTask, blocks: Sequence[Block]) -> list[BlockResult]:
-    if not blocks:
-        return []
+def _train(executor: Executor, task: RoundTask, blocks: Sequence[Sequence[ClientTask]]) -> list[BlockResult]:
+    """Train the blocks. If a block ends its process, train its clients one by one, so that an error names the cause."""
     try:
         return executor.map(train_block, task, blocks)
-    except WorkerDied as error:
-        raise _blame(executor, task, blocks[error.job], error) from error
-
-
-def _blame(executor: Executor, task: RoundTask, block: Block, died: WorkerDied) -> ClientError:
-    """Train each client of the block alone. Return an error that names the client whose training ends the process."""
-    for client in block.clients:
-        try:
-            executor.map(train_block, task, [block.alone(client)])
-        except WorkerDied as again:
-            text = (
-                f"client {client}, round {task.round}, {task.algorithm}: the process that trained it died "
-                f"{again.times} times (out of memory?): {again.reason}"
-            )
-            return ClientError(text, client, task.round)
-    return ClientError(
-        f"clients {block.clients}, round {task.round}, {task.algorithm}: the process that trained them died "
-        f"{died.times} times, though each client can be trained alone (out of memory?): {died.reason}"
-    )
+    except WorkerDied as died:
+        block, where = blocks[died.job], f"round {task.round}, {task.algorithm}: the process that trained"
+        for one in block:
+            try:
+                executor.map(train_block, task, [[one]])
+            except WorkerDied as again:
+                text = f"client {one.client}, {where} it died {again.times} times (out of memory?): {again.reason}"
+                raise ClientError(text, one.client, task.round) from died
+        raise ClientError(
+            f"clients {[one.client for one in block]}, {where} them died {died.times} times, though each client can "
+            f"be trained alone (out of memory?): {died.reason}"
+        ) from died
 
 
 def _accept(

@@ -6,12 +6,13 @@ the server (``serves_pool``).
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedcommons.core.executor import Executor, J, JobData, R, S
+from fedcommons.core.executor import Executor, J, R, S
 from fedcommons.core.worker import RunData, Worker
 from fedcommons.data.clients import Clients, Rows
 from fedcommons.data.examples import Examples
@@ -25,33 +26,20 @@ class AtServer:
 
     def map(self, function: Callable[[Any, S, J], R], shared: S, jobs: Sequence[J]) -> list[R]:
         """Return the results of all jobs, in order; see ``Executor``."""
-        return self.executor.map(_without_clients, _Job(function, shared), jobs)
+        return self.executor.map(partial(_without_clients, function), shared, jobs)
 
     def close(self) -> None:
         """End the workers of the wrapped executor."""
         self.executor.close()
 
 
-@dataclass(frozen=True)
-class _Job:
-    function: Callable[[Any, Any, Any], Any]
-    shared: JobData
-
-    @property
-    def nbytes(self) -> int:
-        return self.shared.nbytes
-
-
-def _without_clients(worker: Worker, job: _Job, number: Any) -> Any:
+def _without_clients(function: Callable[[Any, S, J], R], worker: Worker, shared: S, job: J) -> R:
     store = worker.data.clients.store
     none = Examples(store.x[:0].clone(), store.y[:0].clone())  # a view would share storage with all clients' examples
     no_clients = Clients(none, Rows(torch.zeros(0, dtype=torch.int64), np.zeros(0, int), np.zeros(0, int)))
-    pool = worker.data.pool if worker.data.serves else None
-    of_server = pool and _alone(pool)
-    data = RunData(
-        no_clients, no_clients, worker.data.sets, of_server, worker.data.n_classes, serves=of_server is not None
-    )
-    return worker.work.copied(job.function(replace(worker, data=data), job.shared, number))
+    pool = _alone(worker.data.pool) if worker.data.serves and worker.data.pool else None
+    data = RunData(no_clients, no_clients, worker.data.sets, pool, worker.data.n_classes, serves=pool is not None)
+    return worker.work.copied(function(replace(worker, data=data), shared, job))
 
 
 def _alone(pool: Clients) -> Clients:

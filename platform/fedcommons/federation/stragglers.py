@@ -28,6 +28,7 @@ from typing import Annotated, ClassVar
 from fedcommons.core.algorithm import Facts
 from fedcommons.core.capabilities import Capabilities
 from fedcommons.errors import UserError, quote, user_code_context
+from fedcommons.federation import client_sampling
 from fedcommons.seeding import numpy_generator
 
 Rule = Callable[[Sequence[int], Facts, int, int], Mapping[int, float]]
@@ -158,14 +159,14 @@ class Slow:
 
     def __call__(self, joined: Sequence[int], facts: Facts, round: int, seed: int) -> dict[int, float]:
         order = sorted(joined, key=lambda i: (_uniform(seed, "is slow", round, i), i))
-        return {i: 1 - _uniform(seed, "work done", round, i) for i in order[: self._number(len(joined))]}
+        return {
+            i: 1 - _uniform(seed, "work done", round, i)
+            for i in order[: client_sampling.joining(len(joined), self.share)]
+        }
 
     def arrival(self, n_clients: int, joining: int, seed: int) -> list[float]:
         """Return per client the probability 1 - m/|S| that it is not one of the m stragglers of |S| participants."""
-        return [1 - self._number(joining) / joining] * n_clients
-
-    def _number(self, joining: int) -> int:
-        return int(joining * self.share + 1e-9)
+        return [1 - client_sampling.joining(joining, self.share) / joining] * n_clients
 
 
 def arrival(rule: Rule | None, n_clients: int, joining: int | None, seed: int) -> tuple[float, ...] | None:

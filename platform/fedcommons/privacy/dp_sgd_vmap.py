@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, grad_and_value
+from torch.func import functional_call, grad_and_value
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedcommons.errors import UserError, sentence
@@ -62,18 +62,37 @@ def clipped_sum(gradients: Sequence[Tensor], clip: float) -> tuple[Tensor, float
     return torch.cat([factors @ g for g in flat]), clip
 
 
+def clipped_sums(
+    named: Mapping[str, Tensor],
+    loss: Callable[..., tuple[Tensor, dict[str, Tensor]]],
+    columns: Sequence[Tensor],
+    clip: float,
+    at_once: int,
+) -> tuple[NoisySum, dict[str, Tensor]]:
+    """Return the sum of the examples' clipped gradients, before noise, and the sums of losses and other values by name.
+
+    loss: function (parameters by name, *tensors of one example) -> (loss of the example, other values by name).
+    at_once: maximum number of examples per gradient call.
+    """
+    values = {name: p.detach() for name, p in named.items()}
+    total = NoisySum(next(iter(values.values())).new_zeros(sum(p.numel() for p in values.values())), clip)
+    sums: dict[str, Tensor] = {"loss": total.values.new_zeros(())}
+    of_each = torch.vmap(grad_and_value(loss, has_aux=True), in_dims=(None, *(0,) * len(columns)))
+    with sdpa_kernel(SDPBackend.MATH):  # ``torch.vmap`` runs other attention kernels in a slow loop over examples
+        for rows in zip(*(column.split(at_once) for column in columns), strict=True):
+            if len(rows[0]):  # for an empty batch, ``split`` returns one empty piece
+                gradients, (losses, others) = of_each(values, *rows)
+                total.add(*clipped_sum([gradients[name] for name in values], clip))
+                for name, each in {**others, "loss": losses}.items():
+                    sums[name] = sums.get(name, 0.0) + each.detach().sum()
+    return total, sums
+
+
 def noisy_sum(
     named: Mapping[str, Tensor], loss: Loss, columns: Sequence[Tensor], clip: float, physical_batch: int
 ) -> NoisySum:
     """Return the sum of the examples' clipped gradients, before noise; at most ``physical_batch`` examples per call."""
-    values = {name: p.detach() for name, p in named.items()}
-    total = NoisySum(next(iter(values.values())).new_zeros(sum(p.numel() for p in values.values())), clip)
-    of_each = torch.vmap(grad(loss), in_dims=(None, *(0,) * len(columns)))
-    with sdpa_kernel(SDPBackend.MATH):  # ``torch.vmap`` runs other attention kernels in a slow loop over examples
-        for rows in zip(*(column.split(physical_batch) for column in columns), strict=True):
-            if len(rows[0]):  # for an empty batch, ``split`` returns one empty piece
-                total.add(*clipped_sum(list(of_each(values, *rows).values()), clip))
-    return total
+    return clipped_sums(named, lambda *arguments: (loss(*arguments), {}), columns, clip, physical_batch)[0]
 
 
 def of_step(
@@ -84,23 +103,12 @@ def of_step(
     step: the training step as a function of the weights (``functional_step.Step``). number: index of the step.
     One call computes the gradients of ``dp.at_once`` examples. The module gets each example as a batch of one.
     """
-    values = {name: p.detach() for name, p in named.items()}
-    total = NoisySum(next(iter(values.values())).new_zeros(sum(p.numel() for p in values.values())), dp.clip)
-    sums: dict[str, Tensor] = {"loss": total.values.new_zeros(())}
 
     def loss(weights: Mapping[str, Tensor], *row: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         of_one = tuple(t.unsqueeze(0) for t in row)
         return functional_call(step, {f"inner.{name}": w for name, w in weights.items()}, (of_one, number))
 
-    of_each = torch.vmap(grad_and_value(loss, has_aux=True), in_dims=(None, *(0,) * len(batch)))
-    with sdpa_kernel(SDPBackend.MATH):
-        for rows in zip(*(column.split(dp.at_once) for column in batch), strict=True):
-            if len(rows[0]):
-                gradients, (losses, logged) = of_each(values, *rows)
-                total.add(*clipped_sum([gradients[name] for name in values], dp.clip))
-                for name, each in {**logged, "loss": losses}.items():
-                    sums[name] = sums.get(name, 0.0) + each.detach().sum()
-    return total, sums
+    return clipped_sums(named, loss, batch, dp.clip, dp.at_once)
 
 
 def gradients(

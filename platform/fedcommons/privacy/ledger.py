@@ -20,8 +20,10 @@ such changes (blank it out, fill it again) and costs more epsilon than is printe
 The clients' data are disjoint, so the epsilon of all clients is the largest epsilon of a client (parallel composition).
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -59,7 +61,9 @@ class Released:
         if not new:
             return self
         names = dict.fromkeys((*self.names, *(name for event in new if event.covered for name in event.what)))
-        return Released(_with(self.covered, new), tuple(names), _counted(self.uncovered, new))
+        bare = [event.named or ("something without a name",) for event in new if not event.covered]
+        uncovered = Counter(self.uncovered) + Counter(chain.from_iterable(bare))
+        return Released(_with(self.covered, new), tuple(names), uncovered)
 
     def epsilon(self, client: int, delta: float) -> float:
         """Return the epsilon, at ``delta``, of a client's covered releases; 0 if the client has no covered release."""
@@ -139,7 +143,7 @@ class Ledger:
         """
         shared, sent = self.commons.uncovered, {**self.updates.uncovered, **dict.fromkeys(self.outlived, 1)}
         sent |= {name: 1 for name in self.leaks if name not in shared}
-        return {name: shared.get(name, 0) + sent.get(name, 0) for name in (*shared, *sent)}
+        return Counter(shared) + Counter(sent)
 
     def epsilon_of_rounds(self, client: int, delta: float) -> float | None:
         """Return the epsilon, at ``delta``, of all data that a client released in rounds, without data before round 1.
@@ -148,10 +152,9 @@ class Ledger:
         """
         if client in self.exposed:
             return None
-        before, spent = self.before.get(client, {}), dict(self.updates.covered.get(client, {}))
-        for event, steps in self.commons.covered.get(client, {}).items():
-            spent[event] = spent.get(event, 0) + steps - before.get(event, 0)
-        return composed(_spent({event: steps for event, steps in spent.items() if steps}), delta)
+        kinds = self.before, self.commons.covered, self.updates.covered
+        before, shared, sent = (Counter(covered.get(client, {})) for covered in kinds)
+        return composed(_spent(sent + (shared - before)), delta)
 
     def largest_epsilon_of_rounds(self, delta: float) -> float | None:
         """Return the largest ``epsilon_of_rounds`` over clients; 0 without releases, None if one value is None."""
@@ -172,12 +175,15 @@ class Ledger:
 
     def record(self) -> dict[str, Any]:
         """Return the ledger as lists, dicts and numbers, which a checkpoint can store as JSON."""
-        given_away = [[i, n] for i, n in self.n_disclosed.items()]
-        before = Released(self.before).record()["covered"]
-        shared, sent = self.commons.record(), self.updates.record()
-        lasting = {"before": before, "outlived": list(self.outlived), "leaks": dict(self.leaks)}
-        lasting["exposed"] = sorted(self.exposed)
-        return {"commons": shared, "updates": sent, "given_away": given_away, **lasting}
+        return {
+            "commons": self.commons.record(),
+            "updates": self.updates.record(),
+            "given_away": [[i, n] for i, n in self.n_disclosed.items()],
+            "before": Released(self.before).record()["covered"],
+            "outlived": list(self.outlived),
+            "leaks": dict(self.leaks),
+            "exposed": sorted(self.exposed),
+        }
 
 
 def read(record: Mapping[str, Any]) -> Ledger:
@@ -199,14 +205,12 @@ def read(record: Mapping[str, Any]) -> Ledger:
 
 
 def _events(covered: Iterable[Sequence[float]]) -> Events:
-    events: dict[int, dict[tuple[float, float], int]] = {}
-    for client, q, sigma, steps in covered:
-        event = Release(int(client), mechanism=SAMPLED_GAUSSIAN, q=float(q), sigma=float(sigma), steps=int(steps))
-        event = replace(event, sensitivity=1.0)  # records omit the sensitivity, so any finite value is set
+    protected = Release(mechanism=SAMPLED_GAUSSIAN, sensitivity=1.0)  # records omit the sensitivity; any is valid
+    events = [replace(protected, client=int(i), q=float(q), sigma=float(s), steps=int(k)) for i, q, s, k in covered]
+    for event in events:
         if not event.covered:
             raise ValueError(f"a release in the record is not covered: {event.flaw or 'it has no noise'}")
-        events.setdefault(event.client, {})[event.q, event.sigma] = event.steps
-    return events
+    return _with({}, events)
 
 
 def _read(record: Mapping[str, Any]) -> Released:
@@ -217,21 +221,11 @@ def _read(record: Mapping[str, Any]) -> Released:
 
 def _with(events: Events, new: Iterable[Release]) -> Events:
     """Return ``events`` plus the steps of the releases in ``new`` that have a guarantee; ``events`` does not change."""
-    after, changed = dict(events), {}
+    after = dict(events)
     for event in new:
-        if event.covered:
-            steps_by_mechanism = changed.setdefault(int(event.client), dict(events.get(event.client, {})))
-            how = float(event.q), float(event.sigma)  # plain numbers, which a checkpoint can store as JSON
-            steps_by_mechanism[how] = steps_by_mechanism.get(how, 0) + int(event.steps)
-    return after | changed
-
-
-def _counted(uncovered: Mapping[str, int], new: Iterable[Release]) -> Mapping[str, int]:
-    """Return ``uncovered`` (name of the data -> number of releases without a guarantee), increased by ``new``."""
-    after = dict(uncovered)
-    for event in new:
-        for name in () if event.covered else event.named or ("something without a name",):
-            after[name] = after.get(name, 0) + 1
+        if event.covered:  # plain numbers, which a checkpoint can store as JSON
+            client, steps = int(event.client), Counter({(float(event.q), float(event.sigma)): int(event.steps)})
+            after[client] = Counter(after.get(client, {})) + steps
     return after
 
 

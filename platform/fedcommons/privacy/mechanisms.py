@@ -5,6 +5,7 @@ one example adds to a sum before noise (the sensitivity). A release is an entry 
 client. It is covered if it has a privacy guarantee. A commons is data that clients shared, such as synthetic images.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -73,10 +74,8 @@ def columns(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, floa
     result: dict[str, float | str] = {}
     for kind, prefix in (("updates", ""), ("commons", "pool_")):
         for table in tables.get(kind, ())[:1]:
-            for name, both in ranges(table).items():
-                result |= {
-                    f"{prefix}{name}_{statistic}": value for statistic, value in zip(("min", "max"), both, strict=True)
-                }
+            for name, (least, most) in ranges(table).items():
+                result |= {f"{prefix}{name}_min": least, f"{prefix}{name}_max": most}
             result |= {f"{prefix}accountant": accountants(table)}
             result |= {} if table["clip"] is None else {f"{prefix}clip": table["clip"]}
     return result
@@ -84,13 +83,12 @@ def columns(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, floa
 
 def _rows(events: Events, less: Events | None = None) -> list[tuple[int, float, float, int]]:
     """Return rows (client, sampling rate, noise multiplier, steps) of ``events``, minus the steps in ``less``."""
-    before = less or {}
-    rows = [
-        (client, q, sigma, steps - before.get(client, {}).get((q, sigma), 0))
-        for client, of_client in sorted(events.items())
-        for (q, sigma), steps in sorted(of_client.items())
+    remaining = {client: Counter(spent) - Counter((less or {}).get(client, {})) for client, spent in events.items()}
+    return [
+        (client, q, sigma, steps)
+        for client, spent in sorted(remaining.items())
+        for (q, sigma), steps in sorted(spent.items())
     ]
-    return [row for row in rows if row[-1]]
 
 
 def _table(

@@ -162,12 +162,8 @@ class Noise:
         if self.is_closed:
             raise ValueError("noise is drawn only in a client's round, not in jobs that the server runs on a worker")
         self.calls += 1
-        of_received = [tensor for part in self.received for tensor in _tensors(part)]
+        of_received = [data_of(part[name]) for part in self.received for name in sorted(part)]
         return Draws(self.source, (purpose, *self.key, self.calls, _digest([*of_received, *data])))
-
-
-def _tensors(payload: Payload) -> list[Tensor]:
-    return [data_of(payload[name]) for name in sorted(payload)]
 
 
 def _digest(tensors: Iterable[Tensor]) -> str:

@@ -10,6 +10,8 @@ import os
 import secrets
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fedcommons.errors import UserError
@@ -91,13 +93,8 @@ def require_writable(store: Path) -> None:
         UserError: salts cannot be stored, or the folder of salts is in ``store``, the folder of synthetic images.
     """
     require_outside(store)
-    where = folder()
-    try:
-        where.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=where):
-            pass
-    except OSError as error:
-        raise _not_writable(where, error) from None
+    with _writable_folder() as where, tempfile.TemporaryFile(dir=where):
+        pass
 
 
 def require_outside(place: Path) -> None:
@@ -114,32 +111,31 @@ def require_outside(place: Path) -> None:
         )
 
 
-def _not_writable(where: Path, error: OSError) -> UserError:
-    return UserError(
-        f"dp.noise secret keeps its salt in {where}, which cannot be written ({error.strerror}); name another "
-        "folder in FEDCOMMONS_STATE."
-    )
+@contextmanager
+def _writable_folder() -> Iterator[Path]:
+    """Create the folder of salts and yield it. An ``OSError`` of the code in this context becomes a ``UserError``."""
+    where = folder()
+    try:
+        where.mkdir(mode=0o700, parents=True, exist_ok=True)
+        yield where
+    except OSError as error:
+        raise UserError(
+            f"dp.noise secret keeps its salt in {where}, which cannot be written ({error.strerror}); name another "
+            "folder in FEDCOMMONS_STATE."
+        ) from None
 
 
 def _keep(name: str, salt: bytes) -> bytes:
     """Store the salt under ``name`` and return it. If another process stored a salt first, return that salt."""
-    where = folder()
-    path, temporary = where / name, where / f".{name}.{os.getpid()}.{secrets.token_hex(4)}"
-    try:
-        where.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    # The temporary file has mode 0600 and is removed at the end.
+    with _writable_folder() as where, tempfile.NamedTemporaryFile(dir=where, prefix=f".{name}.") as file:
+        file.write(salt)
+        file.flush()
+        os.fsync(file.fileno())
         try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(salt)
-                file.flush()
-                os.fsync(file.fileno())
-            os.link(temporary, path)
-        finally:
-            temporary.unlink()
-    except FileExistsError:
-        return _read(path)
-    except OSError as error:
-        raise _not_writable(where, error) from None
+            os.link(file.name, where / name)
+        except FileExistsError:
+            return _read(where / name)
     return salt
 
 

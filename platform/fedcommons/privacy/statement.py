@@ -87,24 +87,22 @@ def statement(
     leaks = [_leak(name, times, ledger) for name, times in ledger.uncovered.items()]
     if rejected and dp:
         leaks.append(f"the fact that {rejected} replies were rejected, as it depends on the data")
-    shared = "covered" if ledger.commons.covered else "nothing"
-    shared = "uncovered" if ledger.commons.uncovered else shared
+    shared = "uncovered" if ledger.commons.uncovered else "covered" if ledger.commons.covered else "nothing"
     pool = ledger.commons.largest_epsilon(delta) if shared == "covered" else None
     largest = max((e for i in range(clients) if (e := ledger.epsilon_of_all(i, delta)) is not None), default=0.0)
     overall = largest if dp and not leaks else None
+    of_each = None if pool is None else [ledger.commons.epsilon(client, delta) for client in range(clients)]
     spent = [ledger.epsilon_of_rounds(client, delta) for client in range(clients)]
+    training = {"largest": ledger.largest_epsilon_of_rounds(delta), "of_each_client": spent} if local else None
     closer = _of_closer_views(of_views, ledger.commons.largest_epsilon(delta))
+    commons = _of_commons(ledger.commons, delta, secret)
     earned: dict[str, Any] = {
         "pool_epsilon_max": pool,
-        "pool_epsilon_of_each_client": None
-        if pool is None
-        else [ledger.commons.epsilon(i, delta) for i in range(clients)],
+        "pool_epsilon_of_each_client": of_each,
         **({"pool_epsilon_of_each_view": of_views} if of_views and pool is not None else {}),
         "overall": "none" if overall is None else overall,
         "epsilon_of_messages": overall,
-        "epsilon_local_training": {"largest": ledger.largest_epsilon_of_rounds(delta), "of_each_client": spent}
-        if local
-        else None,
+        "epsilon_local_training": training,
     }
     if dp and not secret:
         nothing = dict.fromkeys(earned) | {"overall": "none"}
@@ -116,10 +114,7 @@ def statement(
         **earned,
         "uncovered": [*NOTES, *closer, *leaks],
         "trusted": [f"{kind} {name}: {TRUSTED[kind]}" for kind, name in (user_code or {}).items() if kind in TRUSTED],
-        "in_words": [
-            _of_commons(ledger.commons, delta, secret),
-            _overall(leaks, overall, delta, secret, ADDED * bool(closer)),
-        ],
+        "in_words": [commons, _overall(leaks, overall, delta, secret, ADDED * bool(closer))],
     }
 
 

@@ -26,15 +26,9 @@ from fedcommons.runs.leaks import computed_by_all, leaks_of
 from fedcommons.runs.plans import begin, on_clients
 from fedcommons.runs.spec import RunSpec
 from fedcommons.runs.worker import build_worker
-from fedcommons.sharing.stage import (
-    Contributions,
-    Shared,
-    contribute,
-    require_once,
-    require_own,
-    share_by_method,
-    share_contributed,
-)
+from fedcommons.sharing import disclosure
+from fedcommons.sharing.exchange import Shared, contribute, share_by_method, share_contributed
+from fedcommons.sharing.stage import Contributions
 from fedcommons.storage.artifact_store import Store
 
 OnStep = Callable[[str, int, int, str], None]
@@ -134,7 +128,7 @@ def assemble_own(
 ) -> Assembled:
     """Generate missing images, check that private generators used only their own client's examples, and assemble."""
     images = synthetic_images(spec, store, jobs, say, on_step)
-    require_own(spec.stage, spec.client_data, spec.requests, images)
+    disclosure.require_own(spec.stage, spec.client_data, spec.requests, images)
     return assemble(spec, images)
 
 
@@ -158,7 +152,7 @@ def assemble_contributed(spec: RunSpec, contributed: Contributions) -> Assembled
     if audited and spec.withholds:
         shared = pool_audit.uncovered(shared)
     if judged := spec.stage if spec.local.dp else None:
-        require_once(judged, shared)
+        disclosure.require_once(judged, shared.data)
     shared = share_by_method(shared, spec.algorithm, dataset.n_classes, spec.seed)
     sets = {"test": dataset.test, "validation": dataset.validation}
     data = replace(shared.data, sets=sets, n_classes=dataset.n_classes or 0, tests=spec.tests)

@@ -19,7 +19,8 @@ from fedcommons.flat_tensors import Flat
 from fedcommons.generators.requests import GenerationRequest
 from fedcommons.privacy.ledger import Ledger
 from fedcommons.privacy.release import Release
-from fedcommons.sharing.stage import CLASS_COUNTS, Shared
+from fedcommons.sharing.exchange import Shared
+from fedcommons.sharing.stage import CLASS_COUNTS
 
 
 def of_data(

@@ -19,7 +19,9 @@ from fedcommons.runs import evaluate, model_files
 from fedcommons.runs.assemble import Assembled
 from fedcommons.runs.callbacks import Callback, RoundResult
 from fedcommons.runs.worker import run_name
-from fedcommons.sharing.stage import Shared, Stage, require_once
+from fedcommons.sharing import disclosure
+from fedcommons.sharing.exchange import Shared
+from fedcommons.sharing.stage import Stage
 from fedcommons.tracking.run_folder import RunFolder, line_of
 
 EPSILON = "privacy/epsilon_local_training"
@@ -108,7 +110,7 @@ def _require_earned(stage: Stage, shared: Shared, delta: float, before: Ledger, 
     """Raise a ``UserError`` if delta is too large, or a private release used data that contain a real example twice."""
     require_small_delta(now, delta, shared.data.real.sizes)
     if now.updates.covered or now.commons.covered != before.commons.covered:
-        require_once(stage, shared)
+        disclosure.require_once(stage, shared.data)
 
 
 def conclude(ready: Assembled, record: RunFolder, end: Standing, say: Callable[[str], None]) -> dict[str, Any]:

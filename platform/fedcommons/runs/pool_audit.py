@@ -15,7 +15,8 @@ from fedcommons.audits.nearest_neighbours import Subject, subject
 from fedcommons.data.examples import Examples
 from fedcommons.data.federated import ClientDatasets
 from fedcommons.generators.requests import GenerationRequest
-from fedcommons.sharing.stage import Contributions, Shared
+from fedcommons.sharing.exchange import Shared
+from fedcommons.sharing.stage import Contributions
 from fedcommons.storage.atomic_files import write_json
 
 WHY = "near-copies were withheld by a look at the data that it was made from"

@@ -99,16 +99,16 @@ def replay(
     before = _standing_before(number, ready, executor, memory, say)
     _require_training(ready, before.state, number, client)
     called = rounds.call(ready.algorithm, ready.plan, before, number)
-    alone = next(block for block in called.blocks if client in block.clients).alone(client)
-    (share,) = alone.shares
+    alone = next(one for block in called.blocks for one in block if one.client == client)
+    share = alone.share
     partly = "" if share == 1 else f", a straggler with {100 * share:.3g} % of its local work"
     say(f"client {client}, round {number}, {called.task.algorithm}{partly}")
-    (result,) = executor.map(train_block, called.task, [alone])
+    (result,) = executor.map(train_block, called.task, [[alone]])
     labels = ready.data.clients[client].y
     return Replayed(
         len(labels),
         [] if not ready.data.n_classes else torch.bincount(labels).tolist(),
-        called.task.nbytes + nbytes(alone.individual[0]),
+        called.task.nbytes + nbytes(alone.individual),
         result.up_bytes,
         {name: value for _, reply in result.replies.values() for name, value in reply.metrics.items()},
         add_blocks(list(result.sums.values())),

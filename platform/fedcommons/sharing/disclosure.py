@@ -9,7 +9,7 @@ strategy uses (the real ones first), and ``owners`` the client from which each r
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -17,11 +17,12 @@ import numpy as np
 import torch
 
 from fedcommons.core.communication import images_nbytes
-from fedcommons.data.clients import Clients, Rows, digests
+from fedcommons.core.worker import RunData
+from fedcommons.data.clients import digests
 from fedcommons.data.examples import Examples
 from fedcommons.data.federated import ClientDatasets
 from fedcommons.errors import UserError, quote
-from fedcommons.generators.requests import GenerationRequest
+from fedcommons.generators.requests import Contribution, GenerationRequest
 from fedcommons.privacy.release import Release
 
 RAW = "raw examples"
@@ -58,9 +59,7 @@ def owners_of(stage: str, client_data: ClientDatasets, store: Examples, rows: np
     """
     stated = numbers(stage, "owners", owners, len(client_data.clients))
     if len(rows) != len(stated):
-        raise UserError(
-            f"sharing stage {stage} must give one owner per row, got {len(rows):,} rows and {len(stated):,} owners."
-        )
+        raise UserError(f"sharing stage {stage} must give one owner per row, got {len(stated):,} for {len(rows):,}.")
     result = np.full(len(store), -1)
     result[rows] = stated
     result[: len(client_data.clients.store)] = -1
@@ -85,11 +84,6 @@ def numbers(stage: str, what: str, vector: Any, n: int) -> np.ndarray:
     return values.astype(np.int64)
 
 
-def vectors(stage: str, what: str, each: Sequence[np.ndarray], n: int) -> list[np.ndarray]:
-    """Return the clients' vectors ``each`` as int64, after a check that all entries are in 0 ... n - 1."""
-    return [numbers(stage, what, rows, n) for rows in each]
-
-
 def own_counts(stage: str, n_own: Any, n_clients: int) -> np.ndarray | None:
     """Return ``Assigned.n_own``, the number of rows that count as a client's own, as a vector (n_clients,), or None.
 
@@ -98,10 +92,8 @@ def own_counts(stage: str, n_own: Any, n_clients: int) -> np.ndarray | None:
     """
     values = np.asarray(n_own)
     if n_own is not None and not (values.shape == (n_clients,) and values.dtype.kind in "iuf" and (values >= 0).all()):
-        raise UserError(
-            f"sharing stage {stage} must return n_own as a number of 0 or more for each of {n_clients} clients, "
-            f"got {quote(n_own)}."
-        )
+        what = f"n_own as a number of 0 or more for each of {n_clients} clients"
+        raise UserError(f"sharing stage {stage} must give {what}, got {quote(n_own)}.")
     return None if n_own is None else values
 
 
@@ -131,27 +123,25 @@ def sent(
         owners: client from which each row of the store comes; -1: unknown.
         n_real: number of real examples, which are the first rows of the store.
     """
-    (keepers, own_rows), (receivers, new) = _pairs(kept_rows), _pairs(received)
-    _, pooled = _pairs(pool)
-    foreign, down = owners[own_rows] != keepers, (owners[new] != receivers) | np.isin(new, pooled)
-    sent_up = np.concatenate([own_rows[foreign], new[down], pooled])
-    at_server = contributed[(contributed < n_real) | ~np.isin(contributed, np.concatenate([own_rows, new]))]
-    places = np.concatenate([keepers[foreign], receivers[down]]) * len(owners)
-    once_each = np.unique(places + np.concatenate([own_rows[foreign], new[down]]))
-    return int((owners[np.union1d(sent_up, at_server)] >= 0).sum()) + len(once_each)
+    (keepers, own_rows), (receivers, new), (_, pooled) = (_pairs(part) for part in (kept_rows, received, pool))
+    holders, rows = np.concatenate([keepers, receivers]), np.concatenate([own_rows, new])
+    is_down = owners[rows] != holders
+    is_down[len(own_rows) :] |= np.isin(new, pooled)
+    at_server = contributed[(contributed < n_real) | ~np.isin(contributed, rows)]
+    up, down = np.concatenate([rows[is_down], pooled, at_server]), holders[is_down] * len(owners) + rows[is_down]
+    return int((owners[np.unique(up)] >= 0).sum()) + len(np.unique(down))
 
 
-def nbytes(stage: str, client_data: ClientDatasets, stated: Any, examples: Callable[[], int]) -> int:
+def nbytes(stage: str, client_data: ClientDatasets, stated: Any, n_sent: int) -> int:
     """Return the number of bytes of the exchange, summed over clients.
 
-    stated: number of bytes that the strategy states; None: the bytes of the examples and labels sent.
-    examples: function that returns the number of examples sent (``sent``).
+    stated: number of bytes that the strategy states; None: the bytes of the ``n_sent`` examples and their labels.
 
     Raises:
         UserError: ``stated`` is neither None nor a number of bytes.
     """
     if stated is None:
-        return images_nbytes(examples(), client_data.shape, client_data.itemsize, client_data.label_nbytes)
+        return images_nbytes(n_sent, client_data.shape, client_data.itemsize, client_data.label_nbytes)
     if isinstance(stated, int | np.integer) and stated >= 0:
         return int(stated)
     raise UserError(f"sharing stage {stage} must give nbytes as a whole number of bytes or None, got {quote(stated)}.")
@@ -161,12 +151,6 @@ def _pairs(of_clients: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Return two vectors (clients, rows) with one entry for each row of each client."""
     none, sizes = np.zeros(0, np.int64), np.array([len(rows) for rows in of_clients], np.int64)
     return np.repeat(np.arange(len(sizes)), sizes), np.concatenate([none, *of_clients])
-
-
-def held_by_others(clients: Clients, owners: np.ndarray) -> np.ndarray:
-    """Return the rows that are held by a client other than their owner, repeated once per such client."""
-    holders, rows = np.repeat(np.arange(len(clients)), clients.rows.sizes), clients.rows.flat.numpy()
-    return rows[owners[rows] != holders]
 
 
 def copied(store: Examples, n_real: int, rows: np.ndarray) -> np.ndarray:
@@ -212,15 +196,13 @@ def events(what: str, releases: Iterable[Any], n_clients: int) -> list[Release]:
             raise UserError(f"{what} must declare the data that leave a client as Release, got {quote(event)}.")
         if not (isinstance(event.what, tuple) and all(isinstance(name, str) for name in event.what)):
             raise UserError(f"{what} must state Release.what as a tuple of names, got {quote(event.what)}.")
-        if not (isinstance(event.n_disclosed, Integral) and event.n_disclosed >= 0):
-            raise UserError(
-                f"{what} must give Release.n_disclosed as a whole number of at least 0, got {quote(event.n_disclosed)}."
-            )
-        nobody = event.client == -1 and not event.covered and not event.n_disclosed
-        if not nobody and not (isinstance(event.client, Integral) and 0 <= event.client < n_clients):
-            raise UserError(
-                f"{what} declares a release of client {quote(event.client)}, but clients are 0 ... {n_clients - 1}."
-            )
+        client, n = event.client, event.n_disclosed
+        if not (isinstance(n, Integral) and n >= 0):
+            raise UserError(f"{what} must give Release.n_disclosed as a whole number of at least 0, got {quote(n)}.")
+        nobody = client == -1 and not event.covered and not n
+        if not nobody and not (isinstance(client, Integral) and 0 <= client < n_clients):
+            clients = f"clients are 0 ... {n_clients - 1}"
+            raise UserError(f"{what} declares a release of client {quote(client)}, but {clients}.")
     return declared
 
 
@@ -243,22 +225,23 @@ def with_raw(releases: Sequence[Release], rows: np.ndarray, n_clients: int) -> l
         if not event.covered and event.client >= 0:
             declared[event.client] = max(declared[event.client], event.n_disclosed)
     counts = np.bincount(rows, minlength=n_clients)
-    return [
-        *releases,
-        *(Release(i, (RAW,), n_disclosed=int(counts[i])) for i in np.flatnonzero(counts > declared).tolist()),
-    ]
+    more = np.flatnonzero(counts > declared).tolist()
+    return [*releases, *(Release(i, (RAW,), n_disclosed=int(counts[i])) for i in more)]
 
 
-def require_once(stage: str, rows: Rows, own_rows: Rows) -> None:
+def require_once(stage: object, data: RunData) -> None:
     """Check that no client's training data contain a real example twice.
 
-    DP-SGD bounds the effect of each entry of ``rows`` on a step, and a noisy mean bounds each entry's contribution. So
-    an example with k entries may have k times the effect. Weights of examples do no harm, because the gradient of a
-    weighted loss is clipped too. rows: each client's training rows. own_rows: each client's real rows (the partition).
+    DP-SGD bounds the effect of each listed row on a step, and a noisy mean bounds each row's contribution. So an
+    example that is listed k times may have k times the effect. Weights of examples do no harm, because the gradient of
+    a weighted loss is clipped too.
 
     Raises:
         UserError: a client's training data contain a real example more than once.
     """
+    if data.clients is data.real:
+        return
+    rows, own_rows = data.clients.rows, data.real.rows
     listed_rows, store = rows.flat.numpy(), int(max(rows.flat.max(), own_rows.flat.max())) + 1
     places = np.repeat(np.arange(len(rows)), rows.sizes) * store + listed_rows
     listed, times = np.unique(places[np.isin(listed_rows, own_rows.flat.numpy())], return_counts=True)
@@ -266,36 +249,36 @@ def require_once(stage: str, rows: Rows, own_rows: Rows) -> None:
         client = listed[times > 1][0] // store
         uses = times[listed // store == client]
         raise UserError(
-            f"sharing stage {stage} must list no real row twice if training or sharing is private, but it lists "
-            f"{int((uses > 1).sum()):,} rows of client {client} up to {uses.max()} times: each repetition reveals more "
-            "of the example."
+            f"sharing stage {type(stage).__name__} must list no real row twice if training or sharing is private, but "
+            f"it lists {int((uses > 1).sum()):,} rows of client {client} up to {uses.max()} times: each repetition "
+            "reveals more of the example."
         )
 
 
 def require_own(
-    stage: str, client_data: ClientDatasets, needs: Sequence[GenerationRequest], private: Sequence[bool]
+    stage: object, client_data: ClientDatasets, needs: Sequence[GenerationRequest], generated: Sequence[Contribution]
 ) -> None:
     """Check that private generators are trained only on their own client's examples, and once on each example.
 
     The privacy ledger charges the guarantee of a generator (its receipt) to one client. So the privacy loss of another
     client's example would not be recorded, and an example that occurs k times may have k times the effect.
-    needs: generation requests with the generators' training examples. private: whether each generator is private.
+    needs: generation requests with the generators' training examples. generated: one result per request.
 
     Raises:
         UserError: a private generator is trained on other examples, or on an example more than once.
     """
-    clients = [need.client for need in needs]
+    name, clients = type(stage).__name__, [need.client for need in needs]
+    private = [any(r and r.release(0).covered for r in (draw.receipt, draw.of_labels)) for draw in generated]
     if any(private) and clients != list(range(len(client_data.clients))):
         raise UserError(
-            f"sharing stage {stage} must request one private generator per client, in the order of the clients, as the "
+            f"sharing stage {name} must request one private generator per client, in the order of the clients, as the "
             f"ledger charges each client once, but it requests generators of the clients {quote(clients)}."
         )
+    store, rows = client_data.clients.store, client_data.clients.rows
     for need, is_private in zip(needs, private, strict=True):
-        if not is_private:
-            continue
-        if not _contents(need.examples) <= _contents(client_data.clients.store[client_data.clients.rows[need.client]]):
+        if is_private and not _contents(need.examples) <= _contents(store[rows[need.client]]):
             raise UserError(
-                f"sharing stage {stage} must train client {need.client}'s private generator only on this client's own "
+                f"sharing stage {name} must train client {need.client}'s private generator only on this client's own "
                 "examples, each at most once, as the privacy guarantee covers no other use."
             )
 

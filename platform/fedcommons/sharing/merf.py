@@ -44,8 +44,8 @@ from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.seeding import seed_for, wide_key
 from fedcommons.sharing import noisy_sums
 from fedcommons.sharing.merf_generator import generate_images
-from fedcommons.sharing.random_features import Features, Fourier, fit_images, sums
-from fedcommons.sharing.stage import Assigned, Contributions
+from fedcommons.sharing.random_features import Fourier, fit_images, sums
+from fedcommons.sharing.stage import Assigned, Contributions, WithReleases
 from fedcommons.storage.artifact_store import constants, key_of
 
 TAUGHT = ((0.35, 91), (0.7, 88), (1, 86), (1.6, 79), (2.4, 65), (4, 31))
@@ -98,28 +98,17 @@ class MERF:
         """Check that the examples are uint8 images with classes and that the constants fit them (see ``Stage``)."""
         if not self.norm_bias and self.fit != "generator":
             raise UserError("sharing.norm_bias false changes nothing without sharing.fit generator.")
+        shape, n = client_data.shape, len(client_data.clients)
         if client_data.n_classes is None:
-            raise UserError(
-                "sharing.setting merf sums features by class, but the labels of this data set are not classes."
-            )
+            raise UserError("sharing.setting merf sums features by class, but the labels are not classes.")
         if client_data.clients.store.x.dtype != torch.uint8:
-            raise UserError(
-                "sharing.setting merf fits images of whole numbers 0 to 255 (uint8), but the examples are of another "
-                "type."
-            )
-        if self.fit == "generator" and len(client_data.shape) != 3:
-            raise UserError(
-                f"sharing.fit generator is for images (C, H, W), but the examples have the shape {client_data.shape}."
-            )
+            raise UserError("sharing.setting merf fits images of whole numbers 0 to 255 (uint8), but these are not.")
+        if self.fit == "generator" and len(shape) != 3:
+            raise UserError(f"sharing.fit generator is for images (C, H, W), but the examples have the shape {shape}.")
         if self.may_miss and self.noise != "summed":
-            raise UserError(
-                "sharing.may_miss is for sharing.noise summed: with local noise each message has the full noise."
-            )
-        if self.may_miss >= len(client_data.clients):
-            raise UserError(
-                f"sharing.may_miss must be below the number of clients, {len(client_data.clients)}: at least one "
-                "must send."
-            )
+            raise UserError("sharing.may_miss is for sharing.noise summed: a local message has the full noise.")
+        if self.may_miss >= n:
+            raise UserError(f"sharing.may_miss must be below the number of clients, {n}: at least one must send.")
 
     @property
     def sigma(self) -> float:
@@ -138,7 +127,7 @@ class MERF:
         """Return sigma_i, the noise multiplier of one client's message, in a federation of ``n_clients``."""
         return self.sigma if self.noise == "local" else self.sigma / sqrt(n_clients - self.may_miss)
 
-    def phi(self, client_data: ClientDatasets) -> Features:
+    def phi(self, client_data: ClientDatasets) -> Fourier:
         """Return the random feature map phi, which is public: every party can draw it from the run's seed."""
         d = prod(client_data.shape)
         scales = [self.scale or SCALE * d, *([self.second_scale] if self.second_scale else [])]
@@ -155,7 +144,7 @@ class MERF:
         images = fit(phi, total, client_data.shape, self.per_class, self.steps, seed)
         return noisy_sums.contribute(client_data, images)
 
-    def message(self, client_data: ClientDatasets, client: int, phi: Features) -> NoisySum:
+    def message(self, client_data: ClientDatasets, client: int, phi: Fourier) -> NoisySum:
         """Return the client's message S_i: per class, noisy sums of D features and of 1, (classes, D + 1) float64."""
         examples = client_data.clients.store[client_data.clients.rows[client]]
         exact = sums(phi, examples, client_data.n_classes or 0)
@@ -178,15 +167,13 @@ class MERF:
     def salts(self, client_data: ClientDatasets) -> list[bytes]:
         """Return the secret salt of the noise in each client's message (see ``Salted``); empty without noise."""
         phi = self.phi(client_data)
-        return (
-            [self._salt(client_data, client, phi) for client in range(len(client_data.clients))] if self.sigma else []
-        )
+        return [self._salt(client_data, i, phi) for i in range(len(client_data.clients))] if self.sigma else []
 
     def _key(self, client_data: ClientDatasets, client: int) -> str:
         decides = constants(self, ("per_class", "steps", "fit", "norm_bias"))
         return noisy_sums.key_of_client(client_data, client, {"clients": len(client_data.clients), **decides})
 
-    def _salt(self, client_data: ClientDatasets, client: int, phi: Features) -> bytes:
+    def _salt(self, client_data: ClientDatasets, client: int, phi: Fourier) -> bytes:
         """Return the secret salt of the noise in a client's message.
 
         If two different messages had equal noise, their difference would be disclosed. So each message has its own
@@ -195,17 +182,14 @@ class MERF:
         really = {"draws": DRAWS, "sigma": self.sigma_of_each(len(client_data.clients)), "features": phi.digest}
         return salts.of_artifact(f"{key_of({'asked': self._key(client_data, client), **really})}-merf")
 
-    def release(
-        self, client_data: ClientDatasets, contributed: Contributions
-    ) -> tuple[Contributions, Sequence[Release]]:
+    def release(self, client_data: ClientDatasets, contributed: Contributions) -> WithReleases:
         """Return one privacy ledger entry per client.
 
         If ``self.noise`` is "summed", the entry states a guarantee only for the sum S of all messages.
         """
         what = f"{SUMS}, seen added up over clients only" if self.sigma and self.noise == "summed" else SUMS
         event = Release(0, (what,), mechanism=SAMPLED_GAUSSIAN, sigma=self.sigma, sensitivity=1.0, steps=1)
-        disclosed = [0 if event.covered else n for n in client_data.clients.sizes]
-        return contributed, [replace(event, client=i, n_disclosed=n) for i, n in enumerate(disclosed)]
+        return contributed, noisy_sums.with_clients([event] * len(client_data.clients), client_data)
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
         """Assign all fitted images to all clients. ``nbytes`` counts the sums sent up and the images sent down."""
@@ -225,13 +209,12 @@ class MERF:
         noise = self.sigma_of_each(n) * sqrt(n)
         ratio = sqrt(2 * self.features) * noise * classes / sum(client_data.clients.sizes)
         (least, best), (most, worst) = TAUGHT[0], TAUGHT[-1]
-        result = f"some {np.interp(ratio, [at for at, _ in TAUGHT], [taught for _, taught in TAUGHT]):.0f} %"
-        if not least <= ratio <= most:
-            result = (
-                f"{best} % or more"
-                if ratio < least
-                else f"at most {worst} %, and hardly more than chance at much larger ratios"
-            )
+        ratios, accuracies = np.transpose(TAUGHT)
+        result = f"some {np.interp(ratio, ratios, accuracies):.0f} %"
+        if ratio < least:
+            result = f"{best} % or more"
+        elif ratio > most:
+            result = f"at most {worst} %, and hardly more than chance at much larger ratios"
         measured = ", ".join(f"{at:g}: {taught} %" for at, taught in TAUGHT)
         return [
             f"merf: the norm of the noise in the mean features of a class is {ratio:.2g} times the largest possible "

@@ -23,7 +23,7 @@ from torch.nn.functional import one_hot
 
 from fedcommons.data.examples import Examples
 from fedcommons.seeding import generator, keyed_globals
-from fedcommons.sharing.random_features import BLOCK, Features, bounded, means
+from fedcommons.sharing.random_features import BLOCK, Fourier, bounded, means
 
 CODE = 5
 """Length of a code z."""
@@ -64,7 +64,7 @@ class Generator(nn.Module):
 
 
 def generate_images(
-    features: Features,
+    features: Fourier,
     noisy: Tensor,
     shape: tuple[int, ...],
     per_class: int,
@@ -78,7 +78,7 @@ def generate_images(
 
 
 def train(
-    features: Features, noisy: Tensor, shape: tuple[int, ...], steps: int, seed: int, *, norm_bias: bool = True
+    features: Fourier, noisy: Tensor, shape: tuple[int, ...], steps: int, seed: int, *, norm_bias: bool = True
 ) -> Generator:
     """Train G for ``steps`` steps on the noisy sums of features, (classes, D + 1); return G in evaluation mode."""
     wanted = means(noisy) / len(noisy)

@@ -40,12 +40,12 @@ from fedcommons.errors import UserError
 from fedcommons.generators.condensation import Networks, Phi, Sender, fit_images
 from fedcommons.generators.requests import Contribution
 from fedcommons.privacy import salts
-from fedcommons.privacy.accountants import noise_for, require_reachable
+from fedcommons.privacy.dp_sgd import Target
 from fedcommons.privacy.noise import Noise, Source
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.seeding import seed_for, wide_key
 from fedcommons.sharing import noisy_sums
-from fedcommons.sharing.stage import Assigned, Contributions
+from fedcommons.sharing.stage import Assigned, Contributions, WithReleases
 from fedcommons.storage.artifact_store import constants, key_of
 
 SUMS = "noisy sums of features of random networks"
@@ -88,14 +88,9 @@ class NDPDC:
     def check_data(self, client_data: ClientDatasets) -> None:
         """Check that the examples are uint8 images with classes, and that the noise of every client can be computed."""
         if client_data.n_classes is None:
-            raise UserError(
-                "sharing.setting ndpdc sums features by class, but the labels of this data set are not classes."
-            )
-        if (
-            client_data.clients.store.x.dtype != torch.uint8
-            or len(client_data.shape) != 3
-            or min(client_data.shape[1:]) < 2
-        ):
+            raise UserError("sharing.setting ndpdc sums features by class, but the labels are not classes.")
+        is_image = len(client_data.shape) == 3 and min(client_data.shape[1:]) >= 2
+        if not is_image or client_data.clients.store.x.dtype != torch.uint8:
             what = "images (C, H, W) of at least 2x2 whole numbers 0 to 255 (uint8)"
             raise UserError(f"sharing.setting ndpdc fits {what}, but the examples are of another type or shape.")
         for n in {*client_data.clients.sizes}:
@@ -113,9 +108,7 @@ class NDPDC:
         """
         if self.target_epsilon is None:
             return self.noise_multiplier or 0.0
-        course = self.rate(n, classes), self.iterations, self.delta
-        require_reachable(self.target_epsilon, *course)
-        return noise_for(self.target_epsilon, *course)
+        return Target(self.target_epsilon, self.delta, rounds=1).sigma(self.rate(n, classes), self.iterations)
 
     def effective_constants(self, client_data: ClientDatasets) -> dict[str, Any]:
         """Return the values that replace unset constants: noise multiplier and class size per client, and depth."""
@@ -140,23 +133,14 @@ class NDPDC:
 
     def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
         """Run T steps of messages and image updates, and split the images arbitrarily into clients' contributions."""
-        n = len(client_data.clients)
-        senders = [self.sender(client_data, client) for client in range(n)]
+        senders = [self.sender(client_data, client) for client in range(len(client_data.clients))]
 
         def total(phi: Phi, step: int) -> Tensor:
-            return torch.stack([sender.message(phi, step).values.float() for sender in senders]).sum(
-                0
-            )  # .float() rounds, because messages are sent as float32
+            messages = [sender.message(phi, step).values.float() for sender in senders]  # messages are sent as float32
+            return torch.stack(messages).sum(0)
 
-        images = fit_images(
-            self.networks(client_data),
-            total,
-            self.iterations,
-            self.per_class,
-            self.expected(client_data),
-            self.batch,
-            self.lr,
-        )
+        networks, expected = self.networks(client_data), self.expected(client_data)
+        images = fit_images(networks, total, self.iterations, self.per_class, expected, self.batch, self.lr)
         return noisy_sums.contribute(client_data, images)
 
     def expected(self, client_data: ClientDatasets) -> float:
@@ -206,17 +190,14 @@ class NDPDC:
         }
         return salts.of_artifact(f"{key_of({'asked': self._key(client_data, client), **really})}-ndpdc")
 
-    def release(
-        self, client_data: ClientDatasets, contributed: Contributions
-    ) -> tuple[Contributions, Sequence[Release]]:
+    def release(self, client_data: ClientDatasets, contributed: Contributions) -> WithReleases:
         """Return one privacy ledger entry per client, for the client's T noisy messages (one per step)."""
-        event, classes = Release(0, (SUMS,), mechanism=SAMPLED_GAUSSIAN, sensitivity=1.0), client_data.n_classes or 0
-        events = []
-        for client, n in enumerate(client_data.clients.sizes):
-            how = {"q": self.rate(n, classes), "sigma": self.sigma(n, classes), "steps": self.iterations}
-            sent = replace(event, client=client, **how)
-            events.append(replace(sent, n_disclosed=0 if sent.covered else n))
-        return contributed, events
+        classes = client_data.n_classes or 0
+        event = Release(0, (SUMS,), mechanism=SAMPLED_GAUSSIAN, sensitivity=1.0, steps=self.iterations)
+        events = [
+            replace(event, q=self.rate(n, classes), sigma=self.sigma(n, classes)) for n in client_data.clients.sizes
+        ]
+        return contributed, noisy_sums.with_clients(events, client_data)
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
         """Assign all fitted images to all clients. ``nbytes`` counts T messages sent up and the images sent down."""
@@ -230,10 +211,8 @@ class NDPDC:
         """
         if self.noise_multiplier == 0:
             return []
-        classes = client_data.n_classes or 0
-        noise = sqrt(
-            sum(self.sigma(n, classes) ** 2 for n in client_data.clients.sizes) * self.networks(client_data).size
-        )
+        sigmas = [self.sigma(n, client_data.n_classes or 0) for n in client_data.clients.sizes]
+        noise = sqrt(sum(sigma**2 for sigma in sigmas) * self.networks(client_data).size)
         ratio = noise / self.expected(client_data)
         return [
             f"ndpdc: the norm of the noise in the sum of a class is {ratio:.2g} times the largest possible norm of "

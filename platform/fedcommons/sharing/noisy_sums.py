@@ -1,6 +1,7 @@
 """Functions of the sharing strategies whose server fits images to the total of the clients' noisy sums."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from fedcommons.core.communication import images_nbytes
@@ -8,7 +9,7 @@ from fedcommons.data.examples import Examples
 from fedcommons.data.federated import ClientDatasets
 from fedcommons.errors import UserError
 from fedcommons.generators.requests import Contribution
-from fedcommons.privacy.release import SIGMAS
+from fedcommons.privacy.release import SIGMAS, Release
 from fedcommons.sharing.stage import Assigned, Contributions
 from fedcommons.storage.artifact_store import key_of
 from fedcommons.storage.atomic_files import sha256
@@ -45,6 +46,13 @@ def key_of_client(client_data: ClientDatasets, client: int, facts: Mapping[str, 
     examples = client_data.clients.store[client_data.clients.rows[client]]
     content = sha256(examples.x.numpy().tobytes() + examples.y.numpy().tobytes())
     return key_of({"seed": client_data.seed, "client": client, "own": content, **facts})
+
+
+def with_clients(events: Sequence[Release], client_data: ClientDatasets) -> list[Release]:
+    """Return ``events``, one per client, with the client's number; without noise, all its examples are disclosed."""
+    sizes = enumerate(client_data.clients.sizes)
+    pairs = zip(events, sizes, strict=True)
+    return [replace(event, client=i, n_disclosed=0 if event.covered else n) for event, (i, n) in pairs]
 
 
 def contribute(client_data: ClientDatasets, images: Examples) -> Contributions:

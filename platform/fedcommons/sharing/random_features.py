@@ -10,7 +10,6 @@ s: squared length scale of the kernel exp(-|x - y|^2/(2 s)).
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod, sqrt
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,24 +23,6 @@ BLOCK = 4096
 
 LR = 0.05
 """Adam's learning rate for the images' logits at the first step; it falls linearly to zero."""
-
-
-class Features(Protocol):
-    """A public feature map from images to vectors. torch can differentiate the map."""
-
-    @property
-    def size(self) -> int:
-        """Return D, the length of a feature vector."""
-        ...
-
-    @property
-    def digest(self) -> str:
-        """Return a hash of the random numbers that define the features."""
-        ...
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return feature vectors (..., D) of images (..., d) in [0, 1]; ``bounded`` later clips their norm to 1."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,14 +59,14 @@ def pixels(x: Tensor) -> Tensor:
     return x.flatten(1).float() / (255 if x.dtype == torch.uint8 else 1)
 
 
-def bounded(features: Features, x: Tensor) -> Tensor:
+def bounded(features: Fourier, x: Tensor) -> Tensor:
     """Return the feature vectors (..., D) of images x with norms clipped to 1; vectors that are not finite become 0."""
     phi = features(x)
     short = phi / phi.norm(dim=-1, keepdim=True).clamp_min(1)
     return torch.where(short.isfinite().all(-1, keepdim=True), short, 0.0)
 
 
-def sums(features: Features, examples: Examples, n_classes: int) -> Tensor:
+def sums(features: Fourier, examples: Examples, n_classes: int) -> Tensor:
     """Return per class the sum over examples x of [phi(x), 1]/sqrt(2): (classes, D + 1) float64.
 
     Summands have norms of at most 1. An example adds to the row of its class only. A blank example (NaN) adds nothing.
@@ -111,7 +92,7 @@ def means(noisy: Tensor) -> Tensor:
 
 
 def fit_images(
-    features: Features, noisy: Tensor, shape: tuple[int, ...], per_class: int, steps: int, seed: int
+    features: Fourier, noisy: Tensor, shape: tuple[int, ...], per_class: int, steps: int, seed: int
 ) -> Examples:
     """Fit ``per_class`` uint8 images per class to noisy mean features.
 

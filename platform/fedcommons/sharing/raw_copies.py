@@ -21,11 +21,10 @@ import numpy as np
 from fedcommons.data.federated import ClientDatasets
 from fedcommons.errors import UserError
 from fedcommons.generators.requests import Contribution
-from fedcommons.privacy.release import Release
 from fedcommons.runtime import memory_limit
 from fedcommons.seeding import numpy_generator
 from fedcommons.sharing.placement import holdings, n_open, plans, sample_shareable
-from fedcommons.sharing.stage import Assigned, Contributions
+from fedcommons.sharing.stage import Assigned, Contributions, WithReleases
 
 
 @dataclass(frozen=True)
@@ -43,9 +42,7 @@ class RawCopies:
     def check(self, fields: Mapping[str, Any]) -> None:
         """Check that c, the share of images that are not private, is set (see ``Stage``)."""
         if self.c is None:
-            raise UserError(
-                "sharing.c must be set for sharing.setting raw_copies: the share of images that is not private."
-            )
+            raise UserError("sharing.c, the share of images that is not private, must be set for raw_copies.")
 
     def check_data(self, client_data: ClientDatasets) -> None:
         """Check that the constants c, d and ``placement`` fit the clients' data, and that the copies fit into memory.
@@ -54,35 +51,23 @@ class RawCopies:
         """
         c, n, n_clients = self.c or 0.0, sum(client_data.clients.sizes), len(client_data.clients)
         if n_clients < 2:
-            raise UserError(
-                "sharing.setting raw_copies needs at least 2 clients, got N = 1: no other client can get a copy."
-            )
+            raise UserError("sharing.setting raw_copies needs at least 2 clients, got 1: no other can get a copy.")
         if self.d > n_clients - 1:
-            raise UserError(
-                f"sharing.d must be at most N - 1 = {n_clients - 1}, the number of other clients, got {self.d}."
-            )
+            raise UserError(f"sharing.d must be at most N - 1 = {n_clients - 1}, the other clients, got {self.d}.")
         if c and n_open(c, n) < 1:
-            raise UserError(
-                f"sharing.c = {c:g} of {n} images is not one image: it must be 0 or at least {0.5 / n:.2g}."
-            )
+            least = 0.5 / n
+            raise UserError(f"sharing.c = {c:g} of {n} images is not one image: it must be 0 or at least {least:.2g}.")
         if self.placement == "optimal" and client_data.n_classes is None:
-            raise UserError(
-                "sharing.placement optimal evens out classes, but the labels of this data set are not classes."
-            )
+            raise UserError("sharing.placement optimal evens out classes, but the labels are not classes.")
         counts = np.bincount(self._labels(client_data), minlength=client_data.n_classes or 0)
         if self.placement == "optimal" and not counts.all():
-            raise UserError(
-                f"sharing.placement optimal needs images of every class, but no client has an image of class "
-                f"{int(counts.argmin())}."
-            )
+            raise UserError(f"sharing.placement optimal needs every class, got no image of class {counts.argmin()}.")
         memory_limit.require(f"copies at {n_clients:,} clients", n_clients * (n + 16 * n_open(c, n)), "sharing.c")
 
     def holdings(self, client_data: ClientDatasets) -> np.ndarray:
         """Return whether each client holds each image: (images, N) bool; the images of client 0 come first."""
-        labels, owners = self._labels(client_data), _owners(client_data)
-        return holdings(
-            labels, owners, len(client_data.clients), self.c or 0.0, self.d, self.placement, _draws(client_data)
-        )
+        labels, owners, n_clients = self._labels(client_data), _owners(client_data), len(client_data.clients)
+        return holdings(labels, owners, n_clients, self.c or 0.0, self.d, self.placement, _draws(client_data))
 
     def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
         """Return the contributions: each client's real images of which at least one other client gets a copy."""
@@ -90,9 +75,7 @@ class RawCopies:
         parts = zip(client_data.clients.rows, np.split(copied, ends), strict=True)
         return Contributions.from_real_rows(client_data, [rows[some] for rows, some in parts])
 
-    def release(
-        self, client_data: ClientDatasets, contributed: Contributions
-    ) -> tuple[Contributions, Sequence[Release]]:
+    def release(self, client_data: ClientDatasets, contributed: Contributions) -> WithReleases:
         """Return the contributions and one unprotected privacy ledger entry per client for its raw images."""
         return contributed, contributed.releases("raw examples")
 
@@ -100,16 +83,11 @@ class RawCopies:
         """Assign each client its images and its copies. An image that d_j clients hold has the weight 1/d_j."""
         if not len(released.rows):
             return Assigned(client_data.clients.rows)
-        is_held, owners, rows = (
-            self.holdings(client_data),
-            _owners(client_data),
-            np.concatenate(list(client_data.clients.rows)),
-        )
-        weight, received, weights = 1 / is_held.sum(1), [], []
-        for client in range(len(client_data.clients)):
-            new = np.flatnonzero(is_held[:, client] & (owners != client))
-            received.append(rows[new])
-            weights.append(np.concatenate([weight[owners == client], weight[new]]))
+        is_held, owners = self.holdings(client_data), _owners(client_data)
+        rows, weight = np.concatenate(list(client_data.clients.rows)), 1 / is_held.sum(1)
+        copies = [np.flatnonzero(held & (owners != client)) for client, held in enumerate(is_held.T)]
+        weights = [np.concatenate([weight[owners == client], weight[new]]) for client, new in enumerate(copies)]
+        received = [rows[new] for new in copies]
         return Assigned(client_data.clients.rows, received, weights, notes=self._notes(client_data))
 
     def _notes(self, client_data: ClientDatasets) -> list[str]:
@@ -117,14 +95,9 @@ class RawCopies:
         if self.placement != "optimal":
             return []
         labels, owners = self._labels(client_data), _owners(client_data)
-        by_class = plans(
-            labels,
-            owners,
-            len(client_data.clients),
-            sample_shareable(labels, owners, self.c or 0.0, _draws(client_data)),
-            self.d,
-        )
-        reached, bound = (sum(getattr(plan, name) for plan in by_class.values()) for name in ("distance", "bound"))
+        chosen = sample_shareable(labels, owners, self.c or 0.0, _draws(client_data))
+        by_class = plans(labels, owners, len(client_data.clients), chosen, self.d).values()
+        reached, bound = sum(plan.distance for plan in by_class), sum(plan.bound for plan in by_class)
         return [
             f"optimal placement of copies: sum over classes of ||Y - 1/N||^2 = {reached:.6g}; lower bound for any "
             f"placement {bound:.6g}; gap {max(0.0, reached - bound):.2g}"

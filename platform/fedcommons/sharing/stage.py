@@ -9,31 +9,23 @@ The client that contributed an example stays recorded as the example's owner. A 
 constants.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from math import inf
 from numbers import Real
-from operator import index
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
-from fedcommons.core.algorithm import Common, Shares
-from fedcommons.core.capabilities import capabilities_of
-from fedcommons.core.communication import Traffic
-from fedcommons.core.worker import RunData
-from fedcommons.data.clients import Clients, Rows
 from fedcommons.data.examples import Examples
 from fedcommons.data.federated import ClientDatasets
 from fedcommons.deprecated import accepts_old_names
-from fedcommons.errors import UserError, name_of, quote, require_type, user_code_context
+from fedcommons.errors import UserError, name_of, quote, user_code_context
 from fedcommons.generators.generator import Receipt
 from fedcommons.generators.requests import Contribution, GenerationRequest, GeneratorRecipe
 from fedcommons.privacy.release import Release
 from fedcommons.seeding import numpy_generator
-from fedcommons.sharing import disclosure
 
 
 @accepts_old_names(seen="n_sources", of_own="from_real_rows", of_made="from_generated", of_each="rows_by_client")
@@ -112,6 +104,9 @@ class Contributions:
         return events
 
 
+WithReleases = tuple[Contributions, Sequence[Release]]
+"""The contributions that leave the clients, and the privacy ledger entries (releases) that state their protection."""
+
 CLASS_COUNTS = ("class counts",)
 """Name of the privacy ledger entry of the class counts from which labels are drawn."""
 
@@ -141,32 +136,6 @@ class Assigned:
     views: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Shared:
-    """The result of sharing: the clients' training data, the traffic, and the privacy ledger entries (``releases``).
-
-    p: share of received examples among all clients' training examples. owners: for each row of the store, the client
-    from which it came; -1: unknown. disclosed: number of real examples that left their clients unchanged.
-    notes, views: messages to the user, and privacy per party (see ``Assigned``).
-    """
-
-    data: RunData
-    p: float
-    traffic: Traffic
-    owners: np.ndarray | None = None
-    releases: Sequence[Release] = ()
-    disclosed: int = 0
-    notes: Sequence[str] = ()
-    views: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Return entries of the run's summary: disclosed real examples, and mean number of clients per example."""
-        rows, own_rows = self.data.clients.rows.flat, self.data.real.rows.flat
-        n, holdings = len(own_rows), int(torch.isin(rows, own_rows).sum())
-        return {"disclosed_raw": self.disclosed / n, "disclosed_examples": self.disclosed, "mean_copies": holdings / n}
-
-
 class Stage(Protocol):
     """A sharing strategy: a frozen dataclass of constants.
 
@@ -182,9 +151,7 @@ class Stage(Protocol):
         """Return the clients' contributions; ``generated``: one result per generation request (``Generating``)."""
         ...
 
-    def release(
-        self, client_data: ClientDatasets, contributed: Contributions
-    ) -> tuple[Contributions, Sequence[Release]]:
+    def release(self, client_data: ClientDatasets, contributed: Contributions) -> WithReleases:
         """Return the contributions that leave the clients, and the privacy ledger entries that state their protection.
 
         If a client contributes synthetic examples without an entry, the ledger counts them as unprotected. Real rows
@@ -248,149 +215,5 @@ def shorter_of(stage: Stage) -> tuple[Stage, float]:
     match result:
         case (variant, Real() as times) if type(variant) is type(stage) and 0 < float(times) < inf:
             return variant, float(times)
-    kind, what = type(stage).__name__, name_of(stage)
-    raise UserError(
-        f"{what}.shorter must return a {kind} with less work and a factor above 0, by which this one takes longer, "
-        f"got {quote(result)}."
-    )
-
-
-def share(stage: Stage, client_data: ClientDatasets, generated: Sequence[Contribution] = ()) -> Shared:
-    """Run all three steps of a sharing strategy; ``generated``: one result per generation request of the strategy."""
-    return share_contributed(stage, client_data, contribute(stage, client_data, generated))
-
-
-def contribute(stage: Stage, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
-    """Return the clients' contributions: call the sharing strategy's ``make`` and check the result's types.
-
-    Raises:
-        ClientError: ``make`` failed or did not return ``Contributions``.
-    """
-    with user_code_context(stage, "make"):
-        return _contributions(stage.make(client_data, generated))
-
-
-def _contributions(contributed: Any) -> Contributions:
-    require_type(Examples, require_type(Contributions, contributed).store, "Examples as Contributions.store")
-    for name in ("rows", "owners"):
-        require_type(np.ndarray, getattr(contributed, name), f"an array as Contributions.{name}")
-    for name in ("receipts", "n_sources", "of_labels"):
-        require_type(Mapping, getattr(contributed, name), f"a mapping as Contributions.{name}")
-    return contributed
-
-
-def _released(result: Any) -> tuple[Contributions, Sequence[Release]]:
-    if not (isinstance(result, Sequence) and len(result) == 2):
-        raise ValueError(f"it must return a pair of Contributions and a list of Release, got {type(result).__name__}")
-    events = require_type(Iterable, result[1], "a pair of Contributions and a list of Release")
-    return _contributions(result[0]), tuple(events)  # an iterator can be read only once
-
-
-def share_contributed(stage: Stage, client_data: ClientDatasets, contributed: Contributions) -> Shared:
-    """Apply ``release`` and ``assign`` of a sharing strategy to the clients' contributions, and check the results.
-
-    The privacy ledger counts real rows that leave a client as unprotected, whatever the strategy declares (see
-    ``disclosure``).
-
-    Raises:
-        UserError: the strategy changed the clients' real data, or returned rows without a known owner, or ledger
-            entries of clients that do not exist.
-        ClientError: a function of the strategy failed or returned another type.
-    """
-    with user_code_context(stage, "release"):
-        contributed, releases = _released(stage.release(client_data, contributed))
-    with user_code_context(stage, "assign"):
-        assigned = require_type(Assigned, stage.assign(client_data, contributed), "an Assigned")
-        return _shared(stage, client_data, contributed, releases, assigned)
-
-
-def _shared(
-    stage: Stage,
-    client_data: ClientDatasets,
-    contributed: Contributions,
-    releases: Sequence[Release],
-    assigned: Assigned,
-) -> Shared:
-    name, store = type(stage).__name__, contributed.store
-    releases = disclosure.events(f"sharing stage {name}", releases, len(client_data.clients))
-    real = Clients(store, client_data.clients.rows)
-    clients, kept_rows = real, list[np.ndarray]()
-    received, parts = (
-        disclosure.vectors(name, what, getattr(assigned, what), len(store)) for what in ("received", "pool")
-    )
-    if received or assigned.weights is not None:
-        kept_rows = disclosure.vectors(name, "own_rows", assigned.own_rows, len(store))
-        rows = [np.concatenate(both) for both in zip(kept_rows, received, strict=True)] if received else kept_rows
-        if len(rows) != len(real):
-            raise UserError(f"sharing stage {name} must give rows to each of {len(real)} clients, got {len(rows)}.")
-        clients = Clients(
-            store, Rows.from_lists(rows, assigned.weights), disclosure.own_counts(name, assigned.n_own, len(real))
-        )
-    pool = Clients(store, parts) if (parts := [part for part in parts if len(part)]) else None
-    disclosure.require_unchanged(name, client_data, store)
-    rows = disclosure.numbers(name, "contributed rows", contributed.rows, len(store))
-    owners = disclosure.owners_of(name, client_data, store, rows, contributed.owners)
-    leaving = np.concatenate([disclosure.held_by_others(clients, owners), *parts])
-    disclosure.require_known(name, client_data, leaving, owners)
-    examples = partial(disclosure.sent, kept_rows, received, rows, parts, owners, client_data.n_total)
-    # A real example also leaves its client if a synthetic example is a bit-for-bit copy of it.
-    copied = disclosure.copied(store, len(client_data.clients.store), np.unique(leaving))
-    leaving = np.union1d(np.union1d(rows, leaving), copied)
-    is_real = leaving < len(client_data.clients.store)
-    disclosed = leaving[is_real & (owners[leaving] >= 0)]
-    releases = disclosure.with_undeclared(releases, owners[leaving[~is_real]].tolist(), client_data.clients.sizes)
-    return Shared(
-        data=RunData(clients, real, pool=pool, serves=pool is not None and capabilities_of(stage).serves_pool),
-        p=sum(map(len, received)) / sum(clients.sizes),
-        traffic=Traffic(once=disclosure.nbytes(name, client_data, assigned.nbytes, examples)),
-        owners=owners,
-        releases=disclosure.with_raw(releases, owners[disclosed], len(client_data.clients)),
-        disclosed=len(disclosed),
-        notes=assigned.notes,
-        views=assigned.views,
-    )
-
-
-def require_once(stage: Stage, shared: Shared) -> None:
-    """Check that no client's training data contain a real example twice, as private training requires."""
-    if shared.data.clients is not shared.data.real:
-        disclosure.require_once(type(stage).__name__, shared.data.clients.rows, shared.data.real.rows)
-
-
-def require_own(
-    stage: Stage, client_data: ClientDatasets, needs: Sequence[GenerationRequest], generated: Sequence[Contribution]
-) -> None:
-    """Check that private generators were trained on their own client's examples only; ``needs``: the requests."""
-    private = [any(r and r.release(0).covered for r in (draw.receipt, draw.of_labels)) for draw in generated]
-    disclosure.require_own(type(stage).__name__, client_data, needs, private)
-
-
-def share_by_method(shared: Shared, algorithm: object, n_classes: int | None, seed: int) -> Shared:
-    """Return ``shared`` with the examples that a federated method itself shares before round 1 (see ``Shares``).
-
-    A method without the function ``share`` changes nothing.
-
-    Raises:
-        UserError: the method changed the clients' examples, or declared ledger entries of clients that do not exist.
-    """
-    if not isinstance(algorithm, Shares):
-        return shared
-    data, name = shared.data, type(algorithm).__name__
-    before = data.clients.store[slice(None)].digest
-    with user_code_context(algorithm, "share"):
-        common = require_type(Common, algorithm.share(data.clients, n_classes, seed))
-        require_type(Examples, common.examples, "Examples as Common.examples")
-        x, y = common.examples.x, common.examples.y
-        nbytes = len(data.clients) * (x.nbytes + y.nbytes) if common.nbytes is None else index(common.nbytes)
-    if nbytes < 0:
-        raise UserError(f"{name}.share must return Common.nbytes of at least 0, got {nbytes}.")
-    if data.clients.store[slice(None)].digest != before:
-        raise UserError(f"{name}.share must not change the clients' examples, but it did.")
-    clients = data.clients.with_commons(common.examples)
-    releases = disclosure.events(f"{name}.share", common.releases, len(clients))
-    return replace(
-        shared,
-        data=replace(data, clients=clients, real=clients if data.real is data.clients else data.real),
-        traffic=shared.traffic + Traffic(once=nbytes),
-        releases=[*shared.releases, *disclosure.with_undeclared(releases, range(len(clients)), clients.sizes)],
-    )
+    what = f"a {type(stage).__name__} with less work and a factor above 0, by which this one takes longer"
+    raise UserError(f"{name_of(stage)}.shorter must return {what}, got {quote(result)}.")

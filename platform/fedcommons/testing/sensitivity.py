@@ -111,8 +111,9 @@ class Play:
         for number in range(1, ROUNDS + 1):
             called, sentences, replies = rounds.call(algorithm, plans[0], now, number), [], {}
             for block in called.blocks:
-                for client, own_payload in zip(block.clients, block.individual, strict=True):
-                    replies[client], client_faults = self._compared(players, called.task, own_payload, client)
+                for one in block:
+                    client = one.client
+                    replies[client], client_faults = self._compared(players, called.task, one.individual, client)
                     sentences += [f"round {number}, client {client}: {each}" for each in client_faults]
             if sentences:
                 return sentences

@@ -44,7 +44,7 @@ from fedcommons.runs import experiment
 from fedcommons.runs.assemble import Assembled
 from fedcommons.runs.spec import RunSpec
 from fedcommons.runtime import tempdirs
-from fedcommons.sharing import stage as stages
+from fedcommons.sharing import exchange
 from fedcommons.sharing.stage import Contributions, shorter_of
 from fedcommons.tune.small_rounds import TRAINING, Seconds, SmallRounds, repetitions
 from fedcommons.tune.work_counts import Amounts, batches_measured
@@ -259,7 +259,7 @@ def contribute(ready: RunSpec, generated: Sequence[Contribution]) -> tuple[Contr
     """
     stage, times = shorter_of(ready.stage)
     results: list[Contributions] = []
-    seconds = _once(lambda: results.append(stages.contribute(stage, ready.client_data, generated)))
+    seconds = _once(lambda: results.append(exchange.contribute(stage, ready.client_data, generated)))
     return results[0], times * seconds
 
 

@@ -45,7 +45,7 @@ class Clocked:
     def map(self, function: Callable[[Worker, S, J], R], shared: S, jobs: Sequence[J]) -> list[R]:
         started = time.perf_counter()
         results = self.executor.map(function, shared, jobs)
-        job: Any = getattr(shared, "function", function)
+        job: Any = function.args[0] if isinstance(function, partial) else function  # a job of the server
         self.seconds.update({getattr(job, "__name__", type(job).__name__): time.perf_counter() - started})
         return results
 

@@ -52,7 +52,7 @@ def fitted_images(cell: sweep.Trial) -> "Examples":
     """Return the images that this trial fits to noisy sums; they are computed, as no store has them."""
     from fedcommons.core.worker import set_up_process
     from fedcommons.runs.build import build
-    from fedcommons.sharing.stage import contribute
+    from fedcommons.sharing.exchange import contribute
 
     set_up_process()
     prepared = build(cell.config)

@@ -20,7 +20,7 @@ from fedcommons.generators.image_cache import Job, missing
 from fedcommons.runs.assemble import OnStep, synthetic_images
 from fedcommons.runs.build import build, load
 from fedcommons.runs.spec import RunSpec
-from fedcommons.sharing.stage import contribute
+from fedcommons.sharing.exchange import contribute
 from fedcommons.storage.artifact_store import Store
 from fedcommons.tune import cost
 from fedcommons.tune.sweep import require_few

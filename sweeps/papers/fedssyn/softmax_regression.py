@@ -31,8 +31,8 @@ from fedcommons.data.examples import Dataset, Examples
 from fedcommons.data.federated import ClientDatasets
 from fedcommons.runs import load_data
 from fedcommons.seeding import generator, numpy_generator
-from fedcommons.sharing.shuffled_real import ShuffledReal
-from fedcommons.sharing.stage import share
+from fedcommons.sharing.exchange import share
+from fedcommons.sharing.real import ShuffledReal
 
 
 @dataclass(frozen=True)
