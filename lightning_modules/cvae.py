@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_modules.networks.convnet import padding
+
 
 class Encoder(nn.Module):
     """Encoder of images (B, C, H, W) in [0, 1] to mean and log-variance (B, l) of their codes.
@@ -163,10 +165,3 @@ def decode(decoder: Decoder, z: Tensor, labels: Tensor, batch_size: int = 256) -
     device = next(decoder.parameters()).device
     batches = zip(z.to(device).split(batch_size), labels.to(device).split(batch_size), strict=True)
     return torch.cat([decoder(*batch).sigmoid() for batch in batches])
-
-
-def padding(shape: tuple[int, ...], levels: int) -> tuple[tuple[int, int, int, int], tuple[int, int]]:
-    """Return zeros to add at left, right, top and bottom, and the padded height and width, multiples of 2^levels."""
-    height, width = (-side % 2**levels for side in shape[1:])
-    margin = width // 2, width - width // 2, height // 2, height - height // 2
-    return margin, (shape[1] + height, shape[2] + width)
