@@ -49,15 +49,12 @@ def _precision(owner: Any) -> Setting:
     owner: the backend. With "none", a backend inherits the value one level above. At the top level, "none" is "ieee".
     """
 
-    def read() -> str:
-        return owner.fp32_precision
-
     def write(value: str) -> None:
         owner.fp32_precision = "none"
-        if read() != value:
+        if owner.fp32_precision != value:
             owner.fp32_precision = value
 
-    return Setting(read, write, "ieee", alike="none")
+    return Setting(partial(getattr, owner, "fp32_precision"), write, "ieee", alike="none")
 
 
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
