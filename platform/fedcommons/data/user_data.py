@@ -54,16 +54,12 @@ def read(name: str, returned: Any) -> tuple[Source, Origin]:
     for which, part in (("training", train), ("test", test)):
         if not len(part):
             raise UserError(f"data set {name} has no {which} examples.")
-    if train.x.shape[1:] != test.x.shape[1:] or train.x.dtype != test.x.dtype:
-        raise UserError(
-            f"data set {name}: training examples are {tuple(train.x.shape[1:])} {train.x.dtype}, and test examples "
-            f"{tuple(test.x.shape[1:])} {test.x.dtype}."
-        )
-    if train.y.shape[1:] != test.y.shape[1:] or train.y.dtype != test.y.dtype:
-        raise UserError(
-            f"data set {name}: training labels are {tuple(train.y.shape[1:])} {train.y.dtype}, and test labels "
-            f"{tuple(test.y.shape[1:])} {test.y.dtype}."
-        )
+    for which, a, b in (("examples", train.x, test.x), ("labels", train.y, test.y)):
+        if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:
+            raise UserError(
+                f"data set {name}: training {which} are {tuple(a.shape[1:])} {a.dtype}, and test {which} "
+                f"{tuple(b.shape[1:])} {b.dtype}."
+            )
     n_classes = None if columns[0].y is None else _classes(name, returned, sets)
     channels = train.x.shape[1] if train.x.dim() > 1 else 1
     mean, std = (_by_channel(name, returned, which, channels) for which in ("mean", "std"))
@@ -74,15 +70,13 @@ def read(name: str, returned: Any) -> tuple[Source, Origin]:
     if isinstance(returned, Source):
         return replace(returned, train=train, test=test, n_classes=n_classes), origin
     computed = () if n_classes is None or _stated(returned) is not UNSTATED else (N_CLASSES,)
-    if train.x.is_floating_point():
-        if mean is not None and std is not None:
-            train, test = (replace(part, x=_normalised(name, part.x, mean, std)) for part in (train, test))
-        elif not _constant(returned, "normalised", False):
-            _require_normalised(name, train.x)
-        return Source(train, test, n_classes, (0.0,), (1.0,), computed=computed), origin
     if train.x.dtype != torch.uint8:
-        return Source(train, test, n_classes, (0.0,), (1.0,), computed=computed), origin
-    if mean is None or std is None:
+        if train.x.is_floating_point() and mean is not None and std is not None:
+            train, test = (replace(part, x=_normalised(name, part.x, mean, std)) for part in (train, test))
+        elif train.x.is_floating_point() and not _constant(returned, "normalised", False):
+            _require_normalised(name, train.x)
+        mean, std = (0.0,), (1.0,)
+    elif mean is None or std is None:
         by_channel = train.x.float().div(255).movedim(1, 0).flatten(1)
         mean, std = by_channel.mean(1).tolist(), by_channel.std(1).clamp(min=1e-6).tolist()
         computed = (STANDARDISATION, *computed)
@@ -212,8 +206,8 @@ def _classes(name: str, returned: Any, sets: list[Examples]) -> int | None:
             f"data set {name}: labels must be 0, 1, ..., at most {MOST_CLASSES - 1}, got {wrong}: renumber the labels "
             f"with np.unique(y, return_inverse=True)[1] ({len(labels)} classes), or use floats for regression."
         )
-    n = high + 1 if _stated(returned) is UNSTATED else _stated(returned)
-    if _stated(returned) is UNSTATED and (missing := n - len(labels)):
+    n = high + 1 if (stated := _stated(returned)) is UNSTATED else stated
+    if stated is UNSTATED and (missing := n - len(labels)):
         raise UserError(
             f"data set {name}: its {len(labels)} labels lie in {low} ... {high}, and classes count from 0, so "
             f"{missing} of {n} classes are empty: renumber the labels with np.unique(y, return_inverse=True)[1], state "
