@@ -17,6 +17,8 @@ divides a gradient by its magnitude, so it moves such a bias by the learning rat
 leaves these biases out.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -159,9 +161,15 @@ def truncated_normal(n: int, latent: int, bound: float, generator: torch.Generat
 
 
 @torch.no_grad()
-def decode(decoder: Decoder, z: Tensor, labels: Tensor, batch_size: int = 256) -> Tensor:
-    """Return the images (n, C, H, W) in [0, 1] of codes z and class labels, by the decoder in evaluation mode."""
+def decode(
+    decoder: Decoder, z: Tensor, labels: Tensor, activation: Callable[[Tensor], Tensor] = torch.sigmoid,
+    batch_size: int = 256,
+) -> Tensor:  # fmt: skip
+    """Return the images (n, C, H, W) of codes z and class labels, by the decoder in evaluation mode.
+
+    activation: function from the decoder's results to pixels.
+    """
     decoder.eval()
     device = next(decoder.parameters()).device
     batches = zip(z.to(device).split(batch_size), labels.to(device).split(batch_size), strict=True)
-    return torch.cat([decoder(*batch).sigmoid() for batch in batches])
+    return torch.cat([activation(decoder(*batch)) for batch in batches])

@@ -164,12 +164,16 @@ class DDPM(Diffusion):
         generators: dict[int, TrainedGenerator] = {}
 
         class Keep(lightning.Callback):
+            def on_train_batch_end(self, trainer: lightning.Trainer, *_: object) -> None:
+                if progress:
+                    progress(trainer.global_step, int(trainer.estimated_stepping_batches))
+
             def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
                 if trainer.current_epoch + 1 in epochs:
                     generators[trainer.current_epoch + 1] = TrainedGenerator(model.averaged(), Receipt())
 
         precision = {"fp32": "32-true", "bf16": "bf16-mixed"}[self.precision]
-        lightning_trainer.fit(model, loader, max(epochs), [Keep()], progress, precision)
+        lightning_trainer.fit(model, loader, max(epochs), [Keep()], precision)
         return generators
 
 

@@ -32,7 +32,7 @@ from fedcommons.generators.training_loop import batch_of, train
 from fedcommons.privacy import dp_sgd_vmap
 from fedcommons.runtime import memory_limit
 from fedcommons.seeding import generator, seed_for, set_default_generator
-from lightning_modules import gan
+from lightning_modules import cvae, gan
 
 COPIES = 9
 """Number of copies of the weights in memory: two networks, their gradients, Adam's moments and the moving average."""
@@ -84,11 +84,8 @@ class Adversarial:
         """Draw one uint8 image per label (see ``Generator``)."""
         network = self.build(shape, n_classes, seed).generator
         network.load_state_dict(dict(weights))
-        network.eval().to(device := default_device())
-        z = torch.randn(len(labels), self.latent, generator=generator(seed, "samples")).to(device)
-        with torch.no_grad():
-            batches = zip(z.split(256), labels.to(device).split(256), strict=True)
-            images = torch.cat([network(*batch).tanh() for batch in batches])
+        z = torch.randn(len(labels), self.latent, generator=generator(seed, "samples"))
+        images = cvae.decode(network.to(default_device()), z, labels, torch.tanh)
         return ((images + 1) * 127.5).round().to(torch.uint8).cpu()
 
     def build(self, shape: tuple[int, ...], n_classes: int, seed: int, flip: bool = False) -> gan.GAN:
