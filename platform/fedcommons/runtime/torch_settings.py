@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import backends
 
+from fedcommons.runtime.rounding_env import OURS
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -57,10 +59,6 @@ def _precision(owner: Any) -> Setting:
     return Setting(partial(getattr, owner, "fp32_precision"), write, "ieee", alike="none")
 
 
-CUBLAS = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-"""Environment variable and value for deterministic cuBLAS, read by cuBLAS at the first matrix product of a process."""
-
-
 @cache
 def has_gpu() -> bool:
     """Return whether torch can use a GPU; the result is cached, because torch searches for a driver at each call."""
@@ -76,7 +74,7 @@ def prepare_gpu() -> None:
 
     If torch has no deterministic kernel for an operation, torch warns at the first call of the operation.
     """
-    os.environ.setdefault(*CUBLAS)
+    os.environ.setdefault(*OURS)
     backends.cudnn.deterministic, backends.cudnn.benchmark = True, False
     torch.use_deterministic_algorithms(True, warn_only=True)
     _FILLS.write(False)
