@@ -20,13 +20,10 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_modules.cvae import divergence, reconstruction
+
 SMALLEST = 4
 """Height and width of the encoder's smallest feature maps, in pixels."""
-
-
-def kl(mean: Tensor, log_variance: Tensor) -> Tensor:
-    """Return KL(N(mu, e^v) || N(0, I)), (B,), in nats, of codes with mean mu and log-variance v, each (B, l)."""
-    return (mean.square() + log_variance.exp() - 1 - log_variance).sum(1) / 2
 
 
 class BetaVAE(LightningModule):
@@ -91,11 +88,9 @@ class BetaVAE(LightningModule):
 
     def forward(self, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return binary cross entropy, summed over pixels, and KL of each image, both (B,); ``noise``: (B, l)."""
-        x = images / 255
         mean, log_variance = self.encode(images)
         decoded = self.decode(mean + (log_variance / 2).exp() * noise)
-        bce = F.binary_cross_entropy_with_logits(decoded, x, reduction="none").flatten(1).sum(1)
-        return bce, kl(mean, log_variance)
+        return reconstruction(decoded, images / 255, "cross_entropy"), divergence(mean, log_variance)
 
     def encode(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and log-variance, each (B, l), of the codes of uint8 images (B, C, H, W)."""

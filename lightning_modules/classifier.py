@@ -1,4 +1,4 @@
-"""The classifier that clients train; the same module trains under a plain Lightning Trainer."""
+"""The classifier that clients train, and what the regressor shares; both train under a plain Lightning Trainer."""
 
 from collections.abc import Iterable
 
@@ -8,15 +8,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-class Classifier(LightningModule):
-    """A network with input normalisation, cross-entropy loss and an optimizer with constant learning rate.
+class Predictor(LightningModule):
+    """A network with input normalisation and an optimizer with constant learning rate; subclasses define the loss.
 
     The module itself scales images x, uint8 (B, C, H, W), to [0, 1] and normalises them by ``mean`` and ``std`` per
     channel. Floating-point features and tokens (int64) stay unchanged. A batch is (x, y) or (x, y, weight); the weights
     multiply the examples' losses.
     """
 
-    head = "network.last"  # the layer that maps the embedding to the logits
+    head = "network.last"  # the layer that maps the embedding to the logits or the prediction
 
     mean: Tensor
     std: Tensor
@@ -43,8 +43,16 @@ class Classifier(LightningModule):
         return (x - self.mean) / self.std
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits (B, classes) of images, features or tokens x."""
+        """Return logits (B, classes) or predictions (B, k) for images, features or tokens x."""
         return self.network(self.normalise(x) if x.dtype == torch.uint8 else x)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Return SGD or Adam with the module's learning rate ``lr``."""
+        return optimizer_of(self.parameters(), self.optimizer, self.lr, self.momentum, self.weight_decay)
+
+
+class Classifier(Predictor):
+    """A ``Predictor`` with cross-entropy loss."""
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
         """Return the mean (weighted) cross entropy of the batch."""
@@ -52,10 +60,6 @@ class Classifier(LightningModule):
         if weight:
             return (weight[0] * F.cross_entropy(self(x), y, reduction="none")).mean()
         return F.cross_entropy(self(x), y)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return SGD or Adam with the module's learning rate ``lr``."""
-        return optimizer_of(self.parameters(), self.optimizer, self.lr, self.momentum, self.weight_decay)
 
 
 def optimizer_of(

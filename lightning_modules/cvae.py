@@ -17,9 +17,13 @@ divides a gradient by its magnitude, so it moves such a bias by the learning rat
 leaves these biases out.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from lightning_modules.networks.convnet import padding
 
 
 class Encoder(nn.Module):
@@ -157,16 +161,15 @@ def truncated_normal(n: int, latent: int, bound: float, generator: torch.Generat
 
 
 @torch.no_grad()
-def decode(decoder: Decoder, z: Tensor, labels: Tensor, batch_size: int = 256) -> Tensor:
-    """Return the images (n, C, H, W) in [0, 1] of codes z and class labels, by the decoder in evaluation mode."""
+def decode(
+    decoder: Decoder, z: Tensor, labels: Tensor, activation: Callable[[Tensor], Tensor] = torch.sigmoid,
+    batch_size: int = 256,
+) -> Tensor:  # fmt: skip
+    """Return the images (n, C, H, W) of codes z and class labels, by the decoder in evaluation mode.
+
+    activation: function from the decoder's results to pixels.
+    """
     decoder.eval()
     device = next(decoder.parameters()).device
     batches = zip(z.to(device).split(batch_size), labels.to(device).split(batch_size), strict=True)
-    return torch.cat([decoder(*batch).sigmoid() for batch in batches])
-
-
-def padding(shape: tuple[int, ...], levels: int) -> tuple[tuple[int, int, int, int], tuple[int, int]]:
-    """Return zeros to add at left, right, top and bottom, and the padded height and width, multiples of 2^levels."""
-    height, width = (-side % 2**levels for side in shape[1:])
-    margin = width // 2, width - width // 2, height // 2, height - height // 2
-    return margin, (shape[1] + height, shape[2] + width)
+    return torch.cat([activation(decoder(*batch)) for batch in batches])

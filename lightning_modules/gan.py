@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.func import grad
 from torch.nn import functional as F
 
-from lightning_modules.cvae import Decoder, padding
+from lightning_modules.cvae import Decoder
+from lightning_modules.networks.convnet import padding
 
 SHIFT, HOLE = 8, 2
 """Divisors of height and width (Zhao et al.): images shift by up to 1/8, and the cutout square has sides of 1/2."""

@@ -35,29 +35,30 @@ class ConvNet(nn.Module):
         super().__init__()
         if len(shape) != 3 or min(shape[1:]) < 2:
             raise ValueError(f"it needs images of at least 2x2, and examples are {shape}")
-        channels, *sides = shape
-        blocks = min(BLOCKS, min(sides).bit_length() - 1)
-        self.multiple = 2**blocks
+        channels = shape[0]
+        self.blocks = min(BLOCKS, min(shape[1:]).bit_length() - 1)
+        _, padded = padding(shape, self.blocks)
         layers: list[nn.Module] = []
-        for _ in range(blocks):
+        for _ in range(self.blocks):
             norm = nn.GroupNorm(width, width)  # One group per channel is instance norm.
             layers += [nn.Conv2d(channels, width, 3, padding=1, bias=norm_bias), norm, nn.ReLU(), nn.AvgPool2d(2)]
             channels = width
         self.features = nn.Sequential(*layers)
-        left, right, top, bottom = self._padding(sides)
-        places = (sides[0] + top + bottom) * (sides[1] + left + right) // self.multiple**2
-        self.last = nn.Linear(width * places, n_classes)
+        self.last = nn.Linear(width * (padded[0] * padded[1] >> 2 * self.blocks), n_classes)
 
     def embed(self, x: Tensor) -> Tensor:
-        return torch.flatten(self.features(F.pad(x, self._padding(x.shape[2:]))), 1)
+        margin, _ = padding(x.shape[1:], self.blocks)
+        return torch.flatten(self.features(F.pad(x, margin)), 1)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.embed(x))
 
-    def _padding(self, sides: "torch.Size | list[int]") -> tuple[int, int, int, int]:
-        """Return how many zeros to add at left, right, top and bottom.
 
-        If the height (width) needs an odd number of zeros, bottom (right) gets one more than top (left).
-        """
-        height, width = (-side % self.multiple for side in sides)
-        return width // 2, width - width // 2, height // 2, height - height // 2
+def padding(shape: tuple[int, ...], levels: int) -> tuple[tuple[int, int, int, int], tuple[int, int]]:
+    """Return zeros to add at left, right, top and bottom, and the padded height and width, multiples of 2^levels.
+
+    If the height (width) needs an odd number of zeros, bottom (right) gets one more than top (left).
+    """
+    height, width = (-side % 2**levels for side in shape[1:])
+    margin = width // 2, width - width // 2, height // 2, height - height // 2
+    return margin, (shape[1] + height, shape[2] + width)

@@ -16,9 +16,8 @@ from fedcommons.audits.copies import clopper_pearson
 from fedcommons.audits.lower_bound import LowerBound, by_scores, ceiling, coins, lower_bound, p_value
 from fedcommons.audits.membership import Losing, attack, auc, by_pool, halves, likelihood_ratios, roc, scores
 from fedcommons.data.examples import Examples
-from fedcommons.generators.ddpm import DDPM
+from fedcommons.generators.ddpm import DDPM, PrivateDDPM
 from fedcommons.generators.generator import Generator, TrainedGenerator, Weights
-from fedcommons.generators.private_ddpm import PrivateDDPM
 from fedcommons.seeding import generator, numpy_generator
 
 

@@ -18,8 +18,7 @@ from fedcommons import UserError, experiment, generator, set_default_generator
 from fedcommons.config.schema import Data
 from fedcommons.generators.ddpm import DDPM as Generator
 from fedcommons.generators.gan import GAN as GANGenerator
-from fedcommons.generators.gan import Course
-from fedcommons.generators.private_gan import PrivateGAN
+from fedcommons.generators.gan import Course, PrivateGAN
 from fedcommons.generators.training_loop import batch_of
 from fedcommons.privacy.noise import Noise, Source
 from fedcommons.runs.build import build, load

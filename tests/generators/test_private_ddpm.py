@@ -13,8 +13,8 @@ from fedcommons.config import experiment as config
 from fedcommons.config.dotted import choose
 from fedcommons.config.experiment import Experiment
 from fedcommons.errors import UserError
+from fedcommons.generators.ddpm import PrivateDDPM
 from fedcommons.generators.generator import Receipt
-from fedcommons.generators.private_ddpm import PrivateDDPM
 from fedcommons.privacy.accountants import epsilon
 from fedcommons.privacy.noise import Source
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN
@@ -114,7 +114,7 @@ def test_nothing_but_sampling_and_length_shares_noise_between_two_trainings() ->
 def test_with_little_noise_it_learns() -> None:
     easy = replace(TINY, noise_multiplier=0.01, clip=10.0, lr=1e-2, batch_size=36, timesteps=100, draws=1)
     weights = easy.fit(DIGITS, N_CLASSES, 0, [10])[10].weights
-    model = easy.plain.build((1, 8, 8), N_CLASSES, 5)
+    model = easy.build((1, 8, 8), N_CLASSES, 5)
     several = DIGITS[torch.arange(36).repeat(4)]
     drawn = model.draw(len(several))
 

@@ -39,15 +39,15 @@ def hold_out(
     n_test = np.maximum(1, (share * rows.sizes + 1e-9).astype(np.int64))
     flat, owner = rows.flat.numpy(), np.repeat(np.arange(len(rows)), rows.sizes)
     order = np.argsort(owner + numpy_generator(seed, "client test").random(len(flat)))
-    place = np.arange(len(flat)) - np.repeat(rows.starts, rows.sizes)  # a row's position in the client's random order
     is_test = np.zeros(len(flat), bool)
-    is_test[order[place < n_test[owner]]] = True
+    for places, n in zip(cut(order, rows.sizes), n_test, strict=True):
+        is_test[places[:n]] = True
     is_training = np.ones(len(train), bool)
     is_training[flat[is_test]] = False
     number = np.cumsum(is_training) - 1  # each training row's number in the store without the test rows
     training_rows = cut(number[flat[~is_test]], rows.sizes - n_test)
     training = train[np.flatnonzero(is_training)]
-    tests = Clients(train[flat[is_test]], _consecutive(n_test))
+    tests = Clients(train[flat[is_test]], Rows.in_order(torch.arange(int(n_test.sum())), n_test))
     return Partitioned.from_rows(training_rows, training.y.numpy(), dataset.n_classes), training, tests
 
 
@@ -70,11 +70,7 @@ def of_groups(client_data: Partitioned, dataset: Dataset) -> Clients | None:
     order = owners.argsort(kind="stable")
     sizes = np.bincount(owners[owners >= 0], minlength=len(rows))
     test_rows = torch.from_numpy(order[np.count_nonzero(owners < 0) :])
-    return Clients(dataset.test, Rows(test_rows, np.cumsum(sizes) - sizes, sizes))
-
-
-def _consecutive(sizes: np.ndarray) -> Rows:
-    return Rows(torch.arange(int(sizes.sum())), np.cumsum(sizes) - sizes, sizes)
+    return Clients(dataset.test, Rows.in_order(test_rows, sizes))
 
 
 def _group(rows: Sequence[int] | np.ndarray, dataset: Dataset) -> str:

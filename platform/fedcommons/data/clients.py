@@ -137,12 +137,16 @@ class Rows(Sequence[np.ndarray]):
         Raises:
             ValueError: a client does not have one weight for each row.
         """
-        sizes = np.array([len(r) for r in rows])
-        flat, weight = torch.from_numpy(np.concatenate(rows)).long(), None
+        sizes, weight = np.array([len(r) for r in rows]), None
         if weights is not None:
             if [len(w) for w in weights] != sizes.tolist():
                 raise ValueError("every client needs one weight for each of its examples")
             weight = torch.from_numpy(np.concatenate(weights)).double()
+        return Rows.in_order(torch.from_numpy(np.concatenate(rows)).long(), sizes, weight)
+
+    @staticmethod
+    def in_order(flat: Tensor, sizes: np.ndarray, weight: Tensor | None = None) -> "Rows":
+        """Build ``Rows`` whose clients hold consecutive slices of ``flat``, of the lengths ``sizes`` (N,)."""
         return Rows(flat, np.cumsum(sizes) - sizes, sizes, weight)
 
     def __len__(self) -> int:
@@ -166,6 +170,14 @@ class Rows(Sequence[np.ndarray]):
         if self.weight is None:
             return None
         return (self._slice(client, self.weight) * (self.sizes.item(client) / self.totals.item(client))).float()
+
+    def counts(self, labels: np.ndarray, n_classes: int) -> np.ndarray:
+        """Return the number of each client's rows per class, (N, classes) int64; labels: class of each row number."""
+        owners, firsts = np.repeat(np.arange(len(self)), self.sizes), np.cumsum(self.sizes) - self.sizes
+        places = np.arange(len(owners)) + np.repeat(self.starts - firsts, self.sizes)
+        classes = labels[self.flat.numpy(force=True)[places]]
+        cells = np.bincount(owners * n_classes + classes, minlength=len(self) * n_classes)
+        return cells.reshape(len(self), n_classes)
 
     def to(self, device: torch.device) -> "Rows":
         """Return a copy with the tensors ``flat`` and ``weight`` on ``device``."""
@@ -225,14 +237,7 @@ class Clients(Sequence[ClientData]):
         """
         if n_classes is None:
             raise UserError("class counts are asked for, but the labels of this data set are not classes.")
-        of_client, first = (
-            np.repeat(np.arange(len(self)), self.rows.sizes),
-            np.cumsum(self.rows.sizes) - self.rows.sizes,
-        )
-        at = np.arange(len(of_client)) + np.repeat(self.rows.starts - first, self.rows.sizes)
-        labels = self.store.y[self.rows.flat[torch.from_numpy(at)]].numpy(force=True)
-        cells = np.bincount(of_client * n_classes + labels, minlength=len(self) * n_classes)
-        return torch.from_numpy(cells.reshape(len(self), n_classes))
+        return torch.from_numpy(self.rows.counts(self.store.y.numpy(force=True), n_classes))
 
     def on(self, store: Examples) -> "Clients":
         """Return the same clients on another device; ``store``: copy of all examples on that device."""

@@ -60,13 +60,10 @@ def group_sizes(
         # If the clients were independent, a draw would be accepted with probability (1 - short)^N, with N = n_clients.
         # The clients' shares of a class have the sum 1, so the true probability is at most (1 - short)^N.
         if batch > 64 and MAX_DRAWS * (1 - short) ** n_clients < HOPELESS:
-            raise UserError(
-                f"the partition cannot be met: in {n_draws:,} draws with alpha = {alpha:g} {short:.0%} of {n_clients} "
-                f"clients had fewer than {min_size} images on average, and never none; {advice}"
-            )
+            break
     raise UserError(
-        f"the partition cannot be met: in {MAX_DRAWS:,} draws with alpha = {alpha:g} some of {n_clients} clients "
-        f"always had fewer than {min_size} images; {advice}"
+        f"the partition cannot be met: in {n_draws:,} draws with alpha = {alpha:g} some of {n_clients} clients always "
+        f"had fewer than {min_size} images; {advice}"
     )
 
 

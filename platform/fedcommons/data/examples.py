@@ -1,6 +1,6 @@
 """Containers for labelled examples in memory, and for a data set of training, validation and test examples."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -32,10 +32,13 @@ class Examples:
         return len(self.y)
 
     def __getitem__(self, index: np.ndarray | Tensor | slice) -> "Examples":
-        index = torch.tensor(index) if isinstance(index, np.ndarray) else index
-        groups = None if self.groups is None else self.groups[index]
-        factors = {name: values[index] for name, values in self.factors.items()}
-        return Examples(self.x[index], self.y[index], groups=groups, factors=factors)
+        rows = torch.tensor(index) if isinstance(index, np.ndarray) else index
+        return self._map(lambda column: column[rows])
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> "Examples":
+        groups = None if self.groups is None else function(self.groups)
+        factors = {name: function(values) for name, values in self.factors.items()}
+        return Examples(function(self.x), function(self.y), groups=groups, factors=factors)
 
     @cached_property
     def digest(self) -> str:
@@ -47,9 +50,7 @@ class Examples:
 
     def to(self, device: torch.device) -> "Examples":
         """Return a copy of the examples on ``device``."""
-        groups = None if self.groups is None else self.groups.to(device)
-        factors = {name: values.to(device) for name, values in self.factors.items()}
-        return Examples(self.x.to(device), self.y.to(device), groups=groups, factors=factors)
+        return self._map(lambda column: column.to(device))
 
 
 STANDARDISATION, N_CLASSES = "mean and standard deviation of all clients' images", "number of classes of all clients"

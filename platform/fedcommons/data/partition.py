@@ -14,6 +14,7 @@ from typing import Annotated, Any, Protocol
 import numpy as np
 import torch
 
+from fedcommons.data import clients
 from fedcommons.data.dirichlet import group_sizes, plain_sizes, sizes_by_all_priors, sizes_by_priors
 from fedcommons.data.user_arrays import as_tensor, kind_of
 from fedcommons.errors import UserError, quote
@@ -34,9 +35,7 @@ class Partitioned:
         """Build the object from one vector of row numbers per client; class counts come from ``labels`` (n,)."""
         if n_classes is None:
             return Partitioned(rows, None)
-        clients = np.repeat(np.arange(len(rows)), [len(r) for r in rows])
-        cells = np.bincount(clients * n_classes + labels[np.concatenate(rows)], minlength=len(rows) * n_classes)
-        return Partitioned(rows, cells.reshape(len(rows), n_classes))
+        return Partitioned(rows, clients.Rows.from_lists(rows).counts(labels, n_classes))
 
     @property
     def fingerprint(self) -> str:

@@ -5,7 +5,7 @@ forms of a set: (x, y), (x, y, groups), ``Examples``, columns by name (a dict or
 Dataset whose rows are (x, y) or dicts of columns (Hugging Face's). y is None if there are no labels.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,8 +30,7 @@ READ_AGAIN = 64
 class Columns:
     """The columns of a set of examples, in the types that the user passed.
 
-    read: three values with which ``is_random`` reads rows again: the map-style Dataset, the names of the columns in a
-        row (None: no names), and copies of some rows (x, y) by row number. None: the set is no map-style Dataset.
+    is_random: return whether some row of a map-style Dataset differs when it is read a second time.
     has_drawn: whether reading the Dataset changed the state of a global random generator.
     """
 
@@ -39,23 +38,8 @@ class Columns:
     y: Any
     groups: Any = None
     factors: Mapping[str, Any] = field(default_factory=dict)
-    read: tuple[Any, Sequence[str | None] | None, Mapping[int, Any]] | None = None
+    is_random: Callable[[], bool] = lambda: False
     has_drawn: bool = False
-
-    def is_random(self) -> bool:
-        """Return whether some row of a map-style Dataset differs when it is read a second time."""
-        if self.read is None:
-            return False
-        part, names, copies = self.read
-        try:
-            for i in range(len(self.x)) if self.has_drawn else copies:
-                row = part[i]
-                again = [row[name] for name in names if name] if names else row
-                if not _is_same(copies.get(i, (self.x[i], self.y and self.y[i])), tuple(again[:2])):
-                    return True
-        except Exception:  # user code may raise any type of error when a row is read again
-            return self.has_drawn
-        return False
 
 
 def is_set(part: Any) -> bool:
@@ -132,7 +116,20 @@ def _read(what: str, part: Any) -> Columns:
         if i in copies:
             copies[i] = _copied((row[0], row[1]))
     y = ys if any(y is not None for y in ys) or not ys else None
-    return Columns(xs, y, groups or None, read=(part, names, copies), has_drawn=global_states() != before)
+    has_drawn = global_states() != before
+
+    def is_random() -> bool:
+        try:
+            for i in range(len(part)) if has_drawn else copies:
+                row = part[i]
+                again = [row[name] for name in names if name] if names else row
+                if not _is_same(copies.get(i, (xs[i], y and y[i])), tuple(again[:2])):
+                    return True
+        except Exception:  # user code may raise any type of error when a row is read again
+            return has_drawn
+        return False
+
+    return Columns(xs, y, groups or None, is_random=is_random, has_drawn=has_drawn)
 
 
 def _copied(value: Any) -> Any:
@@ -212,27 +209,33 @@ def labels_of(what: str, labels: Any, n: int) -> Tensor:
     return y.float()
 
 
-def numbers_of(what: str, which: str, sets: list[Any], lengths: list[int]) -> tuple[list[Tensor], np.ndarray]:
+def numbers_of(
+    what: str, which: str, sets: list[Any], lengths: list[int]
+) -> tuple[list[Tensor | None], np.ndarray | None]:
     """Replace the names of groups, or the values of a factor, by numbers 0, 1, ..., equal in all sets of a data set.
 
-    Return the numbers, (n,) int64 per set, and the sorted names or values. sets: one column (n,) per set, such as train
-    and test. lengths: number of examples per set. what, which: names of the data set and of the column, for messages.
+    Return the numbers, (n,) int64 per set, and the sorted names or values; None for a set without the column, and for
+    the names if no set has it. sets: one column (n,) or None per set, such as train and test. lengths: number of
+    examples per set. what, which: names of the data set and of the column, for messages.
 
     Raises:
         UserError: a column does not have one value for each example.
     """
-    columns = [np.asarray(item.numpy(force=True) if isinstance(item, Tensor) else item) for item in sets]
-    for column, n in zip(columns, lengths, strict=True):
-        if column.shape != (n,) or column.dtype.kind not in "biufUSO":
+    arrays = [item.numpy(force=True) if isinstance(item, Tensor) else item for item in sets]
+    columns = {i: np.asarray(item) for i, item in enumerate(arrays) if item is not None}
+    for i, column in columns.items():
+        if column.shape != (lengths[i],) or column.dtype.kind not in "biufUSO":
             raise UserError(
-                f"{what}: {which} must be one number or text for each of the {n} examples, got {column.shape} "
+                f"{what}: {which} must be one number or text for each of the {lengths[i]} examples, got {column.shape} "
                 f"{column.dtype.name}."
             )
-    everything = np.concatenate(columns)
+    if not columns:
+        return [None for _ in sets], None
+    everything = np.concatenate([*columns.values()])
     everything = everything.astype(str) if everything.dtype.kind == "O" else everything
     names, numbers = np.unique(everything, return_inverse=True)
-    cuts = np.cumsum(lengths)[:-1]
-    return [torch.from_numpy(part.astype(np.int64)) for part in np.split(numbers.ravel(), cuts)], names
+    rest = iter(np.split(numbers.ravel(), np.cumsum([lengths[i] for i in columns])[:-1]))
+    return [torch.from_numpy(next(rest).astype(np.int64)) if i in columns else None for i in range(len(sets))], names
 
 
 def _stacked(what: str, examples: list[Any]) -> Tensor:

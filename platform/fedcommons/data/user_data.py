@@ -45,26 +45,23 @@ def read(name: str, returned: Any) -> tuple[Source, Origin]:
         UserError: ``returned`` has another form, or its examples are invalid.
     """
     columns = _sets(name, returned)
-    sets, group_names = _examples(name, columns, returned)
+    stated = _constant(returned, "n_classes", UNSTATED)
+    sets, group_names = _examples(name, columns, stated)
     order = numpy_generator("test split", name).permutation(len(sets[0])) if len(sets) == 1 else np.arange(len(sets[0]))
     n_test = int(TEST * len(order)) if len(sets) == 1 else 0
-    notes = _notes(name, returned, columns, sets)
+    notes = _notes(name, stated, columns, sets)
     origin = Origin(np.sort(order[n_test:]), len(order), group_names, notes)
     train, test = sets if len(sets) == 2 else (sets[0][origin.rows], sets[0][np.sort(order[:n_test])])
     for which, part in (("training", train), ("test", test)):
         if not len(part):
             raise UserError(f"data set {name} has no {which} examples.")
-    if train.x.shape[1:] != test.x.shape[1:] or train.x.dtype != test.x.dtype:
-        raise UserError(
-            f"data set {name}: training examples are {tuple(train.x.shape[1:])} {train.x.dtype}, and test examples "
-            f"{tuple(test.x.shape[1:])} {test.x.dtype}."
-        )
-    if train.y.shape[1:] != test.y.shape[1:] or train.y.dtype != test.y.dtype:
-        raise UserError(
-            f"data set {name}: training labels are {tuple(train.y.shape[1:])} {train.y.dtype}, and test labels "
-            f"{tuple(test.y.shape[1:])} {test.y.dtype}."
-        )
-    n_classes = None if columns[0].y is None else _classes(name, returned, sets)
+    for which, a, b in (("examples", train.x, test.x), ("labels", train.y, test.y)):
+        if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:
+            raise UserError(
+                f"data set {name}: training {which} are {tuple(a.shape[1:])} {a.dtype}, and test {which} "
+                f"{tuple(b.shape[1:])} {b.dtype}."
+            )
+    n_classes = None if columns[0].y is None else _classes(name, stated, sets)
     channels = train.x.shape[1] if train.x.dim() > 1 else 1
     mean, std = (_by_channel(name, returned, which, channels) for which in ("mean", "std"))
     if (mean is None) != (std is None):
@@ -73,16 +70,14 @@ def read(name: str, returned: Any) -> tuple[Source, Origin]:
     test = replace(test, x=test.x.clone(), y=test.y.clone())
     if isinstance(returned, Source):
         return replace(returned, train=train, test=test, n_classes=n_classes), origin
-    computed = () if n_classes is None or _stated(returned) is not UNSTATED else (N_CLASSES,)
-    if train.x.is_floating_point():
-        if mean is not None and std is not None:
-            train, test = (replace(part, x=_normalised(name, part.x, mean, std)) for part in (train, test))
-        elif not _constant(returned, "normalised", False):
-            _require_normalised(name, train.x)
-        return Source(train, test, n_classes, (0.0,), (1.0,), computed=computed), origin
+    computed = () if n_classes is None or stated is not UNSTATED else (N_CLASSES,)
     if train.x.dtype != torch.uint8:
-        return Source(train, test, n_classes, (0.0,), (1.0,), computed=computed), origin
-    if mean is None or std is None:
+        if train.x.is_floating_point() and mean is not None and std is not None:
+            train, test = (replace(part, x=_normalised(name, part.x, mean, std)) for part in (train, test))
+        elif train.x.is_floating_point() and not _constant(returned, "normalised", False):
+            _require_normalised(name, train.x)
+        mean, std = (0.0,), (1.0,)
+    elif mean is None or std is None:
         by_channel = train.x.float().div(255).movedim(1, 0).flatten(1)
         mean, std = by_channel.mean(1).tolist(), by_channel.std(1).clamp(min=1e-6).tolist()
         computed = (STANDARDISATION, *computed)
@@ -109,8 +104,8 @@ def _sets(name: str, returned: Any) -> list[Columns]:
     )
 
 
-def _examples(name: str, sets: list[Columns], returned: Any) -> tuple[list[Examples], np.ndarray | None]:
-    """Return the sets as tensors, and the group names or None.
+def _examples(name: str, sets: list[Columns], stated: Any) -> tuple[list[Examples], np.ndarray | None]:
+    """Return the sets as tensors, and the group names or None; ``stated``: the stated number of classes.
 
     Equal group names, and equal values of a factor, get equal numbers in all sets.
     """
@@ -120,26 +115,17 @@ def _examples(name: str, sets: list[Columns], returned: Any) -> tuple[list[Examp
         examples.append(Examples(x, labels_of(what, columns.y, len(x))))
     if len({columns.y is None for columns in sets}) > 1:
         raise UserError(f"{what}: the training set and the test set must both have labels, or neither.")
-    if (stated := _stated(returned)) is not UNSTATED:
+    if stated is not UNSTATED:
         examples = [replace(part, y=_as_stated(what, part.y, stated)) for part in examples]
-    names = None
-    for factor in ("", *sorted({factor for columns in sets for factor in columns.factors})):
-        candidates = [columns.factors.get(factor) if factor else columns.groups for columns in sets]
-        having = [i for i, column in enumerate(candidates) if column is not None]
-        if not having:
-            continue
-        which = f"factor {factor}" if factor else "groups"
-        numbers, called = numbers_of(what, which, [candidates[i] for i in having], [len(examples[i]) for i in having])
-        names = names if factor else called
-        for i, values in zip(having, numbers, strict=True):
-            of_factor = {**examples[i].factors, factor: values}
-            examples[i] = replace(examples[i], factors=of_factor) if factor else replace(examples[i], groups=values)
+    lengths = [len(part) for part in examples]
+    numbers, names = numbers_of(what, "groups", [columns.groups for columns in sets], lengths)
+    examples = [replace(part, groups=groups) for part, groups in zip(examples, numbers, strict=True)]
+    for factor in sorted({factor for columns in sets for factor in columns.factors}):
+        numbers, _ = numbers_of(what, f"factor {factor}", [columns.factors.get(factor) for columns in sets], lengths)
+        for i, values in enumerate(numbers):
+            if values is not None:
+                examples[i] = replace(examples[i], factors={**examples[i].factors, factor: values})
     return examples, names
-
-
-def _stated(returned: Any) -> Any:
-    """Return the data set's attribute or entry ``n_classes``; ``UNSTATED`` if it has none."""
-    return _constant(returned, "n_classes", UNSTATED)
 
 
 def _constant(returned: Any, name: str, default: Any) -> Any:
@@ -178,10 +164,10 @@ def _is_whole(y: Tensor) -> bool:
     return bool((y == y.round()).all())
 
 
-def _notes(name: str, returned: Any, columns: list[Columns], sets: list[Examples]) -> tuple[str, ...]:
+def _notes(name: str, stated: Any, columns: list[Columns], sets: list[Examples]) -> tuple[str, ...]:
     """Return a message to the user if float labels are taken for regression, and one if rows are random."""
     notes, y = [], sets[0].y
-    if y.is_floating_point() and y.dim() == 1 and _stated(returned) is UNSTATED and _is_whole(y):
+    if y.is_floating_point() and y.dim() == 1 and stated is UNSTATED and _is_whole(y):
         notes.append(
             f"data set {name}: labels are floats, so this is regression; labels of an integer type are classes."
         )
@@ -196,13 +182,13 @@ def _notes(name: str, returned: Any, columns: list[Columns], sets: list[Examples
     return tuple(notes)
 
 
-def _classes(name: str, returned: Any, sets: list[Examples]) -> int | None:
+def _classes(name: str, stated: Any, sets: list[Examples]) -> int | None:
     """Return the stated ``n_classes``, or the largest label plus 1; None if the labels are not classes.
 
     Raises:
         UserError: labels are outside of 0 ... n_classes - 1, or ``n_classes`` is not stated and a class would be empty.
     """
-    if sets[0].y.is_floating_point() or _stated(returned) is None:
+    if sets[0].y.is_floating_point() or stated is None:
         return None
     labels = torch.cat([part.y for part in sets]).unique()
     low, high = int(labels[0]), int(labels[-1])
@@ -212,8 +198,8 @@ def _classes(name: str, returned: Any, sets: list[Examples]) -> int | None:
             f"data set {name}: labels must be 0, 1, ..., at most {MOST_CLASSES - 1}, got {wrong}: renumber the labels "
             f"with np.unique(y, return_inverse=True)[1] ({len(labels)} classes), or use floats for regression."
         )
-    n = high + 1 if _stated(returned) is UNSTATED else _stated(returned)
-    if _stated(returned) is UNSTATED and (missing := n - len(labels)):
+    n = high + 1 if stated is UNSTATED else stated
+    if stated is UNSTATED and (missing := n - len(labels)):
         raise UserError(
             f"data set {name}: its {len(labels)} labels lie in {low} ... {high}, and classes count from 0, so "
             f"{missing} of {n} classes are empty: renumber the labels with np.unique(y, return_inverse=True)[1], state "

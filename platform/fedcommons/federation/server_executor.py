@@ -46,5 +46,4 @@ def _alone(pool: Clients) -> Clients:
     """Copy the pool's examples to new tensors, because ``pool.store`` also contains the clients' real examples."""
     rows = pool.rows.flat
     store = Examples(pool.store.x.index_select(0, rows), pool.store.y.index_select(0, rows))
-    sizes = pool.rows.sizes
-    return Clients(store, Rows(torch.arange(len(rows), device=rows.device), np.cumsum(sizes) - sizes, sizes))
+    return Clients(store, Rows.in_order(torch.arange(len(rows), device=rows.device), pool.rows.sizes))

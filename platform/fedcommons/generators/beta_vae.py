@@ -18,8 +18,8 @@ from torch import Tensor
 
 from fedcommons.core.worker import default_device
 from fedcommons.data.examples import Examples
-from fedcommons.generators.generator import Progress, Receipt, TrainedGenerator, Weights, require_images, state_of
-from fedcommons.generators.training_loop import batches
+from fedcommons.generators.generator import Progress, TrainedGenerator, Weights, build_module, require_images, state_of
+from fedcommons.generators.training_loop import train
 from fedcommons.runtime import memory_limit as capacity
 from fedcommons.seeding import seed_for, set_default_generator
 
@@ -68,19 +68,20 @@ class BetaVAE:
         """Train on a client's images (see ``Generator``). Fewer images than ``batch_size`` form one batch."""
         set_default_generator(seed, "initial weights")
         steps = self.ramp * -(-len(examples) // self.batch_size)
-        model = self._build(tuple(examples.x.shape[1:]), n_classes, seed, flip, steps).to(device := default_device())
+        model = self._build(tuple(examples.x.shape[1:]), n_classes, seed, flip, steps).to(default_device())
         optimizer = model.configure_optimizers()
-        generators: dict[int, TrainedGenerator] = {}
-        size, last = self.batch_size, max(epochs)
-        for epoch, x, y in batches(examples, size, last, seed, device, progress, as_loader=True):
+
+        def step(x: Tensor, y: Tensor) -> None:
             loss = model.training_step((x, y), 0)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            if epoch in epochs:
-                model.centre(examples.x, examples.y)
-                generators[epoch] = TrainedGenerator(state_of(model), Receipt())  # Receipt(): no privacy guarantee
-        return generators
+
+        def weights() -> Weights:
+            model.centre(examples.x, examples.y)
+            return state_of(model)
+
+        return train(step, weights, examples, self.batch_size, epochs, seed, progress, as_loader=True)
 
     def sample(
         self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int,
@@ -104,16 +105,4 @@ class BetaVAE:
         """Build the LightningModule. torch's default generator draws the weights, and ``seed`` decides the noise."""
         from lightning_modules import beta_vae  # the import takes seconds, and most workers never need it
 
-        return beta_vae.BetaVAE(
-            shape=shape,
-            n_classes=n_classes,
-            latent=self.latent,
-            filters=self.filters,
-            hidden=self.hidden,
-            lr=self.lr,
-            gamma=self.gamma,
-            capacity=self.capacity,
-            ramp=ramp,
-            flip=flip,
-            seed=seed_for(seed, "noise"),
-        )
+        return build_module(beta_vae.BetaVAE, self, shape, n_classes, seed, flip, ramp=ramp)

@@ -1,5 +1,9 @@
 """A class-conditional variational autoencoder (Kingma and Welling, ICLR 2014; networks of FedCVAE, ICLR 2023).
 
+``PrivateCVAE`` is trained by DP-SGD (Abadi et al., CCS 2016), so that its images are differentially private. Each
+image's loss is averaged over ``draws`` random codes. The same noisy gradients train the encoder and the decoder (see
+``dp_training.py``). It has no batch norm, because batch norm would make an image's gradient depend on other images.
+
 Departs from FedCVAE: by default there is no batch norm, so that every image has a separate gradient. Images may have
 any side. The loss of images with three channels is also the cross entropy of pixels, unless ``reconstruction`` is
 ``squares``.
@@ -7,6 +11,7 @@ any side. The loss of images with three channels is also the cross entropy of pi
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, ClassVar
 
 import torch
@@ -15,17 +20,11 @@ from torch import Tensor
 from fedcommons.core.worker import default_device
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
-from fedcommons.generators.generator import (
-    Progress,
-    Receipt,
-    TrainedGenerator,
-    Weights,
-    require_images,
-    state_of,
-)
-from fedcommons.generators.training_loop import batch_of, batches
+from fedcommons.generators.dp_training import ByDPSGD, Training, per_image
+from fedcommons.generators.generator import Progress, TrainedGenerator, Weights, build_module, require_images, state_of
+from fedcommons.generators.training_loop import batch_of, train
 from fedcommons.runtime import memory_limit
-from fedcommons.seeding import generator, seed_for, set_default_generator
+from fedcommons.seeding import generator, set_default_generator
 from lightning_modules import cvae
 
 COPIES = 4
@@ -34,7 +33,7 @@ COPIES = 4
 
 @dataclass(frozen=True)
 class Autoencoder:
-    """The constants of a CVAE with or without privacy. This is a base class, not a generator.
+    """The constants and the network of a CVAE with or without privacy. This is a base class, not a generator.
 
     sampling: names of the constants that only sampling uses.
     """
@@ -60,53 +59,15 @@ class Autoencoder:
 
     sampling: ClassVar[tuple[str, ...]] = ("truncate",)
 
-
-@dataclass(frozen=True)
-class CVAE(Autoencoder):
-    """A variational autoencoder whose decoder is conditional on the class."""
-
-    batch_norm: bool = False
-    """whether a BatchNorm follows each convolution, as in FedCVAE"""
-    norm_bias: bool = True
-    """whether layers have biases before BatchNorm; they have no effect, and Adam moves them by rounding noise"""
-    even_batches: bool = False
-    """split an epoch's images into batches of equal sizes, at most batch_size; otherwise the last batch may be smaller,
-    but Adam takes an equally large step for it"""
-
-    def effective_constants(self, n: int) -> dict[str, int]:
-        """Return the batch size that is used for a generator with n training images, as {"batch_size": number}."""
-        return {"batch_size": min(n, batch_of(n, self.batch_size, self.even_batches))}
-
     def check_type(self, dtype: torch.dtype, data: str) -> None:
         """Check that the examples are uint8 images (see ``Generator``)."""
         require_images("cvae and private_cvae", dtype, data)
 
     def check_shape(self, shape: tuple[int, ...], data: str) -> None:
         """Check that the convolutions fit the image's side and the network fits into memory (see ``Generator``)."""
-        if not (self.norm_bias or self.batch_norm):
-            raise UserError("generator.norm_bias false changes nothing without generator.batch_norm true.")
         require_levels(self.channels, shape, data)
         least = sum(2 * 16 * a * b for a, b in zip(self.channels, self.channels[1:], strict=False))
         memory_limit.require("the generator", COPIES * 4 * (least + 4 * self.hidden), "generator.channels")
-
-    def fit(
-        self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False,
-        progress: Progress | None = None,
-    ) -> Mapping[int, TrainedGenerator]:  # fmt: skip
-        """Train on a client's images (see ``Generator``). Fewer images than ``batch_size`` form one batch."""
-        model = self.build(tuple(examples.x.shape[1:]), n_classes, seed, flip).to(default_device())
-        optimizer = torch.optim.Adam(model.parameters(), self.lr, fused=True)
-        size, generators = batch_of(len(examples), self.batch_size, self.even_batches), dict[int, TrainedGenerator]()
-        for epoch, x, y in batches(examples, size, max(epochs), seed, default_device(), progress):
-            if self.batch_norm and len(y) * model.encoder.smallest == 1:  # BatchNorm needs two values per channel
-                x, y = x.repeat(2, 1, 1, 1), y.repeat(2)
-            loss = model(x, y, *model.draw(len(y)))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            if epoch in epochs:
-                generators[epoch] = TrainedGenerator(state_of(model), Receipt())  # Receipt(): no privacy guarantee
-        return generators
 
     def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
         """Draw one uint8 image per label (see ``Generator``)."""
@@ -130,19 +91,60 @@ class CVAE(Autoencoder):
     def build(self, shape: tuple[int, ...], n_classes: int, seed: int, flip: bool = False) -> cvae.CVAE:
         """Build the networks; ``seed`` decides their initial weights and all their later random draws."""
         set_default_generator(seed, "initial weights")
-        return cvae.CVAE(
-            shape=shape,
-            n_classes=n_classes,
-            channels=self.channels,
-            hidden=self.hidden,
-            latent=self.latent,
-            beta=self.beta,
-            reconstruction=self.reconstruction,
-            batch_norm=self.batch_norm,
-            norm_bias=self.norm_bias,
-            flip=flip,
-            seed=seed_for(seed, "noise"),
-        )
+        return build_module(cvae.CVAE, self, shape, n_classes, seed, flip)
+
+
+@dataclass(frozen=True)
+class CVAE(Autoencoder):
+    """A variational autoencoder whose decoder is conditional on the class."""
+
+    batch_norm: bool = False
+    """whether a BatchNorm follows each convolution, as in FedCVAE"""
+    norm_bias: bool = True
+    """whether layers have biases before BatchNorm; they have no effect, and Adam moves them by rounding noise"""
+    even_batches: bool = False
+    """split an epoch's images into batches of equal sizes, at most batch_size; otherwise the last batch may be smaller,
+    but Adam takes an equally large step for it"""
+
+    def effective_constants(self, n: int) -> dict[str, int]:
+        """Return the batch size that is used for a generator with n training images, as {"batch_size": number}."""
+        return {"batch_size": min(n, batch_of(n, self.batch_size, self.even_batches))}
+
+    def check_shape(self, shape: tuple[int, ...], data: str) -> None:
+        """Check the shape as ``Autoencoder`` does, and that ``norm_bias`` has an effect (see ``Generator``)."""
+        if not (self.norm_bias or self.batch_norm):
+            raise UserError("generator.norm_bias false changes nothing without generator.batch_norm true.")
+        super().check_shape(shape, data)
+
+    def fit(
+        self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False,
+        progress: Progress | None = None,
+    ) -> Mapping[int, TrainedGenerator]:  # fmt: skip
+        """Train on a client's images (see ``Generator``). Fewer images than ``batch_size`` form one batch."""
+        model = self.build(tuple(examples.x.shape[1:]), n_classes, seed, flip).to(default_device())
+        optimizer = torch.optim.Adam(model.parameters(), self.lr, fused=True)
+
+        def step(x: Tensor, y: Tensor) -> None:
+            if self.batch_norm and len(y) * model.encoder.smallest == 1:  # BatchNorm needs two values per channel
+                x, y = x.repeat(2, 1, 1, 1), y.repeat(2)
+            loss = model(x, y, *model.draw(len(y)))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+        size = batch_of(len(examples), self.batch_size, self.even_batches)
+        return train(step, partial(state_of, model), examples, size, epochs, seed, progress)
+
+
+@dataclass(frozen=True)
+class PrivateCVAE(ByDPSGD, Autoencoder):
+    """A conditional variational autoencoder trained by DP-SGD."""
+
+    def training(self, shape: tuple[int, ...], n_classes: int, seed: int, flip: bool) -> Training:
+        model = self.build(shape, n_classes, seed, flip).to(default_device())
+        optimizer = torch.optim.Adam(model.parameters(), self.lr, fused=True)
+        functions = per_image(model, self.draws)
+        return Training(model, optimizer, *functions, model.generator, lambda: None, partial(state_of, model))
 
 
 def require_levels(channels: tuple[int, ...], shape: tuple[int, ...], data: str) -> None:

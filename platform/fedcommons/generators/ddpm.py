@@ -1,7 +1,13 @@
 """A class-conditional DDPM trained by a Lightning Trainer (Ho et al. 2020; Fedssyn, algorithm I, line 3).
 
+``PrivateDDPM`` is trained by DP-SGD, so that its images are differentially private (Dockhorn et al. 2023). Each image's
+loss is averaged over ``draws`` random pairs of diffusion time t and noise eps. After each step the moving average of
+the weights is updated (see ``dp_training.py``).
+
 Departs from the paper: the decay of the weights' moving average warms up. A client takes few steps, so with a fixed
-decay of 0.9995 the initial weights would dominate the average.
+decay of 0.9995 the initial weights would dominate the average. Departs from Fedssyn: the user sets the target epsilon,
+and every client's noise is computed from it. Fedssyn prints a noise multiplier, which gives the paper's epsilon at one
+batch size only (see docs/notes/epsilon_of_the_paper.md).
 """
 
 from collections.abc import Collection, Mapping
@@ -15,7 +21,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from fedcommons.core.worker import default_device, require_precision
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError, quote
-from fedcommons.generators.generator import Progress, Receipt, TrainedGenerator, Weights, require_images
+from fedcommons.generators.dp_training import ByDPSGD, Training, per_image
+from fedcommons.generators.generator import Progress, Receipt, TrainedGenerator, Weights, build_module, require_images
 from fedcommons.generators.training_loop import batch_of
 from fedcommons.runtime import memory_limit
 from fedcommons.seeding import generator, seed_for, set_default_generator
@@ -26,7 +33,7 @@ COPIES = 5
 
 @dataclass(frozen=True)
 class Diffusion:
-    """The hyperparameters of a DDPM, with or without privacy. This is a base class, not a generator.
+    """The hyperparameters and the network of a DDPM, with or without privacy. This is a base class, not a generator.
 
     sampling: names of the hyperparameters that only sampling uses.
     """
@@ -55,23 +62,6 @@ class Diffusion:
 
     sampling: ClassVar[tuple[str, ...]] = ("sampler", "sampling_steps")
 
-
-@dataclass(frozen=True)
-class DDPM(Diffusion):
-    """A DDPM (Ho et al. 2020), conditional on the class."""
-
-    even_batches: bool = False
-    """split an epoch's images into batches of equal sizes, at most batch_size; otherwise the last batch may be smaller,
-    but Adam takes an equally large step for it"""
-    steps: Annotated[int | None, "[1, 1e9]"] = None
-    """number of training steps of every client's generator, rounded up to whole epochs; it replaces epochs, so clients
-    with few images train for more epochs; default: use epochs"""
-    snr_gamma: Annotated[float | None, "(0, 1e6]"] = None
-    """gamma of min-SNR weighting (Hang et al. 2023: 5): losses at diffusion times with little noise weigh less;
-    default: all times have equal weights, as in Ho et al."""
-    precision: Annotated[str, "fp32 | bf16"] = "fp32"
-    """precision of training, by torch's autocast; synthetic images are always drawn in fp32"""
-
     def check(self, fields: Mapping[str, Any]) -> None:
         """Check that ``channels`` suit group norm, and ``sampling_steps`` <= ``timesteps`` (see ``Generator``)."""
         if len(self.channels) < 2 or any(n % 8 for n in self.channels):
@@ -84,17 +74,6 @@ class DDPM(Diffusion):
                 f"generator.sampling_steps must be at most generator.timesteps = {self.timesteps}, "
                 f"got {self.sampling_steps}."
             )
-
-    def for_images(self, n: int) -> "DDPM":
-        """Return the DDPM for n training images, with ``epochs`` set to the number of epochs that ``steps`` need."""
-        if self.steps is None:
-            return self
-        batches = -(-n // batch_of(n, self.batch_size, self.even_batches))
-        return replace(self, epochs=-(-self.steps // batches), steps=None)
-
-    def effective_constants(self, n: int) -> dict[str, int]:
-        """Return the epochs and the batch size that are used for a generator with n training images, by name."""
-        return {"epochs": self.epochs, "batch_size": min(n, batch_of(n, self.batch_size, self.even_batches))}
 
     def check_type(self, dtype: torch.dtype, data: str) -> None:
         """Check that the examples are uint8 images (see ``Generator``)."""
@@ -111,35 +90,6 @@ class DDPM(Diffusion):
         memory_limit.require(
             "the generator", COPIES * 4 * sum(3 * 9 * n * n for n in self.channels), "generator.channels"
         )
-
-    def fit(
-        self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False,
-        progress: Progress | None = None,
-    ) -> Mapping[int, TrainedGenerator]:  # fmt: skip
-        """Train on a client's images (see ``Generator``). Fewer images than ``batch_size`` form one batch."""
-        import pytorch_lightning as lightning
-
-        from fedcommons.generators import lightning_trainer
-
-        require_precision("generator.precision", self.precision, default_device())
-        set_default_generator(seed, "initial weights")
-        model = self.build(tuple(examples.x.shape[1:]), n_classes, seed, flip)
-        loader = DataLoader(
-            TensorDataset(examples.x, examples.y),
-            batch_size=batch_of(len(examples), self.batch_size, self.even_batches),
-            shuffle=True,
-            generator=generator(seed, "order"),
-        )
-        generators: dict[int, TrainedGenerator] = {}
-
-        class Keep(lightning.Callback):
-            def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-                if trainer.current_epoch + 1 in epochs:
-                    generators[trainer.current_epoch + 1] = TrainedGenerator(model.averaged(), Receipt())
-
-        precision = {"fp32": "32-true", "bf16": "bf16-mixed"}[self.precision]
-        lightning_trainer.fit(model, loader, max(epochs), [Keep()], progress, precision)
-        return generators
 
     def sample(
         self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int,
@@ -163,16 +113,89 @@ class DDPM(Diffusion):
         """Build the LightningModule. torch's default generator draws the weights, and ``seed`` decides the noise."""
         from lightning_modules import ddpm  # the import takes seconds, and most workers never need it
 
-        return ddpm.DDPM(
-            shape=shape,
-            n_classes=n_classes,
-            channels=self.channels,
-            lr=self.lr,
-            timesteps=self.timesteps,
-            schedule=self.schedule,
-            prediction=self.prediction,
-            ema_decay=self.ema_decay,
-            snr_gamma=self.snr_gamma,
-            flip=flip,
-            seed=seed_for(seed, "noise"),
+        return build_module(ddpm.DDPM, self, shape, n_classes, seed, flip)
+
+
+@dataclass(frozen=True)
+class DDPM(Diffusion):
+    """A DDPM (Ho et al. 2020), conditional on the class."""
+
+    even_batches: bool = False
+    """split an epoch's images into batches of equal sizes, at most batch_size; otherwise the last batch may be smaller,
+    but Adam takes an equally large step for it"""
+    steps: Annotated[int | None, "[1, 1e9]"] = None
+    """number of training steps of every client's generator, rounded up to whole epochs; it replaces epochs, so clients
+    with few images train for more epochs; default: use epochs"""
+    snr_gamma: Annotated[float | None, "(0, 1e6]"] = None
+    """gamma of min-SNR weighting (Hang et al. 2023: 5): losses at diffusion times with little noise weigh less;
+    default: all times have equal weights, as in Ho et al."""
+    precision: Annotated[str, "fp32 | bf16"] = "fp32"
+    """precision of training, by torch's autocast; synthetic images are always drawn in fp32"""
+
+    def for_images(self, n: int) -> "DDPM":
+        """Return the DDPM for n training images, with ``epochs`` set to the number of epochs that ``steps`` need."""
+        if self.steps is None:
+            return self
+        batches = -(-n // batch_of(n, self.batch_size, self.even_batches))
+        return replace(self, epochs=-(-self.steps // batches), steps=None)
+
+    def effective_constants(self, n: int) -> dict[str, int]:
+        """Return the epochs and the batch size that are used for a generator with n training images, by name."""
+        return {"epochs": self.epochs, "batch_size": min(n, batch_of(n, self.batch_size, self.even_batches))}
+
+    def fit(
+        self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False,
+        progress: Progress | None = None,
+    ) -> Mapping[int, TrainedGenerator]:  # fmt: skip
+        """Train on a client's images (see ``Generator``). Fewer images than ``batch_size`` form one batch."""
+        import pytorch_lightning as lightning
+
+        from fedcommons.generators import lightning_trainer
+
+        require_precision("generator.precision", self.precision, default_device())
+        set_default_generator(seed, "initial weights")
+        model = self.build(tuple(examples.x.shape[1:]), n_classes, seed, flip)
+        loader = DataLoader(
+            TensorDataset(examples.x, examples.y),
+            batch_size=batch_of(len(examples), self.batch_size, self.even_batches),
+            shuffle=True,
+            generator=generator(seed, "order"),
         )
+        generators: dict[int, TrainedGenerator] = {}
+
+        class Keep(lightning.Callback):
+            def on_train_batch_end(self, trainer: lightning.Trainer, *_: object) -> None:
+                if progress:
+                    progress(trainer.global_step, int(trainer.estimated_stepping_batches))
+
+            def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+                if trainer.current_epoch + 1 in epochs:
+                    generators[trainer.current_epoch + 1] = TrainedGenerator(model.averaged(), Receipt())
+
+        precision = {"fp32": "32-true", "bf16": "bf16-mixed"}[self.precision]
+        lightning_trainer.fit(model, loader, max(epochs), [Keep()], precision)
+        return generators
+
+
+@dataclass(frozen=True)
+class PrivateDDPM(ByDPSGD, Diffusion):
+    """A DDPM, conditional on the class, trained by DP-SGD with Opacus' accountants."""
+
+    def check(self, fields: Mapping[str, Any]) -> None:
+        """Check the constants of the DDPM and those of DP-SGD (see ``Generator``)."""
+        Diffusion.check(self, fields)
+        ByDPSGD.check(self, fields)
+
+    def check_shape(self, shape: tuple[int, ...], data: str) -> None:
+        """Check the shape as ``DDPM`` does, and that the gradients of a physical batch fit into memory."""
+        super().check_shape(shape, data)
+        nbytes = 4 * self.physical_batch * sum(3 * 9 * n * n for n in self.channels)
+        memory_limit.require("the gradients of a physical batch", nbytes, "generator.physical_batch")
+
+    def training(self, shape: tuple[int, ...], n_classes: int, seed: int, flip: bool) -> Training:
+        set_default_generator(seed, "initial weights")
+        model = self.build(shape, n_classes, seed, flip).to(default_device())
+        model.on_fit_start()
+        optimizer = torch.optim.Adam(model.parameters(), self.lr, fused=True)
+        functions = per_image(model, self.draws)
+        return Training(model, optimizer, *functions, model.generator, model.on_train_batch_end, model.averaged)

@@ -6,8 +6,8 @@ all images drawn from the weights. It does not cover the labels of the drawn ima
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, ClassVar, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +25,6 @@ from fedcommons.privacy.release import Release
 from fedcommons.seeding import wide_key
 from fedcommons.storage.artifact_store import constants
 
-G = TypeVar("G")
-
 MOST_BY_PRV = 100.0
 """Largest target epsilon that is allowed with the accountant prv, whose time and memory grow with epsilon."""
 
@@ -39,7 +37,7 @@ class ByDPSGD:
     ceil(n/B) steps for the n images on which a client's generator is trained.
     """
 
-    sampling: ClassVar[tuple[str, ...]] = ()
+    sampling: ClassVar[tuple[str, ...]]
 
     epochs: Annotated[int, "[1, 1e9]"] = 500
     """number of epochs; an epoch has (training images)/batch_size steps, rounded up"""
@@ -75,23 +73,8 @@ class ByDPSGD:
         """Return {"target_epochs": number of epochs after which the target epsilon is reached}; {} without a target."""
         return {"target_epochs": self.target_epochs} if self.target_epochs else {}
 
-    @property
-    def plain(self) -> Any:
-        """Return the generator with the same constants but without privacy; subclasses define this property."""
-        raise NotImplementedError
-
-    def check_type(self, dtype: torch.dtype, data: str) -> None:
-        """Check the examples' type with the check of the generator without privacy (``plain``)."""
-        self.plain.check_type(dtype, data)
-
-    def check_shape(self, shape: tuple[int, ...], data: str) -> None:
-        """Check the examples' shape with the check of the generator without privacy (``plain``)."""
-        self.plain.check_shape(shape, data)
-
     def check(self, fields: Mapping[str, Any]) -> None:
         """Check that the privacy constants are consistent; ``fields``: the experiment's fields (see ``Generator``)."""
-        if hasattr(self.plain, "check"):
-            self.plain.check(fields)
         if (self.target_epsilon is None) == (self.noise_multiplier is None):
             which = "neither" if self.target_epsilon is None else "both"
             raise UserError(f"set either generator.target_epsilon or generator.noise_multiplier, not {which}.")
@@ -221,8 +204,3 @@ def per_image(model: nn.Module, draws: int, prefix: str = "") -> tuple[dp_sgd_vm
         return [part.unflatten(0, (images, draws))[rows] for part in draw_noises(images * draws)]
 
     return loss, draw
-
-
-def without_privacy(private: ByDPSGD, constants: type, kind: Callable[..., G]) -> G:
-    """Return the generator ``kind`` with those constants of ``private`` that the dataclass ``constants`` declares."""
-    return kind(**{field.name: getattr(private, field.name) for field in fields(constants)})

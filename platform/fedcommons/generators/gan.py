@@ -4,6 +4,14 @@ The discriminator D is a small projection discriminator, regularised by spectral
 convolutional with batch norm. Adam trains both networks on the logistic loss. Images are drawn from a moving average of
 G's weights (see ``lightning_modules/gan.py``). The GAN is meant for few images. It is not state of the art.
 
+``PrivateGAN`` has DP-SGD on the discriminator, the only network trained on real images (Xie et al. 2018,
+arXiv:1802.06739, but gradients are clipped instead of weights, and the loss is the logistic loss instead of
+Wasserstein's). The loss of a real image is its term in the loss of D (with R1), plus the term of one synthetic image.
+It is averaged over ``draws`` pairs of augmentation and synthetic image. D's layers process each image separately, and
+the power iteration of spectral norm uses weights only, so every image has a separate gradient. G learns from D only, so
+its steps are post-processing. Labels of G's images are drawn uniformly, because the client's labels would reveal its
+data. See ``dp_training.py``.
+
 Fedssyn states "a conditional GAN with differentiable augmentation", but not the networks, the loss, the regulariser,
 the augmentations, the number of steps and the learning rates. These choices are ours. Many of them are constants below.
 """
@@ -18,11 +26,13 @@ from torch import Tensor
 from fedcommons.core.worker import default_device
 from fedcommons.data.examples import Examples
 from fedcommons.generators.cvae import require_levels
-from fedcommons.generators.generator import Progress, Receipt, TrainedGenerator, Weights, require_images, state_of
-from fedcommons.generators.training_loop import batch_of, batches
+from fedcommons.generators.dp_training import ByDPSGD, Training, per_image
+from fedcommons.generators.generator import Progress, TrainedGenerator, Weights, build_module, require_images, state_of
+from fedcommons.generators.training_loop import batch_of, train
+from fedcommons.privacy import dp_sgd_vmap
 from fedcommons.runtime import memory_limit
 from fedcommons.seeding import generator, seed_for, set_default_generator
-from lightning_modules import gan
+from lightning_modules import cvae, gan
 
 COPIES = 9
 """Number of copies of the weights in memory: two networks, their gradients, Adam's moments and the moving average."""
@@ -30,7 +40,7 @@ COPIES = 9
 
 @dataclass(frozen=True)
 class Adversarial:
-    """The constants of a GAN with or without privacy. This is a base class, not a generator.
+    """The constants and the networks of a GAN with or without privacy. This is a base class, not a generator.
 
     sampling: names of the constants that only sampling uses (none).
     """
@@ -60,6 +70,29 @@ class Adversarial:
 
     sampling: ClassVar[tuple[str, ...]] = ()
 
+    def check_type(self, dtype: torch.dtype, data: str) -> None:
+        """Check that the examples are uint8 images (see ``Generator``)."""
+        require_images("gan and private_gan", dtype, data)
+
+    def check_shape(self, shape: tuple[int, ...], data: str) -> None:
+        """Check that the convolutions fit the image's side and the networks fit into memory (see ``Generator``)."""
+        require_levels(self.channels, shape, data)
+        least = sum(16 * a * b for a, b in zip(self.channels, self.channels[1:], strict=False))
+        memory_limit.require("the generator", COPIES * 4 * least, "generator.channels")
+
+    def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
+        """Draw one uint8 image per label (see ``Generator``)."""
+        network = self.build(shape, n_classes, seed).generator
+        network.load_state_dict(dict(weights))
+        z = torch.randn(len(labels), self.latent, generator=generator(seed, "samples"))
+        images = cvae.decode(network.to(default_device()), z, labels, torch.tanh)
+        return ((images + 1) * 127.5).round().to(torch.uint8).cpu()
+
+    def build(self, shape: tuple[int, ...], n_classes: int, seed: int, flip: bool = False) -> gan.GAN:
+        """Build both networks; ``seed`` decides their initial weights and all their later random draws."""
+        set_default_generator(seed, "initial weights")
+        return build_module(gan.GAN, self, shape, n_classes, seed, flip)
+
 
 @dataclass(frozen=True)
 class GAN(Adversarial):
@@ -73,56 +106,19 @@ class GAN(Adversarial):
         """Return the batch size that is used for a generator with n training images, as {"batch_size": number}."""
         return {"batch_size": min(n, batch_of(n, self.batch_size, self.even_batches))}
 
-    def check_type(self, dtype: torch.dtype, data: str) -> None:
-        """Check that the examples are uint8 images (see ``Generator``)."""
-        require_images("gan and private_gan", dtype, data)
-
-    def check_shape(self, shape: tuple[int, ...], data: str) -> None:
-        """Check that the convolutions fit the image's side and the networks fit into memory (see ``Generator``)."""
-        require_levels(self.channels, shape, data)
-        least = sum(16 * a * b for a, b in zip(self.channels, self.channels[1:], strict=False))
-        memory_limit.require("the generator", COPIES * 4 * least, "generator.channels")
-
     def fit(
         self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False,
         progress: Progress | None = None,
     ) -> Mapping[int, TrainedGenerator]:  # fmt: skip
         """Train on a client's images (see ``Generator``). Fewer images than ``batch_size`` form one batch."""
         course = Course(self, self.build(tuple(examples.x.shape[1:]), n_classes, seed, flip))
-        size, generators = batch_of(len(examples), self.batch_size, self.even_batches), dict[int, TrainedGenerator]()
-        for epoch, x, y in batches(examples, size, max(epochs), seed, default_device(), progress):
+
+        def step(x: Tensor, y: Tensor) -> None:
             course.discriminator_step(x, y)
             course.generator_step(y)
-            if epoch in epochs:
-                generators[epoch] = TrainedGenerator(course.averaged(), Receipt())  # Receipt(): no privacy guarantee
-        return generators
 
-    def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
-        """Draw one uint8 image per label (see ``Generator``)."""
-        network = self.build(shape, n_classes, seed).generator
-        network.load_state_dict(dict(weights))
-        network.eval().to(device := default_device())
-        z = torch.randn(len(labels), self.latent, generator=generator(seed, "samples")).to(device)
-        with torch.no_grad():
-            batches = zip(z.split(256), labels.to(device).split(256), strict=True)
-            images = torch.cat([network(*batch).tanh() for batch in batches])
-        return ((images + 1) * 127.5).round().to(torch.uint8).cpu()
-
-    def build(self, shape: tuple[int, ...], n_classes: int, seed: int, flip: bool = False) -> gan.GAN:
-        """Build both networks; ``seed`` decides their initial weights and all their later random draws."""
-        set_default_generator(seed, "initial weights")
-        return gan.GAN(
-            shape=shape,
-            n_classes=n_classes,
-            channels=self.channels,
-            latent=self.latent,
-            regulariser=self.regulariser,
-            gamma=self.gamma,
-            augment=self.augment,
-            norm_bias=self.norm_bias,
-            flip=flip,
-            seed=seed_for(seed, "noise"),
-        )
+        size = batch_of(len(examples), self.batch_size, self.even_batches)
+        return train(step, course.averaged, examples, size, epochs, seed, progress)
 
 
 class Course:
@@ -164,3 +160,37 @@ class Course:
         network = self.model.generator
         averages = {name: t for (name, _), t in zip(network.named_parameters(), self.average, strict=True)}
         return {**state_of(network), **{name: t.cpu().clone() for name, t in averages.items()}}
+
+
+@dataclass(frozen=True)
+class PrivateGAN(ByDPSGD, Adversarial):
+    """A conditional GAN whose discriminator is trained by DP-SGD."""
+
+    def training(self, shape: tuple[int, ...], n_classes: int, seed: int, flip: bool) -> Training:
+        model = self.build(shape, n_classes, seed, flip)
+        course, draws = Course(self, model), self.draws
+
+        def classes(n: int) -> Tensor:
+            return torch.randint(n_classes, (n,), generator=model.draws).to(default_device())
+
+        def after() -> None:
+            """Update the generator G; its random draws depend on a seed for this step.
+
+            With one seed for all steps, the draws would depend on the earlier batches' sizes, which are private.
+            """
+            model.draws.manual_seed(seed_for(seed, "step of the generator", course.steps))
+            course.generator_step(classes(self.batch_size))
+
+        def draw(images: int, rows: dp_sgd_vmap.Rows) -> list[Tensor]:
+            n = images * draws
+            of_each = classes(n), model.codes(n), model.draw(n), model.draw(n)
+            of_rows = [part.unflatten(0, (images, draws))[rows] for part in of_each]
+            y, z, for_real, for_fakes = (part.flatten(0, 1) for part in of_rows)
+            model.generator.eval()  # batch statistics would depend on the batch's size, which is private
+            with torch.no_grad():
+                fakes = model.images(y, z)
+            model.generator.train()
+            return [part.unflatten(0, (-1, draws)) for part in (fakes, y, for_real, for_fakes)]
+
+        loss, _ = per_image(model, draws, "discriminator.")
+        return Training(model.discriminator, course.of_discriminator, loss, draw, model.draws, after, course.averaged)

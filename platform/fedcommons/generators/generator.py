@@ -1,9 +1,10 @@
 """The interface of generators, which are trained on one client's data and draw synthetic examples of given classes."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from inspect import signature
 from math import inf
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,9 @@ from torch import Tensor, nn
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.privacy.release import Release
+from fedcommons.seeding import seed_for
+
+M = TypeVar("M", bound=nn.Module)
 
 Weights = Mapping[str, Tensor]
 
@@ -103,6 +107,20 @@ def require_images(names: str, dtype: torch.dtype, data: str) -> None:
             f"generator.name {names} draw uint8 images, but {data} has {dtype} examples: use a "
             "user-defined generator that draws examples of this type."
         )
+
+
+def build_module(
+    kind: Callable[..., M], constants: Any, shape: tuple[int, ...], n_classes: int, seed: int, flip: bool, **other: Any
+) -> M:
+    """Build a network of class ``kind`` with those constants of a generator that the class has as parameters.
+
+    seed: seed of the generator, from which the seed of the network's random draws is computed. other: values that
+    replace the constants of these names.
+    """
+    names = signature(kind).parameters
+    values = {field.name: getattr(constants, field.name) for field in fields(constants) if field.name in names}
+    facts = {"shape": shape, "n_classes": n_classes, "flip": flip, "seed": seed_for(seed, "noise")}
+    return kind(**{**values, **facts, **other})
 
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:

@@ -157,10 +157,9 @@ def _images(store: Store, need: GenerationRequest) -> Contribution | None:
     if artifact is None:
         return None
     images, labels = artifact.tensors.get("images"), artifact.tensors.get("labels")
-    shape = (len(need.labels), *need.examples.x.shape[1:])
-    if images is None or images.shape != shape or images.dtype != need.examples.x.dtype:
-        images = None
-    if images is None or labels is None or not torch.equal(labels, need.labels):
+    x, n = need.examples.x, len(need.labels)
+    is_like_real = images is not None and images.shape == (n, *x.shape[1:]) and images.dtype == x.dtype
+    if images is None or labels is None or not is_like_real or not torch.equal(labels, need.labels):
         store.say(
             f"synthetic images of client {need.client} in {store.folder} are malformed; they will be built again."
         )

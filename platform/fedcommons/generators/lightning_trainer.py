@@ -3,7 +3,7 @@
 import logging
 import signal
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
@@ -11,21 +11,11 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from fedcommons.core.worker import default_device
 
 
-class _Steps(Callback):
-    def __init__(self, progress: Callable[[int, int], None]) -> None:
-        self.progress = progress
-
-    def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
-        self.progress(trainer.global_step, int(trainer.estimated_stepping_batches))
-
-
 def fit(
-    module: LightningModule, batches: Iterable[Any], epochs: int, callbacks: Sequence[Callback],
-    progress: Callable[[int, int], None] | None = None, precision: Any = "32-true",
-) -> None:  # fmt: skip
+    module: LightningModule, batches: Iterable[Any], epochs: int, callbacks: list[Callback], precision: Any = "32-true"
+) -> None:
     """Train ``module`` in this process for a number of ``epochs``; each epoch is one pass over ``batches``.
 
-    progress: called after each step with (steps done, total steps).
     precision: the argument ``precision`` of Lightning's Trainer.
 
     Raises:
@@ -39,7 +29,7 @@ def fit(
         devices=1,
         precision=precision,
         max_epochs=epochs,
-        callbacks=[*callbacks, *([_Steps(progress)] if progress else [])],
+        callbacks=callbacks,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

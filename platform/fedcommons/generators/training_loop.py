@@ -1,12 +1,13 @@
-"""The training batches of small generators, for whose fast steps Lightning's Trainer has too much overhead."""
+"""The training of small generators, for whose fast steps Lightning's Trainer has too much overhead."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor
 
+from fedcommons.core.worker import default_device
 from fedcommons.data.examples import Examples
-from fedcommons.generators.generator import Progress
+from fedcommons.generators.generator import Progress, Receipt, TrainedGenerator, Weights
 from fedcommons.seeding import generator
 
 
@@ -15,27 +16,31 @@ def batch_of(n: int, batch_size: int, is_even: bool) -> int:
     return -(-n // -(-n // batch_size)) if is_even else batch_size
 
 
-def batches(
-    examples: Examples, batch_size: int, epochs: int, seed: int, device: torch.device,
-    progress: Progress | None = None, *, as_loader: bool = False,
-) -> Iterator[tuple[int, Tensor, Tensor]]:  # fmt: skip
-    """Yield (epoch or 0, images, labels) for all batches; each epoch is one pass over the examples.
+def train(
+    step: Callable[[Tensor, Tensor], object], weights: Callable[[], Weights], examples: Examples, batch_size: int,
+    epochs: Collection[int], seed: int, progress: Progress | None = None, *, as_loader: bool = False,
+) -> dict[int, TrainedGenerator]:  # fmt: skip
+    """Call ``step(images, labels)`` for every batch; return the ``weights()`` after each number of ``epochs``.
 
-    The first value is the epoch's number (from 1) for the last batch of an epoch, and 0 for other batches. The order of
-    the examples depends on ``seed`` only. Fewer images than ``batch_size`` form one batch. as_loader: draw the
-    same orders as a DataLoader in Lightning's Trainer. The DataLoader draws a seed before each order. If the last batch
-    is smaller than the others, the DataLoader also draws one unused order per epoch.
+    An epoch is one pass over the examples, whose order depends on ``seed`` only. Fewer images than ``batch_size`` form
+    one batch. The weights have no privacy guarantee. as_loader: draw the same orders as a DataLoader in Lightning's
+    Trainer. The DataLoader draws a seed before each order. If the last batch is smaller than the others, the DataLoader
+    also draws one unused order per epoch.
     """
-    x, y, order = examples.x.to(device), examples.y.to(device), generator(seed, "order")
-    steps, done = -(-len(y) // batch_size), 0
-    for epoch in range(1, epochs + 1):
+    device, order = default_device(), generator(seed, "order")
+    x, y = examples.x.to(device), examples.y.to(device)
+    generators, done, total = dict[int, TrainedGenerator](), 0, max(epochs) * -(-len(y) // batch_size)
+    for epoch in range(1, max(epochs) + 1):
         if as_loader:
             torch.empty((), dtype=torch.int64).random_(generator=order)
         shuffled = torch.randperm(len(y), generator=order)
         if as_loader and len(y) % batch_size:
             torch.randperm(len(y), generator=order)
-        for number, rows in enumerate(shuffled.to(device).split(batch_size), 1):
-            yield (epoch if number == steps else 0), x[rows], y[rows]
+        for rows in shuffled.to(device).split(batch_size):
+            step(x[rows], y[rows])
             done += 1
             if progress:
-                progress(done, epochs * steps)
+                progress(done, total)
+        if epoch in epochs:
+            generators[epoch] = TrainedGenerator(weights(), Receipt())
+    return generators

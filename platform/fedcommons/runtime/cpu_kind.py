@@ -6,7 +6,7 @@
 import os
 import platform
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -31,17 +31,14 @@ def cpu(about: Path = Path("/proc/cpuinfo")) -> str:
     about: Linux's file that describes the CPU. If it does not exist, the kind is ``platform.machine()``.
     """
     lines = about.read_text(encoding="utf-8").splitlines() if about.is_file() else []
-    values = dict[str, str]()
+    values = defaultdict[str, str](str)
     for name, _, value in (line.partition(":") for line in lines):
         values.setdefault(name.strip(), value.strip())  # later cores do not replace the first core's values
-    flags = values.get("flags", "").split()
-    maker = {"GenuineIntel": "intel", "AuthenticAMD": "amd"}.get(
-        values.get("vendor_id", ""), values.get("vendor_id", "")
-    )
-    x86 = [maker, values.get("cpu family", ""), values.get("model", "")]
-    arm = [platform.machine(), values.get("CPU implementer", ""), values.get("CPU part", "")]
+    flags, vendor = values["flags"].split(), values["vendor_id"]
+    x86 = [{"GenuineIntel": "intel", "AuthenticAMD": "amd"}.get(vendor, vendor), values["cpu family"], values["model"]]
+    arm = [platform.machine(), values["CPU implementer"], values["CPU part"]]
     widest = [name for name, flag in _WIDEST.items() if flag in flags][:1]
-    return _label("-".join(filter(None, [*(x86 if maker else arm), *widest])))
+    return _label("-".join(filter(None, [*(x86 if vendor else arm), *widest])))
 
 
 def labels() -> dict[str, str]:
@@ -117,13 +114,12 @@ def resources(nodes: Sequence[Mapping[str, Any]], selector: Mapping[str, str]) -
 
 def describe_nodes(nodes: Sequence[Mapping[str, Any]], selector: Mapping[str, str]) -> str:
     """Return a text: the number of nodes with the labels ``selector``, and of other (unused) nodes per kind of CPU."""
-    working = _working(nodes, "CPU")
-    unused_labels = [node["Labels"] for node in working if not _has(node, selector)]
+    unused_labels = [node["Labels"] for node in _working(nodes, "CPU") if not _has(node, selector)]
     others = Counter(
         f"{each.get(CPU, 'unlabelled')} with torch {each.get(TORCH, 'unlabelled')}" for each in unused_labels
     )
     unused = "".join(f", not on {n} node(s) {kind}" for kind, n in sorted(others.items()))
-    return f"{len(working) - len(unused_labels)} node(s){f' {selector[CPU]}' if selector else ''}{unused}"
+    return f"{len(select_nodes(nodes, selector))} node(s){f' {selector[CPU]}' if selector else ''}{unused}"
 
 
 def select_nodes(nodes: Sequence[Mapping[str, Any]], selector: Mapping[str, str]) -> list[Mapping[str, Any]]:

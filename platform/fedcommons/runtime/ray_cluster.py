@@ -13,13 +13,12 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedcommons.errors import UserError, lacks_memory, sentence
 from fedcommons.runtime import cpu_kind, tempdirs
 
 if TYPE_CHECKING:
-    from ray.job_config import JobConfig
     from ray.util.placement_group import PlacementGroup
 
 INLINE_BYTES = 4 * 2**20
@@ -59,7 +58,7 @@ def connect(num_cpus: int | None = None) -> None:
     else:
         _require_answer(address)
         with _coming_up(f"RAY_ADDRESS={address!r}: that Ray cannot be joined"):
-            ray.init(job_config=_job(), log_to_driver=False, logging_level=logging.ERROR)
+            ray.init(**_options())
     if callable(on_sigterm):  # restore the caller's handler, which Ray has replaced
         with suppress(ValueError):  # Python and Ray set handlers only in the main thread
             signal.signal(signal.SIGTERM, on_sigterm)
@@ -86,11 +85,11 @@ def _coming_up(what: str) -> Iterator[None]:
         raise UserError(f"{what} ({sentence(error).rstrip('.')}).") from error
 
 
-def _job() -> "JobConfig":
-    """Return a Ray job configuration that does not put the current folder first in the workers' ``sys.path``."""
+def _options() -> dict[str, Any]:
+    """Return options of ``ray.init``: do not put the current folder first in the workers' ``sys.path``; log errors."""
     from ray.job_config import JobConfig
 
-    return JobConfig(_client_job=True)
+    return {"job_config": JobConfig(_client_job=True), "log_to_driver": False, "logging_level": logging.ERROR}
 
 
 def _start(num_cpus: int | None) -> None:
@@ -116,13 +115,11 @@ def _start(num_cpus: int | None) -> None:
     with tempdirs.tempdir(folder), _loopback_only(), _coming_up("Ray does not start on this machine"):
         ray.init(
             address="local",  # start a new Ray instead of joining another user's Ray
-            job_config=_job(),
             num_cpus=num_cpus,
             include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
             _temp_dir=str(folder / "r"),  # a subfolder, because Ray makes it readable for all users
             _system_config={"max_direct_call_object_size": INLINE_BYTES},
+            **_options(),
         )
     if not mode and os.environ.get("RAY_AUTH_MODE") != "token":
         ray.shutdown()
@@ -294,17 +291,16 @@ def reserve(
     group = placement_group(
         [dict(resources) for resources in bundles], bundle_label_selector=[dict(pin)] * len(bundles)
     )
-    deadline = time.monotonic() + wait_s
+    deadline, is_reserved = time.monotonic() + wait_s, False
     try:
-        while not group.wait(min(0.5, wait_s)):  # short waits, because Ctrl-C has no effect during a wait
-            if time.monotonic() >= deadline:
-                break
-        else:
-            return group
-    except BaseException:
-        free(group)
-        raise
-    free(group)
+        # The waits are short, because Ctrl-C has no effect during a wait.
+        while not (is_reserved := group.wait(min(0.5, wait_s))) and time.monotonic() < deadline:
+            continue
+    finally:
+        if not is_reserved:
+            free(group)
+    if is_reserved:
+        return group
     needs, has = _in_words(bundles[0]), free_resources()
     raise UserError(
         f"{what} got no resources in {wait_s:g} s: each needs {needs}, and Ray has {has} free; wait until other "

@@ -18,7 +18,10 @@ ROUNDING = (
 """Variables of torch, oneDNN (also under its old name), MKL, OpenBLAS, numpy, the C library and CUDA's libraries."""
 
 OURS = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-"""Variable and value that this package sets if a GPU is used and the variable is unset (``torch_settings.CUBLAS``)."""
+"""Variable and value that this package sets if a GPU is used and the variable is unset, for deterministic cuBLAS.
+
+cuBLAS reads the variable at the first matrix product of a process.
+"""
 
 
 def variables() -> dict[str, str]:

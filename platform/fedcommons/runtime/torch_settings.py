@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import backends
 
+from fedcommons.runtime.rounding_env import OURS
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -49,19 +51,12 @@ def _precision(owner: Any) -> Setting:
     owner: the backend. With "none", a backend inherits the value one level above. At the top level, "none" is "ieee".
     """
 
-    def read() -> str:
-        return owner.fp32_precision
-
     def write(value: str) -> None:
         owner.fp32_precision = "none"
-        if read() != value:
+        if owner.fp32_precision != value:
             owner.fp32_precision = value
 
-    return Setting(read, write, "ieee", alike="none")
-
-
-CUBLAS = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-"""Environment variable and value for deterministic cuBLAS, read by cuBLAS at the first matrix product of a process."""
+    return Setting(partial(getattr, owner, "fp32_precision"), write, "ieee", alike="none")
 
 
 @cache
@@ -79,7 +74,7 @@ def prepare_gpu() -> None:
 
     If torch has no deterministic kernel for an operation, torch warns at the first call of the operation.
     """
-    os.environ.setdefault(*CUBLAS)
+    os.environ.setdefault(*OURS)
     backends.cudnn.deterministic, backends.cudnn.benchmark = True, False
     torch.use_deterministic_algorithms(True, warn_only=True)
     _FILLS.write(False)
