@@ -35,7 +35,7 @@ import torch
 
 from fedcommons.algorithms import feddm_matching
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.feddm_server import ServerSGD, Surrogate, minimise
+from fedcommons.algorithms.feddm_server import Surrogate, minimise
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
@@ -135,17 +135,8 @@ class FedDM:
         real = data.x if data.x.is_floating_point() else work.module.normalise(data.x)  # pyright: ignore[reportCallIssue]
         rows, network_data = feddm_matching.rows_by_class(data.y, self.least), replace(data, x=real)
         first = feddm_matching.initial_images(network_data, rows, self.ipc, self.init == "real", seed)
-        how = feddm_matching.Steps(
-            iterations=self.iterations,
-            radius=self.radius,
-            batch_size=self.match_batch,
-            lr=self.image_lr,
-            momentum=self.image_momentum,
-            sigma=self.sigma,
-            clip=self.clip,
-        )
         images, losses, protection = feddm_matching.match(
-            work, flat(message.common, "model"), network_data, rows, first, how, seed
+            work, flat(message.common, "model"), network_data, rows, first, self, seed
         )
         sent = {"images": images.unflatten(0, (len(rows), -1)), "labels": torch.tensor(list(rows))}
         reason = NOT_CERTIFIED.format(self.sigma) if self.sigma else ""
@@ -166,8 +157,6 @@ class FedDM:
             weights = torch.tensor([reply.weight for reply in replies.values()]) / sizes
             weights = weights.repeat_interleave(sizes)
             weights = weights * len(weights) / weights.sum()
-        radius = self.radius if self.project else None
-        sgd = ServerSGD(self.server_epochs, self.server_batch, self.server_lr, self.server_momentum, self.server_decay)
-        task = Surrogate(model=x, images=images, labels=labels, weights=weights, sgd=sgd, radius=radius, round=round)
+        task = Surrogate(method=self, model=x, images=images, labels=labels, weights=weights, round=round)
         after = executor.map(minimise, task, [seed])[0]
         return {"model": after, "images": images, "labels": labels}
