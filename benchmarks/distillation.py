@@ -25,7 +25,8 @@ from torch.nn import functional as F
 from fedcommons.algorithms.coboosting import CoBoosting
 from fedcommons.algorithms.dense import DENSE
 from fedcommons.algorithms.ensemble import Upsampler
-from fedcommons.algorithms.one_shot_models import Lessons, teach
+from fedcommons.algorithms.one_shot_models import teach
+from fedcommons.algorithms.server_training import ServerTask
 from fedcommons.core.client_worker import Work
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import RunData, Worker, set_up_process
@@ -141,7 +142,7 @@ def main() -> None:
         worker = Worker(work, method, RunData(nobody, nobody, n_classes=10))
         plain = copy.deepcopy(Classifier(CNN(shape, 10), lr=0.1))
         calls: tuple[Callable[[], object], ...] = (
-            lambda worker=worker, method=method: teach(worker, Lessons(state, method, 0), 0),
+            lambda worker=worker, method=method: teach(worker, ServerTask(method, state, 1), 0),
             lambda plain=plain, method=method: bare(plain, options.epochs, shape, clients, method),
         )
         seconds: tuple[list[float], ...] = ([], [])

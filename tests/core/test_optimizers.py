@@ -15,8 +15,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddm import FedDM
-from fedcommons.algorithms.feddm_server import Surrogate, minimise
+from fedcommons.algorithms.feddm_server import minimise
 from fedcommons.algorithms.scaffold import SCAFFOLD
+from fedcommons.algorithms.server_training import ServerTask
 from fedcommons.core.client_worker import Work
 from fedcommons.core.evaluation import ModelTask, evaluate
 from fedcommons.core.local_training import LocalSGD
@@ -223,7 +224,7 @@ def test_evaluation_and_the_server_read_the_end_of_a_round_and_other_jobs_none(f
     assert found == {"test/epoch": 12.0, "test/accuracy": pytest.approx(found["test/accuracy"])}
     assert executor.map(read, ModelTask(federation.model), [0]) == [(0, 0, 0)]
     method = FedDM(server_epochs=2, server_batch=8, server_lr=0.1, server_momentum=0.0, project=False)
-    task = Surrogate(method=method, model=federation.model, images=store.x, labels=store.y, weights=None, round=3)
+    task = ServerTask(method, {"model": federation.model, "images": store.x, "labels": store.y}, 3)
     executor.map(minimise, task, [0])
     assert notes(executor)[1:] == [(3, (12 + k) // 3, 12 + k) for k in range(6)]
 

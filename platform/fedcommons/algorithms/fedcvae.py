@@ -27,7 +27,8 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 
-from fedcommons.algorithms.fedcvae_decoders import Drawing, Lesson, Networks, draw, learn, train
+from fedcommons.algorithms.fedcvae_decoders import Drawing, Networks, draw, learn, train
+from fedcommons.algorithms.server_training import ServerTask
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
@@ -137,7 +138,7 @@ class FedCVAE:
             task = Drawing(self, networks, [reply.each for reply in replies.values()])
             images, labels = executor.map(draw, task, [seed])[0]
             state = {**state, "images": images, "labels": labels}
-        return {**state, **executor.map(learn, Lesson(self, state, round), [seed])[0]}
+        return {**state, **executor.map(learn, ServerTask(self, state, round), [seed])[0]}
 
     def networks(self, shape: tuple[int, ...], common: Payload) -> Networks:
         """Return the sizes of encoder and decoder for images of ``shape``; ``common`` has the number of classes."""

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fedcommons.algorithms.server_training import ServerTask
 from fedcommons.core.algorithm import State
 from fedcommons.core.local_training import onednn
 from fedcommons.core.worker import Worker
-from fedcommons.flat_tensors import Flat, Payload, data, flat, flatten, nbytes, scalar
+from fedcommons.flat_tensors import Flat, Payload, data, flat, flatten, scalar
 from fedcommons.seeding import generator, seed_for, set_default_generator
 from lightning_modules.cvae import CVAE, Decoder, decode, reconstruction, truncated_normal
 
@@ -140,22 +141,9 @@ def distilled_decoder(networks: Networks, how: "FedCVAE", z: Tensor, y: Tensor, 
     return decoder
 
 
-@dataclass(frozen=True)
-class Lesson:
-    """The server model's training task in ``round``; ``state`` holds the model, Adam's moments and the images."""
-
-    method: "FedCVAE"
-    state: State
-    round: int
-
-    @property
-    def nbytes(self) -> int:
-        return nbytes(self.state)
-
-
-def learn(worker: Worker, task: Lesson, seed: int) -> State:
+def learn(worker: Worker, task: ServerTask["FedCVAE"], seed: int) -> State:
     """Train the server model for all epochs; return the changed entries of the server state."""
-    work, device, how, state = worker.work, worker.work.device, task.method, task.state
+    work, device, how, state = worker.work, worker.work.device, task.method, task.payload
     layout = work.params.layout
     work.load(Flat(layout, data(state["model"]).to(device)))
     work.load_buffers(work.initial_buffers)

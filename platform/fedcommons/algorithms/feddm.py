@@ -35,7 +35,8 @@ import torch
 
 from fedcommons.algorithms import feddm_matching
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.feddm_server import Surrogate, minimise
+from fedcommons.algorithms.feddm_server import minimise
+from fedcommons.algorithms.server_training import ServerTask
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
@@ -149,14 +150,14 @@ class FedDM:
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         """Return the next state, with the round's synthetic ``images`` and ``labels`` for inspection."""
-        x, sent, weights = flat(state, "model"), [reply.each for reply in replies.values()], None
+        sent = [reply.each for reply in replies.values()]
         images = torch.cat([data_of(each["images"]).flatten(0, 1) for each in sent])
         labels = torch.cat([data_of(each["labels"]).repeat_interleave(self.ipc) for each in sent])
+        payload = {"model": state["model"], "images": images, "labels": labels}
         if self.loss == "examples":
             sizes = torch.tensor([data_of(each["labels"]).numel() * self.ipc for each in sent])
             weights = torch.tensor([reply.weight for reply in replies.values()]) / sizes
             weights = weights.repeat_interleave(sizes)
-            weights = weights * len(weights) / weights.sum()
-        task = Surrogate(method=self, model=x, images=images, labels=labels, weights=weights, round=round)
-        after = executor.map(minimise, task, [seed])[0]
+            payload["weights"] = weights * len(weights) / weights.sum()
+        after = executor.map(minimise, ServerTask(self, payload, round), [seed])[0]
         return {"model": after, "images": images, "labels": labels}

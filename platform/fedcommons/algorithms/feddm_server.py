@@ -5,13 +5,13 @@ the model's weights are projected onto the ball of radius rho around the initial
 fitted the synthetic images to real images.
 """
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fedcommons.algorithms.ball import project
+from fedcommons.algorithms.server_training import ServerTask
 from fedcommons.core.local_training import onednn
 from fedcommons.core.worker import Worker
 from fedcommons.flat_tensors import Flat, data
@@ -21,34 +21,19 @@ if TYPE_CHECKING:
     from fedcommons.algorithms.feddm import FedDM
 
 
-@dataclass(frozen=True, kw_only=True)
-class Surrogate:
-    """The server's task in ``round``: minimise the loss on synthetic ``images``, started at ``model``.
+def minimise(worker: Worker, task: ServerTask["FedDM"], seed: int) -> Flat:
+    """Train for all epochs and return the server model; ``seed`` keys the order of images and dropout.
 
-    weights: weights of the images in the loss, (n,), with mean 1; None: equal weights.
+    The task has the ``model``, synthetic ``images``, (n, ...), as network inputs, ``labels``, (n,), and perhaps
+    ``weights`` of the images in the loss, (n,), with mean 1.
     """
-
-    method: "FedDM"
-    model: Flat
-    images: Tensor  # (n, ...), the network's inputs
-    labels: Tensor  # (n,)
-    weights: Tensor | None
-    round: int
-
-    @property
-    def nbytes(self) -> int:
-        return data(self.model).nbytes + self.images.nbytes
-
-
-def minimise(worker: Worker, task: Surrogate, seed: int) -> Flat:
-    """Train for all epochs and return the server model; ``seed`` keys the order of images and dropout."""
-    work, how, n = worker.work, task.method, len(task.labels)
-    x = task.model.buffer.to(work.device)
-    work.load(Flat(task.model.layout, x))
+    work, how, payload = worker.work, task.method, task.payload
+    layout, x, n = work.params.layout, data(payload["model"]).to(work.device), len(data(payload["labels"]))
+    work.load(Flat(layout, x))
     work.load_buffers(work.initial_buffers)
     work.module.train()
     set_default_generator(seed, "dropout")
-    columns = [t.to(work.device) for t in (task.images, task.labels, task.weights) if t is not None]
+    columns = [data(payload[name]).to(work.device) for name in ("images", "labels", "weights") if name in payload]
     draws = generator(seed, "order")
     orders = torch.stack([torch.randperm(n, generator=draws) for _ in range(how.server_epochs)]).to(work.device)
     optimizer = torch.optim.SGD(work.named.values(), how.server_lr, how.server_momentum, weight_decay=how.server_decay)
@@ -64,4 +49,4 @@ def minimise(worker: Worker, task: Surrogate, seed: int) -> Flat:
             optimizer.step()
             if how.project:
                 project(work.params.buffer, x, how.radius)
-    return Flat(task.model.layout, work.params.buffer.detach().cpu().clone())
+    return Flat(layout, work.params.buffer.detach().cpu().clone())

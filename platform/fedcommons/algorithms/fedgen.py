@@ -38,15 +38,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcommons.algorithms.feature_generator import (
-    STATISTICS,
-    Training,
-    draw_noise,
-    features,
-    labels_at,
-    train,
-    untrained,
-)
+from fedcommons.algorithms.feature_generator import STATISTICS, draw_noise, features, labels_at, train, untrained
+from fedcommons.algorithms.server_training import ServerTask
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import summed_weight
 from fedcommons.core.capabilities import Capabilities
@@ -56,7 +49,7 @@ from fedcommons.core.features import Head, head_parameters
 from fedcommons.core.local_training import AddToGrad, Batch, Loss
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
-from fedcommons.flat_tensors import Flat, Payload, add, flat, put, scale, select, sub, zeros_like
+from fedcommons.flat_tensors import Flat, Payload, add, flat, flatten, put, scale, select, sub, zeros_like
 from fedcommons.flat_tensors import data as values
 from fedcommons.privacy.release import Release
 from fedcommons.seeding import generator
@@ -150,27 +143,12 @@ class FedGEN:
             after = put(after, add(select(x, part.layout.names), part, 1 / summed_weight(replies)))
         deltas = [flat(reply.each, "head") for reply in replies.values()]
         counts = torch.stack([values(reply.each["counts"]) for reply in replies.values()])
-        steps = values(state["steps"])
-        task = Training(
-            g=flat(state, "generator"),
-            first=flat(state, "first"),
-            second=flat(state, "second"),
-            steps=int(steps),
-            heads={name: torch.stack([x[name] + delta[name] for delta in deltas]) for name in deltas[0]},
-            counts=counts,
-            cumulated=self._cumulated(counts.sum(0)),
-            iterations=self.iterations,
-            batch_size=self.batch_size,
-            noise=self.noise,
-            noise_size=self.noise_size,
-            lr=self.server_lr * self.lr_decay ** (round - 1),
-            weight_decay=self.weight_decay,
-            diversity=self.diversity,
-            ensemble=self.ensemble,
-        )
-        g, first, second = executor.map(train, task, [seed])[0]
-        return {**state, "model": after, "generator": g, "first": first, "second": second,
-                "steps": steps + self.iterations, "seen": values(state["seen"]) + counts.sum(0)}  # fmt: skip
+        heads = {name: torch.stack([x[name] + delta[name] for delta in deltas]) for name in deltas[0]}
+        cumulated = self._cumulated(counts.sum(0))
+        payload = {**state, "heads": flatten(heads), "counts": counts, "cumulated": cumulated}
+        trained = executor.map(train, ServerTask(self, payload, round), [seed])[0]
+        steps, seen = values(state["steps"]) + self.iterations, values(state["seen"]) + counts.sum(0)
+        return {**state, "model": after, **trained, "steps": steps, "seen": seen}
 
     def _cumulated(self, counts: Tensor) -> Tensor:
         """Return the cumulated class shares from which the labels of generated features are sampled.

@@ -19,13 +19,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from fedcommons.algorithms.server_training import OnPool, train_on_pool
+from fedcommons.algorithms.server_training import ServerTask, train_on_pool
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.data.clients import ClientData
-from fedcommons.flat_tensors import Flat, Payload, flat
+from fedcommons.flat_tensors import Flat, Payload
 
 
 @dataclass(frozen=True)
@@ -59,5 +59,4 @@ class OneShot:
         raise NotImplementedError
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        task = OnPool(flat(state, "model"), self.server_epochs, round)
-        return {"model": executor.map(train_on_pool, task, [seed])[0]}
+        return {"model": executor.map(train_on_pool, ServerTask(self, state, round), [seed])[0]}

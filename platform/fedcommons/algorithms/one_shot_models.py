@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedcommons.algorithms.ensemble import Ensemble
 from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.server_training import ServerTask
 from fedcommons.core.algorithm import BUFFERS, Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean
 from fedcommons.core.capabilities import Capabilities
@@ -28,7 +29,7 @@ from fedcommons.core.local_training import onednn
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
-from fedcommons.flat_tensors import Flat, Payload, add, copy, flat, nbytes, scalar, scale, sub
+from fedcommons.flat_tensors import Flat, Payload, add, copy, flat, scalar, scale, sub
 from fedcommons.flat_tensors import data as values
 from fedcommons.seeding import seed_for
 
@@ -114,21 +115,7 @@ class OneShotModels:
         if round <= self.warmup_rounds:
             return {**state, "model": weighted_mean(flat(state, "model"), total, replies)}
         new_state = store_models(state, total, replies, self.start_from == "average")
-        first = (round - self.warmup_rounds - 1) * self.server_epochs
-        return {**new_state, **executor.map(teach, Lessons(new_state, self, first), [seed])[0]}
-
-
-@dataclass(frozen=True)
-class Lessons:
-    """The server's training task in a round; first: number of the server's epochs in earlier rounds."""
-
-    state: State
-    method: OneShotModels
-    first: int
-
-    @property
-    def nbytes(self) -> int:
-        return nbytes(self.state)
+        return {**new_state, **executor.map(teach, ServerTask(self, new_state, round), [seed])[0]}
 
 
 def store_models(state: State, total: Payload, replies: Replies, average: bool) -> State:
@@ -173,21 +160,22 @@ class Classroom:
         return self.entries[name]
 
 
-def teach(worker: Worker, task: Lessons, seed: int) -> State:
+def teach(worker: Worker, task: ServerTask[OneShotModels], seed: int) -> State:
     """Run the server's epochs of one round on a worker; return the changed entries of the server state."""
-    work = worker.work
+    work, how = worker.work, task.method
+    first = (task.round - how.warmup_rounds - 1) * how.server_epochs
     with onednn(work.loop.onednn):
         room = load_models(worker, task)
-        for epoch in range(task.first, task.first + task.method.server_epochs):
-            task.method.epoch(room, epoch, seed_for(seed, "epoch", epoch))
+        for epoch in range(first, first + how.server_epochs):
+            how.epoch(room, epoch, seed_for(seed, "epoch", epoch))
     changed = {"velocity": room.velocity, **room.entries}
     student = Flat(work.params.layout, copy(work.params).buffer.detach().cpu())
     return {"model": student, **{name: x.cpu() for name, x in changed.items()}}
 
 
-def load_models(worker: Worker, task: Lessons) -> Classroom:
+def load_models(worker: Worker, task: ServerTask[OneShotModels]) -> Classroom:
     """Load the student and the clients' models on the worker and return the training state."""
-    work, state, shape = worker.work, task.state, tuple(worker.data.clients.store.x.shape[1:])
+    work, state, shape = worker.work, task.payload, tuple(worker.data.clients.store.x.shape[1:])
     w = values(state["weights"])
     statistics = values(state["statistics"])
     if not statistics.shape[1]:  # No client has sent statistics: use the initial statistics.
