@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.server_training import ServerTask, train_on_pool
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.capabilities import Capabilities
@@ -39,8 +40,7 @@ class OneShot:
     server_epochs: Annotated[int | None, "[1, 1e9]"] = None
     """epochs of the server on its pool of synthetic images in a round; default: client.epochs"""
 
-    def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        return {"model": model}
+    start = FedAvg.start
 
     def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, int]:
         """Return the ``server_epochs`` that a run uses: the option, or ``epochs`` (client.epochs) if it is None."""
