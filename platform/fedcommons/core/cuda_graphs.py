@@ -11,14 +11,12 @@ without graphs if the method has a separate loss function or learning rate, or c
 is not a ``Correction``.
 """
 
-import random
 from collections import Counter
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -33,7 +31,7 @@ from fedcommons.errors import sentence
 from fedcommons.flat_tensors import Flat, copy
 from fedcommons.privacy.release import UNCOVERED
 from fedcommons.runtime.torch_settings import tf32
-from fedcommons.seeding import set_default_generator
+from fedcommons.seeding import global_states, set_default_generator
 
 WARM_UP = 3
 """Number of steps before a recording, in which libraries choose kernels and reserve memory."""
@@ -207,11 +205,11 @@ def flaw(work: TrainingProcess, batch: Batch) -> str | None:
         return "its optimizer has dampening"
     before, training = [b.clone() for b in work.module.buffers()], work.module.training
     NoClock("which is constant in a recorded graph").attach(work.module.train())
-    outside = _outside()
+    outside = global_states()
     try:
         with _generators_as_before():
             Step(work.module)(batch, NO_NUMBER)[0].backward()
-        if outside != _outside():
+        if outside != global_states():
             return "it draws random numbers from Python or numpy, which are constant in a recorded graph"
     except Exception as error:  # user code may raise any exception
         return sentence(error)
@@ -223,12 +221,6 @@ def flaw(work: TrainingProcess, batch: Batch) -> str | None:
         for parameter in work.named.values():
             parameter.grad = None
     return None
-
-
-def _outside() -> tuple[Any, ...]:
-    """Return the states of Python's and numpy's global generators. A changed state shows that a step drew numbers."""
-    numpy_state: Any = np.random.get_state(legacy=False)  # noqa: NPY002  (other libraries use this generator)
-    return random.getstate(), numpy_state["state"]["pos"], numpy_state["has_gauss"]
 
 
 def _generators_as_before() -> AbstractContextManager[None]:

@@ -246,29 +246,6 @@ class LocalSGD:
                 return
             yield tuple(t[first : first + b] for t in shuffled)
 
-    def gradient(self, work: TrainingProcess, at: Flat, data: ClientData) -> Flat:
-        """Return the gradient of the mean loss over all examples, in evaluation mode and without augmentation.
-
-        Args:
-            work: training objects of the process; its module gets the weights ``at``.
-            at: weights at which the gradient is computed.
-            data: examples of the client, n rows in batches of ``batch_size``.
-
-        Returns:
-            The gradient, with the names and shapes of ``at``.
-        """
-        work.load(at)
-        work.module.eval()
-        n, b = len(data), self.batch_size
-        total = torch.zeros_like(at.buffer)
-        for first in range(0, n, b):
-            batch = tuple(t[first : first + b] for t in data.columns)
-            value = work.module.training_step(batch, 0)
-            assert isinstance(value, Tensor)
-            parts = torch.autograd.grad(value, list(work.named.values()))
-            total.add_(torch.cat([g.reshape(-1) for g in parts]), alpha=len(batch[1]) / n)
-        return Flat(at.layout, total)
-
 
 def _take(work: TrainingProcess, step: Step, batches: Batches, epochs: int, *, is_own: bool) -> list[Tensor]:
     """Take the steps of all epochs and return their losses. is_own: the method replaces ``training_step``."""

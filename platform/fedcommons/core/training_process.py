@@ -3,7 +3,7 @@
 ``client_worker.Work`` implements the Protocol. ``local_training``, ``hooks`` and ``cuda_graphs`` use only the Protocol.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -38,7 +38,6 @@ class TrainingProcess(Protocol):
     share: float
     noise: Noise
     releases: list[Release]
-    row_counts: Mapping[bytes, int]
     replacement: Callable[..., Any] | None
     graphs: Any
     hooks: Any
@@ -47,8 +46,6 @@ class TrainingProcess(Protocol):
     def load(self, model: Flat) -> None: ...
 
     def set_rates(self, lr: float | None = None) -> None: ...
-
-    def gradient(self, at: Flat, data: ClientData) -> Flat: ...
 
     def times_listed(self, data: ClientData) -> int: ...
 
