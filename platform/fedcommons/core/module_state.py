@@ -3,13 +3,15 @@
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from fedcommons.core.logging_shim import values_in
-from fedcommons.core.training_process import TrainingProcess
+
+if TYPE_CHECKING:
+    from fedcommons.core.client_worker import Work
 
 OF_OPTIMIZER = ("state", "param_groups")
 """Attributes of an optimizer that are not copied, because the engine resets them for each client."""
@@ -36,7 +38,7 @@ class Saved:
         ValueError: an attribute of the module cannot be copied.
     """
 
-    def __init__(self, work: TrainingProcess, others: Sequence[object]) -> None:
+    def __init__(self, work: "Work", others: Sequence[object]) -> None:
         module, self.optimizer = work.module, work.optimizer
         self.parts = dict(module.named_modules())
         named = dict(module.named_parameters())
