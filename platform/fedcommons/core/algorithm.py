@@ -130,9 +130,7 @@ class Reply:
     @property
     def nbytes(self) -> int:
         """Number of bytes that the client uploads."""
-        if self.each and (both := self.sums.keys() & self.each.keys()):
-            return nbytes(self.sums) + nbytes({name: x for name, x in self.each.items() if name not in both})
-        return nbytes(self.sums) + nbytes(self.each)
+        return nbytes({**self.each, **self.sums})
 
 
 Replies = Mapping[int, Reply]

@@ -64,9 +64,7 @@ BARE_GRADIENT = Release(reason="work.gradient has no noise")
 class LocalResult(NamedTuple):
     """The result of a client's local training."""
 
-    model: (
-        Flat  # the worker's buffer, which the next training overwrites; copy it to store it or to send it in ``each``
-    )
+    model: Flat  # the worker's buffer, which the next training overwrites; copy it to store or send it
     metrics: Mapping[str, float | Tensor]  # ``loss`` and logged values, averaged over steps; ``steps``: number of steps
     spent: Release  # privacy ledger entry of the model and of data computed from the model only
 
