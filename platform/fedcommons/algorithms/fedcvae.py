@@ -89,16 +89,13 @@ class FedCVAE:
         if (share := fields["federation.participation"]) < 1:
             raise UserError(f"fedcvae needs federation.participation 1, got {share:g}: all clients send decoders once.")
         if fields["federation.buffers"] == "keep":
-            raise UserError(
-                "fedcvae needs federation.buffers average: its clients train no model whose buffers they could keep."
-            )
+            raise UserError("fedcvae needs federation.buffers average: its clients train no model with buffers.")
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         levels = min(facts.shape[1:]).bit_length()  # maximum number of halvings, such as 5 for 28 pixels
         if not 1 <= len(self.channels) <= levels:
             raise UserError(
-                f"fedcvae.channels must have 1 to {levels} levels, as each halves images of shape {facts.shape}, got "
-                f"{len(self.channels)}."
+                f"fedcvae.channels must have 1 to {levels} levels for images {facts.shape}, got {len(self.channels)}."
             )
         zero, clients, classes = zeros_like(model), torch.tensor(facts.n_clients), torch.tensor(facts.n_classes)
         return {"model": model, "clients": clients, "classes": classes, "shape": torch.tensor(facts.shape),

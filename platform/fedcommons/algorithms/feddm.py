@@ -125,8 +125,7 @@ class FedDM:
         if unseen.any():
             raise UserError(
                 f"feddm: no client has feddm.least = {self.least} images of class {unseen.nonzero()[0].item()}, so the "
-                "server would get no image of this class; lower feddm.least and feddm.ipc, or use fewer clients or a "
-                "larger partition.alpha."
+                "server would get none; lower feddm.least and feddm.ipc, use fewer clients or a larger partition.alpha."
             )
         return {"model": model}
 

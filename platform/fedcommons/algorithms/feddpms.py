@@ -110,9 +110,7 @@ class FedDPMS:
         if last >= facts.rounds:
             raise UserError(f"feddpms.preliminary_rounds must be below federation.rounds = {facts.rounds}, got {last}.")
         if self.privacy == "sound" and self.sigma == 0:
-            raise UserError(
-                "feddpms.sigma must be above 0 with feddpms.privacy sound: without noise there is no epsilon."
-            )
+            raise UserError("feddpms.sigma must be above 0 with feddpms.privacy sound, as only noise gives an epsilon.")
         assert facts.counts is not None
         counts = facts.counts()
         if self.classes > counts.shape[1]:

@@ -220,8 +220,7 @@ def _width(model: Flat, facts: Facts) -> int:
         raise UserError(f"fedgen needs a head whose parameters are all trained, and {frozen[0]} is frozen.")
     if normed := [name for name in head if name in facts.batch_norm]:
         raise UserError(
-            f"fedgen needs a head without BatchNorm, because the server runs the heads without statistics of clients' "
-            f"features; parameter {normed[0]} belongs to BatchNorm."
+            f"fedgen needs a head without BatchNorm, whose statistics the server lacks; {normed[0]} is of BatchNorm."
         )
     shape = tuple(model[head[0]].shape)
     if len(shape) != 2:

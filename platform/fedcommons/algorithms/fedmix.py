@@ -68,9 +68,7 @@ class FedMix:
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         x, module = flat(message.common, "model"), work.module
         if data.commons is None:
-            raise ValueError(
-                "FedMix needs the means that clients share before round 1 (FedMix.share), and data.commons is None"
-            )
+            raise ValueError("FedMix needs data.commons, the means that clients share before round 1")
         means, mix = data.commons, self.mix
 
         def see(x: Tensor) -> Tensor:

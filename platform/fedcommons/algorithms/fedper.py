@@ -47,8 +47,5 @@ def personal_layers(model: Flat, patterns: str | None, head: Sequence[str]) -> l
     if patterns is not None:
         return matching_layers(model, patterns, "fedper.layers")
     if not head:
-        raise UserError(
-            "fedper.layers must name the personal layers, as the model names no head; the layers are "
-            f"{layers_of(model)}."
-        )
+        raise UserError(f"fedper.layers must name layers, as the model has no head; the layers are {layers_of(model)}.")
     return list(head)

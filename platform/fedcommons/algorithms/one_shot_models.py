@@ -76,13 +76,10 @@ class OneShotModels:
         name, rounds = type(self).__name__.lower(), fields["federation.rounds"]
         if self.warmup_rounds >= rounds:
             raise UserError(
-                f"{name}.warmup_rounds must be below federation.rounds = {rounds}, got {self.warmup_rounds}: the "
-                "server trains after these rounds."
+                f"{name}.warmup_rounds must be below federation.rounds = {rounds}, got {self.warmup_rounds}."
             )
         if (share := fields["federation.participation"]) < 1:
-            raise UserError(
-                f"{name} needs federation.participation 1, got {share:g}: its ensemble needs all clients' models."
-            )
+            raise UserError(f"{name} needs federation.participation 1, got {share:g}: all clients send models once.")
         if fields["federation.buffers"] == "keep":
             raise UserError(f"{name} needs federation.buffers average: the server evaluates clients' models.")
 

@@ -255,9 +255,7 @@ class Work:
         groups = self.optimizer.param_groups
         if not isinstance(self.optimizer, torch.optim.SGD) or len(groups) != 1:
             kind = type(self.optimizer).__name__
-            raise ValueError(
-                f"{method} is defined for SGD with one learning rate, and the module's optimizer is {kind}"
-            )
+            raise ValueError(f"{method} is defined for SGD with one learning rate, and the optimizer is {kind}")
         group = groups[0]
         if group["nesterov"] or group["dampening"]:
             raise ValueError(f"{method} is not defined for SGD with Nesterov's momentum or dampening")

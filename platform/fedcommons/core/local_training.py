@@ -131,9 +131,7 @@ class LocalSGD:
     ) -> LocalResult:
         """Train a client from the weights ``start``; the arguments are those of ``Work.local``."""
         if data.extra_columns and (loss is None or any(len(column) != len(data) for column in data.extra_columns)):
-            raise ValueError(
-                "ClientData.extra_columns need a loss function of the method, and one row per example of the client"
-            )
+            raise ValueError("ClientData.extra_columns need a loss function of the method, and a row per example")
         if work.replacement:
             return work.replacement(work, self, start, data, seed, loss or lr, add_to_grad)
         epochs = self.epochs_for(len(data), data.n_own, work.share)
@@ -173,9 +171,7 @@ class LocalSGD:
         if self.dp.target and work.releases:
             raise ValueError("dp.target_epsilon is for one local training of a client in a round, and this is another")
         if self.dp.target and (times := work.times_listed(data)) > 1:
-            raise ValueError(
-                f"dp.target_epsilon is for examples that occur once, and an example is listed {times} times"
-            )
+            raise ValueError(f"dp.target_epsilon is for examples that occur once, and one is listed {times} times")
         return self.dp.of_client(len(data), self.batch_size, self.steps_for(len(data), data.n_own))
 
     def _choose(

@@ -90,15 +90,12 @@ class Saved:
         """
         now = {name: id(p) for part in self.parts for name, p in self._parameters_of(part)}
         if names := [name for name, (p, *_) in self.flags.items() if now.get(name) != id(p)]:
-            raise ValueError(
-                f"a hook replaces the parameter {names[0]}: copy the new values into the parameter instead"
-            )
+            raise ValueError(f"a hook replaces the parameter {names[0]}: copy the new values into it instead")
         if names := [
             name for name, (p, was_trainable, _) in self.flags.items() if p.requires_grad and not was_trainable
         ]:
             raise ValueError(
-                f"a hook unfreezes {names[0]}, which had requires_grad = False when the module was built and is "
-                "therefore not sent: build it trainable and freeze it in on_fit_start"
+                f"a hook unfreezes {names[0]}, which is not sent: build it trainable and freeze it in on_fit_start"
             )
 
     @staticmethod
@@ -124,6 +121,6 @@ class Saved:
                 except Exception as error:  # copying a user's object may raise any exception
                     raise ValueError(
                         f"its attribute {path}{'.' * bool(path)}{name} ({type(value).__name__}) cannot be copied, so "
-                        "a change of it by a hook could not be undone for the next client"
+                        "a hook's change of it could not be undone"
                     ) from error
         return copied

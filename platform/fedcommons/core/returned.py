@@ -68,9 +68,7 @@ def require_reply(reply: Reply) -> None:
         is_usual = value.__class__ is float or (tensor is not None and not tensor.ndim and not tensor.dtype.is_complex)
         if name.__class__ is not str or not (is_usual or _is_number(value)):
             kind = type(value).__name__
-            raise ValueError(
-                f"Reply.metrics must map names to real numbers that fit in a float, got {kind} of {name!r}"
-            )
+            raise ValueError(f"Reply.metrics must map names to numbers that fit in a float, got {kind} of {name!r}")
     require_type(Sequence, reply.releases, "a list of Release as Reply.releases")
     for event in reply.releases:
         require_type(Release, event, "a list of Release as Reply.releases")

@@ -92,10 +92,7 @@ def only_thread() -> Iterator[None]:
     """
     lock = _thread  # kept, because a fork within the context may replace ``_thread``
     if not lock.acquire(blocking=False):
-        raise UserError(
-            "another thread of this process is in an experiment, and all threads share torch's settings and random "
-            "state: use one thread, or separate processes."
-        )
+        raise UserError("another thread of this process is in an experiment: use one thread, or separate processes.")
     try:
         yield
     finally:
