@@ -100,13 +100,9 @@ def initial_images(data: ClientData, rows: Mapping[int, Tensor], ipc: int, real:
     """
     draws = generator(seed, "first images")
     if real:
-        chosen = [r[_repeated(torch.randperm(len(r), generator=draws), ipc)] for r in rows.values()]
+        chosen = [r[torch.randperm(len(r), generator=draws)[torch.arange(ipc) % len(r)]] for r in rows.values()]
         return data.x[torch.cat(chosen).to(data.x.device)]
     return torch.randn((len(rows) * ipc, *data.x.shape[1:]), generator=draws).to(data.x)
-
-
-def _repeated(order: Tensor, n: int) -> Tensor:
-    return order.repeat(-(-n // len(order)))[:n]
 
 
 def batches(

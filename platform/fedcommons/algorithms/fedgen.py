@@ -30,6 +30,7 @@ the mean weight. Here ``ensemble`` weighted multiplies each loss by its weight. 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import count
 from typing import Annotated, ClassVar
@@ -121,12 +122,10 @@ class FedGEN:
         learns, w, names = round >= self.first, work.weight(data), head_parameters(work.module)
         steps = work.loop.steps_for(len(data), data.n_own)
         add_to_grad = self._learn(head, message, steps, factor, seed) if learns and self.weight else None
-        if learns and self.kl:
-            loss = self._distil(work, head, message, steps * work.loop.accumulate, factor, seed)
-            with head.watched():
-                y, metrics, spent = work.local(x, data, seed, loss=loss, add_to_grad=add_to_grad)
-        else:
-            y, metrics, spent = work.local(x, data, seed, add_to_grad=add_to_grad)
+        distils = learns and self.kl > 0
+        loss = self._distil(work, head, message, steps * work.loop.accumulate, factor, seed) if distils else None
+        with head.watched() if distils else nullcontext():
+            y, metrics, spent = work.local(x, data, seed, loss=loss, add_to_grad=add_to_grad)
         delta = sub(y, x)
         body, head_delta = select(delta, [name for name in delta if name not in names]), select(delta, names)
         return Reply(
