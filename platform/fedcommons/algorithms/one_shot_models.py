@@ -50,7 +50,7 @@ class OneShotModels:
     start_from: Annotated[str, "average | server"] = "average"
     """initial server model of the distillation: mean of the clients' models, or the model sent to clients (server)"""
     server_epochs: Annotated[int, "[1, 1e9]"] = 1
-    """epochs of the server in a round (both papers: 200 in total)"""
+    """epochs of the server in a round (DENSE's paper and Co-Boosting's code: 200 in total)"""
     generator_steps: Annotated[int, "[1, 1e9]"] = 30
     """training steps of the image generator in an epoch"""
     generated: Annotated[int, "[2, 1e6]"] = 64
@@ -58,7 +58,7 @@ class OneShotModels:
     latent: Annotated[int, "[1, 1e6]"] = 256
     """length of the noise vector of a synthetic image"""
     width: Annotated[int, "[1, 1e6]"] = 32
-    """channels of the generator's last feature maps; earlier maps have twice that number (both papers: 64)"""
+    """channels of the generator's last feature maps; earlier maps have twice that number (authors of both: 64)"""
     norm_bias: bool = True
     """whether the generator's convolutions before BatchNorm have biases, which have no effect (released code: false)"""
     generator_lr: Annotated[float, "(0, 1e38]"] = 1e-3
