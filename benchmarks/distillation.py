@@ -22,11 +22,11 @@ from round_time import cpu_name
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcommons.algorithms import coboosting, dense
 from fedcommons.algorithms.coboosting import CoBoosting
 from fedcommons.algorithms.dense import DENSE
 from fedcommons.algorithms.ensemble import Upsampler
-from fedcommons.algorithms.one_shot_models import Lessons
+from fedcommons.algorithms.one_shot_models import teach
+from fedcommons.algorithms.server_training import ServerTask
 from fedcommons.core.client_worker import Work
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import RunData, Worker, set_up_process
@@ -137,12 +137,12 @@ def main() -> None:
     print(f"{date.today()}, {cpu_name()}, one torch thread, torch {torch.__version__}")
     print(f"\n{n} clients, {shape}, {options.epochs} epochs:\n")
     print("| | CPU seconds an epoch | bare | ratio |\n|---|---|---|---|")
-    for teach, how in ((dense.teach, DENSE), (coboosting.teach, CoBoosting)):
+    for how in (DENSE, CoBoosting):
         method: Any = how(server_epochs=options.epochs, generator_steps=STEPS)
         worker = Worker(work, method, RunData(nobody, nobody, n_classes=10))
         plain = copy.deepcopy(Classifier(CNN(shape, 10), lr=0.1))
         calls: tuple[Callable[[], object], ...] = (
-            lambda worker=worker, teach=teach, method=method: teach(worker, Lessons(state, method, 0), 0),
+            lambda worker=worker, method=method: teach(worker, ServerTask(method, state, 1), 0),
             lambda plain=plain, method=method: bare(plain, options.epochs, shape, clients, method),
         )
         seconds: tuple[list[float], ...] = ([], [])

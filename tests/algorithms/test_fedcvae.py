@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedcommons.algorithms.fedcvae import FedCVAE
-from fedcommons.algorithms.fedcvae_decoders import Drawing, Networks, Training, draw, quotas
-from fedcommons.core.algorithm import Facts, Reply
+from fedcommons.algorithms.fedcvae_decoders import Drawing, Networks, draw, quotas
+from fedcommons.core.algorithm import Facts
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import Worker
 from fedcommons.flat_tensors import Flat, data, flat, flatten
@@ -157,8 +157,7 @@ def test_three_rounds_are_those_of_an_independent_server(
         method.client(work, method.down(start, 1, i), {}, three.data.clients[i], 1, seed_for(0, "client", 1, i)).each
         for i in range(3)
     ]
-    drawing = method.drawing(start, {i: Reply(each=each) for i, each in enumerate(sent)})
-    assert drawing.bound == (1.0 if method.variant == "kd" else 3.0)
+    assert method.bound == (1.0 if method.variant == "kd" else 3.0)
     images, labels = _slow_images(method, sent, seed_for(0, "merge", 1))
     state = played[-1].state
     assert data(state["labels"]).equal(labels)
@@ -184,10 +183,15 @@ def test_images_of_any_size_are_drawn_and_colours_are_fitted_by_squares(
     """With a client that is too small to make an image."""
     networks, classes = Networks(shape, 4, (4, 4, 4), 3), torch.tensor([[30, 10, 0, 0], [0, 0, 1, 0], [0, 0, 9, 50]])
     decoders = [_decoder(number, networks) for number in range(3)]
-    for training in (None, Training(1, 5, 0.01)):
-        images, y = draw(worker, Drawing(networks, decoders, [40, 1, 59], classes, 3, 3.0, training), 0)
+    sent = [
+        {"decoder": decoder, "size": torch.tensor(size), "histogram": histogram}
+        for decoder, size, histogram in zip(decoders, (40, 1, 59), classes, strict=True)
+    ]
+    for variant in ("ens", "kd"):
+        method = replace(SMALL, variant=variant, samples=3, truncate=3.0, decoder_epochs=1, batch_size=5)
+        images, y = draw(worker, Drawing(method, networks, sent), 0)
         assert (images.shape, images.dtype, networks.loss) == ((3, *shape), torch.uint8, loss)
-        assert training or (y < 2).tolist() == [True, False, False]
+        assert variant == "kd" or (y < 2).tolist() == [True, False, False]
 
 
 def test_decoders_sizes_and_histograms_cross_the_wire_once_and_nothing_covers_them(three: Federation) -> None:

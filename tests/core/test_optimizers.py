@@ -14,8 +14,10 @@ from torch.optim import lr_scheduler as schedulers
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.feddm_server import ServerSGD, Surrogate, minimise
+from fedcommons.algorithms.feddm import FedDM
+from fedcommons.algorithms.feddm_server import minimise
 from fedcommons.algorithms.scaffold import SCAFFOLD
+from fedcommons.algorithms.server_training import ServerTask
 from fedcommons.core.client_worker import Work
 from fedcommons.core.evaluation import ModelTask, evaluate
 from fedcommons.core.local_training import LocalSGD
@@ -221,10 +223,8 @@ def test_evaluation_and_the_server_read_the_end_of_a_round_and_other_jobs_none(f
     assert notes(executor) == [(4, 12, 24)]
     assert found == {"test/epoch": 12.0, "test/accuracy": pytest.approx(found["test/accuracy"])}
     assert executor.map(read, ModelTask(federation.model), [0]) == [(0, 0, 0)]
-    task = Surrogate(
-        model=federation.model, images=store.x, labels=store.y, weights=None, sgd=ServerSGD(2, 8, 0.1, 0.0, 0.0),
-        radius=None, round=3,
-    )  # fmt: skip
+    method = FedDM(server_epochs=2, server_batch=8, server_lr=0.1, server_momentum=0.0, project=False)
+    task = ServerTask(method, {"model": federation.model, "images": store.x, "labels": store.y}, 3)
     executor.map(minimise, task, [0])
     assert notes(executor)[1:] == [(3, (12 + k) // 3, 12 + k) for k in range(6)]
 

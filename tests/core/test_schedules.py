@@ -90,7 +90,7 @@ def test_a_schedule_without_a_positive_factor_is_refused_before_any_work(tmp_pat
     factors = ["0.0", "float('inf')", "'fast'", "1.0 if round < 3 else float('nan')", "1 / 0"]
     for i, factor in enumerate(factors):
         (tmp_path / f"mine{i}.py").write_text(f"def rates(round):\n    return {factor}\n")
-        with pytest.raises(UserError, match=r"rates.* (factor above 0 for every round|ZeroDivisionError)"):
+        with pytest.raises(UserError, match=r"rates.* (factor above 0, got .*|ZeroDivisionError)"):
             build(experiment("smoke", values={"client.lr_schedule": f"{tmp_path}/mine{i}.py:rates"}))
 
 

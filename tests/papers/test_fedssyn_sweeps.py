@@ -14,14 +14,7 @@ from sweep_runs import complete
 
 from fedcommons.config import presets, registry
 from fedcommons.core.algorithm import Facts
-from fedcommons.core.communication import (
-    UntilTarget,
-    images_nbytes,
-    pool_nbytes,
-    round_nbytes,
-    saved_percent,
-    sent,
-)
+from fedcommons.core.communication import UntilTarget, images_nbytes, saved_percent, sent
 from fedcommons.errors import UserError
 from fedcommons.flat_tensors import flatten
 from fedcommons.reports.frames import load_rounds, load_runs
@@ -215,14 +208,13 @@ def test_closed_forms_by_hand_and_of_the_algorithms_messages() -> None:
         message = algorithm.down(algorithm.start(model, Facts(1, [1], 1), 0), 1, 0)
         assert message.nbytes == saved.vgg11_nbytes(10) + saved.vgg11_nbytes(10, saved.CONTROL[name])
     assert images_nbytes(5, (3, 2, 2)) == 65
-    assert pool_nbytes(4, 65) == 520  # 65 bytes up and 65 down for each of 4
     pool, vanilla = UntilTarget(20, 10, 3, False), UntilTarget(0, 10, 10, False)
     pool_late, vanilla_late = UntilTarget(20, 10, 3, True), UntilTarget(0, 10, 10, True)
     assert sent([pool, UntilTarget(20, 10, 10, True)]) == (85, True)
     assert (saved_percent([pool], [vanilla]), saved_percent([vanilla], [pool])) == ("50.0", "-100.0")
     # the paper's formula is the total over clients in units of one client
     n, joined, ms, mc = 10, 4, 7, 11
-    total = UntilTarget(pool_nbytes(n, ms), round_nbytes(joined, mc), 6, False)
+    total = UntilTarget(2 * n * ms, 2 * joined * mc, 6, False)
     assert sent([total], n, joined) == (2 * ms + 2 * 6 * mc, False)
     assert saved_percent([pool], [vanilla_late]) == ">50.0"
     assert saved_percent([pool_late], [vanilla]) == "<50.0"

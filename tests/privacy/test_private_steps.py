@@ -16,6 +16,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
 from fedcommons.algorithms import feddm_matching
+from fedcommons.algorithms.feddm import FedDM
 from fedcommons.config.registry import make
 from fedcommons.core.client_worker import Work
 from fedcommons.core.local_training import LocalSGD
@@ -103,7 +104,7 @@ def feddm(dp: Counting, seed: int) -> Divided:
     module.head = "network.2"
     work, found = Work(module, torch.device("cpu"), LocalSGD(1, EXPECTED, dp=dp)), []
     data = ClientData(torch.ones(N, 4), torch.zeros(N, dtype=torch.int64))
-    how = feddm_matching.Steps(iterations=1, radius=0.0, batch_size=EXPECTED, lr=1.0, momentum=0.0, sigma=0.0, clip=1.0)
+    how = FedDM(iterations=1, radius=0.0, match_batch=EXPECTED, image_lr=1.0, image_momentum=0.0, sigma=0.0, clip=1.0)
     for step in range(16):
         work.noise, before = Noise(SEED_ALONE, seed, step), -torch.ones(1, 4)
         after = feddm_matching.match(work, work.initial, data, {0: torch.arange(N)}, before.clone(), how, seed)[0]

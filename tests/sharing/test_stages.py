@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedcommons import ClientDatasets, ClientError, Clients, Common, Examples, Receipt, UserError
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.server_training import OnPool
+from fedcommons.algorithms.server_training import ServerTask
 from fedcommons.config import presets
 from fedcommons.core.communication import images_nbytes
 from fedcommons.core.worker import RunData, Worker
@@ -74,10 +74,12 @@ def test_shuffled_synthetic_conserves_the_pool_and_mixes_it_with_its_labels() ->
 
 def _at_server(data: RunData) -> RunData:
     federation = Federation(data, lambda: Classifier(Linear(DATASET.shape, 10), lr=0.1, mean=(0.0,), std=(1.0,)))
-    return AtServer(federation.serial(FedAvg())).map(_seen, OnPool(federation.model, 1, 1), [0])[0]
+    return AtServer(federation.serial(FedAvg())).map(_seen, ServerTask(FedAvg(), {"model": federation.model}, 1), [0])[
+        0
+    ]
 
 
-def _seen(worker: Worker, task: OnPool, seed: int) -> RunData:
+def _seen(worker: Worker, task: ServerTask, seed: int) -> RunData:
     return worker.data
 
 

@@ -25,7 +25,7 @@ is not augmented; the generator has biases before BatchNorm (``norm_bias``); ``s
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import cos, pi
 from typing import Annotated, ClassVar
@@ -34,19 +34,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcommons.algorithms import one_shot_models
 from fedcommons.algorithms.ensemble import Ensemble, divergence, make, optimizer_of, order, set_training_mode
-from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.one_shot_models import Lessons, making
-from fedcommons.core.algorithm import Facts, Replies, State
+from fedcommons.algorithms.one_shot_models import Classroom, OneShotModels
+from fedcommons.core.algorithm import Facts, State
 from fedcommons.core.capabilities import Capabilities
-from fedcommons.core.client_worker import Work
-from fedcommons.core.executor import Executor
 from fedcommons.core.features import seen
-from fedcommons.core.local_training import onednn
-from fedcommons.core.worker import Worker
-from fedcommons.flat_tensors import Flat, Payload
-from fedcommons.flat_tensors import data as values
+from fedcommons.flat_tensors import Flat, scalar
 from fedcommons.seeding import generator, seed_for
 
 DECAY = 0.99
@@ -54,35 +47,13 @@ DECAY = 0.99
 
 
 @dataclass(frozen=True)
-class CoBoosting:
+class CoBoosting(OneShotModels):
     """The server distils an ensemble with learned client weights, on hard and perturbed synthetic images."""
 
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        needs_classes=True, distils=True, trains_images=True, sees_statistics=True, waits_for="ensemble",
-        repeats={"train_block": "client_epochs", "teach": "server_epochs"},
-        grows={"images": 0, "labels": 0, "logits": 1},
-    )  # fmt: skip
+    capabilities: ClassVar[Capabilities] = replace(
+        OneShotModels.capabilities, grows={"images": 0, "labels": 0, "logits": 1}
+    )
 
-    warmup_rounds: Annotated[int, "[0, 1e9]"] = 0
-    """rounds of FedAvg before the round in which clients send their models"""
-    client_epochs: Annotated[int | None, "[1, 1e9]"] = None
-    """local epochs of the clients' last training, whose models form the ensemble; default: client.epochs"""
-    start_from: Annotated[str, "average | server"] = "average"
-    """initial server model of the distillation: mean of the clients' models, or the model sent to clients (server)"""
-    server_epochs: Annotated[int, "[1, 1e9]"] = 1
-    """epochs of the server in a round (released code: 200 in total)"""
-    generator_steps: Annotated[int, "[1, 1e9]"] = 30
-    """training steps of the image generator in an epoch"""
-    generated: Annotated[int, "[2, 1e6]"] = 64
-    """synthetic images that join the server's pool in an epoch; they are one generator batch (released code: 128)"""
-    latent: Annotated[int, "[1, 1e6]"] = 256
-    """length of the noise vector of a synthetic image"""
-    width: Annotated[int, "[1, 1e6]"] = 32
-    """channels of the generator's last feature maps; earlier maps have twice that number (released code: 64)"""
-    norm_bias: bool = True
-    """whether the generator's convolutions before BatchNorm have biases, which have no effect (released code: false)"""
-    generator_lr: Annotated[float, "(0, 1e38]"] = 1e-3
-    """learning rate of Adam for the generator and its input noise"""
     boundary: Annotated[float, "[0, 1e38]"] = 1.0
     """weight of the generator's reward for divergence between ensemble and server model"""
     boundary_temperature: Annotated[float, "(0, 1e6]"] = 3.0
@@ -106,18 +77,28 @@ class CoBoosting:
     clip: Annotated[float, "[1e-30, 1e30]"] = 10.0
     """norm to which the gradients of the generator's and of the server model's weights are clipped"""
 
-    check, participants = one_shot_models.check, one_shot_models.participants
-    effective_constants = one_shot_models.effective_constants
-    down, client = FedAvg.down, one_shot_models.client
-
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        state = one_shot_models.start(self, model, facts, seed)
+        state = OneShotModels.start(self, model, facts, seed)
         if self.server_schedule == "constant":  # A constant learning rate needs no total number of epochs.
             return state
         return {**state, "in_all": torch.tensor((facts.rounds - self.warmup_rounds) * self.server_epochs)}
 
-    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        return one_shot_models.merge(self, teach, executor, state, total, replies, round, seed)
+    def epoch(self, room: Classroom, epoch: int, seed: int) -> None:
+        n, device, ensemble, entries = room.n_images, room.work.device, room.ensemble, room.entries
+        w = entries.get("learned", room.weights)
+        before = order(n, self.server_batch, seed_for(seed, "weights"), device) if n else ()
+        batches = order(n + self.generated, self.server_batch, seed, device)
+        u = 2 * torch.rand(n + self.generated, room.classes, generator=generator(seed, "directions")) - 1
+        generated, labels = make(room, self, partial(self.score, ensemble, w), seed, self.clip)
+        for rows in before:
+            step = self.weight_step * DECAY**epoch
+            w = self.reweighed(w, entries["logits"][:, rows], entries["labels"][rows], step)
+        images, entries["learned"] = room.join("images", generated), w
+        room.join("labels", labels)
+        with torch.no_grad():
+            room.join("logits", ensemble.logits(generated), 1)
+        share = (1 + cos(pi * epoch / int(scalar(room.state, "in_all")))) / 2 if "in_all" in room.state else 1.0
+        self.distil(room, w, images, self.server_lr * share, batches, u.to(device, w.dtype))
 
     def score(self, ensemble: Ensemble, weights: Tensor, x: Tensor, labels: Tensor) -> Tensor:
         """Return the generator's loss: mean of hardness times cross entropy, minus ``boundary`` times the divergence.
@@ -136,43 +117,36 @@ class CoBoosting:
         The step reduces the ensemble's cross entropy; weights stay in [0, 1]. A step that would set all weights to 0 is
         skipped. logits: those of the N clients' models, (N, n, classes). labels: (n,).
         """
-        w = weights.requires_grad_()
+        w = weights.detach().clone().requires_grad_()
         (g,) = torch.autograd.grad(F.cross_entropy(mixed(w, logits), labels), w)
-        after = (weights.detach() - rate * g.sign()).clamp(0, 1)
-        return torch.where(after.sum() > 0, after, weights.detach())
+        after = (weights - rate * g.sign()).clamp(0, 1)
+        return torch.where(after.sum() > 0, after, weights)
 
-    def moved(self, work: Work, ensemble: Ensemble, weights: Tensor, images: Tensor, u: Tensor) -> Tensor:
+    def moved(self, room: Classroom, weights: Tensor, images: Tensor, u: Tensor) -> Tensor:
         """Return images as network inputs, with each pixel moved by ``move`` grey values to increase u . softmax(f/T).
 
         f: the ensemble's logits. T: ``temperature``. images: uint8, (n, C, H, W). u: random directions, (n, classes).
         """
-        pixels = (images.to(u.dtype) / 255).requires_grad_()
-        f = mixed(weights, ensemble.logits(seen(work.module, pixels)))
+        module, pixels = room.work.module, (images.to(u.dtype) / 255).requires_grad_()
+        f = mixed(weights, room.ensemble.logits(seen(module, pixels)))
         (g,) = torch.autograd.grad((u * (f / self.temperature).softmax(1)).sum(), pixels)
-        return seen(work.module, pixels.detach() + self.move / 255 * g.sign())
+        return seen(module, pixels.detach() + self.move / 255 * g.sign())
 
     def distil(
-        self,
-        work: Work,
-        ensemble: Ensemble,
-        weights: Tensor,
-        images: Tensor,
-        velocity: Tensor,
-        lr: float,
-        batches: Sequence[Tensor],
-        u: Tensor,
+        self, room: Classroom, weights: Tensor, images: Tensor, lr: float, batches: Sequence[Tensor], u: Tensor
     ) -> None:
         """Train the student (the module) for one pass over the server's pool, to match the ensemble's logits.
 
-        images: the pool, uint8. weights: the ensemble's client weights, (N,). velocity: momentum buffer, changed in
-        place. batches: image indices of each step. u: random directions, (n, classes), see ``moved``.
+        images: the pool, uint8. weights: the ensemble's client weights, (N,). batches: image indices of each step. u:
+        random directions, (n, classes), see ``moved``.
         """
-        optimizer = optimizer_of(work, velocity, lr, self.server_momentum, self.server_decay)
+        work = room.work
+        optimizer = optimizer_of(work, room.velocity, lr, self.server_momentum, self.server_decay)
         for rows in batches:
             work.module.eval()
-            x = self.moved(work, ensemble, weights, images[rows], u[rows])
+            x = self.moved(room, weights, images[rows], u[rows])
             with torch.no_grad():
-                f = mixed(weights, ensemble.logits(x))
+                f = mixed(weights, room.ensemble.logits(x))
             set_training_mode(work.module)
             loss = divergence(f, work.module(x), self.temperature).mean()
             optimizer.zero_grad()
@@ -185,36 +159,3 @@ class CoBoosting:
 def mixed(weights: Tensor, logits: Tensor) -> Tensor:
     """Return the ensemble's logits (n, classes): the mean with ``weights`` (N,) of N models' logits (N, n, classes)."""
     return torch.tensordot(weights / weights.sum(), logits, 1)
-
-
-def teach(worker: Worker, task: Lessons[CoBoosting], seed: int) -> State:
-    """Run the server's epochs of one round on a worker; return the changed entries of the server state."""
-    work, how, state = worker.work, task.method, task.state
-    with onednn(work.loop.onednn):
-        room = one_shot_models.load_models(worker, state)
-        images, ensemble, device = room.images, room.ensemble, work.device
-        w = values(state.get("learned", state["weights"])).to(device, copy=True)
-        labels = (
-            values(state["labels"]).to(device)
-            if "labels" in state
-            else torch.zeros(0, dtype=torch.int64, device=device)
-        )
-        logits = [values(state["logits"]).to(device)] if "logits" in state else []
-        for epoch in range(task.first, task.first + how.server_epochs):
-            key, n = seed_for(seed, "epoch", epoch), len(images)
-            before = order(n, how.server_batch, seed_for(key, "weights"), device) if n else ()
-            batches = order(n + how.generated, how.server_batch, key, device)
-            u = 2 * torch.rand(n + how.generated, room.classes, generator=generator(key, "directions")) - 1
-            u = u.to(device, w.dtype)
-            generated, new_labels = make(
-                work, partial(how.score, ensemble, w), making(how, how.clip), room.shape, room.classes, key
-            )
-            for rows in before:
-                w = how.reweighed(w, torch.cat(logits, 1)[:, rows], labels[rows], how.weight_step * DECAY**epoch)
-            with torch.no_grad():
-                logits.append(ensemble.logits(generated))
-            images, labels = torch.cat([images, generated]), torch.cat([labels, new_labels])
-            share = (1 + cos(pi * epoch / int(values(state["in_all"])))) / 2 if "in_all" in state else 1.0
-            how.distil(work, ensemble, w, images, room.velocity, how.server_lr * share, batches, u)
-        learned = {"learned": w, "labels": labels, "logits": torch.cat(logits, 1)}
-        return {**one_shot_models.changed_state(work, room, images), **{name: x.cpu() for name, x in learned.items()}}

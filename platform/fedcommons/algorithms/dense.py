@@ -29,7 +29,7 @@ they have none. Two options set what the paper leaves open: ``start_from`` sets 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, ClassVar
 
@@ -37,50 +37,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedcommons.algorithms import one_shot_models
 from fedcommons.algorithms.ensemble import Ensemble, divergence, make, optimizer_of, order, set_training_mode
-from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.one_shot_models import Lessons, making
-from fedcommons.core.algorithm import Replies, State
+from fedcommons.algorithms.one_shot_models import Classroom, OneShotModels
 from fedcommons.core.capabilities import Capabilities
-from fedcommons.core.client_worker import Work
-from fedcommons.core.executor import Executor
-from fedcommons.core.local_training import onednn
-from fedcommons.core.worker import Worker
-from fedcommons.flat_tensors import Payload
-from fedcommons.flat_tensors import data as values
-from fedcommons.seeding import seed_for
 
 
 @dataclass(frozen=True)
-class DENSE:
+class DENSE(OneShotModels):
     """The server distils the ensemble of the clients' models into its own model, on generated images."""
 
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        needs_classes=True, distils=True, trains_images=True, sees_statistics=True, waits_for="ensemble",
-        repeats={"train_block": "client_epochs", "teach": "server_epochs"}, grows={"images": 0, "targets": 0},
-    )  # fmt: skip
+    capabilities: ClassVar[Capabilities] = replace(OneShotModels.capabilities, grows={"images": 0, "targets": 0})
 
-    warmup_rounds: Annotated[int, "[0, 1e9]"] = 0
-    """rounds of FedAvg before the round in which clients send their models (Fedssyn's comparison: 10)"""
-    client_epochs: Annotated[int | None, "[1, 1e9]"] = None
-    """local epochs of the clients' last training, whose models form the ensemble; default: client.epochs"""
-    start_from: Annotated[str, "average | server"] = "average"
-    """initial server model of the distillation: mean of the clients' models, or the model sent to clients (server)"""
-    server_epochs: Annotated[int, "[1, 1e9]"] = 1
-    """epochs of the server in a round (paper: 200 in total)"""
-    generator_steps: Annotated[int, "[1, 1e9]"] = 30
-    """training steps of the image generator in an epoch"""
-    generated: Annotated[int, "[2, 1e6]"] = 64
-    """synthetic images that join the server's pool in an epoch; they are one generator batch (paper: 256)"""
-    latent: Annotated[int, "[1, 1e6]"] = 256
-    """length of the noise vector of a synthetic image"""
-    width: Annotated[int, "[1, 1e6]"] = 32
-    """channels of the generator's last feature maps; earlier maps have twice that number (paper: 64)"""
-    norm_bias: bool = True
-    """whether the generator's convolutions before BatchNorm have biases, which have no effect (released code: false)"""
-    generator_lr: Annotated[float, "(0, 1e38]"] = 1e-3
-    """learning rate of Adam for the generator and its input noise"""
     bn: Annotated[str, "paper | released"] = "paper"
     """paper: the generator's loss has a term of BatchNorm's statistics; released: no such term, as in released code"""
     boundary: Annotated[float, "[0, 1e38]"] = 1.0
@@ -96,12 +63,13 @@ class DENSE:
     server_momentum: Annotated[float, "[0, 1)"] = 0.9
     """momentum of the server's SGD"""
 
-    check, participants = one_shot_models.check, one_shot_models.participants
-    effective_constants = one_shot_models.effective_constants
-    start, down, client = one_shot_models.start, FedAvg.down, one_shot_models.client
-
-    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        return one_shot_models.merge(self, teach, executor, state, total, replies, round, seed)
+    def epoch(self, room: Classroom, epoch: int, seed: int) -> None:
+        # The order includes the batch that ``make`` generates next.
+        batches = order(room.n_images + self.generated, self.server_batch, seed, room.work.device)
+        generated, _ = make(room, self, partial(self.score, room.ensemble, room.weights), seed)
+        with torch.no_grad():
+            targets = torch.tensordot(room.weights, room.ensemble.logits(generated), 1)
+        self.distil(room, room.join("images", generated), room.join("targets", targets), batches)
 
     def score(self, ensemble: Ensemble, weights: Tensor, x: Tensor, labels: Tensor) -> Tensor:
         """Return the generator's loss, a scalar:  cross entropy of the ensemble + BN + boundary * div.
@@ -121,36 +89,17 @@ class DENSE:
             loss = loss - self.boundary * apart.mean()
         return loss
 
-    def distil(self, work: Work, images: Tensor, targets: Tensor, velocity: Tensor, batches: Sequence[Tensor]) -> None:
+    def distil(self, room: Classroom, images: Tensor, targets: Tensor, batches: Sequence[Tensor]) -> None:
         """Train the student for one pass over the pool ``images``, to match the ensemble's logits ``targets``.
 
-        velocity: momentum buffer, changed in place. batches: image indices of each step.
+        batches: image indices of each step.
         """
-        set_training_mode(work.module)
-        optimizer = optimizer_of(work, velocity, self.server_lr, self.server_momentum)
+        module = room.work.module
+        set_training_mode(module)
+        optimizer = optimizer_of(room.work, room.velocity, self.server_lr, self.server_momentum)
         for rows in batches:
-            loss = divergence(targets[rows], work.module(images[rows]), self.temperature).mean()
+            loss = divergence(targets[rows], module(images[rows]), self.temperature).mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        work.module.train()
-
-
-def teach(worker: Worker, task: Lessons[DENSE], seed: int) -> State:
-    """Run the server's epochs of one round on a worker; return the changed entries of the server state."""
-    work, how = worker.work, task.method
-    with onednn(work.loop.onednn):
-        room = one_shot_models.load_models(worker, task.state)
-        images, ensemble = room.images, room.ensemble
-        targets = [values(task.state["targets"]).to(work.device)] if "targets" in task.state else []
-        for epoch in range(task.first, task.first + how.server_epochs):
-            key, score = seed_for(seed, "epoch", epoch), partial(how.score, ensemble, room.weights)
-            batches = order(
-                len(images) + how.generated, how.server_batch, key, work.device
-            )  # The order includes the batch that ``make`` generates next.
-            generated, _ = make(work, score, making(how), room.shape, room.classes, key)
-            with torch.no_grad():
-                targets.append(torch.tensordot(room.weights, ensemble.logits(generated), 1))
-            images = torch.cat([images, generated])
-            how.distil(work, images, torch.cat(targets), room.velocity, batches)
-        return {**one_shot_models.changed_state(work, room, images), "targets": torch.cat(targets).cpu()}
+        module.train()

@@ -18,8 +18,8 @@ BatchNorm, LeakyReLU 0.2], to 2w and to w maps -> convolution 3x3, sigmoid: H x 
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from math import inf
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -30,26 +30,11 @@ from fedcommons.core.features import seen
 from fedcommons.flat_tensors import Flat
 from fedcommons.seeding import generator, set_default_generator
 
+if TYPE_CHECKING:
+    from fedcommons.algorithms.one_shot_models import Classroom, OneShotModels
+
 Score = Callable[[Tensor, Tensor], Tensor]
 """Function of a batch (network inputs, labels) that returns the generator's loss, a scalar."""
-
-
-@dataclass(frozen=True)
-class Making:
-    """Constants of the image generator's training.
-
-    images: number of images per batch. latent: length of the noise vector of an image. width: channels of the last
-    feature maps. steps, lr: number of Adam's steps, and learning rate. clip: largest norm of the gradient of the
-    generator's weights; None: no clipping. The gradient of the noise is never clipped. norm_bias: see ``Upsampler``.
-    """
-
-    images: int
-    latent: int
-    width: int
-    steps: int
-    lr: float
-    clip: float | None = None
-    norm_bias: bool = True
 
 
 class Ensemble:
@@ -104,21 +89,23 @@ def divergence(target: Tensor, other: Tensor, temperature: float) -> Tensor:
 
 
 def make(
-    work: Work, score: Score, how: Making, shape: tuple[int, ...], n_classes: int, seed: int
+    room: "Classroom", how: "OneShotModels", score: Score, seed: int, clip: float | None = None
 ) -> tuple[Tensor, Tensor]:
     """Train a new generator and its input noise to minimise the loss ``score``; return the best batch and its labels.
 
-    shape: (C, H, W) of an image. Returns images, uint8 (n, C, H, W), of the step with the lowest loss, and labels (n,).
+    clip: largest norm of the gradient of the generator's weights; None: no clipping. The gradient of the noise is never
+    clipped. Returns images, uint8 (n, C, H, W), of the step with the lowest loss, and labels (n,).
     """
-    kind, draws = work.params.buffer.dtype, generator(seed, "noise and labels")
+    work, draws = room.work, generator(seed, "noise and labels")
+    kind = work.params.buffer.dtype
     set_default_generator(seed, "generator")
-    network = Upsampler(shape, how.latent, how.width, how.norm_bias).to(work.device, kind)
-    z = torch.randn(how.images, how.latent, generator=draws).to(work.device, kind).requires_grad_()
-    labels = torch.randint(n_classes, (how.images,), generator=draws).to(work.device)
-    optimizer = torch.optim.Adam([*network.parameters(), z], how.lr, (0.5, 0.999))
+    network = Upsampler(room.shape, how.latent, how.width, how.norm_bias).to(work.device, kind)
+    z = torch.randn(how.generated, how.latent, generator=draws).to(work.device, kind).requires_grad_()
+    labels = torch.randint(room.classes, (how.generated,), generator=draws).to(work.device)
+    optimizer = torch.optim.Adam([*network.parameters(), z], how.generator_lr, (0.5, 0.999))
     best, best_pixels = torch.full((), inf, device=work.device, dtype=kind), torch.zeros(0)
     work.module.eval()
-    for step in range(how.steps):
+    for step in range(how.generator_steps):
         pixels = network(z)
         loss = score(seen(work.module, pixels), labels)
         lower = loss.detach() < best
@@ -126,8 +113,8 @@ def make(
         best = torch.where(lower, loss.detach(), best)
         optimizer.zero_grad()
         loss.backward()
-        if how.clip is not None:
-            nn.utils.clip_grad_norm_(network.parameters(), how.clip)
+        if clip is not None:
+            nn.utils.clip_grad_norm_(network.parameters(), clip)
         optimizer.step()
     return (255 * best_pixels).round().to(torch.uint8), labels
 

@@ -10,17 +10,22 @@ CE: cross entropy;  b, c: examples of a batch;  eta: weight of the diversity ter
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from fedcommons.algorithms.server_training import ServerTask
+from fedcommons.core.algorithm import State
 from fedcommons.core.features import Head
 from fedcommons.core.worker import Worker
-from fedcommons.flat_tensors import Flat, data, flatten
+from fedcommons.flat_tensors import Flat, data, flat, flatten, scalar
 from fedcommons.seeding import generator
+
+if TYPE_CHECKING:
+    from fedcommons.algorithms.fedgen import FedGEN
 
 STATISTICS = ("norm.mean", "norm.variance")
 """Names of the generator's tensors that are not parameters: BatchNorm's running statistics."""
@@ -89,52 +94,28 @@ def diversity(eps: Tensor, z: Tensor) -> Tensor:
     return torch.exp(-(noise_distance * torch.cdist(z, z, p=1) / z.shape[1]).mean())
 
 
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """The server's task in a round: train the generator ``g``; its optimizer, Adam, has taken ``steps`` steps before.
+def train(worker: Worker, task: ServerTask["FedGEN"], seed: int) -> State:
+    """Train the generator and return it with Adam's two moments; ``seed`` keys labels and noises.
 
-    heads: parameters of K clients' heads, stacked (K, ...), by parameter name; counts: numbers of examples per
-    client and class, (K, classes); cumulated: cumulated class shares for sampling labels. The other fields are
-    constants of FedGEN.
+    The task has the server's state, and ``heads``: parameters of K clients' heads, stacked (K, ...); ``counts``:
+    numbers of examples per client and class, (K, classes); ``cumulated``: cumulated class shares for sampling labels.
     """
-
-    g: Flat
-    first: Flat  # Adam's first moment of the parameters
-    second: Flat  # Adam's second moment
-    steps: int
-    heads: Mapping[str, Tensor]
-    counts: Tensor
-    cumulated: Tensor
-    iterations: int
-    batch_size: int
-    noise: str
-    noise_size: int
-    lr: float
-    weight_decay: float
-    diversity: float
-    ensemble: str
-
-    @property
-    def nbytes(self) -> int:
-        return sum(data(x).nbytes for x in (self.g, self.first, self.second, *self.heads.values()))
-
-
-def train(worker: Worker, task: Training, seed: int) -> tuple[Flat, Flat, Flat]:
-    """Train the generator and return it with Adam's two moments; ``seed`` keys labels and noises."""
-    work, head = worker.work, Head(worker.work.module)
+    work, head, how, payload = worker.work, Head(worker.work.module), task.method, task.payload
     work.load_buffers(work.initial_buffers)
     work.module.eval()
-    g, first, second = ({name: t.clone().to(work.device) for name, t in x.items()} for x in _tensors(task))
+    before = {name: flat(payload, name) for name in ("generator", "first", "second")}
+    g, first, second = ({name: t.clone().to(work.device) for name, t in x.items()} for x in before.values())
     trained = {name: t.requires_grad_() for name, t in g.items() if name not in STATISTICS}
-    adam = torch.optim.Adam(trained.values(), task.lr, weight_decay=task.weight_decay)
+    lr = how.server_lr * how.lr_decay ** (task.round - 1)
+    adam, steps = torch.optim.Adam(trained.values(), lr, weight_decay=how.weight_decay), scalar(payload, "steps")
     for name, t in trained.items():
-        adam.state[t] = {"step": torch.tensor(float(task.steps)), "exp_avg": first[name], "exp_avg_sq": second[name]}
+        adam.state[t] = {"step": torch.tensor(steps), "exp_avg": first[name], "exp_avg_sq": second[name]}
     skipped = len(work.module.head) + 1  # pyright: ignore  (Head has checked the attribute)
-    heads = {name[skipped:]: t.to(work.device) for name, t in task.heads.items()}
-    weights = label_weights(task.counts).to(next(iter(g.values())))
-    shape, draws = (task.iterations, task.batch_size), generator(seed, "features")
-    labels = labels_at(task.cumulated, torch.rand(shape, generator=draws)).to(work.device)
-    noises = draw_noise(task.noise, (*shape, task.noise_size), draws).to(weights)
+    heads = {name[skipped:]: t.to(work.device) for name, t in flat(payload, "heads").items()}
+    weights = label_weights(data(payload["counts"])).to(next(iter(g.values())))
+    shape, draws = (how.iterations, how.batch_size), generator(seed, "features")
+    labels = labels_at(data(payload["cumulated"]), torch.rand(shape, generator=draws)).to(work.device)
+    noises = draw_noise(how.noise, (*shape, how.noise_size), draws).to(weights)
 
     def all_logits(z: Tensor) -> Tensor:  # logits (K, B, classes)
         return torch.vmap(lambda parameters: functional_call(head.layer, parameters, (z,)))(heads)
@@ -142,21 +123,15 @@ def train(worker: Worker, task: Training, seed: int) -> tuple[Flat, Flat, Flat]:
     for eps, y in zip(noises, labels, strict=True):
         z = features(g, eps, y, training=True)
         logits = all_logits(z)
-        if task.ensemble == "mean":
+        if how.ensemble == "mean":
             loss = F.cross_entropy(logits.mean(0), y)
         else:
             each = F.cross_entropy(logits.flatten(0, 1), y.repeat(len(logits)), reduction="none")
             loss = (weights[:, y] * each.view(len(logits), -1)).sum(0).mean()
-        loss = loss + task.diversity * diversity(eps, z)
+        loss = loss + how.diversity * diversity(eps, z)
         adam.zero_grad()
         loss.backward()
         adam.step()
     moments = [{n: adam.state[t][key] for n, t in trained.items()} for key in ("exp_avg", "exp_avg_sq")]
-    after, *moved = (
-        Flat(x.layout, flatten(x_new).buffer.cpu()) for x, x_new in zip(_tensors(task), (g, *moments), strict=True)
-    )
-    return after, moved[0], moved[1]
-
-
-def _tensors(task: Training) -> tuple[Flat, Flat, Flat]:
-    return task.g, task.first, task.second
+    after = zip(before.items(), (g, *moments), strict=True)
+    return {name: Flat(x.layout, flatten(x_new).buffer.cpu()) for (name, x), x_new in after}

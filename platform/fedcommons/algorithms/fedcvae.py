@@ -27,7 +27,8 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 
-from fedcommons.algorithms.fedcvae_decoders import Drawing, Lesson, Networks, Training, draw, learn, train
+from fedcommons.algorithms.fedcvae_decoders import Drawing, Networks, draw, learn, train
+from fedcommons.algorithms.server_training import ServerTask
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
@@ -35,7 +36,7 @@ from fedcommons.core.executor import Executor
 from fedcommons.core.local_training import onednn
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
-from fedcommons.flat_tensors import Flat, Payload, flat, scalar, zeros_like
+from fedcommons.flat_tensors import Flat, Payload, scalar, zeros_like
 from fedcommons.flat_tensors import data as values
 from fedcommons.privacy.release import Release
 
@@ -88,16 +89,13 @@ class FedCVAE:
         if (share := fields["federation.participation"]) < 1:
             raise UserError(f"fedcvae needs federation.participation 1, got {share:g}: all clients send decoders once.")
         if fields["federation.buffers"] == "keep":
-            raise UserError(
-                "fedcvae needs federation.buffers average: its clients train no model whose buffers they could keep."
-            )
+            raise UserError("fedcvae needs federation.buffers average: its clients train no model with buffers.")
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         levels = min(facts.shape[1:]).bit_length()  # maximum number of halvings, such as 5 for 28 pixels
         if not 1 <= len(self.channels) <= levels:
             raise UserError(
-                f"fedcvae.channels must have 1 to {levels} levels, as each halves images of shape {facts.shape}, got "
-                f"{len(self.channels)}."
+                f"fedcvae.channels must have 1 to {levels} levels for images {facts.shape}, got {len(self.channels)}."
             )
         zero, clients, classes = zeros_like(model), torch.tensor(facts.n_clients), torch.tensor(facts.n_classes)
         return {"model": model, "clients": clients, "classes": classes, "shape": torch.tensor(facts.shape),
@@ -121,9 +119,8 @@ class FedCVAE:
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         networks = self.networks(tuple(data.x.shape[1:]), message.common)
-        how = Training(self.local_epochs, self.batch_size, self.local_lr)
         with onednn(work.loop.onednn):
-            decoder, loss = train(networks, self.hidden, self.beta, how, data.x, data.y, work.share, seed)
+            decoder, loss = train(networks, self, data.x, data.y, work.share, seed)
         sent = {
             "decoder": decoder,
             "size": torch.tensor(len(data)),
@@ -134,34 +131,12 @@ class FedCVAE:
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         if replies:
-            images, labels = executor.map(draw, self.drawing(state, replies), [seed])[0]
+            networks = self.networks(tuple(values(state["shape"]).tolist()), state)
+            task = Drawing(self, networks, [reply.each for reply in replies.values()])
+            images, labels = executor.map(draw, task, [seed])[0]
             state = {**state, "images": images, "labels": labels}
-        task = Lesson(
-            model=flat(state, "model"),
-            first=flat(state, "first"),
-            second=flat(state, "second"),
-            steps=int(scalar(state, "steps")),
-            images=values(state["images"]),
-            labels=values(state["labels"]),
-            how=Training(self.server_epochs, self.server_batch, self.server_lr),
-            round=round,
-        )
-        model, first, second, steps = executor.map(learn, task, [seed])[0]
-        return {**state, "model": model, "first": first, "second": second, "steps": torch.tensor(steps)}
+        return {**state, **executor.map(learn, ServerTask(self, state, round), [seed])[0]}
 
     def networks(self, shape: tuple[int, ...], common: Payload) -> Networks:
         """Return the sizes of encoder and decoder for images of ``shape``; ``common`` has the number of classes."""
         return Networks(shape, int(scalar(common, "classes")), self.channels, self.latent, self.norm_bias)
-
-    def drawing(self, state: State, replies: Replies) -> Drawing:
-        """Return the server's task to sample synthetic images from the decoders in the clients' replies."""
-        sent, is_kd = [reply.each for reply in replies.values()], self.variant == "kd"
-        return Drawing(
-            networks=self.networks(tuple(values(state["shape"]).tolist()), state),
-            decoders=[flat(each, "decoder") for each in sent],
-            sizes=[int(scalar(each, "size")) for each in sent],
-            histograms=torch.stack([values(each["histogram"]) for each in sent]),
-            samples=self.samples,
-            bound=self.bound,
-            again=Training(self.decoder_epochs, self.batch_size, self.decoder_lr) if is_kd else None,
-        )

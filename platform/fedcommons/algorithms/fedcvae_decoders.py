@@ -7,15 +7,21 @@ images.   The networks are those of ``lightning_modules.cvae``, with BatchNorm, 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from fedcommons.algorithms.server_training import ServerTask
+from fedcommons.core.algorithm import State
 from fedcommons.core.local_training import onednn
 from fedcommons.core.worker import Worker
-from fedcommons.flat_tensors import Flat, flatten
+from fedcommons.flat_tensors import Flat, Payload, data, flat, flatten, scalar
 from fedcommons.seeding import generator, seed_for, set_default_generator
 from lightning_modules.cvae import CVAE, Decoder, decode, reconstruction, truncated_normal
+
+if TYPE_CHECKING:
+    from fedcommons.algorithms.fedcvae import FedCVAE
 
 
 @dataclass(frozen=True)
@@ -44,15 +50,6 @@ class Networks:
         return network
 
 
-@dataclass(frozen=True)
-class Training:
-    """Constants of a network's training by Adam."""
-
-    epochs: int
-    batch_size: int
-    lr: float
-
-
 def batches(n: int, epochs: int, size: int, seed: int, device: torch.device) -> Iterator[tuple[int, Tensor]]:
     """Yield (epoch, row indices) of each step. A batch of one row has this row twice, as BatchNorm needs two rows."""
     draws = generator(seed, "order")
@@ -62,25 +59,22 @@ def batches(n: int, epochs: int, size: int, seed: int, device: torch.device) -> 
             yield epoch, rows if len(rows) > 1 else rows.repeat(2)
 
 
-def train(
-    networks: Networks, hidden: int, beta: float, how: Training, x: Tensor, y: Tensor, share: float, seed: int
-) -> tuple[Flat, Tensor]:
+def train(networks: Networks, how: "FedCVAE", x: Tensor, y: Tensor, share: float, seed: int) -> tuple[Flat, Tensor]:
     """Train a client's autoencoder; return its decoder with BatchNorm's statistics, and the mean loss of the steps.
 
-    hidden: width of the encoder's linear layer. beta: weight of the KL term. x: images, uint8. y: classes. share:
-    fraction of all steps that the client takes, below 1 for a straggler's partial work.
+    x: images, uint8. y: classes. share: fraction of all steps that the client takes, below 1 for a straggler's partial
+    work.
     """
     set_default_generator(seed, "initial weights")
     model = CVAE(
-        shape=networks.shape, n_classes=networks.n_classes, channels=networks.channels, hidden=hidden,
-        latent=networks.latent, beta=beta, reconstruction=networks.loss, batch_norm=True,
-        norm_bias=networks.norm_bias,
+        shape=networks.shape, n_classes=networks.n_classes, channels=how.channels, hidden=how.hidden,
+        latent=how.latent, beta=how.beta, reconstruction=networks.loss, batch_norm=True, norm_bias=how.norm_bias,
     ).to(x.device)  # fmt: skip
-    optimizer = torch.optim.Adam(model.parameters(), how.lr)
-    noise = torch.randn(how.epochs, len(y), networks.latent, generator=generator(seed, "codes")).to(x.device)
-    steps = ceil(how.epochs * -(-len(y) // how.batch_size) * share - 1e-9)  # A straggler takes fewer steps.
+    optimizer = torch.optim.Adam(model.parameters(), how.local_lr)
+    noise = torch.randn(how.local_epochs, len(y), how.latent, generator=generator(seed, "codes")).to(x.device)
+    steps = ceil(how.local_epochs * -(-len(y) // how.batch_size) * share - 1e-9)  # A straggler takes fewer steps.
     losses = []
-    of_steps = batches(len(y), how.epochs, how.batch_size, seed, x.device)
+    of_steps = batches(len(y), how.local_epochs, how.batch_size, seed, x.device)
     for _, (epoch, rows) in zip(range(steps), of_steps, strict=False):
         loss = model(x[rows], y[rows], noise[epoch][rows])
         optimizer.zero_grad()
@@ -100,55 +94,46 @@ def quotas(samples: int, sizes: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class Drawing:
-    """The server's task to sample images from the decoders of N clients.
+    """The server's task to sample images from the clients' decoders. sent: what each client sent, see ``FedCVAE``."""
 
-    sizes: numbers of images of the clients. histograms: numbers of images per class of the clients, (N, classes).
-    samples: number of images to sample. bound: truncation bound of codes. again: constants with which the
-    server trains a distilled decoder, which then makes all images, with uniform labels; None: no distilled decoder.
-    """
-
+    method: "FedCVAE"
     networks: Networks
-    decoders: Sequence[Flat]
-    sizes: Sequence[int]
-    histograms: Tensor
-    samples: int
-    bound: float
-    again: Training | None
+    sent: Sequence[Payload]
 
     @property
     def nbytes(self) -> int:
-        return sum(decoder.buffer.nbytes for decoder in self.decoders)
+        return sum(flat(each, "decoder").buffer.nbytes for each in self.sent)
 
 
 def draw(worker: Worker, task: Drawing, seed: int) -> tuple[Tensor, Tensor]:
     """Sample synthetic images, uint8 (n, C, H, W), and classes (n,) from the clients' or the distilled decoder."""
-    networks, device = task.networks, worker.work.device
+    how, networks, device = task.method, task.networks, worker.work.device
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     with onednn(worker.work.loop.onednn):
         set_default_generator(seed, "decoders")
-        shares = zip(task.decoders, task.histograms, quotas(task.samples, task.sizes), strict=True)
-        for number, (weights, histogram, n) in enumerate(shares):
+        shares = quotas(how.samples, [int(scalar(each, "size")) for each in task.sent])
+        for number, (each, n) in enumerate(zip(task.sent, shares, strict=True)):
             if n:
                 draws = generator(seed, "codes and classes", number)
-                y = torch.multinomial(histogram.double(), n, replacement=True, generator=draws).to(device)
-                z = truncated_normal(n, networks.latent, task.bound, draws).to(device)
-                parts.append((z, y, decode(networks.decoder(weights).to(device), z, y)))
+                y = torch.multinomial(data(each["histogram"]).double(), n, replacement=True, generator=draws).to(device)
+                z = truncated_normal(n, networks.latent, how.bound, draws).to(device)
+                parts.append((z, y, decode(networks.decoder(flat(each, "decoder")).to(device), z, y)))
         z, y, images = (torch.cat(column) for column in zip(*parts, strict=True))
-        if task.again is not None:
-            decoder = distilled_decoder(networks, task.again, z, y, images, seed)
+        if how.variant == "kd":
+            decoder = distilled_decoder(networks, how, z, y, images, seed)
             draws = generator(seed, "codes and uniform classes")
-            y = torch.randint(networks.n_classes, (task.samples,), generator=draws).to(device)
-            images = decode(decoder, truncated_normal(len(y), networks.latent, task.bound, draws), y)
+            y = torch.randint(networks.n_classes, (how.samples,), generator=draws).to(device)
+            images = decode(decoder, truncated_normal(len(y), networks.latent, how.bound, draws), y)
     return (255 * images).round().to(torch.uint8).cpu(), y.cpu()
 
 
-def distilled_decoder(networks: Networks, how: Training, z: Tensor, y: Tensor, images: Tensor, seed: int) -> Decoder:
+def distilled_decoder(networks: Networks, how: "FedCVAE", z: Tensor, y: Tensor, images: Tensor, seed: int) -> Decoder:
     """Train and return a new decoder that reproduces ``images``, with pixels in [0, 1], from codes z and classes y."""
     set_default_generator(seed, "the server's decoder")
     decoder = networks.decoder().to(images.device)
-    optimizer = torch.optim.Adam(decoder.parameters(), how.lr)
+    optimizer = torch.optim.Adam(decoder.parameters(), how.decoder_lr)
     orders = seed_for(seed, "the server's decoder")
-    for _, rows in batches(len(y), how.epochs, how.batch_size, orders, images.device):
+    for _, rows in batches(len(y), how.decoder_epochs, how.batch_size, orders, images.device):
         loss = reconstruction(decoder(z[rows], y[rows]), images[rows], networks.loss).mean()
         optimizer.zero_grad()
         loss.backward()
@@ -156,45 +141,29 @@ def distilled_decoder(networks: Networks, how: Training, z: Tensor, y: Tensor, i
     return decoder
 
 
-@dataclass(frozen=True)
-class Lesson:
-    """The server model's training task in a round. first, second: Adam's moments after ``steps`` steps."""
-
-    model: Flat
-    first: Flat
-    second: Flat
-    steps: int
-    images: Tensor
-    labels: Tensor
-    how: Training
-    round: int
-
-    @property
-    def nbytes(self) -> int:
-        return 3 * self.model.buffer.nbytes + self.images.nbytes
-
-
-def learn(worker: Worker, task: Lesson, seed: int) -> tuple[Flat, Flat, Flat, int]:
-    """Train the server model for all epochs; return the model, Adam's two moments and Adam's number of steps."""
-    work, device, layout = worker.work, worker.work.device, task.model.layout
-    work.load(Flat(layout, task.model.buffer.to(device)))
+def learn(worker: Worker, task: ServerTask["FedCVAE"], seed: int) -> State:
+    """Train the server model for all epochs; return the changed entries of the server state."""
+    work, device, how, state = worker.work, worker.work.device, task.method, task.payload
+    layout = work.params.layout
+    work.load(Flat(layout, data(state["model"]).to(device)))
     work.load_buffers(work.initial_buffers)
     work.module.train()
     set_default_generator(seed, "dropout")
-    moments = [Flat(layout, x.buffer.to(device, copy=True)) for x in (task.first, task.second)]
-    adam, steps = torch.optim.Adam(work.named.values(), task.how.lr), task.steps
+    moments = [Flat(layout, data(state[name]).to(device, copy=True)) for name in ("first", "second")]
+    adam, steps = torch.optim.Adam(work.named.values(), how.server_lr), int(scalar(state, "steps"))
     for name, parameter in work.named.items():
         at = {key: x[name] for key, x in zip(("exp_avg", "exp_avg_sq"), moments, strict=True)}
         adam.state[parameter] = {"step": torch.tensor(float(steps)), **at}
-    x, y = task.images.to(device), task.labels.to(device)
+    x, y = (data(state[name]).to(device) for name in ("images", "labels"))
     with work.logged, onednn(work.loop.onednn):
-        for epoch, rows in batches(len(y), task.how.epochs, task.how.batch_size, seed, device):
-            work.clock.set(task.round, (task.round - 1) * task.how.epochs + epoch, steps)
+        for epoch, rows in batches(len(y), how.server_epochs, how.server_batch, seed, device):
+            work.clock.set(task.round, (task.round - 1) * how.server_epochs + epoch, steps)
             loss = work.module.training_step((x[rows], y[rows]), 0)
             assert isinstance(loss, Tensor)
             adam.zero_grad()
             loss.backward()
             adam.step()
             steps += 1
-    model, first, second = (Flat(layout, f.buffer.detach().cpu().clone()) for f in (work.params, *moments))
-    return model, first, second, steps
+    trained = zip(("model", "first", "second"), (work.params, *moments), strict=True)
+    after = {name: Flat(layout, x.buffer.detach().cpu().clone()) for name, x in trained}
+    return {**after, "steps": torch.tensor(steps)}

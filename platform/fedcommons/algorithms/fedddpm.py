@@ -20,7 +20,7 @@ from typing import Annotated, ClassVar
 import torch
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.server_training import OnPool, loss_on_pool, train_on_pool
+from fedcommons.algorithms.server_training import ServerTask, loss_on_pool, train_on_pool
 from fedcommons.core.algorithm import Facts, Replies, State
 from fedcommons.core.averaging import weighted_mean
 from fedcommons.core.capabilities import Capabilities
@@ -49,11 +49,12 @@ class FedDDPM:
     down, client = FedAvg.down, FedAvg.client
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        task = OnPool(weighted_mean(flat(state, "model"), total, replies), self.server_epochs, round)
+        mean = weighted_mean(flat(state, "model"), total, replies)
+        task = ServerTask(self, {"model": mean}, round)
         if self.correct == "always":
             return {"model": executor.map(train_on_pool, task, [seed])[0]}
         loss = executor.map(loss_on_pool, task, [0])[0]
         before, corrections = scalar(state, "pool_loss"), int(scalar(state, "corrections"))
         is_slow = round > 1 and not corrections and float(loss) > (1 - self.slow) * before
-        model = executor.map(train_on_pool, task, [seed])[0] if is_slow else task.model
+        model = executor.map(train_on_pool, task, [seed])[0] if is_slow else mean
         return {"model": model, "pool_loss": loss, "corrections": torch.tensor(corrections + is_slow)}

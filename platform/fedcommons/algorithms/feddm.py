@@ -35,7 +35,8 @@ import torch
 
 from fedcommons.algorithms import feddm_matching
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.feddm_server import ServerSGD, Surrogate, minimise
+from fedcommons.algorithms.feddm_server import minimise
+from fedcommons.algorithms.server_training import ServerTask
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
@@ -124,8 +125,7 @@ class FedDM:
         if unseen.any():
             raise UserError(
                 f"feddm: no client has feddm.least = {self.least} images of class {unseen.nonzero()[0].item()}, so the "
-                "server would get no image of this class; lower feddm.least and feddm.ipc, or use fewer clients or a "
-                "larger partition.alpha."
+                "server would get none; lower feddm.least and feddm.ipc, use fewer clients or a larger partition.alpha."
             )
         return {"model": model}
 
@@ -135,17 +135,8 @@ class FedDM:
         real = data.x if data.x.is_floating_point() else work.module.normalise(data.x)  # pyright: ignore[reportCallIssue]
         rows, network_data = feddm_matching.rows_by_class(data.y, self.least), replace(data, x=real)
         first = feddm_matching.initial_images(network_data, rows, self.ipc, self.init == "real", seed)
-        how = feddm_matching.Steps(
-            iterations=self.iterations,
-            radius=self.radius,
-            batch_size=self.match_batch,
-            lr=self.image_lr,
-            momentum=self.image_momentum,
-            sigma=self.sigma,
-            clip=self.clip,
-        )
         images, losses, protection = feddm_matching.match(
-            work, flat(message.common, "model"), network_data, rows, first, how, seed
+            work, flat(message.common, "model"), network_data, rows, first, self, seed
         )
         sent = {"images": images.unflatten(0, (len(rows), -1)), "labels": torch.tensor(list(rows))}
         reason = NOT_CERTIFIED.format(self.sigma) if self.sigma else ""
@@ -158,16 +149,14 @@ class FedDM:
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         """Return the next state, with the round's synthetic ``images`` and ``labels`` for inspection."""
-        x, sent, weights = flat(state, "model"), [reply.each for reply in replies.values()], None
+        sent = [reply.each for reply in replies.values()]
         images = torch.cat([data_of(each["images"]).flatten(0, 1) for each in sent])
         labels = torch.cat([data_of(each["labels"]).repeat_interleave(self.ipc) for each in sent])
+        payload = {"model": state["model"], "images": images, "labels": labels}
         if self.loss == "examples":
             sizes = torch.tensor([data_of(each["labels"]).numel() * self.ipc for each in sent])
             weights = torch.tensor([reply.weight for reply in replies.values()]) / sizes
             weights = weights.repeat_interleave(sizes)
-            weights = weights * len(weights) / weights.sum()
-        radius = self.radius if self.project else None
-        sgd = ServerSGD(self.server_epochs, self.server_batch, self.server_lr, self.server_momentum, self.server_decay)
-        task = Surrogate(model=x, images=images, labels=labels, weights=weights, sgd=sgd, radius=radius, round=round)
-        after = executor.map(minimise, task, [seed])[0]
+            payload["weights"] = weights * len(weights) / weights.sum()
+        after = executor.map(minimise, ServerTask(self, payload, round), [seed])[0]
         return {"model": after, "images": images, "labels": labels}

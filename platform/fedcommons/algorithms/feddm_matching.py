@@ -8,8 +8,9 @@ image do not depend on other images. So L_c is the only loss that depends on the
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -25,22 +26,12 @@ from fedcommons.privacy.noise import Draws
 from fedcommons.privacy.release import Release
 from fedcommons.seeding import generator, set_default_generator
 
-
-@dataclass(frozen=True, kw_only=True)
-class Steps:
-    """Constants of the SGD steps on the synthetic pixels; see the fields of ``FedDM``."""
-
-    iterations: int
-    radius: float
-    batch_size: int  # largest number of real images per class in a step
-    lr: float
-    momentum: float
-    sigma: float
-    clip: float
+if TYPE_CHECKING:
+    from fedcommons.algorithms.feddm import FedDM
 
 
 def match(
-    work: Work, x: Flat, data: ClientData, rows: Mapping[int, Tensor], images: Tensor, how: Steps, seed: int
+    work: Work, x: Flat, data: ClientData, rows: Mapping[int, Tensor], images: Tensor, how: "FedDM", seed: int
 ) -> tuple[Tensor, list[Tensor], Release | None]:
     """Fit synthetic images to the client's real images by SGD on their pixels; return (images, losses, protection).
 
@@ -51,14 +42,14 @@ def match(
     """
     module, head, dp = work.module, Head(work.module), work.loop.dp
     steps = ceil(how.iterations * work.share - 1e-9)  # A straggler takes fewer steps.
-    batch_sizes = [min(how.batch_size, len(r)) for r in rows.values()]
-    optimizer = torch.optim.SGD([images.requires_grad_()], how.lr, how.momentum)
+    batch_sizes = [min(how.match_batch, len(r)) for r in rows.values()]
+    optimizer = torch.optim.SGD([images.requires_grad_()], how.image_lr, how.image_momentum)
     weights, noise = generator(seed, "around the model"), generator(seed, "noise level")
-    batch_rows, membership = batches(rows, how.batch_size, steps, seed, data.x.device)
+    batch_rows, membership = batches(rows, how.match_batch, steps, seed, data.x.device)
     secret = work.noise.call("images", *data.columns) if dp else None
     history, protections = [], set[Release]()
     with onednn(work.loop.onednn), head.watched():
-        update_batch_norm(work, x, data.x, how.batch_size, seed)
+        update_batch_norm(work, x, data.x, how.match_batch, seed)
         module.eval()
         for step in range(steps):
             work.load(around(x, how.radius, weights))
@@ -73,7 +64,7 @@ def match(
                 if how.sigma:
                     gradient = add_noise_level(gradient, batch_sizes, how.sigma, how.clip, noise)
             else:
-                sampled = samples(rows, how.batch_size, dp, secret, step)
+                sampled = samples(rows, how.match_batch, dp, secret, step)
                 with torch.no_grad():
                     real_features = [features(module, head, data.x[r.to(data.x.device)]) for r in sampled]
                 gradient, protection = private_gradients(images, u, real_features, batch_sizes, dp, secret, step)
@@ -82,7 +73,7 @@ def match(
             optimizer.step()
     if len(protections) != 1:
         return images.detach(), history, None
-    q = max(DPSGD.sampling_rate(len(r), how.batch_size) for r in rows.values())
+    q = max(DPSGD.sampling_rate(len(r), how.match_batch) for r in rows.values())
     return images.detach(), history, replace(protections.pop(), q=q, steps=steps)
 
 
@@ -109,13 +100,9 @@ def initial_images(data: ClientData, rows: Mapping[int, Tensor], ipc: int, real:
     """
     draws = generator(seed, "first images")
     if real:
-        chosen = [r[_repeated(torch.randperm(len(r), generator=draws), ipc)] for r in rows.values()]
+        chosen = [r[torch.randperm(len(r), generator=draws)[torch.arange(ipc) % len(r)]] for r in rows.values()]
         return data.x[torch.cat(chosen).to(data.x.device)]
     return torch.randn((len(rows) * ipc, *data.x.shape[1:]), generator=draws).to(data.x)
-
-
-def _repeated(order: Tensor, n: int) -> Tensor:
-    return order.repeat(-(-n // len(order)))[:n]
 
 
 def batches(

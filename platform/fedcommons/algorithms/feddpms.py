@@ -43,7 +43,7 @@ from torch import Tensor
 
 from fedcommons.algorithms import latents
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
-from fedcommons.core.averaging import weighted_mean
+from fedcommons.core.averaging import weighted_mean, weighted_reply
 from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
@@ -110,13 +110,8 @@ class FedDPMS:
         if last >= facts.rounds:
             raise UserError(f"feddpms.preliminary_rounds must be below federation.rounds = {facts.rounds}, got {last}.")
         if self.privacy == "sound" and self.sigma == 0:
-            raise UserError(
-                "feddpms.sigma must be above 0 with feddpms.privacy sound: without noise there is no epsilon."
-            )
-        if facts.counts is None:
-            raise UserError(
-                "feddpms needs the number of each client's examples per class (Facts.counts), which is None."
-            )
+            raise UserError("feddpms.sigma must be above 0 with feddpms.privacy sound, as only noise gives an epsilon.")
+        assert facts.counts is not None
         counts = facts.counts()
         if self.classes > counts.shape[1]:
             raise UserError(f"feddpms.classes must be at most the {counts.shape[1]} classes, got {self.classes}.")
@@ -150,19 +145,12 @@ class FedDPMS:
         """Run a client's round of stage I: train on the joint loss; in the stage's last round, send the decoder."""
         x, w = flat(message.common, "model"), work.weight(data)
         start = put(put(work.initial, flat(memory, "decoder")) if memory else work.initial, x)
-        y, metrics, spent = work.local(start, data, seed, lr=latents.decayed(work, self.decay, round))
-        names = list(y) if "ask" in message.common else x.layout.names
-        delta = sub(
-            select(y, names), select(put(work.initial, x), names)
-        )  # The server adds this difference to the same initial decoder.
-        new_memory = {"decoder": select(y, [name for name in y if name not in x.layout.names])}
-        return Reply(
-            {"delta": scale(delta, w)},
-            weight=w,
-            memory=new_memory,
-            metrics=metrics,
-            releases=[spent.with_names("delta")],
-        )
+        trained = work.local(start, data, seed, lr=latents.decayed(work, self.decay, round))
+        new_memory = {"decoder": select(trained.model, [name for name in trained.model if name not in x.layout.names])}
+        names = list(trained.model) if "ask" in message.common else x.layout.names
+        # The server adds the decoder's change to the same initial decoder.
+        before = select(put(work.initial, x), names)
+        return weighted_reply(before, trained._replace(model=select(trained.model, names)), w, memory=new_memory)
 
     def _second(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         """Run a client's round of stage II: train on the cross entropy, and send and receive codes."""
@@ -191,12 +179,9 @@ class FedDPMS:
             seen = int(torch.isin(data.y, data_of(each["labels"])).sum())
             why = "raw images" if self.receive == "real" else NOT_CERTIFIED
             releases.append(Release(what=("codes", "labels"), reason=why, n_disclosed=seen, commons=True))
-        bare = {
-            "weight": w not in (1, data.size),
-            "served": "served" in each,
-        }  # Both depend only on messages and the number of examples; local training's guarantee covers both.
-        covered = ("delta", *(name for name, is_sent in bare.items() if is_sent))
-        releases = [spent.with_names(*covered), *releases]
+        # ``weight`` and ``served`` depend only on messages and the number of examples, so local training covers both.
+        covered = {"delta": True, "weight": w not in (1, data.size), "served": "served" in each}
+        releases = [spent.with_names(*(name for name, is_sent in covered.items() if is_sent)), *releases]
         return Reply({"delta": scale(delta, w)}, each, weight=w, memory=new_memory, metrics=metrics, releases=releases)
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:

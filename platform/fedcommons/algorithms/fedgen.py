@@ -30,6 +30,7 @@ the mean weight. Here ``ensemble`` weighted multiplies each loss by its weight. 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import count
 from typing import Annotated, ClassVar
@@ -38,15 +39,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcommons.algorithms.feature_generator import (
-    STATISTICS,
-    Training,
-    draw_noise,
-    features,
-    labels_at,
-    train,
-    untrained,
-)
+from fedcommons.algorithms.feature_generator import STATISTICS, draw_noise, features, labels_at, train, untrained
+from fedcommons.algorithms.server_training import ServerTask
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import summed_weight
 from fedcommons.core.capabilities import Capabilities
@@ -56,7 +50,7 @@ from fedcommons.core.features import Head, head_parameters
 from fedcommons.core.local_training import AddToGrad, Batch, Loss
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
-from fedcommons.flat_tensors import Flat, Payload, add, flat, put, scale, select, sub, zeros_like
+from fedcommons.flat_tensors import Flat, Payload, add, flat, flatten, put, scale, select, sub, zeros_like
 from fedcommons.flat_tensors import data as values
 from fedcommons.privacy.release import Release
 from fedcommons.seeding import generator
@@ -128,12 +122,10 @@ class FedGEN:
         learns, w, names = round >= self.first, work.weight(data), head_parameters(work.module)
         steps = work.loop.steps_for(len(data), data.n_own)
         add_to_grad = self._learn(head, message, steps, factor, seed) if learns and self.weight else None
-        if learns and self.kl:
-            loss = self._distil(work, head, message, steps * work.loop.accumulate, factor, seed)
-            with head.watched():
-                y, metrics, spent = work.local(x, data, seed, loss=loss, add_to_grad=add_to_grad)
-        else:
-            y, metrics, spent = work.local(x, data, seed, add_to_grad=add_to_grad)
+        distils = learns and self.kl > 0
+        loss = self._distil(work, head, message, steps * work.loop.accumulate, factor, seed) if distils else None
+        with head.watched() if distils else nullcontext():
+            y, metrics, spent = work.local(x, data, seed, loss=loss, add_to_grad=add_to_grad)
         delta = sub(y, x)
         body, head_delta = select(delta, [name for name in delta if name not in names]), select(delta, names)
         return Reply(
@@ -150,27 +142,12 @@ class FedGEN:
             after = put(after, add(select(x, part.layout.names), part, 1 / summed_weight(replies)))
         deltas = [flat(reply.each, "head") for reply in replies.values()]
         counts = torch.stack([values(reply.each["counts"]) for reply in replies.values()])
-        steps = values(state["steps"])
-        task = Training(
-            g=flat(state, "generator"),
-            first=flat(state, "first"),
-            second=flat(state, "second"),
-            steps=int(steps),
-            heads={name: torch.stack([x[name] + delta[name] for delta in deltas]) for name in deltas[0]},
-            counts=counts,
-            cumulated=self._cumulated(counts.sum(0)),
-            iterations=self.iterations,
-            batch_size=self.batch_size,
-            noise=self.noise,
-            noise_size=self.noise_size,
-            lr=self.server_lr * self.lr_decay ** (round - 1),
-            weight_decay=self.weight_decay,
-            diversity=self.diversity,
-            ensemble=self.ensemble,
-        )
-        g, first, second = executor.map(train, task, [seed])[0]
-        return {**state, "model": after, "generator": g, "first": first, "second": second,
-                "steps": steps + self.iterations, "seen": values(state["seen"]) + counts.sum(0)}  # fmt: skip
+        heads = {name: torch.stack([x[name] + delta[name] for delta in deltas]) for name in deltas[0]}
+        cumulated = self._cumulated(counts.sum(0))
+        payload = {**state, "heads": flatten(heads), "counts": counts, "cumulated": cumulated}
+        trained = executor.map(train, ServerTask(self, payload, round), [seed])[0]
+        steps, seen = values(state["steps"]) + self.iterations, values(state["seen"]) + counts.sum(0)
+        return {**state, "model": after, **trained, "steps": steps, "seen": seen}
 
     def _cumulated(self, counts: Tensor) -> Tensor:
         """Return the cumulated class shares from which the labels of generated features are sampled.
@@ -242,8 +219,7 @@ def _width(model: Flat, facts: Facts) -> int:
         raise UserError(f"fedgen needs a head whose parameters are all trained, and {frozen[0]} is frozen.")
     if normed := [name for name in head if name in facts.batch_norm]:
         raise UserError(
-            f"fedgen needs a head without BatchNorm, because the server runs the heads without statistics of clients' "
-            f"features; parameter {normed[0]} belongs to BatchNorm."
+            f"fedgen needs a head without BatchNorm, whose statistics the server lacks; {normed[0]} is of BatchNorm."
         )
     shape = tuple(model[head[0]].shape)
     if len(shape) != 2:

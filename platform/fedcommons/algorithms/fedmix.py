@@ -14,11 +14,11 @@ shares one mean of all its images. The means have no noise, so they are not priv
 """
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcommons.algorithms.fedavg import FedAvg
@@ -68,17 +68,11 @@ class FedMix:
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         x, module = flat(message.common, "model"), work.module
         if data.commons is None:
-            raise ValueError(
-                "FedMix needs the means that clients share before round 1 (FedMix.share), and data.commons is None"
-            )
+            raise ValueError("FedMix needs data.commons, the means that clients share before round 1")
         means, mix = data.commons, self.mix
-
-        def see(x: Tensor) -> Tensor:
-            if data.x.is_floating_point():
-                return x  # Floating-point features need no normalisation.
-            return module.normalise(x)  # pyright: ignore[reportCallIssue]
-
         head = Head(module)
+        # Floating-point features need no normalisation.
+        see: Any = nn.Identity() if data.x.is_floating_point() else module.normalise
         factor = mix * (1 - mix) if self.box else mix
 
         def loss(batch: Batch, step: int) -> Tensor:

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.scaffold import require_sgd
 from fedcommons.core.algorithm import Message, Replies, Reply, State
 from fedcommons.core.averaging import summed_weight
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.data.clients import ClientData
-from fedcommons.errors import UserError
 from fedcommons.flat_tensors import Payload, add, flat, scalar, scale, sub
 
 
@@ -33,8 +33,7 @@ class FedNova:
     """
 
     def check(self, fields: Mapping[str, Any]) -> None:
-        if fields["client.optimizer"] != "sgd":
-            raise UserError("client.optimizer must be sgd for fednova, whose formulas count SGD steps.")
+        require_sgd("fednova", fields, momentum=True)
 
     start, down = FedAvg.start, FedAvg.down
 

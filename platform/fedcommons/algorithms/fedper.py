@@ -10,11 +10,10 @@ the clients' numbers of examples. Each local step trains all layers together. Th
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 from fedcommons.algorithms import partial_sharing
 from fedcommons.core.algorithm import Facts, State
-from fedcommons.core.features import layers_of
+from fedcommons.core.features import layers_of, matching_layers
 from fedcommons.errors import UserError
 from fedcommons.flat_tensors import Flat
 
@@ -44,19 +43,9 @@ class FedPer:
 
 
 def personal_layers(model: Flat, patterns: str | None, head: Sequence[str]) -> list[str]:
-    """Return the parameter names of the personal layers: those that match a pattern, or ``head``.
-
-    patterns: comma-separated name patterns; None selects ``head``, the head's parameters. A layer's name is a
-    parameter's name without the last component, such as ``weight``.
-    """
-    layers = list(dict.fromkeys(name.rpartition(".")[0] for name in model))
-    available = f"the layers are {', '.join(layers)}."
-    if patterns is None:
-        if not head:
-            raise UserError(f"fedper.layers must name the personal layers, as the model names no head; {available}")
-        return list(head)
-    chosen = [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
-    for pattern in chosen:
-        if not any(fnmatchcase(layer, pattern) for layer in layers):
-            raise UserError(f"fedper.layers: {pattern!r} matches no layer; {available}")
-    return [name for name in model if any(fnmatchcase(name.rpartition(".")[0], pattern) for pattern in chosen)]
+    """Return the parameter names of the layers that match a pattern; None selects ``head``, the head's parameters."""
+    if patterns is not None:
+        return matching_layers(model, patterns, "fedper.layers")
+    if not head:
+        raise UserError(f"fedper.layers must name layers, as the model has no head; the layers are {layers_of(model)}.")
+    return list(head)

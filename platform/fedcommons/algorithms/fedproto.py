@@ -31,7 +31,7 @@ from fedcommons.core.executor import Executor
 from fedcommons.core.features import Head
 from fedcommons.core.local_training import Batch
 from fedcommons.data.clients import ClientData
-from fedcommons.flat_tensors import Flat, Payload
+from fedcommons.flat_tensors import Flat, Payload, flat
 from fedcommons.flat_tensors import data as values
 from fedcommons.privacy.release import Release
 
@@ -73,7 +73,7 @@ class FedProto:
             return value + self.lam * (far * batch[2] if len(batch) > 2 else far).mean()
 
         with head.watched():
-            trained = work.local(_personal_model(memory, work), data, seed, loss=loss)
+            trained = work.local(flat(memory, "own") if memory else work.initial, data, seed, loss=loss)
             new_memory = {"own": work.snapshot()}
             sums, counts = _embedded(work, head, data, len(has_prototype))
         return Reply(
@@ -104,12 +104,6 @@ class FedProto:
             work.module(x)
         far = (head.inputs.flatten(1)[:, None] - prototypes).square().sum(2)
         return far.masked_fill(has_prototype == 0, torch.inf).argmin(1)
-
-
-def _personal_model(memory: Payload, work: Work) -> Flat:
-    model = memory.get("own", work.initial)
-    assert isinstance(model, Flat)
-    return model
 
 
 def _embedded(work: Work, head: Head, data: ClientData, n_classes: int) -> tuple[Tensor, Tensor]:

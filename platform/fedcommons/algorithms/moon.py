@@ -29,7 +29,7 @@ from fedcommons.core.averaging import weighted_reply
 from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
 from fedcommons.core.features import Head
-from fedcommons.core.local_training import Batch, LocalSGD
+from fedcommons.core.local_training import Batch
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
 from fedcommons.flat_tensors import Payload, copy, flat
@@ -57,7 +57,7 @@ class MOON:
     start, down, merge = FedAvg.start, FedAvg.down, FedAvg.merge
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        x, module = flat(message.common, "model"), work.module
+        x, module, loop = flat(message.common, "model"), work.module, work.loop
         head, n_columns, n = Head(module), len(data.columns), len(data)
         server = {**x, **copy(work.buffers)}  # a copy, as training changes work.buffers
         if memory:
@@ -75,9 +75,7 @@ class MOON:
         cached: list[Tensor] = []  # z_glob and z_prev of the client's n images, each (n, ...)
 
         def reference_features(inputs: Tensor, rows: Tensor | None, batch: int) -> list[Tensor]:
-            if rows is not None and batch >= -(
-                -n // work.loop.batch_size
-            ):  # After the first epoch, the cache has the features of all images.
+            if rows is not None and batch * loop.batch_size >= n:  # after the first epoch, all images are cached
                 return [z[rows].flatten(0, 1) for z in cached]
             both = [features(model, inputs) for model in (server, previous)]
             if rows is not None:
@@ -99,14 +97,9 @@ class MOON:
             weighted = contrast * batch[2] if n_columns > 2 else contrast
             return value + self.mu * weighted.mean()
 
-        if keeps := _keeps(work.loop):
+        if keeps := loop.epochs > 1 and not (loop.augment or loop.dp or loop.drop_last):
             data = replace(data, extra_columns=(torch.arange(n, device=data.y.device),))
         with head.watched():
             trained = work.local(x, data, seed, loss=loss)
         memory = {"previous": work.snapshot(), "previous buffers": copy(work.buffers)}
         return weighted_reply(x, trained, work.weight(data), memory=memory)
-
-
-def _keeps(loop: LocalSGD) -> bool:
-    """Return whether a client caches the features under server model and previous model in its first epoch."""
-    return loop.epochs > 1 and not (loop.augment or loop.dp or loop.drop_last)

@@ -19,13 +19,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from fedcommons.algorithms.server_training import OnPool, train_on_pool
-from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.server_training import ServerTask, train_on_pool
+from fedcommons.core.algorithm import Facts, Replies, State
 from fedcommons.core.capabilities import Capabilities
-from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
-from fedcommons.data.clients import ClientData
-from fedcommons.flat_tensors import Flat, Payload, flat
+from fedcommons.flat_tensors import Flat, Payload
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,7 @@ class OneShot:
     server_epochs: Annotated[int | None, "[1, 1e9]"] = None
     """epochs of the server on its pool of synthetic images in a round; default: client.epochs"""
 
-    def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        return {"model": model}
+    start, down, client = FedAvg.start, FedAvg.down, FedAvg.client  # no client takes part: ``start`` alone is called
 
     def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, int]:
         """Return the ``server_epochs`` that a run uses: the option, or ``epochs`` (client.epochs) if it is None."""
@@ -50,14 +48,5 @@ class OneShot:
         """Return an empty list, because no client takes part."""
         return []
 
-    def down(self, state: State, round: int, client: int) -> Message:
-        """Raise an error: the engine never calls this, as no client takes part."""
-        raise NotImplementedError
-
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        """Raise an error: the engine never calls this, as no client takes part."""
-        raise NotImplementedError
-
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        task = OnPool(flat(state, "model"), self.server_epochs, round)
-        return {"model": executor.map(train_on_pool, task, [seed])[0]}
+        return {"model": executor.map(train_on_pool, ServerTask(self, state, round), [seed])[0]}

@@ -12,11 +12,11 @@ client i's personal model is (x, h_i). The state contains the untrained model fo
 from collections.abc import Collection
 
 from fedcommons.core.algorithm import Message, Replies, Reply, State
-from fedcommons.core.averaging import weighted_mean
+from fedcommons.core.averaging import weighted_mean, weighted_reply
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.data.clients import ClientData
-from fedcommons.flat_tensors import Flat, Payload, flat, put, scale, select, sub
+from fedcommons.flat_tensors import Flat, Payload, flat, put, select
 
 
 def initial_state(model: Flat, personal_names: Collection[str]) -> State:
@@ -31,12 +31,12 @@ def down(self: object, state: State, round: int, client: int) -> Message:
 def client(
     self: object, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int
 ) -> Reply:
-    x, w = flat(message.common, "shared"), work.weight(data)
+    x = flat(message.common, "shared")
     start = put(work.initial, x)
-    y, metrics, spent = work.local(put(start, flat(memory, "own")) if memory else start, data, seed)
-    delta = scale(sub(select(y, x.layout.names), x), w)
-    new_memory = {"own": select(y, [name for name in y if name not in x.layout.parts])}
-    return Reply({"delta": delta}, weight=w, memory=new_memory, metrics=metrics, releases=[spent.with_names("delta")])
+    trained = work.local(put(start, flat(memory, "own")) if memory else start, data, seed)
+    new_memory = {"own": select(trained.model, [name for name in trained.model if name not in x.layout.parts])}
+    shared = trained._replace(model=select(trained.model, x.layout.names))
+    return weighted_reply(x, shared, work.weight(data), memory=new_memory)
 
 
 def merge(

@@ -23,7 +23,7 @@ from fedcommons.core.executor import Executor
 from fedcommons.core.local_training import constant
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
-from fedcommons.flat_tensors import Flat, Payload, add, flat, scalar, scale, sub, zeros_like
+from fedcommons.flat_tensors import Flat, Payload, add, flat, scalar, scale, select, sub, zeros_like
 from fedcommons.privacy.release import Release
 
 
@@ -40,13 +40,7 @@ class SCAFFOLD:
     """rule for a client's new control variate: 1 (gradient at the server model) or 2 (from the local steps)"""
 
     def check(self, fields: Mapping[str, Any]) -> None:
-        if fields["client.optimizer"] != "sgd":
-            raise UserError("client.optimizer must be sgd for scaffold, whose formulas count SGD steps.")
-        if fields["client.momentum"] and self.option == 2:
-            raise UserError(
-                "client.momentum must be 0 for scaffold, whose control variate (x - y_i)/(K eta) is a mean of "
-                f"gradients for plain SGD only, got {fields['client.momentum']:g}; use momentum 0 or scaffold.option 1."
-            )
+        require_sgd("scaffold", fields, momentum=self.option == 1, instead=" or scaffold.option 1")
         if fields["dp.local"] and self.option == 1:
             raise UserError("scaffold.option must be 2 with dp.local: option 1 sends a gradient that has no noise.")
 
@@ -54,24 +48,55 @@ class SCAFFOLD:
         everybody = torch.tensor(facts.total_weight, dtype=torch.float64)
         return {"model": model, "control": zeros_like(model), "everybody": everybody}
 
-    def down(self, state: State, round: int, client: int) -> Message:
+    def down(self: object, state: State, round: int, client: int) -> Message:
         return Message({"model": state["model"], "control": state["control"]})
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        x, c, w = flat(message.common, "model"), flat(message.common, "control"), work.weight(data)
-        c_i = flat(memory, "control") if memory else zeros_like(c)
         eta, _ = work.sgd(f"SCAFFOLD with option {self.option}", momentum=self.option == 1)
-        at_x = work.gradient(x, data) if self.option == 1 else None
-        y, metrics, spent = work.local(x, data, seed, add_to_grad=constant(sub(c, c_i)))
-        delta = sub(y, x)
-        new = add(sub(c_i, c), delta, -1 / (float(metrics["steps"]) * eta)) if at_x is None else at_x
-        protection = spent if at_x is None else Release()  # Option 1's gradient has no noise, hence no guarantee.
-        sums = {"delta": scale(delta, w), "control": scale(sub(new, c_i), w)}
-        return Reply(sums, weight=w, memory={"control": new}, metrics=metrics, releases=[protection.with_names(*sums)])
+        at_x = work.gradient(flat(message.common, "model"), data) if self.option == 1 else None
+        return controlled(work, message, memory, data, seed, eta, at_x)
 
-    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
+    def merge(
+        self: object, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int
+    ) -> State:
         return {
             "model": weighted_mean(flat(state, "model"), total, replies),
             "control": add(flat(state, "control"), flat(total, "control"), 1 / scalar(state, "everybody")),
             "everybody": state["everybody"],
         }
+
+
+def controlled(
+    work: Work, message: Message, memory: Payload, data: ClientData, seed: int, eta: float, at_x: Flat | None = None
+) -> Reply:
+    """Train with control variates, which may exist for some layers only, and return the client's reply.
+
+    eta: learning rate. at_x: gradient of the client's loss at x, for option 1; None: option 2.
+    """
+    x, c, w = flat(message.common, "model"), flat(message.common, "control"), work.weight(data)
+    c_i = flat(memory, "control") if memory else zeros_like(c)
+    y, metrics, spent = work.local(x, data, seed, add_to_grad=constant(sub(c, c_i)))
+    delta = sub(y, x)
+    if at_x is None:
+        new = add(sub(c_i, c), select(delta, c.layout.names), -1 / (float(metrics["steps"]) * eta))
+    else:  # Option 1's gradient has no noise, hence no guarantee.
+        new, spent = at_x, Release()
+    sums = {"delta": scale(delta, w), "control": scale(sub(new, c_i), w)}
+    return Reply(sums, weight=w, memory={"control": new}, metrics=metrics, releases=[spent.with_names(*sums)])
+
+
+def require_sgd(name: str, fields: Mapping[str, Any], *, momentum: bool, instead: str = "") -> None:
+    """Check that clients train with SGD, and without momentum unless the method allows ``momentum``.
+
+    name: name of the method. instead: alternative to momentum 0, for the message.
+
+    Raises:
+        UserError: the optimizer or the momentum is another.
+    """
+    if fields["client.optimizer"] != "sgd":
+        raise UserError(f"client.optimizer must be sgd for {name}, whose formulas count SGD steps.")
+    if fields["client.momentum"] and not momentum:
+        raise UserError(
+            f"client.momentum must be 0 for {name}, whose control variate (x - y_i)/(K eta) is a mean of gradients for "
+            f"plain SGD only, got {fields['client.momentum']:g}; use momentum 0{instead}."
+        )

@@ -130,9 +130,7 @@ class Reply:
     @property
     def nbytes(self) -> int:
         """Number of bytes that the client uploads."""
-        if self.each and (both := self.sums.keys() & self.each.keys()):
-            return nbytes(self.sums) + nbytes({name: x for name, x in self.each.items() if name not in both})
-        return nbytes(self.sums) + nbytes(self.each)
+        return nbytes({**self.each, **self.sums})
 
 
 Replies = Mapping[int, Reply]
@@ -249,26 +247,22 @@ def require_attributes(algorithm: Algorithm, module: nn.Module) -> None:
         UserError: the module lacks an attribute, BatchNorm or a usable ``head`` that the algorithm needs, or the module
             has BatchNorm, which the algorithm refuses.
     """
-    capabilities = capabilities_of(algorithm)
+    capabilities, method = capabilities_of(algorithm), type(algorithm).__name__
     for name, what in capabilities.needs.items():
         if not hasattr(module, name):
             raise UserError(
-                f"{type(algorithm).__name__} needs a model with an attribute {name}, and {type(module).__name__} has "
+                f"{method} needs a model with an attribute {name}, and {type(module).__name__} has "
                 f"none: {what}. model.name vae has it; a user-defined LightningModule can define it."
             )
     if capabilities.keeps_batch_norm and not batch_norm_parameters(module):
-        raise UserError(
-            f"{type(algorithm).__name__} needs a model with BatchNorm, as --model.batch_norm true of cnn has."
-        )
+        raise UserError(f"{method} needs a model with BatchNorm, as --model.batch_norm true of cnn has.")
     if capabilities.refuses_batch_norm and batch_norm_parameters(module):
-        raise UserError(
-            f"{type(algorithm).__name__} is not defined for a model with BatchNorm, whose statistics come from clients."
-        )
+        raise UserError(f"{method} is not defined for a model with BatchNorm, whose statistics come from clients.")
     if capabilities.watches_head:
         try:
             Head(module)
         except ValueError as error:
-            raise UserError(f"{type(algorithm).__name__} takes embeddings at the model's head: {error}.") from None
+            raise UserError(f"{method} takes embeddings at the model's head: {error}.") from None
 
 
 @dataclass(frozen=True)
@@ -316,7 +310,7 @@ def repeats_of(algorithm: Algorithm) -> Mapping[str, str]:
         wrong = [repeats]
     if wrong:
         raise UserError(
-            f"{name_of(algorithm)}: the capability repeats must map the name of a job's function to the name of a "
-            f"constant that is a whole number, got {quote(wrong[0])}."
+            f"{name_of(algorithm)}: the capability repeats must map jobs to the names of constants that are whole "
+            f"numbers, got {quote(wrong[0])}."
         )
     return repeats

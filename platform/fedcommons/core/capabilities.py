@@ -55,10 +55,9 @@ class Capabilities:
     """The algorithm uses the embeddings at the module's ``head`` (see ``features.Head``)."""
 
     def __new__(cls, **values: Any) -> Self:
-        names = [f.name for f in fields(cls)]
         for name in values:
-            if name not in names:
-                raise TypeError(f"there is no capability {name!r}{nearest(name, names)}")
+            if name not in NAMES:
+                raise TypeError(f"there is no capability {name!r}{nearest(name, NAMES)}")
         return super().__new__(cls)
 
 

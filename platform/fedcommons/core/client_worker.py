@@ -85,7 +85,9 @@ class Work:
         self.has_user_code = any(is_users(type(part)) for part in module.modules())
         self._places = [(name, p, p.data_ptr()) for name, p in self.named.items()]
         vars(module)["optimizers"] = lambda use_pl_optimizer=True: optimizer
-        vars(module)["lr_schedulers"] = lambda: one_or_all([each.scheduler for each in schedulers])
+        each = [entry.scheduler for entry in schedulers]
+        # As in Lightning, ``self.lr_schedulers()`` returns None, the only scheduler or a list.
+        vars(module)["lr_schedulers"] = lambda: list(each) if len(each) > 1 else next(iter(each), None)
         self.graphs = cuda_graphs.Graphs(self) if loop.graphs and device.type == "cuda" else None
         self.hooks = hooks.Hooks(self) if hooks.overridden(module, hooks.CALLED) else None
 
@@ -163,7 +165,16 @@ class Work:
         (uncovered), whatever releases the reply declares.
         """
         self.releases.append(BARE_GRADIENT)
-        return self.loop.gradient(self, at, data)
+        self.load(at)
+        self.module.eval()
+        n, size, total = len(data), self.loop.batch_size, torch.zeros_like(at.buffer)
+        for first in range(0, n, size):
+            batch = tuple(t[first : first + size] for t in data.columns)
+            value = self.module.training_step(batch, 0)
+            assert isinstance(value, Tensor)
+            parts = torch.autograd.grad(value, list(self.named.values()))
+            total.add_(torch.cat([g.reshape(-1) for g in parts]), alpha=len(batch[1]) / n)
+        return Flat(at.layout, total)
 
     def times_listed(self, data: ClientData) -> int:
         """Return the largest number of times that one example of the client occurs in ``data``.
@@ -244,20 +255,13 @@ class Work:
         groups = self.optimizer.param_groups
         if not isinstance(self.optimizer, torch.optim.SGD) or len(groups) != 1:
             kind = type(self.optimizer).__name__
-            raise ValueError(
-                f"{method} is defined for SGD with one learning rate, and the module's optimizer is {kind}"
-            )
+            raise ValueError(f"{method} is defined for SGD with one learning rate, and the optimizer is {kind}")
         group = groups[0]
         if group["nesterov"] or group["dampening"]:
             raise ValueError(f"{method} is not defined for SGD with Nesterov's momentum or dampening")
         if group["momentum"] and not momentum:
             raise ValueError(f"{method} is defined for SGD without momentum, and momentum is {group['momentum']:g}")
         return self.rates[0], group["momentum"]
-
-
-def one_or_all(schedulers: list[Any]) -> Any:
-    """Return None, the only scheduler or the list, as Lightning's ``self.lr_schedulers()`` does."""
-    return schedulers if len(schedulers) > 1 else next(iter(schedulers), None)
 
 
 def _copied(value: Any, storages: set[int]) -> Any:

@@ -44,19 +44,6 @@ def images_nbytes(n: int, shape: tuple[int, ...], itemsize: int = 1, label: int 
     return n * (prod(shape) * itemsize + label)
 
 
-def pool_nbytes(n_clients: int, synthetic: int) -> int:
-    """Return the bytes 2 N Ms of exchanging a pool: each of N clients sends and receives Ms (``synthetic``) bytes."""
-    return 2 * n_clients * synthetic
-
-
-def round_nbytes(joined: int, model: int, control: int = 0) -> int:
-    """Return the bytes 2 |S| (Mc + Mv) of a round: each of |S| (``joined``) clients receives and sends Mc + Mv bytes.
-
-    Mc (``model``): bytes of the model. Mv (``control``): bytes of a control variate.
-    """
-    return 2 * joined * (model + control)
-
-
 @dataclass(frozen=True)
 class UntilTarget:
     """Bytes that a run sends until it reaches the target accuracy, if every round sends the same number of bytes."""

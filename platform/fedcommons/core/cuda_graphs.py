@@ -11,14 +11,12 @@ without graphs if the method has a separate loss function or learning rate, or c
 is not a ``Correction``.
 """
 
-import random
 from collections import Counter
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -27,13 +25,15 @@ from fedcommons.core.local_training import Correction, LocalResult
 from fedcommons.core.optimizers import plain_step
 from fedcommons.core.steps import Batch, autocast
 from fedcommons.core.trainer_shim import NO_NUMBER, NoClock
-from fedcommons.core.training_process import TrainingProcess
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import sentence
 from fedcommons.flat_tensors import Flat, copy
 from fedcommons.privacy.release import UNCOVERED
 from fedcommons.runtime.torch_settings import tf32
-from fedcommons.seeding import set_default_generator
+from fedcommons.seeding import global_states, set_default_generator
+
+if TYPE_CHECKING:
+    from fedcommons.core.client_worker import Work
 
 WARM_UP = 3
 """Number of steps before a recording, in which libraries choose kernels and reserve memory."""
@@ -65,7 +65,7 @@ class Graphs:
     sums: sums of the loss and the logged values over a client's steps, by name. momenta: SGD's momentum by parameter.
     """
 
-    def __init__(self, work: TrainingProcess) -> None:
+    def __init__(self, work: "Work") -> None:
         self.work, self.step = work, Step(work.module)
         self.graphs: dict[Hashable, GraphStep] = {}
         self.corrections: dict[Hashable, Correction] = {}
@@ -196,7 +196,7 @@ def record(play: Callable[[], None]) -> Callable[[], object]:
     return graph.replay
 
 
-def flaw(work: TrainingProcess, batch: Batch) -> str | None:
+def flaw(work: "Work", batch: Batch) -> str | None:
     """Try a step on ``batch`` and return the reason why the module cannot train with CUDA graphs, or None."""
     if work.schedulers:
         return "it has a learning rate scheduler"
@@ -207,11 +207,11 @@ def flaw(work: TrainingProcess, batch: Batch) -> str | None:
         return "its optimizer has dampening"
     before, training = [b.clone() for b in work.module.buffers()], work.module.training
     NoClock("which is constant in a recorded graph").attach(work.module.train())
-    outside = _outside()
+    outside = global_states()
     try:
         with _generators_as_before():
             Step(work.module)(batch, NO_NUMBER)[0].backward()
-        if outside != _outside():
+        if outside != global_states():
             return "it draws random numbers from Python or numpy, which are constant in a recorded graph"
     except Exception as error:  # user code may raise any exception
         return sentence(error)
@@ -223,12 +223,6 @@ def flaw(work: TrainingProcess, batch: Batch) -> str | None:
         for parameter in work.named.values():
             parameter.grad = None
     return None
-
-
-def _outside() -> tuple[Any, ...]:
-    """Return the states of Python's and numpy's global generators. A changed state shows that a step drew numbers."""
-    numpy_state: Any = np.random.get_state(legacy=False)  # noqa: NPY002  (other libraries use this generator)
-    return random.getstate(), numpy_state["state"]["pos"], numpy_state["has_gauss"]
 
 
 def _generators_as_before() -> AbstractContextManager[None]:

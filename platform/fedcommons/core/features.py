@@ -2,8 +2,11 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 
 from torch import Tensor, nn
+
+from fedcommons.errors import UserError
 
 
 def head_parameters(module: nn.Module) -> tuple[str, ...]:
@@ -15,6 +18,22 @@ def head_parameters(module: nn.Module) -> tuple[str, ...]:
 def layers_of(names: Iterable[str]) -> str:
     """Return the names of the layers of the parameters ``names``, joined by commas: "a.weight" is in layer "a"."""
     return ", ".join(dict.fromkeys(name.rpartition(".")[0] for name in names))
+
+
+def matching_layers(names: Iterable[str], patterns: str, field: str) -> list[str]:
+    """Return the names among the parameters ``names`` whose layer matches a pattern, in the order of ``names``.
+
+    patterns: name patterns with the syntax of file names, separated by commas. field: name of the field in messages.
+
+    Raises:
+        UserError: a pattern matches no layer.
+    """
+    layers = {name: name.rpartition(".")[0] for name in names}
+    chosen = [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
+    for pattern in chosen:
+        if not any(fnmatchcase(layer, pattern) for layer in layers.values()):
+            raise UserError(f"{field}: {pattern!r} matches no layer; the layers are {layers_of(layers)}.")
+    return [name for name, layer in layers.items() if any(fnmatchcase(layer, pattern) for pattern in chosen)]
 
 
 def batch_norm_parameters(module: nn.Module) -> tuple[str, ...]:

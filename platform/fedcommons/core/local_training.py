@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial, reduce
 from itertools import islice
 from math import ceil
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from fedcommons.core import functional_step, steps
 from fedcommons.core.optimizers import Schedulers, plain_step
 from fedcommons.core.steps import AddToGrad, Batch, Loss
-from fedcommons.core.training_process import TrainingProcess
 from fedcommons.data.clients import ClientData
 from fedcommons.data.transforms import flip_and_crop
 from fedcommons.deprecated import accepts_old_names
@@ -25,6 +24,9 @@ from fedcommons.privacy.release import UNCOVERED, Release
 from fedcommons.privacy.weight_guard import Written
 from fedcommons.runtime.torch_settings import tf32
 from fedcommons.seeding import generator, keyed_besides_torch, set_default_generator
+
+if TYPE_CHECKING:
+    from fedcommons.core.client_worker import Work
 
 Batches = Callable[[int], Iterator[Any]]
 """Function of an epoch (from 0) that yields, for each step of the epoch, a batch or a list of batches."""
@@ -62,9 +64,7 @@ BARE_GRADIENT = Release(reason="work.gradient has no noise")
 class LocalResult(NamedTuple):
     """The result of a client's local training."""
 
-    model: (
-        Flat  # the worker's buffer, which the next training overwrites; copy it to store it or to send it in ``each``
-    )
+    model: Flat  # the worker's buffer, which the next training overwrites; copy it to store or send it
     metrics: Mapping[str, float | Tensor]  # ``loss`` and logged values, averaged over steps; ``steps``: number of steps
     spent: Release  # privacy ledger entry of the model and of data computed from the model only
 
@@ -120,7 +120,7 @@ class LocalSGD:
 
     def run(
         self,
-        work: TrainingProcess,
+        work: "Work",
         start: Flat,
         data: ClientData,
         seed: int,
@@ -131,9 +131,7 @@ class LocalSGD:
     ) -> LocalResult:
         """Train a client from the weights ``start``; the arguments are those of ``Work.local``."""
         if data.extra_columns and (loss is None or any(len(column) != len(data) for column in data.extra_columns)):
-            raise ValueError(
-                "ClientData.extra_columns need a loss function of the method, and one row per example of the client"
-            )
+            raise ValueError("ClientData.extra_columns need a loss function of the method, and a row per example")
         if work.replacement:
             return work.replacement(work, self, start, data, seed, loss or lr, add_to_grad)
         epochs = self.epochs_for(len(data), data.n_own, work.share)
@@ -167,19 +165,17 @@ class LocalSGD:
         work.releases.append(spent)
         return LocalResult(work.params, metrics, spent)
 
-    def _client_dp(self, work: TrainingProcess, data: ClientData) -> DPSGD:
+    def _client_dp(self, work: "Work", data: ClientData) -> DPSGD:
         """Return the client's settings of DP-SGD. Noise for a target epsilon depends on the number of examples."""
         assert self.dp
         if self.dp.target and work.releases:
             raise ValueError("dp.target_epsilon is for one local training of a client in a round, and this is another")
         if self.dp.target and (times := work.times_listed(data)) > 1:
-            raise ValueError(
-                f"dp.target_epsilon is for examples that occur once, and an example is listed {times} times"
-            )
+            raise ValueError(f"dp.target_epsilon is for examples that occur once, and one is listed {times} times")
         return self.dp.of_client(len(data), self.batch_size, self.steps_for(len(data), data.n_own))
 
     def _choose(
-        self, work: TrainingProcess, data: ClientData, seed: int, dp: DPSGD | None, own_loss: Loss | None,
+        self, work: "Work", data: ClientData, seed: int, dp: DPSGD | None, own_loss: Loss | None,
         add_to_grad: AddToGrad | None,
     ) -> tuple[Step, Batches]:  # fmt: skip
         """Return the kind of step for a training, and the function that yields an epoch's batches for the step."""
@@ -246,31 +242,8 @@ class LocalSGD:
                 return
             yield tuple(t[first : first + b] for t in shuffled)
 
-    def gradient(self, work: TrainingProcess, at: Flat, data: ClientData) -> Flat:
-        """Return the gradient of the mean loss over all examples, in evaluation mode and without augmentation.
 
-        Args:
-            work: training objects of the process; its module gets the weights ``at``.
-            at: weights at which the gradient is computed.
-            data: examples of the client, n rows in batches of ``batch_size``.
-
-        Returns:
-            The gradient, with the names and shapes of ``at``.
-        """
-        work.load(at)
-        work.module.eval()
-        n, b = len(data), self.batch_size
-        total = torch.zeros_like(at.buffer)
-        for first in range(0, n, b):
-            batch = tuple(t[first : first + b] for t in data.columns)
-            value = work.module.training_step(batch, 0)
-            assert isinstance(value, Tensor)
-            parts = torch.autograd.grad(value, list(work.named.values()))
-            total.add_(torch.cat([g.reshape(-1) for g in parts]), alpha=len(batch[1]) / n)
-        return Flat(at.layout, total)
-
-
-def _take(work: TrainingProcess, step: Step, batches: Batches, epochs: int, *, is_own: bool) -> list[Tensor]:
+def _take(work: "Work", step: Step, batches: Batches, epochs: int, *, is_own: bool) -> list[Tensor]:
     """Take the steps of all epochs and return their losses. is_own: the method replaces ``training_step``."""
     losses: list[Tensor] = []
     clock, (first_epoch, first_step) = work.clock, work.started_at

@@ -191,16 +191,12 @@ class Logged:
             return
         if isinstance(value, Metric | MetricCollection):
             if not any(value is metric for metric in self.metrics.objects):
-                raise ValueError(
-                    f"it logs {name}, a torchmetrics object that is not one of its attributes: assign it in __init__"
-                )
+                raise ValueError(f"it logs {name}, a torchmetrics object that is no attribute: assign it in __init__")
             self._logged[name] = value
             return
         if reduce_fx not in MEANS:
             way = getattr(reduce_fx, "__name__", reduce_fx)
-            raise ValueError(
-                f"it logs {name} with reduce_fx {way}, and numbers are averaged: log a torchmetrics object (MaxMetric)"
-            )
+            raise ValueError(f"it logs {name} with reduce_fx {way}; numbers are averaged: log a torchmetrics object")
         try:
             number = value.detach().reshape(()) if isinstance(value, Tensor) else float(value)
         except (TypeError, ValueError, RuntimeError) as error:

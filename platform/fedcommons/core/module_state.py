@@ -3,13 +3,15 @@
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from fedcommons.core.logging_shim import values_in
-from fedcommons.core.training_process import TrainingProcess
+
+if TYPE_CHECKING:
+    from fedcommons.core.client_worker import Work
 
 OF_OPTIMIZER = ("state", "param_groups")
 """Attributes of an optimizer that are not copied, because the engine resets them for each client."""
@@ -36,7 +38,7 @@ class Saved:
         ValueError: an attribute of the module cannot be copied.
     """
 
-    def __init__(self, work: TrainingProcess, others: Sequence[object]) -> None:
+    def __init__(self, work: "Work", others: Sequence[object]) -> None:
         module, self.optimizer = work.module, work.optimizer
         self.parts = dict(module.named_modules())
         named = dict(module.named_parameters())
@@ -88,15 +90,12 @@ class Saved:
         """
         now = {name: id(p) for part in self.parts for name, p in self._parameters_of(part)}
         if names := [name for name, (p, *_) in self.flags.items() if now.get(name) != id(p)]:
-            raise ValueError(
-                f"a hook replaces the parameter {names[0]}: copy the new values into the parameter instead"
-            )
+            raise ValueError(f"a hook replaces the parameter {names[0]}: copy the new values into it instead")
         if names := [
             name for name, (p, was_trainable, _) in self.flags.items() if p.requires_grad and not was_trainable
         ]:
             raise ValueError(
-                f"a hook unfreezes {names[0]}, which had requires_grad = False when the module was built and is "
-                "therefore not sent: build it trainable and freeze it in on_fit_start"
+                f"a hook unfreezes {names[0]}, which is not sent: build it trainable and freeze it in on_fit_start"
             )
 
     @staticmethod
@@ -122,6 +121,6 @@ class Saved:
                 except Exception as error:  # copying a user's object may raise any exception
                     raise ValueError(
                         f"its attribute {path}{'.' * bool(path)}{name} ({type(value).__name__}) cannot be copied, so "
-                        "a change of it by a hook could not be undone for the next client"
+                        "a hook's change of it could not be undone"
                     ) from error
         return copied

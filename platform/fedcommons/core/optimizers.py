@@ -35,10 +35,8 @@ def read(returned: Any) -> tuple[Optimizer, list[Every]]:
     """
     optimizers, schedulers = returned, []
     if isinstance(returned, Mapping):
-        optimizers, schedulers = (
-            returned.get("optimizer"),
-            [returned["lr_scheduler"]] if returned.get("lr_scheduler") else [],
-        )
+        optimizers, scheduler = returned.get("optimizer"), returned.get("lr_scheduler")
+        schedulers = [scheduler] if scheduler else []
     elif isinstance(returned, Sequence) and len(returned) == 2 and all(isinstance(part, Sequence) for part in returned):
         optimizers, schedulers = returned
     elif isinstance(returned, Sequence) and len(returned) == 1:
@@ -54,11 +52,8 @@ def read(returned: Any) -> tuple[Optimizer, list[Every]]:
 
 def _every(config: Any, optimizer: Optimizer) -> Every:
     options = config if isinstance(config, Mapping) else {"scheduler": config}
-    scheduler, interval, frequency = (
-        options.get("scheduler"),
-        options.get("interval", "epoch"),
-        options.get("frequency", 1),
-    )
+    scheduler, interval = options.get("scheduler"), options.get("interval", "epoch")
+    frequency = options.get("frequency", 1)
     if isinstance(scheduler, ReduceLROnPlateau):
         raise ValueError("ReduceLROnPlateau needs a metric to monitor, which clients lack: use another scheduler")
     if not isinstance(scheduler, LRScheduler):

@@ -36,8 +36,7 @@ def require_message(message: Message, checked: Payload | None = None) -> None:
 
     checked: the ``common`` of an earlier message. If this message has the same object, the object is not checked again.
     """
-    if message.__class__ is not Message:
-        require_type(Message, message)
+    require_type(Message, message)
     if message.common is not checked:
         require_payload("Message.common", message.common)
     require_payload("Message.individual", message.individual)
@@ -45,8 +44,7 @@ def require_message(message: Message, checked: Payload | None = None) -> None:
 
 def require_reply(reply: Reply) -> None:
     """Check the reply that a method's ``client`` returned. The engine calls this for each client in each round."""
-    if reply.__class__ is not Reply:
-        require_type(Reply, reply)
+    require_type(Reply, reply)
     require_payload("Reply.sums", reply.sums)
     for name, x in reply.sums.items():
         values = x.buffer if x.__class__ is Flat else data(x)  # pyright: ignore[reportAttributeAccessIssue]
@@ -64,21 +62,16 @@ def require_reply(reply: Reply) -> None:
         require_payload("Reply.memory", reply.memory)
     if reply.weight.__class__ is not float and not _is_number(reply.weight):
         raise ValueError(f"it must return a number as Reply.weight, got {type(reply.weight).__name__}")
-    if reply.metrics.__class__ is not dict:
-        require_type(Mapping, reply.metrics, "numbers by name as Reply.metrics")
+    require_type(Mapping, reply.metrics, "numbers by name as Reply.metrics")
     for name, value in reply.metrics.items():
         tensor: Any = value if value.__class__ is Tensor else None
         is_usual = value.__class__ is float or (tensor is not None and not tensor.ndim and not tensor.dtype.is_complex)
         if name.__class__ is not str or not (is_usual or _is_number(value)):
             kind = type(value).__name__
-            raise ValueError(
-                f"Reply.metrics must map names to real numbers that fit in a float, got {kind} of {name!r}"
-            )
-    if reply.releases.__class__ is not list:
-        require_type(Sequence, reply.releases, "a list of Release as Reply.releases")
+            raise ValueError(f"Reply.metrics must map names to numbers that fit in a float, got {kind} of {name!r}")
+    require_type(Sequence, reply.releases, "a list of Release as Reply.releases")
     for event in reply.releases:
-        if event.__class__ is not Release:
-            require_type(Release, event, "a list of Release as Reply.releases")
+        require_type(Release, event, "a list of Release as Reply.releases")
         if event.what.__class__ is not tuple:
             require_type(list, event.what, "a tuple of names as Release.what")
         for name in event.what:

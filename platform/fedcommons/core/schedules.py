@@ -71,7 +71,5 @@ class Schedule:
         with user_code_context(self.what):
             value = self.function(round)
         if not isinstance(value, Real) or not isfinite(value) or value <= 0:
-            raise UserError(
-                f"{self.what} must return a factor above 0 for every round, got {quote(value)} for {round}."
-            )
+            raise UserError(f"{self.what} must return a factor above 0, got {quote(value)} for round {round}.")
         return float(value)

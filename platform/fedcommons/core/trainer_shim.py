@@ -42,7 +42,7 @@ class Clock:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"self.trainer.{name}: clients have no Trainer here; self.trainer has round, current_epoch and global_step"
+            f"self.trainer.{name}: clients have no Trainer; it has round, current_epoch and global_step"
         )
 
     def attach(self, module: LightningModule) -> None:

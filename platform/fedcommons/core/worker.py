@@ -5,7 +5,8 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 
 import numpy as np
 import torch
@@ -91,10 +92,7 @@ def only_thread() -> Iterator[None]:
     """
     lock = _thread  # kept, because a fork within the context may replace ``_thread``
     if not lock.acquire(blocking=False):
-        raise UserError(
-            "another thread of this process is in an experiment, and all threads share torch's settings and random "
-            "state: use one thread, or separate processes."
-        )
+        raise UserError("another thread of this process is in an experiment: use one thread, or separate processes.")
     try:
         yield
     finally:
@@ -165,21 +163,11 @@ class RunData:
 
     def to(self, device: torch.device) -> "RunData":
         """Return the same data on ``device``; a table of examples that several fields use is copied only once."""
-        moved: dict[int, Examples] = {}
-
-        def move(examples: Examples) -> Examples:
-            if id(examples) not in moved:
-                moved[id(examples)] = examples.to(device)
-            return moved[id(examples)]
-
-        def moved_clients(clients: Clients) -> Clients:
-            return clients.on(move(clients.store))
-
-        clients = moved_clients(self.clients)
-        own_data = clients if self.real is self.clients else moved_clients(self.real)
+        move = cache(lambda examples: examples.to(device))
+        moved = cache(lambda clients: None if clients is None else clients.on(move(clients.store)))
         sets = {name: move(examples) for name, examples in self.sets.items()}
-        pool, tests = (None if part is None else moved_clients(part) for part in (self.pool, self.tests))
-        return RunData(clients, own_data, sets, pool, self.n_classes, tests, self.serves)
+        own = {name: moved(getattr(self, name)) for name in ("clients", "real", "pool", "tests")}
+        return replace(self, sets=sets, **own)
 
 
 @dataclass(frozen=True)

@@ -66,9 +66,9 @@ def from_rounds(path: Path) -> list[dict[str, object]]:
             if actual not in allowed:
                 raise unknown(f"{name} ({row.where})", actual, allowed)
         key = (row.dataset, row.n_clients, row.participation, row.alpha, row.algorithm)
-        once = communication.pool_nbytes(row.n_clients, communication.images_nbytes(TRAIN // row.n_clients, SHAPE))
+        once = 2 * row.n_clients * communication.images_nbytes(TRAIN // row.n_clients, SHAPE)
         model, control = (vgg11_nbytes(CLASSES[row.dataset], names) for names in (("",), CONTROL[row.algorithm]))
-        per_round = communication.round_nbytes(joining(row.n_clients, row.participation), model, control)
+        per_round = 2 * joining(row.n_clients, row.participation) * (model + control)
         rounds = {"shuffled_synthetic": row.rounds_fedssyn, "real": row.rounds_vanilla}
         sides = []
         for written, exchanged in zip(rounds.values(), (once, 0), strict=True):
