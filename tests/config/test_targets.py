@@ -93,7 +93,8 @@ def test_patience_ends_a_run_that_many_rounds_after_its_best() -> None:
     ):
         stop = Stop("patience", 0.8, 9, 2, "validation/loss", "min")
         every = [{"round": number, "validation/loss": value} for number, value in enumerate(values)]
-        assert next((k for k in range(1, 7) if stop.reason_to_stop(every[: k + 1])), None) == ends
+        shorter = [every[:1], *([*stop.needed(every[:k]), every[k]] for k in range(1, 7))]
+        assert next((k for k in range(1, 7) if stop.reason_to_stop(shorter[k])), None) == ends
         assert not Stop("patience", 0.8, ends or 9, 2, "validation/loss", "min").reason_to_stop(
             every[: (ends or 6) + 1]
         )

@@ -57,10 +57,6 @@ class Callback(Protocol):
         """Return further metrics of a round. last: number of the run's last round."""
         return {}
 
-    def is_last(self, lines: Lines) -> bool:
-        """Return whether the run ends early, after the round of the last line."""
-        return False
-
     def on_round(self, result: RoundResult) -> None:
         """Use the result of a round."""
 
