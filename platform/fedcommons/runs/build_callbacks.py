@@ -1,6 +1,6 @@
 """Build the callbacks of a run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from fedcommons.config import registry
@@ -32,20 +32,17 @@ def callbacks_of(
     if e.measure:
         built += [OwnMeasure(executor, *e.measure, e.measure_every, ready.spec.seed, ready.steps, e.chunk)]
     built += [
-        callbacks.Tracking(record, _trackers(ready, record, say)),
+        callbacks.Tracking(record, partial(_trackers, ready, record, say)),
         BestModel(record.path, watched, e.every, ready.module, ready.facts),
         callbacks.Checkpoints(record),
         callbacks.Warnings(say),
     ]
     built += [callbacks.Progress(on_round)] if on_round else []
-    built += [callbacks.RemoteCopy(mirror)] if mirror else []
-    callbacks.require_callbacks(built)
-    return built
+    return built + ([callbacks.RemoteCopy(mirror)] if mirror else [])
 
 
-def _trackers(ready: Assembled, record: RunFolder, say: Callable[[str], None]) -> list[Tracker]:
-    """Return the run's trackers: W&B unless it is off, and the tracker of ``tracking.tracker``, if any."""
-    trackers: list[Tracker] = []
+def _trackers(ready: Assembled, record: RunFolder, say: Callable[[str], None]) -> Iterator[Tracker]:
+    """Begin the run's trackers: W&B unless it is off, and the tracker of ``tracking.tracker``, if any."""
     spec = ready.spec
     if spec.wandb != "off":
         from fedcommons.tracking.wandb_media import pool_images
@@ -56,11 +53,10 @@ def _trackers(ready: Assembled, record: RunFolder, say: Callable[[str], None]) -
             x, y = pool.store.x[n_real:].numpy(), pool.store.y[n_real:].numpy()
             shown = pool_images(x, y, pool.rows.flat.numpy() - n_real)
         described = describe(spec.record, ready.shared.p)
-        trackers.append(WandbTracker(record.path, described, spec.wandb, say, shown))
+        yield WandbTracker(record.path, described, spec.wandb, say, shown)
     if spec.tracker:
         name, constants = spec.tracker
         part = registry.find("tracker", name)
         arguments = select_arguments(part, {"folder": record.path, "config": record.fields})
         make = partial(part, **arguments, **constants)
-        trackers.append(OwnTracker(name, partial(registry.build_part, "tracker", name, make), say))
-    return trackers
+        yield OwnTracker(name, partial(registry.build_part, "tracker", name, make), say)

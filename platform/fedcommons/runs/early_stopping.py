@@ -25,7 +25,6 @@ class Stop(Callback):
     patience: int
     watched: str
     way: str
-    name = "early stopping"
 
     @property
     def private(self) -> str | None:

@@ -96,7 +96,6 @@ class BestModel(Callback):
     value: float | None = None
     best: Standing | None = None
     before: Standing | None = None  # the best state before ``best``, if no file has this state yet
-    name = "best model"
 
     def on_begin(self, start: Standing, lines: Lines) -> None:
         """Restore the best value. Replace ``BEST`` by ``BEFORE``, or delete it, if its round runs again."""

@@ -63,7 +63,6 @@ class OwnMeasure(Callback):
     seed: int
     steps: int
     chunk: int
-    name = "measure"
 
     def measure(self, now: Standing, last: int) -> dict[str, float]:
         """Return the numbers as ``measure/NAME``; a measure that fails is a ``ClientError``."""
