@@ -13,7 +13,7 @@ from fedcommons.runs.model_files import BestModel
 from fedcommons.runs.user_metric import OwnMeasure
 from fedcommons.tracking.remote_run import RunMirror
 from fedcommons.tracking.run_folder import RunFolder
-from fedcommons.tracking.tracker import OwnTracker, Tracker
+from fedcommons.tracking.tracker import GuardedTracker, Tracker, numbers
 
 
 def callbacks_of(
@@ -53,10 +53,11 @@ def _trackers(ready: Assembled, record: RunFolder, say: Callable[[str], None]) -
             x, y = pool.store.x[n_real:].numpy(), pool.store.y[n_real:].numpy()
             shown = pool_images(x, y, pool.rows.flat.numpy() - n_real)
         described = describe(spec.record, ready.shared.p)
-        yield WandbTracker(record.path, described, spec.wandb, say, shown)
+        make = partial(WandbTracker, record.path, described, spec.wandb, say, shown)
+        yield GuardedTracker("W&B", make, say, prepare=numbers)
     if spec.tracker:
         name, constants = spec.tracker
         part = registry.find("tracker", name)
         arguments = select_arguments(part, {"folder": record.path, "config": record.fields})
-        make = partial(part, **arguments, **constants)
-        yield OwnTracker(name, partial(registry.build_part, "tracker", name, make), say)
+        make = partial(registry.build_part, "tracker", name, partial(part, **arguments, **constants))
+        yield GuardedTracker(f"tracking.tracker {name}", make, say)

@@ -24,7 +24,7 @@ from fedcommons.privacy.statement import in_short
 from fedcommons.runtime import tempdirs
 from fedcommons.storage import safe_read
 from fedcommons.storage.atomic_files import write_text
-from fedcommons.tracking.tracker import Metric, numbers
+from fedcommons.tracking.tracker import Metric
 from fedcommons.tracking.wandb_media import Columns, pictures
 
 IID = 1e6
@@ -34,57 +34,43 @@ IID = 1e6
 class WandbTracker:
     """A W&B run in the run folder. Its id is stored in wandb-id.txt, so that a resumed run continues the W&B run.
 
-    described: see ``describe``. mode: "online" or "offline". say: called with one sentence if W&B fails; after a
-    failure nothing more is logged. pool: synthetic images for the pictures (see ``wandb_media``), which are logged with
+    described: see ``describe``. mode: "online" or "offline". say: called with one sentence if the run is kept offline,
+    or has no pictures. pool: synthetic images for the pictures (see ``wandb_media``), which are logged with
     the last round.
     """
 
     def __init__(
         self, folder: Path, described: Mapping[str, Any], mode: str, say: Callable[[str], None], pool: Columns = ()
     ) -> None:
-        self.say, self.run = say, None
-        self.folder, self.pool, self.last = folder, pool, 0
+        self.say, self.folder, self.pool, self.last = say, folder, pool, 0
         # With this variable, W&B would use the sweep's W&B service, where the run of a killed trial stays open.
         # The next trial with the same id would then write nothing.
         os.environ.pop("WANDB_SERVICE", None)
+        with tempdirs.tempdir():
+            import wandb
+        if mode == "online" and not logged_in():
+            say("W&B: there is no login (set WANDB_API_KEY or run `wandb login`), so this run is kept offline.")
+            mode = "offline"
         try:
-            with tempdirs.tempdir():
-                import wandb
-            if mode == "online" and not logged_in():
-                say("W&B: there is no login (set WANDB_API_KEY or run `wandb login`), so this run is kept offline.")
-                mode = "offline"
-            try:
-                self.run = _init(folder, described, mode)
-            except wandb.Error as error:
-                if mode != "online":
-                    raise
-                say(f"W&B: {' '.join(str(error).split())}; this run is kept offline.")
-                wandb.teardown()  # without this, W&B's service still holds the run's id
-                self.run = _init(folder, described, "offline")
-            self.run.define_metric("round")
-            self.run.define_metric("*", step_metric="round")
-        except Exception as error:
-            self._give_up(error)
+            self.run = _init(folder, described, mode)
+        except wandb.Error as error:
+            if mode != "online":
+                raise
+            say(f"W&B: {' '.join(str(error).split())}; this run is kept offline.")
+            wandb.teardown()  # without this, W&B's service still holds the run's id
+            self.run = _init(folder, described, "offline")
+        self.run.define_metric("round")
+        self.run.define_metric("*", step_metric="round")
 
     def log(self, round: int, metrics: Mapping[str, Metric]) -> None:
-        if self.run is None:
-            return
-        try:
-            self.run.log({"round": round, **numbers(metrics)}, step=round)
-            self.last = round
-        except Exception as error:
-            self._give_up(error)
+        self.run.log({"round": round, **metrics}, step=round)
+        self.last = round
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
-        if self.run is None:
-            return
-        try:
-            if summary is not None:
-                self._log_pictures(summary)
-                self.run.summary.update(in_summary(summary))
-            self.run.finish(exit_code=0 if summary is not None else 1)
-        except Exception as error:
-            self._give_up(error)
+        if summary is not None:
+            self._log_pictures(summary)
+            self.run.summary.update(in_summary(summary))
+        self.run.finish(exit_code=0 if summary is not None else 1)
 
     def _log_pictures(self, summary: Mapping[str, Any]) -> None:
         import wandb
@@ -95,12 +81,8 @@ class WandbTracker:
         except Exception as error:
             self.say(Warned(f"W&B: {type(error).__name__}: {error}; W&B shows this run without pictures."))
             return
-        if self.run and images:
+        if images:
             self.run.log(images, step=self.last)
-
-    def _give_up(self, error: Exception) -> None:
-        self.run = None
-        self.say(Warned(f"W&B: {type(error).__name__}: {error}; the run goes on without W&B."))
 
 
 def describe(config: Experiment, p: float) -> dict[str, Any]:
