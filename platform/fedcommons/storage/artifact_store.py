@@ -1,6 +1,5 @@
 """The artifact store: costly results, stored under the hash of the facts that decide them, and verified when read."""
 
-import json
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedcommons.errors import UserError, Warned, name_of
 from fedcommons.storage import object_store
-from fedcommons.storage.atomic_files import read_tensors, sha256, write_tensors
+from fedcommons.storage.atomic_files import checksum_of, read_tensors, write_tensors
 from fedcommons.storage.snapshots import Snapshots
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 def key_of(facts: Mapping[str, Any] | None) -> str:
     """Return the key of a result that depends only on ``facts`` (plain values): 24 hexadecimal digits of their hash."""
-    return sha256(json.dumps(facts, sort_keys=True).encode())[:24]
+    return checksum_of(facts)[:24]
 
 
 def constants(part: Any, less: Collection[str] = ()) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def write_tensors(path: Path, tensors: "Mapping[str, Tensor]", facts: Mapping[st
     write_json(path.with_name(path.name + ".json"), {**checksums, **facts})
 
 
-def checksum_of(facts: Mapping[str, Any]) -> str:
+def checksum_of(facts: Mapping[str, Any] | None) -> str:
     """Return the hexadecimal SHA-256 checksum of facts, a mapping of plain values, independent of their order."""
     return sha256(json.dumps(facts, sort_keys=True).encode())
 

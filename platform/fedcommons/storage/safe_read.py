@@ -116,11 +116,8 @@ def content(path: Path, most: int, inner: int = 1) -> bytes | None:
 
 def text_of(path: Path) -> str | None:
     """Return the first ``LARGEST_TEXT`` bytes of a file as text; None without a file. Errors: see ``open_file``."""
-    try:
-        with open_file(path, LARGEST_JSON) as file:
-            return None if file is None else file.read(LARGEST_TEXT).decode(errors="replace")
-    except OSError as error:
-        raise UnreadableError(f"{path} cannot be read ({error.strerror})") from None
+    text = content(path, LARGEST_JSON)
+    return None if text is None else text[:LARGEST_TEXT].decode(errors="replace")
 
 
 def json_of(path: Path, inner: int = 1) -> Any:
@@ -144,18 +141,13 @@ def parsed(text: bytes) -> Any:
         ValueError: the text is not JSON, or has a number that is not finite or too large for a float.
         RecursionError: the brackets are nested too deeply.
     """
-    return json.loads(text.decode(), parse_constant=_number, parse_float=_number, parse_int=_whole)
+    return json.loads(text.decode(), parse_constant=_number, parse_float=_number, parse_int=_number)
 
 
 def _number(text: str) -> float:
-    if not abs(value := float(text)) <= sys.float_info.max:
+    value = int(text) if text.removeprefix("-").isdecimal() else float(text)
+    if not abs(value) <= sys.float_info.max:
         raise ValueError(f"it has the number {text[:20]}")
-    return value
-
-
-def _whole(text: str) -> int:
-    if abs(value := int(text)) > sys.float_info.max:
-        raise ValueError(f"it has a number of {len(text)} digits")
     return value
 
 
