@@ -9,6 +9,7 @@ from fedcommons.core.executor import Executor
 from fedcommons.runs import callbacks
 from fedcommons.runs.assemble import Assembled
 from fedcommons.runs.callbacks import Callback, OnRound
+from fedcommons.runs.evaluate import model_task
 from fedcommons.runs.model_files import BestModel
 from fedcommons.runs.user_metric import OwnMeasure
 from fedcommons.tracking.remote_run import RunMirror
@@ -30,10 +31,10 @@ def callbacks_of(
     watched = [(stop.watched, stop.way)] if stop.rule == "patience" else watched
     built: list[Callback] = [stop]
     if e.measure:
-        built += [OwnMeasure(executor, *e.measure, e.measure_every, ready.spec.seed, ready.steps, e.chunk)]
+        built += [OwnMeasure(executor, partial(model_task, ready), e.measure, e.measure_every)]
     built += [
         callbacks.Tracking(record, partial(_trackers, ready, record, say)),
-        BestModel(record.path, watched, e.every, ready.module, ready.facts),
+        BestModel(record.path, watched, e.every, ready.module, ready.spec.facts),
         callbacks.Checkpoints(record),
         callbacks.Warnings(say),
     ]

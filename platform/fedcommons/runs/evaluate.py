@@ -39,7 +39,7 @@ def observe(ready: Assembled, executor: Executor, now: Standing, last: int | Non
 
     now: the state after the round. last: number of the run's last round; None: the planned number of rounds.
     """
-    e, data, at = ready.spec.evaluation, ready.data, _at(ready, now)
+    e, data, at = ready.spec.evaluation, ready.data, model_task(ready, now)
     sizes = {name: len(examples) for name, examples in data.sets.items()}
     last = last or ready.plan.facts.rounds
     is_due = due(now.round, e.every, last)
@@ -75,7 +75,7 @@ def of_clients(
         return {}, {}
     if not due(now.round, e.every, last or ready.plan.facts.rounds):
         return {"n": []}, {}
-    at, on_tests, models = _at(ready, now), ready.data.tests is not None, dict[str, Each]()
+    at, on_tests, models = model_task(ready, now), ready.data.tests is not None, dict[str, Each]()
     if e.on_training:
         client_metrics = evaluate_clients(executor, at, n)
         return client_metrics, worst(client_metrics)
@@ -98,7 +98,7 @@ def due(round: int, every: int, last: int) -> bool:
     return round % every == 0 or round == last
 
 
-def _at(ready: Assembled, now: Standing) -> ModelTask:
+def model_task(ready: Assembled, now: Standing) -> ModelTask:
     """Return the task to evaluate the server model after a round, with an empty model if the method has none."""
     buffers = None if ready.plan.keep_buffers else now.buffers
     model = now.model if now.has_model else EMPTY

@@ -22,7 +22,7 @@ from fedcommons.storage.artifact_store import Store
 from fedcommons.storage.error_file import leaving_errors
 from fedcommons.tracking.environment import has_other_code
 from fedcommons.tracking.remote_run import RunMirror, name_of
-from fedcommons.tracking.run_folder import RunFolder, is_run, open_run, read_finished
+from fedcommons.tracking.run_folder import RunFolder, is_run, open_run, read_finished, read_rounds
 
 PATIENCE = 60
 """Seconds that a trial waits for its run folder's lock, as a killed sweep's trials hold locks for some more seconds."""
@@ -130,7 +130,7 @@ def _run(
         try:
             start = resume_or_begin(ready, record, resume, salt, say)
             callbacks += callbacks_of(ready, executor, record, mirror, on_round, say)
-            end = federate(ready, executor, start, record.rounds(), callbacks)
+            end = federate(ready, executor, start, read_rounds(folder), callbacks)
             summary = conclude(ready, record, end, say)
             return summary
         finally:

@@ -20,7 +20,7 @@ from fedcommons.runs.assemble import Assembled
 from fedcommons.runs.callbacks import Callback, Lines, RoundResult
 from fedcommons.runs.worker import run_name
 from fedcommons.sharing.stage import Shared, Stage, require_once
-from fedcommons.tracking.run_folder import RunFolder, line_of
+from fedcommons.tracking.run_folder import RunFolder, line_of, read_rounds
 
 EPSILON = "privacy/epsilon_local_training"
 
@@ -117,8 +117,8 @@ def conclude(ready: Assembled, record: RunFolder, end: Standing, say: Callable[[
     record.require_rounds(end.round)
     if end.has_model:
         module = module_with(ready.module(), end.model, end.buffers)
-        model_files.write(record.path / model_files.LAST, module, end.round, ready.facts)
-    summary = evaluate.summarise(ready, record.rounds(), end)
+        model_files.write(record.path / model_files.LAST, module, end.round, ready.spec.facts)
+    summary = evaluate.summarise(ready, read_rounds(record.path), end)
     if summary["rejected"]:
         say(f"{rejection_summary(summary['rejected'])}, see rejected in {record.path / 'summary.json'}")
     return summary
