@@ -1,9 +1,10 @@
 """Build a run from an experiment: read the fields of its config, and return values and objects (``RunSpec``)."""
 
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
-from fedcommons.config import registry, user_loader
+from fedcommons.config import registry, target, user_loader
 from fedcommons.config.dotted import deciding, fields_with_rules, part_of, parts_of_own
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.schema import Constants, Data
@@ -16,7 +17,8 @@ from fedcommons.generators.requests import GeneratorRecipe, require_constants
 from fedcommons.privacy.dp_sgd import DPSGD, Target
 from fedcommons.runs import checks, load_data
 from fedcommons.runs.check_run import checked
-from fedcommons.runs.early_stopping import stop_of
+from fedcommons.runs.early_stopping import Stop
+from fedcommons.runs.load_data import load
 from fedcommons.runs.plans import plan_of
 from fedcommons.runs.spec import BuildModule, Evaluation, RunSpec
 from fedcommons.runs.worker import build_module, build_worker_elsewhere
@@ -90,7 +92,7 @@ def build(config: Experiment) -> RunSpec:
         evaluation=Evaluation(e.every, e.chunk, e.clients, m.clients, m.every, m.samples, m.smoothness, measure),
         wandb=t.wandb,
         tracker=(t.tracker, t.constants) if t.tracker else None,
-        stop=stop_of(f.stop, c.target, f.rounds, f.stop_patience, f.stop_metric),
+        stop=Stop(f.stop, c.target, f.rounds, f.stop_patience, *target.validation_metric(f.stop_metric)),
         dataset=dataset,
         partition=partition,
         train=train,
@@ -124,14 +126,6 @@ def changed_sources(config: Experiment) -> str:
     finally:
         user_loader.codes.update(code)  # the result's models run the code that the run used
     return ""
-
-
-def load(data: Data) -> Dataset:
-    """Load the data set and split it into training, validation and test examples; see ``load_data.load``."""
-    return load_data.load(
-        data.name, data.constants, dir=data.dir, download=data.download, validation=data.validation,
-        validation_from=data.validation_from, limit=data.limit, augment=data.augment, standardise=data.standardise,
-    )  # fmt: skip
 
 
 @lru_cache(maxsize=2)  # most trials of a sweep use the same data set
@@ -175,14 +169,14 @@ def module_of(config: Experiment, *, with_weights: bool = True) -> BuildModule:
 def local_loop(config: Experiment, augment: bool) -> LocalSGD:
     """Return the settings of the clients' local training; augment: flip and crop the training images."""
     c, d = config.client, config.dp
-    target = Target(d.target_epsilon, d.delta, config.federation.rounds) if d.target_epsilon is not None else None
+    goal = Target(d.target_epsilon, d.delta, config.federation.rounds) if d.target_epsilon is not None else None
     return LocalSGD(
         c.epochs,
         c.batch_size,
         c.drop_last,
         c.equal_work,
         augment,
-        DPSGD(d.noise_multiplier, d.clip, target, d.at_once) if d.local else None,
+        DPSGD(d.noise_multiplier, d.clip, goal, d.at_once) if d.local else None,
         c.onednn,
         checks.schedule_of(*_schedule(config)),
         c.clip_norm,
@@ -211,7 +205,7 @@ def noise_key(config: Experiment) -> int:
 
 def with_gpus(spec: RunSpec, config: Experiment) -> RunSpec:
     """Return the run with the GPU share of ``config``, which differs from the run's experiment only in this share."""
-    return spec.with_share(config, config.federation.gpus_per_actor)
+    return replace(spec, record=config, gpus_per_actor=config.federation.gpus_per_actor)
 
 
 def own_options(config: Experiment) -> list[str]:

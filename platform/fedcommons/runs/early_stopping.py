@@ -73,11 +73,6 @@ class Stop(Callback):
         return [line for line in lines if line["round"] == best]
 
 
-def stop_of(rule: str, goal: float | str, rounds: int, patience: int, metric: str) -> Stop:
-    """Return the stopping rule; metric: the value of ``federation.stop_metric``."""
-    return Stop(rule, goal, rounds, patience, *target.validation_metric(metric))
-
-
 def best_round(lines: Lines, metric: str, way: str) -> int:
     """Return the number of the first round with the best value of the metric; 0 if no round from 1 on has a value.
 

@@ -1,7 +1,7 @@
 """``RunSpec``: an experiment as values and objects, with its data partitioned, before anything is trained."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +90,6 @@ class RunSpec:
     @property
     def seed(self) -> int:
         return self.plan.seed
-
-    def with_share(self, record: Experiment, gpus_per_actor: float | str) -> "RunSpec":
-        """Return a copy with another share of a GPU per process; ``record``: the experiment with this share."""
-        return replace(self, record=record, gpus_per_actor=gpus_per_actor)
 
     @property
     def facts(self) -> Dataset:
