@@ -3,7 +3,7 @@
 Checks of fields alone are in ``config.validate``. Checks that call the module are in ``check_module``.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,8 @@ def schedule_of(name: str, constants: Mapping[str, Any], rounds: int) -> Schedul
     if name == "constant" and not constants["warmup"]:
         return None
     part = registry.find("schedule", name)
-    offered = {"rounds": rounds} if "rounds" in select_arguments(part, {"rounds": rounds}) else {}
-    return Schedule(partial(part, **offered, **constants), registry.component_label("schedule", name))
+    build = partial(part, **select_arguments(part, {"rounds": rounds}), **constants)
+    return Schedule(build, registry.component_label("schedule", name))
 
 
 def depends_on_rounds(name: str) -> bool:
@@ -128,13 +128,4 @@ def require_replies(facts: Facts, rule: str, constants: Mapping[str, Any]) -> No
         raise UserError(
             f"straggler.rule {rule} ({values}) lets no client reply in time: "
             f"the probability that any reply arrives in {facts.rounds} rounds is at most {expected:.2g}."
-        )
-
-
-def require_no_server_model(algorithm: str, lacking: Sequence[str]) -> None:
-    """Refuse a method without a server model if needed options (``lacking``), e.g. "--measure.every 0", are not set."""
-    if lacking:
-        raise UserError(
-            f"algorithm {algorithm} has no server model, as each client has a personal model: "
-            f"it needs {' and '.join(lacking)}."
         )

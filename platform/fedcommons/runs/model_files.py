@@ -195,9 +195,7 @@ def load_weights(module: nn.Module, name: str, digest: str | None) -> None:
 def _read(name: str, data: bytes, most: float) -> Mapping[str, Tensor]:
     try:
         if name.endswith(".safetensors"):
-            from safetensors.torch import load as read
-
-            return read(data)
+            return load(data)
         with ZipFile(BytesIO(data)) as packed:  # a compressed zip, not written by torch.save, may be huge
             size = sum(entry.file_size for entry in packed.infolist())
         if size > most:
