@@ -127,16 +127,15 @@ class Warnings(Callback):
         self.has_rejected = bool(start.rejected)
 
     def on_round(self, result: RoundResult) -> None:
-        rejected, texts = result.standing.rejected, list[str]()
+        rejected, place = result.standing.rejected, f"round {result.standing.round}"
         if rejected and not self.has_rejected:
-            texts.append(f"{rejection_summary(records(rejected))}; later rejections are only counted")
+            text = rejection_summary(records(rejected))
+            self.say(Warned(f"{place}: {text}; later rejections are only counted"))
         self.has_rejected = bool(rejected)
         lost = {name for name, value in result.metrics.items() if value is not None and not isfinite(value)}
         if new := lost - self.lost:
-            texts.append(f"not finite, so recorded as null: {', '.join(sorted(new))}; diverged?")
+            self.say(Warned(f"{place}: not finite, so recorded as null: {', '.join(sorted(new))}; diverged?"))
         self.lost |= lost
-        for text in texts:
-            self.say(Warned(f"round {result.standing.round}: {text}"))
 
 
 @dataclass(frozen=True)

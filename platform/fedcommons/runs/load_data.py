@@ -116,15 +116,14 @@ def partition_rows(
     def rows(times: int = 1) -> Sequence[Any]:
         """Call the partition on the examples repeated ``times`` times; return the rows of each client."""
         offered = {
-            "labels": np.concatenate([labels] * times),
-            "groups": None if groups is None else np.concatenate([groups] * times),
-            "factors": {factor: np.concatenate([values] * times) for factor, values in factors.items()},
-            "rows": np.arange(n) if origin is None else origin.rows,
+            "labels": read_only(np.concatenate([labels] * times)),
+            "groups": None if groups is None else read_only(np.concatenate([groups] * times)),
+            "factors": {name: read_only(np.concatenate([v] * times)) for name, v in factors.items()},
+            "rows": read_only(np.arange(n) if origin is None else origin.rows),
             "n_clients": n_clients, "n_classes": n_classes,
             "rng": numpy_generator(seed, "partition", name), "seed": seed_for(seed, "partition", name),
         }  # fmt: skip
-        arguments = select_arguments(part, {what: _read_only(value) for what, value in offered.items()})
-        return part(**{**arguments, **constants})
+        return part(**{**select_arguments(part, offered), **constants})
 
     with user_code_context(registry.component_label("partition", name)):
         partitioned = partitions.partition(name, rows, labels, n_classes)
@@ -158,12 +157,6 @@ def _require_places(name: str, rows: Callable[[int], Sequence[Any]], n: int, n_b
             f"of the {n_before:,} rows in the data set {n:,} remain for training, with other numbers: give it a "
             "parameter `rows`, the original row of each example, and look up column[rows]."
         )
-
-
-def _read_only(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: read_only(values) for name, values in value.items()}
-    return read_only(value) if isinstance(value, np.ndarray) else value
 
 
 def partition_examples(

@@ -68,10 +68,8 @@ class PoolAudit:
     @property
     def facts(self) -> dict[str, Any]:
         """Return the findings for all clients together, for the run's summary."""
-        return {
-            **{name: of_space["all"] for name, of_space in self.record.items()},
-            "withheld": sum(self.withheld.values()),
-        }
+        of_all = {name: of_space["all"] for name, of_space in self.record.items()}
+        return {**of_all, "withheld": sum(self.withheld.values())}
 
     @property
     def text(self) -> str:

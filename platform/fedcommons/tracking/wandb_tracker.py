@@ -24,6 +24,7 @@ from fedcommons.privacy.statement import in_short
 from fedcommons.runtime import tempdirs
 from fedcommons.storage import safe_read
 from fedcommons.storage.atomic_files import write_text
+from fedcommons.tracking.metric_names import NAMES
 from fedcommons.tracking.tracker import Metric
 from fedcommons.tracking.wandb_media import Columns, pictures
 
@@ -122,7 +123,7 @@ def in_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
     all rounds if it was missed). If the target was missed, ``rounds_to_target`` is absent, as it must be a number.
     """
     entries = {k: _without_folders(v) for k, v in summary.items() if isinstance(v, int | float | str) and k != "rounds"}
-    courses = {k: [v for _, v in pairs if v is not None] for k, pairs in summary.items() if _is_course(pairs)}
+    courses = {name: [value for _, value in summary.get(name, ()) if value is not None] for name in NAMES}
     means = {f"{name}_mean": fmean(values) for name, values in courses.items() if values}
     statement = summary["privacy"]
     noise = columns(statement.get("mechanisms", {}))
@@ -131,10 +132,6 @@ def in_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
     to_target = summary.get("rounds_to_target")
     used = summary["rounds"] if to_target is None else to_target
     return {**entries, **means, **private, **audit, "target_reached": to_target is not None, "rounds_used": used}
-
-
-def _is_course(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value)
 
 
 def _without_folders(value: Any) -> Any:
