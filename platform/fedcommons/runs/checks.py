@@ -102,15 +102,11 @@ def require_target(algorithm: Algorithm, loop: LocalSGD, sizes: Collection[int])
     if loop.dp is None or loop.dp.target is None:
         return
     capabilities = capabilities_of(algorithm)
-    if not capabilities.trains_locally:
+    if capabilities.trains_twice or not capabilities.trains_locally:
+        how = "train twice in a round" if capabilities.trains_twice else "make no local steps"
         raise UserError(
-            f"dp.target_epsilon is for local training, and clients of {type(algorithm).__name__} make no local steps; "
+            f"dp.target_epsilon is for one local training per round, and clients of {type(algorithm).__name__} {how}; "
             "use dp.noise_multiplier."
-        )
-    if capabilities.trains_twice:
-        raise UserError(
-            f"{type(algorithm).__name__} trains each client twice in a round, and dp.target_epsilon is for one local "
-            "training; use dp.noise_multiplier."
         )
     target = loop.dp.target
     for n in sorted(set(sizes)):

@@ -4,7 +4,6 @@ W&B never asks for input here, and failures of W&B do not stop a run. No path of
 (The user's command ``wandb sync`` uploads the path of its script, unless WANDB_PROGRAM sets another name.)
 """
 
-import netrc
 import os
 import re
 import secrets
@@ -13,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Any
-from urllib.parse import urlparse
 
 from fedcommons.config import dotted
 from fedcommons.config.experiment import Experiment
@@ -182,14 +180,9 @@ def _init(folder: Path, described: Mapping[str, Any], mode: str):
 def logged_in() -> bool:
     """Return whether W&B has a key for its server (WANDB_API_KEY or a netrc file), so that it need not ask the user."""
     import wandb
+    from requests.utils import get_netrc_auth  # a package that W&B needs
 
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    host = urlparse(wandb.setup().settings.base_url).hostname or ""
-    try:
-        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
+    return bool(os.environ.get("WANDB_API_KEY") or get_netrc_auth(wandb.setup().settings.base_url))
 
 
 def _run_id(folder: Path) -> str:
