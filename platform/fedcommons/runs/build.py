@@ -5,7 +5,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from fedcommons.config import registry, target, user_loader
-from fedcommons.config.dotted import deciding, fields_with_rules, part_of, parts_of_own
+from fedcommons.config.dotted import deciding, part_of, parts_of_own
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.schema import Constants, Data
 from fedcommons.config.validate import require_no_steps, require_sources, validate
@@ -98,7 +98,6 @@ def build(config: Experiment) -> RunSpec:
         train=train,
         tests=tests,
         by_rule=by_rule,
-        left_open=fields_with_rules(c),
         noise_key=noise_key(c),
         is_secret=c.dp.is_secret,
         delta=c.dp.delta,
@@ -110,7 +109,6 @@ def build(config: Experiment) -> RunSpec:
         gpus_per_actor=f.gpus_per_actor,
         checkpoint_every=f.checkpoint_every,
         memory_bytes=f.memory_mb * 1e6,
-        options=own_options(c),
     )
     # Delta is checked if DP-SGD uses it or the user has changed it.
     return checked(spec, judges_delta=c.dp.local or c.dp.delta != type(c.dp).delta)
@@ -145,12 +143,9 @@ def keeps_buffers(config: Experiment) -> bool:
 
 def recipe(config: Experiment) -> GeneratorRecipe:
     """Return the specification of the clients' generators: the component and the options of its training."""
-    assert config.generator is not None
-    name, digest = config.generator.name, config.source.get("generator")
-    return GeneratorRecipe(
-        name, part_of(config, "generator"), config.generator.rho, digest, config.generator.label_noise,
-        config.dp.is_secret,
-    )  # fmt: skip
+    g, digest = config.generator, config.source.get("generator")
+    assert g is not None
+    return GeneratorRecipe(g.name, part_of(config, "generator"), g.rho, digest, g.label_noise, config.dp.is_secret)
 
 
 def module_of(config: Experiment, *, with_weights: bool = True) -> BuildModule:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedcommons.config import registry, target
-from fedcommons.config.dotted import described, recorded_config
+from fedcommons.config.dotted import described, fields_with_rules, recorded_config
 from fedcommons.convergence.laboratory import Laboratory
 from fedcommons.core import rejections
 from fedcommons.core.algorithm import Personal
@@ -154,7 +154,7 @@ def summarise(ready: Assembled, lines: Sequence[Mapping[str, Any]], end: Standin
     )
     if any((tables := mechanisms(ledger, shared.releases, spec.delta, dp.clip if dp else None)).values()):
         privacy["mechanisms"] = tables
-    left_open = spec.left_open
+    left_open = fields_with_rules(spec.record)
     used = effective.of_data(left_open, spec.dataset, ready.plan, spec.by_rule)
     if capabilities_of(ready.algorithm).trains_locally:
         used |= effective.of_local_steps(spec.local, ready.data.clients, ledger)

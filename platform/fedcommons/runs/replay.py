@@ -124,10 +124,8 @@ def _config(folder: Path) -> Experiment:
 def _require_named(options: Sequence[str], named: Collection[str]) -> None:
     """Check that ``named`` contains each user-defined component and data folder in ``options``."""
     unnamed = [option for option in options if shlex.split(option)[-1] not in named]
-    if folders := [option for option in unnamed if option.startswith("--data.dir ")]:
-        raise UserError(f"--replay: the run names a data folder; to have it read, add {folders[0]}.")
     if unnamed:
-        raise UserError(f"--replay: the run has user-defined components; to execute them, add {' '.join(unnamed)}.")
+        raise UserError(f"--replay: the run names code or data of the user; to use them, add {' '.join(unnamed)}.")
 
 
 def _require_within(option: str, value: int, low: int, high: int) -> None:

@@ -50,7 +50,6 @@ class RunSpec:
     record: the experiment, for the files and trackers that describe the run; only ``tracking`` reads it.
     names: kind of component -> name of the component, for messages.
     elsewhere: builds a worker in a separate process, see ``worker.build_worker_elsewhere``.
-    left_open: names of fields with the value null or "method", which a rule replaces; see ``effective`` in the summary.
     """
 
     record: Experiment
@@ -82,9 +81,7 @@ class RunSpec:
     gpus_per_actor: float | str
     checkpoint_every: int
     memory_bytes: float
-    left_open: frozenset[str] = frozenset()
     by_rule: Mapping[str, Any] = field(default_factory=dict)  # the partition's constants that a rule computed
-    options: Sequence[str] = ()  # options that name the user's components and data folder
     notes: Sequence[str] = ()  # messages to the user about data and model
 
     @property
