@@ -59,7 +59,8 @@ def build(config: Experiment) -> RunSpec:
         require_constants(generator)
     dataset = _load(c.data, c.source.get("data"))
     if generator:
-        checks.require_generator(generator, dataset)
+        checks.refuse(generator, "check_type", dataset.train.x.dtype, dataset.name)
+        checks.refuse(generator, "check_shape", dataset.shape, dataset.name)
     p = c.partition
     partition, train, tests, by_rule = load_data.partition_examples(
         dataset, p.name, p.constants, p.n_clients, c.data.client_test, p.shift, p.shift_size, c.seed

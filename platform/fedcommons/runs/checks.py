@@ -14,9 +14,7 @@ from fedcommons.core.algorithm import Algorithm, Facts
 from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.schedules import Schedule
-from fedcommons.data.examples import Dataset
 from fedcommons.errors import UserError, before_any_work, user_code_context
-from fedcommons.generators.generator import Generator
 from fedcommons.privacy import salts
 from fedcommons.privacy.accountants import require_reachable
 from fedcommons.sharing.stage import Stage
@@ -72,12 +70,6 @@ def require_storage(storage: str | None, artifacts: Path, *, is_secret: bool) ->
         salts.require_writable(artifacts)
         if storage is not None and not object_store.is_url(storage):
             salts.require_outside(Path(storage))
-
-
-def require_generator(generator: Generator, dataset: Dataset) -> None:
-    """Check that a generator can be trained on examples with the data set's type and shape."""
-    refuse(generator, "check_type", dataset.train.x.dtype, dataset.name)
-    refuse(generator, "check_shape", dataset.shape, dataset.name)
 
 
 def require_pool(algorithm: Algorithm, stage: Stage) -> None:

@@ -130,19 +130,15 @@ class Store:
         """Upload the artifacts that the storage lacks. Return the reason of a failure; empty after success."""
         for kind, key in sorted(self._unsent):
             try:
-                snapshots = self._brought.get((kind, key))
-                if snapshots is None:
-                    snapshots = self._snapshots(kind, key)
-                    snapshots.look()
+                snapshots = self._brought.get((kind, key)) or self._snapshots(kind, key)
                 # If another process has already uploaded the same artifact, nothing is uploaded.
                 if (kind, key) in self._brought or snapshots.tag == object_store.NEW:
                     snapshots.upload(self.folder / kind)
+                self._brought[kind, key] = snapshots
             except object_store.ChangedError:
                 pass  # another process has just uploaded the same artifact
             except object_store.StorageError as error:
                 return self._describe(f"{error}")
-            else:
-                self._brought[kind, key] = snapshots
             self._unsent.remove((kind, key))
         self._flaw = ""
         return ""
@@ -151,7 +147,7 @@ class Store:
         """Download an artifact from the storage. Return whether the folder now contains it undamaged."""
         try:
             snapshots = self._snapshots(kind, key)
-            if not snapshots.look():
+            if not snapshots.entries:
                 return False
             flaws = snapshots.fetch(self.folder / kind)
         except object_store.StorageError as error:
@@ -163,8 +159,11 @@ class Store:
         return not flaws
 
     def _snapshots(self, kind: str, key: str) -> Snapshots:
-        names = rf"{key}\.safetensors(\.json)?"
-        return Snapshots(object_store.open_store(self.storage or ""), f"artifacts/{kind}/{key}", names)
+        """Return the snapshots of an artifact in the storage, after reading the list of the newest one."""
+        storage = object_store.open_store(self.storage or "")
+        snapshots = Snapshots(storage, f"artifacts/{kind}/{key}", rf"{key}\.safetensors(\.json)?")
+        snapshots.look()
+        return snapshots
 
     def _describe(self, flaw: str) -> str:
         if not self._flaw:
