@@ -163,7 +163,8 @@ def summarise(ready: Assembled, lines: Sequence[Mapping[str, Any]], end: Standin
     if hasattr(ready.algorithm, "effective_constants"):
         model = flatten(trainable_parameters(ready.module()))
         section = registry.section("algorithm", spec.names["algorithm"])
-        used |= effective.of_algorithm(ready.algorithm, section, model, facts, spec.local.epochs)
+        constants = effective.constants_of(ready.algorithm, model, facts, spec.local.epochs)
+        used |= {f"{section}.{name}": value for name, value in constants.items()}
     after = accuracies(lines)
 
     def course(name: str) -> list[list[float]]:

@@ -290,10 +290,9 @@ def read_class_counts(path: Path) -> list[list[int]]:
     if "sizes" in facts and "class_counts" not in facts:
         return []
     rows = counts if isinstance(counts := facts.get("class_counts"), list) else []
-    if not rows or not all(isinstance(row, list) and row and len(row) == len(rows[0]) for row in rows):
-        raise UserError(f"{file} is damaged: it has no class counts.")
-    if not all(type(n) is int and 0 <= n < 2**53 for row in rows for n in row):
-        raise UserError(f"{file} is damaged: its class counts are not whole numbers from 0.")
+    is_table = rows and all(isinstance(row, list) and row and len(row) == len(rows[0]) for row in rows)
+    if not (is_table and all(type(n) is int and 0 <= n < 2**53 for row in rows for n in row)):
+        raise UserError(f"{file} is damaged: it has no class counts, or counts that are not whole numbers from 0.")
     return rows
 
 
