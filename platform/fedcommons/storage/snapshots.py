@@ -168,9 +168,9 @@ class Snapshots:
             if (content := _read(folder, name, float("inf"))) is None:
                 continue
             digest = sha256(content)
-            known_entry = self.entries.get(name)
-            is_there = known_entry is not None and known_entry.content == digest and name not in self._damaged
-            entry = known_entry if is_there else self._sent.get(digest)
+            entry = self.entries.get(name)
+            if entry is None or entry.content != digest or name in self._damaged:
+                entry = self._sent.get(digest)
             if entry is None:
                 entry = Entry(f"{digest}-{self._me}", len(content))
                 self.storage.write(f"{self.name}/objects/{entry.object}", content)

@@ -12,7 +12,6 @@ from typing import Any
 
 from fedcommons.config import target
 from fedcommons.config.dotted import common_fields, fields_for
-from fedcommons.config.fields import Field
 from fedcommons.config.registry import KINDS
 from fedcommons.errors import UserError, quote
 from fedcommons.storage import safe_read
@@ -95,7 +94,9 @@ def flaw_of_config(config: Any) -> str | None:
     """Describe the first wrong value of ``config`` (field -> value), as a part of a sentence; None if all are valid."""
     if not isinstance(config, Mapping):
         return f"config is {quote(config)}"
-    fields = _chosen_fields(config)
+    chosen = {kind: config.get(k.field) for kind, k in KINDS.items()}
+    names = {kind: [n] for kind, n in chosen.items() if isinstance(n, str) and n in KINDS[kind].components}
+    fields = {**common_fields(), **fields_for(names, reread=False)}
     for name, value in config.items():
         many = value if isinstance(value, list | tuple) else [value]
         if any(type(item) not in (int, float, str, bool, type(None)) for item in many):
@@ -115,12 +116,6 @@ def _is_target(value: Any) -> bool:
         return type(value) in (int, float, str) and bool(target.read(value))
     except UserError:
         return False
-
-
-def _chosen_fields(config: Mapping[str, Any]) -> Mapping[str, Field]:
-    chosen = {kind: config.get(k.field) for kind, k in KINDS.items()}
-    names = {kind: [n] for kind, n in chosen.items() if isinstance(n, str) and n in KINDS[kind].components}
-    return {**common_fields(), **fields_for(names, reread=False)}
 
 
 def flaw_of_line(line: Mapping[str, Any], is_of_clients: bool) -> str | None:

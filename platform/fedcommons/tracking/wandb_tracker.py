@@ -67,21 +67,20 @@ class WandbTracker:
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
         if summary is not None:
-            self._log_pictures(summary)
+            if images := self._images(summary):
+                self.run.log(images, step=self.last)
             self.run.summary.update(in_summary(summary))
         self.run.finish(exit_code=0 if summary is not None else 1)
 
-    def _log_pictures(self, summary: Mapping[str, Any]) -> None:
+    def _images(self, summary: Mapping[str, Any]) -> dict[str, Any]:
         import wandb
 
         try:
             drawn_pictures = pictures(self.folder, summary, self.pool)
-            images = {name: wandb.Image(picture) for name, picture in drawn_pictures.items()}
+            return {name: wandb.Image(picture) for name, picture in drawn_pictures.items()}
         except Exception as error:
             self.say(Warned(f"W&B: {type(error).__name__}: {error}; W&B shows this run without pictures."))
-            return
-        if images:
-            self.run.log(images, step=self.last)
+            return {}
 
 
 def describe(config: Experiment, p: float) -> dict[str, Any]:
