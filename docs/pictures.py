@@ -199,7 +199,7 @@ def zeta() -> None:
 def gradients(config: Experiment) -> list[np.ndarray]:
     """The gradient of each example that each client trains on, (n, P), at the untrained model."""
     built = assemble(build(config))
-    module, clients = module_of(config)(built.facts), built.data.clients
+    module, clients = module_of(config)(built.spec.facts), built.data.clients
     batches = [(clients[i].x.split(1), clients[i].y.split(1)) for i in range(len(clients))]
     return [torch.stack([per_sample.gradients(module, one)[0] for one in zip(x, y, strict=True)]).double().numpy()
             for x, y in batches]  # fmt: skip

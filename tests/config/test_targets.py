@@ -73,7 +73,7 @@ def test_what_cannot_be_measured_or_is_not_logged_is_refused_and_leaves_nothing(
         ({"federation__stop_patience": 3}, "stop_patience changes nothing without --federation.stop patience"),
         ({"federation__stop": "target", "federation__stop_metric": "loss"}, "stop_metric changes nothing"),
         ({**PATIENCE, "federation__stop_metric": "test/loss"}, "a metric on validation data"),
-        ({"algorithm": "ditto", "dp__local": True, "dp__target_epsilon": 4.0}, "Ditto trains each client twice"),
+        ({"algorithm": "ditto", "dp__local": True, "dp__target_epsilon": 4.0}, "clients of Ditto train twice"),
         # what only a round shows: the next command with another target finds the folder free
         ({"target": "acuracy >= 0.5"}, "no round has 'test/acuracy'.* Round 0 has .*test/los"),
         ({**PATIENCE, "federation__stop_metric": "f1 max"}, "stop_metric: no round has"),
@@ -93,7 +93,8 @@ def test_patience_ends_a_run_that_many_rounds_after_its_best() -> None:
     ):
         stop = Stop("patience", 0.8, 9, 2, "validation/loss", "min")
         every = [{"round": number, "validation/loss": value} for number, value in enumerate(values)]
-        assert next((k for k in range(1, 7) if stop.reason_to_stop(every[: k + 1])), None) == ends
+        shorter = [every[:1], *([*stop.needed(every[:k]), every[k]] for k in range(1, 7))]
+        assert next((k for k in range(1, 7) if stop.reason_to_stop(shorter[k])), None) == ends
         assert not Stop("patience", 0.8, ends or 9, 2, "validation/loss", "min").reason_to_stop(
             every[: (ends or 6) + 1]
         )

@@ -6,14 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
+from weakref import WeakSet
 
 import pytest
 from interrupted import small
 from report_runs import quiet
 
 from fedcommons.errors import UserError
+from fedcommons.federation.client_memory import ClientMemory
+from fedcommons.federation.rounds import Standing
 from fedcommons.runs import experiment
-from fedcommons.runs.callbacks import Callback, Progress, require_callbacks
+from fedcommons.runs.assemble import assemble
+from fedcommons.runs.build import build
+from fedcommons.runs.callbacks import Callback
+from fedcommons.runs.federate import federate
 
 WATCHED = {"tracking.tracker": f"{__file__}:Watch", "federation.rounds": 4, "federation.checkpoint_every": 2}
 
@@ -81,7 +87,7 @@ def test_a_checkpoint_that_cannot_be_written_stops_the_run_and_a_tracker_that_fa
     assert not {"summary.json", "finished.json"} & {path.name for path in folder.iterdir()}
 
 
-def test_what_is_no_callback_is_refused_before_any_work(tmp_path: Path) -> None:
+def test_what_is_no_tracker_or_measure_is_refused_before_any_work(tmp_path: Path) -> None:
     for values, text in (
         ({"tracking.tracker": f"{__file__}:NoTracker"}, "NoTracker has no finish; it must have log, finish"),
         ({"measure.measure": f"{__file__}:NoMeasure", "measure.every": 1}, "NoMeasure.* has no __call__"),
@@ -89,15 +95,35 @@ def test_what_is_no_callback_is_refused_before_any_work(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=text):
             experiment.run(small(tmp_path, values), tmp_path / "run", say=quiet)
         assert not list(tmp_path.iterdir())
-    progress = Progress(lambda *_: None)
-    require_callbacks([progress])
-    for callbacks, text in (([progress, NoMeasure()], "NoMeasure is no callback"), ([progress] * 2, "name 'progress'")):
-        with pytest.raises(UserError, match=text):
-            require_callbacks(callbacks)
+
+
+class Number(float):
+    """A float to which a weak reference can point."""
+
+
+@dataclass
+class Counted(Callback):
+    """Logs a number in each round, and counts how many of these numbers are still in memory."""
+
+    numbers: WeakSet[Number]
+    most: int = 0
+
+    def measure(self, now: Standing, last: int) -> Mapping[str, float]:
+        self.numbers.add(number := Number(now.round))
+        self.most = max(self.most, len(self.numbers))
+        return {"number": number}
+
+
+def test_the_lines_of_all_rounds_are_not_kept_in_memory(tmp_path: Path) -> None:
+    for stop in ("never", "patience"):
+        ready = assemble(build(small(tmp_path, {"federation.rounds": 6, "federation.stop": stop})))
+        counted = Counted(WeakSet())
+        federate(ready, ready.executor(), ready.start(ClientMemory()), [], [counted])
+        assert counted.most <= 3  # the best round, the last round and this round
 
 
 def test_callbacks_hold_no_experiment_and_no_section_of_one() -> None:
-    kinds = Callback.__subclasses__()
+    kinds = [kind for kind in Callback.__subclasses__() if kind.__module__.startswith("fedcommons")]
     assert len(kinds) == 8
     for kind in kinds:
         for hint in get_type_hints(kind).values():

@@ -161,6 +161,21 @@ def test_without_a_login_it_is_offline_off_writes_nothing_and_a_failure_does_not
     assert any("disk full" in text for text in said)
 
 
+class Interrupted:
+    def __init__(self) -> None:
+        raise KeyboardInterrupt
+
+    def log(self, round: int, metrics: object) -> None: ...
+
+    def finish(self, summary: object) -> None: ...
+
+
+def test_an_interruption_while_the_trackers_begin_ends_the_wandb_run(config: Experiment, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run(override(config, {"tracking.tracker": f"{__file__}:Interrupted"}), tmp_path / "run", say=quiet)
+    assert wandb.run is None
+
+
 def test_the_server_gets_all_of_a_run_and_nothing_of_this_machine(
     wandb_online: "Server", tmp_path: Path, wandb_file: Reader
 ) -> None:

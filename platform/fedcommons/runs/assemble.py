@@ -12,7 +12,6 @@ from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.client_worker import floating_buffers, trainable_parameters
 from fedcommons.core.executor import Executor
 from fedcommons.core.worker import RunData, Worker, fresh_torch, set_up_process
-from fedcommons.data.examples import Dataset
 from fedcommons.federation.client_memory import ClientMemory
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.serial_executor import Serial
@@ -77,17 +76,13 @@ class Assembled:
     def algorithm(self) -> Algorithm:
         return self.spec.algorithm
 
-    @property
-    def facts(self) -> Dataset:
-        return self.spec.facts
-
     def on(self, data: RunData) -> "Assembled":
         """Return a copy of the federation whose clients have the data ``data``."""
         return replace(self, shared=replace(self.shared, data=data))
 
     def module(self) -> LightningModule:
         """Return the untrained module that clients train."""
-        return self.spec.module(self.facts)
+        return self.spec.module(self.spec.facts)
 
     @property
     def steps(self) -> int:
@@ -105,7 +100,7 @@ class Assembled:
             return Serial(lambda data: self.on(data).worker(source), self.data)
         from fedcommons.federation.ray_executor import RayActors
 
-        module, loop = partial(spec.module, self.facts), replace(spec.local, schedule=None)
+        module, loop = partial(spec.module, spec.facts), replace(spec.local, schedule=None)
         build = partial(spec.elsewhere, str(registry.base()), module, loop, self.plan.facts.weighting, source)
         return RayActors(build, self.data, spec.actors, spec.gpus_per_actor)
 

@@ -1,10 +1,11 @@
 """Build a run from an experiment: read the fields of its config, and return values and objects (``RunSpec``)."""
 
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
-from fedcommons.config import registry, user_loader
-from fedcommons.config.dotted import deciding, fields_with_rules, part_of, parts_of_own
+from fedcommons.config import registry, target, user_loader
+from fedcommons.config.dotted import deciding, part_of, parts_of_own
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.schema import Constants, Data
 from fedcommons.config.validate import require_no_steps, require_sources, validate
@@ -16,7 +17,8 @@ from fedcommons.generators.requests import GeneratorRecipe, require_constants
 from fedcommons.privacy.dp_sgd import DPSGD, Target
 from fedcommons.runs import checks, load_data
 from fedcommons.runs.check_run import checked
-from fedcommons.runs.early_stopping import stop_of
+from fedcommons.runs.early_stopping import Stop
+from fedcommons.runs.load_data import load
 from fedcommons.runs.plans import plan_of
 from fedcommons.runs.spec import BuildModule, Evaluation, RunSpec
 from fedcommons.runs.worker import build_module, build_worker_elsewhere
@@ -57,7 +59,8 @@ def build(config: Experiment) -> RunSpec:
         require_constants(generator)
     dataset = _load(c.data, c.source.get("data"))
     if generator:
-        checks.require_generator(generator, dataset)
+        checks.refuse(generator, "check_type", dataset.train.x.dtype, dataset.name)
+        checks.refuse(generator, "check_shape", dataset.shape, dataset.name)
     p = c.partition
     partition, train, tests, by_rule = load_data.partition_examples(
         dataset, p.name, p.constants, p.n_clients, c.data.client_test, p.shift, p.shift_size, c.seed
@@ -90,13 +93,12 @@ def build(config: Experiment) -> RunSpec:
         evaluation=Evaluation(e.every, e.chunk, e.clients, m.clients, m.every, m.samples, m.smoothness, measure),
         wandb=t.wandb,
         tracker=(t.tracker, t.constants) if t.tracker else None,
-        stop=stop_of(f.stop, c.target, f.rounds, f.stop_patience, f.stop_metric),
+        stop=Stop(f.stop, c.target, f.rounds, f.stop_patience, *target.validation_metric(f.stop_metric)),
         dataset=dataset,
         partition=partition,
         train=train,
         tests=tests,
         by_rule=by_rule,
-        left_open=fields_with_rules(c),
         noise_key=noise_key(c),
         is_secret=c.dp.is_secret,
         delta=c.dp.delta,
@@ -108,7 +110,6 @@ def build(config: Experiment) -> RunSpec:
         gpus_per_actor=f.gpus_per_actor,
         checkpoint_every=f.checkpoint_every,
         memory_bytes=f.memory_mb * 1e6,
-        options=own_options(c),
     )
     # Delta is checked if DP-SGD uses it or the user has changed it.
     return checked(spec, judges_delta=c.dp.local or c.dp.delta != type(c.dp).delta)
@@ -124,14 +125,6 @@ def changed_sources(config: Experiment) -> str:
     finally:
         user_loader.codes.update(code)  # the result's models run the code that the run used
     return ""
-
-
-def load(data: Data) -> Dataset:
-    """Load the data set and split it into training, validation and test examples; see ``load_data.load``."""
-    return load_data.load(
-        data.name, data.constants, dir=data.dir, download=data.download, validation=data.validation,
-        validation_from=data.validation_from, limit=data.limit, augment=data.augment, standardise=data.standardise,
-    )  # fmt: skip
 
 
 @lru_cache(maxsize=2)  # most trials of a sweep use the same data set
@@ -151,12 +144,9 @@ def keeps_buffers(config: Experiment) -> bool:
 
 def recipe(config: Experiment) -> GeneratorRecipe:
     """Return the specification of the clients' generators: the component and the options of its training."""
-    assert config.generator is not None
-    name, digest = config.generator.name, config.source.get("generator")
-    return GeneratorRecipe(
-        name, part_of(config, "generator"), config.generator.rho, digest, config.generator.label_noise,
-        config.dp.is_secret,
-    )  # fmt: skip
+    g, digest = config.generator, config.source.get("generator")
+    assert g is not None
+    return GeneratorRecipe(g.name, part_of(config, "generator"), g.rho, digest, g.label_noise, config.dp.is_secret)
 
 
 def module_of(config: Experiment, *, with_weights: bool = True) -> BuildModule:
@@ -175,14 +165,14 @@ def module_of(config: Experiment, *, with_weights: bool = True) -> BuildModule:
 def local_loop(config: Experiment, augment: bool) -> LocalSGD:
     """Return the settings of the clients' local training; augment: flip and crop the training images."""
     c, d = config.client, config.dp
-    target = Target(d.target_epsilon, d.delta, config.federation.rounds) if d.target_epsilon is not None else None
+    goal = Target(d.target_epsilon, d.delta, config.federation.rounds) if d.target_epsilon is not None else None
     return LocalSGD(
         c.epochs,
         c.batch_size,
         c.drop_last,
         c.equal_work,
         augment,
-        DPSGD(d.noise_multiplier, d.clip, target, d.at_once) if d.local else None,
+        DPSGD(d.noise_multiplier, d.clip, goal, d.at_once) if d.local else None,
         c.onednn,
         checks.schedule_of(*_schedule(config)),
         c.clip_norm,
@@ -211,7 +201,7 @@ def noise_key(config: Experiment) -> int:
 
 def with_gpus(spec: RunSpec, config: Experiment) -> RunSpec:
     """Return the run with the GPU share of ``config``, which differs from the run's experiment only in this share."""
-    return spec.with_share(config, config.federation.gpus_per_actor)
+    return replace(spec, record=config, gpus_per_actor=config.federation.gpus_per_actor)
 
 
 def own_options(config: Experiment) -> list[str]:

@@ -1,6 +1,6 @@
 """Build the callbacks of a run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from fedcommons.config import registry
@@ -9,11 +9,12 @@ from fedcommons.core.executor import Executor
 from fedcommons.runs import callbacks
 from fedcommons.runs.assemble import Assembled
 from fedcommons.runs.callbacks import Callback, OnRound
+from fedcommons.runs.evaluate import model_task
 from fedcommons.runs.model_files import BestModel
 from fedcommons.runs.user_metric import OwnMeasure
 from fedcommons.tracking.remote_run import RunMirror
 from fedcommons.tracking.run_folder import RunFolder
-from fedcommons.tracking.tracker import OwnTracker, Tracker
+from fedcommons.tracking.tracker import GuardedTracker, Tracker, numbers
 
 
 def callbacks_of(
@@ -30,22 +31,19 @@ def callbacks_of(
     watched = [(stop.watched, stop.way)] if stop.rule == "patience" else watched
     built: list[Callback] = [stop]
     if e.measure:
-        built += [OwnMeasure(executor, *e.measure, e.measure_every, ready.spec.seed, ready.steps, e.chunk)]
+        built += [OwnMeasure(executor, partial(model_task, ready), e.measure, e.measure_every)]
     built += [
-        callbacks.Tracking(record, _trackers(ready, record, say)),
-        BestModel(record.path, watched, e.every, ready.module, ready.facts),
+        callbacks.Tracking(record, partial(_trackers, ready, record, say)),
+        BestModel(record.path, watched, e.every, ready.module, ready.spec.facts),
         callbacks.Checkpoints(record),
         callbacks.Warnings(say),
     ]
     built += [callbacks.Progress(on_round)] if on_round else []
-    built += [callbacks.RemoteCopy(mirror)] if mirror else []
-    callbacks.require_callbacks(built)
-    return built
+    return built + ([callbacks.RemoteCopy(mirror)] if mirror else [])
 
 
-def _trackers(ready: Assembled, record: RunFolder, say: Callable[[str], None]) -> list[Tracker]:
-    """Return the run's trackers: W&B unless it is off, and the tracker of ``tracking.tracker``, if any."""
-    trackers: list[Tracker] = []
+def _trackers(ready: Assembled, record: RunFolder, say: Callable[[str], None]) -> Iterator[Tracker]:
+    """Begin the run's trackers: W&B unless it is off, and the tracker of ``tracking.tracker``, if any."""
     spec = ready.spec
     if spec.wandb != "off":
         from fedcommons.tracking.wandb_media import pool_images
@@ -56,11 +54,11 @@ def _trackers(ready: Assembled, record: RunFolder, say: Callable[[str], None]) -
             x, y = pool.store.x[n_real:].numpy(), pool.store.y[n_real:].numpy()
             shown = pool_images(x, y, pool.rows.flat.numpy() - n_real)
         described = describe(spec.record, ready.shared.p)
-        trackers.append(WandbTracker(record.path, described, spec.wandb, say, shown))
+        make = partial(WandbTracker, record.path, described, spec.wandb, say, shown)
+        yield GuardedTracker("W&B", make, say, prepare=numbers)
     if spec.tracker:
         name, constants = spec.tracker
         part = registry.find("tracker", name)
         arguments = select_arguments(part, {"folder": record.path, "config": record.fields})
-        make = partial(part, **arguments, **constants)
-        trackers.append(OwnTracker(name, partial(registry.build_part, "tracker", name, make), say))
-    return trackers
+        make = partial(registry.build_part, "tracker", name, partial(part, **arguments, **constants))
+        yield GuardedTracker(f"tracking.tracker {name}", make, say)

@@ -1,13 +1,13 @@
 """Callbacks: what a run does with each finished round, such as tracking it and saving a checkpoint."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from fedcommons.core.rejections import records, rejection_summary
-from fedcommons.errors import UserError, Warned, name_of
+from fedcommons.errors import Warned
 from fedcommons.federation import checkpoint
 from fedcommons.federation.rounds import Standing
 from fedcommons.tracking.remote_run import RunMirror
@@ -36,7 +36,6 @@ class RoundResult:
     is_saved: bool
 
 
-@runtime_checkable
 class Callback(Protocol):
     """A plug-in of the round loop. A callback stores the values that it needs, and not the experiment.
 
@@ -48,18 +47,12 @@ class Callback(Protocol):
     and is not called again.
     """
 
-    name: str
-
     def on_begin(self, start: Standing, lines: Lines) -> None:
         """Prepare for the rounds after the state ``start``. If ``lines`` is empty, the run begins with round 0."""
 
     def measure(self, now: Standing, last: int) -> Mapping[str, float]:
         """Return further metrics of a round. last: number of the run's last round."""
         return {}
-
-    def is_last(self, lines: Lines) -> bool:
-        """Return whether the run ends early, after the round of the last line."""
-        return False
 
     def on_round(self, result: RoundResult) -> None:
         """Use the result of a round."""
@@ -71,32 +64,21 @@ class Callback(Protocol):
         """Finish when the run ends. summary: content of summary.json; None if an error stopped the run."""
 
 
-def require_callbacks(callbacks: Sequence[object]) -> None:
-    """Check that all objects are callbacks.
-
-    Raises:
-        UserError: an object lacks an attribute of ``Callback``, or two callbacks have the same name.
-    """
-    names = set[str]()
-    for callback in callbacks:
-        if not isinstance(callback, Callback):
-            raise UserError(f"{name_of(callback)} is no callback: it lacks an attribute of runs/callbacks.py:Callback.")
-        if callback.name in names:
-            raise UserError(f"two callbacks have the name {callback.name!r}, and each needs a name of its own.")
-        names.add(callback.name)
-
-
-@dataclass(frozen=True)
+@dataclass
 class Tracking(Callback):
-    """Logs each round and the summary to the run folder, then to other trackers, and records the round's seconds."""
+    """Logs each round and the summary to the run folder, then to other trackers, and records the round's seconds.
+
+    begin_others: begins the other trackers, which then stand in ``others`` and are finished at the run's end.
+    """
 
     record: RunFolder
-    others: Sequence[Tracker]
-    name = "tracking"
+    begin_others: Callable[[], Iterator[Tracker]]
+    others: list[Tracker] = field(default_factory=list)
 
     def on_begin(self, start: Standing, lines: Lines) -> None:
-        for line in lines:
-            for tracker in self.others:
+        for tracker in self.begin_others():
+            self.others.append(tracker)
+            for line in lines:
                 tracker.log(line["round"], {name: value for name, value in line.items() if name != "round"})
 
     def on_round(self, result: RoundResult) -> None:
@@ -120,7 +102,6 @@ class Checkpoints(Callback):
 
     record: RunFolder
     last: Standing = field(init=False)
-    name = "checkpoint"
 
     def on_begin(self, start: Standing, lines: Lines) -> None:
         self.last = start
@@ -141,22 +122,20 @@ class Warnings(Callback):
     say: Callable[[str], None]
     has_rejected: bool = False
     lost: set[str] = field(default_factory=set)
-    name = "warnings"
 
     def on_begin(self, start: Standing, lines: Lines) -> None:
         self.has_rejected = bool(start.rejected)
 
     def on_round(self, result: RoundResult) -> None:
-        rejected, texts = result.standing.rejected, list[str]()
+        rejected, place = result.standing.rejected, f"round {result.standing.round}"
         if rejected and not self.has_rejected:
-            texts.append(f"{rejection_summary(records(rejected))}; later rejections are only counted")
+            text = rejection_summary(records(rejected))
+            self.say(Warned(f"{place}: {text}; later rejections are only counted"))
         self.has_rejected = bool(rejected)
         lost = {name for name, value in result.metrics.items() if value is not None and not isfinite(value)}
         if new := lost - self.lost:
-            texts.append(f"not finite, so recorded as null: {', '.join(sorted(new))}; diverged?")
+            self.say(Warned(f"{place}: not finite, so recorded as null: {', '.join(sorted(new))}; diverged?"))
         self.lost |= lost
-        for text in texts:
-            self.say(Warned(f"round {result.standing.round}: {text}"))
 
 
 @dataclass(frozen=True)
@@ -164,7 +143,6 @@ class Progress(Callback):
     """Calls the user's ``on_round``."""
 
     call: OnRound
-    name = "progress"
 
     def on_round(self, result: RoundResult) -> None:
         self.call(result.standing.round, result.metrics)
@@ -175,7 +153,6 @@ class RemoteCopy(Callback):
     """Uploads the run folder after each regular checkpoint."""
 
     mirror: RunMirror
-    name = "remote copy"
 
     def on_round(self, result: RoundResult) -> None:
         if result.is_saved:

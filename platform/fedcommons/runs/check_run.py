@@ -14,7 +14,7 @@ from fedcommons.flat_tensors import flatten
 from fedcommons.generators.requests import n_seen
 from fedcommons.privacy import ledger
 from fedcommons.runs import check_module, pool_audit
-from fedcommons.runs.checks import refuse, require_no_server_model, require_pool, require_target
+from fedcommons.runs.checks import refuse, require_pool, require_target
 from fedcommons.runs.plans import begin
 from fedcommons.runs.spec import RunSpec
 from fedcommons.runs.worker import standardises
@@ -78,6 +78,10 @@ def checked(spec: RunSpec, *, judges_delta: bool) -> RunSpec:
             "--evaluate.clients true": seen.of_clients,
             "--measure.every 0": not seen.measure_every,
         }
-        require_no_server_model(spec.names["algorithm"], [option for option, is_met in options.items() if not is_met])
+        if lacking := [option for option, is_met in options.items() if not is_met]:
+            raise UserError(
+                f"algorithm {spec.names['algorithm']} has no server model, as each client has a personal model: it "
+                f"needs {' and '.join(lacking)}."
+            )
     notes = [*(dataset.origin.notes if dataset.origin else ()), *notes]
     return replace(spec, plan=replace(spec.plan, facts=facts), dataset=dataset, notes=notes)

@@ -3,7 +3,7 @@
 Checks of fields alone are in ``config.validate``. Checks that call the module are in ``check_module``.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,7 @@ from fedcommons.core.algorithm import Algorithm, Facts
 from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.schedules import Schedule
-from fedcommons.data.examples import Dataset
 from fedcommons.errors import UserError, before_any_work, user_code_context
-from fedcommons.generators.generator import Generator
 from fedcommons.privacy import salts
 from fedcommons.privacy.accountants import require_reachable
 from fedcommons.sharing.stage import Stage
@@ -31,8 +29,8 @@ def schedule_of(name: str, constants: Mapping[str, Any], rounds: int) -> Schedul
     if name == "constant" and not constants["warmup"]:
         return None
     part = registry.find("schedule", name)
-    offered = {"rounds": rounds} if "rounds" in select_arguments(part, {"rounds": rounds}) else {}
-    return Schedule(partial(part, **offered, **constants), registry.component_label("schedule", name))
+    build = partial(part, **select_arguments(part, {"rounds": rounds}), **constants)
+    return Schedule(build, registry.component_label("schedule", name))
 
 
 def depends_on_rounds(name: str) -> bool:
@@ -74,12 +72,6 @@ def require_storage(storage: str | None, artifacts: Path, *, is_secret: bool) ->
             salts.require_outside(Path(storage))
 
 
-def require_generator(generator: Generator, dataset: Dataset) -> None:
-    """Check that a generator can be trained on examples with the data set's type and shape."""
-    refuse(generator, "check_type", dataset.train.x.dtype, dataset.name)
-    refuse(generator, "check_shape", dataset.shape, dataset.name)
-
-
 def require_pool(algorithm: Algorithm, stage: Stage) -> None:
     """Refuse a method whose server trains on a pool of images, if the sharing strategy gives the server no pool."""
     needs_pool, serves_pool = capabilities_of(algorithm).needs_pool, capabilities_of(stage).serves_pool
@@ -102,15 +94,11 @@ def require_target(algorithm: Algorithm, loop: LocalSGD, sizes: Collection[int])
     if loop.dp is None or loop.dp.target is None:
         return
     capabilities = capabilities_of(algorithm)
-    if not capabilities.trains_locally:
+    if capabilities.trains_twice or not capabilities.trains_locally:
+        how = "train twice in a round" if capabilities.trains_twice else "make no local steps"
         raise UserError(
-            f"dp.target_epsilon is for local training, and clients of {type(algorithm).__name__} make no local steps; "
+            f"dp.target_epsilon is for one local training per round, and clients of {type(algorithm).__name__} {how}; "
             "use dp.noise_multiplier."
-        )
-    if capabilities.trains_twice:
-        raise UserError(
-            f"{type(algorithm).__name__} trains each client twice in a round, and dp.target_epsilon is for one local "
-            "training; use dp.noise_multiplier."
         )
     target = loop.dp.target
     for n in sorted(set(sizes)):
@@ -128,13 +116,4 @@ def require_replies(facts: Facts, rule: str, constants: Mapping[str, Any]) -> No
         raise UserError(
             f"straggler.rule {rule} ({values}) lets no client reply in time: "
             f"the probability that any reply arrives in {facts.rounds} rounds is at most {expected:.2g}."
-        )
-
-
-def require_no_server_model(algorithm: str, lacking: Sequence[str]) -> None:
-    """Refuse a method without a server model if needed options (``lacking``), e.g. "--measure.every 0", are not set."""
-    if lacking:
-        raise UserError(
-            f"algorithm {algorithm} has no server model, as each client has a personal model: "
-            f"it needs {' and '.join(lacking)}."
         )

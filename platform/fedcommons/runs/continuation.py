@@ -85,7 +85,6 @@ def same(a: Payload, b: Payload) -> bool:
     return a.keys() == b.keys() and all(
         getattr(a[name], "layout", None) == getattr(b[name], "layout", None)
         and data(a[name]).dtype == data(b[name]).dtype
-        and data(a[name]).shape == data(b[name]).shape
         and data(a[name]).equal(data(b[name]))
         for name in a
     )

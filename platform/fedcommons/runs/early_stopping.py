@@ -25,7 +25,6 @@ class Stop(Callback):
     patience: int
     watched: str
     way: str
-    name = "early stopping"
 
     @property
     def private(self) -> str | None:
@@ -50,9 +49,6 @@ class Stop(Callback):
         if self.rule == "patience":
             target.require_logged("federation.stop_metric", self.watched, result.standing.round, result.metrics)
 
-    def is_last(self, lines: Lines) -> bool:
-        return self.reason_to_stop(lines) is not None
-
     def reason_to_stop(self, lines: Lines) -> str | None:
         """Return why the run ends after the last line; None if it continues, or if all planned rounds are done.
 
@@ -71,10 +67,10 @@ class Stop(Callback):
             return None
         return f"after round {last}: {self.watched} was best in round {at}, {last - at} rounds before"
 
-
-def stop_of(rule: str, goal: float | str, rounds: int, patience: int, metric: str) -> Stop:
-    """Return the stopping rule; metric: the value of ``federation.stop_metric``."""
-    return Stop(rule, goal, rounds, patience, *target.validation_metric(metric))
+    def needed(self, lines: Lines) -> Lines:
+        """Return the line that ``reason_to_stop`` needs after later rounds: that of the best round so far."""
+        best = best_round(lines, self.watched, self.way)
+        return [line for line in lines if line["round"] == best]
 
 
 def best_round(lines: Lines, metric: str, way: str) -> int:

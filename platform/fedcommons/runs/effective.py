@@ -10,12 +10,10 @@ All functions return plain values by field name. A value that differs between cl
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from fedcommons.core.algorithm import Algorithm, Facts
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Dataset
 from fedcommons.federation.rounds import Plan
-from fedcommons.flat_tensors import Flat
 from fedcommons.generators.requests import GenerationRequest
 from fedcommons.privacy.ledger import Ledger
 from fedcommons.privacy.release import Release
@@ -87,15 +85,6 @@ def of_generators(
         if len({release.client for release in private}) == len(each) == len(private):
             values["generator.noise_multiplier"] = joined([release.sigma for release in private])
     return values
-
-
-def of_algorithm(algorithm: Algorithm, section: str, model: Flat, facts: Facts, epochs: int) -> dict[str, Any]:
-    """Return the values that the run computed for fields of the algorithm, by field name.
-
-    section: prefix of the algorithm's fields. model: the untrained model. epochs: ``client.epochs``.
-    """
-    values = constants_of(algorithm, model, facts, epochs)
-    return {f"{section}.{name}": value for name, value in values.items()}
 
 
 def constants_of(part: Any, *facts: Any) -> Mapping[str, Any]:

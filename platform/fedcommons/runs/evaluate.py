@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedcommons.config import registry, target
-from fedcommons.config.dotted import described, recorded_config
+from fedcommons.config.dotted import described, fields_with_rules, recorded_config
 from fedcommons.convergence.laboratory import Laboratory
 from fedcommons.core import rejections
 from fedcommons.core.algorithm import Personal
@@ -39,7 +39,7 @@ def observe(ready: Assembled, executor: Executor, now: Standing, last: int | Non
 
     now: the state after the round. last: number of the run's last round; None: the planned number of rounds.
     """
-    e, data, at = ready.spec.evaluation, ready.data, _at(ready, now)
+    e, data, at = ready.spec.evaluation, ready.data, model_task(ready, now)
     sizes = {name: len(examples) for name, examples in data.sets.items()}
     last = last or ready.plan.facts.rounds
     is_due = due(now.round, e.every, last)
@@ -75,7 +75,7 @@ def of_clients(
         return {}, {}
     if not due(now.round, e.every, last or ready.plan.facts.rounds):
         return {"n": []}, {}
-    at, on_tests, models = _at(ready, now), ready.data.tests is not None, dict[str, Each]()
+    at, on_tests, models = model_task(ready, now), ready.data.tests is not None, dict[str, Each]()
     if e.on_training:
         client_metrics = evaluate_clients(executor, at, n)
         return client_metrics, worst(client_metrics)
@@ -98,7 +98,7 @@ def due(round: int, every: int, last: int) -> bool:
     return round % every == 0 or round == last
 
 
-def _at(ready: Assembled, now: Standing) -> ModelTask:
+def model_task(ready: Assembled, now: Standing) -> ModelTask:
     """Return the task to evaluate the server model after a round, with an empty model if the method has none."""
     buffers = None if ready.plan.keep_buffers else now.buffers
     model = now.model if now.has_model else EMPTY
@@ -154,7 +154,7 @@ def summarise(ready: Assembled, lines: Sequence[Mapping[str, Any]], end: Standin
     )
     if any((tables := mechanisms(ledger, shared.releases, spec.delta, dp.clip if dp else None)).values()):
         privacy["mechanisms"] = tables
-    left_open = spec.left_open
+    left_open = fields_with_rules(spec.record)
     used = effective.of_data(left_open, spec.dataset, ready.plan, spec.by_rule)
     if capabilities_of(ready.algorithm).trains_locally:
         used |= effective.of_local_steps(spec.local, ready.data.clients, ledger)
@@ -163,7 +163,8 @@ def summarise(ready: Assembled, lines: Sequence[Mapping[str, Any]], end: Standin
     if hasattr(ready.algorithm, "effective_constants"):
         model = flatten(trainable_parameters(ready.module()))
         section = registry.section("algorithm", spec.names["algorithm"])
-        used |= effective.of_algorithm(ready.algorithm, section, model, facts, spec.local.epochs)
+        constants = effective.constants_of(ready.algorithm, model, facts, spec.local.epochs)
+        used |= {f"{section}.{name}": value for name, value in constants.items()}
     after = accuracies(lines)
 
     def course(name: str) -> list[list[float]]:

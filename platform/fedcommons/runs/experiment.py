@@ -13,7 +13,7 @@ from fedcommons.errors import ClientError, Warned
 from fedcommons.generators import image_cache
 from fedcommons.runs import continuation, load_data, run_salts
 from fedcommons.runs.assemble import OnStep, assemble_own
-from fedcommons.runs.build import build, changed_sources, with_gpus
+from fedcommons.runs.build import build, changed_sources, own_options, with_gpus
 from fedcommons.runs.build_callbacks import OnRound, callbacks_of
 from fedcommons.runs.federate import conclude, federate, resume_or_begin
 from fedcommons.runs.notes import say_before_rounds
@@ -22,7 +22,7 @@ from fedcommons.storage.artifact_store import Store
 from fedcommons.storage.error_file import leaving_errors
 from fedcommons.tracking.environment import has_other_code
 from fedcommons.tracking.remote_run import RunMirror, name_of
-from fedcommons.tracking.run_folder import RunFolder, is_run, open_run, read_finished
+from fedcommons.tracking.run_folder import RunFolder, is_run, open_run, read_finished, read_rounds
 
 PATIENCE = 60
 """Seconds that a trial waits for its run folder's lock, as a killed sweep's trials hold locks for some more seconds."""
@@ -118,7 +118,7 @@ def _run(
     on_step: OnStep | None,
 ) -> dict[str, Any]:
     folder = record.path
-    with leaving_errors(folder, spec.options):
+    with leaving_errors(folder, own_options(spec.record)):
         salt = run_salts.begin_salt(folder, spec.salts) if spec.is_secret else b""
         load_data.write_partition(folder, spec.partition, spec.tests, spec.dataset.digest, salt)
         for note in spec.notes_for_user:
@@ -130,7 +130,7 @@ def _run(
         try:
             start = resume_or_begin(ready, record, resume, salt, say)
             callbacks += callbacks_of(ready, executor, record, mirror, on_round, say)
-            end = federate(ready, executor, start, record.rounds(), callbacks)
+            end = federate(ready, executor, start, read_rounds(folder), callbacks)
             summary = conclude(ready, record, end, say)
             return summary
         finally:

@@ -17,12 +17,12 @@ from fedcommons.privacy.ledger import Ledger, require_small_delta
 from fedcommons.privacy.salts import IF_SECRET
 from fedcommons.runs import evaluate, model_files
 from fedcommons.runs.assemble import Assembled
-from fedcommons.runs.callbacks import Callback, RoundResult
+from fedcommons.runs.callbacks import Callback, Lines, RoundResult
 from fedcommons.runs.worker import run_name
 from fedcommons.sharing import disclosure
 from fedcommons.sharing.exchange import Shared
 from fedcommons.sharing.stage import Stage
-from fedcommons.tracking.run_folder import RunFolder, line_of
+from fedcommons.tracking.run_folder import RunFolder, line_of, read_rounds
 
 EPSILON = "privacy/epsilon_local_training"
 
@@ -48,26 +48,27 @@ def resume_or_begin(
 
 
 def federate(
-    ready: Assembled, executor: Executor, start: Standing, lines: list[dict[str, Any]], callbacks: Sequence[Callback]
+    ready: Assembled, executor: Executor, start: Standing, lines: Lines, callbacks: Sequence[Callback]
 ) -> Standing:
     """Run the rounds after ``start``, evaluate them and call the callbacks; return the state after the last round."""
     spec, planned = ready.spec, ready.plan.facts.rounds
     intervals = spec.evaluation.every, spec.evaluation.measure_every
     for callback in callbacks:
         callback.on_begin(start, lines)
-    if any(callback.is_last(lines) for callback in callbacks):
+    if spec.stop.reason_to_stop(lines):
         return start
     courses = rounds.run(ready.algorithm, executor, ready.plan, start)
     if not lines:  # a new run first records round 0, the untrained model
         courses = chain([(start, {"comm/once_bytes": start.traffic.once})], courses)
-    last, began = start, time.perf_counter()
+    lines, last, began = spec.stop.needed(lines), start, time.perf_counter()
     try:
         for now, facts in courses:
             trained = time.perf_counter()
             _require_earned(spec.stage, ready.shared, spec.delta, start.ledger, now.ledger)
             metrics, clients = _observed(ready, executor, callbacks, now, facts, planned)
-            lines.append(line_of(now.round, metrics))
-            is_over = any(callback.is_last(lines) for callback in callbacks)
+            lines = [*lines, line_of(now.round, metrics)]
+            is_over = spec.stop.reason_to_stop(lines) is not None
+            lines = spec.stop.needed(lines)
             if is_over and any(every and now.round % every for every in intervals):
                 metrics, clients = _observed(ready, executor, callbacks, now, facts, now.round)
             is_saved = is_over or now.round % spec.checkpoint_every == 0 or now.round == planned
@@ -118,8 +119,8 @@ def conclude(ready: Assembled, record: RunFolder, end: Standing, say: Callable[[
     record.require_rounds(end.round)
     if end.has_model:
         module = module_with(ready.module(), end.model, end.buffers)
-        model_files.write(record.path / model_files.LAST, module, end.round, ready.facts)
-    summary = evaluate.summarise(ready, record.rounds(), end)
+        model_files.write(record.path / model_files.LAST, module, end.round, ready.spec.facts)
+    summary = evaluate.summarise(ready, read_rounds(record.path), end)
     if summary["rejected"]:
         say(f"{rejection_summary(summary['rejected'])}, see rejected in {record.path / 'summary.json'}")
     return summary

@@ -14,6 +14,7 @@ import numpy as np
 
 from fedcommons.config import registry
 from fedcommons.config.fields import parameters_of, select_arguments
+from fedcommons.config.schema import Data
 from fedcommons.data import client_test_sets, datasets
 from fedcommons.data import partition as partitions
 from fedcommons.data.clients import Clients
@@ -30,25 +31,24 @@ from fedcommons.storage.atomic_files import write_json, write_text
 NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
-def load(
-    name: str, constants: Mapping[str, Any], *, dir: str | None, download: bool, **split: Any
-) -> Dataset:  # fmt: skip
-    """Load the data set ``name`` and split it into training, validation and test examples.
+def load(data: Data) -> Dataset:
+    """Load the data set and split it into training, validation and test examples.
 
     A loader with a parameter ``seed`` gets a seed that depends on the data set's name only.
-
-    constants: the loader's arguments. dir: the data folder; None: the default folder. split: see ``datasets.load``.
 
     Raises:
         UserError: there is no such data set, or ``datasets.load`` raises this error.
         ClientError: the loader of the data set failed.
     """
-    loader = registry.find("data", name)
-    seed = seed_for("data set", name) % 2**32  # many libraries accept no larger seed
-    offered = {"dir": datasets.data_folder(dir), "download": download, "seed": seed}
-    with user_code_context(registry.component_label("data", name)):
-        build = partial(loader, **{**select_arguments(loader, offered), **constants})
-        return datasets.load(name, build, **split)
+    loader = registry.find("data", data.name)
+    seed = seed_for("data set", data.name) % 2**32  # many libraries accept no larger seed
+    offered = {"dir": datasets.data_folder(data.dir), "download": data.download, "seed": seed}
+    with user_code_context(registry.component_label("data", data.name)):
+        return datasets.load(
+            data.name, partial(loader, **{**select_arguments(loader, offered), **data.constants}),
+            validation=data.validation, validation_from=data.validation_from, limit=data.limit, augment=data.augment,
+            standardise=data.standardise,
+        )  # fmt: skip
 
 
 def require_same(dataset: Dataset, digest: str | None) -> None:
@@ -116,16 +116,14 @@ def partition_rows(
     def rows(times: int = 1) -> Sequence[Any]:
         """Call the partition on the examples repeated ``times`` times; return the rows of each client."""
         offered = {
-            "labels": np.concatenate([labels] * times),
-            "groups": None if groups is None else np.concatenate([groups] * times),
-            "factors": {factor: np.concatenate([values] * times) for factor, values in factors.items()},
-            "rows": np.arange(n) if origin is None else origin.rows,
+            "labels": read_only(np.concatenate([labels] * times)),
+            "groups": None if groups is None else read_only(np.concatenate([groups] * times)),
+            "factors": {name: read_only(np.concatenate([v] * times)) for name, v in factors.items()},
+            "rows": read_only(np.arange(n) if origin is None else origin.rows),
             "n_clients": n_clients, "n_classes": n_classes,
             "rng": numpy_generator(seed, "partition", name), "seed": seed_for(seed, "partition", name),
         }  # fmt: skip
-        return part(
-            **{**select_arguments(part, {what: _read_only(value) for what, value in offered.items()}), **constants}
-        )
+        return part(**{**select_arguments(part, offered), **constants})
 
     with user_code_context(registry.component_label("partition", name)):
         partitioned = partitions.partition(name, rows, labels, n_classes)
@@ -161,45 +159,14 @@ def _require_places(name: str, rows: Callable[[int], Sequence[Any]], n: int, n_b
         )
 
 
-def _read_only(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: read_only(values) for name, values in value.items()}
-    return read_only(value) if isinstance(value, np.ndarray) else value
-
-
 def partition_examples(
     dataset: Dataset, name: str, constants: Mapping[str, Any], n_clients: int, share: float, shift: str,
     size: float | None, seed: int,
 ) -> tuple[Partitioned, Examples, Clients | None, dict[str, Any]]:  # fmt: skip
     """Partition the training examples among clients, hold out the clients' test examples and shift the features.
 
-    Return the clients' rows, the training examples, the clients' test examples, and the values that a rule
-    computed for null constants. share, shift, size: see ``as_held``.
-    """
-    every = dataset.train
-    partition = partition_rows(
-        name, constants, every.y.numpy(), dataset.n_classes, seed, n_clients=n_clients,
-        groups=None if every.groups is None else every.groups.numpy(),
-        factors={name: values.numpy() for name, values in every.factors.items()}, origin=dataset.origin,
-    )  # fmt: skip
-    n, computed = len(partition.rows), dict[str, Any]()
-    if constants.get("n_aux", 0) is None:
-        computed["n_aux"] = default_n_aux(n, dataset.n_classes or 0, constants["alpha"])
-    if shift != "none" and size is None:
-        computed["shift_size"] = SIZES[shift]
-    if constants.get("factor", "") is None:
-        computed["factor"] = next(iter(every.factors))
-    if constants.get("join", 0) is None:
-        computed["join"] = n
-    return *as_held(partition, dataset, share, shift, size, seed), computed
-
-
-def as_held(
-    client_data: Partitioned, dataset: Dataset, share: float, shift: str, size: float | None, seed: int
-) -> tuple[Partitioned, Examples, Clients | None]:
-    """Split off the clients' test examples and shift the features; return (rows of clients, training, test examples).
-
-    The test examples are None if no client has any.
+    Return the clients' rows, the training examples, the clients' test examples (None if no client has any), and the
+    values that a rule computed for null constants.
 
     share: the share of each client's examples that is held out as test examples. With 0, a client gets the data set's
     test examples of the client's groups, if the data set has groups. shift, size: kind and size of the feature shift
@@ -208,13 +175,29 @@ def as_held(
     Raises:
         UserError: a client has too few examples, or the shift cannot be applied to them.
     """
-    train, tests = dataset.train, client_test_sets.of_groups(client_data, dataset) if not share else None
+    train = dataset.train
+    partition = partition_rows(
+        name, constants, train.y.numpy(), dataset.n_classes, seed, n_clients=n_clients,
+        groups=None if train.groups is None else train.groups.numpy(),
+        factors={name: values.numpy() for name, values in train.factors.items()}, origin=dataset.origin,
+    )  # fmt: skip
+    n, computed = len(partition.rows), dict[str, Any]()
+    if constants.get("n_aux", 0) is None:
+        computed["n_aux"] = default_n_aux(n, dataset.n_classes or 0, constants["alpha"])
+    if shift != "none" and size is None:
+        computed["shift_size"] = SIZES[shift]
+    if constants.get("factor", "") is None:
+        computed["factor"] = next(iter(train.factors))
+    if constants.get("join", 0) is None:
+        computed["join"] = n
     if share:
-        client_data, train, tests = client_test_sets.hold_out(client_data, dataset, share, seed)
+        partition, train, tests = client_test_sets.hold_out(partition, dataset, share, seed)
+    else:
+        tests = client_test_sets.of_groups(partition, dataset)
     if shift != "none":
-        train = shift_features(Clients(train, client_data.rows), shift, size, seed, "train")
+        train = shift_features(Clients(train, partition.rows), shift, size, seed, "train")
         tests = None if tests is None else Clients(shift_features(tests, shift, size, seed, "test"), tests.rows)
-    return client_data, train, tests
+    return partition, train, tests, computed
 
 
 def write_partition(folder: Path, partition: Partitioned, tests: Clients | None, data: str, salt: bytes) -> None:

@@ -96,7 +96,6 @@ class BestModel(Callback):
     value: float | None = None
     best: Standing | None = None
     before: Standing | None = None  # the best state before ``best``, if no file has this state yet
-    name = "best model"
 
     def on_begin(self, start: Standing, lines: Lines) -> None:
         """Restore the best value. Replace ``BEST`` by ``BEFORE``, or delete it, if its round runs again."""
@@ -196,9 +195,7 @@ def load_weights(module: nn.Module, name: str, digest: str | None) -> None:
 def _read(name: str, data: bytes, most: float) -> Mapping[str, Tensor]:
     try:
         if name.endswith(".safetensors"):
-            from safetensors.torch import load as read
-
-            return read(data)
+            return load(data)
         with ZipFile(BytesIO(data)) as packed:  # a compressed zip, not written by torch.save, may be huge
             size = sum(entry.file_size for entry in packed.infolist())
         if size > most:

@@ -52,8 +52,5 @@ def _trains_alone(plan: Plan, algorithm: Algorithm, work: Work, state: State, ro
         fewer = f"{joined} clients of a round are in a block each; lower federation.blocks below {joined}"
         return fewer if joined > 1 else "a round has one client"
     work.begin(1, rows)
-
-    def play() -> None:
-        algorithm.client(work, algorithm.down(state, 1, 0), {}, rows, 1, seed)
-
-    return "the method changes the loss, learning rate or gradient" if request_training(work, play) is None else ""
+    job = request_training(work, lambda: algorithm.client(work, algorithm.down(state, 1, 0), {}, rows, 1, seed))
+    return "the method changes the loss, learning rate or gradient" if job is None else ""

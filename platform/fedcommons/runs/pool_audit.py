@@ -41,17 +41,12 @@ def subjects(
     result = []
     for i, need in enumerate(needs):
         client_examples = client_data.clients.store[client_data.clients.rows[need.client]]
-        held_out = client_examples[_unseen(client_examples, need.examples)]
+        seen = {x.numpy().tobytes() for x in need.examples.x}
+        held_out = client_examples[np.array([x.numpy().tobytes() not in seen for x in client_examples.x], bool)]
         unseen = Examples(torch.cat([held_out.x, others.x]), torch.cat([held_out.y, others.y]))
         images = need.examples[:0] if contributed is None else contributed[i]
         result.append(subject(need.client, images, need.examples, unseen, client_data.seed))
     return result
-
-
-def _unseen(examples: Examples, seen: Examples) -> np.ndarray:
-    """Return, for each of the n examples, whether no example in ``seen`` has the same content; (n,) bool."""
-    contents = {x.numpy().tobytes() for x in seen.x}
-    return np.array([x.numpy().tobytes() not in contents for x in examples.x], bool)
 
 
 def spaces(module: LightningModule) -> dict[str, Space]:
@@ -74,10 +69,8 @@ class PoolAudit:
     @property
     def facts(self) -> dict[str, Any]:
         """Return the findings for all clients together, for the run's summary."""
-        return {
-            **{name: of_space["all"] for name, of_space in self.record.items()},
-            "withheld": sum(self.withheld.values()),
-        }
+        of_all = {name: of_space["all"] for name, of_space in self.record.items()}
+        return {**of_all, "withheld": sum(self.withheld.values())}
 
     @property
     def text(self) -> str:
@@ -87,18 +80,15 @@ class PoolAudit:
             return "audit: no client contributes an image."
         p = next(iter(records.values()))
         verdict = [name for name, of_space in records.items() if of_space["memorised"]]
-        return (
+        others = [power(name, of_space) for name, of_space in records.items() if name not in verdict]
+        reason = f"; in {' and '.join(verdict)} more synthetic images resemble seen images than chance explains"
+        figures = (
             f"audit: {100 * p['closer']:.1f} % of {p['images']:,} synthetic images are closer to an image that their "
             "generator saw than to a held-out image (50 % if nothing was memorised; 95 % interval "
             f"{100 * p['low']:.0f} to {100 * p['high']:.0f} %), {p['near_copies']} are near-copies "
             f"({p['expected']:.1f} of fresh images would be), {sum(self.withheld.values())} withheld"
-            + (
-                f"; in {' and '.join(verdict)} more synthetic images resemble seen images than chance explains."
-                if verdict
-                else "."
-            )
-            + "".join(f" {power(name, of_space)}" for name, of_space in records.items() if not of_space["memorised"])
         )
+        return " ".join([f"{figures}{reason if verdict else ''}.", *others])
 
     def write(self, folder: Path) -> None:
         """Write the findings to ``audit.json`` in ``folder``."""
@@ -129,7 +119,7 @@ def audited(
     needs: the generation requests. others: validation examples. module: the run's untrained module, whose features do
     not depend on any client's data.
     """
-    synthetic = _is_synthetic(client_data, contributed)
+    synthetic = contributed.rows >= len(client_data.clients.store)
     positions = {need.client: np.flatnonzero((contributed.owners == need.client) & synthetic) for need in needs}
     contributions = [contributed.store[contributed.rows[at]] for at in positions.values()]
     compared = audit(subjects(client_data, needs, others, contributions), spaces(module), client_data.seed)
@@ -140,10 +130,6 @@ def audited(
             withheld[client] = int(near.sum())
     rest = replace(contributed, rows=contributed.rows[is_released], owners=contributed.owners[is_released])
     return PoolAudit(rest, compared.record(), withheld)
-
-
-def _is_synthetic(client_data: ClientDatasets, contributed: Contributions) -> np.ndarray:
-    return contributed.rows >= len(client_data.clients.store)
 
 
 def uncovered(shared: Shared) -> Shared:

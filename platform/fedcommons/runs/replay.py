@@ -7,7 +7,6 @@ same, bit for bit on the same kind of machine. The run folder is only read.
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 import torch
@@ -83,9 +82,8 @@ def replay(
     spec = build(config)
     require_same_data(folder, spec.names["data"], spec.dataset.digest)
     _require_within("--client", client, 0, len(spec.partition.rows) - 1)
-    salt = (
-        run_salts.read_salt(folder, spec.salts) if spec.is_secret else b""
-    )  # read first, so that a lost salt is reported instead of missing images
+    # The salt is read first, so that a lost salt is reported instead of missing images.
+    salt = run_salts.read_salt(folder, spec.salts) if spec.is_secret else b""
     try:
         images = synthetic_images(spec, Store(spec.artifacts, say), (), say)
     except LookupError as error:
@@ -126,10 +124,8 @@ def _config(folder: Path) -> Experiment:
 def _require_named(options: Sequence[str], named: Collection[str]) -> None:
     """Check that ``named`` contains each user-defined component and data folder in ``options``."""
     unnamed = [option for option in options if shlex.split(option)[-1] not in named]
-    if folders := [option for option in unnamed if option.startswith("--data.dir ")]:
-        raise UserError(f"--replay: the run names a data folder; to have it read, add {folders[0]}.")
     if unnamed:
-        raise UserError(f"--replay: the run has user-defined components; to execute them, add {' '.join(unnamed)}.")
+        raise UserError(f"--replay: the run names code or data of the user; to use them, add {' '.join(unnamed)}.")
 
 
 def _require_within(option: str, value: int, low: int, high: int) -> None:
@@ -152,11 +148,11 @@ def _standing_before(
     """Return the federation's state before round ``number``, computed from the nearest checkpoint or from round 0."""
     assert memory.folder is not None
     checkpoints = memory.folder.with_name("checkpoints")
-    start = checkpoint.load_latest(checkpoints, memory, before=number, say=say) or ready.start(memory)
-    missing = number - 1 - start.round
+    now = checkpoint.load_latest(checkpoints, memory, before=number, say=say) or ready.start(memory)
+    missing = number - 1 - now.round
     if missing:
-        say(f"There is no checkpoint after round {start.round}, so {missing} round(s) are run again first.")
-    now = start
-    for standing, _ in islice(rounds.run(ready.algorithm, executor, ready.plan, start), missing):
-        now = standing
+        say(f"There is no checkpoint after round {now.round}, so {missing} round(s) are run again first.")
+    coming = rounds.run(ready.algorithm, executor, ready.plan, now)
+    for _ in range(missing):
+        now, _ = next(coming)
     return now

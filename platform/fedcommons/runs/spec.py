@@ -1,7 +1,7 @@
 """``RunSpec``: an experiment as values and objects, with its data partitioned, before anything is trained."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,6 @@ class RunSpec:
     record: the experiment, for the files and trackers that describe the run; only ``tracking`` reads it.
     names: kind of component -> name of the component, for messages.
     elsewhere: builds a worker in a separate process, see ``worker.build_worker_elsewhere``.
-    left_open: names of fields with the value null or "method", which a rule replaces; see ``effective`` in the summary.
     """
 
     record: Experiment
@@ -82,18 +81,12 @@ class RunSpec:
     gpus_per_actor: float | str
     checkpoint_every: int
     memory_bytes: float
-    left_open: frozenset[str] = frozenset()
     by_rule: Mapping[str, Any] = field(default_factory=dict)  # the partition's constants that a rule computed
-    options: Sequence[str] = ()  # options that name the user's components and data folder
     notes: Sequence[str] = ()  # messages to the user about data and model
 
     @property
     def seed(self) -> int:
         return self.plan.seed
-
-    def with_share(self, record: Experiment, gpus_per_actor: float | str) -> "RunSpec":
-        """Return a copy with another share of a GPU per process; ``record``: the experiment with this share."""
-        return replace(self, record=record, gpus_per_actor=gpus_per_actor)
 
     @property
     def facts(self) -> Dataset:

@@ -1,8 +1,8 @@
 """User-defined measures, which compute numbers from the server model every ``measure.every`` rounds."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -14,7 +14,6 @@ from fedcommons.core.executor import Executor
 from fedcommons.core.worker import RunData, Worker
 from fedcommons.errors import user_code_context
 from fedcommons.federation.rounds import Standing
-from fedcommons.flat_tensors import EMPTY
 from fedcommons.runs.callbacks import Callback
 from fedcommons.seeding import seed_for, set_default_generator
 
@@ -37,52 +36,37 @@ class Measure(Protocol):
 
 
 @dataclass(frozen=True)
-class MeasureTask:
-    """A worker's task: import the measure ``name``, build it with ``constants``, and call it on the server model."""
-
-    at: ModelTask
-    name: str
-    constants: Mapping[str, Any]
-
-    @property
-    def nbytes(self) -> int:
-        return self.at.nbytes
-
-
-@dataclass(frozen=True)
 class OwnMeasure(Callback):
     """Lets a worker compute a measure in round 0, every ``every`` rounds and in the last round.
 
-    measure_name, constants: see ``MeasureTask``. seed, steps, chunk: see ``ModelTask``.
+    at: returns the task to evaluate the server model of a state. component: name and constants of the measure.
     """
 
     executor: Executor
-    measure_name: str
-    constants: Mapping[str, Any]
+    at: Callable[[Standing], ModelTask]
+    component: tuple[str, Mapping[str, Any]]
     every: int
-    seed: int
-    steps: int
-    chunk: int
-    name = "measure"
 
     def measure(self, now: Standing, last: int) -> dict[str, float]:
         """Return the numbers as ``measure/NAME``; a measure that fails is a ``ClientError``."""
         if now.round % self.every and now.round != last:
             return {}
-        model, seed = now.model if now.has_model else EMPTY, seed_for(self.seed, "observed", now.round)
-        at = ModelTask(model, now.buffers, seed, now.round, self.steps, self.chunk)
-        (numbers,) = self.executor.map(measured_here, MeasureTask(at, self.measure_name, self.constants), [0])
+        at = replace(self.at(now), buffers=now.buffers)
+        (numbers,) = self.executor.map(measured_here, at, [self.component])
         return {f"measure/{name}": value for name, value in numbers.items()}
 
 
-def measured_here(worker: Worker, task: MeasureTask, job: int) -> dict[str, float]:
-    """Return the numbers of the task's measure by name, computed in this worker; ``job`` is not used."""
-    task.at.load(worker.work)
-    seed = seed_for(task.at.seed, "measure")
+def measured_here(worker: Worker, at: ModelTask, component: tuple[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Return the numbers of a measure by name, computed in this worker on the model of ``at``.
+
+    component: name and constants of the measure, which this process imports and builds.
+    """
+    (name, constants), seed = component, seed_for(at.seed, "measure")
+    at.load(worker.work)
     set_default_generator(seed)
     data = deepcopy(worker.data)  # the measure may write into its copy; the worker's data stay unchanged
-    with user_code_context(registry.component_label("measure", task.name), "", f"round {task.at.round}"):
-        numbers = registry.make("measure", task.name, task.constants)(worker.work, data, task.at.round, seed)
+    with user_code_context(registry.component_label("measure", name), "", f"round {at.round}"):
+        numbers = registry.make("measure", name, constants)(worker.work, data, at.round, seed)
         if not isinstance(numbers, Mapping):
             raise ValueError(f"it must return numbers by name, got {type(numbers).__name__}")
         return {str(n): float(v.detach() if isinstance(v, Tensor) else v) for n, v in numbers.items()}

@@ -31,16 +31,17 @@ from lightning_modules.networks import Projected
 
 @fresh_torch()
 def build_module(
-    dataset: Dataset, device: str = "cpu", *, seed: int, name: str, constants: Mapping[str, Any], lr: float,
-    momentum: float, weight_decay: float, optimizer: str, projection: int | None = None, weights: str | None = None,
-    digest: str | None = None,
+    dataset: Dataset, device: str = "cpu", *, seed: int, name: str, constants: Mapping[str, Any],
+    projection: int | None = None, weights: str | None = None, digest: str | None = None, **training: float | str,
 ) -> LightningModule:  # fmt: skip
     """Return the LightningModule that clients train. Its initial weights follow from the seed or ``weights``.
 
     ``name`` is a LightningModule or a plain network. Its parameters called shape, n_classes, mean, std, lr, momentum,
     weight_decay and optimizer get the values of this run. A plain network is wrapped in a ``Classifier``, or in a
     ``Regressor`` if labels are floats; the wrapper gets all arguments except shape and n_classes. With float labels
-    ``n_classes`` is the number of values in a label; without labels it is None. digest: the hash of ``weights``.
+    ``n_classes`` is the number of values in a label; without labels it is None.
+
+    digest: the hash of ``weights``. training: lr, momentum, weight_decay and optimizer.
 
     Raises:
         UserError: the module cannot be built for this data set.
@@ -51,10 +52,7 @@ def build_module(
         "n_classes": dataset.n_classes or dataset.targets,
         "mean": dataset.mean,
         "std": dataset.std,
-        "lr": lr,
-        "momentum": momentum,
-        "weight_decay": weight_decay,
-        "optimizer": optimizer,
+        **training,
     }
     part, is_own = registry.find("model", name), registry.is_user_defined(name)
     without = f"needs labels, and {dataset.name} has none: name a LightningModule that computes its loss itself"
@@ -66,9 +64,8 @@ def build_module(
             user_code_context(f"{registry.component_label('model', name)} cannot be built for {dataset.name}"),
         ):
             model = part(**select_arguments(part, offered), **constants)
-        if hasattr(
-            model, "_orig_mod"
-        ):  # a compiled module would be wrapped like a plain network, and trained with another loss
+        # A compiled module would be wrapped like a plain network, and trained with another loss.
+        if hasattr(model, "_orig_mod"):
             raise UserError(f"model.name {name} is compiled by torch.compile: give the module without torch.compile.")
         if dataset.n_classes is None and isinstance(model, LightningModule) and not is_own:
             raise UserError(f"model.name {name} classifies, and the labels of {dataset.name} are no classes.")

@@ -1,6 +1,5 @@
 """The artifact store: costly results, stored under the hash of the facts that decide them, and verified when read."""
 
-import json
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedcommons.errors import UserError, Warned, name_of
 from fedcommons.storage import object_store
-from fedcommons.storage.atomic_files import read_tensors, sha256, write_tensors
+from fedcommons.storage.atomic_files import checksum_of, read_tensors, write_tensors
 from fedcommons.storage.snapshots import Snapshots
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 def key_of(facts: Mapping[str, Any] | None) -> str:
     """Return the key of a result that depends only on ``facts`` (plain values): 24 hexadecimal digits of their hash."""
-    return sha256(json.dumps(facts, sort_keys=True).encode())[:24]
+    return checksum_of(facts)[:24]
 
 
 def constants(part: Any, less: Collection[str] = ()) -> dict[str, Any]:
@@ -131,19 +130,15 @@ class Store:
         """Upload the artifacts that the storage lacks. Return the reason of a failure; empty after success."""
         for kind, key in sorted(self._unsent):
             try:
-                snapshots = self._brought.get((kind, key))
-                if snapshots is None:
-                    snapshots = self._snapshots(kind, key)
-                    snapshots.look()
+                snapshots = self._brought.get((kind, key)) or self._snapshots(kind, key)
                 # If another process has already uploaded the same artifact, nothing is uploaded.
                 if (kind, key) in self._brought or snapshots.tag == object_store.NEW:
                     snapshots.upload(self.folder / kind)
+                self._brought[kind, key] = snapshots
             except object_store.ChangedError:
                 pass  # another process has just uploaded the same artifact
             except object_store.StorageError as error:
                 return self._describe(f"{error}")
-            else:
-                self._brought[kind, key] = snapshots
             self._unsent.remove((kind, key))
         self._flaw = ""
         return ""
@@ -152,7 +147,7 @@ class Store:
         """Download an artifact from the storage. Return whether the folder now contains it undamaged."""
         try:
             snapshots = self._snapshots(kind, key)
-            if not snapshots.look():
+            if not snapshots.entries:
                 return False
             flaws = snapshots.fetch(self.folder / kind)
         except object_store.StorageError as error:
@@ -164,8 +159,11 @@ class Store:
         return not flaws
 
     def _snapshots(self, kind: str, key: str) -> Snapshots:
-        names = rf"{key}\.safetensors(\.json)?"
-        return Snapshots(object_store.open_store(self.storage or ""), f"artifacts/{kind}/{key}", names)
+        """Return the snapshots of an artifact in the storage, after reading the list of the newest one."""
+        storage = object_store.open_store(self.storage or "")
+        snapshots = Snapshots(storage, f"artifacts/{kind}/{key}", rf"{key}\.safetensors(\.json)?")
+        snapshots.look()
+        return snapshots
 
     def _describe(self, flaw: str) -> str:
         if not self._flaw:

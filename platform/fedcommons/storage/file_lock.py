@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from fedcommons.errors import UserError, clean
@@ -92,15 +92,10 @@ def holder(folder: Path) -> tuple[int, str] | None:
 def strangers(folder: Path) -> list[str]:
     """Return the sorted names of the entries of ``folder``, except a lock file that is valid or empty."""
     # An empty lock file counts as ours, because a process that is killed before it writes its id leaves such a file.
-    ours = holder(folder) is not None or _is_empty(folder / NAME)
-    return sorted(path.name for path in folder.iterdir() if not (ours and path.name == NAME))
-
-
-def _is_empty(path: Path) -> bool:
-    try:
-        return safe_read.content(path, 0) == b""
-    except safe_read.UnreadableError:
-        return False
+    is_ours = holder(folder) is not None
+    with suppress(safe_read.UnreadableError):
+        is_ours = is_ours or safe_read.content(folder / NAME, 0) == b""
+    return sorted(path.name for path in folder.iterdir() if not (is_ours and path.name == NAME))
 
 
 @contextmanager

@@ -103,14 +103,11 @@ class Bucket:
 
         self.name = url
         self._at = self.name.removeprefix("s3://")
-        retries = (
-            {}
-            if "AWS_MAX_ATTEMPTS" in os.environ
-            else {"retries": {"mode": "standard", "total_max_attempts": ATTEMPTS}}
-        )
-        limits = {"connect_timeout": 10, "read_timeout": 60}
+        config: dict[str, Any] = {"connect_timeout": 10, "read_timeout": 60}
+        if "AWS_MAX_ATTEMPTS" not in os.environ:
+            config["retries"] = {"mode": "standard", "total_max_attempts": ATTEMPTS}
         self._fs: Any = fsspec.filesystem(
-            "s3", skip_instance_cache=True, use_listings_cache=False, config_kwargs=retries | limits
+            "s3", skip_instance_cache=True, use_listings_cache=False, config_kwargs=config
         )
         self._fs.retries = 2  # s3fs also retries if a connection breaks while an object is read
 
@@ -189,14 +186,8 @@ def _code(error: BaseException) -> str:
 def _reason(error: Exception) -> str:
     """Return the reason of an error as a part of a sentence, without a URL's user name and password."""
     code, kind = _code(error), type(error).__name__
-    if code == "NoSuchBucket":
-        return "there is no such bucket"
-    if code in ("SlowDown", "ServiceUnavailable", "503"):
-        return f"it is too busy ({code}), also after several tries with growing waits"
     if kind in ("NoCredentialsError", "PartialCredentialsError"):
         return "no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
-    if isinstance(error, PermissionError):
-        return f"access was denied ({code or kind})"
     text = re.sub(r"//[^/\s]*@", "//", " ".join(str(error).split()))
     return clean(f"{text[:150] or kind} ({code or kind})")
 
@@ -214,23 +205,18 @@ class Disk:
 
     def read(self, key: str, most: int) -> bytes | None:
         """Return the first ``most`` bytes of an object; None without an object ``key``."""
-        try:
-            with safe_read.open_file(Path(self.name) / key, float("inf"), inner=2) as file:
-                return None if file is None else file.read(most)
-        except (OSError, safe_read.UnreadableError) as error:
-            raise StorageError(_of_disk(error)) from None
+        with _disk_errors(), safe_read.open_file(Path(self.name) / key, float("inf"), inner=2) as file:
+            return None if file is None else file.read(most)
 
     def write(self, key: str, content: bytes, tag: str | None = None) -> str:
         """Write an object atomically and return its new tag (see ``Bucket.write``)."""
         path = Path(self.name) / key
-        try:
+        with _disk_errors():
             path.parent.mkdir(parents=True, exist_ok=True)
             with nullcontext() if tag is None else _alone(path.parent):
                 if tag is not None and tag != (now[1] if (now := self.look(key)) else NEW):
                     raise ChangedError(f"{path} was written by another process meanwhile")
                 write_bytes(path, content)
-        except OSError as error:
-            raise StorageError(_of_disk(error)) from None
         return sha256(content)
 
     def list_objects(self) -> Iterator[tuple[str, int, float]]:
@@ -244,10 +230,8 @@ class Disk:
 
     def remove(self, key: str) -> None:
         """Remove an object if it exists."""
-        try:
+        with _disk_errors():
             (Path(self.name) / key).unlink(missing_ok=True)
-        except OSError as error:
-            raise StorageError(_of_disk(error)) from None
 
 
 @contextmanager
@@ -258,12 +242,17 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _disk_errors() -> Iterator[None]:
+    """Turn errors of files into a ``StorageError``."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{error.filename or 'its folder'} cannot be used ({error.strerror})") from None
+    except safe_read.UnreadableError as error:
+        raise StorageError(f"{error}") from None
+
+
 def _raise(error: OSError) -> None:
-    raise StorageError(_of_disk(error)) from None
-
-
-def _of_disk(error: Exception) -> str:
-    """Describe an error of a storage in a folder (``Disk``), as a part of a sentence."""
-    if isinstance(error, OSError):
-        return f"{error.filename or 'its folder'} cannot be used ({error.strerror})"
-    return f"{error}"
+    with _disk_errors():
+        raise error

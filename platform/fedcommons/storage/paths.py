@@ -11,9 +11,6 @@ CHECKPOINT_FILE = r"round-(\d{6,})\.safetensors"
 MEMORY_FILE = r"client-\d{7,}-round-\d{6,}\.safetensors"
 """Regular expression of the name of a file with a client's state between rounds; its facts are in NAME.json."""
 
-NOWHERE_YET = (FileNotFoundError, NotADirectoryError, PermissionError)
-"""Errors of ``os.stat`` that do not make a path invalid; the code that opens the path reports such errors."""
-
 
 def user_path(what: str, text: str) -> Path:
     """Return the path that ``text`` names, with ``~`` and ``~NAME`` replaced. what: name of the option, for messages.
@@ -26,7 +23,7 @@ def user_path(what: str, text: str) -> Path:
     try:
         path = Path(text).expanduser()
         os.stat(path)
-    except NOWHERE_YET:
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # the code that opens the path reports these
         pass
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: unknown user; ValueError: NUL character
         reason = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")

@@ -58,7 +58,7 @@ def open_file(path: Path, most: float, inner: int = 1) -> Iterator[BufferedReade
         yield None
         return
     except OSError as error:
-        raise UnreadableError(_refused(path, inner) or f"{path} cannot be read ({error.strerror})") from None
+        raise UnreadableError(f"{path} cannot be read ({error.strerror})") from None
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -86,21 +86,6 @@ def _descriptor(path: Path, inner: int) -> int:
         os.close(folder)
 
 
-def _refused(path: Path, inner: int) -> str | None:
-    """Describe the first component of ``path`` with a wrong file type, as part of a sentence; None if no type is wrong.
-
-    Only the last ``inner`` components are checked: the last must be a regular file, the other components folders.
-    """
-    for component in [*reversed(path.parents[: max(0, inner - 1)]), path]:
-        try:
-            mode = os.lstat(component).st_mode
-        except OSError:
-            return None
-        if not (stat.S_ISREG(mode) if component == path else stat.S_ISDIR(mode)):
-            return _is_no_file(component, mode)
-    return None
-
-
 def _is_no_file(path: Path, mode: int) -> str:
     return f"{path} is {_KINDS.get(stat.S_IFMT(mode), 'a device')}, but a run has only regular files and folders"
 
@@ -116,11 +101,8 @@ def content(path: Path, most: int, inner: int = 1) -> bytes | None:
 
 def text_of(path: Path) -> str | None:
     """Return the first ``LARGEST_TEXT`` bytes of a file as text; None without a file. Errors: see ``open_file``."""
-    try:
-        with open_file(path, LARGEST_JSON) as file:
-            return None if file is None else file.read(LARGEST_TEXT).decode(errors="replace")
-    except OSError as error:
-        raise UnreadableError(f"{path} cannot be read ({error.strerror})") from None
+    text = content(path, LARGEST_JSON)
+    return None if text is None else text[:LARGEST_TEXT].decode(errors="replace")
 
 
 def json_of(path: Path, inner: int = 1) -> Any:
@@ -144,18 +126,13 @@ def parsed(text: bytes) -> Any:
         ValueError: the text is not JSON, or has a number that is not finite or too large for a float.
         RecursionError: the brackets are nested too deeply.
     """
-    return json.loads(text.decode(), parse_constant=_number, parse_float=_number, parse_int=_whole)
+    return json.loads(text.decode(), parse_constant=_number, parse_float=_number, parse_int=_number)
 
 
 def _number(text: str) -> float:
-    if not abs(value := float(text)) <= sys.float_info.max:
+    value = int(text) if text.removeprefix("-").isdecimal() else float(text)
+    if not abs(value) <= sys.float_info.max:
         raise ValueError(f"it has the number {text[:20]}")
-    return value
-
-
-def _whole(text: str) -> int:
-    if abs(value := int(text)) > sys.float_info.max:
-        raise ValueError(f"it has a number of {len(text)} digits")
     return value
 
 

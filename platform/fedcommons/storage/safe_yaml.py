@@ -40,10 +40,8 @@ def require_small(text: str, aliases: int = 0) -> None:
     depth = values = alias_count = 0
     for event in yaml.parse(text, _SAFE_LOADER):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        values, alias_count = (
-            values + isinstance(event, yaml.NodeEvent),
-            alias_count + isinstance(event, yaml.AliasEvent),
-        )
+        values += isinstance(event, yaml.NodeEvent)
+        alias_count += isinstance(event, yaml.AliasEvent)
         if depth > DEEPEST:
             raise ValueError("it is nested too deeply")
         if alias_count > aliases:

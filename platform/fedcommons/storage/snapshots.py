@@ -79,13 +79,11 @@ class Snapshots:
         """
         key = f"{self.name}/{MANIFEST}"
         self._damaged = set()
-        if (status := self.storage.look(key)) is None:
-            self.tag, self.entries = object_store.NEW, {}
-            return self.entries
-        size, tag = status
+        size, tag = self.storage.look(key) or (0, object_store.NEW)
         if size > safe_read.LARGEST_JSON:
             raise StorageError(f"{self.storage.name}/{key} has {size:,} bytes, more than any list of a snapshot")
-        entries = self._entries(self.storage.read(key, safe_read.LARGEST_JSON + 1) or b"")
+        is_new = tag == object_store.NEW
+        entries = {} if is_new else self._entries(self.storage.read(key, safe_read.LARGEST_JSON + 1) or b"")
         # If the list is replaced between ``look`` and ``read``, ``tag`` is outdated, so the next write fails.
         self.tag, self.entries = tag, entries
         return entries
@@ -170,9 +168,9 @@ class Snapshots:
             if (content := _read(folder, name, float("inf"))) is None:
                 continue
             digest = sha256(content)
-            known_entry = self.entries.get(name)
-            is_there = known_entry is not None and known_entry.content == digest and name not in self._damaged
-            entry = known_entry if is_there else self._sent.get(digest)
+            entry = self.entries.get(name)
+            if entry is None or entry.content != digest or name in self._damaged:
+                entry = self._sent.get(digest)
             if entry is None:
                 entry = Entry(f"{digest}-{self._me}", len(content))
                 self.storage.write(f"{self.name}/objects/{entry.object}", content)

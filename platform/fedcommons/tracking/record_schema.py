@@ -12,7 +12,6 @@ from typing import Any
 
 from fedcommons.config import target
 from fedcommons.config.dotted import common_fields, fields_for
-from fedcommons.config.fields import Field
 from fedcommons.config.registry import KINDS
 from fedcommons.errors import UserError, quote
 from fedcommons.storage import safe_read
@@ -35,6 +34,12 @@ _NUMBERS = (
     "participation", "learning_rate", "last_accuracy", "best_accuracy", "validation_accuracy", "p",
     "disclosed", "bytes_down", "bytes_up", "bytes_once", "bytes_lost",
 )  # fmt: skip
+_COLUMNS = ("client", "q", "sigma", "steps")
+_REJECTED = [{"client": (int,), "replies": (int,), "why": (str,)}]
+_TABLES = [{
+    "what": (str,), "in_words": (str,), "accountant": [(str,)], "delta": (int, float), "clip": (int, float, type(None)),
+    **{name: [(int, float)] for name in _COLUMNS},
+}]  # fmt: skip
 _EPSILONS = ("epsilon_of_messages", "pool_epsilon_max")  # prefixes of the keys of epsilons in the privacy statement
 
 
@@ -54,20 +59,12 @@ def flaw_of_summary(summary: Mapping[str, Any]) -> str | None:
             return f"{name} is {quote(value)}"
         if name == "target" and not _is_target(value):
             return f"{name} is {quote(value)}"
-    return _flaw_of_rejected(summary) or _flaw_of_privacy(summary)
+    if not _fits(rejected := summary.get("rejected", []), _REJECTED):
+        return f"rejected is {quote(rejected)}"
+    return _flaw_of_privacy(summary.get("privacy", {}))
 
 
-def _flaw_of_rejected(summary: Mapping[str, Any]) -> str | None:
-    rejected, types = summary.get("rejected", []), {"client": int, "replies": int, "why": str}
-    is_right = isinstance(rejected, list) and all(
-        isinstance(entry, dict) and all(type(entry.get(name)) is kind for name, kind in types.items())
-        for entry in rejected
-    )
-    return None if is_right else f"rejected is {quote(rejected)}"
-
-
-def _flaw_of_privacy(summary: Mapping[str, Any]) -> str | None:
-    statement = summary.get("privacy", {})
+def _flaw_of_privacy(statement: Any) -> str | None:
     if not isinstance(statement, dict):
         return f"privacy is {quote(statement)}"
     for name, value in statement.items():
@@ -76,29 +73,30 @@ def _flaw_of_privacy(summary: Mapping[str, Any]) -> str | None:
     if not isinstance(statement.get("commons", ""), str):
         return f"privacy.commons is {quote(statement['commons'])}"
     tables = statement.get("mechanisms", {})
-    is_right = isinstance(tables, dict) and all(
-        isinstance(of_kind, list) and all(map(_is_table, of_kind)) for of_kind in tables.values()
-    )
+    is_right = isinstance(tables, dict) and all(map(_are_tables, tables.values()))
     return None if is_right else f"privacy.mechanisms is {quote(tables)}"
 
 
-def _is_table(table: Any) -> bool:
-    if not isinstance(table, dict) or not all(isinstance(table.get(name), str) for name in ("what", "in_words")):
-        return False
-    names = table.get("accountant")
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        return False
-    columns = [table.get(name) for name in ("client", "q", "sigma", "steps")]
-    if not all(isinstance(column, list) and column and all(map(_is_finite, column)) for column in columns):
-        return False
-    return _is_finite(table.get("delta")) and (table.get("clip") is None or _is_finite(table["clip"]))
+def _are_tables(tables: Any) -> bool:
+    return _fits(tables, _TABLES) and all(table[name] for table in tables for name in _COLUMNS)
+
+
+def _fits(value: Any, form: Any) -> bool:
+    """Return whether a plain value has a form: a dictionary with a form per name, a list of one form, or types."""
+    if isinstance(form, dict):
+        return isinstance(value, dict) and all(_fits(value.get(name), inner) for name, inner in form.items())
+    if isinstance(form, list):
+        return isinstance(value, list) and all(_fits(item, form[0]) for item in value)
+    return type(value) in form
 
 
 def flaw_of_config(config: Any) -> str | None:
     """Describe the first wrong value of ``config`` (field -> value), as a part of a sentence; None if all are valid."""
     if not isinstance(config, Mapping):
         return f"config is {quote(config)}"
-    fields = _chosen_fields(config)
+    chosen = {kind: config.get(k.field) for kind, k in KINDS.items()}
+    names = {kind: [n] for kind, n in chosen.items() if isinstance(n, str) and n in KINDS[kind].components}
+    fields = {**common_fields(), **fields_for(names, reread=False)}
     for name, value in config.items():
         many = value if isinstance(value, list | tuple) else [value]
         if any(type(item) not in (int, float, str, bool, type(None)) for item in many):
@@ -118,12 +116,6 @@ def _is_target(value: Any) -> bool:
         return type(value) in (int, float, str) and bool(target.read(value))
     except UserError:
         return False
-
-
-def _chosen_fields(config: Mapping[str, Any]) -> Mapping[str, Field]:
-    chosen = {kind: config.get(k.field) for kind, k in KINDS.items()}
-    names = {kind: [n] for kind, n in chosen.items() if isinstance(n, str) and n in KINDS[kind].components}
-    return {**common_fields(), **fields_for(names, reread=False)}
 
 
 def flaw_of_line(line: Mapping[str, Any], is_of_clients: bool) -> str | None:

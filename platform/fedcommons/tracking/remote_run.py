@@ -33,10 +33,20 @@ def name_of(*folders: Path) -> str:
     return "/".join(quote(folder.resolve().name, safe="") or "root" for folder in folders)
 
 
-def require_apart(storage: str, folder: Path) -> None:
-    """Raise a ``UserError`` if the storage lies in the folder ``folder``, whose files it stores."""
+def open_snapshots(storage: str, name: str, folder: Path, files: str) -> Snapshots:
+    """Open a storage and read the list of the newest snapshot of ``folder``; files: see ``Snapshots.names``.
+
+    Raises:
+        UserError: the storage cannot be reached or written, or it lies in the folder whose files it stores.
+    """
     if not object_store.is_url(storage) and Path(storage).resolve().is_relative_to(folder.resolve()):
         raise UserError(f"storage must be outside of --out, {folder}, got {quote_value(storage)}.")
+    try:
+        snapshots = Snapshots(object_store.open_store(storage), f"runs/{name}", files)
+        snapshots.look()
+        return snapshots
+    except StorageError as error:
+        raise UserError(f"storage: {error}.") from None
 
 
 class RunMirror:
@@ -54,14 +64,9 @@ class RunMirror:
         inner = "|".join(f"{folder}/{files}" for folder, files in INNER.items())
         self.folder, self.say, self.upload_error, self.has_lost = folder, say, "", False
         self._not_before = 0.0
-        require_apart(storage, folder)
-        try:
-            opened = object_store.open_store(storage)
-            self.storage = opened.name
-            self.snapshots = Snapshots(opened, f"runs/{name}", rf"{FILES}|messages\.log|{re.escape(STOPPED)}|{inner}")
-            self.snapshots.look()
-        except StorageError as error:
-            raise UserError(f"storage: {error}.") from None
+        files = rf"{FILES}|messages\.log|{re.escape(STOPPED)}|{inner}"
+        self.snapshots = open_snapshots(storage, name, folder, files)
+        self.storage = self.snapshots.storage.name
 
     def fetch(self, resume: bool = True, patience: float = 0) -> None:
         """Download the newest snapshot, if there is one, unless the local run has more rounds than the snapshot.
@@ -74,7 +79,7 @@ class RunMirror:
         """
         if self.snapshots.tag == object_store.NEW:
             return
-        place = f"{self.snapshots.storage.name}/{self.snapshots.name}"
+        place = f"{self.storage}/{self.snapshots.name}"
         if not resume:
             raise UserError(f"{place} holds a run already; add --resume to continue this run, or choose another --out.")
         if is_run(self.folder) and self._seen() == self.snapshots.tag:

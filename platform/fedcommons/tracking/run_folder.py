@@ -119,9 +119,6 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
-    def rounds(self) -> list[dict[str, Any]]:
-        return read_rounds(self.path)
-
     def whole(self) -> int:
         """Return the number of rounds, from round 0 on, whose lines are undamaged in all .jsonl files."""
         return min(len(record_schema.lines(self.path / name)[0]) for name in self._courses)
@@ -230,9 +227,9 @@ def _require_same(path: Path, config: Experiment, data: str | None) -> None:
     existing = read_config(path)
     differ = dotted.same_results(existing, config)
     if differ == ["federation.rounds"] and (done := len(read_rounds(path)) - 1) > config.federation.rounds:
-        planned = config.federation.rounds
         raise UserError(
-            f"{path} has {done} rounds already, so federation.rounds cannot be {planned}; choose another --out."
+            f"{path} has {done} rounds already, so federation.rounds cannot be {config.federation.rounds}; choose "
+            "another --out."
         )
     if differ := [name for name in differ if name != "federation.rounds"]:
         began, now = _facts(path / "environment.json"), _sources(config.chosen, config.source)
@@ -275,18 +272,15 @@ def _changed(old_sources: Any, new_sources: Any, kind: str) -> str:
     return f" ({', '.join(names)} changed)" if names else ""
 
 
-def _read_json(path: Path) -> Any:
-    """Return the value of a JSON file; None if the file is missing or damaged."""
+def _facts(path: Path) -> Mapping[str, Any]:
+    """Return the mapping in a JSON file; empty if the file is missing, damaged or has no mapping."""
     try:
-        return safe_read.json_of(path)
+        content = safe_read.json_of(path)
     except safe_read.UnreadableError as error:
         raise UserError(f"{error}.") from None
     except ValueError:
-        return None
-
-
-def _facts(path: Path) -> Mapping[str, Any]:
-    return content if isinstance(content := _read_json(path), dict) else {}
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def read_class_counts(path: Path) -> list[list[int]]:
@@ -296,10 +290,9 @@ def read_class_counts(path: Path) -> list[list[int]]:
     if "sizes" in facts and "class_counts" not in facts:
         return []
     rows = counts if isinstance(counts := facts.get("class_counts"), list) else []
-    if not rows or not all(isinstance(row, list) and row and len(row) == len(rows[0]) for row in rows):
-        raise UserError(f"{file} is damaged: it has no class counts.")
-    if not all(type(n) is int and 0 <= n < 2**53 for row in rows for n in row):
-        raise UserError(f"{file} is damaged: its class counts are not whole numbers from 0.")
+    is_table = rows and all(isinstance(row, list) and row and len(row) == len(rows[0]) for row in rows)
+    if not (is_table and all(type(n) is int and 0 <= n < 2**53 for row in rows for n in row)):
+        raise UserError(f"{file} is damaged: it has no class counts, or counts that are not whole numbers from 0.")
     return rows
 
 
@@ -329,12 +322,11 @@ def read_run(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
     """
     lines, is_all = record_schema.lines(path / "rounds.jsonl")
     try:
-        summary = safe_read.cleaned(_read_json(path / "summary.json"))
+        summary = safe_read.cleaned(_facts(path / "summary.json"))
     except ValueError:
         return None, lines
-    fits = isinstance(summary, dict) and is_all and summary.get("rounds") == len(lines) - 1
-    is_damaged = not fits if is_run(path) else not isinstance(summary, dict)
-    return None if is_damaged else summary, lines
+    fits = is_all and summary.get("rounds") == len(lines) - 1 if is_run(path) else summary
+    return summary if fits else None, lines
 
 
 def accuracies(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:

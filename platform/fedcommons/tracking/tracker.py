@@ -1,4 +1,4 @@
-"""The interface of trackers, which record the metrics of a run, and a wrapper of user-defined trackers."""
+"""The interface of trackers, which record the metrics of a run, and a wrapper that survives their errors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
@@ -10,6 +10,8 @@ T = TypeVar("T")
 
 Metric = float | Sequence[int] | None
 """The value of a metric: a number, a list of client numbers, or None if there is no value."""
+
+Prepare = Callable[[Mapping[str, Metric]], Mapping[str, Metric]]
 
 
 class Tracker(Protocol):
@@ -36,21 +38,27 @@ def numbers(metrics: Mapping[str, Metric]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
 
 
-class OwnTracker:
-    """A user-defined tracker that is not called again after it raised an error.
+def finite(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
+    """Return the metrics with None for values that are not finite."""
+    return {name: None if isinstance(v, float) and not isfinite(v) else v for name, v in metrics.items()}
 
-    name: import path of the tracker. make: creates the tracker. say: called with one sentence if ``make`` or the
-    tracker raises an error.
+
+class GuardedTracker:
+    """A tracker that is not called again after it raised an error.
+
+    label: the tracker in messages. make: creates the tracker. say: called with one sentence if ``make`` or the tracker
+    raises an error. prepare: returns a round's metrics as the tracker gets them.
     """
 
-    def __init__(self, name: str, make: Callable[[], Tracker], say: Callable[[str], None]) -> None:
-        self.name, self.say, self.tracker = name, say, None
+    def __init__(
+        self, label: str, make: Callable[[], Tracker], say: Callable[[str], None], prepare: Prepare = finite
+    ) -> None:
+        self.label, self.say, self.prepare, self.tracker = label, say, prepare, None
         self.tracker = self._done(make)
 
     def log(self, round: int, metrics: Mapping[str, Metric]) -> None:
         if tracker := self.tracker:
-            finite_metrics = {n: None if isinstance(v, float) and not isfinite(v) else v for n, v in metrics.items()}
-            self._done(lambda: tracker.log(round, finite_metrics))
+            self._done(lambda: tracker.log(round, self.prepare(metrics)))
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
         if tracker := self.tracker:
@@ -58,7 +66,7 @@ class OwnTracker:
 
     def _done(self, call: Callable[[], T]) -> T | None:
         try:
-            with user_code_context(f"tracking.tracker {self.name}"):
+            with user_code_context(self.label):
                 return call()
         except (UserError, ClientError) as error:
             self.tracker = None

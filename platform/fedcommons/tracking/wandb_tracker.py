@@ -4,7 +4,6 @@ W&B never asks for input here, and failures of W&B do not stop a run. No path of
 (The user's command ``wandb sync`` uploads the path of its script, unless WANDB_PROGRAM sets another name.)
 """
 
-import netrc
 import os
 import re
 import secrets
@@ -13,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Any
-from urllib.parse import urlparse
 
 from fedcommons.config import dotted
 from fedcommons.config.experiment import Experiment
@@ -24,7 +22,8 @@ from fedcommons.privacy.statement import in_short
 from fedcommons.runtime import tempdirs
 from fedcommons.storage import safe_read
 from fedcommons.storage.atomic_files import write_text
-from fedcommons.tracking.tracker import Metric, numbers
+from fedcommons.tracking.metric_names import NAMES
+from fedcommons.tracking.tracker import Metric
 from fedcommons.tracking.wandb_media import Columns, pictures
 
 IID = 1e6
@@ -34,73 +33,54 @@ IID = 1e6
 class WandbTracker:
     """A W&B run in the run folder. Its id is stored in wandb-id.txt, so that a resumed run continues the W&B run.
 
-    described: see ``describe``. mode: "online" or "offline". say: called with one sentence if W&B fails; after a
-    failure nothing more is logged. pool: synthetic images for the pictures (see ``wandb_media``), which are logged with
+    described: see ``describe``. mode: "online" or "offline". say: called with one sentence if the run is kept offline,
+    or has no pictures. pool: synthetic images for the pictures (see ``wandb_media``), which are logged with
     the last round.
     """
 
     def __init__(
         self, folder: Path, described: Mapping[str, Any], mode: str, say: Callable[[str], None], pool: Columns = ()
     ) -> None:
-        self.say, self.run = say, None
-        self.folder, self.pool, self.last = folder, pool, 0
+        self.say, self.folder, self.pool, self.last = say, folder, pool, 0
         # With this variable, W&B would use the sweep's W&B service, where the run of a killed trial stays open.
         # The next trial with the same id would then write nothing.
         os.environ.pop("WANDB_SERVICE", None)
+        with tempdirs.tempdir():
+            import wandb
+        if mode == "online" and not logged_in():
+            say("W&B: there is no login (set WANDB_API_KEY or run `wandb login`), so this run is kept offline.")
+            mode = "offline"
         try:
-            with tempdirs.tempdir():
-                import wandb
-            if mode == "online" and not logged_in():
-                say("W&B: there is no login (set WANDB_API_KEY or run `wandb login`), so this run is kept offline.")
-                mode = "offline"
-            try:
-                self.run = _init(folder, described, mode)
-            except wandb.Error as error:
-                if mode != "online":
-                    raise
-                say(f"W&B: {' '.join(str(error).split())}; this run is kept offline.")
-                wandb.teardown()  # without this, W&B's service still holds the run's id
-                self.run = _init(folder, described, "offline")
-            self.run.define_metric("round")
-            self.run.define_metric("*", step_metric="round")
-        except Exception as error:
-            self._give_up(error)
+            self.run = _init(folder, described, mode)
+        except wandb.Error as error:
+            if mode != "online":
+                raise
+            say(f"W&B: {' '.join(str(error).split())}; this run is kept offline.")
+            wandb.teardown()  # without this, W&B's service still holds the run's id
+            self.run = _init(folder, described, "offline")
+        self.run.define_metric("round")
+        self.run.define_metric("*", step_metric="round")
 
     def log(self, round: int, metrics: Mapping[str, Metric]) -> None:
-        if self.run is None:
-            return
-        try:
-            self.run.log({"round": round, **numbers(metrics)}, step=round)
-            self.last = round
-        except Exception as error:
-            self._give_up(error)
+        self.run.log({"round": round, **metrics}, step=round)
+        self.last = round
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
-        if self.run is None:
-            return
-        try:
-            if summary is not None:
-                self._log_pictures(summary)
-                self.run.summary.update(in_summary(summary))
-            self.run.finish(exit_code=0 if summary is not None else 1)
-        except Exception as error:
-            self._give_up(error)
+        if summary is not None:
+            if images := self._images(summary):
+                self.run.log(images, step=self.last)
+            self.run.summary.update(in_summary(summary))
+        self.run.finish(exit_code=0 if summary is not None else 1)
 
-    def _log_pictures(self, summary: Mapping[str, Any]) -> None:
+    def _images(self, summary: Mapping[str, Any]) -> dict[str, Any]:
         import wandb
 
         try:
             drawn_pictures = pictures(self.folder, summary, self.pool)
-            images = {name: wandb.Image(picture) for name, picture in drawn_pictures.items()}
+            return {name: wandb.Image(picture) for name, picture in drawn_pictures.items()}
         except Exception as error:
             self.say(Warned(f"W&B: {type(error).__name__}: {error}; W&B shows this run without pictures."))
-            return
-        if self.run and images:
-            self.run.log(images, step=self.last)
-
-    def _give_up(self, error: Exception) -> None:
-        self.run = None
-        self.say(Warned(f"W&B: {type(error).__name__}: {error}; the run goes on without W&B."))
+            return {}
 
 
 def describe(config: Experiment, p: float) -> dict[str, Any]:
@@ -140,7 +120,7 @@ def in_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
     all rounds if it was missed). If the target was missed, ``rounds_to_target`` is absent, as it must be a number.
     """
     entries = {k: _without_folders(v) for k, v in summary.items() if isinstance(v, int | float | str) and k != "rounds"}
-    courses = {k: [v for _, v in pairs if v is not None] for k, pairs in summary.items() if _is_course(pairs)}
+    courses = {name: [value for _, value in summary.get(name, ()) if value is not None] for name in NAMES}
     means = {f"{name}_mean": fmean(values) for name, values in courses.items() if values}
     statement = summary["privacy"]
     noise = columns(statement.get("mechanisms", {}))
@@ -149,10 +129,6 @@ def in_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
     to_target = summary.get("rounds_to_target")
     used = summary["rounds"] if to_target is None else to_target
     return {**entries, **means, **private, **audit, "target_reached": to_target is not None, "rounds_used": used}
-
-
-def _is_course(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value)
 
 
 def _without_folders(value: Any) -> Any:
@@ -203,14 +179,9 @@ def _init(folder: Path, described: Mapping[str, Any], mode: str):
 def logged_in() -> bool:
     """Return whether W&B has a key for its server (WANDB_API_KEY or a netrc file), so that it need not ask the user."""
     import wandb
+    from requests.utils import get_netrc_auth  # a package that W&B needs
 
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    host = urlparse(wandb.setup().settings.base_url).hostname or ""
-    try:
-        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
+    return bool(os.environ.get("WANDB_API_KEY") or get_netrc_auth(wandb.setup().settings.base_url))
 
 
 def _run_id(folder: Path) -> str:

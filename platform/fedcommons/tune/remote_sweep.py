@@ -8,7 +8,7 @@ from fedcommons.errors import ClientError, UserError
 from fedcommons.storage import object_store
 from fedcommons.storage.object_store import StorageError
 from fedcommons.storage.snapshots import Snapshots
-from fedcommons.tracking.remote_run import RunMirror, name_of, require_apart
+from fedcommons.tracking.remote_run import RunMirror, name_of, open_snapshots
 from fedcommons.tracking.run_folder import read_summary
 
 REPORT = r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.(md|csv|json|png|svg|pdf|tex|html)"
@@ -38,12 +38,7 @@ class SweepMirror:
             return
         if what := object_store.flaw(storage):
             raise UserError(f"storage must be {what}")
-        require_apart(storage, self.out)
-        try:
-            self._snapshots = Snapshots(object_store.open_store(storage), f"runs/{name_of(self.out)}", REPORT)
-            self._snapshots.look()
-        except StorageError as error:
-            raise UserError(f"storage: {error}.") from None
+        self._snapshots = open_snapshots(storage, name_of(self.out), self.out, REPORT)
         if self._snapshots.tag != object_store.NEW and not resume:
             raise UserError(
                 f"{storage} holds a sweep {self.out.name} already; add --resume to continue it or name another --out."

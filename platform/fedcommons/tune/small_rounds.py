@@ -76,7 +76,7 @@ class SmallRounds:
         if loop.dp:  # so that no noise multiplier is computed for a target epsilon
             loop = replace(loop, dp=replace(loop.dp, target=None))
 
-        module = partial(spec.module, ready.facts, lr=min(spec.lr, lr))
+        module = partial(spec.module, spec.facts, lr=min(spec.lr, lr))
 
         def build(data: RunData) -> Worker:
             return build_worker(module, loop, plan.facts.weighting, SEED_ALONE, method, data)
