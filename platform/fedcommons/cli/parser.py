@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args, get_origin
 import yaml
 
 from fedcommons.cli.values import in_words, is_list
-from fedcommons.config.dotted import SHORT_NAMES
+from fedcommons.config.dotted import SHORT_NAMES, nested
 from fedcommons.config.fields import Field
 
 
@@ -144,18 +144,11 @@ class Parser:
 
     def format_config(self, values: Mapping[str, Any]) -> str:
         """Return the YAML text of a config file with these values (option -> value), without hidden options."""
-        nested: dict[str, Any] = {}
-        for name, option in self.options.items():
-            if not option.is_hidden:
-                section, _, leaf = name.rpartition(".")
-                value = values[name]
-                (nested.setdefault(section, {}) if section else nested)[leaf] = (
-                    list(value) if isinstance(value, tuple) else value
-                )
-        text = yaml.safe_dump(nested, sort_keys=False, allow_unicode=True)
+        shown = nested({name: values[name] for name, option in self.options.items() if not option.is_hidden})
+        text = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)
         # A character that is not printable may reverse the text in a terminal, so all such characters are escaped.
         is_printable = all(c.isprintable() for c in text.replace("\n", ""))
-        return text if is_printable else yaml.safe_dump(nested, sort_keys=False)
+        return text if is_printable else yaml.safe_dump(shown, sort_keys=False)
 
 
 def _escaped(text: str) -> str:

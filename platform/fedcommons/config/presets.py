@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedcommons.config.dotted import choose, full_names, not_chosen
+from fedcommons.config.dotted import choose, full_names, require_fields
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.registry import OPTIONAL
 from fedcommons.errors import UserError, quote, unknown
 
 _DIGITS_GENERATOR: dict[str, Any] = {
@@ -171,9 +170,7 @@ def experiment(name: str = "small", dataset: str = "digits", values: Mapping[str
     config = choose(
         {**preset(name, dataset, str(fields.get("generator.name", "ddpm"))), "tracking.preset": name, **fields}
     )
-    for field, value in fields.items():
-        if field not in config.flat and not (field in OPTIONAL and value is None):
-            raise not_chosen(field, config)
+    require_fields(fields, config)
     return config
 
 
