@@ -39,7 +39,7 @@ class Given:
     file: Path | None = None
 
     def __str__(self) -> str:
-        return self.name if self.file else f"--{self.name if '.' in self.name else self.name.replace('_', '-')}"
+        return self.name if self.file else typed(self.name)
 
     @property
     def text(self) -> str:
@@ -51,6 +51,11 @@ class Given:
         if self.value is None:
             raise UserError(f"{self} needs a value.")
         return self.value if isinstance(self.value, str) else f"[{', '.join(self.value)}]"
+
+
+def typed(name: str) -> str:
+    """Return the option ``name`` as the user types it, such as ``--dry-run`` or ``--client.clip_norm``."""
+    return f"--{name if '.' in name else name.replace('_', '-')}"
 
 
 class Line(tuple[str, ...]):

@@ -12,7 +12,7 @@ from itertools import chain
 from math import isfinite
 from typing import Annotated, Any, NoReturn, TextIO
 
-from fedcommons.cli.argv import Given, Line, read
+from fedcommons.cli.argv import Given, Line, read, typed
 from fedcommons.cli.parser import Option, Options, Parser
 from fedcommons.cli.values import NULLS, number, value_of
 from fedcommons.config import hints
@@ -154,7 +154,7 @@ def parse(parser: Parser, argv: Sequence[str]) -> Options:
         if item.file and item.name in ("help", "print_config"):
             raise UserError(f"{item} is no key of a config file, but {item.file} has it.")
         if item.name not in names:
-            raise _unknown_error(parser, item, names, ["-h", "--help", *parser.written.values()])
+            raise _unknown_error(parser, item, names, ["-h", "--help", *map(typed, parser.options)])
         if item.name not in parser.options:
             flags |= {item.name} if _true(item) else set()
             continue
