@@ -318,14 +318,17 @@ def source(name: str, reread: bool = True) -> str | None:
 
 def files(name: str) -> Mapping[str, str]:
     """Return file name -> hash of a user-defined component's code as read last; empty for components of the package."""
-    code = user_loader.codes.get((base(), name.rpartition(":")[0]))
-    return code.files if code else {}
+    return code.files if (code := _code(name)) else {}
 
 
 def clash(names: Iterable[str]) -> str | None:
     """Return a message if one process cannot load all components ``names``, else None; see ``user_code.clash``."""
-    where = {name: (base(), name.rpartition(":")[0]) for name in names}
-    return user_code.clash({name: code for name, key in where.items() if (code := user_loader.codes.get(key))})
+    return user_code.clash({name: code for name in names if (code := _code(name))})
+
+
+def _code(name: str) -> user_code.Code | None:
+    """Return a user-defined component's code as read last; None for components of the package."""
+    return user_loader.codes.get((base(), name.rpartition(":")[0]))
 
 
 def base() -> Path:
