@@ -44,6 +44,14 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
 
 
+def remaining_text(number: int, total: int, first: int, seconds: float) -> str:
+    """Return the remaining time as text, estimated from the pace since the step ``first``; empty if unknown.
+
+    number, total: steps done, all steps. seconds: time since the step ``first``.
+    """
+    return f"{duration(seconds / (number - first) * (total - number))} left" if first < number < total else ""
+
+
 @dataclass(frozen=True)
 class _Row:
     """The progress of a task.
@@ -60,10 +68,7 @@ class _Row:
     shown_at: float
 
     def remaining_text(self, now: float) -> str:
-        """Return the remaining time as text, estimated from the pace since the first step; empty if unknown."""
-        if self.number <= self.first or self.number >= self.total:
-            return ""
-        return f"{duration((now - self.first_time) / (self.number - self.first) * (self.total - self.number))} left"
+        return remaining_text(self.number, self.total, self.first, now - self.first_time)
 
 
 class _Console(Console):
