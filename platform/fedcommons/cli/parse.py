@@ -277,7 +277,7 @@ def split(option: str, text: str, kind: Callable[[str], Any] = str, allowed: str
         except (ValueError, OverflowError):
             what = "finite float" if kind is float else kind.__name__
             raise UserError(f"{option} takes {what} values separated by commas, got {quote(part)}.") from None
-    if not values or "" in values or len(set(values)) < len(values):
+    if "" in values or len(set(values)) < len(values):
         raise UserError(f"{option} takes different values separated by commas, got {quote(text)}.")
     Field(kind, None, "", allowed).check(option, tuple(values))
     return tuple(values)

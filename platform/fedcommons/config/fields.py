@@ -35,8 +35,7 @@ class Field:
     @cached_property
     def kinds(self) -> tuple[type, ...]:
         """Return the types that a value may have; the first is preferred. An int is also valid for a float field."""
-        hint = self.hint
-        kinds = tuple(get_origin(h) or h for h in get_args(hint)) if _is_union(hint) else (get_origin(hint) or hint,)
+        kinds = tuple(get_origin(member) or member for member in members(self.hint))
         return (*kinds, int) if float in kinds else kinds
 
     def check(self, name: str, value: Any) -> None:
@@ -94,23 +93,22 @@ def _without_literals(hint: Any, words: list[str]) -> Any:
     if get_origin(hint) is Literal:
         words += [_word(value) for value in inner if value is not None]
         return reduce(or_, map(type, inner))
-    if not inner or not (_is_union(hint) or get_origin(hint) in (tuple, list)):
+    if get_origin(hint) not in (Union, UnionType, tuple, list):
         return hint
     before = len(words)
     plain = tuple(item if item is ... else _without_literals(item, words) for item in inner)
     if len(words) == before:
         return hint
-    if not _is_union(hint):
+    if get_origin(hint) in (tuple, list):
         return get_origin(hint)[plain]
-    if others := [item for item in inner if get_origin(item) is not Literal and item is not NoneType]:
-        raise ValueError(
-            f"a Literal cannot be combined with {quote(others[0])}: use Annotated[float | str, '(0, 1] or auto']"
-        )
+    if others := [quote(item) for item in inner if get_origin(item) is not Literal and item is not NoneType]:
+        raise ValueError(f"a Literal cannot be combined with {others[0]}: use Annotated[float | str, '(0, 1] or auto']")
     return reduce(or_, plain)
 
 
-def _is_union(hint: Any) -> bool:
-    return get_origin(hint) in (Union, UnionType)
+def members(hint: Any) -> tuple[Any, ...]:
+    """Return the types in a union, or a tuple with the type if ``hint`` is not a union."""
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
 def fields_of(

@@ -137,20 +137,14 @@ def preset(name: str, dataset: str, made_by: str = "ddpm") -> Mapping[str, Any]:
     """Return dotted name -> value of the fields that the preset sets for a data set and the generator ``made_by``."""
     if name not in PRESETS:
         raise unknown("preset", str(name), PRESETS)
-    return {**_fields(name, dataset), **generator(made_by, name)}
-
-
-def _fields(name: str, dataset: str) -> dict[str, Any]:
-    if name == "paper":
-        return {"data.name": dataset, **_PAPER}
+    fields = {"data.name": dataset, **{"smoke": _SMOKE, "small": _SMALL}.get(name, _PAPER)}
     if name == "authors":
-        return {"data.name": dataset, **_PAPER, **AUTHORS}
-    fields = {"data.name": dataset, **(_SMOKE if name == "smoke" else _SMALL)}
-    if dataset in LARGE_IMAGES and name == "small":
+        fields |= AUTHORS
+    if name == "small" and dataset in LARGE_IMAGES:
         fields |= _SMALL_LARGE_IMAGES
-    if dataset == "digits":
+    if name in ("smoke", "small") and dataset == "digits":
         fields |= _FEW_PIXELS
-    return fields
+    return {**fields, **generator(made_by, name)}
 
 
 def experiment(name: str = "small", dataset: str = "digits", values: Mapping[str, Any] | None = None) -> Experiment:
