@@ -1,5 +1,6 @@
-"""The options of a script and their values, and the text of ``--help`` and ``--print_config``."""
+"""The options of a script and their values, the texts of ``--help`` and ``--print_config``, and a run's command."""
 
+import shlex
 from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,8 +11,11 @@ import yaml
 
 from fedcommons.cli.argv import typed
 from fedcommons.cli.values import in_words, is_list
-from fedcommons.config.dotted import SHORT_NAMES, nested
+from fedcommons.config import presets
+from fedcommons.config.dotted import SHORT_NAMES, choose, nested
+from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import Field, field_of
+from fedcommons.config.registry import KINDS
 
 
 class Options(dict[str, Any]):
@@ -141,3 +145,23 @@ def written(value: Any) -> str:
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def command_line(config: Experiment, preset: str, stated: Collection[str] = ()) -> str:
+    """Return the command-line options with which ``run.py`` runs this experiment.
+
+    These are the sharing strategy, the fields that differ from the preset, and the fields ``stated``. Fields that the
+    user set or swept belong in ``stated``, as preset ``authors`` has different values for each configuration.
+    """
+    named = {KINDS[kind].field: name for kind, name in config.chosen.items()}
+    usual = presets.preset(preset, config.data.name, named.get("generator.name", "ddpm"))
+    of_preset, of_parts = choose(usual).flat, choose({**usual, **named}).flat
+    arguments = {"preset": preset, "data.name": config.data.name}
+    arguments |= {
+        field: name for field, name in named.items() if field == KINDS["sharing"].field or of_preset.get(field) != name
+    }
+    for name, value in config.flat.items():
+        is_usual = name in of_parts and of_parts[name] == value and name not in stated
+        if name not in named and not is_usual and not name.startswith(("source.", "tracking.")):
+            arguments[name] = value
+    return " ".join(f"--{name} {shlex.quote(written(value))}" for name, value in arguments.items())
