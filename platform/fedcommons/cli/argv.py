@@ -50,7 +50,12 @@ class Given:
         """
         if self.value is None:
             raise UserError(f"{self} needs a value.")
-        return self.value if isinstance(self.value, str) else f"[{', '.join(self.value)}]"
+        return joined(self.value)
+
+
+def joined(text: str | list[str]) -> str:
+    """Return a list as the text ``[a, b]``; a text stays as it is."""
+    return text if isinstance(text, str) else f"[{', '.join(text)}]"
 
 
 def typed(name: str) -> str:

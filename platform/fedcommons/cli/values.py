@@ -9,7 +9,7 @@ from math import isinf
 from types import NoneType
 from typing import Any, get_args, get_origin
 
-from fedcommons.cli.argv import Given
+from fedcommons.cli.argv import Given, joined
 from fedcommons.config.fields import members
 from fedcommons.errors import UserError, quote
 
@@ -61,7 +61,7 @@ _NAMES: dict[Any, str] = {NoneType: "null", tuple: "a list such as [16,32]", lis
 
 def _read(hint: Any, text: str | list[str]) -> Any:
     kinds = (NoneType, bool, int, float, tuple[Any, ...], str) if hint is Any else members(hint)
-    wrong = in_words(hint), f"[{', '.join(text)}]" if isinstance(text, list) else text
+    wrong = in_words(hint), joined(text)
     # str is tried last, because any text is a str.
     for kind in sorted(kinds, key=lambda kind: (kind is str, kind is not NoneType)):
         try:
@@ -78,10 +78,7 @@ def _read_single(kind: Any, text: str | list[str]) -> Any:
     """Return the value of a text for the type ``kind``, which is not a union."""
     if is_list(kind):
         return _list(kind, text)
-    if isinstance(text, list):
-        if kind is str:
-            return f"[{', '.join(text)}]"
-        raise ValueError
+    text = joined(text)
     if kind is NoneType and text.strip() in NULLS:
         return None
     if kind is bool:

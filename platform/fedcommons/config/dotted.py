@@ -80,14 +80,11 @@ def fields_for(chosen: Mapping[str, Sequence[str]], reread: bool = True) -> dict
             if kind == "algorithm" and section in SECTIONS:
                 raise UserError(f"algorithm {name} needs another name: {section} is a section of every experiment.")
             constants = registry.constants(kind, name, reread)
-            if registry.is_user_defined(name) and (
-                clashes := [n for n in constants if f"{section}.{n}" in common_fields()]
-            ):
-                raise UserError(
-                    f"{KINDS[kind].field} {quote(name)}: its constant {clashes[0]} needs another name, as every "
-                    f"experiment has a field {section}.{clashes[0]}."
-                )
-            result |= {f"{section}.{n}": f for n, f in constants.items()}
+            its_fields = {f"{section}.{n}": f for n, f in constants.items()}
+            if clashes := [n for n in its_fields if n in common_fields()]:
+                what = f"{KINDS[kind].field} {quote(name)}"
+                raise UserError(f"{what}: its constant needs another name than the common field {clashes[0]}.")
+            result |= its_fields
     return result
 
 
@@ -118,7 +115,10 @@ def full_names(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def generates(setting: str) -> bool:
     """Return whether every client trains a generator under the sharing strategy ``setting``."""
-    return registry.defines("sharing", setting, "requests")
+    if setting in KINDS["sharing"].components:
+        return setting in registry.GENERATING
+    registry.source(setting)  # the file is read again, as it may have changed
+    return hasattr(registry.find("sharing", setting), "requests")
 
 
 def choose(values: Mapping[str, Any], inactive: Collection[str] = ()) -> Experiment:

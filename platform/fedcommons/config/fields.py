@@ -132,9 +132,7 @@ def fields_of(
             if name in required:
                 continue
             passed = ", ".join(sorted({*handed, *required})) or "nothing"
-            raise ValueError(
-                f"its parameter {name} has no default, and the platform does not pass it (it passes: {passed})"
-            )
+            raise ValueError(f"its parameter {name} has no default, and the platform passes only {passed}")
         hint = hints.get(name, Any if parameter.default is None else type(parameter.default))
         result[name] = field_of(hint, parameter.default, helps.get(name, ""))
         _require_usable(name, result[name])
@@ -158,11 +156,8 @@ def _require_usable(name: str, field: Field) -> None:
     if odd := [kind for kind in field.kinds if not isinstance(kind, type) and kind is not Any]:
         raise ValueError(f"the type of {name} must be a type, got {quote(odd[0])}")
     many = field.default if isinstance(field.default, tuple) else (field.default,)
-    if wrong := [item for item in many if type(item) not in (bool, int, float, str, NoneType)]:
-        raise ValueError(
-            f"the default of {name} must be a number, a text, true, false, null or a tuple of these, got "
-            f"{type(wrong[0]).__name__}"
-        )
+    if wrong := [type(item).__name__ for item in many if type(item) not in (bool, int, float, str, NoneType)]:
+        raise ValueError(f"the default of {name} must be a number, text, bool, None or tuple of these, got {wrong[0]}")
     try:
         if field.allowed and "|" not in field.allowed:
             _inside(field.allowed.partition(" or ")[0], 0.0)
@@ -170,10 +165,8 @@ def _require_usable(name: str, field: Field) -> None:
     except UserError:  # a default out of range is reported when the value is used
         pass
     except (ValueError, TypeError, IndexError):
-        raise ValueError(
-            f"the range of {name} must be an interval of numbers, such as (0, 1], or names, such as a | b, got "
-            f"{quote(field.allowed)}"
-        ) from None
+        allowed = quote(field.allowed)
+        raise ValueError(f"the range of {name} must be an interval (0, 1] or names a | b, got {allowed}") from None
 
 
 def _hints(thing: Callable[..., Any]) -> Mapping[str, Any]:

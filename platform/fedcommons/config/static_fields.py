@@ -42,16 +42,6 @@ def fields_in(where: str, handed: Collection[str]) -> dict[str, Field]:
     return fields
 
 
-def has(where: str, method: str) -> bool:
-    """Return whether the class at ``where``, or a base class, defines a method by ``def`` or by assignment."""
-    body = _find(where)[1].body
-    defined = {line.name for line in body if isinstance(line, ast.FunctionDef)}
-    values = [line.value for line in body if isinstance(line, ast.Assign)]
-    each = [v for value in values for v in (value.elts if isinstance(value, ast.Tuple) else [value])]
-    defined |= {value.attr for value in each if isinstance(value, ast.Attribute)}
-    return method in defined or any(has(base, method) for base in _bases(where))
-
-
 def summary(where: str) -> str:
     """Return the first docstring line, without full stop, of the class or function at the import path ``where``."""
     return (ast.get_docstring(_find(where)[1]) or "").partition("\n")[0].rstrip(".")

@@ -104,20 +104,6 @@ def of_module(name: str, base: Path, what: str) -> Code | None:
     return Code(name, *_hashed(name, finder)) if name in finder.contents else None
 
 
-def clash(codes: Mapping[str, Code]) -> str | None:
-    """Return a message if two components import different modules of the same name, else None.
-
-    One process can load only one module per name. codes: component's name -> code.
-    """
-    seen: dict[str, tuple[str, Module]] = {}
-    for part, code in codes.items():
-        for name, module in code.modules.items():
-            other, its = seen.setdefault(name, (part, module))
-            if its.content != module.content:
-                return f"{other} and {part} import different modules called {name} ({its.file}, {module.file})"
-    return None
-
-
 def add_to_path(folder: Path) -> None:
     """Append a folder to ``sys.path``, so that code can import modules whose names it computes at run time."""
     if str(folder) not in sys.path:
