@@ -101,9 +101,7 @@ def _list(kind: Any, text: str | list[str]) -> tuple[Any, ...]:
             raise ValueError
         text = [re.sub(r"^(['\"])(.*)\1$", r"\2", part) for part in parts]
     hints = get_args(kind) or (Any, ...)
-    kinds = (
-        [hints[0]] * len(text) if len(hints) != len(text) or ... in hints or get_origin(kind) is list else list(hints)
-    )
+    kinds = list(hints) if len(hints) == len(text) and ... not in hints else [hints[0]] * len(text)
     return tuple(_read(member_type, part) for member_type, part in zip(kinds, text, strict=True))
 
 

@@ -51,9 +51,10 @@ class Section:
 
     def __post_init__(self) -> None:
         if self.constants is UNSET:
-            named = [(kind, k) for kind, k in registry.KINDS.items() if k.section == type(self).__name__.lower()]
-            constants = [default_constants(kind, getattr(self, k.field.rpartition(".")[2])) for kind, k in named]
-            object.__setattr__(self, "constants", constants[0] if constants else NONE)
+            kinds = registry.KINDS.items()
+            kind = next((kind for kind, k in kinds if k.section == type(self).__name__.lower()), "")
+            name = getattr(self, registry.KINDS[kind].field.rpartition(".")[2]) if kind else None
+            object.__setattr__(self, "constants", default_constants(kind, name))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "constants" or name not in self.constants:
