@@ -67,9 +67,6 @@ class _Row:
     first_time: float
     shown_at: float
 
-    def remaining_text(self, now: float) -> str:
-        return remaining_text(self.number, self.total, self.first, now - self.first_time)
-
 
 class _Console(Console):
     """A console that raises BrokenPipeError when its output has no reader; Rich would exit without a message."""
@@ -162,7 +159,8 @@ class Display:
         now, before = self._clock(), self._rows.get(name)
         row = replace(before, number=number, text=text) if before else _Row(text, number, total, number, now, now)
         is_said = now - row.shown_at >= EVERY or (ends and number >= total)
-        line = f"{name}: {number}/{total} {text}" + (f", {remaining}" if (remaining := row.remaining_text(now)) else "")
+        remaining = remaining_text(number, row.total, row.first, now - row.first_time)
+        line = f"{name}: {number}/{total} {text}" + (f", {remaining}" if remaining else "")
         log(line, logging.INFO if is_said else logging.DEBUG)
         if is_said and not self.is_live:
             self._print(line)
@@ -187,7 +185,8 @@ class Display:
             table.add_column(no_wrap=True, overflow="ellipsis")
         now = self._clock()
         for name, row in self._rows.items():
-            table.add_row(name, f"{row.number}/{row.total}", row.text, row.remaining_text(now))
+            remaining = remaining_text(row.number, row.total, row.first, now - row.first_time)
+            table.add_row(name, f"{row.number}/{row.total}", row.text, remaining)
         return table
 
     def _refresh(self) -> None:

@@ -23,10 +23,9 @@ SECTIONS = {
 
 IGNORED_BY_RESULTS = (
     "artifacts", "storage", "data.dir", "data.download", "federation.executor", "federation.actors",
-    "federation.gpus_per_actor", "federation.checkpoint_every", "federation.memory_mb", "tracking.wandb",
-    "tracking.project", "tracking.group",
+    "federation.gpus_per_actor", "federation.checkpoint_every", "federation.memory_mb", "source.tracker",
 )  # fmt: skip
-"""Fields that may change when a run is resumed, because no result depends on these fields."""
+"""Fields that may change when a run is resumed, because no result depends on these fields, as on ``tracking.*``."""
 
 SHORT_NAMES = {
     "alpha": "partition.alpha", "p": "sharing.p", "rho": "generator.rho", "sigma": "dp.noise_multiplier",
@@ -42,8 +41,6 @@ NO_SHARING = "none"
 NO_SHARING_SHOWN = "no sharing"
 """What tables, pictures and the terminal show for the sharing strategy ``real``."""
 
-_NON_SCALAR_FIELDS = {"constants", "source", "inactive", *SECTIONS}
-
 
 def is_ignored(name: str) -> bool:
     """Return whether the run's results are independent of the field ``name``.
@@ -52,13 +49,13 @@ def is_ignored(name: str) -> bool:
     code. Results depend on the measure, because its numbers are part of the run's record, which a resumption must
     reproduce.
     """
-    return name in IGNORED_BY_RESULTS or name.startswith("tracking.") or name == "source.tracker"
+    return name in IGNORED_BY_RESULTS or name.startswith("tracking.")
 
 
 @cache
 def common_fields() -> Mapping[str, Field]:
     """Return dotted name -> ``Field`` for all fields of the sections, without the constants of components."""
-    result = dict(fields_of(Experiment, _NON_SCALAR_FIELDS))
+    result = fields_of(Experiment, {"constants", "source", "inactive", *SECTIONS})
     for section, kind in SECTIONS.items():
         result |= {f"{section}.{n}": f for n, f in fields_of(kind, ("constants",)).items()}
     return result
