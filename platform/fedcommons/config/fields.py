@@ -132,7 +132,7 @@ def fields_of(
             if name in required:
                 continue
             passed = ", ".join(sorted({*handed, *required})) or "nothing"
-            raise ValueError(f"its parameter {name} has no default, and the platform passes only {passed}")
+            raise ValueError(f"its parameter {name} has no default (the platform passes {passed})")
         hint = hints.get(name, Any if parameter.default is None else type(parameter.default))
         result[name] = field_of(hint, parameter.default, helps.get(name, ""))
         _require_usable(name, result[name])
@@ -166,7 +166,7 @@ def _require_usable(name: str, field: Field) -> None:
         pass
     except (ValueError, TypeError, IndexError):
         allowed = quote(field.allowed)
-        raise ValueError(f"the range of {name} must be an interval (0, 1] or names a | b, got {allowed}") from None
+        raise ValueError(f"the range of {name} must have the form (0, 1] or a | b, got {allowed}") from None
 
 
 def _hints(thing: Callable[..., Any]) -> Mapping[str, Any]:
