@@ -37,7 +37,7 @@ def fields_in(where: str, handed: Collection[str]) -> dict[str, Field]:
         fields |= fields_in(base, handed)
     for name, annotation, default, text in _declarations(node):
         if name not in handed:
-            hint, value = (eval(ast.unparse(part), names) for part in (annotation, default))
+            hint, value = (eval(compile(ast.Expression(part), "", "eval"), names) for part in (annotation, default))
             fields[name] = field_of(hint, value, " ".join(text.split()))
     return fields
 
