@@ -171,10 +171,14 @@ def test_the_check_of_a_strategy_calls_its_old_methods() -> None:
 
 
 def test_names_of_the_version_before_work_with_a_warning() -> None:
-    for old, new in (("Dealt", fc.ClientDatasets), ("Need", fc.GenerationRequest), ("TellsWork", fc.Algorithm)):
+    v2: Any = fc
+    for old, new in (("Dealt", fc.ClientDatasets), ("Need", fc.GenerationRequest)):
         with pytest.warns(DeprecationWarning, match=new.__name__):
-            assert getattr(fc, old) is new
+            assert getattr(v2, old) is new
         assert old not in fc.__all__
+    with pytest.warns(DeprecationWarning, match=r"TellsWork is now fedcommons\.Algorithm"):
+        empty = v2.TellsWork
+    assert isinstance(type("Both", (fc.Algorithm, empty), {})(), empty)
     sys.modules.pop("fedcommons.sharing.needs", None)
     with pytest.warns(DeprecationWarning, match=r"generators\.requests"):
         assert import_module("fedcommons.sharing.needs").needs is requests.requests_of_clients

@@ -27,6 +27,8 @@ from warnings import warn
 
 import lazy_loader
 
+from fedcommons.deprecated import TellsWork as _TellsWork
+
 # Names are imported when they are first used, because torch takes seconds to import.
 _attribute, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
@@ -37,7 +39,7 @@ _OLD_NAMES = {"Dealt": "ClientDatasets", "Need": "GenerationRequest", "TellsWork
 def __getattr__(name: str) -> Any:
     if name in _OLD_NAMES:
         warn(f"fedcommons.{name} is now fedcommons.{_OLD_NAMES[name]}", DeprecationWarning, stacklevel=2)
-    return _attribute(_OLD_NAMES.get(name, name))
+    return _TellsWork if name == "TellsWork" else _attribute(_OLD_NAMES.get(name, name))
 
 
 __version__ = "0.2.0"

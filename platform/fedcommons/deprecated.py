@@ -2,10 +2,15 @@
 
 import functools
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 from warnings import warn
 
 C = TypeVar("C", bound=type)
+
+
+@runtime_checkable
+class TellsWork(Protocol):
+    """Empty protocol, so that a class of version 0.2 may inherit from it and from ``Algorithm``."""
 
 
 def accepts_old_names(**new_names: str) -> Callable[[C], C]:

@@ -23,14 +23,8 @@ LONGEST = 190
 """Maximum number of characters of a message about user code; with ``error: `` before it, a line has at most 200."""
 
 _HERE = Path(__file__).resolve().parent
-_NOT_USER_CODE = tuple(
-    f"{path}/"
-    for path in (
-        _HERE,
-        _HERE.parent.parent / "lightning_modules",
-        *(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    )
-)
+_PYTHON = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+_NOT_USER_CODE = tuple(f"{path}/" for path in (_HERE, _HERE.parent.parent / "lightning_modules", *_PYTHON))
 
 RUN = "python sweeps/run.py" if (_HERE.parent.parent / "sweeps" / "run.py").is_file() else "fedcommons run"
 """Command that runs one experiment: ``sweeps/run.py`` in a clone of the repository, else the installed command."""
@@ -261,11 +255,9 @@ def nearest(name: str, names: Iterable[str]) -> str:
     starting = [candidate for candidate in names if len(letters) > 2 and candidate.startswith(name)]
     if (near := same[:1] or starting) and len(near) <= FEW:
         return f"; did you mean {' or '.join(map(repr, near))}?"
-    leaves: dict[str, list[str]] = {}
-    for candidate in names:
-        leaves.setdefault(_leaf(candidate), []).append(candidate)
-    if leaf := get_close_matches(_leaf(name), list(leaves), n=1, cutoff=0.6):
-        return f"; did you mean {get_close_matches(name, leaves[leaf[0]], n=1, cutoff=0)[0]!r}?"
+    if leaf := get_close_matches(_leaf(name), list(dict.fromkeys(map(_leaf, names))), n=1, cutoff=0.6):
+        candidates = [candidate for candidate in names if _leaf(candidate) == leaf[0]]
+        return f"; did you mean {get_close_matches(name, candidates, n=1, cutoff=0)[0]!r}?"
     return "."
 
 

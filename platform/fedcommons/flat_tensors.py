@@ -227,7 +227,4 @@ def to_device(payload: Payload, device: torch.device) -> Payload:
     """Return the payload with all tensors on ``device``; the same object if all tensors are already there."""
     if not payload or all(data(x).device == device for x in payload.values()):
         return payload
-    return {
-        name: Flat(x.layout, x.buffer.to(device)) if isinstance(x, Flat) else x.to(device)
-        for name, x in payload.items()
-    }
+    return {name: like(x, data(x).to(device)) for name, x in payload.items()}

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from fedcommons import experiment
-from fedcommons.config import registry
+from fedcommons.config import dotted, registry
 from fedcommons.config.dotted import choose, deciding, fields_for, from_dict, override, same_results, to_dict
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import fields_of
@@ -70,8 +70,7 @@ def test_fields_of_every_component_are_read_from_its_source_and_have_help_and_ra
     for name in KINDS[kind].components:
         part = registry.find(kind, name)
         assert registry.constants(kind, name) == fields_of(part, KINDS[kind].passed, KINDS[kind].required)
-        for method in ("requests", "check", "client", "nothing"):
-            assert registry.defines(kind, name, method) == callable(getattr(part, method, None))
+        assert kind != "sharing" or dotted.generates(name) == hasattr(part, "requests")
         for field, found in registry.constants(kind, name).items():
             found.check(field, found.default)
             assert found.help, f"{name}.{field}"

@@ -46,8 +46,8 @@ def test_a_target_is_a_metric_and_a_bound() -> None:
 
 def test_what_is_no_target_is_refused() -> None:
     for text, why in (
-        (0.0, r"\(0, 1\], got 0"), (80, r"\(0, 1\], got 80"), ("loss < 0.3", "a metric and a bound"),
-        ("loss <= 1.1e100", "a metric and a bound"), ("accuracy >= 1.01", r"an accuracy lies in \[0, 1\]"),
+        (0.0, r"\(0, 1\], got 0"), (80, r"\(0, 1\], got 80"), ("loss < 0.3", "a bound such as"),
+        ("loss <= 1.1e100", "a bound such as"), ("accuracy >= 1.01", r"an accuracy lies in \[0, 1\]"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=why):
             config(target=text)

@@ -118,6 +118,8 @@ def test_the_end_of_a_run_is_some_lines_that_fit_with_the_metrics_that_there_are
     joined = " ".join(" ".join(text).split())
     for part in ("fedavg on digits", f"accuracy {summary['last_accuracy']:.3f}", "12 s", "Overall guarantee"):
         assert part in joined
+    missed = ending({**summary, "rounds": 30, "rounds_to_target": None}, rounds, 12.0, Path("runs/run"), 80)
+    assert f"{'target':13}accuracy 0.2: >30 rounds" in missed
     last = {"train/loss": 4.5, "personal/accuracy_mean": 0.6, "personal/accuracy_worst_decile": 0.25}
     none = {"last_accuracy": None, "best_accuracy": None, "target": 0.2, "rounds_to_target": None}
     text = "\n".join(ending({**summary, **none}, [last], 1.0, Path("out"), 80))

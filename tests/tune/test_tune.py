@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 from fedcommons.cli import parse
-from fedcommons.cli.command_line import command_line
 from fedcommons.cli.display import Display
+from fedcommons.cli.parser import command_line
 from fedcommons.config.dotted import same_results
 from fedcommons.errors import UserError
 from fedcommons.reports import metrics, ranking

@@ -39,7 +39,7 @@ class Given:
     file: Path | None = None
 
     def __str__(self) -> str:
-        return self.name if self.file else f"--{self.name if '.' in self.name else self.name.replace('_', '-')}"
+        return self.name if self.file else typed(self.name)
 
     @property
     def text(self) -> str:
@@ -50,7 +50,17 @@ class Given:
         """
         if self.value is None:
             raise UserError(f"{self} needs a value.")
-        return self.value if isinstance(self.value, str) else f"[{', '.join(self.value)}]"
+        return joined(self.value)
+
+
+def joined(text: str | list[str]) -> str:
+    """Return a list as the text ``[a, b]``; a text stays as it is."""
+    return text if isinstance(text, str) else f"[{', '.join(text)}]"
+
+
+def typed(name: str) -> str:
+    """Return the option ``name`` as the user types it, such as ``--dry-run`` or ``--client.clip_norm``."""
+    return f"--{name if '.' in name else name.replace('_', '-')}"
 
 
 class Line(tuple[str, ...]):
@@ -59,7 +69,20 @@ class Line(tuple[str, ...]):
     @cached_property
     def options(self) -> tuple[Given, ...]:
         """Return the options that the words mean. Words and config files are read at the first access only."""
-        return _options_in(self)
+        options: list[Given] = []
+        words = list(self)
+        while words:
+            word = words.pop(0)
+            name, equals, value = word.removeprefix("--").partition("=")
+            if word == "-h":
+                name = "help"
+            elif not word.startswith("--") or not name:
+                raise UserError(f"options have the form --NAME VALUE or --NAME=VALUE, got {quote(word)}.")
+            has_value = equals or (words and not words[0].startswith("--") and words[0] != "-h")
+            option = Given(name.replace("-", "_"), (value if equals else words.pop(0)) if has_value else None)
+            _check_text(option)
+            options += _in_file(option.text) if option.name == "config" else [option]
+        return tuple(options)
 
 
 def read(argv: Sequence[str]) -> tuple[Given, ...]:
@@ -70,24 +93,7 @@ def read(argv: Sequence[str]) -> tuple[Given, ...]:
     Raises:
         UserError: a word is not an option, a text is too long or has control characters, or a config file is invalid.
     """
-    return argv.options if isinstance(argv, Line) else _options_in(argv)
-
-
-def _options_in(argv: Sequence[str]) -> tuple[Given, ...]:
-    options: list[Given] = []
-    words = list(argv)
-    while words:
-        word = words.pop(0)
-        name, equals, value = word.removeprefix("--").partition("=")
-        if word == "-h":
-            name = "help"
-        elif not word.startswith("--") or not name:
-            raise UserError(f"options have the form --NAME VALUE or --NAME=VALUE, got {quote(word)}.")
-        has_value = equals or (words and not words[0].startswith("--") and words[0] != "-h")
-        option = Given(name.replace("-", "_"), (value if equals else words.pop(0)) if has_value else None)
-        _check_text(option)
-        options += _in_file(option.text) if option.name == "config" else [option]
-    return tuple(options)
+    return (argv if isinstance(argv, Line) else Line(argv)).options
 
 
 def _check_text(option: Given) -> None:

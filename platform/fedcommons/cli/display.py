@@ -44,6 +44,14 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
 
 
+def remaining_text(number: int, total: int, first: int, seconds: float) -> str:
+    """Return the remaining time as text, estimated from the pace since the step ``first``; empty if unknown.
+
+    number, total: steps done, all steps. seconds: time since the step ``first``.
+    """
+    return f"{duration(seconds / (number - first) * (total - number))} left" if first < number < total else ""
+
+
 @dataclass(frozen=True)
 class _Row:
     """The progress of a task.
@@ -58,12 +66,6 @@ class _Row:
     first: int
     first_time: float
     shown_at: float
-
-    def remaining_text(self, now: float) -> str:
-        """Return the remaining time as text, estimated from the pace since the first step; empty if unknown."""
-        if self.number <= self.first or self.number >= self.total:
-            return ""
-        return f"{duration((now - self.first_time) / (self.number - self.first) * (self.total - self.number))} left"
 
 
 class _Console(Console):
@@ -157,7 +159,8 @@ class Display:
         now, before = self._clock(), self._rows.get(name)
         row = replace(before, number=number, text=text) if before else _Row(text, number, total, number, now, now)
         is_said = now - row.shown_at >= EVERY or (ends and number >= total)
-        line = f"{name}: {number}/{total} {text}" + (f", {remaining}" if (remaining := row.remaining_text(now)) else "")
+        remaining = remaining_text(number, row.total, row.first, now - row.first_time)
+        line = f"{name}: {number}/{total} {text}" + (f", {remaining}" if remaining else "")
         log(line, logging.INFO if is_said else logging.DEBUG)
         if is_said and not self.is_live:
             self._print(line)
@@ -182,7 +185,8 @@ class Display:
             table.add_column(no_wrap=True, overflow="ellipsis")
         now = self._clock()
         for name, row in self._rows.items():
-            table.add_row(name, f"{row.number}/{row.total}", row.text, row.remaining_text(now))
+            remaining = remaining_text(row.number, row.total, row.first, now - row.first_time)
+            table.add_row(name, f"{row.number}/{row.total}", row.text, remaining)
         return table
 
     def _refresh(self) -> None:

@@ -8,11 +8,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from io import TextIOWrapper
-from itertools import chain
 from math import isfinite
 from typing import Annotated, Any, NoReturn, TextIO
 
-from fedcommons.cli.argv import Given, Line, read
+from fedcommons.cli.argv import Given, Line, read, typed
 from fedcommons.cli.parser import Option, Options, Parser
 from fedcommons.cli.values import NULLS, number, value_of
 from fedcommons.config import hints
@@ -149,12 +148,13 @@ def parse(parser: Parser, argv: Sequence[str]) -> Options:
     full = {item.name: full_name(item.name, names, parser.chosen, parser.short) for item in read(argv)}
     items = [replace(item, name=full[item.name]) if full[item.name] in names else item for item in read(argv)]
     items = [_stored(item, item.name) for item in items]
-    values, flags = {name: option.field.default for name, option in parser.options.items()}, set()
+    values = {name: [] if option.is_many else option.field.default for name, option in parser.options.items()}
+    flags = set()
     for item in items:
         if item.file and item.name in ("help", "print_config"):
             raise UserError(f"{item} is no key of a config file, but {item.file} has it.")
         if item.name not in names:
-            raise _unknown_error(parser, item, names, ["-h", "--help", *parser.written.values()])
+            raise _unknown_error(parser, item, names, ["-h", "--help", *map(typed, parser.options)])
         if item.name not in parser.options:
             flags |= {item.name} if _true(item) else set()
             continue
@@ -163,10 +163,6 @@ def parse(parser: Parser, argv: Sequence[str]) -> Options:
         parser.options[item.name].field.check(item.name if item.name in parser.fields else str(item), values[item.name])
     if {"preset", "tracking.preset"} <= values.keys():  # --preset takes precedence over the preset in a config file
         values["tracking.preset"] = values["preset"]
-    for name, option in parser.options.items():
-        if option.is_many:
-            texts = [item.value if isinstance(item.value, list) else [item.text] for item in items if item.name == name]
-            values[name] = [*chain.from_iterable(texts)]
     if flags:
         print(parser.format_help() if "help" in flags else parser.format_config(values), end="")
         sys.exit(0)
@@ -188,14 +184,12 @@ def _may_draw_noise(options: Options) -> bool:
 def _value(option: Option, item: Given, before: Any) -> Any:
     """Return the value that ``item`` gives to an option. before: the option's previous or default value."""
     if option.is_many:
-        return before
+        return [*before, *(item.value if isinstance(item.value, list) else [item.text])]
     if option.is_flag or (item.value is None and bool in option.field.kinds and "." in item.name):
         return _true(item)
-    if item.name in PATHS and not isinstance(item.value, list):
+    is_folder = item.name == "storage" and item.text.strip() not in NULLS and ":" not in item.text.partition("/")[0]
+    if (item.name in PATHS or is_folder) and not isinstance(item.value, list):
         item = replace(item, value=str(user_path(f"--{item.name}", item.text)))
-    if item.name == "storage" and isinstance(item.value, str) and item.value.strip() not in NULLS:
-        is_url = ":" in item.value.partition("/")[0]
-        item = item if is_url else replace(item, value=str(user_path("--storage", item.value)))
     return value_of(item, option.field.hint)
 
 
@@ -277,7 +271,7 @@ def split(option: str, text: str, kind: Callable[[str], Any] = str, allowed: str
         except (ValueError, OverflowError):
             what = "finite float" if kind is float else kind.__name__
             raise UserError(f"{option} takes {what} values separated by commas, got {quote(part)}.") from None
-    if not values or "" in values or len(set(values)) < len(values):
+    if "" in values or len(set(values)) < len(values):
         raise UserError(f"{option} takes different values separated by commas, got {quote(text)}.")
     Field(kind, None, "", allowed).check(option, tuple(values))
     return tuple(values)

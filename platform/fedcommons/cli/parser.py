@@ -1,19 +1,24 @@
-"""The options of a script and their values, and the text of ``--help`` and ``--print_config``."""
+"""The options of a script and their values, the texts of ``--help`` and ``--print_config``, and a run's command."""
 
+import shlex
 from argparse import SUPPRESS, ArgumentParser
-from collections.abc import Collection, ItemsView, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Annotated, Any, get_args, get_origin
+from typing import Any
 
 import yaml
 
+from fedcommons.cli.argv import typed
 from fedcommons.cli.values import in_words, is_list
-from fedcommons.config.dotted import SHORT_NAMES
-from fedcommons.config.fields import Field
+from fedcommons.config import presets
+from fedcommons.config.dotted import SHORT_NAMES, choose, nested
+from fedcommons.config.experiment import Experiment
+from fedcommons.config.fields import Field, field_of
+from fedcommons.config.registry import KINDS
 
 
-class Options:
+class Options(dict[str, Any]):
     """The values of a script's options, by dotted name: ``options.client.lr``, ``options["client.lr"]``.
 
     fields: dotted name -> field, of the options that are fields of the experiment. asked: names of the fields that the
@@ -22,36 +27,23 @@ class Options:
 
     def __init__(self, values: Mapping[str, Any], fields: Mapping[str, Field], asked: Collection[str],
                  chosen: Mapping[str, Sequence[str]]) -> None:  # fmt: skip
-        self.__dict__["_values"] = dict(values)
+        super().__init__(values)
         self.__dict__.update(fields=fields, asked=frozenset(asked), chosen=chosen)
 
     def __getitem__(self, name: str) -> Any:
-        return self._values[name.replace("-", "_")]
+        return super().__getitem__(name.replace("-", "_"))
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._values[name.replace("-", "_")] = value
+        super().__setitem__(name.replace("-", "_"), value)
 
     def __getattr__(self, name: str) -> Any:
-        values = self.__dict__.get("_values", {})
-        if name in values:
-            return values[name]
-        if section := {n.removeprefix(f"{name}."): v for n, v in values.items() if n.startswith(f"{name}.")}:
+        if name in self:
+            return self[name]
+        if section := {n.removeprefix(f"{name}."): v for n, v in self.items() if n.startswith(f"{name}.")}:
             return SimpleNamespace(**section)
         raise AttributeError(f"there is no option {name}")
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._values[name] = value
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def items(self) -> ItemsView[str, Any]:
-        """Return the pairs (name, value) of all options."""
-        return self._values.items()
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return the value of an option, or the default if the option does not exist."""
-        return self._values.get(name.replace("-", "_"), default)
+    __setattr__ = __setitem__
 
 
 @dataclass(frozen=True)
@@ -73,7 +65,7 @@ class Parser:
     """The options of a script; names are dotted, with ``_`` instead of ``-``.
 
     usage: usage line, for scripts that take arguments other than options. fields, chosen: see ``Options``. short: short
-    name -> name of the option. options: name -> option. written: name -> option as typed, such as ``--dry-run``.
+    name -> name of the option. options: name -> option.
     """
 
     description: str
@@ -83,7 +75,6 @@ class Parser:
     chosen: Mapping[str, Sequence[str]] = field(default_factory=dict)
     short: Mapping[str, str] = field(default_factory=lambda: SHORT_NAMES)
     options: dict[str, Option] = field(default_factory=dict)
-    written: dict[str, str] = field(default_factory=dict)
 
     def add_argument(
         self, option: str, *, type: Any = str, default: Any = None, help: str = "", action: str | None = None
@@ -93,12 +84,9 @@ class Parser:
         type: type of the value, with a range as in ``Annotated[int, "[1, 1e9]"]``. help: text for ``--help``. action:
         ``store_true`` (a flag), ``append`` (a repeatable option) or None (an option with one value).
         """
-        name = option.removeprefix("--")
         flag = action == "store_true"
-        hint, allowed = get_args(type)[:2] if get_origin(type) is Annotated else (type, "")
-        option_field = Field(bool if flag else hint, False if flag else default, help, allowed)
-        self.options[name.replace("-", "_")] = Option(option_field, flag, action == "append")
-        self.written[name.replace("-", "_")] = option
+        option_field = field_of(bool if flag else type, False if flag else default, help)
+        self.options[option.removeprefix("--").replace("-", "_")] = Option(option_field, flag, action == "append")
 
     def set_defaults(self, defaults: Mapping[str, Any]) -> None:
         """Change default values. defaults: name of the option -> new default."""
@@ -127,39 +115,21 @@ class Parser:
                 "--print_config", action="store_true", help="print all options as a file for --config, and exit"
             )
         for name, option in self.options.items():
-            if option.is_flag:
-                group.add_argument(
-                    self.written[name], action="store_true", help=_escaped(f"{option.field.help} (default: false)")
-                )
-                continue
-            help_text = (
-                f"{option.field.help} (type: {in_words(option.field.hint)}, default: {written(option.field.default)})"
+            kind = "" if option.is_flag else f"type: {in_words(option.field.hint)}, "
+            text = f"{option.field.help} ({kind}default: {written(option.field.default)})".replace("%", "%%")
+            look: dict[str, Any] = (
+                {"action": "store_true"} if option.is_flag else {"metavar": _metavar(name, option.field)}
             )
-            group.add_argument(
-                self.written[name],
-                metavar=_metavar(name, option.field),
-                help=SUPPRESS if option.is_hidden else _escaped(help_text),
-            )
+            group.add_argument(typed(name), help=SUPPRESS if option.is_hidden else text, **look)
         return parser.format_help()
 
     def format_config(self, values: Mapping[str, Any]) -> str:
         """Return the YAML text of a config file with these values (option -> value), without hidden options."""
-        nested: dict[str, Any] = {}
-        for name, option in self.options.items():
-            if not option.is_hidden:
-                section, _, leaf = name.rpartition(".")
-                value = values[name]
-                (nested.setdefault(section, {}) if section else nested)[leaf] = (
-                    list(value) if isinstance(value, tuple) else value
-                )
-        text = yaml.safe_dump(nested, sort_keys=False, allow_unicode=True)
+        shown = nested({name: values[name] for name, option in self.options.items() if not option.is_hidden})
+        text = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)
         # A character that is not printable may reverse the text in a terminal, so all such characters are escaped.
         is_printable = all(c.isprintable() for c in text.replace("\n", ""))
-        return text if is_printable else yaml.safe_dump(nested, sort_keys=False)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("%", "%%")  # argparse formats help texts, so %% stands for a single %
+        return text if is_printable else yaml.safe_dump(shown, sort_keys=False)
 
 
 def _metavar(name: str, field: Field) -> str:
@@ -175,3 +145,23 @@ def written(value: Any) -> str:
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def command_line(config: Experiment, preset: str, stated: Collection[str] = ()) -> str:
+    """Return the command-line options with which ``run.py`` runs this experiment.
+
+    These are the sharing strategy, the fields that differ from the preset, and the fields ``stated``. Fields that the
+    user set or swept belong in ``stated``, as preset ``authors`` has different values for each configuration.
+    """
+    named = {KINDS[kind].field: name for kind, name in config.chosen.items()}
+    usual = presets.preset(preset, config.data.name, named.get("generator.name", "ddpm"))
+    of_preset, of_parts = choose(usual).flat, choose({**usual, **named}).flat
+    arguments = {"preset": preset, "data.name": config.data.name}
+    arguments |= {
+        field: name for field, name in named.items() if field == KINDS["sharing"].field or of_preset.get(field) != name
+    }
+    for name, value in config.flat.items():
+        is_usual = name in of_parts and of_parts[name] == value and name not in stated
+        if name not in named and not is_usual and not name.startswith(("source.", "tracking.")):
+            arguments[name] = value
+    return " ".join(f"--{name} {shlex.quote(written(value))}" for name, value in arguments.items())

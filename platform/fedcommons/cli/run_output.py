@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedcommons.cli.display import LOG, Display, duration, log
+from fedcommons.cli.display import LOG, Display, duration, log, remaining_text
 from fedcommons.config.dotted import NO_SHARING_SHOWN
 from fedcommons.config.registry import label
 
@@ -28,9 +28,7 @@ class Rounds:
     def __call__(self, number: int, metrics: Mapping[str, float | None]) -> None:
         now = self.clock()
         first, began = self.first = self.first or (number, now)
-        remaining = ""
-        if first < number < self.rounds:
-            remaining = f"{duration((now - began) / (number - first) * (self.rounds - number))} left"
+        remaining = remaining_text(number, self.rounds, first, now - began)
         self.display.say(line(number, self.rounds, metrics, remaining, self.display.width))
         if LOG.isEnabledFor(logging.DEBUG):
             facts = "  ".join(f"{name} {value:.6g}" for name, value in metrics.items() if value is not None)
@@ -45,9 +43,7 @@ def line(number: int, rounds: int, metrics: Mapping[str, float | None], remainin
     parts = [f"round {number:>{len(str(rounds))}}/{rounds}"]
     parts += [f"{name} {value}" for name, value in judged(metrics).items()]
     parts += [f"personal {name} {_number(metrics[key + '_mean'])}" for name, key in _personal_metric(metrics)]
-    for name, key in (("stragglers", "stragglers"), ("rejected", "rejected")):
-        if count := metrics.get(key):
-            parts.append(f"{name} {count:.0f}")
+    parts += [f"{name} {count:.0f}" for name in ("stragglers", "rejected") if (count := metrics.get(name))]
     parts += [remaining] if remaining else []
     while len(text := "  ".join(parts)) > width and len(parts) > 1:
         parts.pop()
@@ -143,7 +139,7 @@ def _target(summary: Mapping[str, Any]) -> str:
     wanted = target if isinstance(target, str) else f"accuracy {target:g}"
     if not isinstance(target, str) and summary["last_accuracy"] is None:
         return f"{wanted}: no round has a test accuracy"
-    return f"{wanted}: " + (f"reached in round {reached}" if reached is not None else "not reached")
+    return f"{wanted}: " + (f">{summary['rounds']} rounds" if reached is None else f"reached in round {reached}")
 
 
 def _bytes(n: float) -> str:
@@ -155,6 +151,6 @@ def _bytes(n: float) -> str:
 
 def _wrapped(name: str, text: str, width: int) -> list[str]:
     """Return a name and its text as lines of at most ``width`` characters; the text stands in an aligned column."""
-    room = max(20, width - HEAD)
-    pieces = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
-    return [f"{name if k == 0 else '':<{HEAD}}{piece}" for k, piece in enumerate(pieces)]
+    column, width = f"{name:<{HEAD}}", max(20 + HEAD, width)
+    return textwrap.wrap(text, width, initial_indent=column, subsequent_indent=" " * HEAD, break_long_words=False,
+                         break_on_hyphens=False)  # fmt: skip

@@ -15,11 +15,11 @@ from fedcommons.errors import UserError, quote, unknown
 from fedcommons.seeding import numpy_generator
 
 LIMITS = {
-    "uniform": (-1e300, 1e300, "LOW < HIGH, within 1e300 of 0"),
-    "loguniform": (1e-300, 1e300, "0 < LOW < HIGH, from 1e-300 to 1e300"),
-    "randint": (0, 2**62, "whole 0 <= LOW < HIGH, up to 2^62"),
+    "uniform": (float, -1e300, 1e300, "LOW < HIGH, within 1e300 of 0"),
+    "loguniform": (float, 1e-300, 1e300, "0 < LOW < HIGH, from 1e-300 to 1e300"),
+    "randint": (int, 0, 2**62, "whole 0 <= LOW < HIGH, up to 2^62"),
 }
-"""Distribution -> (smallest lower bound LOW, largest upper bound HIGH, condition in words)."""
+"""Distribution -> (type of its values, smallest lower bound LOW, largest upper bound HIGH, condition in words)."""
 
 SearchSpace = Mapping[str, "list[Any] | Any"]
 """Dotted name of a field -> list of values (grid) or a distribution of Ray Tune."""
@@ -109,11 +109,10 @@ def _values(field: str, its: Field, text: str) -> Any:
     name, arguments = call.groups()
     if name not in LIMITS:
         raise unknown("distribution", name, LIMITS)
-    fits = {float: ("uniform", "loguniform"), int: ("randint",)}
-    if name not in fits.get(kind, ()):
-        allowed = " or ".join(fits.get(kind, ())) or "a list of values only"
+    drawn, least, most, need = LIMITS[name]
+    if drawn is not kind:
+        allowed = " or ".join(n for n, limits in LIMITS.items() if limits[0] is kind) or "a list of values only"
         raise UserError(f"--space {field} takes {allowed}, as it is {kind.__name__}; got {name}.")
-    least, most, need = LIMITS[name]
     try:
         low, high = parse.split(f"--space {field}", arguments, kind)
         if not least <= low < high <= most:
@@ -122,7 +121,7 @@ def _values(field: str, its: Field, text: str) -> Any:
         raise UserError(f"--space {field}: {name} takes (LOW,HIGH) with {need}, got ({arguments}).") from None
     from ray import tune  # imported late, because the import takes a second
 
-    return {"uniform": tune.uniform, "loguniform": tune.loguniform, "randint": tune.randint}[name](low, high)
+    return getattr(tune, name)(low, high)
 
 
 def truth(text: str) -> bool:

@@ -7,9 +7,10 @@ import re
 from collections.abc import Sequence
 from math import isinf
 from types import NoneType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, get_args, get_origin
 
-from fedcommons.cli.argv import Given
+from fedcommons.cli.argv import Given, joined
+from fedcommons.config.fields import members
 from fedcommons.errors import UserError, quote
 
 NULLS = ("null", "Null", "NULL", "~")
@@ -28,18 +29,16 @@ def value_of(argument: Given, hint: Any) -> Any:
     Raises:
         UserError: the option's text is not a value of this type.
     """
-    no_text = isinstance(argument.value, list) or (argument.text == "null" and NoneType not in _members(hint))
-    if argument.file and no_text and str in _members(hint):
+    no_text = isinstance(argument.value, list) or (argument.text == "null" and NoneType not in members(hint))
+    if argument.file and no_text and str in members(hint):
         raise UserError(f"{argument} takes one text, got {quote(argument.text)}.")
     try:
         return _read(hint, argument.text if argument.value is None else argument.value)
     except OverflowError:
-        raise UserError(
-            f"{argument} is nested too deeply or has too large a number, got {quote(argument.text)}."
-        ) from None
+        raise UserError(f"{argument} has too large a number, got {quote(argument.text)}.") from None
     except _Unreadable as error:
         words, text = error.args
-        if {int, float} & set(_members(hint)) and _NOT_DECIMAL.fullmatch(argument.text.strip()):
+        if {int, float} & set(members(hint)) and _NOT_DECIMAL.fullmatch(argument.text.strip()):
             raise UserError(f"{argument} takes decimal numbers, got {quote(argument.text.strip())}.") from None
         raise UserError(f"{argument.name} takes {words}, got {quote(text.strip())}.") from None
 
@@ -48,38 +47,27 @@ def in_words(hint: Any) -> str:
     """Return the type ``hint`` in words for messages: ``int``, ``float or null``, ``a list such as [16,32]``."""
     if hint is Any:
         return "a value"
-    names = [
-        _NAMES.get(_plain(member)) or getattr(_plain(member), "__name__", str(member)) for member in _members(hint)
-    ]
-    return " or ".join(names)
+    kinds = [(kind, get_origin(kind) or kind) for kind in members(hint)]
+    return " or ".join(_NAMES.get(plain) or getattr(plain, "__name__", str(kind)) for kind, plain in kinds)
 
 
 def is_list(hint: Any) -> bool:
     """Return whether values of type ``hint`` may be lists."""
-    return any(_plain(member) in (tuple, list) for member in _members(hint))
+    return any((get_origin(kind) or kind) in (tuple, list) for kind in members(hint))
 
 
 _NAMES: dict[Any, str] = {NoneType: "null", tuple: "a list such as [16,32]", list: "a list such as [16,32]"}
 
 
-def _plain(hint: Any) -> Any:
-    return get_origin(hint) or hint
-
-
-def _members(hint: Any) -> tuple[Any, ...]:
-    """Return the types in a union, or a tuple with the type if ``hint`` is not a union."""
-    return get_args(hint) if _plain(hint) in (Union, type(int | str)) else (hint,)
-
-
 def _read(hint: Any, text: str | list[str]) -> Any:
-    members = (NoneType, bool, int, float, tuple[Any, ...], str) if hint is Any else _members(hint)
-    wrong = in_words(hint), f"[{', '.join(text)}]" if isinstance(text, list) else text
+    kinds = (NoneType, bool, int, float, tuple[Any, ...], str) if hint is Any else members(hint)
+    wrong = in_words(hint), joined(text)
     # str is tried last, because any text is a str.
-    for member in sorted(members, key=lambda member: (member is str, member is not NoneType)):
+    for kind in sorted(kinds, key=lambda kind: (kind is str, kind is not NoneType)):
         try:
-            return _read_single(member, text)
+            return _read_single(kind, text)
         except _Unreadable as error:
-            if is_list(member) and error.args:  # the message names the wrong member instead of the list
+            if is_list(kind) and error.args:  # the message names the wrong member instead of the list
                 wrong = error.args
         except ValueError:
             pass
@@ -90,10 +78,7 @@ def _read_single(kind: Any, text: str | list[str]) -> Any:
     """Return the value of a text for the type ``kind``, which is not a union."""
     if is_list(kind):
         return _list(kind, text)
-    if isinstance(text, list):
-        if kind is str:
-            return f"[{', '.join(text)}]"
-        raise ValueError
+    text = joined(text)
     if kind is NoneType and text.strip() in NULLS:
         return None
     if kind is bool:
@@ -116,7 +101,7 @@ def _list(kind: Any, text: str | list[str]) -> tuple[Any, ...]:
             raise ValueError
         text = [re.sub(r"^(['\"])(.*)\1$", r"\2", part) for part in parts]
     hints = get_args(kind) or (Any, ...)
-    kinds = [hints[0]] * len(text) if len(hints) != len(text) or ... in hints or _plain(kind) is list else list(hints)
+    kinds = list(hints) if len(hints) == len(text) and ... not in hints else [hints[0]] * len(text)
     return tuple(_read(member_type, part) for member_type, part in zip(kinds, text, strict=True))
 
 

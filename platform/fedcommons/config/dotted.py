@@ -5,15 +5,14 @@ changes neither the hash nor the name of an existing experiment.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields
 from functools import cache
 from typing import Any
 
-from fedcommons.config import registry, schema, weights_file
+from fedcommons.config import registry, schema
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import Field, fields_of
 from fedcommons.config.registry import KINDS, OPTIONAL
-from fedcommons.config.schema import Constants
+from fedcommons.config.schema import UNSET, Constants
 from fedcommons.errors import UserError, quote, unknown
 
 SECTIONS = {
@@ -24,10 +23,9 @@ SECTIONS = {
 
 IGNORED_BY_RESULTS = (
     "artifacts", "storage", "data.dir", "data.download", "federation.executor", "federation.actors",
-    "federation.gpus_per_actor", "federation.checkpoint_every", "federation.memory_mb", "tracking.wandb",
-    "tracking.project", "tracking.group",
+    "federation.gpus_per_actor", "federation.checkpoint_every", "federation.memory_mb", "source.tracker",
 )  # fmt: skip
-"""Fields that may change when a run is resumed, because no result depends on these fields."""
+"""Fields that may change when a run is resumed, because no result depends on these fields, as on ``tracking.*``."""
 
 SHORT_NAMES = {
     "alpha": "partition.alpha", "p": "sharing.p", "rho": "generator.rho", "sigma": "dp.noise_multiplier",
@@ -43,8 +41,6 @@ NO_SHARING = "none"
 NO_SHARING_SHOWN = "no sharing"
 """What tables, pictures and the terminal show for the sharing strategy ``real``."""
 
-_NON_SCALAR_FIELDS = {"constants", "source", "inactive", *SECTIONS}
-
 
 def is_ignored(name: str) -> bool:
     """Return whether the run's results are independent of the field ``name``.
@@ -53,13 +49,13 @@ def is_ignored(name: str) -> bool:
     code. Results depend on the measure, because its numbers are part of the run's record, which a resumption must
     reproduce.
     """
-    return name in IGNORED_BY_RESULTS or name.startswith("tracking.") or name == "source.tracker"
+    return name in IGNORED_BY_RESULTS or name.startswith("tracking.")
 
 
 @cache
 def common_fields() -> Mapping[str, Field]:
     """Return dotted name -> ``Field`` for all fields of the sections, without the constants of components."""
-    result = dict(fields_of(Experiment, _NON_SCALAR_FIELDS))
+    result = fields_of(Experiment, {"constants", "source", "inactive", *SECTIONS})
     for section, kind in SECTIONS.items():
         result |= {f"{section}.{n}": f for n, f in fields_of(kind, ("constants",)).items()}
     return result
@@ -81,14 +77,11 @@ def fields_for(chosen: Mapping[str, Sequence[str]], reread: bool = True) -> dict
             if kind == "algorithm" and section in SECTIONS:
                 raise UserError(f"algorithm {name} needs another name: {section} is a section of every experiment.")
             constants = registry.constants(kind, name, reread)
-            if registry.is_user_defined(name) and (
-                clashes := [n for n in constants if f"{section}.{n}" in common_fields()]
-            ):
-                raise UserError(
-                    f"{KINDS[kind].field} {quote(name)}: its constant {clashes[0]} needs another name, as every "
-                    f"experiment has a field {section}.{clashes[0]}."
-                )
-            result |= {f"{section}.{n}": f for n, f in constants.items()}
+            its_fields = {f"{section}.{n}": f for n, f in constants.items()}
+            if clashes := [n for n in its_fields if n in common_fields()]:
+                what = f"{KINDS[kind].field} {quote(name)}"
+                raise UserError(f"{what}: its constant needs another name than the common field {clashes[0]}.")
+            result |= its_fields
     return result
 
 
@@ -119,7 +112,10 @@ def full_names(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def generates(setting: str) -> bool:
     """Return whether every client trains a generator under the sharing strategy ``setting``."""
-    return registry.defines("sharing", setting, "requests")
+    if setting in KINDS["sharing"].components:
+        return setting in registry.GENERATING
+    registry.source(setting)  # the file is read again, as it may have changed
+    return hasattr(registry.find("sharing", setting), "requests")
 
 
 def choose(values: Mapping[str, Any], inactive: Collection[str] = ()) -> Experiment:
@@ -134,20 +130,16 @@ def choose(values: Mapping[str, Any], inactive: Collection[str] = ()) -> Experim
         UserError: a component does not exist, a name in ``values`` is no field of any component, or a value is out of
             its range.
     """
-    names = _names(values)
-    valid_fields = fields_for({kind: [name] for kind, name in names.items()})
-    for name in values:
-        if name not in valid_fields and name not in inactive and not name.startswith("source."):
-            _require_owned(name, valid_fields)
-    source = {kind: code_hash for kind, name in names.items() if (code_hash := registry.source(name))}
-    if file := values.get("model.weights"):
-        source["weights"] = weights_file.digest(str(file))
+    valid_fields = fields_for({kind: [name] for kind, name in _names(values).items()})
     rest = {n: v for n, v in values.items() if n not in valid_fields and not n.startswith("source.")}
+    for name in rest:
+        if name not in inactive:
+            _require_owned(name, valid_fields)
     flat = {n: values.get(n, f.default) for n, f in valid_fields.items()}
     for name, field in valid_fields.items():
         if type(flat[name]) in field.kinds:  # values of a wrong type are reported later, with all other errors
             field.check(name, flat[name])
-    return _build(flat, source, rest)
+    return _build(flat, UNSET, rest)
 
 
 def override(config: Experiment, values: Mapping[str, Any]) -> Experiment:
@@ -161,10 +153,20 @@ def override(config: Experiment, values: Mapping[str, Any]) -> Experiment:
     old, now = config.flat, _names({**config.flat, **values})
     old_values = {n: v for n, v in old.items() if not _replaced(n, config, now)}
     result = choose({**config.inactive, **old_values, **values}, config.inactive)
-    for name, value in values.items():
-        if name not in result.flat and not (name in OPTIONAL and value is None):
-            raise not_chosen(name, result)
+    require_fields(values, result)
     return result
+
+
+def require_fields(values: Mapping[str, Any], config: Experiment) -> None:
+    """Check that the experiment has the fields ``values`` (dotted name -> value).
+
+    Raises:
+        UserError: a field is missing. The message names the component that has the field, or else the nearest field.
+    """
+    for name, value in values.items():
+        if name not in config.flat and not (name in OPTIONAL and value is None):
+            chosen = {kind: [component] for kind, component in config.chosen.items()}
+            raise unchosen_field_error(name, chosen) or unknown("config key", name, config.flat)
 
 
 def recorded(dotted: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,12 +197,17 @@ def recorded_config(config: Experiment) -> dict[str, Any]:
 
 
 def to_dict(config: Experiment) -> dict[str, Any]:
-    """Return the experiment as config.yaml stores it: section -> field -> plain value, with lists instead of tuples."""
-    nested: dict[str, Any] = {}
-    for name, value in recorded(config.flat).items():
+    """Return the experiment as config.yaml stores it; see ``nested``."""
+    return nested(recorded(config.flat))
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return section -> field -> plain value, with lists instead of tuples. values: dotted name -> value."""
+    result: dict[str, Any] = {}
+    for name, value in values.items():
         section, _, leaf = name.rpartition(".")
-        (nested.setdefault(section, {}) if section else nested)[leaf] = list(value) if type(value) is tuple else value
-    return nested
+        (result.setdefault(section, {}) if section else result)[leaf] = list(value) if type(value) is tuple else value
+    return result
 
 
 def effective(values: Mapping[str, Any], p: float | None) -> dict[str, float]:
@@ -250,7 +257,7 @@ def from_dict(values: Mapping[str, Any]) -> Experiment:
             continue
         settings[name] = value
     source = {n.removeprefix("source."): settings.pop(n) for n in list(settings) if n.startswith("source.")}
-    return _build(settings, source)
+    return _build(settings, Constants(source))
 
 
 def same_results(a: Experiment, b: Experiment) -> list[str]:
@@ -275,8 +282,7 @@ def deciding(config: Experiment) -> dict[str, Any]:
 def fields_with_rules(config: Experiment) -> frozenset[str]:
     """Return the names of the fields whose values the run computes by a rule, such as fields that are null."""
     flat = config.flat
-    names = {name for name, value in flat.items() if value is None}
-    names |= {"straggler.partial"} if flat["straggler.partial"] == "method" else set()
+    names = {name for name, value in flat.items() if value is None or (name, value) == ("straggler.partial", "method")}
     return frozenset(names | ({"generator.noise_multiplier"} if flat.get("generator.target_epsilon") else set()))
 
 
@@ -302,39 +308,21 @@ def parts_of_own(config: Experiment) -> list[str]:
     return [f"--{KINDS[kind].field} {name}" for kind, name in config.chosen.items() if registry.is_user_defined(name)]
 
 
-def not_chosen(name: str, config: Experiment) -> UserError:
-    """Return the error for a field ``name`` that the experiment lacks.
-
-    The message names the component that has the field, or else the nearest field of the experiment.
-    """
-    return unchosen_field_error(name, {k: [n] for k, n in config.chosen.items()}) or unknown(
-        "config key", name, config.flat
-    )
-
-
 def unchosen_field_error(name: str, chosen: Mapping[str, Sequence[str]]) -> UserError | None:
     """Return an error that names the components which have the field ``name``; None if no component has it.
 
     ``name`` is a field that the chosen components, ``chosen`` (kind -> names), do not have.
     """
-    if (
-        name.startswith("generator.")
-        and not chosen.get("generator")
-        and (name in common_fields() or registry.owners(name))
-    ):
+    kind, names = registry.owners(name) or ("", [])
+    if name.startswith("generator.") and not chosen.get("generator") and (names or name in common_fields()):
         if any(generates(setting) for setting in chosen["sharing"]):
-            return UserError(
-                f"{name} needs a generator, but none is chosen: add --generator.name "
-                f"{' or '.join(KINDS['generator'].components)}."
-            )
-        settings = ", ".join(chosen["sharing"])
-        able = [setting for setting in KINDS["sharing"].components if generates(setting)]
-        return UserError(f"{name} needs --sharing.setting {' or '.join(able)}, and sharing.setting is {settings}.")
-    if owned := registry.owners(name):
-        kind, names = owned
-        field = KINDS[kind].field
-        return UserError(f"{name} needs --{field} {' or '.join(names)}, and {field} is {', '.join(chosen[kind])}.")
-    return None
+            able = " or ".join(KINDS["generator"].components)
+            return UserError(f"{name} needs a generator, but none is chosen: add --generator.name {able}.")
+        kind, names = "sharing", [setting for setting in KINDS["sharing"].components if generates(setting)]
+    if not names:
+        return None
+    field = KINDS[kind].field
+    return UserError(f"{name} needs --{field} {' or '.join(names)}, and {field} is {', '.join(chosen[kind])}.")
 
 
 def _names(values: Mapping[str, Any]) -> dict[str, str]:
@@ -358,28 +346,22 @@ def _require_owned(name: str, valid_fields: Mapping[str, Field]) -> None:
 
 def _replaced(name: str, config: Experiment, now: Mapping[str, str]) -> bool:
     """Return whether ``name`` is a constant of a component of ``config`` that is not in ``now`` (kind -> name)."""
-    return (
-        name not in common_fields()
-        and any(
-            name.startswith(f"{registry.section(kind, old)}.") and now.get(kind) != old
-            for kind, old in config.chosen.items()
-        )
-    ) or (name.startswith("generator.") and "generator" not in now)
+    changed = [registry.section(kind, old) for kind, old in config.chosen.items() if now.get(kind) != old]
+    is_constant = name not in common_fields() and name.startswith(tuple(f"{section}." for section in changed))
+    return is_constant or (name.startswith("generator.") and "generator" not in now)
 
 
-def _build(flat: Mapping[str, Any], source: Mapping[str, str], inactive: Mapping[str, Any] | None = None) -> Experiment:
-    """Create the experiment. flat: dotted name -> value; source: kind -> hash of code; inactive: see ``Experiment``."""
-    scalars = {n: v for n, v in flat.items() if "." not in n}
-    nested: dict[str, Any] = {}
+def _build(flat: Mapping[str, Any], source: Constants, inactive: Mapping[str, Any] | None = None) -> Experiment:
+    """Create the experiment. flat: dotted name -> value. source, inactive: see ``Experiment``."""
+    values: dict[str, Any] = {name: value for name, value in flat.items() if "." not in name}
     for section, kind in SECTIONS.items():
-        section_values = {n.partition(".")[2]: v for n, v in flat.items() if n.startswith(f"{section}.")}
-        field_names = {f.name for f in fields(kind)} - {"constants"}
-        arguments = {n: v for n, v in section_values.items() if n in field_names}
-        if "constants" in {f.name for f in fields(kind)}:
-            arguments["constants"] = Constants({n: v for n, v in section_values.items() if n not in field_names})
-        if section_values:
-            nested[section] = kind(**arguments)
-    section = registry.section("algorithm", scalars["algorithm"])
-    constants = {n.partition(".")[2]: v for n, v in flat.items() if n.startswith(f"{section}.")}
-    nested |= {"constants": Constants(constants), "source": Constants(source), "inactive": Constants(inactive)}
-    return Experiment(**scalars, **nested)
+        if its := _within(section, flat):
+            constants = {n: its.pop(n) for n in list(its) if f"{section}.{n}" not in common_fields()}
+            values[section] = kind(**its, constants=Constants(constants))
+    constants = Constants(_within(registry.section("algorithm", values["algorithm"]), flat))
+    return Experiment(**values, constants=constants, source=source, inactive=Constants(inactive))
+
+
+def _within(section: str, flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a section by their names in the section."""
+    return {name.partition(".")[2]: value for name, value in flat.items() if name.startswith(f"{section}.")}

@@ -4,29 +4,12 @@ An experiment, its config.yaml and its hash contain only the constants of the ch
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Annotated, Any
 
-from fedcommons.config import registry, target, weights_file
-from fedcommons.config.schema import (
-    DP,
-    NONE,
-    UNSET,
-    Client,
-    Constants,
-    Data,
-    Evaluate,
-    Federation,
-    Generator,
-    Measure,
-    Model,
-    Partition,
-    Sharing,
-    Straggler,
-    Tracking,
-    complete,
-)  # fmt: skip
+from fedcommons.config import registry, schema, target, weights_file
+from fedcommons.config.schema import NONE, UNSET, Constants, Section
 
 
 @dataclass(frozen=True)
@@ -51,30 +34,32 @@ class Experiment:
     storage: str | None = None
     """remote copy of runs and artifacts, from which other machines continue: s3://BUCKET/PREFIX or a folder (null: no
     remote copy)"""
-    data: Data = field(default_factory=Data)
-    partition: Partition = field(default_factory=Partition)
-    sharing: Sharing = field(default_factory=Sharing)
-    generator: Generator | None = None
-    model: Model = field(default_factory=Model)
-    client: Client = field(default_factory=Client)
-    federation: Federation = field(default_factory=Federation)
-    straggler: Straggler = field(default_factory=Straggler)
-    dp: DP = field(default_factory=DP)
-    evaluate: Evaluate = field(default_factory=Evaluate)
-    measure: Measure = field(default_factory=Measure)
-    tracking: Tracking = field(default_factory=Tracking)
+    data: schema.Data = field(default_factory=schema.Data)
+    partition: schema.Partition = field(default_factory=schema.Partition)
+    sharing: schema.Sharing = field(default_factory=schema.Sharing)
+    generator: schema.Generator | None = None
+    model: schema.Model = field(default_factory=schema.Model)
+    client: schema.Client = field(default_factory=schema.Client)
+    federation: schema.Federation = field(default_factory=schema.Federation)
+    straggler: schema.Straggler = field(default_factory=schema.Straggler)
+    dp: schema.DP = field(default_factory=schema.DP)
+    evaluate: schema.Evaluate = field(default_factory=schema.Evaluate)
+    measure: schema.Measure = field(default_factory=schema.Measure)
+    tracking: schema.Tracking = field(default_factory=schema.Tracking)
     constants: Constants = UNSET
     source: Constants = UNSET
     inactive: Constants = field(default=NONE, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        complete(self, "algorithm")
+        if self.constants is UNSET:
+            object.__setattr__(self, "constants", schema.default_constants("algorithm", self.algorithm))
         if type(self.target) in (int, float, str):  # a wrong type is reported later, with all other errors
             object.__setattr__(self, "target", target.plain(self.target))
         if self.source is UNSET:
-            digests = {kind: digest for kind, name in self.chosen.items() if (digest := registry.source(name))}
+            names = {kind: self.chosen[kind] for kind in registry.KINDS if kind in self.chosen}
+            digests = {kind: digest for kind, name in names.items() if (digest := registry.source(name))}
             if self.model.weights:
-                digests["weights"] = weights_file.digest(self.model.weights)
+                digests["weights"] = weights_file.digest(str(self.model.weights))
             object.__setattr__(self, "source", Constants(digests))
 
     @cached_property
@@ -90,18 +75,13 @@ class Experiment:
     @cached_property
     def flat(self) -> Mapping[str, Any]:
         """Return dotted name -> value of all fields, with components' constants and code hashes (``source.KIND``)."""
-        values: dict[str, Any] = {}
-        for field_ in fields(self):
-            value = getattr(self, field_.name)
-            if is_dataclass(value):
-                section_fields = {g.name: getattr(value, g.name) for g in fields(value) if g.name != "constants"}
-                constants = getattr(value, "constants", {}) if "constants" in value.__dict__ else {}
-                dotted_fields = {f"{field_.name}.{n}": v for n, v in {**section_fields, **constants}.items()}
-                values |= {n: v for n, v in dotted_fields.items() if v is not None or n not in registry.OPTIONAL}
-            elif field_.name not in ("constants", "source", "inactive", "generator") and (
-                value is not None or field_.name not in registry.OPTIONAL
-            ):
-                values[field_.name] = value
+        sections = {f.name: section for f in fields(self) if isinstance(section := getattr(self, f.name), Section)}
+        others = ("constants", "source", "inactive", "generator", *sections)
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in others}
+        for section, its in sections.items():
+            its_fields = {f.name: getattr(its, f.name) for f in fields(its) if f.name != "constants"}
+            values |= {f"{section}.{n}": value for n, value in {**its_fields, **its.constants}.items()}
         section = registry.section("algorithm", self.algorithm)
-        values |= {f"{section}.{n}": v for n, v in self.constants.items()}
+        values |= {f"{section}.{n}": value for n, value in self.constants.items()}
+        values = {n: value for n, value in values.items() if value is not None or n not in registry.OPTIONAL}
         return Constants(values | {f"source.{kind}": digest for kind, digest in self.source.items()})

@@ -35,8 +35,7 @@ class Field:
     @cached_property
     def kinds(self) -> tuple[type, ...]:
         """Return the types that a value may have; the first is preferred. An int is also valid for a float field."""
-        hint = self.hint
-        kinds = tuple(get_origin(h) or h for h in get_args(hint)) if _is_union(hint) else (get_origin(hint) or hint,)
+        kinds = tuple(get_origin(member) or member for member in members(self.hint))
         return (*kinds, int) if float in kinds else kinds
 
     def check(self, name: str, value: Any) -> None:
@@ -94,23 +93,22 @@ def _without_literals(hint: Any, words: list[str]) -> Any:
     if get_origin(hint) is Literal:
         words += [_word(value) for value in inner if value is not None]
         return reduce(or_, map(type, inner))
-    if not inner or not (_is_union(hint) or get_origin(hint) in (tuple, list)):
+    if get_origin(hint) not in (Union, UnionType, tuple, list):
         return hint
     before = len(words)
     plain = tuple(item if item is ... else _without_literals(item, words) for item in inner)
     if len(words) == before:
         return hint
-    if not _is_union(hint):
+    if get_origin(hint) in (tuple, list):
         return get_origin(hint)[plain]
-    if others := [item for item in inner if get_origin(item) is not Literal and item is not NoneType]:
-        raise ValueError(
-            f"a Literal cannot be combined with {quote(others[0])}: use Annotated[float | str, '(0, 1] or auto']"
-        )
+    if others := [quote(item) for item in inner if get_origin(item) is not Literal and item is not NoneType]:
+        raise ValueError(f"a Literal cannot be combined with {others[0]}: use Annotated[float | str, '(0, 1] or auto']")
     return reduce(or_, plain)
 
 
-def _is_union(hint: Any) -> bool:
-    return get_origin(hint) in (Union, UnionType)
+def members(hint: Any) -> tuple[Any, ...]:
+    """Return the types in a union, or a tuple with the type if ``hint`` is not a union."""
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
 def fields_of(
@@ -134,9 +132,7 @@ def fields_of(
             if name in required:
                 continue
             passed = ", ".join(sorted({*handed, *required})) or "nothing"
-            raise ValueError(
-                f"its parameter {name} has no default, and the platform does not pass it (it passes: {passed})"
-            )
+            raise ValueError(f"its parameter {name} has no default (the platform passes {passed})")
         hint = hints.get(name, Any if parameter.default is None else type(parameter.default))
         result[name] = field_of(hint, parameter.default, helps.get(name, ""))
         _require_usable(name, result[name])
@@ -160,11 +156,8 @@ def _require_usable(name: str, field: Field) -> None:
     if odd := [kind for kind in field.kinds if not isinstance(kind, type) and kind is not Any]:
         raise ValueError(f"the type of {name} must be a type, got {quote(odd[0])}")
     many = field.default if isinstance(field.default, tuple) else (field.default,)
-    if wrong := [item for item in many if type(item) not in (bool, int, float, str, NoneType)]:
-        raise ValueError(
-            f"the default of {name} must be a number, a text, true, false, null or a tuple of these, got "
-            f"{type(wrong[0]).__name__}"
-        )
+    if wrong := [type(item).__name__ for item in many if type(item) not in (bool, int, float, str, NoneType)]:
+        raise ValueError(f"the default of {name} must be a number, text, bool, None or tuple of these, got {wrong[0]}")
     try:
         if field.allowed and "|" not in field.allowed:
             _inside(field.allowed.partition(" or ")[0], 0.0)
@@ -172,10 +165,8 @@ def _require_usable(name: str, field: Field) -> None:
     except UserError:  # a default out of range is reported when the value is used
         pass
     except (ValueError, TypeError, IndexError):
-        raise ValueError(
-            f"the range of {name} must be an interval of numbers, such as (0, 1], or names, such as a | b, got "
-            f"{quote(field.allowed)}"
-        ) from None
+        allowed = quote(field.allowed)
+        raise ValueError(f"the range of {name} must have the form (0, 1] or a | b, got {allowed}") from None
 
 
 def _hints(thing: Callable[..., Any]) -> Mapping[str, Any]:

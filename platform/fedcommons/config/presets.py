@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedcommons.config.dotted import choose, full_names, not_chosen
+from fedcommons.config.dotted import choose, full_names, require_fields
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.registry import OPTIONAL
 from fedcommons.errors import UserError, quote, unknown
 
 _DIGITS_GENERATOR: dict[str, Any] = {
@@ -138,20 +137,14 @@ def preset(name: str, dataset: str, made_by: str = "ddpm") -> Mapping[str, Any]:
     """Return dotted name -> value of the fields that the preset sets for a data set and the generator ``made_by``."""
     if name not in PRESETS:
         raise unknown("preset", str(name), PRESETS)
-    return {**_fields(name, dataset), **generator(made_by, name)}
-
-
-def _fields(name: str, dataset: str) -> dict[str, Any]:
-    if name == "paper":
-        return {"data.name": dataset, **_PAPER}
+    fields = {"data.name": dataset, **{"smoke": _SMOKE, "small": _SMALL}.get(name, _PAPER)}
     if name == "authors":
-        return {"data.name": dataset, **_PAPER, **AUTHORS}
-    fields = {"data.name": dataset, **(_SMOKE if name == "smoke" else _SMALL)}
-    if dataset in LARGE_IMAGES and name == "small":
+        fields |= AUTHORS
+    if name == "small" and dataset in LARGE_IMAGES:
         fields |= _SMALL_LARGE_IMAGES
-    if dataset == "digits":
+    if name in ("smoke", "small") and dataset == "digits":
         fields |= _FEW_PIXELS
-    return fields
+    return {**fields, **generator(made_by, name)}
 
 
 def experiment(name: str = "small", dataset: str = "digits", values: Mapping[str, Any] | None = None) -> Experiment:
@@ -171,9 +164,7 @@ def experiment(name: str = "small", dataset: str = "digits", values: Mapping[str
     config = choose(
         {**preset(name, dataset, str(fields.get("generator.name", "ddpm"))), "tracking.preset": name, **fields}
     )
-    for field, value in fields.items():
-        if field not in config.flat and not (field in OPTIONAL and value is None):
-            raise not_chosen(field, config)
+    require_fields(fields, config)
     return config
 
 

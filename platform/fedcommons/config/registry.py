@@ -18,7 +18,7 @@ from typing import Any
 from fedcommons.config import user_code, user_loader
 from fedcommons.config.fields import Field, fields_of
 from fedcommons.config.hints import is_elsewhere
-from fedcommons.config.static_fields import fields_in, has
+from fedcommons.config.static_fields import fields_in
 from fedcommons.deprecated import adopt_old_methods
 from fedcommons.errors import UserError, before_any_work, name_of, nearest, quote, unknown, user_code_context
 
@@ -180,6 +180,9 @@ KINDS: Mapping[str, Kind] = {
     "measure": Kind("measure.measure", {}, is_optional=True, has=("__call__",)),
 }
 
+GENERATING = ("shuffled_synthetic", "local_synthetic", "server_synthetic")
+"""Sharing strategies of the package for which every client trains a generator: their classes have ``requests``."""
+
 OPTIONAL = frozenset({"storage", *(kind.field for kind in KINDS.values() if kind.is_optional)})
 """Fields that an experiment has only if they are not None: ``storage``, and the fields of optional components."""
 
@@ -276,15 +279,6 @@ def read_constants(kind: str, name: str, digest: str | None) -> Mapping[str, Fie
             raise UserError(f"{k.field} {quote(name)}: {error}.") from None
 
 
-def defines(kind: str, name: str, method: str) -> bool:
-    """Return whether the component's class has an attribute called ``method``, also by inheritance."""
-    components = KINDS[kind].components
-    if name in components:
-        return has(components[name], method)
-    source(name)  # the file is read again, as it may have changed
-    return hasattr(find(kind, name), method)
-
-
 def owners(field: str) -> tuple[str, list[str]] | None:
     """Return (kind, names) of the package's components that have the constant ``field`` (dotted name), or None."""
     pairs = [(kind, name) for kind, name, dotted in having(field.rpartition(".")[2]) if dotted == field]
@@ -318,14 +312,23 @@ def source(name: str, reread: bool = True) -> str | None:
 
 def files(name: str) -> Mapping[str, str]:
     """Return file name -> hash of a user-defined component's code as read last; empty for components of the package."""
-    code = user_loader.codes.get((base(), name.rpartition(":")[0]))
-    return code.files if code else {}
+    return code.files if (code := _code(name)) else {}
 
 
 def clash(names: Iterable[str]) -> str | None:
-    """Return a message if one process cannot load all components ``names``, else None; see ``user_code.clash``."""
-    where = {name: (base(), name.rpartition(":")[0]) for name in names}
-    return user_code.clash({name: code for name, key in where.items() if (code := user_loader.codes.get(key))})
+    """Return a message if two components import different modules of the same name, which a process cannot load."""
+    seen: dict[str, tuple[str, user_code.Module]] = {}
+    for part in names:
+        for name, module in (code.modules if (code := _code(part)) else {}).items():
+            other, its = seen.setdefault(name, (part, module))
+            if its.content != module.content:
+                return f"{other} and {part} import different modules called {name} ({its.file}, {module.file})"
+    return None
+
+
+def _code(name: str) -> user_code.Code | None:
+    """Return a user-defined component's code as read last; None for components of the package."""
+    return user_loader.codes.get((base(), name.rpartition(":")[0]))
 
 
 def base() -> Path:

@@ -6,8 +6,7 @@ shared data), rho (share of a client's images that its generator sees), C (``par
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import partialmethod
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from fedcommons.config import registry
@@ -35,26 +34,36 @@ class Constants(Mapping[str, Any]):
         return f"Constants({self._values})"
 
 
-def _constant(section: Any, name: str) -> Any:
-    if name.startswith("_") or name == "constants" or name not in section.constants:
-        raise AttributeError(f"{type(section).__name__} has no field {name}; its component has {[*section.constants]}")
-    return section.constants[name]
-
-
 NONE, UNSET = Constants(), Constants()
-"""``NONE``: no constants. ``UNSET``: a placeholder that ``complete`` replaces with the component's defaults."""
+"""``NONE``: no constants. ``UNSET``: a placeholder that is replaced with the defaults of the named component."""
 
 
-def complete(section: Any, kind: str) -> None:
-    """Set the section's constants, if they are ``UNSET``, to the defaults of the component that the section names."""
-    if section.constants is UNSET:
-        name = getattr(section, registry.KINDS[kind].field.rpartition(".")[2])
-        values = {n: f.default for n, f in registry.constants(kind, name).items()} if name else {}
-        object.__setattr__(section, "constants", Constants(values))
+def default_constants(kind: str, name: str | None) -> Constants:
+    """Return the default constants of a component; no constants if ``name`` is empty or None."""
+    return Constants({n: f.default for n, f in registry.constants(kind, name).items()}) if name else NONE
 
 
 @dataclass(frozen=True)
-class Data:
+class Section:
+    """A section of the configuration. If a field names a component, the component's constants are attributes too."""
+
+    constants: Constants = field(default=UNSET, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.constants is UNSET:
+            kinds = registry.KINDS.items()
+            kind = next((kind for kind, k in kinds if k.section == type(self).__name__.lower()), "")
+            name = getattr(self, registry.KINDS[kind].field.rpartition(".")[2]) if kind else None
+            object.__setattr__(self, "constants", default_constants(kind, name))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "constants" or name not in self.constants:
+            raise AttributeError(f"{type(self).__name__} has no field {name}; its component has {[*self.constants]}")
+        return self.constants[name]
+
+
+@dataclass(frozen=True)
+class Data(Section):
     """The data set, and the images that are held out for validation and for the clients' tests."""
 
     name: str = "digits"
@@ -79,13 +88,10 @@ class Data:
     standardise: bool = True
     """subtract the data set's mean from the pixels, and divide by the standard deviation, before the model sees them;
     false: the model sees pixels in [0, 1]"""
-    constants: Constants = UNSET
-    __getattr__ = _constant
-    __post_init__ = partialmethod(complete, "data")
 
 
 @dataclass(frozen=True)
-class Partition:
+class Partition(Section):
     """The assignment of training images to clients."""
 
     name: str = "dirichlet_classes"
@@ -99,13 +105,10 @@ class Partition:
     shift_size: Annotated[float | None, "(0, 360]"] = None
     """size of the feature shift of the last client: the variance for noise on pixels in [0, 1] (null: 0.1), degrees for
     rotation (null: 90), or the largest relative change of a channel for colour (null: 0.5)"""
-    constants: Constants = UNSET
-    __getattr__ = _constant
-    __post_init__ = partialmethod(complete, "partition")
 
 
 @dataclass(frozen=True)
-class Generator:
+class Generator(Section):
     """The generative model that every client trains on a share of its data, if the sharing strategy needs one."""
 
     name: str = "ddpm"
@@ -115,13 +118,10 @@ class Generator:
     labels of synthetic images follow the noisy counts. 0: exact counts, which have no privacy guarantee"""
     rho: Annotated[float, "(0, 1]"] = 0.75
     """rho, share of a client's images on which its generator is trained"""
-    constants: Constants = UNSET
-    __getattr__ = _constant
-    __post_init__ = partialmethod(complete, "generator")
 
 
 @dataclass(frozen=True)
-class Sharing:
+class Sharing(Section):
     """The sharing strategy, which adds shared data to the clients' training data before round 1."""
 
     setting: str = "real"
@@ -134,9 +134,6 @@ class Sharing:
     """synthetic images that are not shared: none, or near_copies (the images that the audit finds too close to a
     training image of the generator). near_copies runs the audit too, and the images then have no privacy guarantee
     (epsilon)"""
-    constants: Constants = UNSET
-    __getattr__ = _constant
-    __post_init__ = partialmethod(complete, "sharing")
 
     @property
     def is_audited(self) -> bool:
@@ -145,7 +142,7 @@ class Sharing:
 
 
 @dataclass(frozen=True)
-class Model:
+class Model(Section):
     """The model that the clients train together."""
 
     name: str = "cnn"
@@ -156,13 +153,10 @@ class Model:
     weights: str | None = None
     """file of the initial weights: .safetensors, or a state dict written by torch.save; null: random weights from
     seed"""
-    constants: Constants = UNSET
-    __getattr__ = _constant
-    __post_init__ = partialmethod(complete, "model")
 
 
 @dataclass(frozen=True)
-class Client:
+class Client(Section):
     """Local training: the optimizer, and the minibatch steps of a client in a round."""
 
     optimizer: Annotated[str, "sgd | adam"] = "sgd"
@@ -201,13 +195,10 @@ class Client:
     onednn: bool = True
     """use oneDNN's convolutions on CPUs in training. false is faster for small images, so presets smoke and small set
     false for the data set digits. No effect with client.batched true, which always uses oneDNN"""
-    constants: Constants = UNSET
-    __getattr__ = _constant
-    __post_init__ = partialmethod(complete, "schedule")
 
 
 @dataclass(frozen=True)
-class Federation:
+class Federation(Section):
     """Rounds, client sampling, aggregation, early stopping, and the processes in which clients run."""
 
     rounds: Annotated[int, "[1, 1e9]"] = 30
@@ -254,7 +245,7 @@ class Federation:
 
 
 @dataclass(frozen=True)
-class Straggler:
+class Straggler(Section):
     """Stragglers: participants of a round that do not finish their local training in time."""
 
     rule: str = "independent"
@@ -262,13 +253,10 @@ class Straggler:
     partial: Annotated[str, "method | take | drop"] = "method"
     """use of the partial work of stragglers (rules deadline and slow): take (the server aggregates partial work),
     drop (the server ignores partial work) or method (as the federated method defines; FedProx takes it)"""
-    constants: Constants = UNSET
-    __getattr__ = _constant
-    __post_init__ = partialmethod(complete, "straggler")
 
 
 @dataclass(frozen=True)
-class DP:
+class DP(Section):
     """Differential privacy of local training (DP-SGD), and the source of all privacy noise."""
 
     local: bool = False
@@ -296,7 +284,7 @@ class DP:
 
 
 @dataclass(frozen=True)
-class Evaluate:
+class Evaluate(Section):
     """Evaluation of the models: how often, and whether also on each client's own examples."""
 
     every: Annotated[int, "[1, 1e9]"] = 1
@@ -311,7 +299,7 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
-class Measure:
+class Measure(Section):
     """Measurement of convergence parameters (heterogeneity, gradient noise, smoothness) at the server model."""
 
     every: Annotated[int, "[0, 1e9]"] = 10
@@ -329,13 +317,10 @@ class Measure:
     measure: str | None = None
     """import path of a user-defined measure, such as my_lab.py:Name, which computes numbers from the server model
     every measure.every rounds; null: none"""
-    constants: Constants = UNSET
-    __getattr__ = _constant
-    __post_init__ = partialmethod(complete, "measure")
 
 
 @dataclass(frozen=True)
-class Tracking:
+class Tracking(Section):
     """Weights & Biases (W&B) and other trackers, in addition to the run folder, which is always written."""
 
     wandb: Annotated[str, "online | offline | off"] = "offline"
@@ -349,6 +334,3 @@ class Tracking:
     """name of the preset, shown as a tag of the run in W&B; --preset sets it"""
     tracker: str | None = None
     """further tracker that records the metrics of each round, in addition to the run folder and W&B (null: none)"""
-    constants: Constants = UNSET
-    __getattr__ = _constant
-    __post_init__ = partialmethod(complete, "tracker")

@@ -28,27 +28,18 @@ def fields_in(where: str, handed: Collection[str]) -> dict[str, Field]:
     handed: names of parameters that the platform passes, so that they are no fields.
     """
     tree, node = _find(where)
-    names = {"Annotated": Annotated, "Any": Any, "Literal": Literal}
+    names: dict[str, Any] = {"Annotated": Annotated, "Any": Any, "Literal": Literal}
     for line in tree.body:  # annotations may use the module's type aliases, such as Alpha = Annotated[float, "(0, 1)"]
         if isinstance(line, ast.Assign) and ast.unparse(line.value).startswith("Annotated["):
-            names |= {target.id: _value(line.value, names) for target in line.targets if isinstance(target, ast.Name)}
+            exec(ast.unparse(line), names)
     fields: dict[str, Field] = {}
     for base in reversed(_bases(where)):
         fields |= fields_in(base, handed)
     for name, annotation, default, text in _declarations(node):
         if name not in handed:
-            fields[name] = field_of(_value(annotation, names), _value(default, names), " ".join(text.split()))
+            hint, value = (eval(compile(ast.Expression(part), "", "eval"), names) for part in (annotation, default))
+            fields[name] = field_of(hint, value, " ".join(text.split()))
     return fields
-
-
-def has(where: str, method: str) -> bool:
-    """Return whether the class at ``where``, or a base class, defines a method by ``def`` or by assignment."""
-    body = _find(where)[1].body
-    defined = {line.name for line in body if isinstance(line, ast.FunctionDef)}
-    values = [line.value for line in body if isinstance(line, ast.Assign)]
-    each = [v for value in values for v in (value.elts if isinstance(value, ast.Tuple) else [value])]
-    defined |= {value.attr for value in each if isinstance(value, ast.Attribute)}
-    return method in defined or any(has(base, method) for base in _bases(where))
 
 
 def summary(where: str) -> str:
@@ -87,10 +78,6 @@ def _declarations(node: Declared) -> Iterator[tuple[str, ast.expr, ast.expr, str
     for argument, default in optional:
         assert argument.annotation is not None
         yield argument.arg, argument.annotation, default, helps.get(argument.arg, "")
-
-
-def _value(node: ast.expr, names: dict[str, Any]) -> Any:
-    return eval(compile(ast.Expression(node), "", "eval"), dict(names))
 
 
 def _find(where: str) -> tuple[ast.Module, Declared]:

@@ -6,6 +6,7 @@ in ``"validation/f1 >= 0.5"``, is the full name of a metric in rounds.jsonl.
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,15 +61,11 @@ def read(value: float | str) -> Target:
             raise UserError(f"target must lie in (0, 1], got {quote(value)}.")
         return Target(ACCURACY, "max", value)
     match = re.fullmatch(r"\s*([^\s<>=]+)\s*(>=|<=)\s*(\S+)\s*", value)
-    try:
-        bound = float(match[3]) if match else float("nan")
-    except ValueError:
-        bound = float("nan")
+    bound = float("nan")
+    with suppress(ValueError):
+        bound = float(match[3]) if match else bound
     if not match or not abs(bound) <= 1e100:
-        raise UserError(
-            f"target must be a test accuracy in (0, 1], or a metric and a bound, such as 'loss <= 0.3', got "
-            f"{quote(value)}."
-        )
+        raise UserError(f"target must be an accuracy in (0, 1] or a bound such as 'loss <= 0.3', got {quote(value)}.")
     metric = match[1] if "/" in match[1] else f"test/{match[1]}"
     if metric.endswith("/accuracy") and not 0 <= bound <= 1:
         raise UserError(f"target: an accuracy lies in [0, 1], got {quote(value)}.")
@@ -144,7 +141,5 @@ def validation_metric(text: str) -> tuple[str, str]:
         raise UserError(f"federation.stop_metric must be a metric on validation data, such as loss, got {quote(text)}.")
     way = match[2] or ("max" if "accuracy" in match[1] else "min" if "loss" in match[1] else None)
     if way is None:
-        raise UserError(
-            f'federation.stop_metric {quote(text)} needs the better direction after it: max or min, such as "f1 max".'
-        )
+        raise UserError(f"federation.stop_metric {quote(text)} must end with max or min, the better direction.")
     return f"validation/{match[1]}", way

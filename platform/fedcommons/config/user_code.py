@@ -23,7 +23,6 @@ from importlib.util import find_spec, resolve_name
 from itertools import accumulate
 from modulefinder import ModuleFinder
 from pathlib import Path
-from traceback import walk_tb
 from types import NoneType
 from typing import Any, cast
 
@@ -39,12 +38,7 @@ _NEVER = {
 
 _PYTHON = sorted({os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")})
 
-_IMPORTLIB = re.compile(r"^<frozen importlib|/importlib/__init__\.py$")
-
-_RELATIVE = (
-    "imports relatively, which works only in a package: import the module by its name, or name the component by its "
-    "module, such as my_lab.methods:Name."
-)
+_RELATIVE = "imports relatively, which works only in a package: name the component by its module, my_lab.methods:Name."
 
 _MAKES_MODULES = re.compile(rb"__path__|sys\.modules")
 """Regular expression of code by which a package may change the folders in which Python searches its modules."""
@@ -108,30 +102,6 @@ def of_module(name: str, base: Path, what: str) -> Code | None:
     with suppress(ImportError):
         finder.import_hook(name)
     return Code(name, *_hashed(name, finder)) if name in finder.contents else None
-
-
-def missing(error: ModuleNotFoundError, code: Code) -> str | None:
-    """Return a message with the file and line of the user's failed import; None if the import is in other code."""
-    frames = [(Path(frame.f_code.co_filename), line) for frame, line in walk_tb(error.__traceback__)]
-    file, line = [frame for frame in frames if not _IMPORTLIB.search(str(frame[0]))][-1]
-    if not error.name or file not in {module.file for module in code.modules.values()}:
-        return None
-    siblings = _module_names({code.file.parent, file.parent})
-    return f"{file} (line {line}) {_no_module(error.name, siblings, file.stem)}"
-
-
-def clash(codes: Mapping[str, Code]) -> str | None:
-    """Return a message if two components import different modules of the same name, else None.
-
-    One process can load only one module per name. codes: component's name -> code.
-    """
-    seen: dict[str, tuple[str, Module]] = {}
-    for part, code in codes.items():
-        for name, module in code.modules.items():
-            other, its = seen.setdefault(name, (part, module))
-            if its.content != module.content:
-                return f"{other} and {part} import different modules called {name} ({its.file}, {module.file})"
-    return None
 
 
 def add_to_path(folder: Path) -> None:

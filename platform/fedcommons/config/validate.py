@@ -43,54 +43,37 @@ def validate(config: Experiment) -> None:
             raise UserError(f"{name} is not a field of the chosen components.")
     require_sources(c.chosen, c.source, c.model.weights)
     _validate_stop(config)
-    if c.tracking.tracker in ("tensorboard", "mlflow", "trackio") and find_spec(c.tracking.tracker) is None:
-        raise UserError(
-            f"tracking.tracker {c.tracking.tracker} needs a package: pip install 'fedcommons[{c.tracking.tracker}]'."
-        )
-    if c.tracking.tracker:
-        registry.require_attributes("tracker", c.tracking.tracker)
-    if not c.measure.every and (c.measure.samples is not None or c.measure.smoothness):
-        raise UserError("measure.every must be at least 1 with measure.samples or measure.smoothness (0 is never).")
-    if not c.measure.every and c.measure.measure:
-        raise UserError("measure.every must be at least 1 with measure.measure (0 is never).")
+    if (tracker := c.tracking.tracker) in ("tensorboard", "mlflow", "trackio") and find_spec(tracker) is None:
+        raise UserError(f"tracking.tracker {tracker} needs a package: pip install 'fedcommons[{tracker}]'.")
+    if tracker:
+        registry.require_attributes("tracker", tracker)
+    if not c.measure.every and (c.measure.samples is not None or c.measure.smoothness or c.measure.measure):
+        raise UserError("measure.every must be at least 1 with measure.samples, smoothness or measure (0 is never).")
     if c.measure.measure:
         registry.make("measure", c.measure.measure, c.measure.constants)
     if c.partition.shift == "none" and c.partition.shift_size is not None:
         raise UserError("partition.shift_size needs a partition.shift: noise, rotation or colour.")
     if c.federation.executor == "ray_actors" and c.federation.actors > c.federation.blocks:
-        raise UserError(
-            f"federation.actors = {c.federation.actors} must be at most federation.blocks = {c.federation.blocks}: "
-            "a further actor would have no block to train."
-        )
+        actors, blocks = c.federation.actors, c.federation.blocks
+        raise UserError(f"federation.actors must be at most federation.blocks, which is {blocks}, got {actors}.")
     if c.measure.clients and c.evaluate.clients:
-        raise UserError(
-            "measure.clients must be false with evaluate.clients true: clients.jsonl records only one of the two, "
-            "and measure.clients evaluates on training examples."
-        )
+        raise UserError("measure.clients must be false with evaluate.clients true: clients.jsonl records only one.")
     if c.dp.target_epsilon is not None and not c.dp.local:
         raise UserError("dp.target_epsilon is for local training by DP-SGD: it needs dp.local true.")
     if c.dp.target_epsilon is not None and c.dp.noise_multiplier != type(c.dp).noise_multiplier:
         raise UserError("set either dp.target_epsilon or dp.noise_multiplier, not both.")
     if c.dp.local and c.client.precision == "fp16-mixed":
-        raise UserError(
-            "client.precision must be fp32, tf32 or bf16 with dp.local: fp16-mixed leaves out a step whose gradient "
-            "overflows, which reveals information about the data."
-        )
+        raise UserError("client.precision must be fp32, tf32 or bf16 with dp.local: a skipped step reveals data.")
     if c.dp.local and c.client.accumulate > 1:
-        raise UserError(
-            f"client.accumulate must be 1 with dp.local, got {c.client.accumulate}: DP-SGD computes the gradient of "
-            "each example separately anyway; use a larger client.batch_size."
-        )
+        steps = c.client.accumulate
+        raise UserError(f"client.accumulate must be 1 with dp.local, got {steps}: use a larger client.batch_size.")
     if c.client.optimizer == "adam" and c.client.momentum:
         raise UserError(f"client.momentum must be 0 with client.optimizer adam, got {c.client.momentum:g}.")
     is_plain = not c.dp.local and c.client.accumulate == 1
     if c.client.batched and not (is_plain and c.client.precision == "fp32"):
         raise UserError("client.batched needs dp.local false, client.accumulate 1 and client.precision fp32.")
     if c.client.graphs and not (is_plain and not c.client.batched and c.client.precision != "fp16-mixed"):
-        raise UserError(
-            "client.graphs needs dp.local false, client.batched false, client.accumulate 1 and client.precision fp32, "
-            "tf32 or bf16."
-        )
+        raise UserError("client.graphs needs dp.local and client.batched false, client.accumulate 1, no fp16-mixed.")
     if c.dp.at_once > 1 and not (c.dp.local and c.client.precision in ("fp32", "tf32")):
         raise UserError("dp.at_once above 1 needs dp.local true, and client.precision fp32 or tf32.")
 

@@ -2,6 +2,7 @@
 
 from functools import lru_cache
 from hashlib import sha256
+from os.path import isfile
 from pathlib import Path
 
 from fedcommons.config import registry
@@ -17,11 +18,8 @@ def digest(name: str) -> str:
     Raises:
         UserError: the file cannot be read, or ``name`` is not a file.
     """
-    try:
-        at = _path(name).stat()
-    except OSError as error:
-        raise UserError(f"model.weights {quote(name)} cannot be read ({error.strerror}): it must be a file.") from None
-    return _digest(name, _path(name), at.st_size, at.st_mtime_ns)
+    path = _file(name)
+    return _digest(name, path, path.stat().st_size, path.stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=32)
@@ -40,9 +38,7 @@ def content(name: str, most: float) -> bytes:
     Raises:
         UserError: the path is not a regular file, or the file is too large or cannot be read.
     """
-    path = _path(name)
-    if not path.is_file():  # reading a pipe would never end
-        raise UserError(f"model.weights {quote(name)} must be a file, and {path} is not a file.")
+    path = _file(name)
     if (size := path.stat().st_size) > most:
         raise UserError(f"model.weights {quote(name)} has {size:,} bytes; at most {most:,.0f} are allowed.")
     try:
@@ -51,6 +47,9 @@ def content(name: str, most: float) -> bytes:
         raise UserError(f"model.weights {quote(name)} cannot be read ({error.strerror}).") from None
 
 
-def _path(name: str) -> Path:
+def _file(name: str) -> Path:
     """Return the path of the weights file. A relative path starts at the folder of the command, also in Ray."""
-    return registry.base() / Path(name).expanduser()
+    path = registry.base() / Path(name).expanduser()
+    if not isfile(path):  # reading a pipe would never end
+        raise UserError(f"model.weights {quote(name)} cannot be read: {path} is not a file.")
+    return path

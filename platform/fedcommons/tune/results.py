@@ -6,8 +6,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from fedcommons.cli import parse
-from fedcommons.cli.command_line import command_line
 from fedcommons.cli.display import Display
+from fedcommons.cli.parser import command_line
 from fedcommons.errors import RUN, UserError, nearest
 from fedcommons.reports import metrics, ranking, series
 from fedcommons.reports.cells import counted
