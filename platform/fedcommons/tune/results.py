@@ -11,8 +11,6 @@ from fedcommons.cli.display import Display
 from fedcommons.errors import RUN, UserError, nearest
 from fedcommons.reports import metrics, ranking, series
 from fedcommons.reports.cells import counted
-from fedcommons.reports.frames import load_runs
-from fedcommons.tracking.run_folder import is_run
 from fedcommons.tune import grid
 from fedcommons.tune.study import Report
 from fedcommons.tune.sweep import Trial
@@ -33,10 +31,7 @@ def frame(cells: Sequence[Trial], out: Path, metric: str, say: Callable[[str], N
     Raises:
         UserError: no run has the column ``metric``.
     """
-    import pandas as pd
-
-    folders = [out / c.name for c in cells if is_run(out / c.name)]
-    runs = load_runs(*folders, say=say) if folders else pd.DataFrame()
+    runs = grid.frame(cells, out, say)
     if len(runs) and metric not in runs:
         numeric = runs.select_dtypes("number").columns
         raise UserError(f"no run has {metric}{nearest(metric, numeric)} Name another metric and add --resume.")
