@@ -17,13 +17,7 @@ from fedcommons.runtime import ray_cluster
 from fedcommons.storage import object_store
 from fedcommons.storage.artifact_store import Store, key_of
 from fedcommons.tracking.environment import has_other_code
-from fedcommons.tracking.run_folder import (
-    STOPPED,
-    is_run,
-    read_config,
-    read_summary,
-    require_same_data,
-)
+from fedcommons.tracking.run_folder import STOPPED, is_run, read_config, read_summary, require_same_data
 from fedcommons.tune.continue_runs import copy, predecessors
 from fedcommons.tune.remote_sweep import SweepMirror
 from fedcommons.tune.sweep_folder import LATE_S, has_come, holds_runs, open_folder, require_shared
