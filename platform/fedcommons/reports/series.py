@@ -138,22 +138,23 @@ def _panel(
     elif _spans([float(p.x) for p in panel.points], 10):
         axes.set_xscale("log")
         plots.plain_ticks(axes.xaxis)
+
+    def position(p: Point) -> float:
+        return float(p.x) if places is None else places[label(p.x)]
+
     names = [name for name in looks if any(p.series == name for p in panel.points)]
     for i, name in enumerate(names):
         colour, marker = looks[name]
-        offset = 0.12 * (i - (len(names) - 1) / 2)  # series at the same name stand side by side
-        points = [p for p in panel.points if p.series == name]
-        ordered = sorted(
-            ((float(p.x) if places is None else places[label(p.x)] + offset, p) for p in points),
-            key=lambda item: item[0],
-        )
-        xs, points = [x for x, _ in ordered], [p for _, p in ordered]
+        # Series at the same name stand side by side.
+        offset = 0 if places is None else 0.12 * (i - (len(names) - 1) / 2)
+        points = sorted((p for p in panel.points if p.series == name), key=position)
+        xs = [position(p) + offset for p in points]
         line = "-" if not axis and places is None and len(set(xs)) == len(xs) else "none"
         axes.errorbar(
             xs, [p.y for p in points], [p.sd for p in points], color=colour, marker=marker, ms=5, lw=1, ls=line,
             capsize=3, label=name or None,
         )  # fmt: skip
-        if bounds := [(x, p.y) for x, p in ordered if p.bound]:
+        if bounds := [(x, p.y) for x, p in zip(xs, points, strict=True) if p.bound]:
             axes.plot(*zip(*bounds, strict=True), marker, mfc="w", mec=colour, ms=5, ls="none", label=BOUND, zorder=3)
     if places is not None:
         axes.set_xlim(-0.5, len(places) - 0.5)
