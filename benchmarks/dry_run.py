@@ -48,7 +48,7 @@ def predicted(config: Experiment) -> float:
     dry_run.add_trial(prepared, bill)
     for job in missing(Store(Path(config.artifacts)), prepared.requests):
         dry_run.add_generator(job, bill)
-    return sum(bill.cells) + sum(bill.generators)
+    return sum(map(sum, bill.phases.values()))
 
 
 def main() -> None:

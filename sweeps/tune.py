@@ -17,7 +17,7 @@ from fedcommons.config.dotted import SHORT_NAMES, choose
 from fedcommons.errors import UserError, unknown
 from fedcommons.reports import metrics
 from fedcommons.tune import grid, main, results, sweep
-from fedcommons.tune.search import Optuna, around, asha, proposed, require_optuna, space
+from fedcommons.tune.search import around, asha, optuna_search, proposed, require_optuna, space
 from papers.fedssyn import authors
 
 CHOICES = {"scheduler": ("fifo", "asha"), "search": ("random", "optuna"), "mode": ("min", "max")}
@@ -103,7 +103,7 @@ def batches(options: parse.Options, out: Path) -> Iterator[list[sweep.Trial]]:
     if options.search == "optuna":
         searched = {n: values for n, values in space(options).items() if n not in (*fixed, "seed")}
         environments = search_space.points(fixed, 1, options.seed)
-        searches = [(e, Optuna(searched, options.mode, options.seed, str(e))) for e in environments]
+        searches = [(e, optuna_search(searched, options.mode, options.seed, str(e))) for e in environments]
         yield from proposed(
             searches, options.samples, lambda point: build_trials([{**point, "seed": seed} for seed in seeds], options),
             lambda cells: results.mean(cells, out, options.metric),

@@ -128,6 +128,6 @@ def test_of_very_many_cells_only_a_few_are_made_and_stand_for_all(sweeps: Sweeps
     tuning.require_few(10_000)
     with pytest.raises(UserError, match="10,001"):
         tuning.require_few(10_001)
-    one, many = dry_run.Bill(cells=[2.0, 4.0]), dry_run.Bill(cells=[2.0, 4.0], times=1000.0)
-    assert many.span(many.cells, 2) == 3000
+    one, many = (dry_run.Bill(times, {"cells": [2.0, 4.0]}) for times in (1.0, 1000.0))
+    assert many.span(many.phases["cells"], 2) == 3000
     assert many.seconds(1, in_ray=False) - one.seconds(1, in_ray=False) == pytest.approx(5994, abs=1)

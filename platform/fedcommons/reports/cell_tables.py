@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import groupby
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -63,90 +62,69 @@ Files = dict[str, Sequence[str]]
 
 
 @dataclass(frozen=True)
-class Row:
-    cell: int  # number of the configuration
-    runs: Sequence[int]  # indices of the configuration's runs
-    first: Sequence[str]  # texts of the first columns
-    numbers: Sequence[tuple[str, float | None]]  # text of each number column, and the mean by which the page sorts
-
-
-@dataclass(frozen=True)
 class Table:
+    """A table of number columns; a row is a configuration, whose first columns are the same in all tables."""
+
     name: str
     title: str
     note: str  # text above the table
-    heads: Sequence[str]  # titles of the first columns
     columns: Sequence[Column]
-    groups: Sequence[tuple[int, str, Sequence[Row]]]  # number, title and rows of each group
+    rows: Sequence[Sequence[tuple[str, float | None]]]  # text of each number, and the mean by which the page sorts
     files: Files
-    cut: str  # a sentence if the page does not show all rows
 
 
-def build_tables(groups: Sequence[Group], numbers: Sequence[Sequence[int]]) -> list[Table]:
-    """Return the report's tables that are not empty. numbers: for each configuration, the indices of its runs."""
+def build_tables(groups: Sequence[Group], first: "pd.DataFrame") -> list[Table]:
+    """Return the report's tables that are not empty. first: the ``first_columns`` of all groups' configurations."""
+    import pandas as pd
+
     cells = [cell for group in groups for cell in group.cells]
     more = (Column(name, head, 100, 1) for name, head in columns.of_clients(cells))
-    texts = (
+    candidates_of = (
         ("results", "Results", INTERVALS, (*RESULTS, *more)),
         ("bytes", "Bytes", "Bytes of all messages of all clients and rounds; an MB has 10⁶ bytes.", BYTES),
         ("convergence", "Convergence parameters and their bounds", MEASURED, CONVERGENCE),
     )
-    titles = [(number, group.title) for number, group in enumerate(groups) for _ in group.cells]
     finished = [cell.runs.loc[cell.runs["status"] == "finished", :] for cell in cells]
-    heads, firsts = first_columns(cells)
-    cut = f"Shown: the first {SHOWN:,} of {len(cells):,} lines. The CSV has all." if len(cells) > SHOWN else ""
+    several = len(groups) > 1  # with several groups, the first column of LaTeX is the group's title
+    first = first.assign(seeds=[str(len(runs)) for runs in finished])
+    first.insert(0, "group", [group.title for group in groups for _ in group.cells])
     tables = []
-    for name, title, note, candidates in texts:
+    for name, title, note, candidates in candidates_of:
         # The table of results shows the rounds to the target even if all runs missed the target.
         shown = [c for c in candidates if c is RESULTS[0] or any(cell.values(c.name) for cell in cells)]
         if not shown:
             continue
-        rows = [
-            Row(i, numbers[i], first, [over_seeds(finished[i], column, with_interval=True) for column in shown])
-            for i, first in enumerate(firsts[:SHOWN])
-        ]
-        by_group = [(*of, list(members)) for of, members in groupby(rows, key=lambda row: titles[row.cell])]
-        files = _files(heads, shown, by_group, titles, firsts, finished)
-        tables.append(Table(name, title, note, heads, shown, by_group, files, cut))
+        rows = [[over_seeds(runs, column, with_interval=True) for column in shown] for runs in finished[:SHOWN]]
+        means = pd.DataFrame([_means(runs, shown) for runs in finished])
+        texts = pd.DataFrame([[text for text, _ in row] for row in rows], columns=pd.Index([c.head for c in shown]))
+        latex = pd.concat([first.iloc[:, 1 - several :], texts], axis="columns")
+        files = table_files(pd.concat([first, means], axis="columns"), latex, 1 + len(shown))
+        tables.append(Table(name, title, note, shown, rows, files))
     return tables
 
 
-def _files(
-    heads: Sequence[str], shown: Sequence[Column], groups: Sequence[tuple[int, str, Sequence[Row]]],
-    titles: Sequence[tuple[int, str]], firsts: Sequence[Sequence[str]], finished: "Sequence[pd.DataFrame]",
-) -> Files:  # fmt: skip
+def _means(runs: "pd.DataFrame", shown: Sequence[Column]) -> dict[str, float | None]:
+    """Return the mean of each column over these runs and the ends of its interval, by their names in the CSV."""
+    line: dict[str, float | None] = {}
+    for column in shown:
+        values, missed = counted(runs, column.name)
+        low, high = (None, None) if missed else student(values, column.most / column.scale) or (None, None)
+        line |= {column.name: fmean(values) if values else None}
+        line |= {f"{column.name}_low": low, f"{column.name}_high": high}
+        line |= {f"{ROUNDS}_missed": missed} if column.name == ROUNDS else {}
+    return line
+
+
+def first_columns(cells: Sequence[Cell]) -> "pd.DataFrame":
+    """Return the texts of the first columns: method, sharing strategy, other varying fields, and share p."""
     import pandas as pd
 
-    every = []
-    for (_, title), first, runs in zip(titles, firsts, finished, strict=True):
-        line: dict[str, object] = {"group": title, **dict(zip(heads, first, strict=True)), "seeds": len(runs)}
-        for column in shown:
-            values, missed = counted(runs, column.name)
-            ends = (None, None) if missed else student(values, column.most / column.scale) or (None, None)
-            line |= {column.name: fmean(values) if values else None}
-            line |= {f"{column.name}_low": ends[0], f"{column.name}_high": ends[1]}
-            line |= {f"{ROUNDS}_missed": missed} if column.name == ROUNDS else {}
-        every.append(line)
-    several = len(groups) > 1  # with several groups, the first column of LaTeX is the group's title
-    texts = [
-        [title] * several + [*row.first, str(len(finished[row.cell])), *(text for text, _ in row.numbers)]
-        for _, title, rows in groups
-        for row in rows
-    ]
-    titles_of_texts = ["group"] * several + [*heads, "seeds", *(column.head for column in shown)]
-    return table_files(pd.DataFrame(every), pd.DataFrame(texts, columns=pd.Index(titles_of_texts)), 1 + len(shown))
-
-
-def first_columns(cells: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:
-    """Return titles and texts of the first columns: method, sharing strategy, other varying fields, and share p."""
     varied = dict.fromkeys(name for cell in cells for name in columns.others(cell) if not name.startswith(ENVIRONMENT))
-    names = ["algorithm", "sharing.setting", *varied, *(["p"] if "sharing.p" not in varied else [])]
-
-    def text(cell: Cell, name: str) -> str:
-        of_cell = value(cell, name)
-        return columns.text(of_cell, name) if name != "p" else f"{of_cell:.2f}" if of_cell else "-"
-
-    return ["method", *map(columns.head, names[1:])], [[text(cell, name) for name in names] for cell in cells]
+    titles = {"algorithm": "method"} | {name: columns.head(name) for name in ("sharing.setting", *varied)}
+    texts = {title: [columns.text(value(cell, name), name) for cell in cells] for name, title in titles.items()}
+    if "sharing.p" not in varied:
+        texts["p"] = [f"{p:.2f}" if (p := value(cell, "p")) else "-" for cell in cells]
+    return pd.DataFrame(texts)
 
 
 def table_files(frame: "pd.DataFrame", texts: "pd.DataFrame | None" = None, n_right: int = 0) -> Files:

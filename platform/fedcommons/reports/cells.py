@@ -67,15 +67,11 @@ def varied(runs: "pd.DataFrame") -> list[str]:
 
 def drop_duplicates(runs: "pd.DataFrame", say: Callable[[str], None] = print) -> "pd.DataFrame":
     """Return the frame with only the first run of each experiment and seed; ``say`` is called for each dropped run."""
-    seen: dict[tuple[Any, ...], str] = {}
-    is_first = []
-    columns = (values(runs, name) for name in ("run", "seed", *fields(runs)))
-    for run, *experiment in zip(*columns, strict=True):
-        first = seen.setdefault(tuple(experiment), run)
-        is_first.append(first == run)
-        if first != run:
-            say(f"left out: {run} is the same experiment as {first}.")
-    return runs.loc[is_first, :]
+    first = runs.groupby(["seed", *fields(runs)], dropna=False, sort=False)["run"].transform("first")
+    for run, original in zip(runs["run"], first, strict=True):
+        if run != original:
+            say(f"left out: {run} is the same experiment as {original}.")
+    return runs.loc[runs["run"] == first, :]
 
 
 def cells(runs: "pd.DataFrame") -> list[Cell]:

@@ -56,11 +56,8 @@ def draw(cells: Sequence[Cell], path: Path, x: str, title: str, round: int, smok
             if point := series.point(cell, "disclosed", ACCURACY, name):
                 points_of_panel.append(point if x == "disclosed" else replace(point, x=epsilon_place(cell)))
         panels.append(series.Panel(place, words(x), points_of_panel))
-    title = f"{title}, after round {round}"
-    if x == "disclosed":
-        series.draw(path, panels, "test accuracy", "sharing strategy", title, smoke)
-    else:
-        _draw_epsilons(path, panels, title, smoke)
+    draw_panels = series.draw if x == "disclosed" else _draw_epsilons
+    draw_panels(path, panels, "test accuracy", "sharing strategy", f"{title}, after round {round}", smoke)
 
 
 def epsilon_place(cell: Cell) -> float:
@@ -68,48 +65,32 @@ def epsilon_place(cell: Cell) -> float:
     return {"-": 0.0, "none": inf}.get(tables.commons_epsilon(cell), tables.largest_epsilon(cell) or 0.0)
 
 
-def _draw_epsilons(path: Path, panels: Sequence[series.Panel], title: str, smoke: bool) -> None:
+def _draw_epsilons(path: Path, panels: Sequence[series.Panel], y: str, legend: str, title: str, smoke: bool) -> None:
     """Draw accuracy against epsilon on a logarithmic axis, with a shaded area at each end for epsilons 0 and inf."""
-    from fedcommons.reports import plots
-
     every = [p for panel in panels for p in panel.points]
     names = list(dict.fromkeys(p.series for p in every))
     finite = [x for p in every if 0 < (x := float(p.x)) < inf] or [1.0]
     low, high = floor(log10(min(finite))), ceil(log10(max(finite)))
     high += high == low  # the axis from 10^low to 10^high must not be empty
-    outside = 0.7 * 0.28 * (high - low)  # distance of the middle of a shaded area from the axis
-    picture, (grid,) = plots.panels(1, len(panels), (2.6 + 4.6 * len(panels), 4), sharey=True)
-    for axes, panel in zip(grid, panels, strict=True):
-        _frame(axes, low, high)
-        for i, name in enumerate(names):
-            points = [p for p in panel.points if p.series == name]
-            offset = 0.025 * (high - low) * (i - (len(names) - 1) / 2)
-            ends = {0.0: low - outside, inf: high + outside}
-            at = [offset + (ends[x] if (x := float(p.x)) in ends else log10(x)) for p in points]
-            colour, marker = series.look(i)
-            axes.errorbar(
-                at, [p.y for p in points], [p.sd for p in points], ms=5, lw=1, ls="none", capsize=3, label=name,
-                color=colour, marker=marker,
-            )  # fmt: skip
-        axes.set_xlabel(panel.x)
-        axes.set_title(panel.title, fontsize=9)
-    grid[0].set_ylabel("test accuracy")
-    handles = grid[0].get_legend_handles_labels()
-    picture.legend(*handles, loc="outside right upper", fontsize=8, title="sharing strategy")
-    picture.suptitle(title, fontsize=10)
+    wide = high - low
+    slot = 0.28 * wide  # width of a shaded area
+    ends = {0.0: low - 0.7 * slot, inf: high + 0.7 * slot}
+
+    def move(p: series.Point) -> series.Point:
+        offset = 0.025 * wide * (names.index(p.series) - (len(names) - 1) / 2)
+        return replace(p, x=offset + (ends[x] if (x := float(p.x)) in ends else log10(x)))
+
+    def axis(axes: "Axes") -> None:
+        powers = range(low, high + 1)
+        marks = [(float(power), f"{10.0**power:g}") for power in powers]
+        if wide <= 2:
+            marks += [(power + log10(k), f"{k * 10.0**power:g}") for power in powers[:-1] for k in (2, 5)]
+        marks = [(ends[0.0], "nothing\nshared"), *marks, (ends[inf], "no\nguarantee")]
+        axes.set_xlim(low - 1.3 * slot, high + 1.3 * slot)
+        axes.axvspan(low - 1.3 * slot, low - 0.1 * slot, color="0.92", lw=0)
+        axes.axvspan(high + 0.1 * slot, high + 1.3 * slot, color="0.92", lw=0)
+        axes.set_xticks([place for place, _ in marks], [text for _, text in marks])
+
     note = f"{series.BARS}; without a bar: one seed. Points with equal epsilon are drawn side by side."
-    picture.supxlabel(note, fontsize=8, color="0.3")
-    plots.save(picture, path, 120, smoke)
-
-
-def _frame(axes: "Axes", low: int, high: int) -> None:
-    slot, powers = 0.28 * (high - low), range(low, high + 1)
-    marks = [(float(power), f"{10.0**power:g}") for power in powers]
-    if high - low <= 2:
-        marks += [(power + log10(k), f"{k * 10.0**power:g}") for power in powers[:-1] for k in (2, 5)]
-    marks = [(low - 0.7 * slot, "nothing\nshared"), *marks, (high + 0.7 * slot, "no\nguarantee")]
-    axes.set_xlim(low - 1.3 * slot, high + 1.3 * slot)
-    axes.axvspan(low - 1.3 * slot, low - 0.1 * slot, color="0.92", lw=0)
-    axes.axvspan(high + 0.1 * slot, high + 1.3 * slot, color="0.92", lw=0)
-    axes.set_xticks([place for place, _ in marks], [text for _, text in marks])
-    axes.grid(alpha=0.3)
+    panels = [replace(panel, points=[*map(move, panel.points)]) for panel in panels]
+    series.draw(path, panels, y, legend, title, smoke, axis=axis, note=note, size=(4.6, 4))

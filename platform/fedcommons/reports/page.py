@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedcommons.errors import UserError, clean, quote
 from fedcommons.reports import charts, columns, details
-from fedcommons.reports.cell_tables import NUMBERS, SHOWN, build_tables, table_files
+from fedcommons.reports.cell_tables import NUMBERS, SHOWN, build_tables, first_columns, table_files
 from fedcommons.reports.cells import ROUNDS, values
 from fedcommons.reports.collect import WHO, RunFacts, gather, grouped
 from fedcommons.reports.frames import folder_path, load_central
@@ -144,7 +144,8 @@ def contents(runs: "pd.DataFrame", run_facts: Sequence[RunFacts], say: Callable[
     groups = grouped(runs, say)
     cells = [(number, cell) for number, group in enumerate(groups) for cell in group.cells]
     numbers = [[int(n) for n in cell.runs.index] for _, cell in cells]
-    tables = build_tables(groups, numbers)
+    first = first_columns([cell for _, cell in cells])
+    tables = build_tables(groups, first)
     every_column = dict.fromkeys([*_ALWAYS, *(column for table in tables for column in table.columns)])
     shown = [column for column in every_column if column.name in runs]
     rows, dims = _rows(runs, shown), _dims(runs)
@@ -156,12 +157,12 @@ def contents(runs: "pd.DataFrame", run_facts: Sequence[RunFacts], say: Callable[
     files["runs"] = table_files(runs, pd.DataFrame(texts))
     if privacy:
         frame = pd.DataFrame(privacy).assign(words=[" / ".join(map(" ".join, item["words"])) for item in privacy])
-        heads = {"group": "group", "cell": "runs", "epsilon": "epsilon of the commons", "words": "statement"}
-        files["privacy"] = table_files(frame.loc[:, [*heads]].rename(columns=heads))
+        titles = {"group": "group", "cell": "runs", "epsilon": "epsilon of the commons", "words": "statement"}
+        files["privacy"] = table_files(frame.loc[:, [*titles]].rename(columns=titles))
     if trouble:
         frame = pd.DataFrame(trouble).astype(str).assign(run=[rows[item["run"]]["name"] for item in trouble])
-        heads = {"run": "run", "late": "replies late", "lost": "MB for nothing", "rejected": "rejected"}
-        files["late"] = table_files(frame.loc[:, [*heads]].rename(columns=heads))
+        titles = {"run": "run", "late": "replies late", "lost": "MB for nothing", "rejected": "rejected"}
+        files["late"] = table_files(frame.loc[:, [*titles]].rename(columns=titles))
     thinned, every = thin([item.curve for item in run_facts])
     data = {
         "runs": [
@@ -181,6 +182,7 @@ def contents(runs: "pd.DataFrame", run_facts: Sequence[RunFacts], say: Callable[
     }
     return {
         "data": data, "tables": {table.name: table for table in tables}, "groups": groups,
+        "heads": [*first], "first": first.to_numpy().tolist(), "shown": SHOWN, "n_cells": len(cells),
         "sweeps": details.sweeps(runs), "dims": dims, "rows": rows, "columns": shown, "every": every,
         "privacy": privacy, "trouble": trouble, "pools": pools,
         "n_pools": n_pools, "partitions": partitions, "n_partitions": n_partitions,

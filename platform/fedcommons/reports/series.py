@@ -1,6 +1,6 @@
 """Plots of a metric against a number or a name, with several panels, series in colours, and error bars over seeds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -88,56 +88,73 @@ def title(runs: "pd.DataFrame") -> str:
     return ", ".join(word(several[name].pop()) for name, word in words.items() if len(several[name]) == 1)
 
 
-def draw(path: Path, panels: Sequence[Panel], y: str, series: str, title: str, smoke: bool = False) -> None:
-    """Write the picture to a PNG file. y: name of the metric; series: title of the legend, empty without a legend."""
+def draw(
+    path: Path, panels: Sequence[Panel], y: str, series: str, title: str, smoke: bool = False, *,
+    axis: "Callable[[Axes], None] | None" = None, note: str = "", size: tuple[float, float] = (3.6, 3.6),
+) -> None:  # fmt: skip
+    """Write the picture to a PNG file.
+
+    Args:
+        y: name of the metric.
+        series: title of the legend, empty without a legend.
+        axis: draws an x axis on which the points' ``x`` are positions, with linear axes and without lines between
+            points; None: the axis follows from the points.
+        note: text below the picture; default: the meaning of error bars, if there are any.
+        size: width and height of a panel in inches.
+    """
     from fedcommons.reports import plots
 
     every = [p for panel in panels for p in panel.points]
     names = list(dict.fromkeys(p.series for p in every))
     looks = {name: look(i) for i, name in enumerate(names)}
     wide = 1.6 if series else 0
-    figure, (grid,) = plots.panels(1, len(panels), (1 + 3.6 * len(panels) + wide, 3.6), sharey=True)
+    figure, (grid,) = plots.panels(1, len(panels), (1 + size[0] * len(panels) + wide, size[1]), sharey=True)
     handles: dict[str, Any] = {}
     for axes, panel in zip(grid, panels, strict=True):
-        _panel(axes, panel, looks)
+        _panel(axes, panel, looks, axis)
         handles |= {name: handle for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
-    if _spans([p.y for p in every], 100):
+    if axis is None and _spans([p.y for p in every], 100):
         grid[0].set_yscale("log")
     grid[0].set_ylabel(words(y))
     if handles:
         handles = dict(sorted(handles.items(), key=lambda item: item[0] == BOUND))  # the entry BOUND comes last
         figure.legend([*handles.values()], [*handles], loc="outside right upper", fontsize=8, title=series or None)
     figure.suptitle(title, fontsize=10)
-    if any(p.sd for p in every):
-        figure.supxlabel(BARS, fontsize=8, color="0.3")
+    if note or any(p.sd for p in every):
+        figure.supxlabel(note or BARS, fontsize=8, color="0.3")
     plots.save(figure, path, 120, smoke)
 
 
-def _panel(axes: "Axes", panel: Panel, looks: Mapping[str, tuple[str, str]]) -> None:
+def _panel(
+    axes: "Axes", panel: Panel, looks: Mapping[str, tuple[str, str]], axis: "Callable[[Axes], None] | None"
+) -> None:
     from fedcommons.reports import plots
 
     places = None  # position of each name on the x axis; None if all points have numbers as x
-    if not all(isinstance(p.x, float) for p in panel.points):
+    if axis:
+        axis(axes)
+    elif not all(isinstance(p.x, float) for p in panel.points):
         places = {name: i for i, name in enumerate(dict.fromkeys(label(p.x) for p in panel.points))}
     elif _spans([float(p.x) for p in panel.points], 10):
         axes.set_xscale("log")
         plots.plain_ticks(axes.xaxis)
+
+    def position(p: Point) -> float:
+        return float(p.x) if places is None else places[label(p.x)]
+
     names = [name for name in looks if any(p.series == name for p in panel.points)]
     for i, name in enumerate(names):
         colour, marker = looks[name]
-        offset = 0.12 * (i - (len(names) - 1) / 2)  # series at the same name stand side by side
-        points = [p for p in panel.points if p.series == name]
-        ordered = sorted(
-            ((float(p.x) if places is None else places[label(p.x)] + offset, p) for p in points),
-            key=lambda item: item[0],
-        )
-        xs, points = [x for x, _ in ordered], [p for _, p in ordered]
-        line = "-" if places is None and len(set(xs)) == len(xs) else "none"
+        # Series at the same name stand side by side.
+        offset = 0 if places is None else 0.12 * (i - (len(names) - 1) / 2)
+        points = sorted((p for p in panel.points if p.series == name), key=position)
+        xs = [position(p) + offset for p in points]
+        line = "-" if not axis and places is None and len(set(xs)) == len(xs) else "none"
         axes.errorbar(
             xs, [p.y for p in points], [p.sd for p in points], color=colour, marker=marker, ms=5, lw=1, ls=line,
             capsize=3, label=name or None,
         )  # fmt: skip
-        if bounds := [(x, p.y) for x, p in ordered if p.bound]:
+        if bounds := [(x, p.y) for x, p in zip(xs, points, strict=True) if p.bound]:
             axes.plot(*zip(*bounds, strict=True), marker, mfc="w", mec=colour, ms=5, ls="none", label=BOUND, zorder=3)
     if places is not None:
         axes.set_xlim(-0.5, len(places) - 0.5)

@@ -236,9 +236,7 @@ def listed(experiments: Iterable[Experiment]) -> list[Experiment]:
         UserError: an item is no experiment, or there are too many experiments.
     """
     items = [experiments] if isinstance(experiments, Experiment) else experiments
-    if not isinstance(items, Iterable):
-        raise UserError(f"sweep takes experiments, got {quote(items)}.")
-    some = list(islice(items, MOST + 1))
+    some: list[Any] = list(islice(items, MOST + 1)) if isinstance(items, Iterable) else [items]
     require_few(len(some))
     if wrong := [item for item in some if not isinstance(item, Experiment)]:
         raise UserError(f"sweep takes experiments, got {quote(wrong[0])}.")

@@ -305,25 +305,20 @@ def overhead(wandb: str) -> tuple[float, float, int]:
     Both runs are tiny runs in this process, which write the run folder and the partition's figure. wandb: mode of W&B,
     off or offline.
     """
-    fields = {"federation.rounds": 1, "client.epochs": 1, "data.limit": 40, "partition.n_clients": 2,
+    values = {"federation.rounds": 1, "client.epochs": 1, "data.limit": 40, "partition.n_clients": 2,
               "measure.every": 0, "partition.name": "iid", "tracking.wandb": wandb}  # fmt: skip
-    config, seconds, size = presets.experiment("small", "digits", fields), [], 0
+    config = presets.experiment("small", "digits", values)
     with tempdirs.folder() as folder:
-        for name in ("first", "second"):
-            started = time.perf_counter()
-            experiment.run(config, folder / name, say=lambda _: None)
-            seconds.append(time.perf_counter() - started)
-            files = [path for path in (folder / name).rglob("*") if path.is_file()]
-            size = sum(path.stat().st_size for path in files if path.parent.name != "checkpoints")
-    return seconds[0], seconds[1], size
+        first, second = (_once(partial(experiment.run, config, folder / n, say=lambda _: None)) for n in ("1", "2"))
+        files = [path for path in (folder / "2").rglob("*") if path.is_file()]
+        return first, second, sum(path.stat().st_size for path in files if path.parent.name != "checkpoints")
 
 
 @lru_cache(maxsize=1)
 def start_up() -> float:
     """Return the seconds that a new process needs for its imports before it can begin a run."""
-    started = time.perf_counter()
-    subprocess.run([sys.executable, "-P", "-W", "ignore", "-c", "import fedcommons.runs.experiment"], check=True)
-    return time.perf_counter() - started
+    command = [sys.executable, "-P", "-W", "ignore", "-c", "import fedcommons.runs.experiment"]
+    return _once(partial(subprocess.run, command, check=True))
 
 
 def reset_peak() -> None:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
 from fedcommons.cli.display import Display, duration
+from fedcommons.config.dotted import values_of
 from fedcommons.generators.image_cache import Job, missing
+from fedcommons.generators.requests import GenerationRequest
 from fedcommons.runs import assemble, build
 from fedcommons.runs.spec import RunSpec
 from fedcommons.runtime import ray_cluster
@@ -33,38 +33,36 @@ LINE = 500
 
 @dataclass
 class Bill:
-    """The cost of a sweep's remaining work: seconds of each generator, trial (``cells``) and further job, and bytes.
+    """The cost of a sweep's remaining work.
 
-    times: number of trials in the sweep divided by the number of trials in this bill, which may be a sample.
-    prices, of_generators: measured prices, by the fields on which they depend.
+    times: number of trials in the sweep divided by the number of trials in this bill, which may be a sample. phases:
+    seconds of each job, by kind of job; each kind starts when the jobs of the kind before it have ended.
+    trials, prices, of_generators: measured costs and prices, by the fields on which they depend.
     """
 
     times: float = 1.0
-
-    generators: list[float] = field(default_factory=list)
-    cells: list[float] = field(default_factory=list)
-    extra: dict[str, list[float]] = field(default_factory=dict)
+    phases: dict[str, list[float]] = field(default_factory=lambda: {"generators": [], "cells": []})
     first: float = 0.0  # additional seconds of the first run in a process
     memory: int = 0  # bytes: the largest memory of a process
-    runs: int = 0  # bytes of run folders on disk
+    runs: float = 0  # bytes of run folders on disk
     artifacts: int = 0  # bytes of artifacts on disk
+    trials: dict[tuple, tuple[float, int, float]] = field(default_factory=dict)
     prices: dict[tuple, Prices] = field(default_factory=dict)
     of_generators: dict[tuple, GeneratorPrices] = field(default_factory=dict)
 
     def seconds(self, places: int, in_ray: bool = True) -> float:
         """Return the total seconds: with ``places`` parallel processes if ``in_ray``, else in this process alone."""
         if not in_ray:
-            return cost.start_up() + self.first + self.times * (sum(self.generators) + sum(self.cells))
-        stages = [stage for stage in (self.generators, self.cells, *self.extra.values()) if stage]
-        starting = RAY_S + (1 + len(stages)) * cost.start_up() + self.first  # each phase starts new processes
-        return starting + sum(self.span(stage, places) for stage in stages)
+            return cost.start_up() + self.first + self.times * sum(map(sum, self.phases.values()))
+        spans = [self.span(phase, places) for phase in self.phases.values() if phase]
+        return RAY_S + (1 + len(spans)) * cost.start_up() + self.first + sum(spans)  # each phase starts new processes
 
-    def span(self, stage: Sequence[float], places: int) -> float:
-        """Return the seconds of a phase, given the seconds of its jobs, with ``places`` parallel processes.
+    def span(self, phase: Sequence[float], places: int) -> float:
+        """Return the seconds of a phase with ``places`` parallel processes, from the seconds of its jobs.
 
         If trials are extrapolated from a sample, all processes are assumed to be busy until the end.
         """
-        return makespan(stage, places) if self.times == 1 else self.times * sum(stage) / places
+        return makespan(phase, places) if self.times == 1 else self.times * sum(phase) / places
 
 
 @dataclass(frozen=True)
@@ -106,39 +104,48 @@ def print_costs(
         UserError: a trial cannot be run.
     """
     display.say("Timing short rounds ...")
-    bill, wanted, torch_threads = Bill((total or len(cells)) / max(1, len(cells))), [], torch.get_num_threads()
+    bill = Bill((total or len(cells)) / max(1, len(cells)))
+    wanted: dict[Path, list[GenerationRequest]] = {}
     notes: dict[str, None] = {}
     for c in cells:
         ready = build.build(c.config)
         notes |= dict.fromkeys(ready.notes)
-        store = Store(ready.artifacts, display.say)
-        n_missing = sum(len(job.requests) for job in missing(store, ready.requests))
-        images_note = f", {len(ready.requests) - n_missing} of {len(ready.requests)} clients' synthetic images exist"
-        images_note = images_note if ready.requests else ""
+        images_note = ""
+        if n := len(ready.requests):
+            lacking = sum(len(job.requests) for job in missing(Store(ready.artifacts, display.say), ready.requests))
+            images_note = f", {n - lacking} of {n} clients' synthetic images exist"
         if sweep.is_done(c, out):
             display.say(f"{c.name}: done{images_note}")
             continue
-        wanted += [(store.folder, need) for need in ready.requests]
+        wanted.setdefault(ready.artifacts, []).extend(ready.requests)
         display.say(f"{c.name}: to run{images_note}; {add_trial(ready, bill)}")
-    for folder in dict.fromkeys(folder for folder, _ in wanted):
-        store = Store(folder, display.say)
-        for job in missing(store, [need for f, need in wanted if f == folder]):
+    for folder, requests in wanted.items():
+        for job in missing(Store(folder, display.say), requests):
             add_generator(job, bill)
     for job in extra:
         if read_summary(out / job.name) is not None:
             display.say(f"{job.name}: done")
             continue
-        seconds = job.seconds()
-        bill.extra.setdefault(job.kind, []).append(seconds)
+        bill.phases.setdefault(job.kind, []).append(seconds := job.seconds())
         display.say(f"{job.name}: to run; {duration(seconds)}")
     for note in notes:
         display.say(note)
-    torch.set_num_threads(torch_threads)
     display.say(_in_all(len(cells), bill, cells[0].processes if cells else None, on_cores, in_ray))
 
 
 def add_trial(ready: RunSpec, bill: Bill) -> str:
-    """Measure the trial's cost, add it to the bill, and return it as text for the user."""
+    """Add the trial's cost to the bill, and return it as text. Of trials that differ only in the seed, one is timed."""
+    key = tuple(pair for pair in values_of(ready.record) if pair[0] != "seed")
+    if key not in bill.trials:
+        bill.trials[key] = _measure_trial(ready, bill)
+    seconds, memory, disk = bill.trials[key]
+    bill.phases["cells"].append(seconds)
+    bill.memory, bill.runs = max(bill.memory, memory), bill.runs + disk
+    return f"{duration(seconds)}, {amount(memory)} of memory, {amount(disk)} on disk"
+
+
+def _measure_trial(ready: RunSpec, bill: Bill) -> tuple[float, int, float]:
+    """Return the seconds of a trial, its largest memory and the size of its folder, both in bytes."""
     contributed, sharing = cost.contribute(ready, [cost.stand_in(need) for need in ready.requests])
     assembled = assemble.assemble_contributed(ready, contributed)
     counts, shape = count_work(assembled), cost.shape_of(assembled)
@@ -146,13 +153,10 @@ def add_trial(ready: RunSpec, bill: Bill) -> str:
         bill.prices[shape] = cost.measure(assembled)
     price = bill.prices[shape]
     first, later, size = cost.overhead("off" if ready.wandb == "off" else "offline")
-    run_seconds = counts.seconds(price.seconds) / (ready.actors or 1)
-    seconds, bill.first = sharing + run_seconds + later, max(0.0, first - later)
+    bill.first = max(0.0, first - later)
+    seconds = sharing + counts.seconds(price.seconds) / (ready.actors or 1) + later
     state_bytes = price.state + price.memory_bytes * len(assembled.data.clients)
-    disk = size + 2 * state_bytes + LINE * ready.plan.facts.rounds
-    bill.cells.append(seconds)
-    bill.memory, bill.runs = max(bill.memory, price.memory), bill.runs + disk
-    return f"{duration(seconds)}, {amount(price.memory)} of memory, {amount(disk)} on disk"
+    return seconds, price.memory, size + 2 * state_bytes + LINE * ready.plan.facts.rounds
 
 
 def add_generator(job: Job, bill: Bill) -> None:
@@ -162,7 +166,7 @@ def add_generator(job: Job, bill: Bill) -> None:
     if shape not in bill.of_generators:
         bill.of_generators[shape] = cost.measure_generator(need)
     price, (steps, sampling) = bill.of_generators[shape], generator_work(job)
-    bill.generators.append(price.start + price.step * steps + price.image * sampling)
+    bill.phases["generators"].append(price.start + price.step * steps + price.image * sampling)
     images = sum(len(n.labels) * (n.examples.x[0].nbytes + 8) for n in job.requests)
     bill.artifacts += images + price.weights * len(job.epochs)
     bill.memory = max(bill.memory, price.memory)
@@ -174,33 +178,32 @@ def generators(jobs: Iterable[Job], prices: dict[tuple, GeneratorPrices] | None 
     prices: prices that earlier calls measured, by the facts on which they depend. Prices that this call measures are
     added.
     """
-    bill, torch_threads = Bill(of_generators={} if prices is None else prices), torch.get_num_threads()
+    bill = Bill(of_generators={} if prices is None else prices)
     for job in jobs:
         add_generator(job, bill)
-    torch.set_num_threads(torch_threads)
-    return sum(bill.generators)
+    return sum(bill.phases["generators"])
 
 
 def _in_all(n_cells: int, bill: Bill, actors: int | None, on_cores: int | None, in_ray: bool) -> str:
     """Return the last line of the dry run: total time, memory and disk."""
-    if actors is None or not (bill.cells or bill.extra):
+    phases = {name: phase for name, phase in bill.phases.items() if phase}
+    if actors is None or not phases.keys() - {"generators"}:
         return f"{n_cells} cells. All are done."
     few = "" if bill.times == 1 else f" (as {n_cells} of them, drawn at random)"
-    total = round(n_cells * bill.times)
+    total, n_generators = round(n_cells * bill.times), round(len(bill.phases["generators"]) * bill.times)
     n_cores = ray_cluster.cores() or os.cpu_count() or 1
     places = max(1, n_cores // actors) if in_ray else 1
-    n = f"{total} cells{few}, {round(len(bill.generators) * bill.times)} generators to make"
     where = f"with {n_cores} cores" if in_ray else "in one process" if actors == 1 else f"with {actors} actors"
-    stages = {"generators": bill.generators, "cells": bill.cells, **bill.extra}
-    details = ", ".join(f"{name} {duration(bill.span(each, places))}" for name, each in stages.items() if each)
+    details = ", ".join(f"{name} {duration(bill.span(phase, places))}" for name, phase in phases.items())
     time = f"In all about {duration(bill.seconds(places, in_ray))} here {where} ({details})"
     if on_cores is not None:
         time += f"; with {on_cores}: {duration(bill.seconds(max(1, on_cores // actors), in_ray))}"
-    at_once = min(places, len(bill.cells) or 1) * actors
+    at_once = min(places, len(bill.phases["cells"]) or 1) * actors
     several = f" in each of {at_once} processes" if at_once > 1 else ""
-    artifacts = f", artifacts {amount(bill.times * bill.artifacts)}" if bill.artifacts else ""
-    disk = f"Disk: {amount(bill.times * bill.runs)}{artifacts}"
-    return f"{n}. {time}. Memory: up to {amount(bill.memory)}{several}. {disk}."
+    disk, artifacts = (amount(bill.times * size) for size in (bill.runs, bill.artifacts))
+    disk += f", artifacts {artifacts}" if bill.artifacts else ""
+    todo = f"{total} cells{few}, {n_generators} generators to make"
+    return f"{todo}. {time}. Memory: up to {amount(bill.memory)}{several}. Disk: {disk}."
 
 
 def amount(nbytes: float) -> str:

@@ -182,12 +182,17 @@ def once(cells: Iterable[sweep.Trial]) -> list[sweep.Trial]:
     return list({cell.name: cell for cell in cells}.values())
 
 
-def finished(cells: Iterable[sweep.Trial], out: Path, say: Callable[[str], None] = print) -> "pd.DataFrame":
-    """Return a table with one row per finished run of the trials, in order; unreadable runs are reported to ``say``."""
+def frame(cells: Iterable[sweep.Trial], out: Path, say: Callable[[str], None]) -> "pd.DataFrame":
+    """Return a table with one row per trial whose run has finished at least one round."""
     import pandas as pd
 
-    folders = [out / c.name for c in cells if is_run(out / c.name) and (out / c.name / "summary.json").exists()]
-    runs = load_runs(*folders, say=say) if folders else pd.DataFrame()
+    folders = [out / c.name for c in cells if is_run(out / c.name)]
+    return load_runs(*folders, say=say) if folders else pd.DataFrame()
+
+
+def finished(cells: Iterable[sweep.Trial], out: Path, say: Callable[[str], None] = print) -> "pd.DataFrame":
+    """Return a table with one row per finished run of the trials, in order; unreadable runs are reported to ``say``."""
+    runs = frame((c for c in cells if (out / c.name / "summary.json").exists()), out, say)
     return runs if runs.empty else runs.loc[runs["status"] == "finished", :]
 
 
@@ -211,13 +216,8 @@ def departures(cells: Sequence[Experiment], varied: Iterable[str]) -> str:
 
     varied: fields that the sweep varies, which are left out.
     """
-    hidden = {
-        *varied,
-        "measure.every",
-        "measure.samples",
-        "measure.smoothness",
-        "client.onednn",
-    }  # left out, as these fields change results by rounding errors at most
+    # The named fields change results by rounding errors at most.
+    hidden = {*varied, "measure.every", "measure.samples", "measure.smoothness", "client.onednn"}
     differing: dict[str, str] = {}
     for c in cells:
         names = {KINDS[kind].field: name for kind, name in c.chosen.items() if kind in ("algorithm", "sharing")}

@@ -90,12 +90,6 @@ class Progress(Callback):
         self.display.step(name, result["round"], self.rounds[name], text)
         self._say()
 
-    def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        self._end(trial)
-
-    def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        self._end(trial)
-
     def _play(self, trial: str, number: int) -> None:
         """Record that a trial has finished round ``number``; rounds before the resume of a run are not timed."""
         now = self.clock()
@@ -105,7 +99,7 @@ class Progress(Callback):
         self.played.seconds += now - then
         self.played.timed += number > before
 
-    def _end(self, trial: Any) -> None:
+    def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         then, number = self.last.pop(trial.trial_id, (self.clock(), 0))
         if "generator" in trial.config:
             self.generators.done += 1
@@ -122,6 +116,8 @@ class Progress(Callback):
         with suppress(UserError, ClientError, OSError):  # the sweep tries again at its end, and reports the error
             self.fetch(trial.config["cell"])
         self.on_end()
+
+    on_trial_error = on_trial_complete
 
     @property
     def remaining_s(self) -> float | None:

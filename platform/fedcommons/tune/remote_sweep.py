@@ -18,7 +18,7 @@ REPORT = r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.(md|csv|json|png|svg|pdf|tex|html)"
 class SweepMirror:
     """The connection between the sweep in the folder ``out`` and its storage; without a storage, it does nothing.
 
-    cells: the trials, each with a name and a storage. Tables and figures go to the storage of the first trial.
+    cells: the trials. Tables and figures go to the storage of the first trial.
     """
 
     def __init__(self, cells: Iterable[Any], out: Path, say: Callable[[str], None] = print) -> None:

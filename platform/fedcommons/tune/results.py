@@ -11,10 +11,8 @@ from fedcommons.cli.parser import command_line
 from fedcommons.errors import RUN, UserError, nearest
 from fedcommons.reports import metrics, ranking, series
 from fedcommons.reports.cells import counted
-from fedcommons.reports.frames import load_runs
-from fedcommons.storage.atomic_files import write_json, write_text
-from fedcommons.tracking.run_folder import is_run
 from fedcommons.tune import grid
+from fedcommons.tune.study import Report
 from fedcommons.tune.sweep import Trial
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
@@ -33,10 +31,7 @@ def frame(cells: Sequence[Trial], out: Path, metric: str, say: Callable[[str], N
     Raises:
         UserError: no run has the column ``metric``.
     """
-    import pandas as pd
-
-    folders = [out / c.name for c in cells if is_run(out / c.name)]
-    runs = load_runs(*folders, say=say) if folders else pd.DataFrame()
+    runs = grid.frame(cells, out, say)
     if len(runs) and metric not in runs:
         numeric = runs.select_dtypes("number").columns
         raise UserError(f"no run has {metric}{nearest(metric, numeric)} Name another metric and add --resume.")
@@ -61,17 +56,18 @@ def report(cells: Sequence[Trial], fields: Sequence[str], options: parse.Options
         return
     groups = ranking.ranked(runs, metric, options.mode)
     columns = dict.fromkeys((SHARING, *fields))
-    table = grid.stamped(ranking.table(groups, [*columns], metric, options.mode), options)
+    table = ranking.table(groups, [*columns], metric, options.mode)
     swept = [name for name in dict.fromkeys(("seed", *columns, metric, *CSV)) if name in runs]
     ordered = pd.concat([point.runs for group in groups for point in group.points])
     rows = ordered[swept].assign(run_dir=[Path(run).name for run in ordered["run"]])
-    write_text(out / "tune.md", table)
-    write_text(out / "tune.csv", rows.to_csv(index=False, lineterminator="\n"))
     records = rows.astype(object).where(rows.notna(), None).to_dict("records")
-    write_json(out / "summary.json", {"name": out.name, "metric": metric, "mode": options.mode, "cells": records})
     panels, colours = ranking.panels(groups, fields, metric)
-    series.draw(out / "tune.png", panels, metric, colours, series.title(runs), grid.is_smoke(options))
-    display.say(f"\n{table}")
+
+    def draw(path: Path) -> None:
+        series.draw(path, panels, metric, colours, series.title(runs), grid.is_smoke(options))
+
+    summary = {"metric": metric, "mode": options.mode, "cells": records}
+    Report(table, records, summary, {"tune.png": draw}).write("tune", options, out, display)
     for group in groups:
         best = ", ".join(str(out / Path(run).name) for run in group.points[0].runs["run"])
         where = ", ".join(f"{name} {series.label(value)}" for name, value in group.environment.items())

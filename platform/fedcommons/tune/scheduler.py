@@ -11,6 +11,7 @@ from typing import Any
 
 import ray
 from ray import tune
+from ray.experimental import internal_kv
 from ray.tune.search import Searcher
 
 from fedcommons.config import dotted
@@ -29,14 +30,14 @@ EVERY = 5.0
 class MissingArtifact:
     """Synthetic images of a client's generator that the artifact store lacks; the generator may be missing too.
 
-    images: the keys of the images in the store. cells: names of all runs that need some of the images. told_by: names
-    of a subset of these runs, whose configs together describe all the images.
+    images: the keys of the images in the store. cells: names of all runs that need some of the images.
+    described_by: names of a subset of these runs, whose configs together describe all the images.
     """
 
     client: int
     images: Collection[str]
     cells: Collection[str]
-    told_by: Collection[str]
+    described_by: Collection[str]
 
 
 def make(cells: Collection[Mapping[str, Any]], images: Collection[str]) -> None:
@@ -85,8 +86,7 @@ class InOrder(Searcher):
     def __init__(self, cells: Mapping[str, int], missing: Collection[MissingArtifact]) -> None:
         super().__init__()
         self.cells, self.missing = dict(cells), dict(enumerate(missing))
-        self.running: dict[str, int | None] = {}  # by trial ID: number of its generator; None: a run
-        self.cores: dict[str, int] = {}  # by trial ID: number of cores
+        self.running: dict[str, tuple[int | None, int]] = {}  # by trial ID: number of its generator or None; its cores
         self.failed: dict[str, str] = {}  # by run: why one of its generators failed
         self.traces: list[str] = []  # tracebacks of failed generators
         self.unsent = ""  # why the upload of a generator failed; empty: no upload failed
@@ -94,25 +94,25 @@ class InOrder(Searcher):
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         """Return the parameters of the next trial; None: no trial can start now; FINISHED: all trials have started."""
+        in_training = {number for number, _ in self.running.values()}
         for name in list(self.cells):
             needed = [number for number, generator in self.missing.items() if name in generator.cells]
             if name in self.failed:
                 del self.cells[name]
             elif not needed:
-                self.running[trial_id], self.cores[trial_id] = None, self.cells.pop(name)
+                self.running[trial_id] = None, self.cells.pop(name)
                 return {"cell": name}
-            elif waiting := [number for number in needed if number not in self.running.values()]:
-                self.running[trial_id], self.cores[trial_id] = waiting[0], 1
+            elif waiting := [number for number in needed if number not in in_training]:
+                self.running[trial_id] = waiting[0], 1
                 generator = self.missing[waiting[0]]
-                return {"generator": {"cells": list(generator.told_by), "images": list(generator.images)}}
-            elif sum(self.cores.values()) >= ray.cluster_resources().get("CPU", 1):
+                return {"generator": {"cells": list(generator.described_by), "images": list(generator.images)}}
+            elif sum(cores for _, cores in self.running.values()) >= ray.cluster_resources().get("CPU", 1):
                 return None
         return None if self.cells else Searcher.FINISHED
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Record that a trial ended; after a failed generator, mark all runs that need the generator as failed."""
-        self.cores.pop(trial_id, None)
-        number = self.running.pop(trial_id, None)
+        number, _ = self.running.pop(trial_id, (None, 0))
         if number is None:
             return
         generator = self.missing.pop(number)
@@ -146,8 +146,6 @@ def shared_values(values: Mapping[str, Any]) -> Iterator[None]:
     Tune would record the values if they were parameters of trials. ``tune.with_parameters`` would store the values
     until the driver ends.
     """
-    from ray.experimental import internal_kv
-
     keys = {_key(name): json.dumps(value) for name, value in values.items()}
     try:
         for key, value in keys.items():
@@ -160,12 +158,8 @@ def shared_values(values: Mapping[str, Any]) -> Iterator[None]:
 
 def shared_value(name: str) -> Any:
     """Return the value that the driver of this trial shares under ``name`` (see ``shared_values``)."""
-    from ray.experimental import internal_kv
-
     return json.loads(internal_kv._internal_kv_get(_key(name), namespace=NAMESPACE))
 
 
 def _key(name: str) -> str:
-    import ray
-
     return f"{ray.get_runtime_context().get_job_id()}/{name}"

@@ -11,7 +11,7 @@ environment are compared.
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fedcommons.cli import parse, search_space
 from fedcommons.cli.search_space import SearchSpace
@@ -19,6 +19,9 @@ from fedcommons.errors import UserError
 from fedcommons.reports.cells import ENVIRONMENT
 from fedcommons.seeding import seed_for
 from fedcommons.tune.sweep import Trial
+
+if TYPE_CHECKING:  # Ray takes seconds to import, and --help needs none
+    from ray.tune.search.optuna import OptunaSearch
 
 BATCH = 4
 """Number of points that are proposed at a time. It is a constant, as it affects which points are proposed."""
@@ -45,42 +48,29 @@ def require_optuna() -> None:
         raise UserError("--search optuna needs the package optuna, which is not installed: pip install optuna")
 
 
-class Optuna:
-    """A search over a space, with points proposed by Optuna's tree-structured Parzen estimator.
+def optuna_search(space: SearchSpace, way: str, seed: int, environment: str) -> "OptunaSearch":
+    """Return a search over a space, with points proposed by Optuna's tree-structured Parzen estimator.
 
     way: ``min`` or ``max``, the better direction of a point's value. Random draws are keyed by ``seed`` and
     ``environment``, the text of the fields that describe the problem, such as data and partition.
 
     Reference: Bergstra et al., "Algorithms for hyper-parameter optimization", NeurIPS 2011.
     """
+    import optuna  # pyright: ignore[reportMissingImports]  (an optional package)
+    from ray import tune
+    from ray.tune.search.optuna import OptunaSearch
 
-    def __init__(self, space: SearchSpace, way: str, seed: int, environment: str) -> None:
-        import optuna  # pyright: ignore[reportMissingImports]  (an optional package)
-        from ray import tune
-        from ray.tune.search.optuna import OptunaSearch
-
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        keyed = seed_for(seed, environment) % 2**32  # numpy accepts no larger seed
-        domains = {n: tune.choice(domain) if isinstance(domain, list) else domain for n, domain in space.items()}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Optuna warns about its experimental features
-            ray_space = OptunaSearch.convert_search_space(domains)
-            self._search = OptunaSearch(ray_space, metric="value", mode=way, seed=keyed)
-
-    def ask(self, number: int) -> dict[str, Any]:
-        """Return the proposed values of the swept fields, by field; ``number``: number of the point, from 0 on."""
-        point = self._search.suggest(str(number))
-        assert point is not None
-        return point
-
-    def tell(self, number: int, value: float | None) -> None:
-        """Report the value of point ``number`` to Optuna; None, for example after a failed run, is the worst value."""
-        # A trial without a value counts as pruned, which Optuna takes into account; it would ignore a failed trial.
-        self._search.on_trial_complete(str(number), None if value is None else {"value": value})
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    keyed = seed_for(seed, environment) % 2**32  # numpy accepts no larger seed
+    domains = {n: tune.choice(domain) if isinstance(domain, list) else domain for n, domain in space.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Optuna warns about its experimental features
+        ray_space = OptunaSearch.convert_search_space(domains)
+        return OptunaSearch(ray_space, metric="value", mode=way, seed=keyed)
 
 
 def proposed(
-    searches: Sequence[tuple[Mapping[str, Any], Optuna]],
+    searches: Sequence[tuple[Mapping[str, Any], "OptunaSearch"]],
     samples: int,
     make: Callable[[Mapping[str, Any]], Sequence[Trial]],
     value: Callable[[Sequence[Trial]], float | None],
@@ -88,17 +78,18 @@ def proposed(
     """Yield batches of trials, for ``samples`` points per environment; the caller must run each batch before the next.
 
     searches: (fields of an environment, search in this environment). make: returns the trials of a point, one per seed.
-    value: returns a point's value from its trials; None if there is no value.
+    value: returns a point's value from its trials; None if there is no value, for example after a failed run.
     """
     for first in range(0, samples, BATCH):
         batch = [
-            (search, number, make({**environment, **search.ask(number)}))
+            (search, str(number), make({**environment, **cast(dict, search.suggest(str(number)))}))
             for environment, search in searches
             for number in range(first, min(first + BATCH, samples))
         ]
         yield list({c.name: c for *_, cells in batch for c in cells}.values())  # a point may be proposed twice
         for search, number, cells in batch:
-            search.tell(number, value(cells))
+            # A point without a value counts as pruned, which Optuna takes into account; it would ignore a failed one.
+            search.on_trial_complete(number, None if (result := value(cells)) is None else {"value": result})
 
 
 def space(options: parse.Options) -> dict[str, Any]:
@@ -123,6 +114,6 @@ def space(options: parse.Options) -> dict[str, Any]:
     return swept
 
 
-def around(space: search_space.SearchSpace) -> dict[str, Any]:
+def around(space: SearchSpace) -> dict[str, Any]:
     """Return the swept fields that describe the problem (environment), including the seed, with their values."""
     return {n: values for n, values in space.items() if n == "seed" or n.startswith(ENVIRONMENT)}

@@ -17,18 +17,13 @@ from fedcommons.runtime import ray_cluster
 from fedcommons.storage import object_store
 from fedcommons.storage.artifact_store import Store, key_of
 from fedcommons.tracking.environment import has_other_code
-from fedcommons.tracking.run_folder import (
-    STOPPED,
-    is_run,
-    read_config,
-    read_summary,
-    require_same_data,
-)
+from fedcommons.tracking.run_folder import STOPPED, is_run, read_config, read_summary, require_same_data
 from fedcommons.tune.continue_runs import copy, predecessors
 from fedcommons.tune.remote_sweep import SweepMirror
 from fedcommons.tune.sweep_folder import LATE_S, has_come, holds_runs, open_folder, require_shared
 
 if TYPE_CHECKING:  # torch and Ray take seconds to import, and --help needs neither
+    from fedcommons.generators.requests import GenerationRequest
     from fedcommons.tune.scheduler import MissingArtifact
 
 
@@ -65,10 +60,6 @@ class Trial:
     @property
     def storage(self) -> str | None:
         return self.config.storage
-
-    @property
-    def artifacts(self) -> str:
-        return self.config.artifacts
 
 
 @dataclass(frozen=True)
@@ -141,32 +132,32 @@ def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
     remaining = [c for c in cells if not is_done(c, out)]
     if others := [c.name for c in cells if has_other_code(out / c.name)]:
         listed = ", ".join(others[:FEW_NAMES]) + (" ..." if len(others) > FEW_NAMES else "")
-        message = (
+        computed = (
             f"{len(others)} of {len(cells)} runs in {out} were computed, at least in part, with other source files"
         )
-        display.say(Warned(f"{message} than the present ones, and all runs are in one table: {listed}."))
+        display.say(Warned(f"{computed} than the present ones, and all runs are in one table: {listed}."))
     shorter = predecessors(out, [(c.name, c.config) for c in remaining])
-    wanted, digests, data, notes = [], {}, {}, {}
+    digests, data, notes = {}, {}, {}
+    by_store: dict[tuple[str, str | None], list[GenerationRequest]] = {}
+    users: dict[str, list[str]] = {}  # key of images -> names of the trials that need them
     for c in remaining:
         ready = build(c.config)
         notes |= dict.fromkeys(ready.notes)
         if c.name in shorter and not may_continue(ready, shorter[c.name]):
             del shorter[c.name]
-        wanted += [(c, need) for need in ready.requests]
+        for need in ready.requests:
+            by_store.setdefault((c.config.artifacts, c.config.storage), []).append(need)
+            users.setdefault(key_of(need.images_facts), []).append(c.name)
         data[c.name] = digests[c.config.data, c.config.source.get("data")] = ready.dataset.digest
     for note in notes:
         display.say(note)
     for c in cells:  # all runs of a table must use the same data, also finished runs
         if digest := digests.get((c.config.data, c.config.source.get("data"))):
             require_same_data(out / c.name, c.config.data.name, digest)
-    users: dict[str, list[str]] = {}
-    for c, need in wanted:
-        users.setdefault(key_of(need.images_facts), []).append(c.name)
     missing_artifacts = []
-    for folder, storage in dict.fromkeys((c.artifacts, c.storage) for c, _ in wanted):
+    for (folder, storage), requests in by_store.items():
         store = Store(Path(folder), display.say, storage)
-        of_store = [need for c, need in wanted if (c.artifacts, c.storage) == (folder, storage)]
-        jobs = missing(store, of_store)
+        jobs = missing(store, requests)
         store.upload()  # so that trials on other machines find the artifacts in the storage
         if jobs:
             store.require_writable()
@@ -215,26 +206,30 @@ def run_cells(
     if todo.trials:
         display.say("Starting Ray ...")
         ray_cluster.connect()
+        import ray
+
+        from fedcommons.tune import trials
+        from fedcommons.tune.gpu_share import with_share
+        from fedcommons.tune.progress import Progress
+
         pin = ray_cluster.node_labels(todo.trials[0].config.federation.gpus_per_actor)
-        artifacts = [c.artifacts for c in todo.trials if c.storage is None and c.config.generator]
-        require_shared(pin, [c.storage for c in todo.trials], artifacts, out, bool(todo.missing))
-        todo = _sharing_gpus(todo)
-        federations = list(dict.fromkeys(c.config.federation for c in todo.trials))
+        configs = [c.config for c in todo.trials]
+        artifacts = [config.artifacts for config in configs if config.storage is None and config.generator]
+        require_shared(pin, [config.storage for config in configs], artifacts, out, bool(todo.missing))
+        configs = with_share(configs, int(ray.cluster_resources().get("CPU", 1)))
+        federations = list(dict.fromkeys(config.federation for config in configs))
         for f in federations:
             ray_cluster.require_actors(f.processes, f.gpus_per_actor)
         display.say(f"{len(todo.trials)} cells to run on {ray_cluster.describe(federations[0].gpus_per_actor)}.")
         if todo.missing:
-            settings = ", ".join(dict.fromkeys(c.config.sharing.setting for c in todo.trials if c.config.generator))
+            settings = ", ".join(dict.fromkeys(config.sharing.setting for config in configs if config.generator))
             display.say(f"{len(todo.missing)} generators are trained first, for sharing.setting {settings}.")
-        if not todo.missing and any(c.config.generator for c in todo.trials):
+        elif any(config.generator for config in configs):
             display.say("All generators are in the store: none had to be trained.")
-        from fedcommons.tune import trials
-        from fedcommons.tune.progress import Progress
-
         rounds = {c.name: c.rounds for c in todo.trials}
         progress = Progress(display, rounds, len(todo.missing), on_end, fetch=mirror.fetch)
-        configs = {c.name: with_absolute_paths(c.config) for c in todo.trials}
-        failures, trained = trials.run(configs, todo.data, todo.missing, out, progress, scheduler)
+        absolute = {c.name: with_absolute_paths(config) for c, config in zip(todo.trials, configs, strict=True)}
+        failures, trained = trials.run(absolute, todo.data, todo.missing, out, progress, scheduler)
         ready = max(progress.ready, started)
     deadline = time.monotonic() + LATE_S
     for c in todo.trials:
@@ -256,18 +251,6 @@ def run_cells(
     return Outcome({"generators": ready - started, "cells": time.perf_counter() - started}, trained, failures)
 
 
-def _sharing_gpus(remaining: Todo) -> Todo:
-    """Replace ``gpus_per_actor auto`` by a share of a GPU, so that each of Ray's cores can run a process on a GPU."""
-    import ray
-
-    from fedcommons.tune.gpu_share import with_share
-
-    configs = with_share([c.config for c in remaining.trials], int(ray.cluster_resources().get("CPU", 1)))
-    return replace(
-        remaining, trials=[replace(c, config=config) for c, config in zip(remaining.trials, configs, strict=True)]
-    )
-
-
 def with_absolute_paths(config: Experiment) -> Experiment:
     """Return the config with absolute paths, as Ray Tune gives each trial a separate working folder."""
     from fedcommons.data.datasets import data_folder
@@ -276,9 +259,7 @@ def with_absolute_paths(config: Experiment) -> Experiment:
     if config.storage is not None and not object_store.is_url(config.storage):
         folders["storage"] = config.storage
     absolute = dotted.override(config, {name: str(Path(folder).resolve()) for name, folder in folders.items()})
-    return replace(
-        absolute, source=config.source
-    )  # the old code hashes stay, so the trial's name stays if a user's file has changed
+    return replace(absolute, source=config.source)  # so that the trial's name stays if a user's file has changed
 
 
 def tracked(fields: Mapping[str, Any], out: Path) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from fedcommons.federation import hosts
@@ -14,15 +14,13 @@ LATE_S = 60.0
 """Seconds for which a sweep waits for the files of its last runs, as a network file system may show them late."""
 
 
-@contextmanager
-def open_folder(out: Path) -> Iterator[None]:
+def open_folder(out: Path) -> AbstractContextManager[None]:
     """Create the folder ``out``, and lock it while the context is open, so that no other sweep writes to it.
 
     Raises:
         UserError: the folder cannot be written, another process has locked it, or it has files that belong to no sweep.
     """
-    with file_lock.open_lock(out, _stranger, "folder of a sweep"):
-        yield
+    return file_lock.open_lock(out, _stranger, "folder of a sweep")
 
 
 def holds_runs(out: Path) -> bool:

@@ -71,7 +71,7 @@ def run(
     values = {name: {"config": dotted.to_dict(c), "data": data.get(name), **to_all} for name, c in cells.items()}
     values[DRIVER] = hosts.facts()
     order = InOrder({name: f.processes for name, f in federations.items()}, lacking)
-    trainable = tune.with_resources(trial, partial(_resources_of, federations, pin))
+    trainable = tune.with_resources(trial, partial(_resources, federations, pin))
     # An idle actor keeps its resources, so actors are reused only if all trials need the same resources.
     is_reused = scheduler is None and all(f.executor == "serial" for f in federations.values())
     is_reused &= len({str(f.gpus_per_actor) for f in federations.values()}) == 1
@@ -146,17 +146,15 @@ def remove_all() -> None:
     removing.join(REMOVAL_S)
 
 
-def _resources_of(federations: Mapping[str, Federation], pin: Mapping[str, str], params: Mapping[str, Any]):
-    """Return a trial's resources; a generator's trial gets the resources of the first experiment that needs it."""
-    names = params["generator"]["cells"] if "generator" in params else [params["cell"]]
-    return resources(federations[names[0]], pin, params)
-
-
-def resources(f: Federation, pin: Mapping[str, str], params: Mapping[str, Any]) -> tune.PlacementGroupFactory:
+def _resources(
+    federations: Mapping[str, Federation], pin: Mapping[str, str], params: Mapping[str, Any]
+) -> tune.PlacementGroupFactory:
     """Return the resources that a trial reserves, for its process or for its actors, which train the clients.
 
-    f: the experiment's section ``federation``. pin: labels that the nodes must have. params: the trial's parameters.
+    A generator's trial gets the resources of the first experiment that needs it. federations: by trial name. pin:
+    labels that the nodes must have. params: the trial's parameters.
     """
+    f = federations[params["generator"]["cells"][0] if "generator" in params else params["cell"]]
     share = ray_cluster.bundle(f.gpus_per_actor)
     # If a trial has actors, its process only waits for the actors, so no core is reserved for the process.
     alone = f.executor == "serial" or "generator" in params
