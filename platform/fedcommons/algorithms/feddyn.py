@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
-from fedcommons.core.averaging import weighted_mean, weighted_reply
+from fedcommons.core.averaging import weighted_mean
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.core.local_training import Correction, clip_gradients
 from fedcommons.data.clients import ClientData
-from fedcommons.flat_tensors import Flat, Payload, add, flat, scalar, sub, zeros_like
+from fedcommons.flat_tensors import Flat, Payload, add, flat, scalar, scale, sub, zeros_like
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,14 @@ class FedDyn:
     down = FedAvg.down
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        x = flat(message.common, "model")
+        x, w = flat(message.common, "model"), work.weight(data)
         g_i = flat(memory, "gradient") if memory else zeros_like(x)
-        trained = work.local(x, data, seed, add_to_grad=Correction(self.regularise, (x, g_i)))
-        memory = {"gradient": add(g_i, sub(trained.model, x), -self.alpha)}
-        return weighted_reply(x, trained, work.weight(data), memory=memory)
+        y, metrics, spent = work.local(x, data, seed, add_to_grad=Correction(self.regularise, (x, g_i)))
+        delta = sub(y, x)
+        memory = {"gradient": add(g_i, delta, -self.alpha)}
+        return Reply(
+            {"delta": scale(delta, w)}, weight=w, memory=memory, metrics=metrics, releases=[spent.with_names("delta")]
+        )
 
     def regularise(
         self, params: Mapping[str, nn.Parameter], x: Mapping[str, Tensor], g_i: Mapping[str, Tensor]

@@ -78,7 +78,8 @@ def controlled(
     y, metrics, spent = work.local(x, data, seed, add_to_grad=constant(sub(c, c_i)))
     delta = sub(y, x)
     if at_x is None:
-        new = add(sub(c_i, c), select(delta, c.layout.names), -1 / (float(metrics["steps"]) * eta))
+        corrected = delta if c.layout == delta.layout else select(delta, c.layout.names)
+        new = add(sub(c_i, c), corrected, -1 / (float(metrics["steps"]) * eta))
     else:  # Option 1's gradient has no noise, hence no guarantee.
         new, spent = at_x, Release()
     sums = {"delta": scale(delta, w), "control": scale(sub(new, c_i), w)}
