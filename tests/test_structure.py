@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fedcommons import experiment
-from fedcommons.config.dotted import SECTIONS
 from fedcommons.config.experiment import Experiment
+from fedcommons.config.schema import SECTIONS
 from fedcommons.runs.build import build
 
 PLATFORM = Path(__file__).parent.parent / "platform" / "fedcommons"

@@ -10,8 +10,8 @@ from pathlib import Path
 import yaml
 from yaml import MappingNode, Node, ScalarNode, SequenceNode
 
-from fedcommons.config.dotted import SECTIONS
 from fedcommons.config.registry import KINDS
+from fedcommons.config.schema import SECTIONS
 from fedcommons.errors import UserError, quote
 from fedcommons.storage.paths import user_path
 from fedcommons.storage.safe_yaml import LARGEST_FILE, MOST_VALUES, require_small

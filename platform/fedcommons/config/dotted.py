@@ -8,18 +8,12 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from fedcommons.config import registry, schema
-from fedcommons.config.experiment import Experiment
+from fedcommons.config import registry
+from fedcommons.config.experiment import Experiment, from_flat
 from fedcommons.config.fields import Field, fields_of
 from fedcommons.config.registry import KINDS, OPTIONAL
-from fedcommons.config.schema import UNSET, Constants
+from fedcommons.config.schema import SECTIONS, UNSET, Constants
 from fedcommons.errors import UserError, quote, unknown
-
-SECTIONS = {
-    "data": schema.Data, "partition": schema.Partition, "sharing": schema.Sharing, "generator": schema.Generator,
-    "model": schema.Model, "client": schema.Client, "federation": schema.Federation, "straggler": schema.Straggler,
-    "dp": schema.DP, "evaluate": schema.Evaluate, "measure": schema.Measure, "tracking": schema.Tracking,
-}  # fmt: skip
 
 IGNORED_BY_RESULTS = (
     "artifacts", "storage", "data.dir", "data.download", "federation.executor", "federation.actors",
@@ -139,7 +133,7 @@ def choose(values: Mapping[str, Any], inactive: Collection[str] = ()) -> Experim
     for name, field in valid_fields.items():
         if type(flat[name]) in field.kinds:  # values of a wrong type are reported later, with all other errors
             field.check(name, flat[name])
-    return _build(flat, UNSET, rest)
+    return from_flat(flat, UNSET, rest)
 
 
 def override(config: Experiment, values: Mapping[str, Any]) -> Experiment:
@@ -257,7 +251,7 @@ def from_dict(values: Mapping[str, Any]) -> Experiment:
             continue
         settings[name] = value
     source = {n.removeprefix("source."): settings.pop(n) for n in list(settings) if n.startswith("source.")}
-    return _build(settings, Constants(source))
+    return from_flat(settings, Constants(source))
 
 
 def same_results(a: Experiment, b: Experiment) -> list[str]:
@@ -349,19 +343,3 @@ def _replaced(name: str, config: Experiment, now: Mapping[str, str]) -> bool:
     changed = [registry.section(kind, old) for kind, old in config.chosen.items() if now.get(kind) != old]
     is_constant = name not in common_fields() and name.startswith(tuple(f"{section}." for section in changed))
     return is_constant or (name.startswith("generator.") and "generator" not in now)
-
-
-def _build(flat: Mapping[str, Any], source: Constants, inactive: Mapping[str, Any] | None = None) -> Experiment:
-    """Create the experiment. flat: dotted name -> value. source, inactive: see ``Experiment``."""
-    values: dict[str, Any] = {name: value for name, value in flat.items() if "." not in name}
-    for section, kind in SECTIONS.items():
-        if its := _within(section, flat):
-            constants = {n: its.pop(n) for n in list(its) if f"{section}.{n}" not in common_fields()}
-            values[section] = kind(**its, constants=Constants(constants))
-    constants = Constants(_within(registry.section("algorithm", values["algorithm"]), flat))
-    return Experiment(**values, constants=constants, source=source, inactive=Constants(inactive))
-
-
-def _within(section: str, flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a section by their names in the section."""
-    return {name.partition(".")[2]: value for name, value in flat.items() if name.startswith(f"{section}.")}

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Annotated, Any
 
 from fedcommons.config import registry, schema, target, weights_file
-from fedcommons.config.schema import NONE, UNSET, Constants, Section
+from fedcommons.config.schema import NONE, SECTIONS, UNSET, Constants, Section
 
 
 @dataclass(frozen=True)
@@ -85,3 +85,20 @@ class Experiment:
         values |= {f"{section}.{n}": value for n, value in self.constants.items()}
         values = {n: value for n, value in values.items() if value is not None or n not in registry.OPTIONAL}
         return Constants(values | {f"source.{kind}": digest for kind, digest in self.source.items()})
+
+
+def from_flat(flat: Mapping[str, Any], source: Constants, inactive: Mapping[str, Any] | None = None) -> Experiment:
+    """Return the experiment with these values (dotted name -> value). source, inactive: see ``Experiment``."""
+    values: dict[str, Any] = {name: value for name, value in flat.items() if "." not in name}
+    for section, kind in SECTIONS.items():
+        if its := _within(section, flat):
+            names = {f.name for f in fields(kind)} - {"constants"}
+            constants = {name: its.pop(name) for name in list(its) if name not in names}
+            values[section] = kind(**its, constants=Constants(constants))
+    constants = Constants(_within(registry.section("algorithm", values["algorithm"]), flat))
+    return Experiment(**values, constants=constants, source=source, inactive=Constants(inactive))
+
+
+def _within(section: str, flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a section by their names in the section."""
+    return {name.partition(".")[2]: value for name, value in flat.items() if name.startswith(f"{section}.")}

@@ -334,3 +334,10 @@ class Tracking(Section):
     """name of the preset, shown as a tag of the run in W&B; --preset sets it"""
     tracker: str | None = None
     """further tracker that records the metrics of each round, in addition to the run folder and W&B (null: none)"""
+
+
+SECTIONS = {
+    "data": Data, "partition": Partition, "sharing": Sharing, "generator": Generator,
+    "model": Model, "client": Client, "federation": Federation, "straggler": Straggler,
+    "dp": DP, "evaluate": Evaluate, "measure": Measure, "tracking": Tracking,
+}  # fmt: skip
