@@ -157,18 +157,18 @@ def _of_rounds(ready: Assembled) -> tuple[Amounts, Standing]:
     loop, method, capabilities = ready.spec.local, ready.algorithm, capabilities_of(ready.algorithm)
     joins = joining(ready.plan.facts.n_clients, ready.plan.participation)
     least = SmallRounds(ready, 1, loop.batch_size, FEW)
-    now = least.play()
-    if least.seconds.total() < SLOW:
-        least.play()  # again, as the first call includes torch's set-up
+    now, spent = least.play()
+    if spent.total() < SLOW:
+        _, spent = least.play()  # again, as the first call includes torch's set-up
     clients, rows = joins, None
     if capabilities.trains_locally:
-        limit = BUDGET / MORE / max(1e-6, least.seconds["replies", TRAINING] / least.n_clients)
+        limit = BUDGET / MORE / max(1e-6, spent["replies", TRAINING] / least.n_clients)
         batches = max(SHORT, int(limit) // FEW)
         mean = -(-ready.data.clients.rows.sizes.mean() // loop.batch_size)
         clients = joins if loop.batched else min(joins, max(FEW, min(int(limit / min(mean, batches)), MANY)))
         rows = loop.batch_size * batches
     small, larger = (SmallRounds(ready, n, rows, clients) for n in (1, MORE))
-    low, high = _medians(small.split), _medians(larger.split)
+    low, high = _medians(lambda: small.play()[1]), _medians(lambda: larger.play()[1])
     numbers = repetitions(method, loop.epochs)
 
     def more(kind: str, job: str) -> float:
@@ -231,7 +231,7 @@ def of_observing(ready: Assembled, now: Standing) -> tuple[float, float, float]:
 def _trained(ready: Assembled, now: Standing) -> Standing:
     """Return the state after two short rounds with the run's learning rate; ``now`` if training diverges."""
     try:
-        return SmallRounds(ready, MORE, None, FEW, ready.spec.lr).play()
+        return SmallRounds(ready, MORE, None, FEW, ready.spec.lr).play()[0]
     except ClientError:
         return now
 

@@ -104,7 +104,7 @@ def play(config: Experiment) -> None:
     plan, joined = ready.plan, joining(ready.plan.facts.n_clients, ready.plan.participation)
     clients = -(-joined // plan.blocks) if ready.spec.local.batched else 1
     one_block = replace(ready, plan=replace(plan, blocks=1))
-    now = SmallRounds(one_block, 1, 2 * ready.spec.local.batch_size, clients).play()
+    now, _ = SmallRounds(one_block, 1, 2 * ready.spec.local.batch_size, clients).play()
     cost.of_observing(ready, now)
     if prepared.requests:
         cost.measure_generator(max(prepared.requests, key=lambda need: len(need.examples)))

@@ -94,10 +94,10 @@ class SmallRounds:
         server = max([1, *(n for job, n in numbers.items() if job != TRAINING)])
         self.growth = plan.facts.rounds / 2 * server / min(server, repeats)
 
-    def play(self) -> Standing:
-        """Run both rounds."""
+    def play(self) -> tuple[Standing, Seconds]:
+        """Run both rounds; return the state after them, and their seconds by kind of round and job."""
         now, times = self.start, self.executor.seconds
-        self.seconds: Seconds = Counter()
+        seconds: Seconds = Counter()
         for is_last in (False, True):
             times.clear()
             started = time.perf_counter()
@@ -105,11 +105,11 @@ class SmallRounds:
             rest = time.perf_counter() - started - times.total()
             kind = "replies" if TRAINING in times else "none"
             # If both rounds are of one kind, only the second counts, as a first round may lack work of later rounds.
-            self.seconds = Counter({key: n for key, n in self.seconds.items() if key[0] != kind})
-            self.seconds.update({(kind, ""): rest} | {(kind, job): n for job, n in times.items()})
+            seconds = Counter({key: n for key, n in seconds.items() if key[0] != kind})
+            seconds.update({(kind, ""): rest} | {(kind, job): n for job, n in times.items()})
             if not is_last:
                 now = self._halfway(now)
-        return now
+        return now, seconds
 
     def _halfway(self, now: Standing) -> Standing:
         """Return a copy of the state in which entries that grow in each round have their mean size over the run."""
@@ -120,11 +120,6 @@ class SmallRounds:
                 n = entry.shape[dimension]
                 state[name] = entry.index_select(dimension, torch.arange(max(n, round(n * self.growth))) % n)
         return replace(now, state=state)
-
-    def split(self) -> Seconds:
-        """Run both rounds; return their seconds by kind of round and job."""
-        self.play()
-        return self.seconds
 
 
 def repetitions(algorithm: Algorithm, epochs: int) -> dict[str, int]:
