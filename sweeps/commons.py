@@ -29,13 +29,10 @@ from papers.commons.ways import WAYS, Entry, Rates
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    preset, dataset = grid.preset_and_dataset(argv)
-    if preset == "authors":
-        raise UserError("--preset authors belongs to one paper: use paper, small or smoke.")
+    preset, dataset = grid.preset_and_dataset(argv, grid.PRESETS)
     more = (
         ("ways", str, ",".join(WAYS), "rows of the table (methods with their sharing strategies), separated by commas"),
-        ("lrs", str, ways.rates(preset) if preset in ("smoke", "small", "paper") else "", 
-         "learning rates of clients to choose from by validation accuracy"),
+        ("lrs", str, ways.RATES[preset], "learning rates of clients to choose from by validation accuracy"),
     )  # fmt: skip
     lists = {"settings": "shuffled_synthetic", "alphas": "0.1"}
     parser = grid.parser(__doc__, argv, lists, more, "commons", ways.base(preset, dataset))

@@ -36,20 +36,16 @@ TAKEN = {"seed": "seeds", "sharing.p": "p", "sharing.setting": "p", "measure.smo
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    preset, dataset = grid.preset_and_dataset(argv)
-    if preset == "authors":
-        raise UserError("--preset authors has no such figures: use paper, small or smoke.")
+    preset, dataset = grid.preset_and_dataset(argv, grid.PRESETS)
     fields = {**presets.preset(preset, dataset), "measure.every": 1, **(PAPER if preset == "paper" else {})}
     lists = {"settings": "real,shuffled_synthetic"}
     shares = ", ".join(f"{share:g}" for share in CHECKPOINTS)
-    parser = grid.study_parser(__doc__, argv, fields, (
-        ("preset", str, "small", "smoke, small or paper: sets the defaults of all fields"),
+    parser = grid.study_parser(__doc__, argv, "convergence", grid.PRESETS, fields, (
         ("seeds", str, "0", "seeds, separated by commas: mean and range over them"),
         ("p", str, "0,0.06,0.5", "shares of synthetic data, in [0, 1), separated by commas; 0: no sharing"),
         ("generator-epochs", str | None, None,
          f"figure A.8: epochs of the generators, empty for none; default: {shares} of generator.epochs"),
         ("generator-p", float, 0.57 if preset == "paper" else 0.5, "figure A.8: share of synthetic data, in (0, 1)"),
-        grid.folder_option("convergence", preset, dataset),
         ("hessians", bool, False, "also measure the smoothness L_p: hundreds of passes over the data"),
     ), lists=lists)  # fmt: skip
     parser.hide(TAKEN)

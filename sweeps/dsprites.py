@@ -10,11 +10,11 @@ from itertools import product
 from typing import Any
 
 from fedcommons.cli import parse
-from fedcommons.errors import UserError, unknown
+from fedcommons.errors import UserError
 from fedcommons.tune import grid as grids
 from fedcommons.tune import sweep
 from fedcommons.tune.study import Entry, Study
-from papers.fedssyn import sprites_presets
+from papers.fedssyn import sprites_presets as presets
 from papers.fedssyn.sprites_report import report
 
 TAKEN = {"seed": "seeds", "generator.rho": "rhos", "sharing.p": "numbers", "sharing.setting": "rhos",
@@ -23,20 +23,14 @@ TAKEN = {"seed": "seeds", "generator.rho": "rhos", "sharing.p": "numbers", "shar
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    preset = parse.early(argv, "preset", "small")
-    if preset not in sprites_presets.FIELDS:
-        raise unknown("preset", preset, sprites_presets.FIELDS)
-    dataset = parse.early(argv, "data.name", "dsprites" if preset == "paper" else "procedural_sprites")
-    rhos, checkpoints, numbers, numbers_rhos = sprites_presets.LISTS[preset]
-    parser = grids.study_parser(__doc__, argv, sprites_presets.fields(preset, dataset), (
-        ("preset", str, "small", f"{', '.join(sprites_presets.FIELDS)}: sets the defaults of all fields"),
-        ("seeds", str, "0", "seeds, separated by commas"),
+    preset, dataset = grids.preset_and_dataset(argv, presets.FIELDS, "procedural_sprites", "dsprites")
+    rhos, checkpoints, numbers, numbers_rhos = presets.LISTS[preset]
+    parser = grids.study_parser(__doc__, argv, "dsprites", presets.FIELDS, presets.fields(preset, dataset), (
         ("rhos", str, rhos, "rho: shares of a client's images that its generator sees, nested"),
         ("checkpoints", str, checkpoints, "shares of generator.epochs after which images are drawn"),
         ("numbers", str, numbers, "n~/n_i: synthetic images of a client per real image of that client"),
         ("numbers-rhos", str, numbers_rhos,
          "values of rho for which all of --numbers are tried; other values of rho use 0.25"),
-        grids.folder_option("dsprites", preset, dataset),
     ), short={"seed": "seeds", "rho": "rhos"})  # fmt: skip
     parser.hide(TAKEN)
     options = parse.parse(parser, argv)

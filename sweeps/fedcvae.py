@@ -23,17 +23,12 @@ TAKEN = {
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    preset = parse.early(argv, "preset", "small")
-    dataset = parse.early(argv, "data.name", "mnist" if preset == "paper" else "digits")
-    fields = presets.fields(preset, dataset)
-    parser = grid.study_parser(__doc__, argv, fields, (
-        ("preset", str, "small", f"{', '.join(presets.FIELDS)}: sets the defaults of all fields"),
-        ("seeds", str, "0", "seeds, separated by commas"),
+    preset, dataset = grid.preset_and_dataset(argv, presets.FIELDS, large="mnist")
+    parser = grid.study_parser(__doc__, argv, "fedcvae", presets.FIELDS, presets.fields(preset, dataset), (
         ("methods", str, ",".join(presets.METHODS), "methods, separated by commas; all but fedavg have one round"),
         ("alphas", str, "0.05,0.01,0.001", "Dirichlet concentrations, separated by commas"),
         ("rates", str, presets.RATES[preset],
          "learning rates of clients that train the classifier, to choose from by validation accuracy"),
-        grid.folder_option("fedcvae", preset, dataset),
     ), lists={"algorithms": presets.ALGORITHMS}, short={"alpha": "alphas", "seed": "seeds", "lr": "rates"})  # fmt: skip
     parser.hide(TAKEN)
     options = parse.parse(parser, argv)

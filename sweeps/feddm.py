@@ -24,11 +24,10 @@ OF_RATES = {"image-rates": "feddm.image_lr", "rates": "client.lr"}
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    preset, dataset = grid.preset_and_dataset(argv)
-    fields, (image_rates, rates) = presets.fields(preset, dataset), presets.rates(preset, dataset)
+    preset, dataset = grid.preset_and_dataset(argv, presets.FIELDS)
+    image_rates, rates = presets.rates(preset, dataset)
     paper, tried = preset == "paper", "to choose from by validation accuracy; empty: only"
-    parser = grid.study_parser(__doc__, argv, fields, (
-        ("preset", str, "small", f"{', '.join(presets.FIELDS)}: sets the defaults of all fields"),
+    parser = grid.study_parser(__doc__, argv, "feddm", presets.FIELDS, presets.fields(preset, dataset), (
         ("seeds", str, "0,1,2", "seeds, separated by commas"),
         ("algorithms", str, ALGORITHMS, "algorithms, separated by commas"),
         ("alphas", str, "0.01,0.1,0.5,50", "Dirichlet concentrations, separated by commas"),
@@ -39,7 +38,6 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("sigmas", str, "1,3,5", "noise levels of figure 3; empty for none"),
         ("noisy", str, "feddm", "algorithms of figure 3; all but feddm use DP-SGD with the same sigma (slow)"),
         ("study-alpha", str, "0.5" if paper else "0.1", "alpha of the studies of ipc, radius and noise"),
-        grid.folder_option("feddm", preset, dataset),
     ), lists={"algorithms": ALGORITHMS}, short={"alpha": "alphas", "seed": "seeds"})  # fmt: skip
     options = parse.parse(parser, argv)
     if "feddm" not in parser.chosen["algorithm"] and (options.ipcs or options.radii or options.sigmas):

@@ -28,9 +28,7 @@ WAYS = ("plain", "private", "merf", "ndpdc")
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    preset, dataset = parse.early(argv, "preset", "small"), parse.early(argv, "data.name", "digits")
-    if preset not in private_presets.PRIVATE:
-        raise UserError(f"--preset must be one of {', '.join(private_presets.PRIVATE)}, got {preset}.")
+    preset, dataset = grid.preset_and_dataset(argv, private_presets.PRIVATE, large="digits")
     client_fields = {"sharing.setting": "shuffled_synthetic", "partition.name": "iid", "partition.n_clients": 1,
            "data.validation": 0.0, "generator.target_epsilon": 10.0}  # fmt: skip
     fields = {**presets.preset(preset, dataset), **private_presets.fields(preset), **client_fields}

@@ -28,7 +28,7 @@ OF_FIELDS = {"seeds": "seed", "generators": "generator.name", "rhos": "generator
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    preset, dataset = parse.early(argv, "preset", "small"), parse.early(argv, "data.name", "digits")
+    preset, dataset = grid.preset_and_dataset(argv, large="digits")
     title = (__doc__ or "").partition("\n")[0]
     fields = presets.preset(preset, dataset, parse.early(argv, "generator.name", "ddpm"))
     parser = parse.parser(title, argv, {**fields, "sharing.setting": "shuffled_synthetic"})

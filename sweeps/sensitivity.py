@@ -12,7 +12,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.cli import parse
-from fedcommons.errors import UserError, unknown
+from fedcommons.errors import UserError
 from fedcommons.tune import grid, sweep
 from fedcommons.tune.study import Entry, Study
 from papers.fedssyn import central_trials
@@ -29,20 +29,14 @@ TAKEN = {"seed": "seeds", "generator.rho": "rhos", "sharing.p": "numbers", "shar
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    preset = parse.early(argv, "preset", "small")
-    if preset not in presets.FIELDS:
-        raise unknown("preset", preset, presets.FIELDS)
-    dataset = parse.early(argv, "data.name", "cifar10" if preset == "paper" else "digits")
+    preset, dataset = grid.preset_and_dataset(argv, presets.FIELDS)
     rhos, numbers, checkpoints, clients, generators = presets.LISTS[preset]
-    parser = grid.study_parser(__doc__, argv, presets.fields(preset, dataset), (
-        ("preset", str, "small", f"{', '.join(presets.FIELDS)}: sets the defaults of all fields"),
-        ("seeds", str, "0", "seeds, separated by commas"),
+    parser = grid.study_parser(__doc__, argv, "sensitivity", presets.FIELDS, presets.fields(preset, dataset), (
         ("rhos", str, rhos, "(a): rho, shares of a client's images that its generator sees, nested"),
         ("numbers", str, numbers, "(a): n~/n_i, synthetic images of a client per real image of that client"),
         ("checkpoints", str, checkpoints, "(b): shares of generator.epochs after which images are drawn"),
         ("clients", str, clients, "(b): numbers of clients; (a) and (c) use the first number"),
         ("generators", str, generators, "(c): generators"),
-        grid.folder_option("sensitivity", preset, dataset),
     ), short={"seed": "seeds", "rho": "rhos"})  # fmt: skip
     parser.hide([*TAKEN, "partition.alpha"])
     options = parse.parse(parser, argv)

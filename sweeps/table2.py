@@ -24,19 +24,16 @@ OF_RATES = {"rates": "client.lr", "image-rates": "feddm.image_lr"}
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    preset, dataset = grid.preset_and_dataset(argv)
+    preset, dataset = grid.preset_and_dataset(argv, presets.FIELDS)
     fields, rates = presets.fields(preset, dataset), presets.RATES[preset]
     lists = {"algorithms": presets.ALGORITHMS, "settings": "real,shuffled_synthetic"}
-    parser = grid.study_parser(__doc__, argv, fields, (
-        ("preset", str, "small", f"{', '.join(presets.FIELDS)}: sets the defaults of all fields"),
-        ("seeds", str, "0", "seeds, separated by commas"),
+    parser = grid.study_parser(__doc__, argv, "table2", presets.FIELDS, fields, (
         ("methods", str, ",".join(presets.METHODS), "methods, separated by commas"),
         ("alphas", str, "0.01,0.1", "Dirichlet concentrations, separated by commas"),
         ("rates", str, rates[0],
          "clients' learning rates to choose from by validation accuracy; empty: only client.lr"),
         ("image-rates", str, rates[1],
          "learning rates of FedDM's pixels to choose from by validation accuracy; empty: only feddm.image_lr"),
-        grid.folder_option("table2", preset, dataset),
     ), lists=lists, short={"alpha": "alphas", "seed": "seeds"})  # fmt: skip
     options = parse.parse(parser, argv)
     for method in grid.values(options, "methods"):
