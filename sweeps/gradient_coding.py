@@ -37,11 +37,12 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     grid.add_options(parser, (
         ("preset", str, preset,
          f"{', '.join(PRESETS)}: pixels, images, test images, and defaults of the options below"),
-        ("dataset", str, chosen.dataset, "digits or mnist"),
+        ("dataset", Annotated[str, "digits | mnist"], chosen.dataset, "digits or mnist"),
         ("data-dir", str | None, None, "folder with the data sets; default: FEDCOMMONS_DATA, else ./data"),
         ("shares", str, "0,0.1,0.2,0.3,0.4,0.5", "c, shares of images that are not private; 0 is always among them"),
         ("pairs", str, "0.3:2,0.5:3,0.7:4", "q:d, probability to straggle and number of copies, separated by commas"),
-        ("sharing", str, "exact", "exact: to d other clients; binomial: to each of them with probability d/(N-1)"),
+        ("sharing", Annotated[str, "exact | binomial"], "exact",
+         "exact: to d other clients; binomial: to each of them with probability d/(N-1)"),
         ("repetitions", Annotated[int, "[2, 1e6]"], chosen.repetitions, "repetitions of each curve"),
         ("seed", Annotated[int, "[0, 4611686018427387904]"], 0, "seed of all random draws"),
         ("workers", Annotated[int | None, "[1, 1e6]"], None,
@@ -52,8 +53,6 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("dry-run", bool, False, "say what would be computed, and stop"),
     ))  # fmt: skip
     options = parse.parse(parser, argv)
-    if options.dataset not in ("digits", "mnist"):
-        raise unknown("data set", options.dataset, ("digits", "mnist"))
     options.shares = sorted({0.0, *grid.values(options, "shares", float, "[0, 1]")})
     options.pairs = [pair(text) for text in grid.values(options, "pairs")]
     return options
