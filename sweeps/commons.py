@@ -21,7 +21,7 @@ from pathlib import Path
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display
 from fedcommons.config.dotted import common_fields
-from fedcommons.errors import UserError, unknown
+from fedcommons.errors import UserError
 from fedcommons.tune import grid, main, sweep
 from papers.commons import ways
 from papers.commons.report import report
@@ -50,9 +50,7 @@ def entries(options: parse.Options) -> list[Entry]:
 
     If a row cannot run at an alpha, it has one entry for this alpha, whose ``cell`` is the error sentence.
     """
-    for name in (chosen := grid.values(options, "ways")):
-        if name not in WAYS:
-            raise unknown("--ways", name, WAYS)
+    chosen = grid.values(options, "ways", str, " | ".join(WAYS))
     alphas, seeds = grid.values(options, "alphas", float), grid.values(options, "seeds", int)
     rates = grid.values(options, "lrs", float, common_fields()["client.lr"].allowed)
     tries = {name: ways.tries(WAYS[name], rates, len(rates) > 1) for name in chosen}

@@ -7,13 +7,11 @@ python sweeps/dsprites.py --preset paper --data.file dsprites_ndarray_co1sh3sc6o
 
 from collections.abc import Sequence
 from itertools import product
-from typing import Any
 
 from fedcommons.cli import parse
 from fedcommons.errors import UserError
 from fedcommons.tune import grid as grids
-from fedcommons.tune import sweep
-from fedcommons.tune.study import Entry, Study
+from fedcommons.tune.study import Entry, Row, Study, expand
 from papers.fedssyn import sprites_presets as presets
 from papers.fedssyn.sprites_report import report
 
@@ -47,23 +45,18 @@ def entries(options: parse.Options) -> list[Entry]:
     rho and checkpoint with 0.25 synthetic images per real image, and a run with fully trained generators for each rho
     of ``--numbers-rhos`` and each number of synthetic images per real image in ``--numbers``.
     """
-    base, epochs, result = grids.base(options), options["generator.epochs"], []
+    epochs = options["generator.epochs"]
     rhos = grids.values(options, "rhos", float, "(0, 1]")
     shares = grids.values(options, "checkpoints", float, "(0, 1]")
     numbers = grids.values(options, "numbers", float, "(0, 1e6]")
     numbers_rhos = grids.values(options, "numbers-rhos", float, "(0, 1]")
     early = sorted({max(1, round(share * epochs)) for share in shares})
     grid = list(product(rhos, early, [0.25])) + list(product(numbers_rhos, [epochs], numbers))
-    for seed in grids.values(options, "seeds", int):
-        fixed: dict[str, Any] = {**base, "seed": seed}
-        none = {"rho": None, "epochs": 0, "number": 0.0}
-        result.append(Entry(grids.cell(options, {**fixed, "sharing.setting": "real"}), none))
-        for rho, epoch, number in dict.fromkeys(grid):
-            sweep.require_few(len(result) + 1)
-            fields = {"generator.rho": rho, "generator.epochs": epoch, "sharing.p": number / (1 + number)}
-            labels = {"rho": rho, "epochs": epoch, "number": number}
-            result.append(Entry(grids.cell(options, {**fixed, **fields}), labels))
-    return result
+    rows: list[Row] = [({"rho": None, "epochs": 0, "number": 0.0}, {"sharing.setting": "real"})]
+    for rho, epoch, number in dict.fromkeys(grid):
+        fields = {"generator.rho": rho, "generator.epochs": epoch, "sharing.p": number / (1 + number)}
+        rows.append(({"rho": rho, "epochs": epoch, "number": number}, fields))
+    return expand(options, rows, by_seed=True)
 
 
 dsprites = Study("dsprites", arguments, entries, report)

@@ -14,8 +14,8 @@ from typing import Any
 
 from fedcommons.cli import parse
 from fedcommons.errors import UserError, quote
-from fedcommons.tune import grid, sweep
-from fedcommons.tune.study import Entry, Report, Results, Study
+from fedcommons.tune import grid
+from fedcommons.tune.study import Entry, Report, Results, Row, Study, expand
 from papers.feddm import presets
 
 ALGORITHMS = "feddm,fedavg,fedprox,fednova,scaffold"
@@ -49,8 +49,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 def entries(options: parse.Options) -> list[Entry]:
     """Return an entry for each table, method, alpha (label ``at``), learning rate (None for REAL) and seed."""
-    base, seeds = grid.base(options), grid.values(options, "seeds", int)
-    result: list[Entry] = []
+    base, rows = grid.base(options), list[Row]()
     listed = {field: grid.listed(options, name, float) for name, field in OF_RATES.items()}
 
     def add(table: str, method: str, alpha: float, **fields: Any) -> None:
@@ -58,11 +57,9 @@ def entries(options: parse.Options) -> list[Entry]:
         rate_field = "feddm.image_lr" if values["algorithm"] == "feddm" else "client.lr"
         real = values["algorithm"] == "feddm" and values["feddm.iterations"] == 0
         rates = [None] if real else listed[rate_field] or [values[rate_field]]
-        for rate, seed in product(rates, seeds):
-            varied = {"seed": seed} if rate is None else {"seed": seed, rate_field: rate}
-            sweep.require_few(len(result) + 1)
-            labels = {"table": table, "method": method, "at": alpha, "rate": rate}
-            result.append(Entry(grid.cell(options, {**values, **varied}), labels))
+        for rate in rates:
+            varied = {} if rate is None else {rate_field: rate}
+            rows.append(({"table": table, "method": method, "at": alpha, "rate": rate}, {**values, **varied}))
 
     alpha, *others = grid.values(options, "study-alpha", float)
     if others:
@@ -83,7 +80,7 @@ def entries(options: parse.Options) -> list[Entry]:
         add("noise level", f"{algorithm}, noise level {sigma:g}", alpha, algorithm=algorithm, **fields)
     if levels:  # a run for the report's pictures of images after round 1
         add("round", "feddm, round 1", alpha, algorithm="feddm", **{"federation.rounds": 1})
-    return result
+    return expand(options, rows)
 
 
 def render(results: Results) -> Report:

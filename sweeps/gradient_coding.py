@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display
-from fedcommons.cli.values import number
-from fedcommons.errors import UserError, unknown
+from fedcommons.errors import UserError, quote, unknown
 from fedcommons.tune import cached_results, grid, sweep_folder
 from papers.agc.presets import PRESETS
 
@@ -54,20 +53,10 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     ))  # fmt: skip
     options = parse.parse(parser, argv)
     options.shares = sorted({0.0, *grid.values(options, "shares", float, "[0, 1]")})
-    options.pairs = [pair(text) for text in grid.values(options, "pairs")]
+    options.pairs = grid.pairs(options, "pairs", (float, int), "q:d such as 0.5:3")
+    if not all(0 <= q < 1 for q, _ in options.pairs):
+        raise UserError(f"--pairs takes q:d with q in [0, 1), got {quote(options['pairs'])}.")
     return options
-
-
-def pair(text: str) -> tuple[float, int]:
-    """Return the probability q to straggle and the number d of copies from a text such as ``0.5:3``."""
-    q, _, d = text.partition(":")
-    try:
-        result = number(float, q), number(int, d)
-    except (ValueError, OverflowError):
-        raise UserError(f"--pairs takes q:d, such as 0.5:3, separated by commas, got {text!r}.") from None
-    if not (0 <= result[0] < 1 and 1 <= result[1] <= 1e9):
-        raise UserError(f"--pairs takes q:d with q in [0, 1) and d in [1, 1e9], got {text!r}.")
-    return result
 
 
 def settings(options: parse.Options) -> "dict[str, Setting]":

@@ -15,7 +15,7 @@ from typing import Annotated
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display, duration
 from fedcommons.config import presets, registry
-from fedcommons.errors import UserError, unknown
+from fedcommons.errors import UserError
 from fedcommons.tune import grid
 from papers.fedssyn import private_presets
 from papers.fedssyn.sizes_report import report
@@ -55,10 +55,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         raise UserError(f"generator.name must be private_ddpm here, got {options['generator.name']}.")
     for name, option in TAKEN.items():
         grid.values(options, option, options.fields[name].kinds[0], options.fields[name].allowed)
-    options.ways = grid.values(options, "ways")
-    for name in options.ways:
-        if name not in WAYS:
-            raise unknown("--ways", name, WAYS)
+    options.ways = grid.values(options, "ways", str, " | ".join(WAYS))
     return options
 
 

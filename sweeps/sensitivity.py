@@ -9,12 +9,12 @@ python sweeps/sensitivity.py --preset paper --dataset cifar10 --data-dir DIR    
 from collections.abc import Sequence
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedcommons.cli import parse
 from fedcommons.errors import UserError
 from fedcommons.tune import grid, sweep
-from fedcommons.tune.study import Entry, Study
+from fedcommons.tune.study import Entry, Row, Study, expand
 from papers.fedssyn import central_trials
 from papers.fedssyn import sensitivity_presets as presets
 from papers.fedssyn.sensitivity_report import KEY, report
@@ -50,7 +50,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 def entries(options: parse.Options) -> list[Entry]:
     """Return the runs of figure 4's panels (a) to (c) per seed, with a run without sharing per panel and federation."""
-    base, epochs, result = grid.base(options), options["generator.epochs"], []
+    epochs = options["generator.epochs"]
     rhos = grid.values(options, "rhos", float, "(0, 1]")
     numbers = grid.values(options, "numbers", float, "(0, 1e6]")
     shares = grid.values(options, "checkpoints", float, "(0, 1]")
@@ -61,19 +61,17 @@ def entries(options: parse.Options) -> list[Entry]:
     pools += [("b", n, made_by, 1.0, 1.0, epoch) for n, epoch in product(clients, early)]
     kinds = {g: presets.generator(g, options.preset, epochs) for g in grid.values(options, "generators")}
     pools += [("c", clients[0], name, 1.0, 1.0, kind["generator.epochs"]) for name, kind in kinds.items()]
-    for seed in grid.values(options, "seeds", int):
-        federations = dict.fromkeys((panel, n) for panel, n, *_ in pools)
-        for panel, n in federations:
-            fixed = {**base, "seed": seed, "partition.n_clients": n, "partition.alpha": presets.ALPHAS[panel]}
-            real = grid.cell(options, {**fixed, "sharing.setting": "real"})
-            result.append(Entry(real, dict(zip(KEY, (panel, n, None, 0.0, 0.0, 0), strict=True))))
-            for _, _, name, rho, number, epoch in (p for p in pools if p[:2] == (panel, n)):
-                fields: dict[str, Any] = {**kinds[name]} if panel == "c" else {"generator.name": name}
-                fields |= {"generator.rho": rho, "generator.epochs": epoch, "sharing.p": number / (1 + number)}
-                labels = dict(zip(KEY, (panel, n, name, rho, number, epoch), strict=True))
-                result.append(Entry(grid.cell(options, {**fixed, **fields}), labels))
-    sweep.require_few(len(result))
-    return result
+    rows: list[Row] = []
+    for panel, n in dict.fromkeys(pool[:2] for pool in pools):
+        fixed = {"partition.n_clients": n, "partition.alpha": presets.ALPHAS[panel]}
+        none = dict(zip(KEY, (panel, n, None, 0.0, 0.0, 0), strict=True))
+        rows.append((none, {**fixed, "sharing.setting": "real"}))
+        for pool in (pool for pool in pools if pool[:2] == (panel, n)):
+            _, _, name, rho, number, epoch = pool
+            generator = kinds[name] if panel == "c" else {"generator.name": name}
+            of_pool = {"generator.rho": rho, "generator.epochs": epoch, "sharing.p": number / (1 + number)}
+            rows.append((dict(zip(KEY, pool, strict=True)), {**fixed, **generator, **of_pool}))
+    return expand(options, rows, by_seed=True)
 
 
 def central_lines(entries: Sequence[Entry], _: parse.Options) -> "list[Central]":

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.cli import parse, search_space
+from fedcommons.cli.values import number
 from fedcommons.config import presets, registry, target
 from fedcommons.config.dotted import SHORT_NAMES, choose, same_results
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.registry import KINDS
-from fedcommons.errors import UserError, unknown
+from fedcommons.errors import UserError, quote, unknown
 from fedcommons.reports.frames import load_runs
 from fedcommons.tracking.run_folder import is_run
 from fedcommons.tune import sweep
@@ -124,6 +125,15 @@ def values(options: parse.Options, name: str, kind: Callable[[str], Any] = str, 
 def listed(options: parse.Options, name: str, kind: Callable[[str], Any] = str, allowed: str = "") -> tuple[Any, ...]:
     """Return the values that the option ``name`` lists; none if the option is empty or None."""
     return values(options, name, kind, allowed) if options[name] else ()
+
+
+def pairs(options: parse.Options, name: str, kinds: tuple[type, type], form: str) -> list[tuple[Any, ...]]:
+    """Return the pairs of numbers that an option lists. kinds: their types. form: such as ``N:C``, with an example."""
+    try:
+        texts = [text.split(":") for text in values(options, name)]
+        return [tuple(number(*each) for each in zip(kinds, text, strict=True)) for text in texts]
+    except (ValueError, OverflowError):
+        raise UserError(f"--{name} takes pairs {form}, separated by commas, got {quote(options[name])}.") from None
 
 
 def rate_owners(options: parse.Options, argv: Sequence[str], of_rates: Mapping[str, str]) -> dict[str, str]:

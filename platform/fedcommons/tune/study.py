@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,10 @@ from fedcommons.tune.sweep import Outcome, Todo, Trial
 
 if TYPE_CHECKING:
     from fedcommons.tune.dry_run import ExtraJob
+
+
+Row = tuple[Mapping[str, Any], Mapping[str, Any]]
+"""A line of a table: its labels, and config fields that differ from the command's."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +121,14 @@ class Study:
             display.say(f"{missing} of {n} runs are not finished: they are left out.")
         if report := self.render(results):
             report.write(self.name, options, out, display)
+
+
+def expand(options: parse.Options, rows: Sequence[Row], *, by_seed: bool = False) -> list[Entry]:
+    """Return an entry for each row and seed of ``--seeds``. by_seed: all rows of the first seed come first."""
+    base, seeds = grid.base(options), grid.values(options, "seeds", int)
+    sweep.require_few(len(rows) * len(seeds))
+    pairs = [(row, seed) for seed in seeds for row in rows] if by_seed else list(product(rows, seeds))
+    return [Entry(grid.cell(options, {**base, **fields, "seed": seed}), labels) for (labels, fields), seed in pairs]
 
 
 def load(entries: Sequence[Entry], options: parse.Options, out: Path, say: Callable[[str], None]) -> Results:
