@@ -11,7 +11,7 @@ from fedcommons.reports.frames import load_rounds
 from fedcommons.reports.intervals import ends
 from fedcommons.reports.series import COLOURS, course
 from fedcommons.tune import grid
-from fedcommons.tune.study import Report, Results, with_choice
+from fedcommons.tune.study import Report, Results, gaps, with_choice
 
 CSV = ("method", "at", "rate", "MB", *tables.RUN)
 
@@ -49,12 +49,11 @@ def table(runs: Any) -> str:
     for (alpha, method), group in runs.groupby(["at", "method"], sort=False, dropna=False):
         accuracies = [100 * value for value in group["last_accuracy"].dropna()]
         base = runs[(runs["method"] == first) & (runs["at"].isna() if alpha != alpha else runs["at"] == alpha)]
-        both = group.merge(base, on="seed")
-        gaps = [100 * gap for gap in (both["last_accuracy_x"] - both["last_accuracy_y"]).dropna()]
+        points = gaps(group, base)
         lines.append([
             columns.text(_plain(alpha)), method, columns.text(group["rate"].iloc[0]), len(group),
             f"{fmean(accuracies):.1f} {ends(accuracies)}" if accuracies else "-",
-            f"{fmean(gaps):+.1f} {ends(gaps, '+')}" if gaps and method != first else "",
+            f"{fmean(points):+.1f} {ends(points, '+')}" if points and method != first else "",
             tables.rounds(group), f"{group['MB'].mean():.2f}",
         ])  # fmt: skip
     head = ("alpha", "method", "learning rate", "seeds", "last accuracy, %", f"minus {first}, points",

@@ -179,7 +179,8 @@ def report(
     records = [line for section in sections for line in section.lines]
     tried = [cell.config for each in runs.values() for cell in each]
     title, smoke = grid.title(tried or [ready.record for ready, *_ in advice.values()]), grid.is_smoke(options)
-    Report(
+    result = Report(
         advice_table(sections, options.speed_up), records, {"preset": options.preset, "predictions": records},
         {"advise.png": lambda path: advice_panels(path, sections, title, smoke)},
-    ).write("advise", options, out, display)  # fmt: skip
+    )  # fmt: skip
+    display.say("\n" + result.write("advise", options, out))
