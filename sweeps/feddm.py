@@ -8,26 +8,68 @@ python sweeps/feddm.py --dataset mnist --data-dir DIR      # hours: 2,000 images
 python sweeps/feddm.py --preset paper --dataset cifar10 --data-dir DIR --partition.n_clients 50      # for GPUs
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
 from fedcommons.cli import parse
+from fedcommons.config import presets
 from fedcommons.errors import UserError, quote
 from fedcommons.tune import grid
 from fedcommons.tune.study import Entry, Report, Results, Row, Study, expand
-from papers.feddm import presets
 
 ALGORITHMS = "feddm,fedavg,fedprox,fednova,scaffold"
 OF_RATES = {"image-rates": "feddm.image_lr", "rates": "client.lr"}
 """Options that list learning rates to choose from, and the field that each option sets."""
 
 
+_EVERY = {"partition.name": "dirichlet_niid", "federation.weighting": "samples", "model.name": "convnet",
+          "measure.every": 0, "data.augment": False}  # fmt: skip
+_SMALL = {"model.width": 16, "federation.rounds": 8, "client.batch_size": 32, "client.epochs": 5, "client.lr": 1.0,
+          "feddm.ipc": 3, "feddm.least": 10, "feddm.iterations": 20, "feddm.image_lr": 0.3, "feddm.server_epochs": 30,
+          "feddm.server_batch": 64, "feddm.server_lr": 0.05, "target": 0.7}  # fmt: skip
+FIELDS: dict[str, dict[str, Any]] = {
+    "smoke": {**_EVERY, **_SMALL, "model.width": 4, "federation.rounds": 2, "client.epochs": 1, "feddm.iterations": 2,
+              "feddm.server_epochs": 2, "target": 0.2, "data.limit": 600},
+    "small": {**_EVERY, **_SMALL},
+    "paper": {**_EVERY, "federation.rounds": 20, "client.batch_size": 256, "client.epochs": 10, "client.lr": 0.01},
+}  # fmt: skip
+"""Config fields that each preset adds to the package's preset. The fields of small were chosen with seed 100."""
+_LARGE_IMAGES = {"data.limit": 2000, "client.lr": 0.1, "feddm.ipc": 5, "feddm.iterations": 30, "feddm.image_lr": 1.0,
+                 "feddm.match_batch": 64, "target": 0.8}  # fmt: skip
+"""Config fields that preset small adds for images of 28x28 and more, chosen on MNIST with seed 100."""
+_RATES = {
+    "smoke": ("", ""),
+    "small": ("0.03,0.1,0.3,1", "0.3,1,2,4"),
+    "paper": ("", "0.001,0.01,0.1"),  # the paper's rates for other methods; its only rate for FedDM's pixels is 1
+}
+_LARGE_IMAGES_RATES = ("0.3,1,3", "0.03,0.1,0.3")
+
+
+def fields(preset: str, dataset: str) -> Mapping[str, Any]:
+    """Return the config fields (dotted names) of a preset of this experiment."""
+    result = {**presets.preset(preset, dataset), **FIELDS[preset]}
+    if _is_large(preset, dataset):
+        result |= _LARGE_IMAGES
+    if preset == "paper" and dataset == "cifar100":
+        result["feddm.ipc"] = 5
+    return result
+
+
+def rates_of(preset: str, dataset: str) -> tuple[str, str]:
+    """Return ``--image-rates`` (for FedDM's pixels) and ``--rates`` (for clients of other methods) as texts."""
+    return _LARGE_IMAGES_RATES if _is_large(preset, dataset) else _RATES[preset]
+
+
+def _is_large(preset: str, dataset: str) -> bool:
+    return preset == "small" and dataset in presets.LARGE_IMAGES
+
+
 def arguments(argv: Sequence[str]) -> parse.Options:
-    preset, dataset = grid.preset_and_dataset(argv, presets.FIELDS)
-    image_rates, rates = presets.rates(preset, dataset)
+    preset, dataset = grid.preset_and_dataset(argv, FIELDS)
+    image_rates, rates = rates_of(preset, dataset)
     paper, tried = preset == "paper", "to choose from by validation accuracy; empty: only"
-    parser = grid.study_parser(__doc__, argv, "feddm", presets.FIELDS, presets.fields(preset, dataset), (
+    parser = grid.study_parser(__doc__, argv, "feddm", FIELDS, fields(preset, dataset), (
         ("seeds", str, "0,1,2", "seeds, separated by commas"),
         ("algorithms", str, ALGORITHMS, "algorithms, separated by commas"),
         ("alphas", str, "0.01,0.1,0.5,50", "Dirichlet concentrations, separated by commas"),
