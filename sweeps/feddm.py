@@ -14,7 +14,7 @@ from typing import Any
 
 from fedcommons.cli import parse
 from fedcommons.config import presets
-from fedcommons.errors import UserError, quote
+from fedcommons.errors import UserError
 from fedcommons.tune import grid
 from fedcommons.tune.study import Entry, Report, Results, Row, Study, expand
 
@@ -79,7 +79,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("radii", str, "3,5,10", "radii to compare; empty for none"),
         ("sigmas", str, "1,3,5", "noise levels of figure 3; empty for none"),
         ("noisy", str, "feddm", "algorithms of figure 3; all but feddm use DP-SGD with the same sigma (slow)"),
-        ("study-alpha", str, "0.5" if paper else "0.1", "alpha of the studies of ipc, radius and noise"),
+        ("study-alpha", float, 0.5 if paper else 0.1, "alpha of the studies of ipc, radius and noise"),
     ), lists={"algorithms": ALGORITHMS}, short={"alpha": "alphas", "seed": "seeds"})  # fmt: skip
     options = parse.parse(parser, argv)
     if "feddm" not in parser.chosen["algorithm"] and (options.ipcs or options.radii or options.sigmas):
@@ -103,9 +103,7 @@ def entries(options: parse.Options) -> list[Entry]:
             varied = {} if rate is None else {rate_field: rate}
             rows.append(({"table": table, "method": method, "at": alpha, "rate": rate}, {**values, **varied}))
 
-    alpha, *others = grid.values(options, "study-alpha", float)
-    if others:
-        raise UserError(f"--study-alpha takes one number, got {quote(options.study_alpha)}.")
+    alpha = options.study_alpha
     for alpha_of_row, algorithm in product(grid.values(options, "alphas", float), grid.values(options, "algorithms")):
         add("methods", algorithm, alpha_of_row, algorithm=algorithm)
         if algorithm == "feddm":

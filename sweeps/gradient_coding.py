@@ -32,7 +32,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
     chosen = PRESETS[preset]
-    parser = parse.Parser(description=(__doc__ or "").partition("\n")[0])
+    parser = parse.Parser(description=__doc__)
     grid.add_options(parser, (
         ("preset", str, preset,
          f"{', '.join(PRESETS)}: pixels, images, test images, and defaults of the options below"),

@@ -37,7 +37,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
     dataset, rounds = PRESETS[preset]
-    parser = parse.Parser(description=(__doc__ or "").partition("\n")[0])
+    parser = parse.Parser(description=__doc__)
     grid.add_options(parser, (
         ("preset", str, preset, f"{', '.join(PRESETS)}: sets the defaults of dataset and rounds"),
         ("dataset", Annotated[str, "digits | mnist"], dataset, "digits or mnist"),

@@ -32,7 +32,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     client_fields = {"sharing.setting": "shuffled_synthetic", "partition.name": "iid", "partition.n_clients": 1,
            "data.validation": 0.0, "generator.target_epsilon": 10.0}  # fmt: skip
     fields = {**presets.preset(preset, dataset), **private_presets.fields(preset), **client_fields}
-    parser = parse.parser((__doc__ or "").partition("\n")[0], argv, fields)
+    parser = parse.parser(__doc__, argv, fields)
     few = preset == "smoke"
     grid.add_options(parser, (
         ("preset", str, "small", ", ".join(private_presets.PRIVATE)),
@@ -53,8 +53,10 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         raise UserError(f"sharing.setting must be one with generators, such as shuffled_synthetic, got {setting}.")
     if options["generator.name"] != "private_ddpm":
         raise UserError(f"generator.name must be private_ddpm here, got {options['generator.name']}.")
-    for name, option in TAKEN.items():
-        grid.values(options, option, options.fields[name].kinds[0], options.fields[name].allowed)
+    fields = [options.fields[name] for name in TAKEN]
+    options.lists = {
+        o: grid.values(options, o, f.kinds[0], f.allowed) for o, f in zip(TAKEN.values(), fields, strict=True)
+    }
     options.ways = grid.values(options, "ways", str, " | ".join(WAYS))
     return options
 

@@ -34,7 +34,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
     shares, rounds, seeds = PRESETS[preset]
-    parser = parse.Parser(description=(__doc__ or "").partition("\n")[0])
+    parser = parse.Parser(description=__doc__)
     grid.add_options(parser, (
         ("preset", str, "paper", f"{', '.join(PRESETS)}: sets p, rounds and seeds"),
         ("target", float, q.TARGET, "error eps to be reached"),
@@ -43,7 +43,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("sigma-sq", Annotated[float, "[0, inf)"], 0.0,
          "sigma^2, noise of the samples; figure 2 (a) always has 0 and 1000"),
         # With more rounds, the errors of the whole grid would fill more than 1 GB.
-        ("rounds", Annotated[int, "[1, 1e5]"], rounds, "rounds after which an error counts as not reached"),
+        ("rounds", Annotated[int, "[1, 100000]"], rounds, "rounds after which an error counts as not reached"),
         ("p", str | None, None, "shares that are swapped, separated by commas; 0 is always among them"),
         ("fit", str, ",".join(lines.FITS), "how A_p and B_p are fitted: plain, authors (the released code's), or both"),
         ("models", Annotated[str, "server | clients"], "server",

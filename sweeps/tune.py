@@ -24,7 +24,7 @@ from papers.fedssyn import authors
 def arguments(argv: Sequence[str]) -> parse.Options:
     chosen = ("preset", "small"), ("data.name", "digits"), ("generator.name", "ddpm")
     defaults = presets.preset(*(parse.early(argv, *option) for option in chosen))
-    parser = parse.parser((__doc__ or "").partition("\n")[0], argv, defaults)
+    parser = parse.parser(__doc__, argv, defaults)
     parser.add_argument("--preset", type=str, default="small", help=", ".join(presets.PRESETS))
     parser.add_argument(
         "--space", action="append", type=str, default=[],

@@ -74,7 +74,7 @@ def study_parser(
     study's presets. fields: values of the fields in the chosen preset. options: options of the study, see
     ``add_options``. lists: see ``parse.parser``. short: short names of options in addition to those of fields.
     """
-    result = parse.parser((doc or "").partition("\n")[0], argv, fields, lists)
+    result = parse.parser(doc, argv, fields, lists)
     folder = f"runs/{stem}-{parse.early(argv, 'preset', 'small')}-{registry.label(fields['data.name'])}"
     add_options(result, (
         ("preset", str, "small", f"{', '.join(names)}: sets the defaults of all fields"),

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedcommons.config import registry
 from fedcommons.reports import columns, tables
-from fedcommons.reports.cells import Cell
+from fedcommons.reports.cells import Cell, plain
 from fedcommons.reports.intervals import ends, student
 from fedcommons.tune import grid
 from fedcommons.tune.study import Report, Results, chosen_runs, gaps, with_choice
@@ -26,7 +26,7 @@ def markdown(frame: Any, notes: Sequence[str]) -> str:
         sent = [f"{runs[name].mean() / MB:.3g}" for name in ("bytes_up", "bytes_down")]
         rate, disclosed = runs["rate"].iloc[0], f"{100 * runs['disclosed'].mean():.1f} %"
         lines.append([
-            columns.text(alpha), method, "-" if rate != rate else columns.text(rate), len(runs),
+            columns.text(alpha), method, columns.text(plain(rate)), len(runs),
             tables.percent(Cell({}, runs), "last_accuracy"), ends(accuracies), runs["rounds"].iloc[0], *sent,
             SENDS[runs["algorithm"].iloc[0]], disclosed,
         ])  # fmt: skip

@@ -53,11 +53,10 @@ def notes(options: parse.Options) -> list[str]:
 
 def by_seed(records: Sequence[dict[str, Any]], options: parse.Options) -> list[dict[str, Any]]:
     """Return a row of the CSV for each number of images, pool and seed."""
-    seeds = parse.split("--seeds", options.seeds, int)
     return [
         {"n": r["n"], "pool": r["pool"], "noise_multiplier": r["sigma"], "seed": seed, "accuracy": accuracy}
         for r in records
-        for seed, accuracy in zip(seeds, r["accuracy"], strict=True)
+        for seed, accuracy in zip(options.lists["seeds"], r["accuracy"], strict=True)
     ]
 
 
