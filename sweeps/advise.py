@@ -20,7 +20,6 @@ from fedcommons.errors import UserError, unknown
 from fedcommons.tune import grid, main, sweep
 from fedcommons.tune.remote_sweep import SweepMirror
 from papers.fedssyn import authors
-from papers.fedssyn.advice_report import report
 
 POOLS = ("shuffled_synthetic", "shuffled_real")
 
@@ -107,6 +106,7 @@ def advise(argv: Sequence[str]) -> int:
         mirror.begin(options.resume)
         todo = sweep.todo(several, out, display)
         from fedcommons.runs.build import build
+        from papers.fedssyn.advice import report
         from papers.fedssyn.probe import predictions
 
         ready = [build(c) for c in wanted]

@@ -23,10 +23,9 @@ from papers.fedssyn import authors, private_presets
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    preset, dataset = parse.early(argv, "preset", "small"), parse.early(argv, "data.name", "digits")
+    preset, dataset = grid.preset_and_dataset(argv, large="digits")
     setting = {"sharing.setting": "shuffled_synthetic"}
-    title = (__doc__ or "").partition("\n")[0]
-    parser = parse.parser(title, argv, {**presets.preset(preset, dataset), **setting})
+    parser = parse.parser(__doc__, argv, {**presets.preset(preset, dataset), **setting})
     few = preset == "smoke"
     grid.add_options(parser, (
         ("preset", str, "small", ", ".join(presets.PRESETS)),

@@ -21,7 +21,7 @@ from pathlib import Path
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display
 from fedcommons.config.dotted import common_fields
-from fedcommons.errors import UserError, unknown
+from fedcommons.errors import UserError
 from fedcommons.tune import grid, main, sweep
 from papers.commons import ways
 from papers.commons.report import report
@@ -29,13 +29,10 @@ from papers.commons.ways import WAYS, Entry, Rates
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    preset, dataset = grid.preset_and_dataset(argv)
-    if preset == "authors":
-        raise UserError("--preset authors belongs to one paper: use paper, small or smoke.")
+    preset, dataset = grid.preset_and_dataset(argv, grid.PRESETS)
     more = (
         ("ways", str, ",".join(WAYS), "rows of the table (methods with their sharing strategies), separated by commas"),
-        ("lrs", str, ways.rates(preset) if preset in ("smoke", "small", "paper") else "", 
-         "learning rates of clients to choose from by validation accuracy"),
+        ("lrs", str, ways.RATES[preset], "learning rates of clients to choose from by validation accuracy"),
     )  # fmt: skip
     lists = {"settings": "shuffled_synthetic", "alphas": "0.1"}
     parser = grid.parser(__doc__, argv, lists, more, "commons", ways.base(preset, dataset))
@@ -53,9 +50,7 @@ def entries(options: parse.Options) -> list[Entry]:
 
     If a row cannot run at an alpha, it has one entry for this alpha, whose ``cell`` is the error sentence.
     """
-    for name in (chosen := grid.values(options, "ways")):
-        if name not in WAYS:
-            raise unknown("--ways", name, WAYS)
+    chosen = grid.values(options, "ways", str, " | ".join(WAYS))
     alphas, seeds = grid.values(options, "alphas", float), grid.values(options, "seeds", int)
     rates = grid.values(options, "lrs", float, common_fields()["client.lr"].allowed)
     tries = {name: ways.tries(WAYS[name], rates, len(rates) > 1) for name in chosen}

@@ -17,7 +17,7 @@ from papers.fedssyn import saved
 
 def arguments(argv: Sequence[str]) -> parse.Options:
     """Parse the options; ``from`` is required."""
-    parser = parse.Parser(description=(__doc__ or "").partition("\n")[0])
+    parser = parse.Parser(description=__doc__)
     parser.add_argument(
         "--from", type=str | None, help="a CSV of rounds, or a folder with runs, such as a Table 1 sweep"
     )

@@ -34,8 +34,7 @@ AXES = {
 def arguments(argv: Sequence[str]):
     """Parse the folders of runs, which come first, and then the options."""
     named = list(takewhile(lambda word: not word.startswith("-"), argv))
-    title = (__doc__ or "").partition("\n")[0]
-    parser = parse.Parser(description=title, usage="compare.py DIR [DIR ...] [options]")
+    parser = parse.Parser(description=__doc__, usage="compare.py DIR [DIR ...] [options]")
     for name, (default, text) in AXES.items():
         parser.add_argument(f"--{name}", type=str if default else str | None, default=default, help=text)
     parser.add_argument("--out", type=str, default="runs/compare", help="folder for compare.png and compare.csv")

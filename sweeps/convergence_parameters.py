@@ -8,7 +8,7 @@ python sweeps/convergence_parameters.py --preset paper --dataset cifar10 --data-
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from fedcommons.cli import parse
 from fedcommons.config import presets
@@ -36,20 +36,17 @@ TAKEN = {"seed": "seeds", "sharing.p": "p", "sharing.setting": "p", "measure.smo
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    preset, dataset = grid.preset_and_dataset(argv)
-    if preset == "authors":
-        raise UserError("--preset authors has no such figures: use paper, small or smoke.")
+    preset, dataset = grid.preset_and_dataset(argv, grid.PRESETS)
     fields = {**presets.preset(preset, dataset), "measure.every": 1, **(PAPER if preset == "paper" else {})}
     lists = {"settings": "real,shuffled_synthetic"}
     shares = ", ".join(f"{share:g}" for share in CHECKPOINTS)
-    parser = grid.study_parser(__doc__, argv, fields, (
-        ("preset", str, "small", "smoke, small or paper: sets the defaults of all fields"),
+    parser = grid.study_parser(__doc__, argv, "convergence", grid.PRESETS, fields, (
         ("seeds", str, "0", "seeds, separated by commas: mean and range over them"),
         ("p", str, "0,0.06,0.5", "shares of synthetic data, in [0, 1), separated by commas; 0: no sharing"),
         ("generator-epochs", str | None, None,
          f"figure A.8: epochs of the generators, empty for none; default: {shares} of generator.epochs"),
-        ("generator-p", float, 0.57 if preset == "paper" else 0.5, "figure A.8: share of synthetic data, in (0, 1)"),
-        grid.folder_option("convergence", preset, dataset),
+        ("generator-p", Annotated[float, "(0, 1)"], 0.57 if preset == "paper" else 0.5,  # an empty pool has no delta^2
+         "figure A.8: share of synthetic data, in (0, 1)"),
         ("hessians", bool, False, "also measure the smoothness L_p: hundreds of passes over the data"),
     ), lists=lists)  # fmt: skip
     parser.hide(TAKEN)
@@ -72,15 +69,12 @@ def figure_a7(options: parse.Options) -> Figure:
 
 def figure_a8(options: parse.Options) -> Figure:
     """Return the trials of figure A.8 by curve, one per number of generator epochs; empty if A.8 is left out."""
-    listed, p = options.generator_epochs, options.generator_p
-    if listed == "":
+    if (listed := options.generator_epochs) == "":
         return {}
-    if not 0 < p < 1:
-        raise UserError(f"--generator-p must lie in (0, 1), got {p:g}: an empty pool has no delta^2.")
     shares = (max(1, round(share * options.generator.epochs)) for share in CHECKPOINTS)
     epochs = shares if listed is None else grid.values(options, "generator-epochs", int)
     fields = {name: v for name, v in PAPER_A8.items() if options.preset == "paper" and name not in options.asked}
-    fields |= {"sharing.setting": "shuffled_synthetic", "sharing.p": p}
+    fields |= {"sharing.setting": "shuffled_synthetic", "sharing.p": options.generator_p}
     return {f"{n} epochs": _cells(options, {**fields, "generator.epochs": n}) for n in sorted(set(epochs))}
 
 

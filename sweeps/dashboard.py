@@ -28,8 +28,7 @@ ALLOWED = r"[^/\\#?%:\x00-\x1f\x7f-\x9f]{1,128}"
 def arguments(argv: Sequence[str]):
     """Parse the folders of runs, which come first, and then the options."""
     named = list(takewhile(lambda word: not word.startswith("-"), argv))
-    title = (__doc__ or "").partition("\n")[0]
-    parser = parse.Parser(description=title, usage="dashboard.py [DIR ...] [options]")
+    parser = parse.Parser(description=__doc__, usage="dashboard.py [DIR ...] [options]")
     text = "W&B user or team; with it the workspace is created on W&B's server, which needs a login"
     parser.add_argument("--entity", type=str | None, default=None, help=text)
     text = "W&B project; default: that of the first run, or fedcommons"

@@ -104,9 +104,8 @@ def report(cells_of_grid: Sequence[sweep.Trial], options: parse.Options, out: Pa
     if epsilon:
         pictures["disclosure_epsilon.png"] = drawn(epsilon[-1])
     text = table(configurations, options.round) + tables.numbered(notes)
-    Report(text, records, {"round": options.round, "cells": records}, pictures).write(
-        "disclosure", options, out, display
-    )
+    result = Report(text, records, {"round": options.round, "cells": records}, pictures)
+    display.say("\n" + result.write("disclosure", options, out))
 
 
 def disclosure(argv: Sequence[str]) -> int:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from itertools import product
 
 from fedcommons.cli import parse
-from fedcommons.errors import UserError, quote, unknown
-from fedcommons.tune import grid, sweep
-from fedcommons.tune.study import Entry, Study
+from fedcommons.errors import UserError, quote
+from fedcommons.tune import grid
+from fedcommons.tune.study import Entry, Row, Study, expand
 from papers.fedcvae import presets
 from papers.fedcvae.report import report
 
@@ -23,17 +23,12 @@ TAKEN = {
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    preset = parse.early(argv, "preset", "small")
-    dataset = parse.early(argv, "data.name", "mnist" if preset == "paper" else "digits")
-    fields = presets.fields(preset, dataset)
-    parser = grid.study_parser(__doc__, argv, fields, (
-        ("preset", str, "small", f"{', '.join(presets.FIELDS)}: sets the defaults of all fields"),
-        ("seeds", str, "0", "seeds, separated by commas"),
+    preset, dataset = grid.preset_and_dataset(argv, presets.FIELDS, large="mnist")
+    parser = grid.study_parser(__doc__, argv, "fedcvae", presets.FIELDS, presets.fields(preset, dataset), (
         ("methods", str, ",".join(presets.METHODS), "methods, separated by commas; all but fedavg have one round"),
         ("alphas", str, "0.05,0.01,0.001", "Dirichlet concentrations, separated by commas"),
         ("rates", str, presets.RATES[preset],
          "learning rates of clients that train the classifier, to choose from by validation accuracy"),
-        grid.folder_option("fedcvae", preset, dataset),
     ), lists={"algorithms": presets.ALGORITHMS}, short={"alpha": "alphas", "seed": "seeds", "lr": "rates"})  # fmt: skip
     parser.hide(TAKEN)
     options = parse.parse(parser, argv)
@@ -47,22 +42,15 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 def entries(options: parse.Options) -> list[Entry]:
     """Return a trial per alpha (``at``), method, learning rate (None: FedCVAE, with the paper's rates) and seed."""
-    base, result = grid.base(options), []
-    alphas, rates = grid.values(options, "alphas", float), grid.values(options, "rates", float)
-    seeds, methods = grid.values(options, "seeds", int), grid.values(options, "methods")
-    for method in methods:
-        if method not in presets.METHODS:
-            raise unknown("method", method, presets.METHODS)
+    rates, rows = grid.values(options, "rates", float), list[Row]()
+    methods = grid.values(options, "methods", str, " | ".join(presets.METHODS))
     grid.require_validation(options, "rates", several=True)
-    sweep.require_few(len(alphas) * len(methods) * len(rates) * len(seeds))
-    for alpha, method in product(alphas, methods):
-        row = presets.row(method, options.preset, base, options.asked)
-        fields = {**base, **row, "partition.alpha": alpha}
-        for rate, seed in product([None] if row["algorithm"] == "fedcvae" else rates, seeds):
-            varied = {"seed": seed} if rate is None else {"seed": seed, "client.lr": rate}
-            labels = {"method": method, "at": alpha, "rate": rate}
-            result.append(Entry(grid.cell(options, {**fields, **varied}), labels))
-    return result
+    for alpha, method in product(grid.values(options, "alphas", float), methods):
+        row = presets.row(method, options.preset, grid.base(options), options.asked)
+        for rate in [None] if row["algorithm"] == "fedcvae" else rates:
+            varied = {} if rate is None else {"client.lr": rate}
+            rows.append(({"method": method, "at": alpha, "rate": rate}, {**row, "partition.alpha": alpha, **varied}))
+    return expand(options, rows)
 
 
 fedcvae = Study("fedcvae", arguments, entries, report)

@@ -8,27 +8,68 @@ python sweeps/feddm.py --dataset mnist --data-dir DIR      # hours: 2,000 images
 python sweeps/feddm.py --preset paper --dataset cifar10 --data-dir DIR --partition.n_clients 50      # for GPUs
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
 from fedcommons.cli import parse
-from fedcommons.errors import UserError, quote
-from fedcommons.tune import grid, sweep
-from fedcommons.tune.study import Entry, Report, Results, Study
-from papers.feddm import presets
+from fedcommons.config import presets
+from fedcommons.errors import UserError
+from fedcommons.tune import grid
+from fedcommons.tune.study import Entry, Report, Results, Row, Study, expand
 
 ALGORITHMS = "feddm,fedavg,fedprox,fednova,scaffold"
 OF_RATES = {"image-rates": "feddm.image_lr", "rates": "client.lr"}
 """Options that list learning rates to choose from, and the field that each option sets."""
 
 
+_EVERY = {"partition.name": "dirichlet_niid", "federation.weighting": "samples", "model.name": "convnet",
+          "measure.every": 0, "data.augment": False}  # fmt: skip
+_SMALL = {"model.width": 16, "federation.rounds": 8, "client.batch_size": 32, "client.epochs": 5, "client.lr": 1.0,
+          "feddm.ipc": 3, "feddm.least": 10, "feddm.iterations": 20, "feddm.image_lr": 0.3, "feddm.server_epochs": 30,
+          "feddm.server_batch": 64, "feddm.server_lr": 0.05, "target": 0.7}  # fmt: skip
+FIELDS: dict[str, dict[str, Any]] = {
+    "smoke": {**_EVERY, **_SMALL, "model.width": 4, "federation.rounds": 2, "client.epochs": 1, "feddm.iterations": 2,
+              "feddm.server_epochs": 2, "target": 0.2, "data.limit": 600},
+    "small": {**_EVERY, **_SMALL},
+    "paper": {**_EVERY, "federation.rounds": 20, "client.batch_size": 256, "client.epochs": 10, "client.lr": 0.01},
+}  # fmt: skip
+"""Config fields that each preset adds to the package's preset. The fields of small were chosen with seed 100."""
+_LARGE_IMAGES = {"data.limit": 2000, "client.lr": 0.1, "feddm.ipc": 5, "feddm.iterations": 30, "feddm.image_lr": 1.0,
+                 "feddm.match_batch": 64, "target": 0.8}  # fmt: skip
+"""Config fields that preset small adds for images of 28x28 and more, chosen on MNIST with seed 100."""
+_RATES = {
+    "smoke": ("", ""),
+    "small": ("0.03,0.1,0.3,1", "0.3,1,2,4"),
+    "paper": ("", "0.001,0.01,0.1"),  # the paper's rates for other methods; its only rate for FedDM's pixels is 1
+}
+_LARGE_IMAGES_RATES = ("0.3,1,3", "0.03,0.1,0.3")
+
+
+def fields(preset: str, dataset: str) -> Mapping[str, Any]:
+    """Return the config fields (dotted names) of a preset of this experiment."""
+    result = {**presets.preset(preset, dataset), **FIELDS[preset]}
+    if _is_large(preset, dataset):
+        result |= _LARGE_IMAGES
+    if preset == "paper" and dataset == "cifar100":
+        result["feddm.ipc"] = 5
+    return result
+
+
+def rates_of(preset: str, dataset: str) -> tuple[str, str]:
+    """Return ``--image-rates`` (for FedDM's pixels) and ``--rates`` (for clients of other methods) as texts."""
+    return _LARGE_IMAGES_RATES if _is_large(preset, dataset) else _RATES[preset]
+
+
+def _is_large(preset: str, dataset: str) -> bool:
+    return preset == "small" and dataset in presets.LARGE_IMAGES
+
+
 def arguments(argv: Sequence[str]) -> parse.Options:
-    preset, dataset = grid.preset_and_dataset(argv)
-    fields, (image_rates, rates) = presets.fields(preset, dataset), presets.rates(preset, dataset)
+    preset, dataset = grid.preset_and_dataset(argv, FIELDS)
+    image_rates, rates = rates_of(preset, dataset)
     paper, tried = preset == "paper", "to choose from by validation accuracy; empty: only"
-    parser = grid.study_parser(__doc__, argv, fields, (
-        ("preset", str, "small", f"{', '.join(presets.FIELDS)}: sets the defaults of all fields"),
+    parser = grid.study_parser(__doc__, argv, "feddm", FIELDS, fields(preset, dataset), (
         ("seeds", str, "0,1,2", "seeds, separated by commas"),
         ("algorithms", str, ALGORITHMS, "algorithms, separated by commas"),
         ("alphas", str, "0.01,0.1,0.5,50", "Dirichlet concentrations, separated by commas"),
@@ -38,8 +79,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("radii", str, "3,5,10", "radii to compare; empty for none"),
         ("sigmas", str, "1,3,5", "noise levels of figure 3; empty for none"),
         ("noisy", str, "feddm", "algorithms of figure 3; all but feddm use DP-SGD with the same sigma (slow)"),
-        ("study-alpha", str, "0.5" if paper else "0.1", "alpha of the studies of ipc, radius and noise"),
-        grid.folder_option("feddm", preset, dataset),
+        ("study-alpha", float, 0.5 if paper else 0.1, "alpha of the studies of ipc, radius and noise"),
     ), lists={"algorithms": ALGORITHMS}, short={"alpha": "alphas", "seed": "seeds"})  # fmt: skip
     options = parse.parse(parser, argv)
     if "feddm" not in parser.chosen["algorithm"] and (options.ipcs or options.radii or options.sigmas):
@@ -51,8 +91,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 def entries(options: parse.Options) -> list[Entry]:
     """Return an entry for each table, method, alpha (label ``at``), learning rate (None for REAL) and seed."""
-    base, seeds = grid.base(options), grid.values(options, "seeds", int)
-    result: list[Entry] = []
+    base, rows = grid.base(options), list[Row]()
     listed = {field: grid.listed(options, name, float) for name, field in OF_RATES.items()}
 
     def add(table: str, method: str, alpha: float, **fields: Any) -> None:
@@ -60,15 +99,11 @@ def entries(options: parse.Options) -> list[Entry]:
         rate_field = "feddm.image_lr" if values["algorithm"] == "feddm" else "client.lr"
         real = values["algorithm"] == "feddm" and values["feddm.iterations"] == 0
         rates = [None] if real else listed[rate_field] or [values[rate_field]]
-        for rate, seed in product(rates, seeds):
-            varied = {"seed": seed} if rate is None else {"seed": seed, rate_field: rate}
-            sweep.require_few(len(result) + 1)
-            labels = {"table": table, "method": method, "at": alpha, "rate": rate}
-            result.append(Entry(grid.cell(options, {**values, **varied}), labels))
+        for rate in rates:
+            varied = {} if rate is None else {rate_field: rate}
+            rows.append(({"table": table, "method": method, "at": alpha, "rate": rate}, {**values, **varied}))
 
-    alpha, *others = grid.values(options, "study-alpha", float)
-    if others:
-        raise UserError(f"--study-alpha takes one number, got {quote(options.study_alpha)}.")
+    alpha = options.study_alpha
     for alpha_of_row, algorithm in product(grid.values(options, "alphas", float), grid.values(options, "algorithms")):
         add("methods", algorithm, alpha_of_row, algorithm=algorithm)
         if algorithm == "feddm":
@@ -85,7 +120,7 @@ def entries(options: parse.Options) -> list[Entry]:
         add("noise level", f"{algorithm}, noise level {sigma:g}", alpha, algorithm=algorithm, **fields)
     if levels:  # a run for the report's pictures of images after round 1
         add("round", "feddm, round 1", alpha, algorithm="feddm", **{"federation.rounds": 1})
-    return result
+    return expand(options, rows)
 
 
 def render(results: Results) -> Report:

@@ -16,8 +16,6 @@ from itertools import product
 from typing import Any
 
 from fedcommons.cli import parse
-from fedcommons.cli.values import number
-from fedcommons.errors import UserError, quote
 from fedcommons.tune import grid, sweep
 from fedcommons.tune.study import Entry, Report, Results, Study
 from papers.feddpms import presets
@@ -58,9 +56,10 @@ def entries(options: parse.Options) -> list[Entry]:
     """Return the entries of each table (label ``table``), each trial once per table."""
     algorithms, alphas = grid.values(options, "algorithms"), grid.values(options, "alphas", float)
     tables = {"Table 1": [c for alpha, a in product(alphas, algorithms) for c in _cells(options, a, alpha)]}
+    federations = grid.pairs(options, "clients", (int, int), "N:images such as 10:430") if options.clients else ()
     tables["Table 2"] = [
         cell
-        for (n, images), a in product(_federations(options.clients), algorithms)
+        for (n, images), a in product(federations, algorithms)
         for cell in _cells(options, a, alphas[0], {"partition.n_clients": n, "data.limit": images})
     ]
     receives = grid.listed(options, "receives")
@@ -75,15 +74,6 @@ def entries(options: parse.Options) -> list[Entry]:
                 options, "feddpms", alphas[0], {f"feddpms.{field}": value}
             )
     return [Entry(cell, {"table": table}) for table, cells in tables.items() for cell in grid.once(cells)]
-
-
-def _federations(text: str) -> list[tuple[int, int]]:
-    """Return (number of clients N, number of all their images) for each pair ``N:images`` in the text."""
-    pairs = [pair.split(":") for pair in parse.split("--clients", text)] if text else []
-    try:
-        return [(number(int, n), number(int, images)) for n, images in pairs]
-    except ValueError:
-        raise UserError(f"--clients takes pairs N:images such as 10:430,20:860, got {quote(text)}.") from None
 
 
 def _preliminary(share: float, rounds: int) -> int | None:

@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fedcommons.cli import parse
-from fedcommons.errors import UserError
 from fedcommons.reports import tables
 from fedcommons.reports.columns import others
 from fedcommons.reports.frames import load_central
@@ -29,8 +28,7 @@ CSV = ("dataset", "n_clients", "participation", "alpha", "algorithm", "setting",
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    if grids.preset_and_dataset(argv)[0] == "authors":
-        raise UserError("--preset authors has no central models: use paper, small or smoke.")
+    grids.preset_and_dataset(argv, grids.PRESETS)  # no central models with the preset authors
     more = (
         ("p-real", Annotated[float | None, "[0, 1)"], None,
          "share of real images that shuffled_real swaps; default: sharing.p, else 0.5"),

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display
-from fedcommons.cli.values import number
-from fedcommons.errors import UserError, unknown
+from fedcommons.errors import UserError, quote, unknown
 from fedcommons.tune import cached_results, grid, sweep_folder
 from papers.agc.presets import PRESETS
 
@@ -33,15 +32,16 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
     chosen = PRESETS[preset]
-    parser = parse.Parser(description=(__doc__ or "").partition("\n")[0])
+    parser = parse.Parser(description=__doc__)
     grid.add_options(parser, (
         ("preset", str, preset,
          f"{', '.join(PRESETS)}: pixels, images, test images, and defaults of the options below"),
-        ("dataset", str, chosen.dataset, "digits or mnist"),
+        ("dataset", Annotated[str, "digits | mnist"], chosen.dataset, "digits or mnist"),
         ("data-dir", str | None, None, "folder with the data sets; default: FEDCOMMONS_DATA, else ./data"),
         ("shares", str, "0,0.1,0.2,0.3,0.4,0.5", "c, shares of images that are not private; 0 is always among them"),
         ("pairs", str, "0.3:2,0.5:3,0.7:4", "q:d, probability to straggle and number of copies, separated by commas"),
-        ("sharing", str, "exact", "exact: to d other clients; binomial: to each of them with probability d/(N-1)"),
+        ("sharing", Annotated[str, "exact | binomial"], "exact",
+         "exact: to d other clients; binomial: to each of them with probability d/(N-1)"),
         ("repetitions", Annotated[int, "[2, 1e6]"], chosen.repetitions, "repetitions of each curve"),
         ("seed", Annotated[int, "[0, 4611686018427387904]"], 0, "seed of all random draws"),
         ("workers", Annotated[int | None, "[1, 1e6]"], None,
@@ -52,23 +52,11 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("dry-run", bool, False, "say what would be computed, and stop"),
     ))  # fmt: skip
     options = parse.parse(parser, argv)
-    if options.dataset not in ("digits", "mnist"):
-        raise unknown("data set", options.dataset, ("digits", "mnist"))
     options.shares = sorted({0.0, *grid.values(options, "shares", float, "[0, 1]")})
-    options.pairs = [pair(text) for text in grid.values(options, "pairs")]
+    options.pairs = grid.pairs(options, "pairs", (float, int), "q:d such as 0.5:3")
+    if not all(0 <= q < 1 for q, _ in options.pairs):
+        raise UserError(f"--pairs takes q:d with q in [0, 1), got {quote(options['pairs'])}.")
     return options
-
-
-def pair(text: str) -> tuple[float, int]:
-    """Return the probability q to straggle and the number d of copies from a text such as ``0.5:3``."""
-    q, _, d = text.partition(":")
-    try:
-        result = number(float, q), number(int, d)
-    except (ValueError, OverflowError):
-        raise UserError(f"--pairs takes q:d, such as 0.5:3, separated by commas, got {text!r}.") from None
-    if not (0 <= result[0] < 1 and 1 <= result[1] <= 1e9):
-        raise UserError(f"--pairs takes q:d with q in [0, 1) and d in [1, 1e9], got {text!r}.")
-    return result
 
 
 def settings(options: parse.Options) -> "dict[str, Setting]":

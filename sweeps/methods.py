@@ -28,19 +28,15 @@ TAKEN = {"algorithm": "algorithms", "partition.alpha": "alphas", "seed": "seeds"
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    preset, dataset = grid.preset_and_dataset(argv)
-    if preset == "authors":
-        raise UserError("--preset authors belongs to one paper: use paper, small or smoke.")
+    preset, dataset = grid.preset_and_dataset(argv, grid.PRESETS)
     fields = {**presets.preset(preset, dataset), "measure.every": 0, "sharing.setting": "real"}
-    parser = grid.study_parser(__doc__, argv, fields, (
-        ("preset", str, "small", "smoke, small or paper: sets the defaults of all fields"),
+    parser = grid.study_parser(__doc__, argv, "methods", grid.PRESETS, fields, (
         ("algorithms", str, METHODS, "methods, separated by commas; each is compared with the first"),
         ("alphas", str, "0.1", "Dirichlet concentrations, separated by commas"),
         ("seeds", str, "0,1,2", "seeds that the table reports, separated by commas"),
         ("lrs", str | None, None,
          "learning rates to choose from for each method and alpha, by validation accuracy; default: client.lr for all"),
         ("tuning-seeds", str, "100", "with --lrs: seeds on which learning rates are chosen; the table leaves them out"),
-        grid.folder_option("methods", preset, dataset),
     ), lists=dict.fromkeys(("algorithms", "methods"), METHODS),
        short={"alpha": "alphas", "seed": "seeds", "methods": "algorithms"})  # fmt: skip
     parser.hide(TAKEN)

@@ -37,10 +37,10 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
     dataset, rounds = PRESETS[preset]
-    parser = parse.Parser(description=(__doc__ or "").partition("\n")[0])
+    parser = parse.Parser(description=__doc__)
     grid.add_options(parser, (
         ("preset", str, preset, f"{', '.join(PRESETS)}: sets the defaults of dataset and rounds"),
-        ("dataset", str, dataset, "digits or mnist"),
+        ("dataset", Annotated[str, "digits | mnist"], dataset, "digits or mnist"),
         ("data-dir", str | None, None, "folder with the data sets; default: FEDCOMMONS_DATA, else ./data"),
         ("seeds", str, "0", "seeds of all random draws, separated by commas: median and range over them"),
         ("p", str, "0,0.02,0.1,0.5,1", "shares of real images that are swapped, separated by commas"),
@@ -54,8 +54,6 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("dry-run", bool, False, "say what would be computed, and stop"),
     ))  # fmt: skip
     options = parse.parse(parser, argv)
-    if options.dataset not in ("digits", "mnist"):
-        raise unknown("data set", options.dataset, ("digits", "mnist"))
     for name, kind, allowed in (
         ("p", float, "[0, 1]"), ("epochs", int, "[1, 1e9]"), ("noise", float, "[0, inf)"),
         ("seeds", int, common_fields()["seed"].allowed),

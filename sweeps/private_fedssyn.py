@@ -21,10 +21,7 @@ from papers.fedssyn.private_report import report
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    preset, dataset = grid.preset_and_dataset(argv)
-    if preset not in private_presets.PRIVATE:
-        names = ", ".join(private_presets.PRIVATE)
-        raise UserError(f"--preset must be one of {names}: no code of private generators was released.")
+    preset, dataset = grid.preset_and_dataset(argv, private_presets.PRIVATE)
     paper = preset == "paper"
     fields = {**presets.preset(preset, dataset), **private_presets.fields(preset)}
     more = (

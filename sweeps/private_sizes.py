@@ -15,7 +15,7 @@ from typing import Annotated
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display, duration
 from fedcommons.config import presets, registry
-from fedcommons.errors import UserError, unknown
+from fedcommons.errors import UserError
 from fedcommons.tune import grid
 from papers.fedssyn import private_presets
 from papers.fedssyn.sizes_report import report
@@ -28,13 +28,11 @@ WAYS = ("plain", "private", "merf", "ndpdc")
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    preset, dataset = parse.early(argv, "preset", "small"), parse.early(argv, "data.name", "digits")
-    if preset not in private_presets.PRIVATE:
-        raise UserError(f"--preset must be one of {', '.join(private_presets.PRIVATE)}, got {preset}.")
+    preset, dataset = grid.preset_and_dataset(argv, private_presets.PRIVATE, large="digits")
     client_fields = {"sharing.setting": "shuffled_synthetic", "partition.name": "iid", "partition.n_clients": 1,
            "data.validation": 0.0, "generator.target_epsilon": 10.0}  # fmt: skip
     fields = {**presets.preset(preset, dataset), **private_presets.fields(preset), **client_fields}
-    parser = parse.parser((__doc__ or "").partition("\n")[0], argv, fields)
+    parser = parse.parser(__doc__, argv, fields)
     few = preset == "smoke"
     grid.add_options(parser, (
         ("preset", str, "small", ", ".join(private_presets.PRIVATE)),
@@ -55,12 +53,11 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         raise UserError(f"sharing.setting must be one with generators, such as shuffled_synthetic, got {setting}.")
     if options["generator.name"] != "private_ddpm":
         raise UserError(f"generator.name must be private_ddpm here, got {options['generator.name']}.")
-    for name, option in TAKEN.items():
-        grid.values(options, option, options.fields[name].kinds[0], options.fields[name].allowed)
-    options.ways = grid.values(options, "ways")
-    for name in options.ways:
-        if name not in WAYS:
-            raise unknown("--ways", name, WAYS)
+    fields = [options.fields[name] for name in TAKEN]
+    options.lists = {
+        o: grid.values(options, o, f.kinds[0], f.allowed) for o, f in zip(TAKEN.values(), fields, strict=True)
+    }
+    options.ways = grid.values(options, "ways", str, " | ".join(WAYS))
     return options
 
 

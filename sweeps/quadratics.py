@@ -9,6 +9,7 @@ python sweeps/quadratics.py --models clients     # the error of clients' models 
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
@@ -18,8 +19,7 @@ from fedcommons.config.dotted import common_fields
 from fedcommons.errors import UserError, unknown
 from fedcommons.reports import tables
 from fedcommons.storage.atomic_files import write_bytes, write_json, write_text
-from fedcommons.tune import sweep_folder
-from fedcommons.tune.grid import add_options
+from fedcommons.tune import grid, sweep_folder
 from papers.fedssyn import fitted_lines as lines
 from papers.fedssyn import quadratics as q
 from papers.fedssyn.quadratics_pictures import lines_picture, picture
@@ -34,28 +34,27 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
     shares, rounds, seeds = PRESETS[preset]
-    parser = parse.Parser(description=(__doc__ or "").partition("\n")[0])
-    add_options(parser, (
+    parser = parse.Parser(description=__doc__)
+    grid.add_options(parser, (
         ("preset", str, "paper", f"{', '.join(PRESETS)}: sets p, rounds and seeds"),
         ("target", float, q.TARGET, "error eps to be reached"),
         ("seeds", str, ",".join(map(str, range(seeds))), "seeds of samples, swaps and orders, separated by commas"),
-        ("zeta-sq", float, 10.0, "zeta^2, difference between the clients"),
-        ("sigma-sq", float, 0.0, "sigma^2, noise of the samples; figure 2 (a) always has 0 and 1000"),
-        ("rounds", int, rounds, "rounds after which an error counts as not reached"),
+        ("zeta-sq", Annotated[float, "[0, inf)"], 10.0, "zeta^2, difference between the clients"),
+        ("sigma-sq", Annotated[float, "[0, inf)"], 0.0,
+         "sigma^2, noise of the samples; figure 2 (a) always has 0 and 1000"),
+        # With more rounds, the errors of the whole grid would fill more than 1 GB.
+        ("rounds", Annotated[int, "[1, 100000]"], rounds, "rounds after which an error counts as not reached"),
         ("p", str | None, None, "shares that are swapped, separated by commas; 0 is always among them"),
         ("fit", str, ",".join(lines.FITS), "how A_p and B_p are fitted: plain, authors (the released code's), or both"),
-        ("models", str, "server", "models whose error is measured: server, or clients before averaging"),
+        ("models", Annotated[str, "server | clients"], "server",
+         "models whose error is measured: server, or clients before averaging"),
         ("out", str, "runs/quadratics", "folder of the results"),
         ("dry-run", bool, False, "say what would be computed, and stop"),
     ))  # fmt: skip
     options = parse.parse(parser, argv)
-    options.seeds, options.fit = (
-        parse.split("--seeds", options.seeds, int, common_fields()["seed"].allowed),
-        parse.split("--fit", options.fit),
-    )
-    if wrong := [kind for kind in options.fit if kind not in lines.FITS]:
-        raise unknown("fit", wrong[0], lines.FITS)
-    options.shares = sorted({0.0, *(shares if options.p is None else parse.split("--p", options.p, float))})
+    options.seeds = grid.values(options, "seeds", int, common_fields()["seed"].allowed)
+    options.fit = grid.values(options, "fit", str, " | ".join(lines.FITS))
+    options.shares = sorted({0.0, *(shares if options.p is None else grid.values(options, "p", float, "[0, 1]"))})
     return options
 
 
@@ -69,16 +68,16 @@ def quadratics(argv: Sequence[str]) -> int:
     options = arguments(argv)
     problems = {seed: swapped(options, seed, options.sigma_sq, options.shares) for seed in options.seeds}
     for of_seed in problems.values():
-        q.check(of_seed[0], options.target, options.rounds, options.models)
+        q.check(of_seed[0], options.target)
     out = Path(options.out)
     if options.dry_run:
-        print(f"{out}: {grid(options)} to compute")
+        print(f"{out}: {_grid(options)} to compute")
         return 0
     with sweep_folder.open_folder(out), Display() as display:
         return run_all(problems, out, options, display)
 
 
-def grid(options: parse.Options) -> str:
+def _grid(options: parse.Options) -> str:
     return (
         f"{len(q.STEP_SIZES)} step sizes x {len(options.shares)} p x {len(options.seeds)} seeds x at most "
         f"{options.rounds} rounds"
@@ -101,8 +100,8 @@ def run_all(problems: Mapping[int, Sequence[q.Quadratics]], out: Path, options: 
         floor, seed, k = min(floors)
         step, last = np.unravel_index(errors[seed][k].argmin(), errors[seed][k].shape)
         raise UserError(
-            f"no configuration reaches target {options.target:g}: the smallest error of {grid(options)} is {floor}, at "
-            f"p = {options.shares[k]:g} with step size {q.STEP_SIZES[step]:.3g} in round {last}, seed {seed}."
+            f"no configuration reaches target {options.target:g}: the smallest error of {_grid(options)} is {floor}, "
+            f"at p = {options.shares[k]:g} with step size {q.STEP_SIZES[step]:.3g} in round {last}, seed {seed}."
         )
     stacked = dict(zip(NOISES, np.stack(curves, axis=1), strict=True))
     rows = [row for seed, same_seed in problems.items() for row in table(same_seed, errors[seed], seed, options)]

@@ -28,10 +28,9 @@ OF_FIELDS = {"seeds": "seed", "generators": "generator.name", "rhos": "generator
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    preset, dataset = parse.early(argv, "preset", "small"), parse.early(argv, "data.name", "digits")
-    title = (__doc__ or "").partition("\n")[0]
+    preset, dataset = grid.preset_and_dataset(argv, large="digits")
     fields = presets.preset(preset, dataset, parse.early(argv, "generator.name", "ddpm"))
-    parser = parse.parser(title, argv, {**fields, "sharing.setting": "shuffled_synthetic"})
+    parser = parse.parser(__doc__, argv, {**fields, "sharing.setting": "shuffled_synthetic"})
     grid.add_options(parser, (
         ("preset", str, "small", ", ".join(presets.PRESETS)),
         ("seeds", str, "", "seeds, separated by commas (default: seed)"),

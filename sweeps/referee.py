@@ -39,7 +39,7 @@ ROW = {"partition.alpha": 0.01, "sharing.setting": "real", "measure.every": 0, "
 def arguments(argv: Sequence[str]) -> parse.Options:
     """Parse the method, then the options."""
     named = [word for word in argv[:1] if not word.startswith("-")]
-    parser = parse.Parser(description=(__doc__ or "").partition("\n")[0], usage="referee.py METHOD [options]")
+    parser = parse.Parser(description=__doc__, usage="referee.py METHOD [options]")
     size = Annotated[float | None, "[0, 1e6]"]
     for name, kind, default, text in (
         ("constants", str, "", 'constants of the method, such as "mu=0.1 layers=*"'),

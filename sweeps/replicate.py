@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from fedcommons.cli import parse
 from fedcommons.config import presets
 from fedcommons.config.dotted import common_fields
-from fedcommons.errors import UserError, unknown
+from fedcommons.errors import UserError
 from fedcommons.tune import grid, sweep
 from fedcommons.tune.study import Entry, Report, Results, Study
 from papers.replications.rows import NOT_HERE, ROWS
@@ -21,7 +21,7 @@ VARIED = {"partition.name": "", "federation.participation": "C", "client.lr": "l
 
 def arguments(argv: Sequence[str]) -> parse.Options:
     """Parse the options, and check the names of rows and the seeds; ``rows`` becomes a sequence."""
-    parser = parse.Parser(description=(__doc__ or "").partition("\n")[0])
+    parser = parse.Parser(description=__doc__)
     grid.add_options(parser, (
         ("rows", str, SMALL, f"rows to run, separated by commas, of {', '.join(ROWS)}"),
         ("seeds", str, "0,1,2,3,4", "seeds, separated by commas; with fewer than three there is no verdict"),
@@ -31,12 +31,10 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     ))  # fmt: skip
     parse.add_shared(parser)
     options = parse.parse(parser, argv)
-    options.rows = grid.values(options, "rows")
+    options.rows = grid.values(options, "rows", str, " | ".join([*ROWS, *NOT_HERE]))
     for name in options.rows:
         if name in NOT_HERE:
             raise UserError(f"--rows {name} is not run here: {NOT_HERE[name]}.")
-        if name not in ROWS:
-            raise unknown("row", name, ROWS)
     grid.values(options, "seeds", int, common_fields()["seed"].allowed)
     return options
 

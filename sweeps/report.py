@@ -15,8 +15,7 @@ from fedcommons.storage.paths import user_path
 def arguments(argv: Sequence[str]):
     """Parse the folders of runs, which come first, and then the options."""
     named = list(takewhile(lambda word: not word.startswith("-"), argv))
-    title = (__doc__ or "").partition("\n")[0]
-    parser = parse.Parser(description=title, usage="report.py RUNS [RUNS ...] [options]")
+    parser = parse.Parser(description=__doc__, usage="report.py RUNS [RUNS ...] [options]")
     parser.add_argument("--out", type=str, default="report.html", help="the file; an earlier report is replaced")
     parser.add_argument("--title", type=str | None, default=None, help="title of the page; default: the folders' names")
     options = parse.parse(parser, argv[len(named) :])

@@ -16,8 +16,7 @@ from fedcommons.storage.paths import user_path
 
 def storage_gc(argv: Sequence[str]) -> int:
     named = [word for word in argv[:1] if not word.startswith("-")]
-    title = (__doc__ or "").partition("\n")[0]
-    parser = parse.Parser(description=title, usage="storage_gc.py STORAGE [options]")
+    parser = parse.Parser(description=__doc__, usage="storage_gc.py STORAGE [options]")
     parser.add_argument("--remove", action="store_true", help="remove what is listed")
     options = parse.parse(parser, argv[len(named) :])
     if not named:

@@ -53,9 +53,9 @@ def _set_by_options(options: parse.Options) -> dict[str, str]:
 def grid(options: parse.Options) -> list[sweep.Trial]:
     """Return the table's trials, in the order of the table."""
     base = grids.base(options)
-    pairs = [f"{options.partition.n_clients}:{options.federation.participation}"]
-    texts = grids.values(options, "federations") if options.federations is not None else pairs
-    federations = [_federation(text) for text in texts]
+    federations = [(options.partition.n_clients, options.federation.participation)]
+    if options.federations is not None:
+        federations = grids.pairs(options, "federations", (int, float), "N:C such as 10:0.4")
     if len(set(federations)) < len(federations):
         raise UserError(f"--federations takes different pairs N:C, got {quote(options.federations)}.")
     rates = grids.values(options, "lrs", float) if options.lrs is not None else (options.client.lr,)
@@ -74,15 +74,6 @@ def grid(options: parse.Options) -> list[sweep.Trial]:
         }  # fmt: skip
         cells.append(authors.cell(options, {**base, **values}, owned))
     return grids.once(cells)
-
-
-def _federation(text: str) -> tuple[int, float]:
-    n, _, c = text.partition(":")
-    try:
-        (clients,), (share,) = parse.split("N", n, int), parse.split("C", c, float)
-        return clients, share
-    except (UserError, ValueError):
-        raise UserError(f"--federations takes pairs N:C such as 10:0.4, got {quote(text)}.") from None
 
 
 def table1(argv: Sequence[str]) -> int:

@@ -10,9 +10,8 @@ from itertools import product
 
 from fedcommons.cli import parse
 from fedcommons.config.experiment import Experiment
-from fedcommons.errors import unknown
 from fedcommons.tune import grid
-from fedcommons.tune.study import Entry, Study
+from fedcommons.tune.study import Entry, Row, Study, expand
 from papers.fedssyn import table2_presets as presets
 from papers.fedssyn.published import fedssyn_table1
 from papers.fedssyn.table2_report import report
@@ -24,44 +23,37 @@ OF_RATES = {"rates": "client.lr", "image-rates": "feddm.image_lr"}
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    preset, dataset = grid.preset_and_dataset(argv)
+    preset, dataset = grid.preset_and_dataset(argv, presets.FIELDS)
     fields, rates = presets.fields(preset, dataset), presets.RATES[preset]
     lists = {"algorithms": presets.ALGORITHMS, "settings": "real,shuffled_synthetic"}
-    parser = grid.study_parser(__doc__, argv, fields, (
-        ("preset", str, "small", f"{', '.join(presets.FIELDS)}: sets the defaults of all fields"),
-        ("seeds", str, "0", "seeds, separated by commas"),
+    parser = grid.study_parser(__doc__, argv, "table2", presets.FIELDS, fields, (
         ("methods", str, ",".join(presets.METHODS), "methods, separated by commas"),
         ("alphas", str, "0.01,0.1", "Dirichlet concentrations, separated by commas"),
         ("rates", str, rates[0],
          "clients' learning rates to choose from by validation accuracy; empty: only client.lr"),
         ("image-rates", str, rates[1],
          "learning rates of FedDM's pixels to choose from by validation accuracy; empty: only feddm.image_lr"),
-        grid.folder_option("table2", preset, dataset),
     ), lists=lists, short={"alpha": "alphas", "seed": "seeds"})  # fmt: skip
     options = parse.parse(parser, argv)
-    for method in grid.values(options, "methods"):
-        if method not in presets.METHODS:
-            raise unknown("methods", method, presets.METHODS)
+    grid.values(options, "methods", str, " | ".join(presets.METHODS))
     parse.refuse_fields(options, {**OWNERS, **grid.rate_owners(options, argv, OF_RATES)})
     return options
 
 
 def entries(options: parse.Options) -> list[Entry]:
     """Return a trial for each alpha (label ``at``), method, learning rate and seed."""
-    base, seeds, result = grid.base(options), grid.values(options, "seeds", int), []
-    targets = {}
+    base, targets, rows = grid.base(options), {}, list[Row]()
     if options.preset == "paper" and options.target == Experiment().target:  # Table 1's targets by default
         targets = {key[:4]: target for key, (target, _) in fedssyn_table1().items()}
     federation = base["data.name"], base["partition.n_clients"], base["federation.participation"]
     for alpha, method in product(grid.values(options, "alphas", float), grid.values(options, "methods")):
         row = presets.METHODS[method]
         name = "image-rates" if row["algorithm"] == "feddm" else "rates"
-        field = OF_RATES[name]
-        values = {**base, **row, "partition.alpha": alpha, "target": targets.get((*federation, alpha), options.target)}
-        for rate, seed in product(grid.listed(options, name, float) or [base[field]], seeds):
-            cell = grid.cell(options, {**values, field: rate, "seed": seed})
-            result.append(Entry(cell, {"method": method, "at": alpha, "rate": rate}))
-    return result
+        field, target = OF_RATES[name], targets.get((*federation, alpha), options.target)
+        for rate in grid.listed(options, name, float) or [base[field]]:
+            fields = {**row, "partition.alpha": alpha, "target": target, field: rate}
+            rows.append(({"method": method, "at": alpha, "rate": rate}, fields))
+    return expand(options, rows)
 
 
 table2 = Study("table2", arguments, entries, report)

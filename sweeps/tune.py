@@ -14,19 +14,17 @@ from fedcommons.cli import parse, search_space
 from fedcommons.cli.display import Display
 from fedcommons.config import presets
 from fedcommons.config.dotted import SHORT_NAMES, choose
-from fedcommons.errors import UserError, unknown
+from fedcommons.errors import UserError
 from fedcommons.reports import metrics
 from fedcommons.tune import grid, main, results, sweep
 from fedcommons.tune.search import around, asha, optuna_search, proposed, require_optuna, space
 from papers.fedssyn import authors
 
-CHOICES = {"scheduler": ("fifo", "asha"), "search": ("random", "optuna"), "mode": ("min", "max")}
-
 
 def arguments(argv: Sequence[str]) -> parse.Options:
     chosen = ("preset", "small"), ("data.name", "digits"), ("generator.name", "ddpm")
     defaults = presets.preset(*(parse.early(argv, *option) for option in chosen))
-    parser = parse.parser((__doc__ or "").partition("\n")[0], argv, defaults)
+    parser = parse.parser(__doc__, argv, defaults)
     parser.add_argument("--preset", type=str, default="small", help=", ".join(presets.PRESETS))
     parser.add_argument(
         "--space", action="append", type=str, default=[],
@@ -37,12 +35,14 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("seeds", str | None, None, "seeds, separated by commas; every point runs with every seed"),
         ("samples", Annotated[int, "[1, 10000]"], 10,
          "random draws for each grid point; with optuna: number of points per environment"),
-        ("search", str, "random", "random: grids and random draws; optuna: points that depend on the results so far"),
-        ("scheduler", str, "fifo", "fifo, or asha: stop the runs of low validation accuracy early"),
+        ("search", Annotated[str, "random | optuna"], "random",
+         "random: grids and random draws; optuna: points that depend on the results so far"),
+        ("scheduler", Annotated[str, "fifo | asha"], "fifo",
+         "fifo, or asha: stop the runs of low validation accuracy early"),
         ("metric", str, "validation_accuracy",
          "what is best: MB, epsilon, rounds_to_target, ..., a convergence parameter such as zeta_hat_sq, or its mean "
          "over rounds, zeta_hat_sq_mean"),
-        ("mode", str | None, None,
+        ("mode", Annotated[str | None, "min | max"], None,
          "max or min; default: max for accuracies, min for losses, bytes, epsilons and convergence parameters; needed "
          "for user-defined metrics"),
         ("out", str, "runs/tune", "folder of the sweep"),
@@ -52,9 +52,6 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     parse.add_shared(parser)
     options = parse.parse(parser, argv)
     options.mode = metrics.mode(options.metric, options.target) if options.mode is None else options.mode
-    for name, allowed in CHOICES.items():
-        if options[name] not in allowed:
-            raise unknown(name, options[name], allowed)
     if not options.space:
         raise UserError("--space is missing: name at least one field to sweep, such as --space alpha=0.01,0.1.")
     if options.search == "optuna":

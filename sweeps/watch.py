@@ -6,24 +6,24 @@ python sweeps/watch.py runs/table1 runs/tune --port 8765
 
 from collections.abc import Sequence
 from itertools import takewhile
+from typing import Annotated
 
 from fedcommons.cli import parse
-from fedcommons.errors import UserError, quote
+from fedcommons.errors import UserError
 from fedcommons.storage.paths import user_path
 
 
 def arguments(argv: Sequence[str]):
     """Parse the folders of runs, which come first, and then the options."""
     named = list(takewhile(lambda word: not word.startswith("-"), argv))
-    title = (__doc__ or "").partition("\n")[0]
-    parser = parse.Parser(description=title, usage="watch.py RUNS [RUNS ...] [options]")
-    parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1; 0: any free port")
+    parser = parse.Parser(description=__doc__, usage="watch.py RUNS [RUNS ...] [options]")
+    parser.add_argument(
+        "--port", type=Annotated[int, "[0, 65535]"], default=0, help="port on 127.0.0.1; 0: any free port"
+    )
     parser.add_argument("--title", type=str | None, default=None, help="title of the page; default: the folders' names")
     options = parse.parse(parser, argv[len(named) :])
     if not named:
         raise UserError("name at least one folder with runs: watch.py RUNS [RUNS ...]")
-    if not 0 <= options.port < 2**16:
-        raise UserError(f"--port must lie in 0 ... 65535, got {quote(options.port)}.")
     options.folders = [user_path("RUNS", name) for name in named]
     for folder in options.folders:
         if not folder.is_dir():

@@ -7,11 +7,12 @@ from typing import Any
 
 from fedcommons.config import target
 from fedcommons.reports import columns, tables
+from fedcommons.reports.cells import plain
 from fedcommons.reports.frames import load_rounds
 from fedcommons.reports.intervals import ends
 from fedcommons.reports.series import COLOURS, course
 from fedcommons.tune import grid
-from fedcommons.tune.study import Report, Results, with_choice
+from fedcommons.tune.study import Report, Results, gaps, with_choice
 
 CSV = ("method", "at", "rate", "MB", *tables.RUN)
 
@@ -22,7 +23,7 @@ def best_rates(runs: Any) -> Mapping[tuple[Any, str], float]:
         return {}
     chosen = with_choice(runs[runs["tuning"].astype(bool)], ["at", "method"])
     best = chosen.loc[chosen["chosen"], ["at", "method", "rate"]].to_numpy()
-    return {(_plain(alpha), method): rate for alpha, method, rate in best}
+    return {(plain(alpha), method): rate for alpha, method, rate in best}
 
 
 def report(results: Results) -> Report | None:
@@ -31,7 +32,7 @@ def report(results: Results) -> Report | None:
     if results.options.lrs is not None:
         best = best_rates(results.runs)
         rows = zip(runs["at"], runs["method"], runs["rate"], strict=True)
-        runs = runs[[best.get((_plain(alpha), method)) == rate for alpha, method, rate in rows]]
+        runs = runs[[best.get((plain(alpha), method)) == rate for alpha, method, rate in rows]]
     if runs.empty:
         return None
     records = tables.records(runs, CSV)
@@ -49,12 +50,11 @@ def table(runs: Any) -> str:
     for (alpha, method), group in runs.groupby(["at", "method"], sort=False, dropna=False):
         accuracies = [100 * value for value in group["last_accuracy"].dropna()]
         base = runs[(runs["method"] == first) & (runs["at"].isna() if alpha != alpha else runs["at"] == alpha)]
-        both = group.merge(base, on="seed")
-        gaps = [100 * gap for gap in (both["last_accuracy_x"] - both["last_accuracy_y"]).dropna()]
+        points = gaps(group, base)
         lines.append([
-            columns.text(_plain(alpha)), method, columns.text(group["rate"].iloc[0]), len(group),
+            columns.text(plain(alpha)), method, columns.text(group["rate"].iloc[0]), len(group),
             f"{fmean(accuracies):.1f} {ends(accuracies)}" if accuracies else "-",
-            f"{fmean(gaps):+.1f} {ends(gaps, '+')}" if gaps and method != first else "",
+            f"{fmean(points):+.1f} {ends(points, '+')}" if points and method != first else "",
             tables.rounds(group), f"{group['MB'].mean():.2f}",
         ])  # fmt: skip
     head = ("alpha", "method", "learning rate", "seeds", "last accuracy, %", f"minus {first}, points",
@@ -90,11 +90,11 @@ def picture(runs: Any, path: Path, title: str, smoke: bool) -> None:
     """Draw test accuracy over rounds: a panel for each alpha, a curve (mean and range over seeds) for each method."""
     from fedcommons.reports import plots
 
-    alphas, names = list(dict.fromkeys(map(_plain, runs["at"]))), list(dict.fromkeys(runs["method"]))
+    alphas, names = list(dict.fromkeys(map(plain, runs["at"]))), list(dict.fromkeys(runs["method"]))
     rounds = load_rounds(*runs["run"])
     figure, (row,) = plots.panels(1, len(alphas), (1.8 + 4 * len(alphas), 4.2), sharey=True)
     for (alpha, method), group in runs.groupby(["at", "method"], sort=False, dropna=False):
-        axes, number = row[alphas.index(_plain(alpha))], names.index(method)
+        axes, number = row[alphas.index(plain(alpha))], names.index(method)
         spreads = course(rounds.loc[rounds["run"].isin(group["run"]), :], target.ACCURACY)
         if not spreads:
             continue
@@ -113,7 +113,3 @@ def picture(runs: Any, path: Path, title: str, smoke: bool) -> None:
     several = runs["seed"].nunique() > 1
     figure.suptitle(f"{title}{'; line: mean, band: minimum to maximum over seeds' * several}", fontsize=10)
     plots.save(figure, path, 120, smoke)
-
-
-def _plain(alpha: Any) -> float | None:
-    return None if alpha is None or alpha != alpha else float(alpha)

@@ -34,8 +34,7 @@ from fedcommons.runs import assemble, build, experiment
 from fedcommons.storage.artifact_store import Store
 from fedcommons.testing import rate
 from fedcommons.tracking.run_folder import read_rounds
-from papers.fedssyn.advice import Advice, advice_table
-from papers.fedssyn.advice_report import local_work
+from papers.fedssyn.advice import Advice, advice_table, local_work
 from papers.fedssyn.probe import probe
 
 

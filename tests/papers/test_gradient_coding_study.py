@@ -157,12 +157,10 @@ def test_first_and_random_images_of_every_class(digits: Dataset) -> None:
 def test_what_cannot_be_run_is_refused_and_limits_are_allowed() -> None:
     right = Setting("iid", 0.5, 3, 0.1)
     for changes, said in (
-        ({"q": 1.0}, "q, .* got 1"), ({"c": 1.5}, "c, .* got 1.5"), ({"d": 10}, "for 10 clients"), ({"d": 0}, "d, "),
-        ({"c": 0.003}, "of all examples"), ({"c": 0.03, "per_class": True}, "of a class, 30"),
-        ({"partition": "single"}, "did you mean 'single_class'"), ({"lr": 0.0}, "lr must be .* above 0"),
-        ({"decay": 1.1}, "decay must be in"), ({"rounds": 0}, "rounds must be at least 1"),
+        ({"d": 10}, "for 10 clients"), ({"d": 0}, "d, "), ({"c": 0.003}, "of all examples"),
+        ({"c": 0.03, "per_class": True}, "of a class, 30"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=said):
             study.check(replace(right, **changes), 10, [30] * 10)
-    for changes in ({"q": 0.0}, {"c": 0.0}, {"c": 1.0}, {"d": 1}, {"d": 9}, {"decay": 1.0}, {"rounds": 1}):
+    for changes in ({"c": 0.0}, {"c": 1.0}, {"d": 1}, {"d": 9}):
         study.check(replace(right, **changes), 10, [30] * 10)

@@ -30,7 +30,7 @@ from papers.feddm import tables as feddm_tables
 from papers.feddpms import exchange
 from papers.replications import report
 from papers.replications.report import Compared
-from papers.replications.rows import Published, Quantity
+from papers.replications.rows import Quantity
 
 feddm = report_runs.script("feddm")
 
@@ -245,16 +245,15 @@ replicate = report_runs.script("replicate")
 
 
 def verdict(values: Sequence[float | None], published: float, note: str = "") -> str:
-    quantity = Quantity("one", None, ())
-    return Compared("R1", quantity, Published(published, "a paper", note), dict(enumerate(values))).verdict
+    return Compared("R1", Quantity("one", None, published, "a paper", note), dict(enumerate(values))).verdict
 
 
 def test_the_interval_is_the_one_for_a_run_more() -> None:
     values = [40.0, 44.0, 43.0, 45.0, 41.0]
-    one = Compared("R1", Quantity("one", None, ()), Published(1, "a paper"), dict(enumerate(values)))
+    one = Compared("R1", Quantity("one", None, 1, "a paper"), dict(enumerate(values)))
     half = t.ppf(0.975, 4) * stdev(values) * sqrt(1 + 1 / 5)
     assert one.predicted == pytest.approx((fmean(values) - half, fmean(values) + half))
-    five = replace(one, published=Published(1, "a paper", runs=5), quantity=Quantity("one", 3, ()))
+    five = replace(one, quantity=Quantity("one", 3, 1, "a paper", runs=5))
     half *= sqrt(2 / 5) / sqrt(6 / 5)
     assert five.predicted == pytest.approx((fmean(values) - half, fmean(values) + half))
     wide = replace(five, values={0: 96.0, 1: 92.0, 2: 99.0}).predicted

@@ -40,11 +40,11 @@ LAST_S = 15.0
 
 
 def parser(
-    description: str, argv: Sequence[str], defaults: Mapping[str, Any], lists: Mapping[str, str] | None = None
+    description: str | None, argv: Sequence[str], defaults: Mapping[str, Any], lists: Mapping[str, str] | None = None
 ) -> Parser:
     """Return a parser with ``--config``, ``--print_config`` and all fields of the components that ``argv`` chooses.
 
-    description: first text of ``--help``. defaults: dotted name -> default that replaces the field's default; fields of
+    description: see ``Parser``. defaults: dotted name -> default that replaces the field's default; fields of
     other components are ignored. lists: option of a sweep that names several components -> default of this option.
     """
     items = [_stored(item, SHORT_NAMES.get(item.name, item.name)) for item in read(argv)]

@@ -64,11 +64,12 @@ class Option:
 class Parser:
     """The options of a script; names are dotted, with ``_`` instead of ``-``.
 
+    description: text whose first line is the title of ``--help``, such as the script's docstring.
     usage: usage line, for scripts that take arguments other than options. fields, chosen: see ``Options``. short: short
     name -> name of the option. options: name -> option.
     """
 
-    description: str
+    description: str | None
     usage: str | None = None
     epilog: str | None = None
     fields: Mapping[str, Field] = field(default_factory=dict)
@@ -106,7 +107,8 @@ class Parser:
 
     def format_help(self) -> str:
         """Return the text that ``--help`` prints, formatted by argparse."""
-        parser = ArgumentParser(description=self.description, usage=self.usage, epilog=self.epilog, add_help=False)
+        title = (self.description or "").partition("\n")[0]
+        parser = ArgumentParser(description=title, usage=self.usage, epilog=self.epilog, add_help=False)
         group = parser.add_argument_group("options")
         group.add_argument("-h", "--help", action="store_true", help="show this help message and exit")
         if self.fields:

@@ -1,17 +1,18 @@
 """Grid sweeps: the command-line options that all sweeps share, their trials, and the notes under their tables."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import product
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.cli import parse, search_space
+from fedcommons.cli.values import number
 from fedcommons.config import presets, registry, target
 from fedcommons.config.dotted import SHORT_NAMES, choose, same_results
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.registry import KINDS
-from fedcommons.errors import UserError
+from fedcommons.errors import UserError, quote, unknown
 from fedcommons.reports.frames import load_runs
 from fedcommons.tracking.run_folder import is_run
 from fedcommons.tune import sweep
@@ -22,6 +23,7 @@ if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
 GRID = {  # option: the field that the option varies
     "seeds": "seed", "algorithms": "algorithm", "alphas": "partition.alpha", "settings": "sharing.setting",
 }  # fmt: skip
+PRESETS = ("smoke", "small", "paper")  # without "authors", which has values for one paper's table only
 VARIED = {
     "partition.alpha": "alpha", "partition.n_clients": "N", "federation.participation": "C", "client.lr": "lr",
     "seed": "seed",
@@ -33,10 +35,17 @@ Option = tuple[str, Any, Any, str]
 """Name, type, default and help text of an option."""
 
 
-def preset_and_dataset(argv: Sequence[str]) -> tuple[str, str]:
-    """Return the names of preset and data set in the command line; both decide the defaults of all other options."""
+def preset_and_dataset(
+    argv: Sequence[str], names: Collection[str] = presets.PRESETS, small: str = "digits", large: str = "cifar10"
+) -> tuple[str, str]:
+    """Return the names of preset and data set in the command line; both decide the defaults of all other options.
+
+    names: the sweep's presets. small, large: default data sets, ``small`` with the presets smoke and small.
+    """
     preset = parse.early(argv, "preset", "small")
-    return preset, parse.early(argv, "data.name", "digits" if preset in ("smoke", "small") else "cifar10")
+    if preset not in names:
+        raise unknown("preset", preset, names)
+    return preset, parse.early(argv, "data.name", small if preset in ("smoke", "small") else large)
 
 
 def add_options(parser: parse.Parser, options: Iterable[Option]) -> None:
@@ -51,6 +60,8 @@ def add_options(parser: parse.Parser, options: Iterable[Option]) -> None:
 def study_parser(
     doc: str | None,
     argv: Sequence[str],
+    stem: str,
+    names: Collection[str],
     fields: Mapping[str, Any],
     options: Iterable[Option],
     *,
@@ -59,20 +70,22 @@ def study_parser(
 ) -> parse.Parser:
     """Return the parser of a study: the chosen components' fields, the study's options and the options of all sweeps.
 
-    doc: text whose first line is the title of ``--help``. fields: values of the fields in the study's preset. options:
-    options of the study, see ``add_options``. lists: see ``parse.parser``.
-    short: short names of options in addition to those of fields.
+    doc: text whose first line is the title of ``--help``. stem: the beginning of the default folder's name. names: the
+    study's presets. fields: values of the fields in the chosen preset. options: options of the study, see
+    ``add_options``. lists: see ``parse.parser``. short: short names of options in addition to those of fields.
     """
-    result = parse.parser((doc or "").partition("\n")[0], argv, fields, lists)
-    add_options(result, (*options, ("resume", bool, False, "continue the sweep in that folder")))
+    result = parse.parser(doc, argv, fields, lists)
+    folder = f"runs/{stem}-{parse.early(argv, 'preset', 'small')}-{registry.label(fields['data.name'])}"
+    add_options(result, (
+        ("preset", str, "small", f"{', '.join(names)}: sets the defaults of all fields"),
+        ("seeds", str, "0", "seeds, separated by commas"),
+        *options,
+        ("out", str, folder, "folder of the sweep"),
+        ("resume", bool, False, "continue the sweep in that folder"),
+    ))  # fmt: skip
     parse.add_shared(result)
     result.short = {**SHORT_NAMES, **(short or {})}
     return result
-
-
-def folder_option(stem: str, preset: str, dataset: str) -> Option:
-    """Return the option ``--out`` of a study, whose default names the preset and the data set."""
-    return "out", str, f"runs/{stem}-{preset}-{registry.label(dataset)}", "folder of the sweep"
 
 
 def parser(
@@ -92,17 +105,14 @@ def parser(
     lists = {"algorithms": "fedavg", "alphas": "0.01,0.1", **defaults}
     generator = parse.early(argv, "generator.name", "ddpm")
     options = (
-        ("preset", str, "small", f"{', '.join(presets.PRESETS)}: sets the defaults of all fields"),
-        ("seeds", str, "0", "seeds, separated by commas"),
         ("algorithms", str, lists["algorithms"], "algorithms, separated by commas"),
         ("alphas", str, lists["alphas"], "Dirichlet concentrations, separated by commas"),
         ("settings", str, lists["settings"], "sharing strategies (settings), separated by commas"),
         *more,
-        folder_option(stem, preset, dataset),
     )
     short = {"alpha": "alphas", "setting": "settings", "sharing": "settings"}
     usual = fields or presets.preset(preset, dataset, generator)
-    result = study_parser(doc, argv, usual, options, lists=lists, short=short)
+    result = study_parser(doc, argv, stem, presets.PRESETS, usual, options, lists=lists, short=short)
     result.hide(GRID.values())
     return result
 
@@ -115,6 +125,15 @@ def values(options: parse.Options, name: str, kind: Callable[[str], Any] = str, 
 def listed(options: parse.Options, name: str, kind: Callable[[str], Any] = str, allowed: str = "") -> tuple[Any, ...]:
     """Return the values that the option ``name`` lists; none if the option is empty or None."""
     return values(options, name, kind, allowed) if options[name] else ()
+
+
+def pairs(options: parse.Options, name: str, kinds: tuple[type, type], form: str) -> list[tuple[Any, ...]]:
+    """Return the pairs of numbers that an option lists. kinds: their types. form: such as ``N:C``, with an example."""
+    try:
+        texts = [text.split(":") for text in values(options, name)]
+        return [tuple(number(*each) for each in zip(kinds, text, strict=True)) for text in texts]
+    except (ValueError, OverflowError):
+        raise UserError(f"--{name} takes pairs {form}, separated by commas, got {quote(options[name])}.") from None
 
 
 def rate_owners(options: parse.Options, argv: Sequence[str], of_rates: Mapping[str, str]) -> dict[str, str]:

@@ -1,8 +1,9 @@
 """Studies: sweeps that run configurations, and write a table, a CSV, a summary and pictures of the finished runs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,10 @@ from fedcommons.tune.sweep import Outcome, Todo, Trial
 
 if TYPE_CHECKING:
     from fedcommons.tune.dry_run import ExtraJob
+
+
+Row = tuple[Mapping[str, Any], Mapping[str, Any]]
+"""A line of a table: its labels, and config fields that differ from the command's."""
 
 
 @dataclass(frozen=True)
@@ -58,22 +63,23 @@ class Results:
 
 @dataclass(frozen=True)
 class Report:
-    """The contents of a study's files: NAME.md, NAME.csv, summary.json, and pictures (file name -> function)."""
+    """The contents of NAME.md, NAME.csv, pictures (file name -> function) and, unless None, summary.json of a study."""
 
     text: str
     lines: Sequence[Mapping[str, Any]]
-    summary: Mapping[str, Any]
+    summary: Mapping[str, Any] | None
     pictures: Mapping[str, Callable[[Path], object]] = field(default_factory=dict)
 
-    def write(self, name: str, options: parse.Options, out: Path, display: Display) -> None:
-        """Write all files into ``out``, and display the table."""
+    def write(self, name: str, options: parse.Options, out: Path) -> str:
+        """Write all files into ``out``, and return the table."""
         text = grid.stamped(self.text, options)
-        write_json(out / "summary.json", {"name": out.name, **self.summary})
+        if self.summary is not None:
+            write_json(out / "summary.json", {"name": out.name, **self.summary})
         write_text(out / f"{name}.md", text)
         write_text(out / f"{name}.csv", to_csv(self.lines))
         for file, draw in self.pictures.items():
             draw(out / file)
-        display.say("\n" + text)
+        return text
 
 
 @dataclass(frozen=True)
@@ -115,7 +121,15 @@ class Study:
         if (missing := (n := len(self.trials(entries))) - results.runs["cell"].nunique()) > 0:
             display.say(f"{missing} of {n} runs are not finished: they are left out.")
         if report := self.render(results):
-            report.write(self.name, options, out, display)
+            display.say("\n" + report.write(self.name, options, out))
+
+
+def expand(options: parse.Options, rows: Sequence[Row], *, by_seed: bool = False) -> list[Entry]:
+    """Return an entry for each row and seed of ``--seeds``. by_seed: all rows of the first seed come first."""
+    base, seeds = grid.base(options), grid.values(options, "seeds", int)
+    sweep.require_few(len(rows) * len(seeds))
+    pairs = [(row, seed) for seed in seeds for row in rows] if by_seed else list(product(rows, seeds))
+    return [Entry(grid.cell(options, {**base, **fields, "seed": seed}), labels) for (labels, fields), seed in pairs]
 
 
 def load(entries: Sequence[Entry], options: parse.Options, out: Path, say: Callable[[str], None]) -> Results:
@@ -130,6 +144,20 @@ def load(entries: Sequence[Entry], options: parse.Options, out: Path, say: Calla
         others = runs.drop(columns=[*entries[0].labels], errors="ignore")
         runs = pd.DataFrame(lines).merge(others, on="cell", how="left").copy()
     return Results(entries, runs, options, out)
+
+
+def gaps(runs: Any, others: Any) -> list[float]:
+    """Return the last accuracy of ``runs`` minus that of ``others``, in points, for each seed that both have."""
+    both = runs.merge(others, on="seed").sort_values("seed")
+    return [100 * gap for gap in (both["last_accuracy_x"] - both["last_accuracy_y"]).dropna()]
+
+
+def chosen_runs(frame: Any, methods: Iterable[str]) -> dict[tuple[float, str], Any]:
+    """Return the rows of ``frame`` that are ``chosen`` by (alpha, method), in the order of ``methods`` and seeds."""
+    chosen = frame[frame["chosen"]].sort_values("seed")
+    pairs = product(dict.fromkeys(frame["at"]), methods)
+    by_pair = {(alpha, m): chosen[(chosen["at"] == alpha) & (chosen["method"] == m)] for alpha, m in pairs}
+    return {pair: runs for pair, runs in by_pair.items() if not runs.empty}
 
 
 def with_choice(runs: Any, keys: Sequence[str], rate: str = "rate") -> Any:

@@ -78,13 +78,12 @@ LIMITS: Mapping[str, Callable[[Row], bool]] = {
 
 @dataclass(frozen=True)
 class Advice:
-    """The advised row (``best``), which satisfies ``limit`` and needs ``mb`` million bytes.
+    """The advised row (``best``), which satisfies ``limit``.
 
-    alike: rows within the limit that need at most ``mb`` million bytes and are not significantly worse than ``best``.
+    alike: rows within the limit that need at most the bytes of ``best`` and are not significantly worse.
     """
 
     limit: str
-    mb: float
     best: Row
     alike: tuple[Row, ...]
 
@@ -106,14 +105,14 @@ def guide(rows: Sequence[Row]) -> list[Advice]:
             if last is not None and not is_ahead(best, last):
                 continue
             affordable = [row for row in allowed if row.mb <= best.mb and row is not best]
-            advice.append(Advice(limit, best.mb, best, tuple(row for row in affordable if not is_ahead(best, row))))
+            advice.append(Advice(limit, best, tuple(row for row in affordable if not is_ahead(best, row))))
             last = best
     return advice
 
 
 def in_words(advice: Advice) -> str:
     """Return the advice as text: the bytes, the limit, the best row, and the rows that are not significantly worse."""
-    message = f"If you may send {advice.mb:.3g} MB in all and {advice.limit}: {named(advice.best)}."
+    message = f"If you may send {advice.best.mb:.3g} MB in all and {advice.limit}: {named(advice.best)}."
     if not advice.alike:
         return message
     return f"{message} Not significantly different: {'; '.join(named(row) for row in advice.alike)}."

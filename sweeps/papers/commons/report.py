@@ -43,10 +43,11 @@ def report(entries: Sequence[Entry], options: parse.Options, out: Path, display:
     table = f"{tables.markdown(HEAD, lines)}{missing}{tables.numbered(_notes(rows, options))}"
     records = [_record(result, seconds[name_of(result)]) for result in rows]
     title, smoke = grid.title([cell.config for cell in cells]), grid.is_smoke(options)
-    Report(
+    result = Report(
         f"{table}\n{_guides(rows)}", records, {"preset": options.preset, "rows": records, "undefined": undefined},
         {"commons.png": lambda path: draw(rows, path, title, smoke)},
-    ).write("commons", options, out, display)  # fmt: skip
+    )  # fmt: skip
+    display.say("\n" + result.write("commons", options, out))
 
 
 def name_of(measured: "Measured") -> str:
@@ -56,7 +57,7 @@ def name_of(measured: "Measured") -> str:
 
 def _seconds(rows: "Sequence[Measured]", out: Path, display: Display) -> dict[str, float]:
     """Return each row's seconds of client work, by the name of its first run, and cache them in client_work.json."""
-    from papers.commons.work import client_seconds
+    from papers.commons.measured import client_seconds
 
     file = out / "client_work.json"
     cached: dict[str, float] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}

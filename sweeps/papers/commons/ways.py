@@ -158,18 +158,15 @@ WAYS: Mapping[str, Way] = {
 ONE_SHOT = ("dense", "coboosting")
 """Methods whose clients train the classifier only once."""
 
-_RATES = {"smoke": "0.1", "small": "0.04,0.08,0.16,0.32", "paper": "0.01,0.03,0.1"}
+RATES = {"smoke": "0.1", "small": "0.04,0.08,0.16,0.32", "paper": "0.01,0.03,0.1"}
+"""Default of ``--lrs`` by preset: learning rates of clients, separated by commas."""
+
 _SMALL = {"model.name": "encoder", "federation.rounds": 10, "client.epochs": 5, "measure.every": 0}
 _OF_PRESET: Mapping[str, Mapping[str, Any]] = {
     "smoke": {**_SMALL, "federation.rounds": 3, "client.epochs": 1, "data.limit": 300},
     "small": _SMALL,
     "paper": {"measure.every": 0},
 }
-
-
-def rates(preset: str) -> str:
-    """Return the default of ``--lrs`` in a preset: learning rates of clients, separated by commas."""
-    return _RATES[preset]
 
 
 def tries(way: Way, lrs: Sequence[float], everything: bool) -> list[Rates]:

@@ -7,10 +7,10 @@ from typing import Any
 
 from fedcommons.config import registry
 from fedcommons.reports import columns, tables
-from fedcommons.reports.cells import Cell
+from fedcommons.reports.cells import Cell, plain
 from fedcommons.reports.intervals import ends, student
 from fedcommons.tune import grid
-from fedcommons.tune.study import Report, Results, with_choice
+from fedcommons.tune.study import Report, Results, chosen_runs, gaps, with_choice
 from papers.fedcvae.presets import METHODS, SENDS
 
 MB = 10**6
@@ -18,32 +18,23 @@ OWN = ("fedcvae-ens", "fedcvae-kd")
 CSV = ("method", "at", "rate", "chosen", "disclosed", *tables.RUN)
 
 
-def groups(frame: Any) -> dict[tuple[float, str], Any]:
-    """Return the runs at the chosen learning rates by (alpha, method), in the order of the seeds."""
-    chosen = frame[frame["chosen"]].sort_values("seed")
-    pairs = [(alpha, method) for alpha in dict.fromkeys(frame["at"]) for method in METHODS]
-    by_pair = {(alpha, m): chosen[(chosen["at"] == alpha) & (chosen["method"] == m)] for alpha, m in pairs}
-    return {pair: runs for pair, runs in by_pair.items() if not runs.empty}
-
-
 def markdown(frame: Any, notes: Sequence[str]) -> str:
     """Return Markdown tables: accuracies and bytes; FedCVAE's accuracy minus each other method's, paired by seed."""
-    by_pair, lines, ahead = groups(frame), [], []
+    by_pair, lines, ahead = chosen_runs(frame, METHODS), [], []
     for (alpha, method), runs in by_pair.items():
         accuracies = [100 * value for value in runs["last_accuracy"]]
         sent = [f"{runs[name].mean() / MB:.3g}" for name in ("bytes_up", "bytes_down")]
         rate, disclosed = runs["rate"].iloc[0], f"{100 * runs['disclosed'].mean():.1f} %"
         lines.append([
-            columns.text(alpha), method, "-" if rate != rate else columns.text(rate), len(runs),
+            columns.text(alpha), method, columns.text(plain(rate)), len(runs),
             tables.percent(Cell({}, runs), "last_accuracy"), ends(accuracies), runs["rounds"].iloc[0], *sent,
             SENDS[runs["algorithm"].iloc[0]], disclosed,
         ])  # fmt: skip
     for (alpha, fedcvae), (at, other) in ((a, b) for a in by_pair for b in by_pair):
-        if alpha == at and fedcvae in OWN and other not in OWN:
-            both = by_pair[alpha, fedcvae].merge(by_pair[at, other], on="seed")
-            gaps = [100 * gap for gap in both["last_accuracy_x"] - both["last_accuracy_y"]]
-            if gaps:
-                ahead.append([columns.text(alpha), fedcvae, other, f"{fmean(gaps):+.1f}", ends(gaps, "+"), len(gaps)])
+        is_pair = alpha == at and fedcvae in OWN and other not in OWN
+        if is_pair and (points := gaps(by_pair[alpha, fedcvae], by_pair[at, other])):
+            words = f"{fmean(points):+.1f}", ends(points, "+")
+            ahead.append([columns.text(alpha), fedcvae, other, *words, len(points)])
     head = ("alpha", "method", "rate", "seeds", "last accuracy, %", "95 % interval", "rounds", "MB up", "MB down",
             "a client sends", "disclosed")  # fmt: skip
     text = tables.markdown(head, lines)
@@ -83,7 +74,7 @@ def figure(frame: Any, path: Path, title: str, smoke: bool) -> None:
     from fedcommons.reports import plots
     from fedcommons.reports.series import COLOURS
 
-    by_pair = groups(frame)
+    by_pair = chosen_runs(frame, METHODS)
     alphas, methods = list(dict.fromkeys(at for at, _ in by_pair)), [m for m in METHODS if m in {n for _, n in by_pair}]
     width = 0.8 / len(methods)
     drawing, ((axes,),) = plots.panels(1, 1, (2 + 2 * len(alphas), 4))

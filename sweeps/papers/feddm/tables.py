@@ -82,11 +82,9 @@ def _ahead(frame: Any) -> str:
     for alpha, runs in frame.groupby("at", sort=False):
         feddm = runs[runs["method"] == "feddm"]
         for method, others in runs[runs["method"] != "feddm"].groupby("method", sort=False):
-            both = feddm.merge(others, on="seed").sort_values("seed")
-            gaps = [100 * gap for gap in both["last_accuracy_x"] - both["last_accuracy_y"]]
-            if gaps:
-                each = ", ".join(f"{gap:+.1f}" for gap in gaps)
-                lines.append([columns.text(alpha), method, each, f"{fmean(gaps):+.1f}", ends(gaps, "+")])
+            if points := study.gaps(feddm, others):
+                each = ", ".join(f"{gap:+.1f}" for gap in points)
+                lines.append([columns.text(alpha), method, each, f"{fmean(points):+.1f}", ends(points, "+")])
     head = ("alpha", "FedDM minus", "points, seed by seed", "mean", "95 % interval")
     return tables.markdown(head, lines) if lines else ""
 

@@ -18,7 +18,7 @@ from fedcommons.reports.cells import cells as configurations
 from fedcommons.reports.frames import load_rounds
 from fedcommons.reports.metrics import words
 from fedcommons.tune import grid
-from fedcommons.tune.study import Report, Results
+from fedcommons.tune.study import Report, Results, gaps
 from papers.feddpms import costs, exchange
 from papers.feddpms.exchange import Exchange
 
@@ -60,9 +60,8 @@ def ahead(cell: Cell, cells: Sequence[Cell], field: str, than: str) -> str:
     same = [o for o in cells if columns.place(o) == columns.place(cell) and series.value(o, field) == than]
     if not same or same[0] is cell:
         return ""
-    both = cell.runs.merge(same[0].runs, on="seed")
-    gaps = [100 * gap for gap in both["last_accuracy_x"] - both["last_accuracy_y"]]
-    return tables.mean_std(gaps, 1) if gaps else ""
+    points = gaps(cell.runs, same[0].runs)
+    return tables.mean_std(points, 1) if points else ""
 
 
 def constants(cells: Sequence[Cell], delta: float) -> str:

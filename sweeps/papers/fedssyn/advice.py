@@ -1,14 +1,32 @@
-"""Table and picture of sweeps/advise.py: rounds predicted with sharing relative to no sharing, and cost of sharing."""
+"""Report of sweeps/advise.py: rounds predicted with sharing relative to no sharing, its cost, and measured effects."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from math import ceil
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedcommons.cli import parse
+from fedcommons.cli.display import Display
+from fedcommons.config import registry
+from fedcommons.config.experiment import Experiment
+from fedcommons.convergence.advisor import LocalWork, Prediction
+from fedcommons.core.communication import images_nbytes
+from fedcommons.federation.client_sampling import joining
+from fedcommons.reports import tables
+from fedcommons.reports.cells import reached
 from fedcommons.reports.plots import panels, save
-from fedcommons.reports.tables import markdown, numbered
+from fedcommons.tune import grid, sweep
+from fedcommons.tune.study import Report
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    from fedcommons.runs.spec import RunSpec
+
+Runs = Mapping[tuple[float, float], Sequence[sweep.Trial]]
+"""Runs of the study by (alpha, share p of shared data), a trial for each seed."""
 
 NOTES = (
     "Rounds p / 0: rounds with sharing divided by rounds without, by Lemma 1 and Corollary I (non-convex) at the "
@@ -61,10 +79,10 @@ def advice_table(sections: Sequence[Advice], speed_up: float) -> str:
         lines = [_line(line, bool(tried)) for line in section.lines]
         without = f" Without sharing it took {section.base} rounds." if section.base else ""
         text.append(f"alpha = {section.alpha:g}, predicted for {section.pool}.{without}\n")
-        text.append(markdown([*head, *tried], lines))
+        text.append(tables.markdown([*head, *tried], lines))
         text.append(section.sentence(speed_up) + "\n")
     notes = [*NOTES, *([TRIED] if any(section.base for section in sections) else [])]
-    return "\n".join(text) + numbered(notes)
+    return "\n".join(text) + tables.numbered(notes)
 
 
 def _line(line: Mapping[str, Any], tried: bool) -> list[str]:
@@ -111,3 +129,58 @@ def advice_panels(path: Path, sections: Sequence[Advice], title: str, smoke: boo
     )
     figure.suptitle(title, fontsize=11)
     save(figure, path, 120, smoke)
+
+
+def local_work(config: Experiment, sizes: Sequence[int]) -> LocalWork:
+    """Return participants, mean local steps and batch size of a round; sizes: each client's number of examples."""
+    c = config.client
+    tau = fmean(c.epochs * (max(1, n // c.batch_size) if c.drop_last else ceil(n / c.batch_size)) for n in sizes)
+    return LocalWork(joining(len(sizes), config.federation.participation), tau, c.batch_size)
+
+
+def costs(ready: "RunSpec", p: float) -> tuple[float, float]:
+    """Return the mean number of images that a client sends at share p, and MB of all clients' images, up plus down."""
+    images = registry.make("sharing", ready.names["sharing"], {"p": p}).sizes(ready.client_data)
+    return fmean(images), 2 * images_nbytes(sum(images), ready.dataset.shape, ready.client_data.itemsize) / 1e6
+
+
+def outcome(alpha: float, p: float, runs: Runs, out: Path) -> dict[str, Any]:
+    """Return the keys rounds and outcome... of a line of ``Advice``, from the finished runs in ``out``."""
+    result: dict[str, Any] = {"rounds": "", "outcome": None, "outcome_least": None, "outcome_most": None}
+    shared, base = (grid.finished(runs.get((alpha, share), ()), out) for share in (p, 0.0))
+    if shared.empty or base.empty:
+        return result
+    result["rounds"] = tables.rounds(shared)
+    at, without = (dict(zip(side["seed"].tolist(), reached(side), strict=True)) for side in (shared, base))
+    if None in (*at.values(), *without.values()):
+        return result
+    ratios = [rounds / base_rounds for seed, rounds in at.items() if rounds and (base_rounds := without.get(seed))]
+    ratio = tables.mean_rounds(shared)[0] / tables.mean_rounds(base)[0]
+    return {**result, "outcome": ratio, "outcome_least": min(ratios, default=None),
+            "outcome_most": max(ratios, default=None)}  # fmt: skip
+
+
+def report(
+    advice: Mapping[float, tuple["RunSpec", Sequence[Prediction], str]], runs: Runs, options: parse.Options, out: Path,
+    display: Display,
+) -> None:  # fmt: skip
+    """Write table, CSV, picture and summary into ``out``, and display the table.
+
+    advice: by alpha, the prepared experiment, the predictions for it, and the pool in words.
+    """
+    sections = []
+    for alpha, (ready, predicted, pool) in advice.items():
+        lines = []
+        for prediction in predicted:
+            images, mb = costs(ready, prediction.p)
+            facts = {"alpha": alpha, **asdict(prediction), "images": images, "mb": mb}
+            lines.append({**facts, **outcome(alpha, prediction.p, runs, out)})
+        sections.append(Advice(alpha, pool, lines, outcome(alpha, 0.0, runs, out)["rounds"]))
+    records = [line for section in sections for line in section.lines]
+    tried = [cell.config for each in runs.values() for cell in each]
+    title, smoke = grid.title(tried or [ready.record for ready, *_ in advice.values()]), grid.is_smoke(options)
+    result = Report(
+        advice_table(sections, options.speed_up), records, {"preset": options.preset, "predictions": records},
+        {"advise.png": lambda path: advice_panels(path, sections, title, smoke)},
+    )  # fmt: skip
+    display.say("\n" + result.write("advise", options, out))

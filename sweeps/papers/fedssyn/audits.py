@@ -14,6 +14,7 @@ from fedcommons.reports import tables
 from fedcommons.reports.plots import panels, save
 from fedcommons.storage.atomic_files import write_text
 from fedcommons.tune import grid
+from fedcommons.tune.study import Report
 
 PAIRS = 12
 """Number of pairs in the picture: synthetic images, each with its closest training image."""
@@ -46,17 +47,15 @@ def pairs(compared: Sequence[Compared]) -> list[dict[str, Any]]:
 
 def report(records: Mapping[int, Record], options: parse.Options, out: Path) -> str:
     """Write the table, the CSVs and the pictures; return the table with its footnotes. records: audits by seed."""
-    smoke = options.preset == "smoke"
-    text = table(records) + words(records, options.shadows)
-    text = grid.stamped(text, options)
-    write_text(out / "audit_pool.md", text)
-    write_text(out / "audit_pool.csv", tables.to_csv(closeness(records)))
     write_text(out / "audit_pool_attacks.csv", tables.to_csv(attacks(records)))
-    seeds = ", ".join(map(str, records))
+    seeds, smoke = ", ".join(map(str, records)), grid.is_smoke(options)
     title = f"Was this image trained on? {options.shadows} generators a seed, {options.config.data.name}, seeds {seeds}"
-    roc(out / "audit_pool_roc.png", list(records.values()), title, smoke)
-    closest_pairs(out / "audit_pool_pairs.png", records, smoke)
-    return text
+    pictures = {
+        "audit_pool_roc.png": lambda path: roc(path, list(records.values()), title, smoke),
+        "audit_pool_pairs.png": lambda path: closest_pairs(path, records, smoke),
+    }
+    text = table(records) + words(records, options.shadows)
+    return Report(text, closeness(records), None, pictures).write("audit_pool", options, out)
 
 
 def table(records: Mapping[int, Record]) -> str:

@@ -25,8 +25,8 @@ from fedcommons.runs.build import build, module_of
 from fedcommons.runs.spec import RunSpec
 from fedcommons.seeding import numpy_generator
 from fedcommons.storage.artifact_store import Store
-from fedcommons.storage.atomic_files import write_text
 from fedcommons.tune import dry_run, grid
+from fedcommons.tune.study import Report
 
 SHOWN = 3
 """Number of images of each class in a row of the picture."""
@@ -70,12 +70,9 @@ def work(options: parse.Options, say: Callable[[str], None], on_step: OnStep | N
                 records.append({**_named(prepared.record), "seed": seed, **_plain(_judged(prepared, pool, options))})
                 if seed == options.pools[0].seed:
                     pictures.append((prepared, images, pool[numpy_generator(seed, "pictures").permutation(len(pool))]))
-    out, smoke = Path(options.out), options.preset == "smoke"
-    text = table(records, options.neighbours, options.epochs)
-    write_text(out / "quality.md", grid.stamped(text, options))
-    write_text(out / "quality.csv", tables.to_csv(records))
-    _draw(pictures, out / "quality.png", smoke)
-    say("\n" + text)
+    text, smoke = table(records, options.neighbours, options.epochs), grid.is_smoke(options)
+    report = Report(text, records, None, {"quality.png": lambda path: _draw(pictures, path, smoke)})
+    say("\n" + report.write("quality", options, Path(options.out)))
 
 
 def _judged(prepared: RunSpec, pool: Examples, options: parse.Options) -> Quality:

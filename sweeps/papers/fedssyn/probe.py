@@ -25,7 +25,7 @@ from fedcommons.seeding import seed_for
 from fedcommons.sharing.stage import Generating
 from fedcommons.storage.artifact_store import Store
 from fedcommons.tune import grid
-from papers.fedssyn.advice_report import local_work
+from papers.fedssyn.advice import local_work
 
 Found = dict[str, Estimate]
 

@@ -61,24 +61,23 @@ def line(
 def from_rounds(path: Path) -> list[dict[str, object]]:
     """Return the table's lines for a CSV of rounds; lines with the paper's rounds also quote Table A.2."""
     papers, printed, lines = fedssyn_table1(), fedssyn_table_a2(), []
-    for row in rounds_csv.rows(path):
-        for name, actual, allowed in (("dataset", row.dataset, CLASSES), ("algorithm", row.algorithm, CONTROL)):
+    for where, key, rounds in rounds_csv.rows(path):
+        dataset, n, c, _, algorithm = key
+        for name, actual, allowed in (("dataset", dataset, CLASSES), ("algorithm", algorithm, CONTROL)):
             if actual not in allowed:
-                raise unknown(f"{name} ({row.where})", actual, allowed)
-        key = (row.dataset, row.n_clients, row.participation, row.alpha, row.algorithm)
-        once = 2 * row.n_clients * communication.images_nbytes(TRAIN // row.n_clients, SHAPE)
-        model, control = (vgg11_nbytes(CLASSES[row.dataset], names) for names in (("",), CONTROL[row.algorithm]))
-        per_round = 2 * joining(row.n_clients, row.participation) * (model + control)
-        rounds = {"shuffled_synthetic": row.rounds_fedssyn, "real": row.rounds_vanilla}
+                raise unknown(f"{name} ({where})", actual, allowed)
+        once = 2 * n * communication.images_nbytes(TRAIN // n, SHAPE)
+        model, control = (vgg11_nbytes(CLASSES[dataset], names) for names in (("",), CONTROL[algorithm]))
+        per_round = 2 * joining(n, c) * (model + control)
         sides = []
         for written, exchanged in zip(rounds.values(), (once, 0), strict=True):
-            reached = [rounds_csv.number(written.removeprefix(">"), f"{row.where}: rounds")] if written else []
+            reached = [rounds_csv.number(written.removeprefix(">"), f"{where}: rounds")] if written else []
             sides.append([UntilTarget(exchanged, per_round, r, written.startswith(">")) for r in reached])
         same = all(papers.get((*key, setting), (0, None))[1] == written for setting, written in rounds.items())
         # ``key`` lacks the sharing strategy, which is the last column, so the lengths differ.
         head = dict(zip(IDENTIFYING.values(), map(columns.text, key), strict=False))
         texts = [written or "-" for written in rounds.values()]
-        result = line(head, row.n_clients, row.participation, sides[0], sides[1], texts, MIB)
+        result = line(head, n, c, sides[0], sides[1], texts, MIB)
         lines.append(result | {"table A.2 prints": printed.get(key, "") if same else ""})
     return lines
 

@@ -33,7 +33,7 @@ def configs(options: parse.Options, n: int, seed: int) -> dict[str, Experiment]:
     result = {}
     if "plain" in options.ways:
         result["plain"] = choose({**at, **private_presets.plain(options.preset, at["data.name"])}, options.fields)
-    for epsilon in parse.split("--epsilons", options.epsilons, float) if "private" in options.ways else ():
+    for epsilon in options.lists["epsilons"] if "private" in options.ways else ():
         result[f"epsilon {epsilon:g}"] = choose({**at, "generator.target_epsilon": epsilon}, options.fields)
     return result
 
@@ -43,7 +43,7 @@ def released(options: parse.Options, n: int, seed: int) -> dict[str, Experiment]
     flat = {name: value for name, value in parse.flat(options).items() if name.partition(".")[0] not in _NOT_OF_SUMS}
     result = {}
     chosen = [way for way in options.ways if way in private_presets.OF_SUMS]
-    for epsilon, way in product(parse.split("--epsilons", options.epsilons, float), chosen):
+    for epsilon, way in product(options.lists["epsilons"], chosen):
         name, levels = private_presets.OF_SUMS[way], private_presets.of_sums(way, options.preset, epsilon)
         pools = {"alone": (1, levels["local"])}
         if (many := options.clients) > 1:
@@ -59,8 +59,8 @@ _NOT_OF_SUMS = ("generator", "sharing")
 
 def jobs(options: parse.Options) -> list[Job]:
     """Return the trainings of generators whose results are not in the store."""
-    sizes, seeds = (parse.split(f"--{name}", options[name], int) for name in ("sizes", "seeds"))
-    require_few(len(sizes) * len(seeds) * len(options.epsilons.split(",")))
+    sizes, seeds = options.lists["sizes"], options.lists["seeds"]
+    require_few(len(sizes) * len(seeds) * len(options.lists["epsilons"]))
     every = [config for n in sizes for seed in seeds for config in configs(options, n, seed).values()]
     of_each = [build(config).requests for config in every]
     if any([need.n > 0 for need in needs] != [True] for needs in of_each):
@@ -73,7 +73,7 @@ def jobs(options: parse.Options) -> list[Job]:
 
 def of_sums(options: parse.Options) -> Iterator[RunSpec]:
     """Yield the prepared experiments with noisy sums; the preparation finds the noise that gives the target epsilon."""
-    sizes, seeds = (parse.split(f"--{name}", options[name], int) for name in ("sizes", "seeds"))
+    sizes, seeds = options.lists["sizes"], options.lists["seeds"]
     every = (config for n in sizes for seed in seeds for config in released(options, n, seed).values())
     return (ready for config in every if (ready := enough(config)))
 
@@ -134,7 +134,7 @@ def study(
     options: parse.Options, say: Callable[[str], None], on_step: OnStep | None = None
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield the list of records after each n: a record has a pool's accuracies by seed and its noise multiplier."""
-    sizes, seeds = (parse.split(f"--{name}", options[name], int) for name in ("sizes", "seeds"))
+    sizes, seeds = options.lists["sizes"], options.lists["seeds"]
     records = []
     for n in sizes:
         by_pool: dict[str, dict[str, Any]] = {}

@@ -8,28 +8,24 @@ from typing import Any
 from fedcommons.cli import parse
 from fedcommons.config.dotted import choose
 from fedcommons.errors import quote
-from fedcommons.storage.atomic_files import write_text
+from fedcommons.reports import tables
 from fedcommons.tune import grid
+from fedcommons.tune.study import Report
 from papers.fedssyn import private_presets
 
 
 def report(records: Sequence[dict[str, Any]], options: parse.Options, out: Path) -> str:
     """Write the table, the CSV and the picture into ``out``, and return the table."""
-    from fedcommons.reports import tables
-
     lines = [
         [str(r["n"]), r["pool"], "-" if r["sigma"] is None else f"{r['sigma']:.3g}",
          tables.mean_std([100 * a for a in r["accuracy"]], 1)]
         for r in records
     ]  # fmt: skip
     text = tables.markdown(["images", "pool", "noise multiplier", "accuracy, %"], lines)
-    text += tables.numbered(notes(options))
-    smoke = options.preset == "smoke"
-    text = grid.stamped(text, options)
-    write_text(out / "private_sizes.md", text)
-    write_text(out / "private_sizes.csv", tables.to_csv(by_seed(records, options)))
-    picture(records, f"{options['data.name']}: what images of a private pool teach", out / "private_sizes.png", smoke)
-    return text
+    title, smoke = f"{options['data.name']}: what images of a private pool teach", grid.is_smoke(options)
+    pictures = {"private_sizes.png": lambda path: picture(records, title, path, smoke)}
+    report = Report(text + tables.numbered(notes(options)), by_seed(records, options), None, pictures)
+    return report.write("private_sizes", options, out)
 
 
 def notes(options: parse.Options) -> list[str]:
@@ -57,11 +53,10 @@ def notes(options: parse.Options) -> list[str]:
 
 def by_seed(records: Sequence[dict[str, Any]], options: parse.Options) -> list[dict[str, Any]]:
     """Return a row of the CSV for each number of images, pool and seed."""
-    seeds = parse.split("--seeds", options.seeds, int)
     return [
         {"n": r["n"], "pool": r["pool"], "noise_multiplier": r["sigma"], "seed": seed, "accuracy": accuracy}
         for r in records
-        for seed, accuracy in zip(seeds, r["accuracy"], strict=True)
+        for seed, accuracy in zip(options.lists["seeds"], r["accuracy"], strict=True)
     ]
 
 

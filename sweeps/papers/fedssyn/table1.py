@@ -11,8 +11,8 @@ from fedcommons.config.dotted import same_results
 from fedcommons.config.experiment import Experiment
 from fedcommons.reports import columns, tables
 from fedcommons.reports.frames import load_rounds
-from fedcommons.storage.atomic_files import write_json, write_text
 from fedcommons.tune import grid, sweep
+from fedcommons.tune.study import Report
 from papers.fedssyn import authors
 from papers.fedssyn.published import fedssyn_table1
 
@@ -62,18 +62,15 @@ def written(cells: Sequence[sweep.Trial], runs: "pd.DataFrame", out: Path, optio
         return ""
     compared = tables.compared(runs)
     names = [*tables.RUN, *columns.others(compared[0])]
-    write_json(out / "summary.json", {"name": out.name, "preset": options.preset, "cells": tables.records(runs, names)})
     part = [f"So far: {len(runs)} of {len(cells)} runs."] if len(runs) < len(cells) else []
     of_runs = [*tables.private_notes(runs), *tables.rejected_notes(runs), *tables.lost_notes(runs)]
     notes = [*footnotes(cells, options), *of_runs, *part]
     table = tables.table1_markdown(compared, published(cells, options), notes) + tables.spread(compared)
-    markdown = grid.stamped(table, options)
-    write_text(out / "table1.md", markdown)
-    chosen = pd.concat([cell.runs for cell in compared])
-    write_text(out / "table1.csv", tables.to_csv(tables.records(chosen, names)))
-    title = grid.title([c.config for c in cells])
-    rounds_to_target(out / "table1.png", compared, title, grid.is_smoke(options))
-    return markdown
+    chosen, title = pd.concat([cell.runs for cell in compared]), grid.title([c.config for c in cells])
+    return Report(
+        table, tables.records(chosen, names), {"preset": options.preset, "cells": tables.records(runs, names)},
+        {"table1.png": lambda path: rounds_to_target(path, compared, title, grid.is_smoke(options))},
+    ).write("table1", options, out)  # fmt: skip
 
 
 def row(cell: sweep.Trial) -> tuple:

@@ -13,7 +13,7 @@ from fedcommons.reports import columns, tables
 from fedcommons.reports.cells import Cell
 from fedcommons.reports.frames import load_rounds
 from fedcommons.tune import grid as grids
-from fedcommons.tune.study import Report, Results, with_choice
+from fedcommons.tune.study import Report, Results, chosen_runs, with_choice
 from papers.fedssyn.published import fedssyn_table2
 from papers.fedssyn.table2_presets import FIELDS, METHODS
 
@@ -64,7 +64,7 @@ def markdown(frame: Any, printed: bool, notes: Sequence[str]) -> str:
     head = ["alpha", "method", "rate", "seeds", "last accuracy, %", "at best validation, %", "rounds to target",
             "MB to target", "MB in all"]  # fmt: skip
     lines, ratios = [], []
-    for (alpha, method), runs in _groups(frame):
+    for (alpha, method), runs in chosen_runs(frame, METHODS).items():
         cell, missed = Cell({}, runs), bool(runs["rounds_to_target"].isna().any())
         accuracies = [tables.percent(cell, name) for name in ("last_accuracy", "at_best_validation")]
         total = (runs["bytes_down"] + runs["bytes_up"] + runs["bytes_once"]).mean() / MB
@@ -84,14 +84,6 @@ def markdown(frame: Any, printed: bool, notes: Sequence[str]) -> str:
         extra = ["the paper's column"] if paper else []
         text += "\n## Bytes to the target\n\n" + tables.markdown([*against, *extra], ratios)
     return text + tables.numbered(notes)
-
-
-def _groups(frame: Any) -> list[tuple[tuple[float, str], Any]]:
-    """Return the chosen runs by (alpha, method), in the order of the table."""
-    chosen = frame[frame["chosen"]]
-    pairs = product(dict.fromkeys(frame["at"]), METHODS)
-    cells = [((a, m), chosen[(chosen["at"] == a) & (chosen["method"] == m)]) for a, m in pairs]
-    return [(pair, runs) for pair, runs in cells if not runs.empty]
 
 
 def notes(results: Results) -> list[str]:

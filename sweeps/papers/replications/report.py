@@ -21,7 +21,7 @@ from fedcommons.reports.intervals import number, quantile
 from fedcommons.reports.plots import panels, save
 from fedcommons.tracking.run_folder import read_rounds, read_summary
 from fedcommons.tune.study import Report, Results
-from papers.replications.rows import ROWS, Published, Quantity
+from papers.replications.rows import ROWS, Quantity
 
 LEAST, WIDE = 3, 0.1
 """Smallest number of seeds for a verdict; half-width / mean above which a prediction interval is called wide."""
@@ -33,7 +33,6 @@ class Compared:
 
     row: str
     quantity: Quantity
-    published: Published
     values: Mapping[int, float | None]
 
     @property
@@ -42,14 +41,14 @@ class Compared:
 
     @property
     def predicted(self) -> tuple[float, float] | None:
-        """Return the prediction interval for the mean of ``published.runs`` further runs.
+        """Return the prediction interval for the mean of ``quantity.runs`` further runs.
 
         None: there are fewer than ``LEAST`` seeds, or a seed missed the target.
         """
         n = len(self.values)
         if n < LEAST or len(self.reached) < n:
             return None
-        half = quantile(n) * stdev(self.reached) * sqrt(1 / self.published.runs + 1 / n)
+        half = quantile(n) * stdev(self.reached) * sqrt(1 / self.quantity.runs + 1 / n)
         most = inf if self.quantity.round is None else 100
         return max(0, fmean(self.reached) - half), min(most, fmean(self.reached) + half)
 
@@ -57,7 +56,7 @@ class Compared:
     def verdict(self) -> str:
         if (interval := self.predicted) is None:
             return "cannot tell"
-        if not interval[0] <= self.published.value <= interval[1]:
+        if not interval[0] <= self.quantity.published <= interval[1]:
             return "outside"
         return "inside, wide" if (interval[1] - interval[0]) / 2 > WIDE * fmean(self.reached) else "inside"
 
@@ -65,10 +64,9 @@ class Compared:
 def compared(runs: Mapping[tuple[str, str], Mapping[int, Mapping[str, float | None]]]) -> list[Compared]:
     """Return a comparison for each published number of the rows that have runs, in the order of the rows."""
     return [
-        Compared(name, quantity, published, {seed: numbers[quantity.words] for seed, numbers in by_seed.items()})
+        Compared(name, quantity, {seed: numbers[quantity.words] for seed, numbers in by_seed.items()})
         for name, row in ROWS.items()
         for quantity in row.quantities
-        for published in quantity.published
         if (by_seed := runs.get((name, quantity.variant)))
     ]
 
@@ -87,10 +85,9 @@ def table(comparisons: Sequence[Compared], seeds: str) -> str:
     """Return the table of the comparisons, with notes, as Markdown."""
     lines = []
     for item in comparisons:
-        note = f", {item.published.note}" if item.published.note else ""
-        published = f"{number(item.published.value, None)} ({item.published.source}{note})"
-        lines.append([item.row, item.quantity.variant, item.quantity.words, published, len(item.values), ours(item),
-                      item.verdict])  # fmt: skip
+        q = item.quantity
+        published = f"{number(q.published, None)} ({q.source}{q.note and f', {q.note}'})"
+        lines.append([item.row, q.variant, q.words, published, len(item.values), ours(item), item.verdict])
     names = list(dict.fromkeys(item.row for item in comparisons))
     notes = [
         *(f"{name}: {ROWS[name].setting}." for name in names),
@@ -109,7 +106,7 @@ def records(comparisons: Sequence[Compared]) -> list[dict[str, object]]:
     return [
         {
             "row": item.row, "variant": item.quantity.variant, "quantity": item.quantity.words,
-            "source": item.published.source, "published": item.published.value, "seed": seed, "ours": value,
+            "source": item.quantity.source, "published": item.quantity.published, "seed": seed, "ours": value,
             "verdict": item.verdict,
         }
         for item in comparisons
@@ -126,10 +123,10 @@ def picture(path: Path, comparisons: Sequence[Compared]) -> None:
             continue
         colour = {"inside": "tab:green", "inside, wide": "tab:olive", "outside": "tab:red"}.get(item.verdict, "grey")
         if item.predicted:
-            axes.plot([end / item.published.value for end in item.predicted], [y, y], color=colour, lw=2)
-        axes.plot(fmean(item.reached) / item.published.value, y, "o", color=colour, ms=6)
+            axes.plot([end / item.quantity.published for end in item.predicted], [y, y], color=colour, lw=2)
+        axes.plot(fmean(item.reached) / item.quantity.published, y, "o", color=colour, ms=6)
     axes.axvline(1, color="black", lw=0.8)
-    names = [f"{c.row} {c.quantity.variant}, {c.quantity.words} ({c.published.source})" for c in comparisons]
+    names = [f"{c.row} {c.quantity.variant}, {c.quantity.words} ({c.quantity.source})" for c in comparisons]
     axes.set_yticks(range(len(comparisons)), names, fontsize=7)
     axes.set_ylim(len(comparisons) - 0.5, -0.5)
     axes.set(xlabel="our number / published number")

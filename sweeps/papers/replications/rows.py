@@ -68,26 +68,19 @@ LATE = {"straggler.rule": "slow", "straggler.share": 0.9}
 
 
 @dataclass(frozen=True)
-class Published:
-    """A published number and its source.
+class Quantity:
+    """A published number of a variant: accuracy in % after ``round``, or rounds to 97 % if ``round`` is None.
 
     note: precision of the number, by the source or by our reading; shown in the table, not used in the verdict.
     runs: number of the source's runs whose mean is published.
     """
 
-    value: float
+    variant: str
+    round: int | None
+    published: float
     source: str
     note: str = ""
     runs: int = 1
-
-
-@dataclass(frozen=True)
-class Quantity:
-    """A published quantity of a variant: accuracy in % after ``round``, or rounds to 97 % if ``round`` is None."""
-
-    variant: str
-    round: int | None
-    published: tuple[Published, ...]
 
     @property
     def words(self) -> str:
@@ -107,27 +100,19 @@ class Row:
     departs: str = ""
 
 
-def _to_97(variant: str, value: float, source: str) -> Quantity:
-    return Quantity(variant, None, (Published(value, source),))
-
-
-def _after(variant: str, round: int, value: float, source: str, note: str = "", runs: int = 1) -> Quantity:
-    return Quantity(variant, round, (Published(value, source, note, runs),))
-
-
 RATES = "McMahan's learning rate is tuned but not reported: ours is 0.1; FedLab's is 0.02, from its script"
 
 ROWS = {
     "R1": Row(
         "MNIST, 2NN, 100 IID clients, C = 0.1, B = 10: rounds to 97 %",
         {"E = 1": {**IID, **MCMAHAN}, "E = 5": {**IID, **FEDLAB}},
-        (_to_97("E = 1", 87, "McMahan"), _to_97("E = 5", 43, "FedLab")),
+        (Quantity("E = 1", None, 87, "McMahan"), Quantity("E = 5", None, 43, "FedLab")),
         RATES,
     ),
     "R2": Row(
         "the same, with two shards of sorted digits per client",
         {"E = 1": {**SHARDS, **MCMAHAN}, "E = 5": {**SHARDS, **FEDLAB}},
-        (_to_97("E = 1", 664, "McMahan"), _to_97("E = 5", 439, "FedLab")),
+        (Quantity("E = 1", None, 664, "McMahan"), Quantity("E = 5", None, 439, "FedLab")),
         RATES,
     ),
     "R3": Row(
@@ -138,7 +123,7 @@ ROWS = {
             for fields in (MCMAHAN, FEDLAB)
         },
         tuple(
-            _to_97(f"C = {c}, E = {epochs}", value, source)
+            Quantity(f"C = {c}, E = {epochs}", None, value, source)
             for c, values in ((0.2, (77, 37)), (0.5, (75, 36)), (1.0, (70, 35)))
             for epochs, source, value in zip((1, 5), ("McMahan", "FedLab"), values, strict=True)
         ),
@@ -147,18 +132,18 @@ ROWS = {
     "R4": Row(
         "MNIST, 2NN, 100 IID clients, C = 0.5, B = 100, E = 5, rate 0.05",
         {"IID": NOTEBOOK},
-        tuple(_after("IID", r, a, "FedLab") for r, a in ((1, 43.46), (10, 87.64), (50, 93.19), (100, 95.14))),
+        tuple(Quantity("IID", r, a, "FedLab") for r, a in ((1, 43.46), (10, 87.64), (50, 93.19), (100, 95.14))),
     ),
     "R5": Row(
         "MNIST, 2NN, 100 clients by Dirichlet(0.5), C = 0.1, full batch, E = 5, rate 0.1",
         {"Dirichlet": DIRICHLET},
-        (_after("Dirichlet", 200, 93.14, "FedLab"),),
+        (Quantity("Dirichlet", 200, 93.14, "FedLab"),),
         "all clients have the same weight, as in FedLab's server; we no longer find the source of 93.14",
     ),
     "R6": Row(
         "LR_MNIST: softmax regression, 1,000 clients of two digits, 10 a round, B = 10, E = 1, rate 0.03",
         {"FedAvg": {**SOFTMAX, "client.epochs": 1}},
-        (_after("FedAvg", 100, 81, "FLUTE", "about"),),
+        (Quantity("FedAvg", 100, 81, "FLUTE", "about"),),
         "FLUTE's model puts a sigmoid before the softmax; pixels are standardised; clients' sizes are drawn anew",
     ),
     "R7": Row(
@@ -171,7 +156,7 @@ ROWS = {
             for epsilon, sigma in ((1, 3.7306), (10, 0.4999))
         },
         tuple(
-            _after(f"{name}, epsilon {epsilon}", 10, value, "DPIB")
+            Quantity(f"{name}, epsilon {epsilon}", 10, value, "DPIB")
             for name, values in (("MNIST", (80.3, 81.3)), ("Fashion-MNIST", (62.2, 62.2)))
             for epsilon, value in zip((1, 10), values, strict=True)
         ),
@@ -184,7 +169,7 @@ ROWS = {
             name: {**NDPDC, "data.name": data, "sharing.class_size": smallest}
             for name, data, smallest in (("MNIST", "mnist", 5421), ("Fashion-MNIST", "fmnist", 6000))
         },
-        (_after("MNIST", 10, 93.1, "NDPDC"), _after("Fashion-MNIST", 10, 77.7, "NDPDC")),
+        (Quantity("MNIST", 10, 93.1, "NDPDC"), Quantity("Fashion-MNIST", 10, 77.7, "NDPDC")),
         "we take 1,000 steps with networks of 32 channels (five to ten minutes on a core), they 10,000 with 128; we do "
         "not augment images, they augment real and fitted images equally in a step; our images become uint8; our "
         "ConvNet trains for 100 epochs of batches of ten at learning rate 0.01 with momentum 0.9, theirs for 1,000 "
@@ -202,7 +187,7 @@ ROWS = {
             )
         },
         tuple(
-            _after(f"{name}, {share}", 100, value, "Flower", "read off to ± 3", runs=5)
+            Quantity(f"{name}, {share}", 100, value, "Flower", "read off to ± 3", runs=5)
             for share, values in (("none late", (83, 78, 85)), ("90 % late", (64, 80, 85)))
             for name, value in zip(("FedAvg, late ones dropped", "mu = 0", "mu = 2"), values, strict=True)
         ),
@@ -220,7 +205,7 @@ ROWS = {
             )
         },
         tuple(
-            _after(f"{name}, {method}", 50, value, "NIID", f"± {deviation} over seeds")
+            Quantity(f"{name}, {method}", 50, value, "NIID", f"± {deviation} over seeds")
             for name, values in (
                 ("MNIST", ((98.89, 0.07), (99.02, 0.02), (98.03, 0.06), (99.07, 0.06))),
                 ("Fashion-MNIST", ((88.09, 0.29), (88.15, 0.42), (88.22, 0.12), (88.44, 0.25))),

@@ -2,7 +2,6 @@
 
 import csv
 from collections.abc import Iterator
-from dataclasses import dataclass
 from io import StringIO
 from math import isfinite
 from pathlib import Path
@@ -12,24 +11,11 @@ from fedcommons.errors import UserError
 COLUMNS = ("dataset", "algorithm", "n_clients", "participation_rate", "alpha", "rounds_fedssyn", "rounds_vanilla")
 
 
-@dataclass(frozen=True)
-class Row:
-    """A line of the CSV; ``where``: its file and line number, for error messages.
+def rows(path: Path) -> Iterator[tuple[str, tuple[str, int, float, float, str], dict[str, str]]]:
+    """Yield per line: file and line number, the key of ``fedssyn_table_a2``, and rounds by sharing strategy.
 
-    rounds_fedssyn, rounds_vanilla: rounds as text, ``8``, ``>100`` (not reached) or empty.
+    Rounds are texts: ``8``, ``>100`` (not reached) or empty.
     """
-
-    where: str
-    dataset: str
-    algorithm: str
-    n_clients: int
-    participation: float
-    alpha: float
-    rounds_fedssyn: str
-    rounds_vanilla: str
-
-
-def rows(path: Path) -> Iterator[Row]:
     reader = csv.DictReader(StringIO(read(path)))
     if lacking := [name for name in COLUMNS if name not in (reader.fieldnames or ())]:
         raise UserError(f"{path} has no column {lacking[0]!r}, which is required.")
@@ -40,7 +26,8 @@ def rows(path: Path) -> Iterator[Row]:
         n, c, alpha = (number(row[name], f"{where}: {name}") for name in COLUMNS[2:5])
         if not isinstance(n, int) or c > 1 or n * c < 1 - 1e-9:
             raise UserError(f"{where}: N must be a whole number, and N C from 1 to N clients, got N = {n} and C = {c}.")
-        yield Row(where, row["dataset"], row["algorithm"], n, c, alpha, *(row[name].strip() for name in COLUMNS[5:]))
+        rounds = {"shuffled_synthetic": row["rounds_fedssyn"].strip(), "real": row["rounds_vanilla"].strip()}
+        yield where, (row["dataset"], n, c, alpha, row["algorithm"]), rounds
 
 
 def number(value: str, what: str) -> int | float:
