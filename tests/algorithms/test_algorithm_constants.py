@@ -151,7 +151,7 @@ def test_a_head_that_does_not_exist_and_fedmix_without_means_are_refused(digits:
     with pytest.raises(ValueError, match=r"Classifier.head .* got 'network.lost'"):
         _client(FedDM(), _changed(federation, lambda module: setattr(module, "head", "network.lost")))
     rows = replace(federation.data.clients[0], commons=None)
-    with pytest.raises(ValueError, match="FedMix needs .* the means"):
+    with pytest.raises(ValueError, match=r"FedMix needs .* the means"):
         FedMix().client(federation.work(), Message({"model": federation.model}), {}, rows, 1, 0)
 
 
