@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedcommons import Examples, LocalSGD, UserError, Work, generator, set_default_generator
 from fedcommons.audits.quality import compared, pool_quality
-from fedcommons.config import experiment as config
+from fedcommons.config import schema as config
 from fedcommons.runs import build
 from lightning_modules.classifier import Classifier
 from lightning_modules.networks.linear import Linear

@@ -9,7 +9,7 @@ import torch
 from broken_noise import OfNoData
 from torch import Tensor
 
-from fedcommons.config import experiment as config
+from fedcommons.config import schema as config
 from fedcommons.config.dotted import choose
 from fedcommons.config.experiment import Experiment
 from fedcommons.errors import UserError

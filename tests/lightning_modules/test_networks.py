@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcommons import experiment
-from fedcommons.config import experiment as config
+from fedcommons.config import schema as config
 from fedcommons.errors import UserError
 from fedcommons.generators.cvae import CVAE
 from fedcommons.generators.training_loop import batch_of

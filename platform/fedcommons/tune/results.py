@@ -67,7 +67,7 @@ def report(cells: Sequence[Trial], fields: Sequence[str], options: parse.Options
         series.draw(path, panels, metric, colours, series.title(runs), grid.is_smoke(options))
 
     summary = {"metric": metric, "mode": options.mode, "cells": records}
-    Report(table, records, summary, {"tune.png": draw}).write("tune", options, out, display)
+    display.say("\n" + Report(table, records, summary, {"tune.png": draw}).write("tune", options, out))
     for group in groups:
         best = ", ".join(str(out / Path(run).name) for run in group.points[0].runs["run"])
         where = ", ".join(f"{name} {series.label(value)}" for name, value in group.environment.items())
