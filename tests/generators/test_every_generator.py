@@ -11,8 +11,8 @@ from broken_noise import OfNoData
 from torch import Tensor
 
 from fedcommons import Examples, TrainedGenerator, UserError
-from fedcommons.config import schema as config
 from fedcommons.config import presets, registry
+from fedcommons.config import schema as config
 from fedcommons.config.dotted import choose, part_of
 from fedcommons.generators.requests import takes, takes_noise
 from fedcommons.privacy.noise import Source

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedcommons import Examples, UserError, generator, seed_for, set_default_generator
-from fedcommons.config import schema as config
 from fedcommons.config import presets
+from fedcommons.config import schema as config
 from fedcommons.generators import lightning_trainer
 from fedcommons.generators.beta_vae import BetaVAE as BetaGenerator
 from fedcommons.generators.cvae import CVAE as Generator
