@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,15 +25,13 @@ from fedcommons.core.local_training import Correction, LocalResult
 from fedcommons.core.optimizers import plain_step
 from fedcommons.core.steps import Batch, autocast
 from fedcommons.core.trainer_shim import NO_NUMBER, NoClock
+from fedcommons.core.training_process import TrainingProcess
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import sentence
 from fedcommons.flat_tensors import Flat, copy
 from fedcommons.privacy.release import UNCOVERED
 from fedcommons.runtime.torch_settings import tf32
 from fedcommons.seeding import global_states, set_default_generator
-
-if TYPE_CHECKING:
-    from fedcommons.core.client_worker import Work
 
 WARM_UP = 3
 """Number of steps before a recording, in which libraries choose kernels and reserve memory."""
@@ -65,7 +63,7 @@ class Graphs:
     sums: sums of the loss and the logged values over a client's steps, by name. momenta: SGD's momentum by parameter.
     """
 
-    def __init__(self, work: "Work") -> None:
+    def __init__(self, work: TrainingProcess) -> None:
         self.work, self.step = work, Step(work.module)
         self.graphs: dict[Hashable, GraphStep] = {}
         self.corrections: dict[Hashable, Correction] = {}
@@ -196,7 +194,7 @@ def record(play: Callable[[], None]) -> Callable[[], object]:
     return graph.replay
 
 
-def flaw(work: "Work", batch: Batch) -> str | None:
+def flaw(work: TrainingProcess, batch: Batch) -> str | None:
     """Try a step on ``batch`` and return the reason why the module cannot train with CUDA graphs, or None."""
     if work.schedulers:
         return "it has a learning rate scheduler"

@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from pytorch_lightning import LightningModule
@@ -41,10 +41,8 @@ from fedcommons.core.module_state import Saved
 from fedcommons.core.optimizers import plain_step
 from fedcommons.core.steps import AddToGrad, Batch, Loss, autocast
 from fedcommons.core.trainer_shim import Clock
+from fedcommons.core.training_process import TrainingProcess
 from fedcommons.data.clients import ClientData
-
-if TYPE_CHECKING:
-    from fedcommons.core.client_worker import Work
 
 FIT = (
     "on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_epoch_end", "on_train_end", "on_fit_end",
@@ -144,7 +142,7 @@ class Hooks:
         ValueError: an attribute of the module cannot be copied, so the next client would see changes of the attribute.
     """
 
-    def __init__(self, work: "Work") -> None:
+    def __init__(self, work: TrainingProcess) -> None:
         self.work, self.module, self.clock = work, work.module, work.clock
         self.clips_itself = bool(overridden(self.module, CLIPPING))
         self.optimizer = LightningOptimizer(work.optimizer)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial, reduce
 from itertools import islice
 from math import ceil
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedcommons.core import functional_step, steps
 from fedcommons.core.optimizers import Schedulers, plain_step
 from fedcommons.core.steps import AddToGrad, Batch, Loss
+from fedcommons.core.training_process import TrainingProcess
 from fedcommons.data.clients import ClientData
 from fedcommons.data.transforms import flip_and_crop
 from fedcommons.deprecated import accepts_old_names
@@ -24,9 +25,6 @@ from fedcommons.privacy.release import UNCOVERED, Release
 from fedcommons.privacy.weight_guard import Written
 from fedcommons.runtime.torch_settings import tf32
 from fedcommons.seeding import generator, keyed_besides_torch, set_default_generator
-
-if TYPE_CHECKING:
-    from fedcommons.core.client_worker import Work
 
 Batches = Callable[[int], Iterator[Any]]
 """Function of an epoch (from 0) that yields, for each step of the epoch, a batch or a list of batches."""
@@ -120,7 +118,7 @@ class LocalSGD:
 
     def run(
         self,
-        work: "Work",
+        work: TrainingProcess,
         start: Flat,
         data: ClientData,
         seed: int,
@@ -165,7 +163,7 @@ class LocalSGD:
         work.releases.append(spent)
         return LocalResult(work.params, metrics, spent)
 
-    def _client_dp(self, work: "Work", data: ClientData) -> DPSGD:
+    def _client_dp(self, work: TrainingProcess, data: ClientData) -> DPSGD:
         """Return the client's settings of DP-SGD. Noise for a target epsilon depends on the number of examples."""
         assert self.dp
         if self.dp.target and work.releases:
@@ -175,7 +173,7 @@ class LocalSGD:
         return self.dp.of_client(len(data), self.batch_size, self.steps_for(len(data), data.n_own))
 
     def _choose(
-        self, work: "Work", data: ClientData, seed: int, dp: DPSGD | None, own_loss: Loss | None,
+        self, work: TrainingProcess, data: ClientData, seed: int, dp: DPSGD | None, own_loss: Loss | None,
         add_to_grad: AddToGrad | None,
     ) -> tuple[Step, Batches]:  # fmt: skip
         """Return the kind of step for a training, and the function that yields an epoch's batches for the step."""
@@ -243,7 +241,7 @@ class LocalSGD:
             yield tuple(t[first : first + b] for t in shuffled)
 
 
-def _take(work: "Work", step: Step, batches: Batches, epochs: int, *, is_own: bool) -> list[Tensor]:
+def _take(work: TrainingProcess, step: Step, batches: Batches, epochs: int, *, is_own: bool) -> list[Tensor]:
     """Take the steps of all epochs and return their losses. is_own: the method replaces ``training_step``."""
     losses: list[Tensor] = []
     clock, (first_epoch, first_step) = work.clock, work.started_at

@@ -3,15 +3,13 @@
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedcommons.core.logging_shim import values_in
-
-if TYPE_CHECKING:
-    from fedcommons.core.client_worker import Work
+from fedcommons.core.training_process import TrainingProcess
 
 OF_OPTIMIZER = ("state", "param_groups")
 """Attributes of an optimizer that are not copied, because the engine resets them for each client."""
@@ -38,7 +36,7 @@ class Saved:
         ValueError: an attribute of the module cannot be copied.
     """
 
-    def __init__(self, work: "Work", others: Sequence[object]) -> None:
+    def __init__(self, work: TrainingProcess, others: Sequence[object]) -> None:
         module, self.optimizer = work.module, work.optimizer
         self.parts = dict(module.named_modules())
         named = dict(module.named_parameters())
