@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from math import floor
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from fedcommons.config import dotted, registry
 from fedcommons.config.experiment import Experiment
 from fedcommons.core.worker import default_device, fresh_torch
+from fedcommons.data.datasets import data_folder
 from fedcommons.federation import hosts
 from fedcommons.federation.client_sampling import joining
 from fedcommons.runs import assemble, build
@@ -19,7 +21,6 @@ from fedcommons.runtime.gpu_memory import CONTEXT
 from fedcommons.runtime.torch_settings import has_gpu
 from fedcommons.tune import cost
 from fedcommons.tune.small_rounds import SmallRounds
-from fedcommons.tune.sweep import with_absolute_paths
 
 SHAPE = (
     "algorithm", "model.", "data.name", "data.augment", "dp.local", "dp.at_once", "client.batch_size", "client.batched",
@@ -64,7 +65,7 @@ def with_share(configs: Sequence[Experiment], processes: int) -> list[Experiment
     try:
         on_it = PlacementGroupSchedulingStrategy(place)
         task: Any = ray.remote(num_cpus=1, num_gpus=1, scheduling_strategy=on_it, max_calls=1)(hosts.run_if_same)
-        tasks = [task.remote(driver, measured, base_folder, with_absolute_paths(c)) for c in shapes.values()]
+        tasks = [task.remote(driver, measured, base_folder, _absolute(c)) for c in shapes.values()]
         measurements: list[tuple[int, int]] = ray.get(tasks)
     finally:
         ray_cluster.free(place)
@@ -75,6 +76,11 @@ def with_share(configs: Sequence[Experiment], processes: int) -> list[Experiment
         else c
         for c in configs
     ]
+
+
+def _absolute(config: Experiment) -> Experiment:
+    """Return the config with the absolute path of its data folder."""
+    return dotted.override(config, {"data.dir": str(Path(data_folder(config.data.dir)).resolve())})
 
 
 def measured(here: str, config: Experiment) -> tuple[int, int]:
