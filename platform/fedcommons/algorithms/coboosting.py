@@ -89,6 +89,7 @@ class CoBoosting(OneShotModels):
         before = order(n, self.server_batch, seed_for(seed, "weights"), device) if n else ()
         batches = order(n + self.generated, self.server_batch, seed, device)
         u = 2 * torch.rand(n + self.generated, room.classes, generator=generator(seed, "directions")) - 1
+        u = u.to(device, w.dtype)
         generated, labels = make(room, self, partial(self.score, ensemble, w), seed, self.clip)
         for rows in before:
             step = self.weight_step * DECAY**epoch
@@ -98,7 +99,7 @@ class CoBoosting(OneShotModels):
         with torch.no_grad():
             room.join("logits", ensemble.logits(generated), 1)
         share = (1 + cos(pi * epoch / int(scalar(room.state, "in_all")))) / 2 if "in_all" in room.state else 1.0
-        self.distil(room, w, images, self.server_lr * share, batches, u.to(device, w.dtype))
+        self.distil(room, w, images, self.server_lr * share, batches, u)
 
     def score(self, ensemble: Ensemble, weights: Tensor, x: Tensor, labels: Tensor) -> Tensor:
         """Return the generator's loss: mean of hardness times cross entropy, minus ``boundary`` times the divergence.
