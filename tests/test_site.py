@@ -1,11 +1,13 @@
 """The site, built as ``make docs`` does, and every page of it opened in a browser."""
 
+import csv
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urlencode, urlsplit
 
 import pytest
 from browser import chromium, needed
@@ -21,14 +23,21 @@ SEEN = """() => ({
 })"""
 
 
-def test_every_page_is_whole(tmp_path: Path) -> None:
-    """No warning, no error, no network, no empty picture, no broken link or anchor."""
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the site, built without a warning."""
+    html = tmp_path_factory.mktemp("site") / "html"
     if (read := ROOT / "docs" / "_build" / "html" / ".doctrees").exists():  # Sphinx reads what changed since make docs
-        shutil.copytree(read, tmp_path / "html" / ".doctrees")
+        shutil.copytree(read, html / ".doctrees")
     words = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html"]
-    variables, site = {**os.environ, "PYTHONPATH": f"{ROOT / 'platform'}{os.pathsep}{ROOT}"}, tmp_path / "html"
-    done = subprocess.run([*words, str(ROOT / "docs"), str(site)], env=variables, capture_output=True, text=True)
+    variables = {**os.environ, "PYTHONPATH": f"{ROOT / 'platform'}{os.pathsep}{ROOT}"}
+    done = subprocess.run([*words, str(ROOT / "docs"), str(html)], env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
+    return html
+
+
+def test_every_page_is_whole(site: Path) -> None:
+    """No warning, no error, no network, no empty picture, no broken link or anchor."""
     wrong: list[str] = []
     links: list[tuple[Path, str]] = []
     ids: dict[Path, set[str]] = {}
@@ -49,3 +58,20 @@ def test_every_page_is_whole(tmp_path: Path) -> None:
         is_there = target.fragment in ids[file] if file in ids else file.is_file() and file.is_relative_to(site)
         wrong += [] if is_there else [f"{path}: broken link {link}"]
     assert not wrong, "\n".join(wrong[:50])
+
+
+def test_a_search_shows_the_wanted_page_among_the_first_three(site: Path) -> None:
+    """The queries were written by a person who had not seen the site."""
+    with (ROOT / "tests" / "queries.csv").open(encoding="utf-8", newline="") as file:
+        queries = {row["query"]: row["page"] for row in csv.DictReader(file)}
+    missed: dict[str, list[str]] = {}
+    with chromium() as browser:
+        page = browser.new_page()
+        for query, wanted in queries.items():
+            page.goto(f"{(site / 'search.html').as_uri()}?{urlencode({'q': query})}")
+            page.wait_for_function("/found|match/.test(document.querySelector('.search-summary')?.innerText)")
+            links = page.eval_on_selector_all("ul.search > li > a", "all => all.map(a => a.getAttribute('href'))")
+            found = dict.fromkeys(re.split("[?#]", link)[0].removesuffix(".html") for link in links)
+            if wanted not in [*found][:3]:
+                missed[query] = [*found][:3]
+    assert not missed

@@ -199,6 +199,9 @@ def read(app: Sphinx, docname: str, text: list[str]) -> None:
     def one(asked: re.Match[str]) -> str:
         return makers[asked[1]](*asked[2].split())
 
+    if docname.startswith("methods/"):  # a search for a method's name begins with its page
+        title, _, rest = text[0].partition("\n")
+        text[0] = f"{title}\n\n```{{index}} ! {Path(docname).name.replace('_', ' ')}\n```\n{rest}"
     text[0] = re.sub(r"<!-- (docstring|sweep|public|files|options)((?: \w+)*) -->", one, text[0])
 
 
