@@ -49,9 +49,10 @@ test-cpus: $(VENV)/.installed
 	for cpu in $(CPUS); do echo "$$cpu" && env $$cpu $(LOCALE) $(RUN) -m pytest -m "not slow and not ray and not browser" -n 2 \
 	  --dist worksteal --quiet $(BITS) $(TEXTS) $(ARGS) || exit; done
 
-# The site, in docs/_build/html; warnings are errors, and nothing is fetched.
+# The site, in docs/_build/html; warnings are errors, and nothing is fetched. -a: pages that are not written again lose their
+# index entries, which lead the search.
 docs: $(VENV)/.installed
-	$(RUN) -m sphinx -W --keep-going -q -b html docs docs/_build/html $(ARGS)
+	$(RUN) -m sphinx -a -W --keep-going -q -b html docs docs/_build/html $(ARGS)
 
 # Slow evidence, by hand: PART=pages (ARGS="--minutes 60"), faults, folders or mutation; see docs/results/nightly.csv.
 nightly: $(VENV)/.installed
