@@ -18,7 +18,7 @@ from fedcommons.federation.rounds import Standing
 from fedcommons.runs import experiment
 from fedcommons.runs.assemble import assemble
 from fedcommons.runs.build import build
-from fedcommons.runs.callbacks import Callback
+from fedcommons.runs.callbacks import Callback, Progress, require_callbacks
 from fedcommons.runs.federate import federate
 
 WATCHED = {"tracking.tracker": f"{__file__}:Watch", "federation.rounds": 4, "federation.checkpoint_every": 2}
@@ -87,7 +87,12 @@ def test_a_checkpoint_that_cannot_be_written_stops_the_run_and_a_tracker_that_fa
     assert not {"summary.json", "finished.json"} & {path.name for path in folder.iterdir()}
 
 
-def test_what_is_no_tracker_or_measure_is_refused_before_any_work(tmp_path: Path) -> None:
+def test_what_is_no_callback_is_refused_before_any_work(tmp_path: Path) -> None:
+    progress = Progress(lambda *_: None)
+    require_callbacks([progress])
+    for callbacks, text in (([progress, NoMeasure()], "NoMeasure is no callback"), ([progress] * 2, "callbacks.py:Progress")):
+        with pytest.raises(UserError, match=text):
+            require_callbacks(callbacks)
     for values, text in (
         ({"tracking.tracker": f"{__file__}:NoTracker"}, "NoTracker has no finish; it must have log, finish"),
         ({"measure.measure": f"{__file__}:NoMeasure", "measure.every": 1}, "NoMeasure.* has no __call__"),

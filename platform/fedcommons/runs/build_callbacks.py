@@ -39,7 +39,9 @@ def callbacks_of(
         callbacks.Warnings(say),
     ]
     built += [callbacks.Progress(on_round)] if on_round else []
-    return built + ([callbacks.RemoteCopy(mirror)] if mirror else [])
+    built += [callbacks.RemoteCopy(mirror)] if mirror else []
+    callbacks.require_callbacks(built)
+    return built
 
 
 def _trackers(ready: Assembled, record: RunFolder, say: Callable[[str], None]) -> Iterator[Tracker]:

@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from fedcommons.core.rejections import records, rejection_summary
-from fedcommons.errors import Warned
+from fedcommons.errors import UserError, Warned, name_of
 from fedcommons.federation import checkpoint
 from fedcommons.federation.rounds import Standing
 from fedcommons.tracking.remote_run import RunMirror
@@ -36,6 +36,7 @@ class RoundResult:
     is_saved: bool
 
 
+@runtime_checkable
 class Callback(Protocol):
     """A plug-in of the round loop. A callback stores the values that it needs, and not the experiment.
 
@@ -62,6 +63,21 @@ class Callback(Protocol):
 
     def on_end(self, summary: Mapping[str, Any] | None) -> None:
         """Finish when the run ends. summary: content of summary.json; None if an error stopped the run."""
+
+
+def require_callbacks(callbacks: Sequence[object]) -> None:
+    """Check that all objects are callbacks, each of another class.
+
+    Raises:
+        UserError: an object lacks a function of ``Callback``, or two callbacks have the same class name.
+    """
+    names = set[str]()
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise UserError(f"{name_of(callback)} is no callback: it lacks a function of runs/callbacks.py:Callback.")
+        if (name := name_of(callback)) in names:
+            raise UserError(f"two callbacks have the name {name}, and each needs a name of its own.")
+        names.add(name)
 
 
 @dataclass
