@@ -54,8 +54,8 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     options = parse.parse(parser, argv)
     options.shares = sorted({0.0, *grid.values(options, "shares", float, "[0, 1]")})
     options.pairs = grid.pairs(options, "pairs", (float, int), "q:d such as 0.5:3")
-    if not all(0 <= q < 1 for q, _ in options.pairs):
-        raise UserError(f"--pairs takes q:d with q in [0, 1), got {quote(options['pairs'])}.")
+    if wrong := [f"{q:g}:{d}" for q, d in options.pairs if not (0 <= q < 1 and 1 <= d <= 1e9)]:
+        raise UserError(f"--pairs takes q:d with q in [0, 1) and d in [1, 1e9], got {quote(wrong[0])}.")
     return options
 
 

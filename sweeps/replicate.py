@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from fedcommons.cli import parse
 from fedcommons.config import presets
 from fedcommons.config.dotted import common_fields
-from fedcommons.errors import UserError
+from fedcommons.errors import UserError, unknown
 from fedcommons.tune import grid, sweep
 from fedcommons.tune.study import Entry, Report, Results, Study
 from papers.replications.rows import NOT_HERE, ROWS
@@ -31,10 +31,12 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     ))  # fmt: skip
     parse.add_shared(parser)
     options = parse.parse(parser, argv)
-    options.rows = grid.values(options, "rows", str, " | ".join([*ROWS, *NOT_HERE]))
+    options.rows = grid.values(options, "rows")
     for name in options.rows:
         if name in NOT_HERE:
             raise UserError(f"--rows {name} is not run here: {NOT_HERE[name]}.")
+        if name not in ROWS:
+            raise unknown("row", name, ROWS)
     grid.values(options, "seeds", int, common_fields()["seed"].allowed)
     return options
 

@@ -178,7 +178,8 @@ def test_names_of_the_version_before_work_with_a_warning() -> None:
         assert old not in fc.__all__
     with pytest.warns(DeprecationWarning, match=r"TellsWork is now fedcommons\.Algorithm"):
         empty = v2.TellsWork
-    assert isinstance(type("Both", (fc.Algorithm, empty), {})(), empty)
+    both = type("Both", (fc.Algorithm, empty), {})  # a class may name both
+    assert {fc.Algorithm, empty} <= {*both.__mro__}
     sys.modules.pop("fedcommons.sharing.needs", None)
     with pytest.warns(DeprecationWarning, match=r"generators\.requests"):
         assert import_module("fedcommons.sharing.needs").needs is requests.requests_of_clients

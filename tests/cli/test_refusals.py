@@ -121,7 +121,7 @@ run --dataset digit -> data.name 'digits' import path | run --preset smal -> pre
 run --preset authors -> Table 1 digits | run --algorithm fedavgg -> 'fedavg' --help
 run --algorithm qfedavg -> package my_algorithm.py:Name | run --target 0 -> target (0, 1] | run --target 1.01 -> target
 run --model no_such_module:Small -> ModuleNotFoundError no_such_module | run --model nothing.py:N -> {tmp}/nothing.py
-run --model bad.py:Net -> ZeroDivisionError line 1 | run --model lacking.py:Net -> line 1 no_such_package_of_mine
+run --model bad.py:Net -> ZeroDivisionError line 1 | run --model lacking.py:Net -> (line 1) no_such_package_of_mine
 run --algorithm capable.py:Lab -> 'need_pool' 'needs_pool' (capable.py, line 5
 run --algorithm my_lab.py:Careless -> my_lab.py:Careless.capabilities Capabilities(...) dict
 run --model my_lab.py:Small --cnn.width 3 -> --cnn.width '--model.width'

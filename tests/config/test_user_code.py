@@ -148,7 +148,7 @@ def test_neighbours_of_one_name_in_two_folders_are_not_mixed_up(lab: Lab) -> Non
 
 MISSING = [
     ("net.py", "import helpr", "net.py (line 1) helpr 'helper'?"),
-    ("net.py", "import broken", "(broken.py, line 2 nothing"), ("net.py", "from ns import mood", "ns.mood 'ns.mod'?"),
+    ("net.py", "import broken", "broken.py (line 2) nothing"), ("net.py", "from ns import mood", "ns.mood 'ns.mod'?"),
     ("pkg.net", "def f():\n    from . import subb", "pkg.subb 'pkg.sub'?"), ("net.py", "import wrong", "SyntaxError"),
     ("net.py", "import pkg.subb", "pkg.subb 'pkg.sub'?"), ("net.py", "from .helper import x", "relatively package"),
     ("net.py", "from helper import VALU", "ImportError 'VALU' 'helper'"),

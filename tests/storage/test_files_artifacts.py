@@ -81,8 +81,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "one bit": (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"\x7f"), "was truncated or altered"),
     "no sidecar": (lambda path: sidecar(path).unlink(), "is missing"),
     "no tensors": (lambda path: path.unlink(), "is missing"),
-    "sidecar truncated": (lambda path: sidecar(path).write_text(sidecar(path).read_text()[:20]), "is not JSON"),
-    "no checksum of facts": (lambda path: write_json(sidecar(path), {"sha256": "0"}), "facts_sha256"),
+    "sidecar truncated": (lambda path: sidecar(path).write_text(sidecar(path).read_text()[:20]), "is incomplete"),
+    "no checksum of facts": (lambda path: write_json(sidecar(path), {"sha256": "0"}), "checksum 'facts_sha256'"),
     "no tensors with a right checksum": (not_tensors, "was truncated or altered"),
     "other facts": (
         lambda path: write_json(sidecar(path), {**json.loads(sidecar(path).read_text()), "x": 1}),
@@ -237,7 +237,7 @@ def test_a_folder_in_a_run_that_links_elsewhere_or_is_a_pipe_is_not_read(tmp_pat
     (tmp_path / "real" / "file").write_text("{}")
     (tmp_path / "linked").symlink_to("real")
     assert safe_read.json_of(tmp_path / "linked" / "file", inner=1) == {}  # a run folder may be a link
-    with pytest.raises(safe_read.UnreadableError, match="cannot be read"):
+    with pytest.raises(safe_read.UnreadableError, match="linked is a link"):
         safe_read.json_of(tmp_path / "linked" / "file", inner=2)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(safe_read.UnreadableError, match="pipe"):

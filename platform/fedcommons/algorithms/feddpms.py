@@ -111,7 +111,8 @@ class FedDPMS:
             raise UserError(f"feddpms.preliminary_rounds must be below federation.rounds = {facts.rounds}, got {last}.")
         if self.privacy == "sound" and self.sigma == 0:
             raise UserError("feddpms.sigma must be above 0 with feddpms.privacy sound, as only noise gives an epsilon.")
-        assert facts.counts is not None
+        if facts.counts is None:
+            raise UserError("feddpms needs each client's number of examples per class (Facts.counts), got None.")
         counts = facts.counts()
         if self.classes > counts.shape[1]:
             raise UserError(f"feddpms.classes must be at most the {counts.shape[1]} classes, got {self.classes}.")

@@ -21,7 +21,7 @@ from typing import Annotated, ClassVar
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.server_training import ServerTask, train_on_pool
-from fedcommons.core.algorithm import Facts, Replies, State
+from fedcommons.core.algorithm import ClientData, Facts, Message, Replies, Reply, State, Work
 from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.executor import Executor
 from fedcommons.flat_tensors import Flat, Payload
@@ -38,7 +38,7 @@ class OneShot:
     server_epochs: Annotated[int | None, "[1, 1e9]"] = None
     """epochs of the server on its pool of synthetic images in a round; default: client.epochs"""
 
-    start, down, client = FedAvg.start, FedAvg.down, FedAvg.client  # no client takes part: ``start`` alone is called
+    start, down = FedAvg.start, FedAvg.down
 
     def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, int]:
         """Return the ``server_epochs`` that a run uses: the option, or ``epochs`` (client.epochs) if it is None."""
@@ -47,6 +47,10 @@ class OneShot:
     def participants(self, state: State, round: int) -> Sequence[int]:
         """Return an empty list, because no client takes part."""
         return []
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        """Raise an error: the engine never calls this, as no client takes part."""
+        raise NotImplementedError
 
     def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
         return {"model": executor.map(train_on_pool, ServerTask(self, state, round), [seed])[0]}

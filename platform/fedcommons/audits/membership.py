@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from fedcommons.audits.copies import clopper_pearson
-from fedcommons.audits.distances import chunks, pixel_space
 from fedcommons.data.examples import Examples
 from fedcommons.generators.generator import Generator, Weights, for_client
 from fedcommons.seeding import numpy_generator, seed_for
@@ -45,7 +44,8 @@ def by_pool(generator: Generator, weights: Weights, images: Examples, n_classes:
     The score is minus the distance to the closest of n synthetic images with the labels of ``images``.
     """
     samples = generator.sample(weights, tuple(images.x.shape[1:]), n_classes, images.y, seed)
-    distances = chunks(images.x.flatten(1), pixel_space(samples.flatten(1)))  # of rows, so without moved images
+    points, records = (x.flatten(1).double() for x in (images.x, samples))
+    distances = (torch.cdist(part, records, compute_mode="use_mm_for_euclid_dist") for part in points.split(512))
     return -torch.cat([part.min(1).values for part in distances]).numpy()
 
 

@@ -40,7 +40,8 @@ def value_of(argument: Given, hint: Any) -> Any:
         words, text = error.args
         if {int, float} & set(members(hint)) and _NOT_DECIMAL.fullmatch(argument.text.strip()):
             raise UserError(f"{argument} takes decimal numbers, got {quote(argument.text.strip())}.") from None
-        raise UserError(f"{argument.name} takes {words}, got {quote(text.strip())}.") from None
+        name = argument.name if "." in argument.name else argument
+        raise UserError(f"{name} takes {words}, got {quote(text.strip())}.") from None
 
 
 def in_words(hint: Any) -> str:

@@ -23,6 +23,7 @@ from importlib.util import find_spec, resolve_name
 from itertools import accumulate
 from modulefinder import ModuleFinder
 from pathlib import Path
+from traceback import walk_tb
 from types import NoneType
 from typing import Any, cast
 
@@ -37,6 +38,8 @@ _NEVER = {
 """The platform's packages and the standard library. A file with one of these names is never loaded as user code."""
 
 _PYTHON = sorted({os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")})
+
+_IMPORTLIB = re.compile(r"^<frozen importlib|/importlib/__init__\.py$")
 
 _RELATIVE = "imports relatively, which works only in a package: name the component by its module, my_lab.methods:Name."
 
@@ -102,6 +105,16 @@ def of_module(name: str, base: Path, what: str) -> Code | None:
     with suppress(ImportError):
         finder.import_hook(name)
     return Code(name, *_hashed(name, finder)) if name in finder.contents else None
+
+
+def missing(error: ModuleNotFoundError, code: Code) -> str | None:
+    """Return a message with the file and line of the user's failed import; None if the import is in other code."""
+    frames = [(Path(frame.f_code.co_filename), line) for frame, line in walk_tb(error.__traceback__)]
+    file, line = [frame for frame in frames if not _IMPORTLIB.search(str(frame[0]))][-1]
+    if not error.name or file not in {module.file for module in code.modules.values()}:
+        return None
+    siblings = _module_names({code.file.parent, file.parent})
+    return f"{file} (line {line}) {_no_module(error.name, siblings, file.stem)}"
 
 
 def add_to_path(folder: Path) -> None:

@@ -48,7 +48,12 @@ def module(where: str, base: Path, what: str) -> ModuleType:
             user_code.add_to_path(folder)  # by default, sys.path has only the script's folder
         _modules.hold(code)
     with before_any_work(), user_code_context(f"{what}: importing {where} failed"):
-        return importlib.import_module(code.name if code else where)
+        try:
+            return importlib.import_module(code.name if code else where)
+        except ModuleNotFoundError as error:
+            if code and (message := user_code.missing(error, code)):
+                raise UserError(f"{what}: {message}") from error
+            raise
 
 
 class _Loader(SourceFileLoader):

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
 
 import numpy as np
 import torch
@@ -163,11 +162,12 @@ class RunData:
 
     def to(self, device: torch.device) -> "RunData":
         """Return the same data on ``device``; a table of examples that several fields use is copied only once."""
-        move = cache(lambda examples: examples.to(device))
-        moved = cache(lambda clients: None if clients is None else clients.on(move(clients.store)))
-        sets = {name: move(examples) for name, examples in self.sets.items()}
-        own = {name: moved(getattr(self, name)) for name in ("clients", "real", "pool", "tests")}
-        return replace(self, sets=sets, **own)
+        parts = {name: getattr(self, name) for name in ("clients", "real", "pool", "tests")}
+        tables = [*self.sets.values(), *(part.store for part in parts.values() if part is not None)]
+        moved = {id(x): x.to(device) for x in {id(x): x for x in tables}.values()}  # equal tables may differ in factors
+        clients = {id(part): part.on(moved[id(part.store)]) for part in parts.values() if part is not None}
+        sets = {name: moved[id(examples)] for name, examples in self.sets.items()}
+        return replace(self, sets=sets, **{name: part and clients[id(part)] for name, part in parts.items()})
 
 
 @dataclass(frozen=True)

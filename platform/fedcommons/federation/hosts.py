@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, TypeVar
@@ -96,10 +96,11 @@ def require_alike(pin: Mapping[str, str], shared: Sequence[tuple[str, Path]], ad
     if not others:
         return
     with ExitStack() as markers:  # one empty file per folder, which exists until all hosts have answered
-        wanted = [
-            (option, markers.enter_context(NamedTemporaryFile(prefix=".shared-", dir=folder.resolve())).name)
-            for option, folder in shared
-        ]
+        wanted = list[tuple[str, str]]()
+        for option, folder in shared:
+            with NamedTemporaryFile(prefix=".shared-", dir=folder.resolve(), delete=False) as marker:
+                markers.callback(_remove, Path(marker.name))
+            wanted.append((option, marker.name))
         theirs = facts()
         task: Any = ray.remote(num_cpus=0, max_retries=0)(run_if_same)
         places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in others]
@@ -118,6 +119,11 @@ def require_alike(pin: Mapping[str, str], shared: Sequence[tuple[str, Path]], ad
                     raise UserError(sentence(cause)) from None
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
                 raise UserError(f"host {host} of Ray cannot run this version of fedcommons ({reason}).") from None
+
+
+def _remove(marker: Path) -> None:
+    with suppress(OSError):  # the check is over, and a network file system may have lost the file
+        marker.unlink(missing_ok=True)
 
 
 def require_markers(markers: Sequence[tuple[str, str]], advice: str) -> None:

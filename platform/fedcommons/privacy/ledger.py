@@ -221,12 +221,13 @@ def _read(record: Mapping[str, Any]) -> Released:
 
 def _with(events: Events, new: Iterable[Release]) -> Events:
     """Return ``events`` plus the steps of the releases in ``new`` that have a guarantee; ``events`` does not change."""
-    after = dict(events)
+    added = dict[int, Counter[tuple[float, float]]]()
     for event in new:
         if event.covered:  # plain numbers, which a checkpoint can store as JSON
-            client, steps = int(event.client), Counter({(float(event.q), float(event.sigma)): int(event.steps)})
-            after[client] = Counter(after.get(client, {})) + steps
-    return after
+            client = int(event.client)
+            steps = added.setdefault(client, Counter(events.get(client, {})))
+            steps[float(event.q), float(event.sigma)] += int(event.steps)
+    return {**events, **added}
 
 
 def _most(given_away: Mapping[int, int], new: Iterable[Release]) -> Mapping[int, int]:

@@ -92,7 +92,12 @@ def read_tensors(path: Path, inner: int = 0) -> "tuple[dict[str, Tensor], dict[s
     from safetensors.torch import load_file
 
     facts_path = path.with_name(path.name + ".json")
-    facts = safe_read.json_of(facts_path, inner)
+    try:
+        facts = safe_read.json_of(facts_path, inner)
+    except safe_read.UnreadableError:
+        raise
+    except ValueError as error:
+        raise ValueError(f"{path} is incomplete: {error}") from None
     with safe_read.open_file(path, memory(), inner) as file:
         if file is None and facts is None:
             return None
@@ -102,7 +107,9 @@ def read_tensors(path: Path, inner: int = 0) -> "tuple[dict[str, Tensor], dict[s
             stated = facts["sha256"], facts["facts_sha256"]
             plain = {name: fact for name, fact in facts.items() if name not in ("sha256", "facts_sha256")}
             intact = _is_whole(file) and (_checksum(file), checksum_of(plain)) == stated
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:  # e.g., no checksum
+        except KeyError as error:
+            raise ValueError(f"{path} is incomplete: its checksum {error} is missing") from error
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:  # e.g., the facts are a list
             raise ValueError(f"{path} is incomplete: {error}") from error
         if not intact:
             raise ValueError(f"{path} was truncated or altered: its checksum does not match")

@@ -186,6 +186,12 @@ def _code(error: BaseException) -> str:
 def _reason(error: Exception) -> str:
     """Return the reason of an error as a part of a sentence, without a URL's user name and password."""
     code, kind = _code(error), type(error).__name__
+    if code == "NoSuchBucket":
+        return "there is no such bucket"
+    if code in ("SlowDown", "ServiceUnavailable", "503"):
+        return f"it is too busy ({code}), also after several tries with growing waits"
+    if isinstance(error, PermissionError):
+        return f"access was denied ({code or kind})"
     if kind in ("NoCredentialsError", "PartialCredentialsError"):
         return "no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
     text = re.sub(r"//[^/\s]*@", "//", " ".join(str(error).split()))

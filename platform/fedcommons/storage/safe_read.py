@@ -58,7 +58,7 @@ def open_file(path: Path, most: float, inner: int = 1) -> Iterator[BufferedReade
         yield None
         return
     except OSError as error:
-        raise UnreadableError(f"{path} cannot be read ({error.strerror})") from None
+        raise UnreadableError(_refused(path, inner) or f"{path} cannot be read ({error.strerror})") from None
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -84,6 +84,21 @@ def _descriptor(path: Path, inner: int) -> int:
         return os.open(path.name, flags | os.O_NOFOLLOW, dir_fd=folder)
     finally:
         os.close(folder)
+
+
+def _refused(path: Path, inner: int) -> str | None:
+    """Describe the first component of ``path`` with a wrong file type, as part of a sentence; None if no type is wrong.
+
+    Only the last ``inner`` components are checked: the last must be a regular file, the other components folders.
+    """
+    for component in [*reversed(path.parents[: max(0, inner - 1)]), path]:
+        try:
+            mode = os.lstat(component).st_mode
+        except OSError:
+            return None
+        if not (stat.S_ISREG(mode) if component == path else stat.S_ISDIR(mode)):
+            return _is_no_file(component, mode)
+    return None
 
 
 def _is_no_file(path: Path, mode: int) -> str:
