@@ -21,13 +21,14 @@ REFUSED: dict[str, dict[str, str]] = {
     "convergence_parameters": {"--generator-p 1": "must lie in (0, 1)", "--measure.every 0": "must be at least 1"},
     "feddm": {
         "--rates ,": "finite float", "--data.validation 0": "must be above 0", "--algorithms fedavg": "add feddm",
-        "--study-alpha 0.1,0.5": "study_alpha takes float",
+        "--study-alpha 0.1,0.5": "--study-alpha takes",
     },
     "feddpms": {"--clients 10": "pairs N:images", "--lrs 0.01,0.001 --data.validation 0": "by validation"},
     "figure3": {"--p-real 1": "--p-real must lie in [0, 1)", "--preset authors": "unknown preset 'authors'"},
     "gradient_coding": {
         "--shares=0.01": "less than one", "--pairs=0.5": "q:d", "--pairs=1:3": "q in [0, 1)",
-        "--pairs=0.5:10": "[1, 9] for 10 clients", "--pairs=0.5:3,0.5:3": "different values",
+        "--pairs=0.3:0": "d in [1, 1e9]", "--pairs=0.5:10": "[1, 9] for 10 clients",
+        "--pairs=0.5:3,0.5:3": "different values",
     },
     "methods": {
         "--algorithms fedavg,one_shot": "trains on a pool", "--methods fedavg,fedporx": "did you mean 'fedprox'",
@@ -39,7 +40,7 @@ REFUSED: dict[str, dict[str, str]] = {
         "--p 0.5,1.1": "p must lie in [0, 1]", "--target 1e-36": "target must lie in (", "--fit plan": "mean 'plain'",
         "--rounds 100001": "rounds must lie in [1, 100000]", "--models sever": "'server'",
     },
-    "replicate": {"--rows R13": "unknown --rows", "--rows R9": "not run here"},
+    "replicate": {"--rows R13": "unknown row", "--rows R9": "not run here"},
     "sensitivity": {"--partition.alpha 1": "alpha is not", "--partition.name iid": "partition.alpha"},
     "table2": {
         "--methods fedsyn": "fedssyn", "--data.validation 0": "must be above 0",
