@@ -28,8 +28,8 @@ FOLLOWED = ("docs/own_parts.md", "docs/start.md")
 def commands(page: str) -> list[str]:
     """Return each command of a sweep in a code span or a line of a block."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    spans = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.S))
-    lines = [line for block in re.findall(r"```\w*\n(.*?)```", text, re.S) for line in block.splitlines()]
+    spans = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M))
+    lines = [line for block in re.findall(r"^```[^\n]*\n(.*?)^```", text, re.S | re.M) for line in block.splitlines()]
     matches = (re.match(r"(?:\$ )?(python sweeps/[a-z]\w*\.py.*?)(?:\s+#.*)?$", one) for one in (*spans, *lines))
     return list(dict.fromkeys(match[1] for match in matches if match))
 
