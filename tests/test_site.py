@@ -37,7 +37,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_page_is_whole(site: Path) -> None:
-    """No warning, no error, no network, no empty picture, no broken link or anchor."""
+    """Each page loads without warning, error, network, empty picture, broken link or broken anchor."""
     wrong: list[str] = []
     links: list[tuple[Path, str]] = []
     ids: dict[Path, set[str]] = {}
@@ -61,7 +61,7 @@ def test_every_page_is_whole(site: Path) -> None:
 
 
 def test_a_search_shows_the_wanted_page_among_the_first_three(site: Path) -> None:
-    """The queries were written by a person who had not seen the site."""
+    """The queries were written without knowledge of the site; its index entries were written for them."""
     with (ROOT / "tests" / "queries.csv").open(encoding="utf-8", newline="") as file:
         queries = {row["query"]: row["page"] for row in csv.DictReader(file)}
     missed: dict[str, list[str]] = {}
@@ -71,7 +71,7 @@ def test_a_search_shows_the_wanted_page_among_the_first_three(site: Path) -> Non
             page.goto(f"{(site / 'search.html').as_uri()}?{urlencode({'q': query})}")
             page.wait_for_function("/found|match/.test(document.querySelector('.search-summary')?.innerText)")
             links = page.eval_on_selector_all("ul.search > li > a", "all => all.map(a => a.getAttribute('href'))")
-            found = dict.fromkeys(re.split("[?#]", link)[0].removesuffix(".html") for link in links)
-            if wanted not in [*found][:3]:
-                missed[query] = [*found][:3]
+            pages = dict.fromkeys(re.split("[?#]", link)[0].removesuffix(".html") for link in links)
+            if wanted not in [*pages][:3]:
+                missed[query] = [*pages][:3]
     assert not missed

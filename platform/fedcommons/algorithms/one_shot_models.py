@@ -151,7 +151,7 @@ class Classroom:
         return len(self.entries.get("images", ()))
 
     def join(self, name: str, values: Tensor, axis: int = 0) -> Tensor:
-        """Append ``values`` to the entry ``name``, which may not exist yet, and return the entry."""
+        """Append ``values`` to the entry ``name``, create the entry if it does not exist, and return it."""
         before = [self.entries[name]] if name in self.entries else []
         self.entries[name] = torch.cat([*before, values], axis)
         return self.entries[name]

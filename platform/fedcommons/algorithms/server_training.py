@@ -24,7 +24,7 @@ M = TypeVar("M")
 
 @dataclass(frozen=True)
 class ServerTask(Generic[M]):
-    """The task of a job on the server in ``round``. payload: entries of the server's state and other named tensors."""
+    """The task of a server job. round: number of the round. payload: entries of the server state, and other tensors."""
 
     method: M
     payload: Payload

@@ -199,8 +199,8 @@ def events(what: str, releases: Iterable[Any], n_clients: int) -> list[Release]:
         client, n = event.client, event.n_disclosed
         if not (isinstance(n, Integral) and n >= 0):
             raise UserError(f"{what} must give Release.n_disclosed as a whole number of at least 0, got {quote(n)}.")
-        nobody = client == -1 and not event.covered and not n
-        if not nobody and not (isinstance(client, Integral) and 0 <= client < n_clients):
+        names_no_client = client == -1 and not event.covered and not n
+        if not names_no_client and not (isinstance(client, Integral) and 0 <= client < n_clients):
             clients = f"clients are 0 ... {n_clients - 1}"
             raise UserError(f"{what} declares a release of client {quote(client)}, but {clients}.")
     return declared
