@@ -37,10 +37,6 @@ def _case() -> tuple[Classifier, Tensor, Tensor]:
     return _module(), _draw(sum(COUNTS), 4), _draw(3 * IPC, 4, seed=1).requires_grad_()
 
 
-def _mine() -> Tensor:
-    return torch.block_diag(*(torch.ones(1, n) for n in COUNTS))
-
-
 def _u(module: Classifier, x: Tensor) -> Tensor:
     head = Head(module)
     with head.watched():
@@ -55,7 +51,8 @@ def _loss_of_class(module: Classifier, real: Tensor, synthetic: Tensor) -> Tenso
 
 
 def _all_losses(module: Classifier, real: Tensor, images: Tensor) -> Tensor:
-    return feddm_matching.losses(_u(module, images), feddm_matching.means(_u(module, real), _mine()).detach())
+    mine = torch.block_diag(*(torch.ones(1, n) for n in COUNTS))
+    return feddm_matching.losses(_u(module, images), feddm_matching.means(_u(module, real), mine).detach())
 
 
 def test_the_losses_of_all_classes_at_once_are_those_of_each_by_itself_with_their_gradient() -> None:

@@ -33,10 +33,6 @@ def _copied(federation: Federation, rows: Sequence[Sequence[int]] = WITH_COPIES)
     return replace(federation, data=RunData(clients, clients, {}))
 
 
-def _facts(federation: Federation, arrival: Sequence[float] | None) -> Facts:
-    return replace(federation.plan(1).facts, arrival=arrival)
-
-
 def _coded(federation: Federation, method: GradientCoding, state: State) -> list[Tensor]:
     """What each client sends."""
     work, sent = federation.work(), []
@@ -77,7 +73,8 @@ def test_the_mean_over_all_sets_of_stragglers_is_the_step_without(
     """If all are alike, also the mean over all pairs of drawn clients."""
     federation = _copied(least_squares(sizes=(5, 5, 5, 5)).federation(0.1)).training(local)
     method = GradientCoding()
-    state, all_arrive = (method.start(federation.model, _facts(federation, a), 0) for a in (arrival, ALL_ARRIVE))
+    facts = [replace(federation.plan(1).facts, arrival=each) for each in (arrival, ALL_ARRIVE)]
+    state, all_arrive = (method.start(federation.model, each, 0) for each in facts)
     sent, expected = _coded(federation, method, state), np.zeros(3)
     for arrived in product([False, True], repeat=4):
         p = np.prod([a if here else 1 - a for a, here in zip(arrival, arrived, strict=True)])

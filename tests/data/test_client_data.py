@@ -11,7 +11,7 @@ import torch
 from fedcommons import LocalSGD, UserError
 from fedcommons.config.dotted import choose
 from fedcommons.data import client_test_sets, datasets
-from fedcommons.data.clients import ClientData, Clients, Rows
+from fedcommons.data.clients import Clients, Rows
 from fedcommons.data.examples import Dataset, Examples, Origin
 from fedcommons.data.partition import Partitioned
 from fedcommons.data.transforms import shift_features
@@ -133,12 +133,9 @@ def test_a_partition_by_the_rows_of_a_file_is_refused_where_rows_have_moved() ->
     assert prepared("by_chance", **limited).partition.rows
 
 
-def _shared() -> ClientData:
-    return Clients(digits().data.clients.store, [np.arange(20)], [10])[0]
-
-
 def test_half_of_the_data_trains_half_as_long() -> None:
-    federation, data = digits().training(LocalSGD(epochs=6, batch_size=5)), _shared()
+    federation = digits().training(LocalSGD(epochs=6, batch_size=5))
+    data = Clients(digits().data.clients.store, [np.arange(20)], [10])[0]
     for part, steps in ((data, 12), (data.subset(torch.arange(10)), 6), (data.subset(torch.arange(5)), 3)):
         work = federation.work()  # E' = 3 of 6 epochs, as half is own
         assert int(work.local(work.initial, part, 0).metrics["steps"]) == steps

@@ -1,7 +1,7 @@
 """Run the trials of a sweep in this process, so that the sweep's command finds finished trials and needs no Ray."""
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import chdir, redirect_stdout
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,11 @@ def saved_figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     return figures
 
 
-def sweep_output(main: Callable[[Sequence[str]], int], folder: Path, *words: str) -> str:
+def sweep_output(main: Callable[[Sequence[str]], int], folder: Path, *words: str, code: int = 0) -> str:
     """Run a sweep to its end in this process, with ``folder`` as current folder, and return what it prints."""
     folder.mkdir(exist_ok=True)
-    with chdir(folder), redirect_stdout(StringIO()) as output:
-        assert main(words) == 0, output.getvalue()
+    with chdir(folder), redirect_stdout(StringIO()) as output, redirect_stderr(output):
+        assert main(words) == code, output.getvalue()
     return output.getvalue()
 
 

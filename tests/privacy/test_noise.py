@@ -218,11 +218,6 @@ def a_link(path: Path) -> None:
     path.symlink_to(path.with_name("elsewhere"))
 
 
-def a_pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path, 0o600)
-
-
 def another_users(path: Path) -> None:
     if os.getuid():
         pytest.skip("only root can give a file away")
@@ -233,7 +228,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "shorter": lambda path: path.write_bytes(path.read_bytes()[:-1]),
     "read by others": lambda path: path.chmod(0o640),
     "a link": a_link,
-    "a pipe": a_pipe,
+    "a pipe": lambda path: (path.unlink(), os.mkfifo(path, 0o600)),
     "another user's": another_users,
 }
 

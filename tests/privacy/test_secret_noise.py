@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import presets
 from fedcommons.config.dotted import override
 from fedcommons.config.experiment import Experiment
-from fedcommons.core.worker import Worker
 from fedcommons.errors import ClientError, UserError
 from fedcommons.generators import image_cache
 from fedcommons.generators.requests import GenerationRequest, salt_facts
@@ -114,14 +112,10 @@ def test_no_federation_runs_with_seeded_noise_where_it_is_to_be_secret() -> None
     ready.executor(salts.new()).close()
 
 
-def _noise_of_the_server(worker: Worker, shared: Tensor, job: int) -> list[float]:
-    return worker.work.noise.call("server").stream().random(2).tolist()
-
-
 def test_what_the_server_runs_on_a_worker_draws_no_noise(digits: "Callable[..., Federation]") -> None:
     """It would be that of the client before: another one for each number of workers, or the same in two rounds."""
     with pytest.raises(ClientError, match="noise is drawn only in a client's round"):
-        digits().serial(FedAvg()).map(_noise_of_the_server, torch.zeros(1), [0])
+        digits().serial(FedAvg()).map(lambda worker, *_: worker.work.noise.call("server"), torch.zeros(1), [0])
 
 
 # Whole runs

@@ -71,10 +71,6 @@ class Plain(Classifier):
         return self.optimizer_class(self.parameters(), 0.1, momentum=0.5)
 
 
-def _weight(module: Any) -> nn.Parameter:
-    return next(module.network.parameters())
-
-
 def _queue(module: Any) -> None:
     module.register_buffer("queue", torch.zeros(4), persistent=False)
 
@@ -94,7 +90,7 @@ def _steer_momentum(module: Any, x: Tensor) -> None:
 
 def _write(module: Any, x: Tensor) -> None:
     with torch.no_grad():
-        _weight(module).mul_(1 + x)
+        next(module.network.parameters()).mul_(1 + x)
 
 
 PLANTS: dict[str, tuple[Callable[[Any], object] | None, Callable[[Any, Tensor], object] | None, str, str]] = {
@@ -173,13 +169,12 @@ def test_what_is_named_once_counts_for_all_later_rounds() -> None:
     assert rest[1].updates.uncovered == {f"delta ({OUTLIVED})": 10}
 
 
-def _each_step(sgd: torch.optim.Optimizer, scheduler: lr_scheduler.LRScheduler) -> Any:
-    return [sgd], [{"scheduler": scheduler, "interval": "step"}]
-
-
 SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
     "none": lambda sgd: sgd,
-    "momentum too": lambda sgd: _each_step(sgd, lr_scheduler.OneCycleLR(sgd, 0.1, total_steps=99)),
+    "momentum too": lambda sgd: (
+        [sgd],
+        [{"scheduler": lr_scheduler.OneCycleLR(sgd, 0.1, total_steps=99), "interval": "step"}],
+    ),
 }
 
 

@@ -55,11 +55,9 @@ def _fail(reply: Reply, message: Message) -> Reply:
     raise RuntimeError("| <b> too\nlate \x1b[31m")
 
 
-def _scaled(reply: Reply, factor: float) -> Reply:
-    return replace(reply, sums={name: scale(flat(reply.sums, name), factor) for name in reply.sums})
-
-
-UNWEIGHTED = Changed(lambda reply, _: replace(_scaled(reply, 1 / reply.weight), weight=1.0))
+UNWEIGHTED = Changed(
+    lambda r, _: replace(r, sums={name: scale(flat(r.sums, name), 1 / r.weight) for name in r.sums}, weight=1.0)
+)
 """FedLab, issue 305: clients weigh alike, whatever they are to weigh by."""
 
 

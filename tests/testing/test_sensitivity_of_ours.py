@@ -26,10 +26,6 @@ from fedcommons.testing.contract import LOCAL
 from fedcommons.testing.sensitivity import what_leaves_a_client_moves_as_declared
 
 
-def clipped_image(image: Tensor) -> Tensor:
-    return clipped(image.flatten().float(), 1.0)[0]
-
-
 def clipped_halves(image: Tensor) -> Tensor:
     return torch.cat([clipped(half.clone(), 1.0)[0] for half in image.flatten().float().chunk(2)])
 
@@ -40,7 +36,7 @@ class MeanImage:
 
     sampling: ClassVar[tuple[str, ...]] = ()
     epochs: int = 3
-    part: Callable[[Tensor], Tensor] = clipped_image
+    part: Callable[[Tensor], Tensor] = lambda image: clipped(image.flatten().float(), 1.0)[0]
     more: Callable[[Examples], dict[str, Tensor]] = lambda examples: {}
 
     def fit(

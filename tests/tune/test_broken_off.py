@@ -36,10 +36,6 @@ def is_free() -> bool:
     return states() <= {"REMOVED"} and ray.available_resources().get("CPU", 0) == ray.cluster_resources()["CPU"]
 
 
-def stored_bytes() -> float:
-    return ray.cluster_resources()["object_store_memory"] - ray.available_resources().get("object_store_memory", 0.0)
-
-
 def soon(condition: Callable[[], bool]) -> bool:
     """Whether it holds before long: nodes report now and then what is taken."""
     deadline = time.monotonic() + 60
@@ -83,7 +79,8 @@ def test_after_an_interrupted_sweep_the_next_one_runs_and_leaves_no_byte_in_the_
     config = experiment("smoke", values={**FIELDS, **ACTORS, "federation.actors": 2})
     with ThreadPoolExecutor(1) as threads:
         rows = threads.submit(sweep, [config], tmp_path / "next").result()
-    assert soon(lambda: stored_bytes() == 0)
+    all_bytes = ray.cluster_resources()["object_store_memory"]
+    assert soon(lambda: ray.available_resources().get("object_store_memory", 0.0) == all_bytes)
     alone = run(experiment("smoke", values=FIELDS), tmp_path / "alone", say=lambda _: None)
     course = (tmp_path / "next" / rows["run"].item() / "rounds.jsonl").read_bytes()
     assert course == (alone.folder / "rounds.jsonl").read_bytes()
