@@ -57,7 +57,7 @@ def overview(facts: Mapping[str, Mapping[str, Any]]) -> str:
     lines = ["| page | paper or idea | data | claims | minutes | answer |", "|---" * 6 + "|"]
     for name, of in facts.items():
         title, _, text = (RESULTS / f"{name}.md").read_text(encoding="utf-8").partition("\n")
-        answer = re.search(r"\*\*Answer\.\*\* (.+?[.:])\s", text, re.S)
+        answer = re.search(r"\*\*Answer\.\*\* (.+?\.)\s+(?=[A-Z\[`]|$)", text, re.S | re.M)
         verdicts = [verdict for verdict, page in claims if page == name]
         counts = ", ".join(f"{verdicts.count(one)} {one}" for one in dict.fromkeys(verdicts))
         cells = [f"[{title.lstrip('# ')}]({name}.md)", of["paper"], of["data"], counts or "-", shown(of.get("minutes"))]
