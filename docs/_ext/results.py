@@ -4,7 +4,7 @@ A page docs/results/NAME.md asks by a comment; the facts stand below NAME in pag
 
 <!-- command -->      ``command``, ``what`` and ``minutes``, then those of each of ``runs``, then ``on`` (date, machine)
 <!-- table KEY -->    the table ``tables: KEY:`` (below), its CSV, its seeds and what its brackets mean
-<!-- pages -->        all pages: title, ``paper``, ``data``, verdicts in docs/claims.md, minutes, start of the answer
+<!-- pages -->        all pages: title, ``paper``, ``data``, verdicts in docs/claims.csv, minutes, start of the answer
 
 A table has ``csv`` (a name or a list), ``rows`` (the columns that tell its rows apart, each below its heading) and
 ``columns`` (heading: [statistic, expression of CSV columns, decimals or null, condition or nothing]). It may have
@@ -52,13 +52,13 @@ def command(facts: Mapping[str, Any]) -> str:
 
 def overview(facts: Mapping[str, Mapping[str, Any]]) -> str:
     """A sortable table of all pages."""
-    text = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
-    claims = re.findall(r"^\|[^|]+\|[^|]+\| ([a-z ]+) \|.*\[page\]\(results/(\w+)\.md\)", text, re.M)
+    with (ROOT / "docs" / "claims.csv").open(encoding="utf-8", newline="") as file:
+        claims = [(row["verdict"], row["page"]) for row in csv.DictReader(file)]
     lines = ["| page | paper or idea | data | claims | minutes | answer |", "|---" * 6 + "|"]
     for name, of in facts.items():
         title, _, text = (RESULTS / f"{name}.md").read_text(encoding="utf-8").partition("\n")
         answer = re.search(r"\*\*Answer\.\*\* (.+?\.)\s+(?=[A-Z\[`]|$)", text, re.S | re.M)
-        verdicts = [verdict for verdict, page in claims if page == name]
+        verdicts = [verdict for verdict, page in claims if page == f"results/{name}.md"]
         counts = ", ".join(f"{verdicts.count(one)} {one}" for one in dict.fromkeys(verdicts))
         cells = [f"[{title.lstrip('# ')}]({name}.md)", of["paper"], of["data"], counts or "-", shown(of.get("minutes"))]
         cells = [" ".join(one.split()).replace("|", r"\|") for one in (*cells, answer[1] if answer else "")]
@@ -108,7 +108,7 @@ def check(app: Sphinx) -> None:
 def read(app: Sphinx, docname: str, text: list[str]) -> None:
     folder, _, page = docname.partition("/")
     if folder == "results":
-        for file in [RESULTS / "pages.yaml", ROOT / "docs" / "claims.md", *RESULTS.glob("*.csv")]:
+        for file in [RESULTS / "pages.yaml", ROOT / "docs" / "claims.csv", *RESULTS.glob("*.csv")]:
             app.env.note_dependency(str(file))
         every, own = pages(), pages().get(page, {})
         text[0] = text[0].replace("<!-- pages -->", overview(every)).replace("<!-- command -->", command(own))
