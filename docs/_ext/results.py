@@ -47,7 +47,7 @@ def command(facts: Mapping[str, Any]) -> str:
     for run in runs(facts):
         about = [str(run.get("what", "")), f"{run['minutes']:g} min" if "minutes" in run else ""]
         lines += [f"# {', '.join(filter(None, about))}"] * any(about) + [f"python {' '.join(run['command'].split())}"]
-    return "\n".join(["```bash", *lines, "```", "", facts.get("on", "")])
+    return "\n".join(["```bash", *lines, "```", "", facts.get("ran", "")])
 
 
 def overview(facts: Mapping[str, Mapping[str, Any]]) -> str:
