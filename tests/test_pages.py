@@ -54,8 +54,8 @@ def test_a_command_of_a_page_is_one_that_its_sweep_takes(
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     (tmp_path / "runs" / "mine" / "config.yaml").write_text("seed: 0\n")
     monkeypatch.chdir(tmp_path)
-    load, pages = cache(sweeps), yaml.safe_load((RESULTS / "pages.yaml").read_text()).values()
-    found = [f"python {facts['command'].replace('DIR', 'runs')} --out runs/out" for facts in pages]
+    load, claims = cache(sweeps), pd.read_csv(ROOT / "docs/claims.csv")["command"].dropna()
+    found = [one for one in claims if "sweeps/" in one]  # the site's build checks those of pages.yaml
     folders = ("howto", "coming_from", "ideas", "methods", ".")
     guides = [str(path.relative_to(ROOT)) for name in folders for path in sorted((ROOT / "docs" / name).glob("*.md"))]
     for page in {"README.md", "docs/results/README.md", *guides} - {FOLLOWED[1]}:
@@ -111,7 +111,29 @@ def test_a_sweep_finds_user_defined_components(
 def test_numbers_that_differ_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(RESULTS))
     script = import_module("regenerate")
-    one = pd.DataFrame({"method": ["x", "y"], "accuracy": [0.5, 0.75]})
-    other = one.assign(accuracy=[0.5, 0.5])
+    other = (one := pd.DataFrame({"method": ["x", "y"], "accuracy": [0.5, 0.75]})).assign(accuracy=[0.5, 0.5])
     assert "accuracy is 0.25 off at y" in " ".join(script.differences(one, other, ["method"], {"accuracy": 0.125}))
     assert not script.differences(one, other, ["method"], {"accuracy": 0.25})
+
+
+MINE = """
+command: sweeps/table1.py --seeds 0
+tables:
+  main:
+    {csv: mine.csv, rows: {by: method}, columns: {"%": [std, 100 * accuracy, 1], rounds: [std, rounds_to_target, 1]}}
+"""
+
+
+@pytest.mark.parametrize(("old", "new"), [("", ""), ("accuracy", "accurracy"), ("--seeds", "--sees"), (",9", ",8")])
+def test_a_page_with_a_fault_is_named(old: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(RESULTS.parent / "_ext"))
+    results, lines = import_module("results"), ["method,seed,accuracy,rounds_to_target,rounds"]
+    (tmp_path / "mine.csv").write_text("\n".join([*lines, "fedavg,0,0.5,3,9", "fedavg,1,0.7,,9"]))
+    (tmp_path / "mine.md").write_text("![a picture](mine.png)")
+    (tmp_path / "pictures.csv").write_text(f"picture,csv,crc\nmine.png,mine.csv,{results.crc(tmp_path / 'mine.csv')}")
+    row, note = results.table(yaml.safe_load(MINE)["tables"]["main"], tmp_path).splitlines()[2::2]
+    assert (row, "2 seeds" in note) == ("| FedAvg | 60.0 ± 14.1 | >6 (missed by 1 of 2) |", True)
+    (tmp_path / "mine.csv").write_text((tmp_path / "mine.csv").read_text().replace(",9", new if old == ",9" else ",9"))
+    faults = [*results.faults("mine", yaml.safe_load(MINE.replace(old, new)), tmp_path)]
+    assert [fault.partition(":")[0] for fault in faults] == ["mine"] * bool(old)
+    assert all({"accuracy": new, "--seeds": new, ",9": "mine.png is older than mine.csv"}[old] in one for one in faults)

@@ -3,7 +3,7 @@
 A page asks for it by a comment of its own, which a reader of the raw file does not see:
 
 <!-- docstring KIND NAME -->   the docstrings of a part of ``config/registry.py`` and a table of its constants
-<!-- sweep NAME -->            a sweep's commands, from its docstring
+<!-- sweep NAME -->            a sweep's docstring: what it does, its commands, its terms
 <!-- options -->               all fields of an experiment, and the options of all sweeps
 <!-- public -->                the reference of ``fedcommons``, in the groups of its docstring
 """
@@ -146,10 +146,14 @@ def cells(field: Field) -> str:
 
 
 def sweep(name: str) -> str:
-    """A sweep's commands."""
+    """A sweep's docstring, whose commands are a block."""
     text = ast.get_docstring(ast.parse((ROOT / "sweeps" / f"{name}.py").read_text(encoding="utf-8"))) or ""
-    lines = [line for line in text.splitlines() if line.startswith("python ")]
-    return "\n".join(["```bash", *lines, "```"])
+    parts = re.sub(r"(?<=\S) {3,}#", "  #", text).split("\n\n")
+    options = re.compile(r"(?<!`)--[a-z][\w-]*(?:\.[\w-]+)*")
+    return "\n\n".join(
+        f"```bash\n{part}\n```" if part.startswith("python ") else prose(options.sub(r"``\g<0>``", part))
+        for part in parts
+    )
 
 
 def public() -> str:

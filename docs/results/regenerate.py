@@ -7,7 +7,7 @@ make nightly PART=pages ARGS="--pages quadratics,figure3_small_digits"
 ``pages.yaml`` names for each page its command, its minutes on two idle cores, and what is compared: a committed CSV,
 the file that the command writes, the columns that tell its rows apart, and how far each other column may be off, in
 any row. On one kind of machine and the same versions all differences are 0; elsewhere training rounds otherwise. What
-came of it is kept in ``regenerated.csv``; the exit code is 1 if a page differs. Pages themselves are written by hand.
+came of it is kept in ``regenerated.csv``; the exit code is 1 if a page differs. ``docs/_ext/results.py`` makes tables.
 """
 
 import argparse
@@ -31,8 +31,9 @@ RECORD = HERE / "regenerated.csv"
 
 
 def pages() -> dict[str, dict[str, Any]]:
-    """What ``pages.yaml`` says of each page."""
-    return yaml.safe_load((HERE / "pages.yaml").read_text(encoding="utf-8"))
+    """Return what ``pages.yaml`` says of each page that has something to compare."""
+    facts = yaml.safe_load((HERE / "pages.yaml").read_text(encoding="utf-8"))
+    return {page: entry for page, entry in facts.items() if "compare" in entry}
 
 
 def within(budget: float, minutes: Mapping[str, float]) -> list[str]:

@@ -1,0 +1,128 @@
+"""Result pages: what they print from ``docs/results/pages.yaml`` and the committed CSV files.
+
+A page docs/results/NAME.md asks by a comment; the facts stand below NAME in pages.yaml:
+
+<!-- command -->      ``command``, ``what`` and ``minutes``, then those of each of ``runs``, then ``on`` (date, machine)
+<!-- table KEY -->    the table ``tables: KEY:`` (below), its CSV, its seeds and what its brackets mean
+<!-- pages -->        all pages: title, ``paper``, ``data``, verdicts in docs/claims.csv, minutes, start of the answer
+
+A table has ``csv`` (a name or a list), ``rows`` (the columns that tell its rows apart, each below its heading) and
+``columns`` (heading: [statistic, expression of CSV columns, decimals or null, condition or nothing]). It may have
+``where`` (a condition on CSV rows), ``base`` (column: value; the row that ``gain`` and ``ratio`` compare with),
+``across`` (a column whose values, {} in a heading, become columns), ``long`` (a prefix of columns that end in seeds),
+``best`` (a column, of whose values the one with the best mean validation accuracy stays) and ``names`` (of row values).
+The build fails and names the page where a CSV lacks a column, a command is refused, or a picture is older than the CSV
+that pictures.csv names. A picture that is drawn again: python docs/_ext/results.py PICTURE ...
+"""
+
+import csv
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import yaml
+from result_tables import shown, table
+from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "docs" / "results"
+
+
+def pages() -> dict[str, dict[str, Any]]:
+    return yaml.safe_load((RESULTS / "pages.yaml").read_text(encoding="utf-8"))
+
+
+def runs(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [one for one in (facts, *facts.get("runs", [])) if "command" in one]
+
+
+def command(facts: Mapping[str, Any]) -> str:
+    lines = []
+    for run in runs(facts):
+        about = [str(run.get("what", "")), f"{run['minutes']:g} min" if "minutes" in run else ""]
+        lines += [f"# {', '.join(filter(None, about))}"] * any(about) + [f"python {' '.join(run['command'].split())}"]
+    return "\n".join(["```bash", *lines, "```", "", facts.get("ran", "")])
+
+
+def overview(facts: Mapping[str, Mapping[str, Any]]) -> str:
+    """A sortable table of all pages."""
+    with (ROOT / "docs" / "claims.csv").open(encoding="utf-8", newline="") as file:
+        claims = [(row["verdict"], row["page"]) for row in csv.DictReader(file)]
+    lines = ["| page | paper or idea | data | claims | minutes | answer |", "|---" * 6 + "|"]
+    for name, of in facts.items():
+        title, _, text = (RESULTS / f"{name}.md").read_text(encoding="utf-8").partition("\n")
+        answer = re.search(r"\*\*Answer\.\*\* (.+?\.)\s+(?=[A-Z\[`]|$)", text, re.S | re.M)
+        verdicts = [verdict for verdict, page in claims if page == f"results/{name}.md"]
+        counts = ", ".join(f"{verdicts.count(one)} {one}" for one in dict.fromkeys(verdicts))
+        cells = [f"[{title.lstrip('# ')}]({name}.md)", of["paper"], of["data"], counts or "-", shown(of.get("minutes"))]
+        cells = [" ".join(one.split()).replace("|", r"\|") for one in (*cells, answer[1] if answer else "")]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(["```{table}", ":class: sortable", "", *lines, "```"])
+
+
+def faults(page: str, facts: Mapping[str, Any], folder: Path = RESULTS) -> Iterator[str]:
+    """What is wrong with a page: a table that cannot be made, a command that is refused, a picture that is too old."""
+    for key, spec in facts.get("tables", {}).items():
+        try:
+            table(spec, folder)
+        except (KeyError, ValueError, NameError, OSError) as error:
+            yield f"{page}: table {key} of {spec['csv']}: {type(error).__name__}: {error}"
+    sys.path[:] = dict.fromkeys([str(ROOT / "sweeps"), *sys.path])
+    for run in runs(facts):
+        script, *words = shlex.split(re.sub(r"\b[A-Z]{2,}\b", str(folder), run["command"]))
+        try:
+            (ROOT / script).stat()
+            if script.startswith("sweeps/"):
+                import_module(Path(script).stem).arguments(words)
+        except (Exception, SystemExit) as error:
+            yield f"{page}: {run['command']}: {error}"
+    drawn = {line["picture"]: line for line in pictures(folder)}
+    for picture in re.findall(r"!\[[^\]]*\]\((\w+\.png)\)", (folder / f"{page}.md").read_text(encoding="utf-8")):
+        if picture not in drawn:
+            yield f"{page}: {picture} is not in pictures.csv"
+        elif (source := drawn[picture]["csv"]) and drawn[picture]["crc"] != crc(folder / source):
+            yield f"{page}: {picture} is older than {source}: draw it again"
+
+
+def pictures(folder: Path) -> list[dict[str, str]]:
+    """The lines of pictures.csv: picture, the CSV that it shows (none: only run folders have its numbers), its CRC."""
+    with (folder / "pictures.csv").open(encoding="utf-8") as file:
+        return [*csv.DictReader(file)]
+
+
+def crc(file: Path) -> str:
+    return f"{crc32(file.read_bytes()):08x}"
+
+
+def check(app: Sphinx) -> None:
+    if messages := [fault for page, facts in pages().items() for fault in faults(page, facts)]:
+        raise ExtensionError("docs/results: " + "\n".join(messages))
+
+
+def read(app: Sphinx, docname: str, text: list[str]) -> None:
+    folder, _, page = docname.partition("/")
+    if folder == "results":
+        for file in [RESULTS / "pages.yaml", ROOT / "docs" / "claims.csv", *RESULTS.glob("*.csv")]:
+            app.env.note_dependency(str(file))
+        every, own = pages(), pages().get(page, {})
+        text[0] = text[0].replace("<!-- pages -->", overview(every)).replace("<!-- command -->", command(own))
+        text[0] = re.sub(r"<!-- table (\w+) -->", lambda asked: table(own["tables"][asked[1]], RESULTS), text[0])
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.connect("builder-inited", check)
+    app.connect("source-read", read)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+if __name__ == "__main__":  # these pictures were drawn from the CSV as it is now
+    lines = pictures(RESULTS)
+    with (RESULTS / "pictures.csv").open("w", encoding="utf-8", newline="") as file:
+        (out := csv.DictWriter(file, ["picture", "csv", "crc"], lineterminator="\n")).writeheader()
+        out.writerows(one | {"crc": crc(RESULTS / one["csv"])} if one["picture"] in sys.argv else one for one in lines)
