@@ -9,7 +9,8 @@ sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 project, author, release = "fedcommons", "The fedcommons developers", fedcommons.__version__
 copyright = author
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinx_design", "links", "mathml", "generated"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinx_design", "links", "mathml", "generated",
+              "tables"]  # fmt: skip
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"fedcommons {release}"

@@ -15,12 +15,7 @@ from browser import chromium, needed
 ROOT = Path(__file__).parent.parent
 pytestmark = [pytest.mark.browser, needed]
 
-SEEN = """() => ({
-  links: [...document.querySelectorAll('a[href]')].map(a => a.href),
-  ids: [...document.querySelectorAll('[id]')].map(one => one.id),
-  wrong: [...[...document.images].filter(i => !i.naturalWidth).map(i => i.src),
-          ...document.querySelectorAll('.system-message, .problematic, merror')].map(String),
-})"""
+SEEN = (ROOT / "tests" / "helpers" / "page.js").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +32,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_page_is_whole(site: Path) -> None:
-    """Each page loads without warning, error, network, empty picture, broken link or broken anchor."""
+    """Each page loads without warning, error, network, empty picture, broken link or anchor; three widths show all."""
     wrong: list[str] = []
     links: list[tuple[Path, str]] = []
     ids: dict[Path, set[str]] = {}
@@ -48,10 +43,12 @@ def test_every_page_is_whole(site: Path) -> None:
         page.on("request", lambda asked: None if asked.url.startswith(("file:", "data:")) else wrong.append(asked.url))
         for path in sorted(site.rglob("*.html")):
             page.goto(path.as_uri(), wait_until="load")
-            seen = page.evaluate(SEEN)
+            for width in (400, 800, 1280):
+                page.set_viewport_size({"width": width, "height": 900})
+                seen = page.evaluate(SEEN)
+                wrong += [f"{path} at {width} pixels: {one}" for one in seen["wrong"]]
             ids[path] = {*seen["ids"], ""}
             links += [(path, unquote(link)) for link in seen["links"] if link.startswith("file:")]
-            wrong += [f"{path}: {one}" for one in seen["wrong"]]
     assert len(ids) > 60
     for path, link in links:
         target, file = urlsplit(link), Path(urlsplit(link).path)
@@ -75,3 +72,18 @@ def test_a_search_shows_the_wanted_page_among_the_first_three(site: Path) -> Non
             if wanted not in [*pages][:3]:
                 missed[query] = [*pages][:3]
     assert not missed
+
+
+def test_a_click_on_a_head_sorts_the_rows() -> None:
+    """Numbers sort by value, cells without a value come last in both directions; the keyboard does the same."""
+    cells = ["10", "-", "9.5 ± 1", "1,000", "-2"]
+    rows = "".join(f"<tr><td>{cell}<td>x" for cell in cells)
+    with chromium() as browser:
+        page = browser.new_page()
+        page.set_content(f"<table class=sortable><thead><tr><th>n<th>of<tbody>{rows}</table>")
+        page.add_script_tag(path=ROOT / "docs" / "_static" / "sortable.js")
+        page.keyboard.press("Tab")
+        for way, wanted in (("ascending", [4, 2, 0, 3, 1]), ("descending", [3, 0, 2, 4, 1])):
+            page.keyboard.press("Enter")
+            assert page.locator("th").first.get_attribute("aria-sort") == way
+            assert page.locator("td:first-child").all_inner_texts() == [cells[i] for i in wanted]
