@@ -9,8 +9,8 @@ sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 project, author, release = "fedcommons", "The fedcommons developers", fedcommons.__version__
 copyright = author
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinx_design"]
-extensions += ["links", "mathml", "generated", "results", "claims", "modules"]  # of _ext
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx_copybutton", "sphinx_design"]
+extensions += ["links", "mathml", "generated", "api", "tables", "results", "claims", "modules"]  # of _ext
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"fedcommons {release}"
@@ -25,6 +25,7 @@ myst_heading_anchors = 4  # links such as privacy.md#threat-model work here as t
 nb_execution_mode = "off"  # the notebook holds its outputs; tests/test_examples.py runs the notebook
 suppress_warnings = ["myst.header"]  # a page of results may go from # to ###
 
+autosummary_generate = False
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 100

@@ -1,7 +1,6 @@
 """The site, built as ``make docs`` does, and every page of it opened in a browser."""
 
 import csv
-import os
 import re
 import shutil
 import subprocess
@@ -10,17 +9,12 @@ from pathlib import Path
 from urllib.parse import unquote, urlencode, urlsplit
 
 import pytest
-from browser import chromium, needed
+from browser import chromium, needed, opened
 
 ROOT = Path(__file__).parent.parent
 pytestmark = [pytest.mark.browser, needed]
 
-SEEN = """() => ({
-  links: [...document.querySelectorAll('a[href]')].map(a => a.href),
-  ids: [...document.querySelectorAll('[id]')].map(one => one.id),
-  wrong: [...[...document.images].filter(i => !i.naturalWidth).map(i => i.src),
-          ...document.querySelectorAll('.system-message, .problematic, merror')].map(String),
-})"""
+SEEN = (ROOT / "tests" / "helpers" / "page.js").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -29,29 +23,27 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     html = tmp_path_factory.mktemp("site") / "html"
     if (read := ROOT / "docs" / "_build" / "html" / ".doctrees").exists():  # Sphinx reads what changed since make docs
         shutil.copytree(read, html / ".doctrees")
-    words = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html"]
-    variables = {**os.environ, "PYTHONPATH": f"{ROOT / 'platform'}{os.pathsep}{ROOT}"}
-    done = subprocess.run([*words, str(ROOT / "docs"), str(html)], env=variables, capture_output=True, text=True)
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", ROOT / "docs", html]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     return html
 
 
 def test_every_page_is_whole(site: Path) -> None:
-    """Each page loads without warning, error, network, empty picture, broken link or broken anchor."""
+    """Each page loads without warning, error, network, empty picture, broken link or anchor; three widths show all."""
     wrong: list[str] = []
     links: list[tuple[Path, str]] = []
     ids: dict[Path, set[str]] = {}
-    with chromium() as browser:
-        page = browser.new_page()
-        page.on("console", lambda line: wrong.append(line.text) if line.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
+    with chromium() as browser, opened(browser, (site / "index.html").as_uri()) as page:
         page.on("request", lambda asked: None if asked.url.startswith(("file:", "data:")) else wrong.append(asked.url))
         for path in sorted(site.rglob("*.html")):
             page.goto(path.as_uri(), wait_until="load")
-            seen = page.evaluate(SEEN)
+            for width in (400, 800, 1280):
+                page.set_viewport_size({"width": width, "height": 900})
+                seen = page.evaluate(SEEN)
+                wrong += [f"{path} at {width} pixels: {one}" for one in seen["wrong"]]
             ids[path] = {*seen["ids"], ""}
             links += [(path, unquote(link)) for link in seen["links"] if link.startswith("file:")]
-            wrong += [f"{path}: {one}" for one in seen["wrong"]]
     assert len(ids) > 60
     for path, link in links:
         target, file = urlsplit(link), Path(urlsplit(link).path)
@@ -65,8 +57,7 @@ def test_a_search_shows_the_wanted_page_among_the_first_three(site: Path) -> Non
     with (ROOT / "tests" / "queries.csv").open(encoding="utf-8", newline="") as file:
         queries = {row["query"]: row["page"] for row in csv.DictReader(file)}
     missed: dict[str, list[str]] = {}
-    with chromium() as browser:
-        page = browser.new_page()
+    with chromium() as browser, browser.new_page() as page:
         for query, wanted in queries.items():
             page.goto(f"{(site / 'search.html').as_uri()}?{urlencode({'q': query})}")
             page.wait_for_function("/found|match/.test(document.querySelector('.search-summary')?.innerText)")
@@ -75,3 +66,16 @@ def test_a_search_shows_the_wanted_page_among_the_first_three(site: Path) -> Non
             if wanted not in [*pages][:3]:
                 missed[query] = [*pages][:3]
     assert not missed
+
+
+def test_a_click_on_a_head_sorts_the_rows() -> None:
+    """Numbers sort by value, a cell without a value comes last in both directions, and the keyboard clicks too."""
+    ascending = ["-2", "9.5 ± 1", "10", "1,000", "-"]
+    with chromium() as browser, browser.new_page() as page:
+        page.set_content(f"<table class=sortable><thead><tr><th>n<tbody>{'<tr><td>'.join(['', *sorted(ascending)])}")
+        page.add_script_tag(path=ROOT / "docs" / "_static" / "sortable.js")
+        page.keyboard.press("Tab")
+        for way, wanted in (("ascending", ascending), ("descending", [*ascending[-2::-1], "-"])):
+            page.keyboard.press("Enter")
+            assert page.locator("th").get_attribute("aria-sort") == way
+            assert page.locator("td").all_inner_texts() == wanted

@@ -5,7 +5,11 @@ A page asks for it by a comment of its own, which a reader of the raw file does 
 <!-- docstring KIND NAME -->   the docstrings of a part of ``config/registry.py`` and a table of its constants
 <!-- sweep NAME -->            a sweep's docstring: what it does, its commands, its terms
 <!-- options -->               all fields of an experiment, and the options of all sweeps
-<!-- public -->                the reference of ``fedcommons``, in the groups of its docstring
+<!-- components -->            all components by kind: a sentence and the constants of each
+<!-- metrics -->               the metrics of rounds: meaning, better direction, and the option that measures each
+<!-- columns FUNCTION -->      what the docstring of a function of ``fedcommons`` says of the columns of its frame
+<!-- public GROUP -->          the reference of the public names of a group in the docstring of ``fedcommons``
+<!-- public -->                the summaries of all public names, by group
 """
 
 import ast
@@ -18,9 +22,11 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 from zlib import crc32
 
+from api import public
 from sphinx.application import Sphinx
 
 import fedcommons
+from fedcommons import UserError, experiment
 from fedcommons.cli import parse
 from fedcommons.cli.parser import Parser
 from fedcommons.config.dotted import SHORT_NAMES, common_fields
@@ -28,10 +34,12 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import Field
 from fedcommons.config.registry import KINDS, section
 from fedcommons.config.static_fields import fields_in, summary
+from fedcommons.convergence import laboratory
+from fedcommons.reports.metrics import WORDS, mode, require
+from fedcommons.reports.workspace import TITLES
+from fedcommons.tracking.metric_names import NAMES
 
 ROOT = Path(__file__).parent.parent.parent
-ALIASES = ("Payload", "Replies", "Rule", "State")
-"""Names of types, whose words stand below them where they are defined."""
 
 
 def docstring(kind: str, name: str) -> str:
@@ -135,13 +143,73 @@ def of_components(kind: str) -> list[str]:
     return text
 
 
+PAGES = {"algorithm": "methods/{}.md", "sharing": "sharing.md#{}", "generator": "generators.md#{}",
+         "partition": "ideas/partitions.md#{}"}  # fmt: skip
+"""The page of each component, by kind."""
+
+
+def components() -> str:
+    """Return a table per kind of component: name, summary, constants with their defaults."""
+    text: list[str] = []
+    for kind, one in KINDS.items():
+        rows = []
+        for name, where in one.components.items():
+            fields = fields_in(where, one.passed)
+            values = ", ".join(f"`{of} {default_of(field)}`" for of, field in fields.items())
+            first = plain(summary(where)).replace("|", r"\|")
+            label = f"[`{name}`]({PAGES[kind].format(name)})" if kind in PAGES else f"`{name}`"
+            rows.append(f"| {label} | {first} | {values} |")
+        if rows:
+            text += [f"## {kind.capitalize()}", f"Chosen by `--{one.field}`.", ":::{div} sortable"]
+            text += ["\n".join(["| name | summary | constants |", "|---|---|---|", *rows]), ":::"]
+    return "\n\n".join(text)
+
+
+def metrics() -> str:
+    """Return a table of the metrics of rounds; ``laboratory`` defines the convergence parameters."""
+    labels = {
+        name: text.removesuffix(" of the last round") for name, text in {**WORDS, **TITLES}.items() if name not in NAMES
+    }
+    for names, text in re.findall(r"^(\w+(?:, \w+)*)  +(.+)$", inspect.getdoc(laboratory) or "", re.M):
+        labels[names.replace(", ", "`, `")] = plain(text).replace("|", r"\|")
+    rows = [f"| `{name}` | {text} | {BETTER[mode(first)]} | {options_for(first)} |" for name, text in labels.items()
+            if (first := name.partition("`")[0]).startswith(OF_ROUNDS)]  # fmt: skip
+    return "\n".join(["| metric | meaning | better | option |", "|---|---|---|---|", *rows])
+
+
+BETTER = {"max": "larger", "min": "smaller"}
+OF_ROUNDS = ("train/", "test/", "validation/", "clients/", "personal/", "comm/", "privacy/epsilon_local", *NAMES)
+"""How the names of the metrics of rounds begin."""
+
+
+def options_for(metric: str) -> str:
+    """Return the options without which no run has the metric, as ``require`` demands them."""
+    values: dict[str, Any] = {"measure.every": 0, "data.validation": 0}
+    for _ in range(2):
+        try:
+            require(metric, [experiment("smoke", values=values)])
+        except UserError as error:
+            option, _, value = str(error).rstrip(".").partition(" needs --")[2].partition(" ")
+            values[option] = {"true": True, "above 0": 0.1 if option == "data.validation" else 1}[value]
+    return ", ".join(f"`--{option} {str(value).lower()}`" for option, value in values.items() if value)
+
+
+def columns(function: str) -> str:
+    """Return the part of a function's docstring before its arguments, as Markdown."""
+    _, _, text = (inspect.getdoc(getattr(fedcommons, function)) or "").partition("\n\n")
+    return plain(text.partition("\n\nArgs:")[0])
+
+
+def default_of(field: Field) -> str:
+    value = str(field.default).lower() if isinstance(field.default, bool) else field.default
+    return "null" if value is None else str(value)
+
+
 def cells(field: Field) -> str:
     kind = (field.hint.__name__ if isinstance(field.hint, type) else str(field.hint)).replace("None", "null")
     is_range = field.allowed.startswith(("(", "["))
     allowed = f"{kind} in {field.allowed}" if is_range else field.allowed or kind
-    value = str(field.default).lower() if isinstance(field.default, bool) else field.default
-    default = "null" if value is None else value
-    texts = [allowed.replace("_", r"\_"), f"`{default}`", plain(field.help)]
+    texts = [allowed.replace("_", r"\_"), f"`{default_of(field)}`", plain(field.help)]
     return " | ".join(text.replace("|", r"\|") for text in texts)
 
 
@@ -154,31 +222,6 @@ def sweep(name: str) -> str:
         f"```bash\n{part}\n```" if part.startswith("python ") else prose(options.sub(r"``\g<0>``", part))
         for part in parts
     )
-
-
-def public() -> str:
-    """The public names in the groups of the package's docstring, documented by autodoc."""
-    listed = re.findall(r"^(\w[\w ]*?)  +(.+(?:\n {4,}.+)*)", fedcommons.__doc__ or "", re.M)
-    told = []
-    for group, names in listed:
-        found = [name for name in re.findall(r"\w+", names) if name in fedcommons.__all__]
-        told += [f"## {group.capitalize()}", "```{eval-rst}", *map(entry, found), "```"]
-    return "\n\n".join(told)
-
-
-def entry(name: str) -> str:
-    if name in ALIASES:
-        return f".. autodata:: fedcommons.{home(name)}.{name}\n   :no-value:\n"
-    if inspect.isfunction(getattr(fedcommons, name)):
-        return f".. autofunction:: fedcommons.{name}\n"
-    return f".. autoclass:: fedcommons.{name}\n   :members:\n"
-
-
-def home(name: str) -> str:
-    """Return the module of a public name, as the package's stub has it."""
-    stub = Path(fedcommons.__file__).with_suffix(".pyi").read_text(encoding="utf-8")
-    imports = [node for node in ast.parse(stub).body if isinstance(node, ast.ImportFrom)]
-    return next(str(node.module) for node in imports if name in {alias.name for alias in node.names})
 
 
 def files() -> str:
@@ -198,7 +241,8 @@ def files() -> str:
 
 
 def read(app: Sphinx, docname: str, text: list[str]) -> None:
-    makers = {"docstring": docstring, "sweep": sweep, "public": public, "files": files, "options": options}
+    makers = {"docstring": docstring, "sweep": sweep, "public": public, "files": files, "options": options,
+              "components": components, "metrics": metrics, "columns": columns}  # fmt: skip
 
     def one(asked: re.Match[str]) -> str:
         return makers[asked[1]](*asked[2].split())
@@ -206,47 +250,11 @@ def read(app: Sphinx, docname: str, text: list[str]) -> None:
     if docname.startswith("methods/"):  # a search for a method's name begins with its page
         title, _, rest = text[0].partition("\n")
         text[0] = f"{title}\n\n```{{index}} ! {Path(docname).name.replace('_', ' ')}\n```\n{rest}"
-    text[0] = re.sub(r"<!-- (docstring|sweep|public|files|options)((?: \w+)*) -->", one, text[0])
-
-
-def escaped(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """Our docstrings are plain text with ``code``; what reStructuredText would read besides is escaped.
-
-    ``Raises:`` and ``Args:`` get a list, and so does a paragraph of definitions with hanging lines.
-    """
-    told = []
-    for block in "\n".join(lines).strip().split("\n\n"):
-        pieces = re.split(r"(``[^`]+``)", block)
-        block = "".join(p if p.startswith("``") else re.sub(r"([|*\\]|_\b)", r"\\\1", p) for p in pieces)
-        head, _, rest = block.partition("\n")
-        if re.fullmatch(r"(Raises|Args|Returns):", head):
-            text = inspect.cleandoc(rest)
-            told += [f"**{head}**", text if head == "Returns:" else listed(text)]
-        else:
-            starts = [line for line in block.splitlines() if not line.startswith(" ")]
-            is_hanging = len(starts) > 1 and all(re.match(r"[\w, ]+: ", line) for line in starts)
-            told.append(listed(block) if is_hanging else block)
-    lines[:] = [*"\n\n".join(told).split("\n"), ""]
-
-
-def listed(block: str) -> str:
-    """A list whose items begin where a line does; further lines of an item hang."""
-    return re.sub(r"^(?=\S)", "- ", re.sub(r"^ +", "  ", block, flags=re.M), flags=re.M)
-
-
-def signature(
-    app: Sphinx, what: str, name: str, thing: Any, options: Any, given: str | None, back: str | None
-) -> tuple[str | None, str | None]:
-    """Without ranges, factories and the arguments of protocols, which nobody calls."""
-    if given in (None, "(*args, **kwargs)"):
-        return ("" if given else given), back
-    return re.sub(r"Annotated\[([\w| ]+), [^\]]*\]+'\]", r"\1", given).replace(" = <factory>", ""), back
+    text[0] = re.sub(rf"<!-- ({'|'.join(makers)})((?: \w+)*) -->", one, text[0])
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("source-read", read)
-    app.connect("autodoc-process-docstring", escaped)
-    app.connect("autodoc-process-signature", signature)
     code = sorted(
         path
         for root in ("platform", "lightning_modules", "sweeps", "docs/_ext")

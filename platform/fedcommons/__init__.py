@@ -2,19 +2,19 @@
 
 ``from fedcommons import ...`` imports the names that experiments and user-defined components need, by topic:
 
-runs        Experiment, experiment, run, load, Result, sweep, load_runs, load_rounds, load_clients, means, report,
-            UserError, ClientError
+runs        Experiment, experiment, run, load, Result, sweep, UserError, ClientError
+results     load_runs, load_rounds, load_clients, means, report
 methods     Algorithm, ChoosesClients, Shares, Personal, Facts, State, Message, Reply, Replies, Common,
-            Capabilities, Release, Work, LocalSGD, Correction, ClientData, Clients, Executor; check_algorithm, referee
-            with Claims, Verdict, adapted, least_squares and audit_method are tests of methods
+            Capabilities, Release
+training    Work, LocalSGD, Correction, ClientData, Clients, Executor
+checks      check_algorithm, referee, Claims, Verdict, adapted, least_squares, audit_method
 arithmetic  Flat, Payload, flat, flatten, scalar, add, sub, scale, zeros_like, copy, select, put, norm, sq_norm
 randomness  seed_for, generator, numpy_generator, set_default_generator
 data        Examples, Source, Partition
 sharing     Stage, Generating, TakesLong, ClientDatasets, Contribution, Contributions, Assigned, GeneratorRecipe,
             GenerationRequest
 generators  Generator, TrainedGenerator, Receipt
-stragglers  Rule
-tracking    Tracker, Measure, RunData
+rounds      Rule (of stragglers), Tracker, Measure, RunData
 
 These names are stable. The fields of an experiment, the default of each field, and the files of a run folder are stable
 too. Everything else may change in any version. docs/own_parts.md, docs/notebook.ipynb and examples/ show how to use the

@@ -24,25 +24,21 @@ _FLAGS = [
 def chromium() -> Iterator[Browser]:
     """Start a new browser and close it at the end; for root, Chromium must start without a sandbox."""
     root = ["--no-sandbox"] if os.getuid() == 0 else []
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=[*root, *_FLAGS])
-        try:
-            yield browser
-        finally:
-            browser.close()
+    with (
+        sync_playwright() as driver,
+        driver.chromium.launch(executable_path=CHROMIUM, args=[*root, *_FLAGS]) as browser,
+    ):
+        yield browser
 
 
 @contextmanager
 def opened(browser: Browser, url: str) -> Iterator[Page]:
     """Open the page at this address; at the end, check that it logged no error and loaded all files."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    page, said = context.new_page(), list[str]()
-    page.on("console", lambda line: said.append(line.text) if line.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("requestfailed", lambda request: said.append(f"not loaded: {request.url}"))
-    try:
+    said: list[str] = []
+    with browser.new_page(viewport={"width": 1280, "height": 900}) as page:
+        page.on("console", lambda line: said.append(line.text) if line.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("requestfailed", lambda request: said.append(f"not loaded: {request.url}"))
         page.goto(url, wait_until="load")
         yield page
-    finally:
-        context.close()
     assert not said

@@ -1,0 +1,119 @@
+"""The reference of the public names of ``fedcommons``: autodoc and autosummary, with docstrings of plain text."""
+
+import ast
+import inspect
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+from sphinx.application import Sphinx
+
+import fedcommons
+
+ALIASES = ("Payload", "Replies", "Rule", "State")
+"""Names of types, whose words stand below them where they are defined."""
+
+
+def public(group: str = "") -> str:
+    """Return the reference of a group of public names below their summaries; without a group, all summaries."""
+    listed = re.findall(r"^(\w+)  +(.+(?:\n {4,}.+)*)", fedcommons.__doc__ or "", re.M)
+    groups = {of: [name for name in re.findall(r"\w+", names) if name in fedcommons.__all__] for of, names in listed}
+    if group:
+        return "\n".join([summaries(groups[group]), "```{eval-rst}", *map(entry, groups[group]), "```"])
+    tables = [f"## {of.capitalize()}\n\n{summaries(names)}" for of, names in groups.items()]
+    pages = [f"api/{of}" for of in groups]
+    return "\n\n".join([*tables, "\n".join(["```{toctree}", ":hidden:", "", *pages, "```"])])
+
+
+def summaries(names: Sequence[str]) -> str:
+    """Return a table with the summary of each public name, which links to its reference."""
+    paths = [f"~fedcommons.{home(name)}.{name}" if name in ALIASES else f"~fedcommons.{name}" for name in names]
+    lines = ["```{eval-rst}", ".. autosummary::", "   :nosignatures:", "", *(f"   {path}" for path in paths), "```"]
+    return "\n".join([*lines, ""])
+
+
+def entry(name: str) -> str:
+    if name in ALIASES:
+        return f".. autodata:: fedcommons.{home(name)}.{name}\n   :no-value:\n"
+    if inspect.isfunction(getattr(fedcommons, name)):
+        return f".. autofunction:: fedcommons.{name}\n"
+    return f".. autoclass:: fedcommons.{name}\n   :members:\n"
+
+
+def home(name: str) -> str:
+    """Return the module of a public name, as the package's stub has it."""
+    stub = Path(fedcommons.__file__).with_suffix(".pyi").read_text(encoding="utf-8")
+    imports = [node for node in ast.parse(stub).body if isinstance(node, ast.ImportFrom)]
+    return next(str(node.module) for node in imports if name in {alias.name for alias in node.names})
+
+
+def escaped(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Our docstrings are plain text with ``code``; what reStructuredText would read besides is escaped.
+
+    ``Raises:``, ``Args:`` and definitions (name, colon, text) become lists, and so do the comments of a class's fields.
+    """
+    told = []
+    for block in "\n".join(lines).strip().split("\n\n"):
+        pieces = re.split(r"(``[^`]+``)", block)
+        block = "".join(p if p.startswith("``") else re.sub(r"([|*\\]|_\b)", r"\\\1", p) for p in pieces)
+        head, _, rest = block.partition("\n")
+        if re.fullmatch(r"(Raises|Args|Returns):", head):
+            text = dedent(rest)
+            told += [f"**{head}**", text if head == "Returns:" else listed(text)]
+        else:
+            told.append(block if block.startswith(("- ", " ")) else defined(block))
+    if comments := what == "class" and comments_of(thing):
+        missing = {of: text for of, text in comments.items() if not re.search(rf"\b{of}\b[\w, ]*: ", "\n".join(lines))}
+        told.append("\n".join(f"- **{of}**: {text}" for of, text in missing.items()))
+    lines[:] = [*"\n\n".join(told).split("\n"), ""]
+
+
+DEFINED = re.compile(
+    r"(?:^|(?<=[.;:)] ))((?!default)(?:``[\w/.]+``|[a-z]\w*(?:\([\w, ]*\))?)(?:, (?:``[\w/.]+``|\w+))*): "
+)
+"""The names that begin a definition in a paragraph, such as ``mean, std: ``."""
+
+
+def defined(block: str) -> str:
+    """Return a paragraph with its definitions as a list; the text before the first definition stays a paragraph."""
+    text = " ".join(block.split())
+    first, *rest = DEFINED.split(text)
+    names = [name if name.startswith("`") else f"**{name}**" for name in rest[::2]]
+    items = [f"- {name}: {meaning}" for name, meaning in zip(names, rest[1::2], strict=True)]
+    return "\n\n".join(filter(None, [first, "\n".join(items)])) if items else block
+
+
+def comments_of(kind: type) -> dict[str, str]:
+    """Return the comments behind the fields of a class, by field."""
+    fields = re.findall(r"^    (\w+): [^#\n]+  # (.+)$", inspect.getsource(kind), re.M)
+    return {name: comment for name, comment in fields if name in inspect.get_annotations(kind)}
+
+
+def listed(block: str) -> str:
+    """A list whose items begin where a line does, with their names in bold; further lines of an item hang."""
+    block = re.sub(r"^(\w+(?:, \w+)*):", r"**\1**:", block, flags=re.M)
+    return re.sub(r"^(?=\S)", "- ", re.sub(r"^ +", "  ", block, flags=re.M), flags=re.M)
+
+
+def is_old(app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool | None:
+    """Leave out the old names of methods and fields, which give a warning."""
+    kinds = [vars(kind) for one in fedcommons.__all__ if isinstance(kind := getattr(fedcommons, one), type)]
+    return True if any(type(kind.get(name)).__name__ == "_OldName" for kind in kinds) else None
+
+
+def signature(
+    app: Sphinx, what: str, name: str, thing: Any, options: Any, given: str | None, back: str | None
+) -> tuple[str | None, str | None]:
+    """Without ranges, factories and the arguments of protocols, which nobody calls."""
+    if given in (None, "(*args, **kwargs)"):
+        return ("" if given else given), back
+    return re.sub(r"Annotated\[([\w| ]+), [^\]]*\]+'\]", r"\1", given).replace(" = <factory>", ""), back
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.connect("autodoc-process-docstring", escaped)
+    app.connect("autodoc-process-signature", signature)
+    app.connect("autodoc-skip-member", is_old)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
