@@ -55,8 +55,9 @@ def docstring(kind: str, name: str) -> str:
     words = re.split(r"\n\n(?:Args|Raises):", ast.get_docstring(node) or "")[0]
     table = constants(section(kind, name), fields_in(where, KINDS[kind].passed))
     first, _, rest = whole.partition("\n\n")
-    said = block(words) if kind == "algorithm" else prose(words)  # of a method these are its formulas
-    return "\n\n".join([prose(first), said, prose(rest), table])
+    formula = r"<-|\|\||[\])] = |(?<!\w)CE\(" if kind == "algorithm" else r"(?!)"
+    said = [block(one) if re.search(formula, one) else prose(one) for one in words.split("\n\n")]
+    return "\n\n".join([prose(first), *said, prose(rest), table])
 
 
 def source(module: str) -> Path:

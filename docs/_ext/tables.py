@@ -1,4 +1,4 @@
-"""Tables in which no number breaks: each number of a cell, with its deviation and unit, is kept on one line.
+"""Tables in which no number breaks: each number of a cell, with its deviation, interval and unit, is kept on one line.
 
 A cell of many words gets the class ``long``, so that ``site.css`` keeps room for the words beside columns of numbers.
 """
@@ -10,8 +10,9 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
-_ONE = r"[<>≤≥≈~+−-]*\d[\w.,:/^²×−+-]*(?: ?%)?"
-NUMBER = re.compile(rf"{_ONE}(?: (?:±|→|to|of|\d*x) {_ONE})*(?: (?:[kMGT]i?B|[mµ]?s|min|h)\b)?")
+_ONE = r"[<>≤≥≈~+−-]*\d[\w.,:/^²×−+-]*(?:[ \xa0]?%)?"
+_UNIT = r"(?:[kMGT]i?B|[mµ]?s|min|h)\b"
+NUMBER = re.compile(rf"{_ONE}(?: (?:±|→|to|of|x) {_ONE})*(?: {_UNIT})?(?: \[{_ONE},? (?:to )?{_ONE}\])?")
 LONG = 40
 """Characters from which the text of a cell is long."""
 
@@ -30,6 +31,17 @@ class Numbers(SphinxPostTransform):
                     text.parent.replace(text, pieces(str(text)))
 
 
+class Percents(SphinxPostTransform):
+    """Keep each % on the line of its number."""
+
+    default_priority = 300
+
+    def run(self, **_: Any) -> None:
+        for text in [*self.document.findall(nodes.Text)]:
+            if not isinstance(text.parent, nodes.literal | nodes.literal_block | nodes.raw) and " %" in text:
+                text.parent.replace(text, nodes.Text(re.sub(r"(?<=\d) %", "\N{NO-BREAK SPACE}%", text)))
+
+
 def pieces(text: str) -> list[nodes.Node]:
     """Return the text as nodes: numbers in elements of their own, other text between them."""
     parts: list[nodes.Node] = []
@@ -41,6 +53,7 @@ def pieces(text: str) -> list[nodes.Node]:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
+    app.add_post_transform(Percents)
     app.add_post_transform(Numbers)
     app.add_js_file("sortable.js", loading_method="defer")
     return {"parallel_read_safe": True, "parallel_write_safe": True}

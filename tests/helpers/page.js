@@ -1,6 +1,6 @@
 /* The links and ids of a page, and what is wrong: pictures that are missing, messages of the build, and what the width of
-   the window hides: content right of the page, a table that goes on behind an edge without a mark, and the second half of
-   a number, option or code that a line break divides in a table. */
+   the window hides: content right of the page, a table, equation or picture that goes on behind an edge without a mark,
+   and the second half of a number, option or code that a line break divides in a table. */
 () => {
   const all = [...document.querySelectorAll('article *')], range = document.createRange(), cut = [];
   const boxes = all.filter(e => e.scrollWidth > e.clientWidth && /auto|scroll/.test(getComputedStyle(e).overflowX));
@@ -10,8 +10,11 @@
     if (e.scrollWidth > e.clientWidth) cut.push(`${e.tagName} is ${e.scrollWidth - e.clientWidth} pixels too wide`);
   for (const e of all.filter(e => e.getBoundingClientRect().right > innerWidth + 1))
     if (isSeen(e) && !box(e)) cut.push(`cut: ${e.outerHTML}`);
-  for (const of of [...document.querySelectorAll('article table')].map(box).filter(Boolean))
-    if (!getComputedStyle(of).backgroundImage.includes('gradient')) cut.push(`no edge: ${of.outerHTML}`);
+  for (const of of boxes.filter(b => !b.matches('pre'))) {
+    const style = getComputedStyle(of);
+    if (!style.backgroundImage.includes('gradient') && !parseFloat(style.borderRight))
+      cut.push(`no edge: ${of.outerHTML}`);
+  }
   for (const cell of document.querySelectorAll('article :is(td, th)')) {
     for (const code of cell.querySelectorAll('code')) if (breaks(code)) cut.push(`broken: ${code.innerText}`);
     for (let texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT), text; text = texts.nextNode();)
