@@ -13,6 +13,7 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinx_desi
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"fedcommons {release}"
+html_logo = "_static/logo.svg"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_search_scorer = str(Path(__file__).parent / "scorer.js")
