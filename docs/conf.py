@@ -14,6 +14,7 @@ extensions += ["links", "mathml", "generated", "api", "tables", "results", "clai
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"fedcommons {release}"
+html_logo = "_static/logo.svg"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_search_scorer = str(Path(__file__).parent / "scorer.js")

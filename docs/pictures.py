@@ -17,7 +17,8 @@ from fedcommons import Experiment, experiment
 from fedcommons.convergence import per_sample
 from fedcommons.federation.client_sampling import participants
 from fedcommons.generators.requests import contributions
-from fedcommons.reports.plots import panels, save
+from fedcommons.reports.plots import finish, panels, save
+from fedcommons.reports.series import COLOURS
 from fedcommons.runs import load_data
 from fedcommons.runs.assemble import assemble
 from fedcommons.runs.build import build, load, module_of
@@ -25,7 +26,7 @@ from fedcommons.seeding import set_default_generator
 from fedcommons.sharing.swapped import n_swapped
 
 HERE = Path(__file__).parent / "ideas"
-BLUE, RED, GREY = "#2e6da4", "#c0392b", "0.75"
+BLUE, RED, GREY = COLOURS[0], COLOURS[1], "0.75"
 OFF = {"wandb": "off"}
 
 
@@ -62,7 +63,7 @@ def row_of_partitions(path: Path, held: Mapping[str, np.ndarray], title: str) ->
     for axes, (name, one) in zip(row, held.items(), strict=True):
         bubbles(axes, one, name)
     row[0].set_ylabel("class")
-    figure.suptitle(f"{title}\na disc: a client's images of a class, its area their number", fontsize=10)
+    figure.suptitle(f"{title}\narea of a disc: number of a client's images of a class", fontsize=10)
     save(figure, path, 110)
 
 
@@ -73,7 +74,9 @@ def alpha() -> None:
 
 def n() -> None:
     held = {f"N = {n}": counts(n_clients=n) for n in (4, 10, 40)}
-    row_of_partitions(HERE / "n.png", held, "N: the same 1,295 images, dealt to more clients (digits, alpha = 0.1)")
+    row_of_partitions(
+        HERE / "n.png", held, "N: the same 1,295 images, partitioned among more clients (digits, alpha = 0.1)"
+    )
 
 
 def c() -> None:
@@ -84,7 +87,7 @@ def c() -> None:
         axes.set(title=f"C = {share:g}: {int(10 * share)} of 10 take part", xlabel="round", xticks=range(1, 13, 2))
         axes.title.set_fontsize(10)
     row[0].set(ylabel="client", yticks=range(10))
-    figure.suptitle("C: share of the clients that train in a round; a square: this client trains", fontsize=10)
+    figure.suptitle("C: share of the clients that train in a round; square: the client trains", fontsize=10)
     save(figure, HERE / "c.png", 110)
 
 
@@ -98,11 +101,11 @@ def steps(path: Path, title: str, courses: Mapping[str, tuple[int, int]]) -> Non
             axes.barh(y, widths, 0.6, left=129 * epoch + starts, color=BLUE if epoch % 2 == 0 else "#8fb4d6",
                       edgecolor="w", linewidth=0.6)  # fmt: skip
         axes.text(129 * epochs + 8, y, f"{epochs * -(-129 // batch)} steps", va="center", fontsize=9)
-    axes.set(yticks=range(len(courses)), yticklabels=list(courses), xlabel="images that the client has gone through")
+    axes.set(yticks=range(len(courses)), yticklabels=list(courses), xlabel="images processed by the client")
     axes.set_xlim(0, 129 * max(e for e, _ in courses.values()) * 1.13)
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(f"{title}\na bar: a step, as wide as its batch; a shade: an epoch", fontsize=10)
+    axes.set_title(f"{title}\nbar: a step, as wide as its batch; shade: an epoch", fontsize=10)
     save(figure, path, 110)
 
 
@@ -121,7 +124,7 @@ def p() -> None:
     config = experiment("small", "digits", {"alpha": 0.1, "setting": "shuffled_synthetic", **OFF})
     client_data = build(config).client_data
     n_own = client_data.clients.sizes[0]
-    figure, (row,) = panels(1, 2, (9.3, 2.6), sharey=True)
+    figure, (row,) = panels(1, 2, (9.3, 3), sharey=True)
     made = [contributions(share, client_data)[0] if share else 0 for share in shares]
     swapped = [n_swapped(share, n_own) for share in shares]
     for axes, kept, others, title, name in (
@@ -134,16 +137,13 @@ def p() -> None:
             "from the pool of real images",
         ),
     ):
-        axes.barh(range(4), kept, 0.6, color=BLUE, label="its own real images")
+        axes.barh(range(4), kept, 0.6, color=BLUE, label="the client's own real images")
         axes.barh(range(4), others, 0.6, left=kept, color=RED, label=name)
         for y, (own, other) in enumerate(zip(kept, others, strict=True)):
             axes.text(own + other + 5, y, f"{other} of {own + other}", va="center", fontsize=9)
         axes.set(title=title, xlabel="images that the client trains on", xlim=(0, 320), yticks=range(4),
-                 yticklabels=[f"p = {share:g}" for share in shares], ylim=(-0.5, 5.4))  # fmt: skip
-        axes.title.set_fontsize(10)
-        axes.legend(fontsize=8, loc="upper right", frameon=False)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(f"p: share of shared images in what a client with {n_own} images trains on", fontsize=10)
+                 yticklabels=[f"p = {share:g}" for share in shares])  # fmt: skip
+    finish(figure, f"p: share of shared images among the images that a client with {n_own} images trains on")
     save(figure, HERE / "p.png", 110)
 
 
@@ -154,15 +154,13 @@ def rho() -> None:
     for share in shares:
         values = {"alpha": 0.1, "setting": "shuffled_synthetic", "rho": share, **OFF}
         seen.append(len(build(experiment("small", "digits", values)).requests[0].examples))
-    axes.barh(range(3), seen, 0.6, color=BLUE, label="its generator is trained on these")
-    axes.barh(range(3), [129 - s for s in seen], 0.6, left=seen, color=GREY, label="never seen by its generator")
+    axes.barh(range(3), seen, 0.6, color=BLUE, label="the client's generator is trained on")
+    axes.barh(range(3), [129 - s for s in seen], 0.6, left=seen, color=GREY, label="the generator never sees")
     for y, some in enumerate(seen):
         axes.text(131, y, f"{some} of 129", va="center", fontsize=9)
     axes.set(xlabel="real images of one client", yticks=range(3), yticklabels=[f"rho = {s:g}" for s in shares],
-             xlim=(0, 150), ylim=(-0.5, 3.7))  # fmt: skip
-    axes.set_title("rho: share of a client's images that its generator sees", fontsize=10)
-    axes.legend(fontsize=8, loc="upper right", ncols=2, frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
+             xlim=(0, 150))  # fmt: skip
+    finish(figure, "rho: share of a client's images that its generator sees", "real images that")
     save(figure, HERE / "rho.png", 110)
 
 
@@ -176,8 +174,8 @@ def zeta() -> None:
     plane = np.linalg.svd(means - means.mean(0), full_matrices=False)[2][:2]
     figure, (row,) = panels(1, 2, (9.3, 4.2), sharey=True)
     titles = {
-        "real": "on real data: zeta_sq",
-        "shuffled_real": "after half is swapped, on what they train on: zeta_hat_sq",
+        "real": "own real data: zeta_sq",
+        "shuffled_real": "training data, half of them swapped: zeta_hat_sq",
     }
     for axes, (setting, each) in zip(row, both.items(), strict=True):
         at = np.stack([one.mean(0) for one in each])
@@ -185,14 +183,14 @@ def zeta() -> None:
         sigma_sq = float(np.mean([((one - one.mean(0)) ** 2).sum(1).mean() for one in each]))
         for client, one in enumerate(each):
             points, (mean,) = one @ plane.T, one.mean(0, keepdims=True) @ plane.T
-            axes.scatter(*points.T, s=5, color=f"C{client}", alpha=0.35, linewidths=0)
-            axes.scatter(*mean, s=130, marker="*", color=f"C{client}", edgecolor="k", zorder=3)
+            axes.scatter(*points.T, s=5, color=COLOURS[client], alpha=0.35, linewidths=0)
+            axes.scatter(*mean, s=130, marker="*", color=COLOURS[client], edgecolor="k", zorder=3)
         axes.scatter(*(at.mean(0) @ plane.T), s=70, marker="X", color="k", zorder=4)
         axes.set_title(f"{titles[setting]}\nzeta^2 {zeta_sq:.2f}, sigma^2 {sigma_sq:.2f}", fontsize=10)
         axes.set_xlabel("first direction of the gradient")
     row[0].set_ylabel("second direction")
-    told = "dot: an image's gradient; star: a client's mean (five clients, a colour each); cross: mean of stars"
-    figure.suptitle(told, fontsize=10)
+    meaning = "colour: client; dot: gradient of an image; star: mean of a client; cross: mean of the stars"
+    figure.suptitle(meaning, fontsize=10)
     save(figure, HERE / "zeta.png", 110)
 
 
@@ -214,14 +212,14 @@ def partitions() -> None:
     }  # fmt: skip
     for name, constants in names.items():
         one(name, counts(name, **constants), "digits")
-    one("by_group", counts("by_group", "examples/hospitals.py:Patients"), "patients of hospitals")
-    one("by_factor", counts("by_factor", "procedural_sprites", factor="quadrant_shape"), "drawn sprites")
+    one("by_group", counts("by_group", "examples/hospitals.py:Patients"), "hospitals' patients")
+    one("by_factor", counts("by_factor", "procedural_sprites", factor="quadrant_shape"), "procedural_sprites")
 
 
 def one(name: str, held: np.ndarray, data: str) -> None:
     figure, ((axes,),) = panels(1, 1, (5.4, 3.2))
     scaled = held * (129 / max(129, held.max()))
-    bubbles(axes, scaled, f"{name}, {data}\na disc's area: the client's examples of a class")
+    bubbles(axes, scaled, f"{name}, {data}\narea of a disc: number of a client's examples of a class")
     axes.set_ylabel("class")
     save(figure, HERE / f"partition_{name}.png", 100)
 

@@ -19,11 +19,11 @@ from fedcommons.cli.display import Display
 from fedcommons.errors import UserError
 from fedcommons.reports import tables
 from fedcommons.reports.cells import cells
-from fedcommons.reports.disclosure import ACCURACY, draw, points, table
 from fedcommons.storage.paths import user_path
 from fedcommons.tune import grid as grids
 from fedcommons.tune import main, sweep
 from fedcommons.tune.study import Report
+from papers.disclosure import ACCURACY, draw, points, table
 from papers.fedssyn import authors
 
 
@@ -84,7 +84,7 @@ def report(cells_of_grid: Sequence[sweep.Trial], options: parse.Options, out: Pa
         return
     configurations = cells(runs)
     notes = [
-        "Given away: the share of all clients' training examples that were sent as copies, or that shared data was "
+        "Disclosed: the share of all clients' training examples that were sent as copies, or that shared data was "
         "computed from without a differential privacy guarantee. Model updates, which every run sends, do not count.",
         "One percent sent as raw copies discloses more than one percent seen by generators: synthetic images are not "
         "the originals.",

@@ -10,7 +10,7 @@ from fedcommons.reports import columns, tables
 from fedcommons.reports.cells import plain
 from fedcommons.reports.frames import load_rounds
 from fedcommons.reports.intervals import ends
-from fedcommons.reports.series import COLOURS, course
+from fedcommons.reports.series import course
 from fedcommons.tune import grid
 from fedcommons.tune.study import Report, Results, gaps, with_choice
 
@@ -93,23 +93,15 @@ def picture(runs: Any, path: Path, title: str, smoke: bool) -> None:
     alphas, names = list(dict.fromkeys(map(plain, runs["at"]))), list(dict.fromkeys(runs["method"]))
     rounds = load_rounds(*runs["run"])
     figure, (row,) = plots.panels(1, len(alphas), (1.8 + 4 * len(alphas), 4.2), sharey=True)
-    for (alpha, method), group in runs.groupby(["at", "method"], sort=False, dropna=False):
-        axes, number = row[alphas.index(plain(alpha))], names.index(method)
-        spreads = course(rounds.loc[rounds["run"].isin(group["run"]), :], target.ACCURACY)
-        if not spreads:
-            continue
-        mean, low, high = ([100 * v for v in values] for values in zip(*spreads.values(), strict=True))
-        colour, dash = COLOURS[number % len(COLOURS)], ("-", "--", ":")[number // len(COLOURS) % 3]
-        axes.plot(list(spreads), mean, dash, color=colour, label=method)
-        axes.fill_between(list(spreads), low, high, color=colour, alpha=0.15, linewidth=0)
     for axes, alpha in zip(row, alphas, strict=True):
+        inside = runs[[plain(at) == alpha for at in runs["at"]]]
+        of_method = {name: rounds["run"].isin(inside.loc[inside["method"] == name, "run"]) for name in names}
+        frames = {name: rounds.loc[is_its_own, :] for name, is_its_own in of_method.items()}
+        plots.curves(axes, {name: course(frame, target.ACCURACY) for name, frame in frames.items()}, names)
         axes.set(xlabel="round", title="" if alpha is None else f"alpha {alpha:g}")
         axes.locator_params("x", integer=True)
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-    row[0].set_ylabel("test accuracy, %")
-    handles = {label: handle for axes in row for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend([*handles.values()], [*handles], loc="outside right upper", fontsize=8)
+    row[0].set_ylabel("test accuracy" + plots.percent(row[0].yaxis))
     several = runs["seed"].nunique() > 1
-    figure.suptitle(f"{title}{'; line: mean, band: minimum to maximum over seeds' * several}", fontsize=10)
+    spread = "\nline: mean, band: minimum to maximum over seeds" * several
+    plots.finish(figure, f"Accuracy over rounds; {title}{spread}", "method", "outside right upper")
     plots.save(figure, path, 120, smoke)

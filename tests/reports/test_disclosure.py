@@ -17,8 +17,8 @@ from fedcommons.config import presets
 from fedcommons.errors import UserError
 from fedcommons.privacy.accountants import composed
 from fedcommons.reports.cells import cells
-from fedcommons.reports.disclosure import epsilon_place
 from fedcommons.reports.frames import load_runs
+from papers.disclosure import epsilon_place
 
 QUICK = {"federation.rounds": 2, "client.epochs": 1, "measure.every": 0, "tracking.wandb": "off"}
 
@@ -26,6 +26,14 @@ QUICK = {"federation.rounds": 2, "client.epochs": 1, "measure.every": 0, "tracki
 def _run(folder: Path, **fields: Any) -> None:
     values = {**QUICK, **{name.replace("__", "."): value for name, value in fields.items()}}
     fedcommons.run(presets.experiment("smoke", "digits", values), folder)
+
+
+def _report(disclosure: ModuleType, out: Path, folders: str) -> Path:
+    options = disclosure.arguments(["--preset=smoke", "--round=2", f"--also={folders}", f"--out={out}"])
+    out.mkdir()
+    with Display() as display:
+        disclosure.report(disclosure.grid(options), options, out, display)
+    return out
 
 
 @pytest.mark.long
@@ -38,13 +46,7 @@ def test_where_an_epsilon_covers_what_was_shared_accuracy_stands_against_it_too(
     for sigma in (2.0, 4.0):
         _run(tmp_path / f"runs/pool{sigma:g}", **pool, generator__label_noise=8.0, generator__sigma=sigma)
     _run(tmp_path / "runs/bare", **pool)
-    disclosure, out = sweeps("disclosure"), tmp_path / "out"
-    options = disclosure.arguments(
-        ["--preset", "smoke", "--round", "2", "--also", str(tmp_path / "runs"), "--out", str(out)]
-    )
-    out.mkdir()
-    with Display() as display:
-        disclosure.report(disclosure.grid(options), options, out, display)
+    out = _report(sweeps("disclosure"), tmp_path / "out", f"{tmp_path / 'runs'}")
     expected = [composed(((0.1, sigma, 20), (1.0, 8.0, 1)), 1e-5) for sigma in (2.0, 4.0)]
     rows = [line.split("|") for line in (out / "disclosure.md").read_text().splitlines() if line.startswith("| d")]
     assert {row[-2].strip() for row in rows} == {"-", "none", *(f"{e:.3g} if secret" for e in expected)}
@@ -62,12 +64,7 @@ def test_points_of_any_folders(tmp_path: Path, sweeps: Callable[[str], ModuleTyp
     _run(tmp_path / "runs/fedmix", algorithm="fedmix")
     _run(tmp_path / "runs/short", setting="shuffled_real", sharing__p=0.25, federation__rounds=1)
     shutil.copytree(tmp_path / "runs/real", tmp_path / "again/real")
-    disclosure, out = sweeps("disclosure"), tmp_path / "out"
-    also = f"{tmp_path / 'runs'},{tmp_path / 'again'}"
-    options = disclosure.arguments(["--preset", "smoke", "--round", "2", "--also", also, "--out", str(out)])
-    out.mkdir()
-    with Display() as display:
-        disclosure.report(disclosure.grid(options), options, out, display)
+    out = _report(sweeps("disclosure"), tmp_path / "out", f"{tmp_path / 'runs'},{tmp_path / 'again'}")
     with (out / "disclosure.csv").open() as file:
         found = [(line["run_dir"], pytest.approx(float(line["disclosed"]))) for line in csv.DictReader(file)]
     assert sorted(found) == [("copies0.25", 0.25), ("copies0.5", 0.5), ("fedmix", 1.0), ("real", 0.0)]
@@ -79,13 +76,9 @@ def test_points_of_any_folders(tmp_path: Path, sweeps: Callable[[str], ModuleTyp
 
 @pytest.mark.parametrize(
     ("argv", "why"),
-    [
-        (["--sharing.c", "0.1"], "--shares"),
-        (["--round", "21"], r"--round .* got 21"),
-        (["--settings", "raw_copy"], "raw_copies"),
-    ],
+    [("--sharing.c=0.1", "--shares"), ("--round=21", r"--round .* got 21"), ("--settings=raw_copy", "raw_copies")],
 )
-def test_bad_requests_are_refused(argv: list[str], why: str, sweeps: Callable[[str], ModuleType]) -> None:
+def test_bad_requests_are_refused(argv: str, why: str, sweeps: Callable[[str], ModuleType]) -> None:
     disclosure = sweeps("disclosure")
     with pytest.raises(UserError, match=why):
-        disclosure.grid(disclosure.arguments(argv))
+        disclosure.grid(disclosure.arguments([argv]))

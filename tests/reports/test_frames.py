@@ -18,9 +18,10 @@ from sweep_runs import rows_of, saved_figures
 from torch.nn import functional as F
 
 from fedcommons import experiment, load_rounds, load_runs, means, run
+from fedcommons.config import registry
 from fedcommons.core.evaluation import CLIENTS
 from fedcommons.errors import UserError
-from fedcommons.reports import columns, series, tables
+from fedcommons.reports import columns, plots, series, tables
 from fedcommons.reports.cells import Cell, cells, drop_duplicates, varied
 from fedcommons.reports.frames import load_clients
 from fedcommons.runs import build
@@ -300,13 +301,36 @@ def test_the_bars_of_table_1_are_means_and_their_ranges(tmp_path: Path, monkeypa
     runs = [row("real", 0, 16), row("real", 1, 20), row("shuffled_synthetic", 0, 4), row("shuffled_synthetic", 1, None)]
     rounds_to_target(tmp_path / "t.png", compared(*runs), "digits", smoke=False)
     (axes,) = drawn[0].axes
-    assert [bar.get_width() for bar in axes.patches if isinstance(bar, Rectangle)] == [18, 17]
+    bars = [bar for bar in axes.patches if isinstance(bar, Rectangle)]
+    assert [bar.get_width() for bar in bars] == [18, 30]
+    assert to_hex(bars[1].get_facecolor()) == "#ffffff"  # open, up to the last round
     assert [np.asarray(line.get_xdata()).tolist() for line in axes.get_lines()] == [[16, 20], [4, 30]]
     assert [text.get_text() for text in axes.texts] == ["18", ">17 (missed by 1 of 2)"]
-    assert [to_hex(bar.get_facecolor()) for bar in axes.patches if isinstance(bar, Rectangle)][1] == "#ffffff"  # open
     lines = pd.DataFrame([{"run": one["run"], "round": r, "test/accuracy": 0.1 * r} for one in runs for r in range(3)])
     accuracy_over_rounds(tmp_path / "c.png", compared(*runs), lines, "digits", smoke=True)
     assert np.asarray(drawn[1].axes[0].get_lines()[0].get_ydata()).tolist() == pytest.approx([0, 0.1, 0.2])
+
+
+def test_every_picture_has_the_same_style(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    methods, strategies = (list(registry.KINDS[kind].components) for kind in ("algorithm", "sharing"))
+    looks = series.looks([*methods, *strategies])
+    assert len(set(looks.values())) == len(looks) - 1  # FedAvg looks like no sharing
+    assert all(series.looks(["mine", name])[name] == looks[name] for name in looks)
+    for names in (strategies, ["merf, noise local", "merf, noise summed"], ["fedavg", "fedavg, mu 1", "fedavg, mu 2"]):
+        assert len({colour for colour, _, _ in series.looks(names).values()}) == len(names)
+    figure, ((axes,),) = plots.panels(1, 1, (4, 3))
+    course = {r: (0.1 * r, 0.1 * r, 0.1 * r) for r in range(5)}
+    plots.curves(axes, {"fedavg": course, "fedprox": course}, ["fedavg", "fedprox"])
+    plots.finish(figure, "title")
+    hidden, upper = axes.get_lines()
+    assert hidden.get_linewidth() > upper.get_linewidth()  # both of two equal lines are visible
+    assert (len(figure.legends), axes.get_legend()) == (1, None)
+    drawn = saved_figures(monkeypatch)
+    points = [series.Point(lr, 0.5 + lr, 0.0, "fedavg", False) for lr in (0.01, 0.1, 0.4)]
+    series.draw(tmp_path / "a.png", [series.Panel("", "learning rate", points)], "last_accuracy", "", "digits")
+    (axes,) = drawn[0].axes
+    assert (axes.get_xscale(), "(log)" in axes.get_xlabel(), "(log)" in axes.get_ylabel()) == ("log", True, False)
+    assert ("%" in axes.get_ylabel(), axes.yaxis.get_major_formatter()(0.5)) == (True, "50")
 
 
 def test_the_spread_between_algorithms() -> None:

@@ -1,6 +1,7 @@
 """Plots of a metric against a number or a name, with several panels, series in colours, and error bars over seeds."""
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -9,15 +10,28 @@ from typing import TYPE_CHECKING, Any
 from fedcommons.config import target
 from fedcommons.config.dotted import NO_SHARING_SHOWN
 from fedcommons.reports.cells import Cell, counted, values
-from fedcommons.reports.metrics import words
+from fedcommons.reports.metrics import is_accuracy, words
 
 if TYPE_CHECKING:  # pandas and matplotlib take seconds to import, which would slow --help
     import pandas as pd
     from matplotlib.axes import Axes
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "P", "*")
-"""Seven series share a marker and differ in colour (``COLOURS``, which colour-blind readers can distinguish)."""
+COLOURS: Sequence[str] = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#7f7f7f")
+"""Okabe and Ito's colours, which colour-blind readers can distinguish, and grey."""
+
+STYLES: Sequence[tuple[str, Any]] = (("o", "-"), ("s", "--"), ("^", "-."), ("D", ":"), ("v", (0, (5, 1, 1, 1, 1, 1))))
+"""Pairs of a marker and a dash pattern."""
+
+_PALETTE = (
+    "shuffled_real shuffled_synthetic fedgen feddm dense scaffold server_synthetic fedavg",
+    "feddpms fedddpm raw_copies local_synthetic fednova fedmix feddyn fedcvae",
+    "fedavgm coboosting fedprox fedvae ndpdc merf moon fedpvr",
+    "fedadagrad fedadam fedyogi ditto fedbn fedper gradient_coding fedproto",
+    "one_shot",
+)  # methods and sharing strategies: a line for each style, a place in the line for each colour
+_LOOKS = {name: (i % 8, style) for style, line in enumerate(_PALETTE) for i, name in enumerate(line.split())}
+_LOOKS |= {alias: _LOOKS["fedavg"] for alias in (NO_SHARING_SHOWN, "real", "none")}
+_LOOKS |= {"fedssyn": _LOOKS["shuffled_synthetic"], "REAL": _LOOKS["shuffled_real"]}
 
 Spread = tuple[float, float, float]
 """Mean, minimum and maximum over seeds."""
@@ -43,9 +57,21 @@ class Panel:
     points: Sequence[Point]
 
 
-def look(number: int) -> tuple[str, str]:
-    """Return colour and marker of the series with this number."""
-    return COLOURS[number % len(COLOURS)], MARKERS[number // len(COLOURS) % len(MARKERS)]
+def looks(names: Iterable[str]) -> dict[str, tuple[str, str, Any]]:
+    """Return colour, marker and dash pattern of each series of a picture, all different.
+
+    A method or sharing strategy of the package looks the same in every picture. Another name, such as
+    ``merf, summed noise``, gets the colour of a method in the name if it is free, or else another free colour.
+    """
+    names = list(dict.fromkeys(names))
+    result = {name: _LOOKS[name] for name in names if name in _LOOKS}
+    for name in (name for name in names if name not in _LOOKS):
+        words = [_LOOKS[word] for word in reversed(re.split("[, ]+", name)) if word in _LOOKS]
+        every = [(colour, style) for style in range(len(STYLES)) for colour in range(len(COLOURS))]
+        colours = {colour for colour, _ in result.values()}
+        free = [place for place in (*words, *every) if place[0] not in colours]
+        result[name] = next((place for place in (*free, *every) if place not in result.values()), (0, 0))
+    return {name: (COLOURS[result[name][0]], *STYLES[result[name][1]]) for name in names}
 
 
 def value(cell: Cell, name: str) -> Any:
@@ -105,32 +131,28 @@ def draw(
     from fedcommons.reports import plots
 
     every = [p for panel in panels for p in panel.points]
-    names = list(dict.fromkeys(p.series for p in every))
-    looks = {name: look(i) for i, name in enumerate(names)}
-    wide = 1.6 if series else 0
+    look = looks(p.series for p in every)
+    wide = 0.6 + 0.065 * max(map(len, look)) if series else 0
     figure, (grid,) = plots.panels(1, len(panels), (1 + size[0] * len(panels) + wide, size[1]), sharey=True)
-    handles: dict[str, Any] = {}
     for axes, panel in zip(grid, panels, strict=True):
-        _panel(axes, panel, looks, axis)
-        handles |= {name: handle for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+        _panel(axes, panel, look, axis)
+    unit = plots.percent(grid[0].yaxis) if is_accuracy(y) else ""
     if axis is None and _spans([p.y for p in every], 100):
         grid[0].set_yscale("log")
-    grid[0].set_ylabel(words(y))
-    if handles:
-        handles = dict(sorted(handles.items(), key=lambda item: item[0] == BOUND))  # the entry BOUND comes last
-        figure.legend([*handles.values()], [*handles], loc="outside right upper", fontsize=8, title=series or None)
-    figure.suptitle(title, fontsize=10)
+        unit += " (log)"
+    grid[0].set_ylabel(words(y) + unit)
+    plots.finish(figure, title, series, "outside right upper", last=BOUND)
     if note or any(p.sd for p in every):
         figure.supxlabel(note or BARS, fontsize=8, color="0.3")
     plots.save(figure, path, 120, smoke)
 
 
 def _panel(
-    axes: "Axes", panel: Panel, looks: Mapping[str, tuple[str, str]], axis: "Callable[[Axes], None] | None"
+    axes: "Axes", panel: Panel, looks: Mapping[str, tuple[str, str, Any]], axis: "Callable[[Axes], None] | None"
 ) -> None:
     from fedcommons.reports import plots
 
-    places = None  # position of each name on the x axis; None if all points have numbers as x
+    places, unit = None, ""  # places: position of each name on the x axis; None if all points have numbers as x
     if axis:
         axis(axes)
     elif not all(isinstance(p.x, float) for p in panel.points):
@@ -138,30 +160,32 @@ def _panel(
     elif _spans([float(p.x) for p in panel.points], 10):
         axes.set_xscale("log")
         plots.plain_ticks(axes.xaxis)
+        unit = " (log)"
 
     def position(p: Point) -> float:
         return float(p.x) if places is None else places[label(p.x)]
 
     names = [name for name in looks if any(p.series == name for p in panel.points)]
-    for i, name in enumerate(names):
-        colour, marker = looks[name]
+    lines = [sorted((p for p in panel.points if p.series == name), key=position) for name in names]
+    at = lines if places is None and not axis else []  # elsewhere, points stand side by side
+    broader = plots.covered([([position(p) for p in line], [p.y for p in line]) for line in at]) or [0] * len(lines)
+    for i, (name, points) in enumerate(zip(names, lines, strict=True)):
+        colour, marker, dash = looks[name]
         # Series at the same name stand side by side.
         offset = 0 if places is None else 0.12 * (i - (len(names) - 1) / 2)
-        points = sorted((p for p in panel.points if p.series == name), key=position)
         xs = [position(p) + offset for p in points]
-        line = "-" if not axis and places is None and len(set(xs)) == len(xs) else "none"
+        line = dash if not axis and places is None and len(set(xs)) == len(xs) else "none"
         axes.errorbar(
-            xs, [p.y for p in points], [p.sd for p in points], color=colour, marker=marker, ms=5, lw=1, ls=line,
-            capsize=3, label=name or None,
+            xs, [p.y for p in points], [p.sd for p in points], color=colour, marker=marker, ms=5 + 2 * broader[i],
+            lw=1 + 2 * broader[i], ls=line, capsize=3, label=name or None,
         )  # fmt: skip
         if bounds := [(x, p.y) for x, p in zip(xs, points, strict=True) if p.bound]:
             axes.plot(*zip(*bounds, strict=True), marker, mfc="w", mec=colour, ms=5, ls="none", label=BOUND, zorder=3)
     if places is not None:
         axes.set_xlim(-0.5, len(places) - 0.5)
         axes.set_xticks(list(places.values()), list(places), rotation=20 if len(places) > 3 else 0)
-    axes.set_xlabel(panel.x)
+    axes.set_xlabel(panel.x + unit)
     axes.set_title(panel.title, fontsize=9)
-    axes.grid(alpha=0.3)
 
 
 def _spans(values: Sequence[float], factor: float) -> bool:

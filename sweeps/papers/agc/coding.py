@@ -99,54 +99,51 @@ def picture(curves: Sequence[Curve], partition: str, title: str) -> Figure:
             _line_and_band(below, curve, "second_moment", label, color=colour)
         for curve in (c for c in of_pair if partition != "iid" and c["partition"] == "iid" and c["c"] == 0):
             for axes, quantity in ((above, "accuracy"), (below, "second_moment")):
-                _line_and_band(axes, curve, quantity, "iid clients, nothing shared", color="#c0392b", linestyle="--")
-        above.set_title(f"q = {q:g}, d = {d}")
-        above.set_ylabel("test accuracy")
-        below.set(xlabel="round", ylabel="second moment of the estimate", yscale="log")
+                _line_and_band(axes, curve, quantity, "iid clients, nothing shared", color="#d55e00", linestyle="--")
+        above.set_title(f"q = {q:g}, d = {d}", fontsize=10)
+        above.set_ylabel("test accuracy" + plots.percent(above.yaxis))
+        below.set(xlabel="round", ylabel="second moment of the estimate (log)", yscale="log")
         low, high = below.get_ylim()
         below.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5) if high < 100 * low else (1,)))
         below.yaxis.set(major_formatter="{x:g}", minor_locator=NullLocator())
-    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False,
-                  title="c: share of the images that is not private, and is copied to other clients")  # fmt: skip
-    figure.suptitle(title, fontsize=10)
+    key = "q: probability that a client straggles. d: copies of an image. c: share of images that are copied to clients"
+    plots.finish(figure, title, key)
     return figure
 
 
 def products_picture(curves: Sequence[Curve], title: str) -> Figure:
     """Plot figure 3, a panel per curve: sums of the scalar products of two examples' gradients, over rounds."""
     figure, grid = plots.panels(1, len(curves), (1 + 4.6 * len(curves), 4.6), sharey=True)
-    kinds = ("same_class", "cross_class", "norm_sq")
+    kinds = {
+        "same_class": ("pairs of one class (type I)", {"color": "#0072b2", "linewidth": 3}),
+        "cross_class": ("pairs of two classes (type II)", {"color": "#e69f00"}),
+        "norm_sq": ("both: ‖g‖²", {"color": "k", "linestyle": "--"}),
+    }
     sizes = [abs(value) for curve in curves for kind in kinds for value in curve[kind]]
     linear = 10.0 ** np.floor(np.log10(max(min(sizes), max(sizes) / SPAN)))
     powers = [linear * 10**k for k in range(1 + round(np.log10(max(sizes) / linear)))]
     for axes, curve in zip(grid[0], curves, strict=True):
-        for kind, label, colour in zip(
-            kinds,
-            ("pairs of one class (type I)", "pairs of two classes (type II)", "both: ‖g‖²"),
-            ("#2e6da4", "#d98c21", "k"),
-            strict=True,
-        ):
-            _line_and_band(axes, curve, kind, label, color=colour)
+        for kind, (label, look) in kinds.items():
+            _line_and_band(axes, curve, kind, label, **look)
         axes.axhline(0, color="0.5", linewidth=0.6)
-        axes.axhspan(-linear, linear, color="0.93", zorder=0)
-        axes.set_yscale("symlog", linthresh=linear, linscale=0.3)
-        axes.set_yticks([*(-p for p in powers if -p > axes.get_ylim()[0]), 0, *powers], minor=False)
+        if len(powers) > 3:
+            axes.axhspan(-linear, linear, color="0.93", zorder=0)
+            axes.set_yscale("symlog", linthresh=linear, linscale=0.3)
+            axes.set_yticks([*(-p for p in powers if -p > axes.get_ylim()[0]), 0, *powers], minor=False)
         shared = f"c = {curve['c']:g}, d = {curve['d']}" if curve["c"] else "nothing shared"
-        axes.set(title=f"{shared}, q = {curve['q']:g}", xlabel="round")
-    grid[0, 0].set_ylabel("sum of scalar products")
-    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False,
-                  title="axis: logarithmic on both sides of zero, linear in the grey strip")  # fmt: skip
-    figure.suptitle(title, fontsize=10)
+        axes.set_title(f"{shared}, q = {curve['q']:g}", fontsize=10)
+        axes.set_xlabel("round")
+    scale = "\n(log on both sides of 0, linear in the grey strip)" * (len(powers) > 3)
+    grid[0, 0].set_ylabel(f"sum of scalar products{scale}")
+    plots.finish(figure, f"Scalar products of gradients; {title}")
     return figure
 
 
 def _line_and_band(axes: Axes, curve: Curve, quantity: str, label: str, **style: Any) -> None:
     """Draw the mean of a quantity over repetitions, with a band of one standard error on both sides."""
     mean, error = np.array(curve[quantity]), np.array(curve[f"{quantity}_se"])
-    axes.plot(mean, linewidth=1.3, label=label, **style)
+    axes.plot(mean, label=label, **{"linewidth": 1.3, **style})
     axes.fill_between(range(len(mean)), mean - error, mean + error, color=style["color"], alpha=0.25, linewidth=0)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.3)
 
 
 def only(curve: Curve, *quantities: str) -> Curve:

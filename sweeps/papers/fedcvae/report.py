@@ -72,27 +72,25 @@ def notes(results: Results) -> list[str]:
 def figure(frame: Any, path: Path, title: str, smoke: bool) -> None:
     """Draw a bar for each alpha and method: the mean last accuracy over seeds, with Student's 95 % interval."""
     from fedcommons.reports import plots
-    from fedcommons.reports.series import COLOURS
+    from fedcommons.reports.series import looks
 
     by_pair = chosen_runs(frame, METHODS)
     alphas, methods = list(dict.fromkeys(at for at, _ in by_pair)), [m for m in METHODS if m in {n for _, n in by_pair}]
-    width = 0.8 / len(methods)
+    width, look = 0.8 / len(methods), looks(methods)
     drawing, ((axes,),) = plots.panels(1, 1, (2 + 2 * len(alphas), 4))
     for i, method in enumerate(methods):
         present = [(j, [100 * v for v in by_pair[alpha, method]["last_accuracy"]])
                  for j, alpha in enumerate(alphas) if (alpha, method) in by_pair]  # fmt: skip
         at = [j + width * (i - (len(methods) - 1) / 2) for j, _ in present]
         means = [fmean(values) for _, values in present]
-        axes.bar(at, means, width, color=COLOURS[i], label=method)
+        axes.bar(at, means, width, color=look[method][0], label=method)
         intervals = [(x, mean, mean - interval[0]) for x, mean, (_, values) in zip(at, means, present, strict=True)
                  if (interval := student(values))]  # fmt: skip
         if intervals:
             axes.errorbar(*zip(*intervals, strict=True), color="k", linestyle="none", linewidth=1, capsize=2)
     axes.set_xticks(range(len(alphas)), [f"{alpha:g}" for alpha in alphas])
     axes.set(xlabel="alpha", ylabel="last test accuracy, %", ylim=(0, 100))
-    axes.set_title(title, fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
-    drawing.legend(loc="outside right upper", fontsize=8)
+    plots.finish(drawing, f"Last test accuracy; {title}", "method", "outside right upper")
     plots.save(drawing, path, 120, smoke)
 
 

@@ -113,27 +113,23 @@ def courses(frame: Any, path: Path, smoke: bool) -> None:
         return
     rounds: Any = load_rounds(*main["run"].unique()).merge(main, on="run")
     rounds["total"] = rounds["comm/total_bytes"].fillna(0) / MB
-    rounds["percent"] = 100 * rounds["test/accuracy"]
     alphas, methods = main["at"].unique(), main["method"].unique()
-    axes_of = (("round", "rounds"), ("total", "MB, up and down, all clients"))
-    figure, grid = plots.panels(2, len(alphas), (2.6 * max(2, len(alphas)) + 1, 6.2), sharey=True)
+    axes_of = (("round", "round"), ("total", "MB sent so far, all clients, both ways"))
+    figure, grid = plots.panels(2, len(alphas), (2.6 * max(2, len(alphas)) + 1, 6.4), sharey=True)
     for (i, (column, words)), (j, alpha) in product(enumerate(axes_of), enumerate(alphas)):
-        axes = grid[i][j]
-        for method, colour in zip(methods, series.COLOURS, strict=False):
-            group = rounds[(rounds["method"] == method) & (rounds["at"] == alpha)].groupby("round")
-            x = group["round"].first() if column == "round" else group[column].mean()
-            axes.plot(x, group["percent"].mean(), color=colour, label=method)
-            axes.fill_between(x, group["percent"].min(), group["percent"].max(), color=colour, alpha=0.15, linewidth=0)
-        axes.set(xlabel=words, title=f"alpha {alpha:g}" if i == 0 else None)
-        if j == 0:
-            axes.set_ylabel("test accuracy, %")
-    is_narrow = len(alphas) < 4
-    columns = 3 if is_narrow else len(methods)
-    figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=columns, fontsize=9)
+        courses = {}
+        for method in methods:
+            group = rounds[(rounds["method"] == method) & (rounds["at"] == alpha)]
+            x = group.groupby("round")[column].mean()
+            courses[method] = {x[r]: spread for r, spread in series.course(group, "test/accuracy").items()}
+        plots.curves(grid[i][j], courses, methods)
+        grid[i][j].set_xlabel(words, fontsize=9)
+        grid[0][j].set_title(f"alpha {alpha:g}", fontsize=10)
+        grid[i][0].set_ylabel("test accuracy" + plots.percent(grid[i][0].yaxis))
     seeds = frame["seed"].nunique()
-    spread = f"line: mean over {seeds} seeds, band: lowest to highest seed" if seeds > 1 else "one seed, so no band"
-    title = f"Accuracy over rounds and over bytes, {frame['dataset'].iloc[0]}", spread
-    figure.suptitle((";\n" if is_narrow else "; ").join(title), fontsize=10)
+    spread = f"line: mean over {seeds} seeds, band: minimum to maximum" if seeds > 1 else "one seed, so no band"
+    title = f"Accuracy over rounds and over MB, {frame['dataset'].iloc[0]}"
+    plots.finish(figure, f"{title}\n{spread}", "REAL: the server trains on real images" * ("REAL" in methods))
     plots.save(figure, path, 110, smoke)
 
 
@@ -182,14 +178,16 @@ def figure1(path: Path, smoke: bool) -> None:
     for seed, axes in enumerate(row):
         real = surrogate.draw(seed)
         matched = surrogate.match(real, surrogate.first(real, seed), seed)
-        for points, name in ((real, "of 100 real points"), (matched, "of 20 matched points (the surrogate)")):
-            axes.plot(w, surrogate.loss(w, points), label=name)
+        for points, name, colour, dash in (
+            (real, "of 100 real points", "#0072b2", "-"),
+            (matched, "of 20 matched points (the surrogate)", "#cc79a7", "--"),
+        ):
+            axes.plot(w, surrogate.loss(w, points), dash, color=colour, label=name)
         axes.plot(w, surrogate.tangent(w, real), ":", color="0.4", label="tangent at 0")
         axes.axvline(0, color="0.8", linewidth=0.8, zorder=0)
         axes.set(xlabel="weight w", title=f"seed {seed}", ylim=(0, 2))
     row[0].set_ylabel("loss")
-    figure.legend(*row[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=9)
-    figure.suptitle("A loss and its surrogate, matched at w = 0; each panel has another draw of points", fontsize=10)
+    plots.finish(figure, "A loss and its surrogate, matched at w = 0; each panel has another draw of points")
     plots.save(figure, path, 110, smoke)
 
 

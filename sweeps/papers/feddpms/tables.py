@@ -3,11 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from fedcommons.federation.client_sampling import joining
@@ -124,27 +122,18 @@ def sent(run: Mapping[Any, Any], e: Exchange) -> str:
 
 def over_rounds(path: Path, cells: Sequence[Cell], smoke: bool) -> None:
     """Draw figure 3: test accuracy over rounds in the first federation, a curve for each cell (runs of all seeds)."""
-    figure, ((whole, near),) = plots.panels(1, 2, (10, 4.8))
+    figure, (row,) = plots.panels(1, 2, (10, 4.8))
     first = {tuple(cell.runs["run"]): cell for cell in cells if columns.place(cell) == columns.place(cells[0])}.values()
-    late: list[float] = []
-    last, seeds = 0, 1
-    for i, (cell, colour) in enumerate(zip(first, cycle(series.COLOURS), strict=False)):
-        course = series.course(load_rounds(*cell.runs["run"]), "test/accuracy")
-        (means, low, high), dash = (100 * np.array(list(course.values())).T, "-" if i < len(series.COLOURS) else "--")
-        for axes in (whole, near):
-            axes.plot(list(course), means, dash, color=colour, lw=1.3, label=columns.method(cell))
-            axes.fill_between(list(course), low, high, color=colour, alpha=0.12, lw=0)
-        last, seeds = max(last, *course), max(seeds, len(cell.runs))
-        late += [v for r, *values in zip(course, low, high, strict=True) if r >= last / 3 for v in values]
-    near.set(xlim=(last / 3, last), ylim=(min(late) - 0.5, max(late) + 0.5), title="the last two thirds, enlarged")
-    whole.set(title="all rounds")
-    for axes in (whole, near):
-        axes.set(xlabel="round", ylabel="test accuracy, %")
+    courses = {columns.method(c): series.course(load_rounds(*c.runs["run"]), "test/accuracy") for c in first}
+    last, seeds = max(max(course) for course in courses.values()), max(len(cell.runs) for cell in first)
+    late = [v for course in courses.values() for r, (_, *ends) in course.items() if r >= last / 3 for v in ends]
+    for axes, title in zip(row, ("all rounds", "the last two thirds, enlarged"), strict=True):
+        plots.curves(axes, courses, courses)
+        axes.set(xlabel="round", ylabel="test accuracy" + plots.percent(axes.yaxis), title=title)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.grid(alpha=0.3)
-    spread = f"line: mean over {seeds} seeds, band: lowest to highest" if seeds > 1 else "one seed, so no band"
-    figure.legend(*whole.get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=8)
-    figure.suptitle(f"{columns.place(cells[0])}; {spread}", fontsize=10)
+    row[1].set(xlim=(last / 3, last), ylim=(min(late) - 0.005, max(late) + 0.005))
+    spread = f"line: mean over {seeds} seeds, band: minimum to maximum" if seeds > 1 else "one seed, so no band"
+    plots.finish(figure, f"Accuracy over rounds; {columns.place(cells[0])}; {spread}")
     plots.save(figure, path, 120, smoke)
 
 
@@ -159,7 +148,14 @@ def over_federations(path: Path, cells: Sequence[Cell], smoke: bool) -> None:
     if panels:
         seeds = max(len(cell.runs) for cell in cells)
         spread = f"mark: mean over {seeds} seeds, bar: ± standard deviation" if seeds > 1 else "one seed, so no bars"
-        series.draw(path, panels, "last_accuracy", "algorithm", f"{cells[0].runs['dataset'].iloc[0]}; {spread}", smoke)
+        series.draw(
+            path,
+            panels,
+            "last_accuracy",
+            "algorithm",
+            f"Last accuracy; {cells[0].runs['dataset'].iloc[0]}; {spread}",
+            smoke,
+        )
 
 
 def report(results: Results) -> Report:

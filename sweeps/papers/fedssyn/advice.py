@@ -18,7 +18,7 @@ from fedcommons.core.communication import images_nbytes
 from fedcommons.federation.client_sampling import joining
 from fedcommons.reports import tables
 from fedcommons.reports.cells import reached
-from fedcommons.reports.plots import panels, save
+from fedcommons.reports.plots import finish, panels, save
 from fedcommons.tune import grid, sweep
 from fedcommons.tune.study import Report
 
@@ -108,26 +108,22 @@ def advice_panels(path: Path, sections: Sequence[Advice], title: str, smoke: boo
     figure, grid = panels(1, len(sections), (1.2 + 4.2 * len(sections), 4), sharey=True)
     for axes, section in zip(grid[0], sections, strict=True):
         p, relative, low, high = ([line[name] for line in section.lines] for name in ("p", "relative", "low", "high"))
-        axes.fill_between(p, low, high, color="#2e6da4", alpha=0.2, lw=0, label="band of the prediction")
-        axes.plot(p, relative, color="#2e6da4", label="predicted, at the probe's last model")
+        axes.fill_between(p, low, high, color="#0072b2", alpha=0.2, lw=0, label="band of the prediction")
+        axes.plot(p, relative, color="#0072b2", label="predicted, at the probe's last model")
         tried = [line for line in section.lines if line["outcome"] is not None]
         if tried:
             at, mean, least, most = (
                 np.array([line[name] for line in tried]) for name in ("p", "outcome", "outcome_least", "outcome_most")
             )
             axes.errorbar(
-                at, mean, (mean - least, most - mean), fmt="o", color="#c0392b", ms=5, capsize=4,
-                label="outcome: means over seeds; bar: minimum to maximum",
+                at, mean, (mean - least, most - mean), fmt="o", color="#d55e00", ms=5, capsize=4,
+                label="measured: mean over seeds; bar: minimum to maximum",
             )  # fmt: skip
         axes.axhline(1, color="0.6", lw=0.8)
-        axes.set(xlabel="share p of shared data", title=f"alpha = {section.alpha:g}", ylim=(0, None))
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-    grid[0][0].set_ylabel("rounds with sharing / without")
-    figure.legend(
-        *grid[0][0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=3, frameon=False
-    )
-    figure.suptitle(title, fontsize=11)
+        axes.set_title(f"alpha = {section.alpha:g}", fontsize=10)
+        axes.set(xlabel="share p of shared data", ylim=(0, None))
+    grid[0][0].set_ylabel("rounds with sharing / rounds without")
+    finish(figure, f"Predicted and measured rounds to the target; {title}")
     save(figure, path, 120, smoke)
 
 

@@ -11,7 +11,7 @@ from fedcommons.audits.membership import Attack
 from fedcommons.audits.nearest_neighbours import Compared
 from fedcommons.cli import parse
 from fedcommons.reports import tables
-from fedcommons.reports.plots import panels, save
+from fedcommons.reports.plots import finish, panels, save
 from fedcommons.storage.atomic_files import write_text
 from fedcommons.tune import grid
 from fedcommons.tune.study import Report
@@ -177,19 +177,17 @@ def roc(path: Path, records: Sequence[Record], title: str, smoke: bool) -> None:
         (low, high) = (min(areas), max(areas)) if len(results) > 1 else results[0]["auc_interval"]
         label = f"{ATTACKERS[name]}: AUC {fmean(areas):.3f} [{low:.3f}, {high:.3f}]"
         for axes in (linear, logarithmic):
-            (line,) = axes.plot(GRID, rates.mean(0), drawstyle="steps-post", label=label)
-            axes.fill_between(GRID, rates.min(0), rates.max(0), step="post", alpha=0.25, color=line.get_color(),
-                              linewidth=0)  # fmt: skip
+            colour, dash = ("#0072b2", "-") if name == "pool" else ("#e69f00", "--")
+            axes.plot(GRID, rates.mean(0), dash, color=colour, drawstyle="steps-post", label=label)
+            axes.fill_between(GRID, rates.min(0), rates.max(0), step="post", alpha=0.25, color=colour, linewidth=0)
     for axes in (linear, logarithmic):
-        axes.plot([1e-3, 1], [1e-3, 1], "--", color="0.5", linewidth=1, label="guessing")
+        axes.plot([1e-3, 1], [1e-3, 1], ":", color="0.4", linewidth=1.2, label="guessing")
         axes.set(xlabel="false positive rate", ylabel="true positive rate")
-    logarithmic.set(xscale="log", yscale="log", xlim=(1e-3, 1), ylim=(1e-3, 1), title="the same, logarithmic axes")
+    logarithmic.set(xscale="log", yscale="log", xlim=(1e-3, 1), ylim=(1e-3, 1), title="the same, both axes (log)")
     linear.set(xlim=(0, 1), ylim=(0, 1))
     many = len(records) > 1
-    figure.legend(*linear.get_legend_handles_labels(), loc="outside lower center", fontsize=9, title=(
-        f"line: mean over {len(records)} seeds; band and [ ]: lowest and highest seed" if many
-        else "one seed; [ ]: 95 % interval of the AUC"))  # fmt: skip
-    figure.suptitle(title, fontsize=11)
+    finish(figure, title, f"line: mean over {len(records)} seeds; band and [ ]: minimum to maximum over seeds" if many
+           else "one seed; [ ]: 95 % interval of the AUC")  # fmt: skip
     save(figure, path, 120, smoke)
 
 
@@ -204,7 +202,9 @@ def closest_pairs(path: Path, records: Mapping[int, Record], smoke: bool) -> Non
             x = np.array(pair[name])
             place.imshow(x[0] if len(x) == 1 else np.moveaxis(x, 0, -1), cmap="gray", vmin=0, vmax=255)
             place.set(xticks=[], yticks=[])
-    axes[0, 0].set_ylabel("made", fontsize=9)
-    axes[1, 0].set_ylabel("seen", fontsize=9)
-    figure.suptitle("closest pairs; distances in units of the largest distance of a near-copy", fontsize=9)
+    axes[0, 0].set_ylabel("synthetic", fontsize=9)
+    axes[1, 0].set_ylabel("real, trained on", fontsize=9)
+    figure.suptitle(
+        "Closest pairs of a synthetic and a real image. Number: their distance; a near-copy has at most 1", fontsize=9
+    )
     save(figure, path, 120, smoke)

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedcommons.reports.plots import panels
+from fedcommons.reports.plots import finish, panels, percent
 from fedcommons.reports.series import Spread, course
 from fedcommons.reports.tables import markdown, records
 from fedcommons.tracking.metric_names import NAMES
@@ -57,7 +57,7 @@ PANELS: Mapping[str, Looks] = {
 """Label and line style of each curve in panels (d) to (f), in Okabe and Ito's colours for colour-blind readers."""
 
 TITLES = {
-    "accuracy": "top-1 test accuracy", "zeta_hat_sq": r"$\hat\zeta^2$", "sigma_hat_sq": r"$\hat\sigma^2$, per sample",
+    "accuracy": "test accuracy", "zeta_hat_sq": r"$\hat\zeta^2$", "sigma_hat_sq": r"$\hat\sigma^2$, per sample",
     "delta_sq": r"$\delta^2$", "sigma_pool_sq": r"$\tilde\sigma^2_{avg}$, per sample", ZETA: r"$\hat\zeta^2$ / Lemma 1",
 }  # fmt: skip
 
@@ -159,27 +159,25 @@ def _show(spread: Spread | None, form: str) -> str:
 def over_rounds(curves: Sequence[Curve], title: str) -> Figure:
     """Draw figure A.7: (a) accuracy, (b) zeta_hat^2, (c) sigma_hat^2 of all curves; (d) to (f) terms of Lemma 1."""
     with_lemma = next((c for c in curves if c.course("zeta_lemma1_sq")), None)
-    figure, grid = panels(2 if with_lemma else 1, 3, (12, 7.4 if with_lemma else 4))
+    figure, grid = panels(2 if with_lemma else 1, 3, (12, 9.6 if with_lemma else 4.8))
     for letter, name, axes in zip("abc", list(TITLES)[:3], grid[0], strict=True):
         for c, colour in zip(curves, _shades(curves), strict=True):
             style = ("k", "--") if c.label == "IID" else (colour, "-")
-            _draw(axes, c.course(name), label=c.label, color=style[0], linestyle=style[1])
+            _draw(axes, c.course(name), label=c.label if letter == "a" else None, color=style[0], linestyle=style[1])
         note = "" if name == "accuracy" else ", each at its own models"
         _frame(axes, f"({letter}) {TITLES[name]}{note}", "round", log=name != "accuracy")
-    grid[0, 0].legend(fontsize=9)
     if with_lemma:
         for (heading, looks), axes in zip(PANELS.items(), grid[1], strict=True):
             for name, (label, look) in looks.items():
                 _draw(axes, with_lemma.course(name), label=label, **look)
             _frame(axes, f"{heading}, models of {with_lemma.label}", "round", log=ZETA not in looks)
-            axes.legend(fontsize=9, ncols=2)
-    figure.suptitle(f"{title}; {MEANING}", fontsize=11)
+    finish(figure, f"{title}; {MEANING}; curves of (b) and (c): see (a)", loc="panels")
     return figure
 
 
 def over_generator_epochs(curves: Sequence[Curve], title: str) -> Figure:
     """Draw figure A.8: parameters over the generators' epochs, a line for each round in the tables."""
-    figure, grid = panels(2, 3, (12, 7.4))
+    figure, grid = panels(2, 3, (12, 8))
     for (name, heading), axes in zip(TITLES.items(), grid.flat, strict=True):
         for r, colour in zip(rounds_of_table(curves), _shades(rounds_of_table(curves)), strict=True):
             for term, look in ((LEMMA1.get(name), {"linestyle": ":"}), (name, {"marker": "o", "label": f"round {r}"})):
@@ -189,9 +187,8 @@ def over_generator_epochs(curves: Sequence[Curve], title: str) -> Figure:
         bound = ", dotted: Lemma 1" if name in LEMMA1 else ""
         _frame(axes, heading + bound, "epochs of the generators", log=name.endswith("_sq"))
         axes.set_xticks([_epochs(c) for c in curves])
-    grid[0, 0].legend(fontsize=9)
     note = "Every point is measured at its own server model; at round 0 all have the same model"
-    figure.suptitle(f"{title}; {MEANING}\n{note}", fontsize=11)
+    finish(figure, f"{title}; {MEANING}\n{note}")
     return figure
 
 
@@ -215,11 +212,11 @@ def _draw(axes: Axes, spreads: Mapping[int, Spread], band: bool = True, **look: 
 
 
 def _frame(axes: Axes, title: str, xlabel: str, log: bool) -> None:
-    axes.set_title(title, fontsize=10)
+    axes.set_title(f"{title} (log)" if log else title, fontsize=10)
     axes.set_xlabel(xlabel)
     axes.set_yscale("log" if log else "linear")
-    if not log:
+    if "accuracy" in title:
+        axes.set_title(title + percent(axes.yaxis), fontsize=10)
+    elif not log:
         axes.ticklabel_format(axis="y", useOffset=False)  # an offset would hide that ratios are near 1
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(alpha=0.3, which="both" if log else "major")
-    axes.spines[["top", "right"]].set_visible(False)

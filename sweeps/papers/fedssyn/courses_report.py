@@ -79,11 +79,11 @@ def report(results: Results) -> Report | None:
         return None
     title = grid.title([e.cell.config for e in results.entries if e["figure"] == "a7"])
     text = courses.section("Figures 5 and A.7", over_p)
-    pictures = {"convergence_parameters.png": lambda path: save(courses.over_rounds(over_p, title), path, 110, smoke)}
+    pictures = {"convergence_parameters.png": lambda path: save(courses.over_rounds(over_p, title), path, 100, smoke)}
     if over_epochs:
         text += "\n" + courses.section("Figure A.8: epochs of the generators", over_epochs)
         pictures["generator_epochs.png"] = lambda path: save(
-            courses.over_generator_epochs(over_epochs, title), path, 110, smoke
+            courses.over_generator_epochs(over_epochs, title), path, 100, smoke
         )
     runs = results.runs.drop_duplicates("run")
     notes = [*footnotes(results), *tables.rejected_notes(runs), *tables.lost_notes(runs)]

@@ -7,15 +7,15 @@ from statistics import fmean
 
 from fedcommons.reports.cells import Cell
 from fedcommons.reports.columns import identified, method, setting, text
-from fedcommons.reports.plots import colour_of, save
+from fedcommons.reports.plots import finish, save
 from fedcommons.reports.plots import panels as empty
-from fedcommons.reports.series import value
+from fedcommons.reports.series import looks, value
 from fedcommons.reports.tables import markdown, numbered, percent, share
 
-LINES = {"central_real": ("k", 0), "central_synthetic": ("#2e8b57", 5)}
-"""Colour of a central model's line (as in the paper), and offset of its dashes, so that two equal lines are visible."""
+LINES = {"central_real": ("k", 0), "central_synthetic": ("#009e73", 5)}
+"""Colour of a central model's line, and offset of its dashes, so that two equal lines are visible."""
 
-WHITE = {"color": "w", "pad": 0.8}
+WHITE = {"color": "w", "pad": 0.3, "alpha": 0.8}
 MEANING = "dots and dashed lines: mean over seeds; bars and bands: minimum to maximum"
 
 
@@ -71,11 +71,11 @@ def accuracy_table(cells: Sequence[Cell], footnotes: Sequence[str]) -> str:
 def accuracy_dots(path: Path, panels: Sequence[Panel], title: str, smoke: bool) -> None:
     """Draw a panel for each partition: a row for each method and sharing strategy, a line for each central model."""
     rows = list(dict.fromkeys((d.group, d.setting) for p in panels for d in p.dots))
-    settings = list(dict.fromkeys(name for _, name in rows))
+    look = looks(name for _, name in rows)
     several = len({group for group, _ in rows}) > 1
     names = [f"{group}, {setting}" if several else setting for group, setting in rows]
     columns = min(2, len(panels))
-    size = (2.2 + 3.8 * columns, 1.2 + (0.9 + 0.3 * len(rows)) * -(-len(panels) // columns))
+    size = (2.2 + 3.8 * columns, 1.4 + (0.9 + 0.36 * len(rows)) * -(-len(panels) // columns))
     figure, grid = empty(-(-len(panels) // columns), columns, size, sharey=True)
     every = [seeds for p in panels for seeds in (*(d.values for d in p.dots), *(values for _, values in p.lines))]
     least = min((value for seeds in every for value in seeds), default=0)
@@ -85,20 +85,16 @@ def accuracy_dots(path: Path, panels: Sequence[Panel], title: str, smoke: bool) 
             axes.axvline(fmean(values), color=colour, linestyle=(offset, (5, 5)), linewidth=1.4, label=name)
             axes.axvspan(min(values), max(values), color=colour, alpha=0.12, lw=0)
         for dot in panel.dots:
-            y, mean, colour = rows.index((dot.group, dot.setting)), fmean(dot.values), colour_of(dot.setting, settings)
+            y, mean, colour = rows.index((dot.group, dot.setting)), fmean(dot.values), look[dot.setting][0]
             axes.plot([min(dot.values), max(dot.values)], [y, y], color=colour, lw=1.6, marker="|", ms=7)
             axes.plot(mean, y, "o", color=colour, ms=7)
-            placement = {"xytext": (-5, 0), "textcoords": "offset points", "ha": "right", "va": "center"}
-            axes.annotate(f"{mean:.1f}", (min(dot.values), y), fontsize=8, bbox=WHITE, **placement)
-        axes.set(title=panel.title, xlabel="top-1 test accuracy (%)", xlim=(max(0, 5 * ((least - 1) // 5)), 100))
+            axes.annotate(
+                f"{mean:.1f}", (mean, y), (0, 6), textcoords="offset points", ha="center", fontsize=8, bbox=WHITE
+            )
+        axes.set(title=panel.title, xlabel="last test accuracy, %", xlim=(max(0, 5 * ((least - 1) // 5)), 100.5))
         axes.set_yticks(range(len(rows)), names)
         axes.set_ylim(len(rows) - 0.5, -0.7)
-        axes.grid(axis="x", alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
-    keys = {name: handle for axes in grid.flat for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.suptitle(f"{title}\n{MEANING}", fontsize=10)
-    if keys:
-        figure.legend(list(keys.values()), list(keys), loc="outside lower center", ncols=2, fontsize=9, frameon=False)
+    finish(figure, f"{title}\n{MEANING}")
     save(figure, path, 120, smoke)

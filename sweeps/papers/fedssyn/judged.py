@@ -143,7 +143,8 @@ def _draw(pictures: Sequence[tuple[RunSpec, list[Examples], Examples]], path: Pa
         needs = prepared.requests
         each = [(f"client {need.client}", _of_each_class(m, classes)) for need, m in zip(needs, clients, strict=True)]
         rows += each[:12]
-    image_grid(path, rows, [f"class {y}" for y in range(classes)], "", smoke)
+    title = f"First {SHOWN} images of each class, real and synthetic, seed {prepared.record.seed}"
+    image_grid(path, rows, [f"class {y}" for y in range(classes)], title, smoke)
 
 
 def _in_words(name: str, value: Any) -> str:

@@ -164,15 +164,15 @@ def figure(entries: Sequence[Entry], out: Path, path: Path, title: str, smoke: b
     from fedcommons.privacy.accountants import epsilon
     from fedcommons.reports import plots
     from fedcommons.reports.frames import load_rounds
-    from fedcommons.reports.series import COLOURS
+    from fedcommons.reports.series import course, looks
 
     pools = list(dict.fromkeys(e["pool"] for e in entries))
-    colours = dict(zip(pools, [COLOURS[i % len(COLOURS)] for i in range(len(pools))], strict=True))
+    look = looks(pools)
     last = [e for e in entries if e["last"]]
     panels = list(dict.fromkeys((e.cell.config.partition.alpha, e.cell.config.algorithm) for e in last))
     rounds: Any = load_rounds(out)
     rounds["cell"] = [Path(run).name for run in rounds["run"]]
-    drawing, (row,) = plots.panels(1, 1 + len(panels), (3.8 * (1 + len(panels)), 4))
+    drawing, (row,) = plots.panels(1, 1 + len(panels), (3.8 * (1 + len(panels)), 4.2))
     for pool in pools:
         entry = next(e for e in last if e["pool"] == pool)
         if "generator.clip" in entry.cell.config.flat:
@@ -180,29 +180,26 @@ def figure(entries: Sequence[Entry], out: Path, path: Path, title: str, smoke: b
             ticks = sorted({max(1, round(epochs * k / 20)) for k in range(1, 21)})
             receipts = [r for contribution in images(entry.cell) if (r := contribution.receipt)]
             largest = [max(epsilon(r.q, r.sigma, r.steps * e // epochs, delta) for r in receipts) for e in ticks]
-            row[0].plot(ticks, largest, color=colours[pool])
+            row[0].plot(ticks, largest, color=look[pool][0])
             row[0].annotate(pool, (ticks[-1], largest[-1]), (-4, 6), textcoords="offset points", ha="right", fontsize=8)
     ylabel = "epsilon" if entries[0].cell.config.dp.noise == SECRET else "epsilon, if the noise were secret"
-    row[0].set(xlabel="epochs of the generator", ylabel=ylabel, yscale="log", title="spent by generators, first seed")
+    row[0].set(xlabel="epochs of the generator", ylabel=f"{ylabel} (log)", yscale="log")
+    row[0].set_title("epsilon spent by generators, first seed", fontsize=10)
     row[0].margins(y=0.15)
     plots.plain_ticks(row[0].yaxis)
     for axes, (alpha, algorithm) in zip(row[1:], panels, strict=True):
+        courses = {}
         for pool in pools:
             names = [e.cell.name for e in last if (e.cell.config.partition.alpha, e.cell.config.algorithm, e["pool"]) ==
                     (alpha, algorithm, pool)]  # fmt: skip
-            of_pool = rounds[rounds["cell"].isin(names) & (rounds["round"] > 0)]
-            course = 100 * of_pool.groupby("round")["test/accuracy"].agg(["mean", "std"])
-            mean, spread = course["mean"], course["std"].fillna(0)
-            axes.plot(course.index, mean, color=colours[pool], label=pool)
-            axes.fill_between(course.index, mean - spread, mean + spread, color=colours[pool], alpha=0.2, linewidth=0)
-        axes.set(xlabel="round (logarithmic)", ylabel="test accuracy, %", title=f"{algorithm}, alpha {alpha:g}",
-                 xscale="log")  # fmt: skip
+            courses[pool] = course(rounds[rounds["cell"].isin(names) & (rounds["round"] > 0)], "test/accuracy")
+        plots.curves(axes, courses, pools)
+        axes.set_title(f"{algorithm}, alpha {alpha:g}", fontsize=10)
+        axes.set(xlabel="round (log)", ylabel="test accuracy" + plots.percent(axes.yaxis), xscale="log")
         plots.plain_ticks(axes.xaxis)
     seeds = len({e.cell.config.seed for e in last})
-    spread = f"band: ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed, so no band"
-    drawing.legend(*row[-1].get_legend_handles_labels(), loc="outside lower center", ncols=len(pools), fontsize=9,
-                   title=f"shared pool; {spread}")  # fmt: skip
-    drawing.suptitle(title, fontsize=10)
+    spread = f"line: mean, band: minimum to maximum over {seeds} seeds" if seeds > 1 else "one seed, so no band"
+    plots.finish(drawing, f"{title}\n{spread}", "shared pool")
     plots.save(drawing, path, 110, smoke)
 
 

@@ -56,44 +56,45 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def figure(rows: Sequence[dict[str, Any]], central: Sequence[float], path: Path, title: str, smoke: bool) -> None:
     """Draw last accuracy: (a) over n~/n_i, a line per rho; (b) over epochs, a line per N; (c) a point per generator."""
     from fedcommons.reports import plots
-    from fedcommons.reports.series import COLOURS, MARKERS
+    from fedcommons.reports.series import looks
 
-    drawing, (row,) = plots.panels(1, 3, (13, 4), sharey=True)
-    for axes, panel, x, series, label, xlabel, subject in zip(
-        row, "abc", ("number", "epochs", "generator"), ("rho", "n_clients", None), ("rho {:g}", "N = {:g}", "pool"),
-        ("synthetic over real images of a client, n~/n_i", "epochs of the generators", "generator"),
-        ("alpha 0.1", "alpha 0.01", "alpha 0.01"), strict=True,
-    ):  # fmt: skip
-        of_panel = [r for r in rows if r["panel"] == panel]
-        pools = [r for r in of_panel if r["generator"]]
-        for i, key in enumerate(sorted({r[series] for r in pools}) if series else [None]):
-            points = [r for r in pools if series is None or r[series] == key]
+    sides = {
+        "a": ("number", "rho", "rho {:g}", "synthetic over real images of a client, n~/n_i (log)", "alpha 0.1"),
+        "b": ("epochs", "n_clients", "N = {:g}", "epochs of the generators (log)", "alpha 0.01"),
+        "c": ("generator", "n_clients", "N = {:g}", "generator", "alpha 0.01"),
+    }
+    pools = [r for r in rows if r["generator"]]
+    look = looks(sides[r["panel"]][2].format(r[sides[r["panel"]][1]]) for r in pools)
+    drawing, (row,) = plots.panels(1, 3, (13, 4.6))
+    for axes, (panel, (x, series, label, xlabel, subject)) in zip(row, sides.items(), strict=True):
+        inside = [r for r in pools if r["panel"] == panel]
+        keys = sorted({r[series] for r in inside})
+        for i, key in enumerate(keys):
+            points, (colour, marker, _) = [r for r in inside if r[series] == key], look[label.format(key)]
             at, mean, sd = ([r[name] for r in points] for name in (x, "last", "sd"))
-            look = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "label": label.format(key)}
-            if panel == "c":
-                axes.errorbar(at, mean, sd, capsize=3, linestyle="none", **look)
-            else:
-                axes.plot(at, mean, **look)
-                low, high = ([m + sign * s for m, s in zip(mean, sd, strict=True)] for sign in (-1, 1))
-                axes.fill_between(at, low, high, color=look["color"], alpha=0.2, linewidth=0)
-            for r in (r for r in points if r["ahead"]):
-                axes.annotate("*", (r[x], r["last"]), textcoords="offset points", xytext=(0, 5), ha="center")
-        for i, none in enumerate(r for r in of_panel if not r["generator"]):
-            name = f"no pool, N = {none['n_clients']}"
-            axes.axhline(none["last"], color=COLOURS[i % len(COLOURS)], linestyle="--", linewidth=1, label=name)
+            if panel != "c":  # bars stand side by side
+                at = [value * 1.04 ** (i - (len(keys) - 1) / 2) for value in at]
+            axes.errorbar(at, mean, sd, color=colour, marker=marker, ls="none" if panel == "c" else "-",
+                          label=label.format(key))  # fmt: skip
+            for place, r in zip(at, points, strict=True):
+                if r["ahead"]:
+                    axes.annotate("*", (place, r["last"]), (0, 5), textcoords="offset points", ha="center")
+        for none in (r for r in rows if r["panel"] == panel and not r["generator"]):
+            name, n = f"no pool, N = {none['n_clients']}", none["n_clients"]
+            axes.axhline(none["last"], color="0.5", linestyle="--" if n == 10 else "-.", linewidth=1.3, label=name)
         if central:
-            axes.axhline(fmean(central), color="k", linestyle=":", label="central, real images")
-        axes.set(title=f"({panel}) {subject}", xlabel=xlabel)
+            axes.axhline(fmean(central), color="k", linestyle=":", label="central model, real images")
+        axes.set_title(f"({panel}) {subject}", fontsize=10)
+        axes.set(xlabel=xlabel, ylabel="last test accuracy, %")
         if panel == "c":
             axes.margins(x=0.2)
         else:
             axes.set_xscale("log")
             axes.minorticks_off()
-            ticks = sorted({r[x] for r in pools})
+            ticks = sorted({r[x] for r in inside})
             axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        axes.legend(fontsize=7)
-    row[0].set_ylabel("last test accuracy, %")
-    drawing.suptitle(title, fontsize=10)
+    star = "; star: significantly above the central model" * any(r["ahead"] for r in pools)
+    plots.finish(drawing, f"{title}\nThe panels' scales differ{star}", last="central model, real images")
     plots.save(drawing, path, 120, smoke)
 
 
@@ -123,7 +124,7 @@ def report(lines: Lines, results: Results) -> Report:
     runs = [{**e.labels, "seed": e.cell.config.seed, "run": e.cell.name} for e in done]
     title = (
         f"{config.data.name}, FedAvg after round {config.federation.rounds}, {max(r['seeds'] for r in rows)} seeds; "
-        "points: means; bands and bars: ± standard deviation"
+        "points: means; bars: ± standard deviation"
     )
     return Report(
         table(rows) + tables.numbered(notes), plain, {"preset": results.options.preset, "pools": rows, "runs": runs},

@@ -22,7 +22,7 @@ def report(records: Sequence[dict[str, Any]], options: parse.Options, out: Path)
         for r in records
     ]  # fmt: skip
     text = tables.markdown(["images", "pool", "noise multiplier", "accuracy, %"], lines)
-    title, smoke = f"{options['data.name']}: what images of a private pool teach", grid.is_smoke(options)
+    title, smoke = f"{options['data.name']}: test accuracy after training on a private pool", grid.is_smoke(options)
     pictures = {"private_sizes.png": lambda path: picture(records, title, path, smoke)}
     report = Report(text + tables.numbered(notes(options)), by_seed(records, options), None, pictures)
     return report.write("private_sizes", options, out)
@@ -61,26 +61,23 @@ def by_seed(records: Sequence[dict[str, Any]], options: parse.Options) -> list[d
 
 
 def picture(records: Sequence[dict[str, Any]], title: str, path: Path, smoke: bool) -> None:
-    """Draw accuracy over the number of images: each pool's mean and standard deviation, and each seed as a point."""
+    """Draw accuracy over the number of images: each pool's mean and standard deviation, side by side at each number."""
     from fedcommons.reports import plots
+    from fedcommons.reports.series import looks
 
-    drawing, ((axes,),) = plots.panels(1, 1, (6, 4.8))
-    for pool in dict.fromkeys(r["pool"] for r in records):
+    look = looks(r["pool"] for r in records)
+    sizes = list(dict.fromkeys(r["n"] for r in records))
+    drawing, ((axes,),) = plots.panels(1, 1, (2 + 1.7 * len(sizes), 5))
+    for i, (pool, (colour, marker, dash)) in enumerate(look.items()):
         points = [(r["n"], [100 * a for a in r["accuracy"]]) for r in records if r["pool"] == pool]
         spread = [stdev(a) if len(a) > 1 else 0 for _, a in points]
-        bars = axes.errorbar(
-            [n for n, _ in points], [fmean(a) for _, a in points], spread, marker="o", capsize=3, label=pool
-        )
-        for n, accuracies in points:
-            axes.plot([n] * len(accuracies), accuracies, ".", color=bars[0].get_color(), alpha=0.6, markersize=4)
-    sizes = list(dict.fromkeys(r["n"] for r in records))
-    axes.set(xscale="log", xlabel="images of a client", ylabel="accuracy of a logistic regression, %")
-    axes.minorticks_off()
-    axes.set_xticks(sizes, list(map(str, sizes)))
-    axes.grid(alpha=0.3)
+        at = [sizes.index(n) + 0.06 * (i - (len(look) - 1) / 2) for n, _ in points]
+        words = f"a private generator, {pool}" if pool.startswith("epsilon") else pool
+        axes.errorbar(at, [fmean(a) for _, a in points], spread, color=colour, marker=marker, ls=dash, lw=1, ms=5,
+                      capsize=3, label="a generator without privacy" if pool == "plain" else words)  # fmt: skip
+    axes.set(xlabel="training images of a client (not to scale)", ylabel="accuracy of a logistic regression, %")
+    axes.set_xticks(range(len(sizes)), [f"{n:,}" for n in sizes])
     seeds = max(len(r["accuracy"]) for r in records)
-    spread_of = f"bar: ± standard deviation over {seeds} seeds; dots: the seeds" if seeds > 1 else "one seed"
-    drawing.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8,
-                   title=f"trained on; {spread_of}")  # fmt: skip
-    drawing.suptitle(title, fontsize=10)
+    spread_of = f"mean over {seeds} seeds; bar: ± standard deviation" if seeds > 1 else "one seed"
+    plots.finish(drawing, f"{title}; {spread_of}", "Trained on real images, or on images of")
     plots.save(drawing, path, 110, smoke)

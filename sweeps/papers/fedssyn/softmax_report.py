@@ -76,7 +76,7 @@ def draw(cells: Sequence[Curve], options: parse.Options) -> "Figure":
     from matplotlib import colormaps
     from matplotlib.ticker import LogLocator, NullLocator
 
-    from fedcommons.reports.plots import panels
+    from fedcommons.reports.plots import finish, panels
 
     columns = list(product(sorted(options.epochs), sorted(options.noise)))
     figure, grid = panels(len(PARTITIONS), len(columns), (1.2 + 2.5 * len(columns), 6), sharey=True)
@@ -92,15 +92,13 @@ def draw(cells: Sequence[Curve], options: parse.Options) -> "Figure":
                 axes.fill_between(range(losses.shape[1]), losses.min(0), losses.max(0), color=colour, alpha=0.25, lw=0)
         axes.axhline(options.target, color="0.4", linewidth=0.8, linestyle=":")
         axes.set_title("E = {}, s = {:g}".format(*column), fontsize=10)
-        axes.set(xlabel="round", ylabel=f"{PARTITIONS[name]}\ntest loss")
+        axes.set(xlabel="round", ylabel=f"{PARTITIONS[name]}\ntest loss (log)")
         axes.set_yscale("log")
         axes.yaxis.set(major_locator=LogLocator(subs=(1, 2, 3, 5)), minor_locator=NullLocator())
         axes.yaxis.set_major_formatter("{x:g}")
-        axes.grid(alpha=0.3)
         axes.label_outer()
-    what = f"Softmax regression on {options.dataset}: E local steps a round, gradient noise s. Dotted: the target, "
+    what = f"Softmax regression on {options.dataset}: E local steps per round, gradient noise s. Dotted: the target, "
     of_seeds = seeds(options, "lines are medians, bands go from minimum to maximum")
-    figure.suptitle(f"{what}test loss {options.target:g}.\n{of_seeds}.", fontsize=10)
-    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(options.p),
-                  title="p, share of real images swapped (thin curves lie on thick ones)", frameon=False)  # fmt: skip
+    key = "p, share of real images swapped (thin curves lie on thick ones)"
+    finish(figure, f"{what}test loss {options.target:g}.\n{of_seeds}.", key)
     return figure

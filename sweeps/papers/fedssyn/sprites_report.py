@@ -51,37 +51,42 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def figure(rows: Sequence[dict[str, Any]], path: Path, title: str, smoke: bool) -> None:
     """Draw last accuracy over rho, a line per number of epochs (left), and over n~/n_i, a line per rho (right)."""
     from fedcommons.reports import plots
-    from fedcommons.reports.series import COLOURS, MARKERS
+    from fedcommons.reports.series import looks
 
-    last = max(r["epochs"] for r in rows)
-    usual = [r for r in rows if r["rho"] is not None and r["number"] == USUAL]
-    many = [r for r in rows if r["rho"] is not None and r["epochs"] == last]
+    last, pools = max(r["epochs"] for r in rows), [r for r in rows if r["rho"] is not None]
+    usual, many = [r for r in pools if r["number"] == USUAL], [r for r in pools if r["epochs"] == last]
     varied = {r["rho"] for r in many if r["number"] != USUAL}
     sides = [
-        (usual, "rho", "epochs", "share of its images that a generator saw", lambda v: f"{v} epochs"),
-        ([r for r in many if r["rho"] in varied], "number", "rho", "synthetic images for each real one, n~/n_i",
-         lambda v: f"rho {100 * v:g} %"),
+        (usual, "rho", "epochs", f"share of a client's images that its generator saw, % (log)\nn~/n_i = {USUAL:g}"),
+        ([r for r in many if r["rho"] in varied], "number", "rho",
+         f"synthetic images per real image of a client, n~/n_i (log)\n{last} epochs"),
     ]  # fmt: skip
     sides = [side for side in sides if side[0]]
-    drawing, (row,) = plots.panels(1, len(sides), (4.5 * len(sides), 3.8), sharey=True)
-    for axes, (points, x, series, xlabel, label) in zip(row, sides, strict=True):
-        for i, series_value in enumerate(sorted({r[series] for r in points})):
+
+    def label(series: str, r: dict[str, Any]) -> str:
+        return f"{r['epochs']} epochs" if series == "epochs" else f"rho {100 * r['rho']:g} %"
+
+    look = looks(label(series, r) for points, _, series, _ in sides for r in points)
+    drawing, (row,) = plots.panels(1, len(sides), (4.7 * len(sides), 4.4), sharey=True)
+    for axes, (points, x, series, xlabel) in zip(row, sides, strict=True):
+        values = sorted({r[series] for r in points})
+        for i, series_value in enumerate(values):
             line = sorted((r for r in points if r[series] == series_value), key=lambda r: r[x])
-            at, mean, sd = ([r[name] for r in line] for name in (x, "last", "sd"))
-            colour = COLOURS[i % len(COLOURS)]
-            axes.plot(at, mean, color=colour, marker=MARKERS[i % len(MARKERS)], label=label(series_value))
-            low, high = ([m + sign * s for m, s in zip(mean, sd, strict=True)] for sign in (-1, 1))
-            axes.fill_between(at, low, high, color=colour, alpha=0.2, linewidth=0)
+            (colour, marker, _), name = look[label(series, line[0])], label(series, line[0])
+            at = [r[x] * 1.05 ** (i - (len(values) - 1) / 2) for r in line]  # bars stand side by side
+            axes.errorbar(at, [r["last"] for r in line], [r["sd"] for r in line], color=colour, marker=marker,
+                          capsize=3, label=name)  # fmt: skip
         for none in (r for r in rows if r["rho"] is None):
             axes.axhspan(none["last"] - none["sd"], none["last"] + none["sd"], color="0.6", alpha=0.3, linewidth=0)
-            axes.axhline(none["last"], color="0.4", linestyle="--", label="no pool")
+            axes.axhline(none["last"], color="0.5", linestyle="--", label=f"no pool: {none['last']:.1f} %")
         axes.set(xscale="log", xlabel=xlabel)
         axes.minorticks_off()
         ticks = sorted({r[x] for r in points})
-        axes.set_xticks(ticks, [f"{100 * t:g} %" if x == "rho" else f"{t:g}" for t in ticks], fontsize=8)
-        axes.legend(fontsize=8)
+        axes.set_xticks(ticks, [f"{100 * t:g}" if x == "rho" else f"{t:g}" for t in ticks])
+        axes.margins(x=0.1)
     row[0].set_ylabel("last test accuracy, %")
-    drawing.suptitle(title, fontsize=10)
+    several = "; bar: ± standard deviation over seeds" * any(r["sd"] for r in rows)
+    plots.finish(drawing, f"{title}; point: mean{several}", last="no pool")
     plots.save(drawing, path, 120, smoke)
 
 
@@ -107,7 +112,8 @@ def pictures(entries: Sequence[Entry], path: Path, smoke: bool) -> None:
         (f"client {c}, {n:,} images", [x for epoch in epochs for x in _padded(images.get((c, rho, epoch), ()))])
         for (c, rho), n in sorted(seen.items())
     ]
-    image_grid(path, rows, [f"{epoch} epochs" for epoch in epochs], "", smoke)
+    title = "Synthetic images of three clients' generators\nimages: number of real images that the generator saw"
+    image_grid(path, rows, [f"{epoch} epochs" for epoch in epochs], title, smoke)
 
 
 def _padded(images: Sequence["np.ndarray"]) -> "list[np.ndarray | None]":

@@ -1,21 +1,22 @@
 """Pictures of Table 1 of Fedssyn: rounds to the target, and test accuracy over the rounds."""
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from fedcommons.config import target
 from fedcommons.reports.cells import Cell, counted
 from fedcommons.reports.columns import method, place, setting
 from fedcommons.reports.intervals import format_rounds
-from fedcommons.reports.plots import colour_of, panels, save
-from fedcommons.reports.series import course, value
+from fedcommons.reports.plots import curves, finish, panels, percent, save
+from fedcommons.reports.series import course, looks, value
 
 if TYPE_CHECKING:  # pandas takes a second to import
     import pandas as pd
@@ -30,44 +31,40 @@ NARROWEST = 6.5
 def rounds_to_target(path: Path, cells: Sequence[Cell], title: str, smoke: bool) -> None:
     """Draw a panel for each federation, with a row for each method and a bar for each sharing strategy."""
     places, methods, settings = (list(dict.fromkeys(map(key, cells))) for key in (place, method, setting))
-    has_misses = any(counted(cell.runs, "rounds_to_target")[1] for cell in cells)
-    columns = min(WIDEST, len(places))
-    rows = -(-len(places) // columns)
-    height = 0.6 + 0.22 * len(methods) * (len(settings) + 0.8)
-    figure, grid = panels(rows, columns, (max(NARROWEST, 1.4 + 3.4 * columns), 0.9 + height * rows))
-    pitch = len(settings) + 0.8
+    columns, look = min(WIDEST, len(places)), looks(settings)
+    rows, pitch = -(-len(places) // columns), len(settings) + 0.8
+    height = 0.6 + 0.22 * len(methods) * pitch
+    figure, grid = panels(rows, columns, (max(NARROWEST, 1.4 + 3.4 * columns), 1.1 + height * rows))
     for axes, where in zip(grid.flat, places, strict=False):
         for cell in (cell for cell in cells if place(cell) == where):
             y = methods.index(method(cell)) * pitch + settings.index(setting(cell))
-            _bar(axes, y, cell, colour_of(setting(cell), settings))
+            _bar(axes, y, cell, look[setting(cell)][0])
         axes.set_yticks([i * pitch + (len(settings) - 1) / 2 for i in range(len(methods))], methods)
         axes.invert_yaxis()
+        has_misses = any(" " in text.get_text() for text in axes.texts)
         axes.set_xlim(0, (1.45 if has_misses else 1.15) * axes.get_xlim()[1])  # room for the numbers beside the bars
         axes.set_title(where, fontsize=9)
         axes.set_xlabel("rounds to the target")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.tick_params("y", length=0)
-        axes.spines[["top", "right"]].set_visible(False)
     for axes in grid.flat[len(places) :]:
         axes.set_visible(False)
-    keys: list[Patch | Line2D] = [Patch(color=colour_of(s, settings), label=s) for s in settings]
-    if has_misses:
-        label = "open bar: a seed missed the target"
-        keys.append(Patch(facecolor="w", edgecolor="0.4", label=label))
+    keys: list[Patch | Line2D] = [Patch(color=look[s][0], label=s) for s in settings]
+    if any(counted(cell.runs, "rounds_to_target")[1] for cell in cells):
+        keys.append(Patch(facecolor="w", edgecolor="0.4", label="open bar, up to the last round: a seed missed it"))
     if any(len(cell.runs) > 1 for cell in cells):
         keys.append(Line2D([], [], color="k", label="bar: mean; line: minimum to maximum over seeds"))
-    _finish(figure, keys, title)
+    finish(figure, f"Rounds to the target; {title}", more=keys)
+    for axes in grid.flat:
+        axes.yaxis.grid(visible=False)
     save(figure, path, 120, smoke)
 
 
 def _bar(axes: Axes, y: float, cell: Cell, colour: str) -> None:
+    """Draw the mean over seeds; if a seed missed the target, an open bar up to the last round."""
     needed, missed = counted(cell.runs, "rounds_to_target")
-    axes.barh(
-        y,
-        fmean(needed),
-        0.85 - 0.08 * bool(missed),
-        color="w" if missed else colour,
-        edgecolor=colour if missed else "w",
-    )
+    width, face, edge = (max(needed), "w", colour) if missed else (fmean(needed), colour, "w")
+    axes.barh(y, width, 0.85 - 0.08 * bool(missed), color=face, edgecolor=edge, linewidth=1 + bool(missed))
     if len(needed) > 1:
         axes.plot([min(needed), max(needed)], [y, y], color="k", lw=1.3, marker="|", ms=5)
     text = format_rounds(needed, missed)
@@ -77,35 +74,22 @@ def _bar(axes: Axes, y: float, cell: Cell, colour: str) -> None:
 def accuracy_over_rounds(path: Path, cells: Sequence[Cell], rounds: "pd.DataFrame", title: str, smoke: bool) -> None:
     """Draw a row of panels for each federation, a column for each method, a curve for each sharing strategy."""
     places, methods, settings = (list(dict.fromkeys(map(key, cells))) for key in (place, method, setting))
-    size = (max(NARROWEST, 0.8 + 2.1 * len(methods)), 1.1 + 1.9 * len(places))
+    size = (max(NARROWEST, 0.8 + 2.1 * len(methods)), 1.3 + 1.9 * len(places))
     figure, grid = panels(len(places), len(methods), size, sharey=True)
-    for cell in cells:
-        axes, colour = grid[places.index(place(cell)), methods.index(method(cell))], colour_of(setting(cell), settings)
-        spreads = course(rounds.loc[rounds["run"].isin(cell.runs["run"].tolist()), :], target.ACCURACY)
-        if spreads:
-            mean, least, most = zip(*spreads.values(), strict=True)
-            axes.plot(list(spreads), mean, color=colour, lw=1.5)
-            axes.fill_between(list(spreads), least, most, color=colour, alpha=0.25, lw=0)
-        aim = target.read(value(cell, "target"))
+    for (i, where), (j, name) in product(enumerate(places), enumerate(methods)):
+        inside = [cell for cell in cells if (place(cell), method(cell)) == (where, name)]
+        frames = {setting(cell): rounds.loc[rounds["run"].isin(cell.runs["run"].tolist()), :] for cell in inside}
+        courses = {name: course(frame, target.ACCURACY) for name, frame in frames.items()}
+        curves(grid[i, j], courses, settings)
+        aim = target.read(value((inside or cells)[0], "target"))
         if aim.metric == target.ACCURACY:
-            axes.axhline(aim.bound, color="0.4", lw=0.8, ls=":")
-    for axes, name in zip(grid[0], methods, strict=True):
-        axes.set_title(name, fontsize=10)
+            grid[i, j].axhline(aim.bound, color="0.4", lw=0.8, ls=":", label="target")
+        grid[i, j].set(xlabel="round", title=name if i == 0 else "")
     for axes, where in zip(grid[:, 0], places, strict=True):
-        axes.set_ylabel("\n".join([*where.split(", ", 1), "test accuracy"]), fontsize=8)
+        axes.set_ylabel("\n".join([*where.split(", ", 1), f"test accuracy{percent(axes.yaxis)}"]), fontsize=8)
     for axes in grid.flat:
-        axes.set_xlabel("round")
-        axes.grid(alpha=0.3)
         axes.label_outer()
-    keys: list[Patch | Line2D] = [Line2D([], [], color=colour_of(s, settings), label=s) for s in settings]
-    keys.append(Line2D([], [], color="0.4", ls=":", lw=0.8, label="target"))
-    if any(len(cell.runs) > 1 for cell in cells):
-        keys.append(Patch(color="0.8", label="line: mean; band: minimum to maximum over seeds"))
-    _finish(figure, keys, title)
+    several = any(len(cell.runs) > 1 for cell in cells)
+    keys = [Patch(color="0.8", label="line: mean; band: minimum to maximum over seeds")] if several else []
+    finish(figure, f"Test accuracy over rounds; {title}", more=keys)
     save(figure, path, 120, smoke)
-
-
-def _finish(figure: Figure, keys: Sequence[Patch | Line2D], title: str) -> None:
-    columns = 4 if figure.get_figwidth() > 8 else 2
-    figure.legend(handles=keys, fontsize=8, loc="outside lower center", ncols=columns, frameon=False)
-    figure.suptitle(title, fontsize=10)

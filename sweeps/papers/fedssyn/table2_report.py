@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -134,23 +133,26 @@ def draw(frame: Any, path: Path, title: str, options: parse.Options) -> None:
     if frame.empty:
         return
     alphas, methods = list(dict.fromkeys(frame["at"])), [m for m in METHODS if m in set(frame["method"])]
-    figure, grid = plots.panels(2, len(alphas), (4.2 * len(alphas), 6), sharey=True)
-    for (j, alpha), (method, colour) in product(enumerate(alphas), zip(methods, series.COLOURS, strict=False)):
-        runs = frame[frame["chosen"] & (frame["at"] == alpha) & (frame["method"] == method)]
-        if runs.empty:
-            continue
-        of_round: Any = load_rounds(*runs["run"]).groupby("round")
-        accuracy, sent = 100 * of_round["test/accuracy"].mean(), of_round["comm/total_bytes"].mean() / MB
-        low, high = 100 * of_round["test/accuracy"].min(), 100 * of_round["test/accuracy"].max()
-        for axes, x in ((grid[0][j], accuracy.index), (grid[1][j], sent)):
-            axes.plot(x, accuracy, color=colour, label=method)
-            axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
-        grid[0][j].set(title=f"alpha {alpha:g}", xlabel="round")
+    figure, grid = plots.panels(2, len(alphas), (4.2 * len(alphas), 6.4), sharey=True)
+    for j, alpha in enumerate(alphas):
+        over_rounds, over_bytes = {}, {}
+        for method in methods:
+            runs = frame[frame["chosen"] & (frame["at"] == alpha) & (frame["method"] == method)]
+            if runs.empty:
+                continue
+            rounds: Any = load_rounds(*runs["run"])
+            over_rounds[method] = series.course(rounds, "test/accuracy")
+            sent = rounds.groupby("round")["comm/total_bytes"].mean() / MB
+            over_bytes[method] = {sent[r]: spread for r, spread in over_rounds[method].items()}
+        plots.curves(grid[0][j], over_rounds, methods)
+        plots.curves(grid[1][j], over_bytes, methods)
+        grid[0][j].set_title(f"alpha {alpha:g}", fontsize=10)
+        grid[0][j].set(xlabel="round")
         grid[0][j].locator_params("x", integer=True)
-        grid[1][j].set(xlabel="MB sent so far, all clients, both ways", xscale="symlog")
+        grid[1][j].set(xlabel="MB sent so far, all clients, both ways")
     for row in grid:
-        row[0].set_ylabel("test accuracy, %")
-    grid[0][-1].legend(fontsize=7)
+        row[0].set_ylabel("test accuracy" + plots.percent(row[0].yaxis))
     several = bool((frame.groupby(["at", "method"])["seed"].nunique() > 1).any())
-    figure.suptitle(f"{title}{'; line: mean, band: minimum to maximum over seeds' * several}", fontsize=10)
+    spread = "\nline: mean, band: minimum to maximum over seeds" * several
+    plots.finish(figure, f"Accuracy over rounds and over MB; {title}{spread}")
     plots.save(figure, path, 110, grids.is_smoke(options))

@@ -18,13 +18,21 @@ from statistics import fmean, stdev
 
 from fedcommons.reports import tables
 from fedcommons.reports.intervals import number, quantile
-from fedcommons.reports.plots import panels, save
+from fedcommons.reports.plots import finish, panels, save
 from fedcommons.tracking.run_folder import read_rounds, read_summary
 from fedcommons.tune.study import Report, Results
 from papers.replications.rows import ROWS, Quantity
 
 LEAST, WIDE = 3, 0.1
 """Smallest number of seeds for a verdict; half-width / mean above which a prediction interval is called wide."""
+
+LOOKS = {
+    "inside": ("#009e73", "o", "the interval contains the published number"),
+    "inside, wide": ("#e69f00", "s", "so does a wide interval, a weak test"),
+    "outside": ("#d55e00", "X", "the interval does not contain it"),
+    "cannot tell": ("0.5", "D", "no interval"),
+}
+"""Colour and marker of each verdict in the picture, and its meaning."""
 
 
 @dataclass(frozen=True)
@@ -116,22 +124,28 @@ def records(comparisons: Sequence[Compared]) -> list[dict[str, object]]:
 
 def picture(path: Path, comparisons: Sequence[Compared]) -> None:
     """Draw our number divided by the published number: a dot for the mean, a bar for the prediction interval."""
-    figure, grid = panels(1, 1, (7.5, 1.2 + 0.28 * len(comparisons)))
+    from matplotlib.lines import Line2D
+
+    figure, grid = panels(1, 1, (8.5, 1.6 + 0.28 * len(comparisons)))
     axes = grid.flat[0]
     for y, item in enumerate(comparisons):
         if not item.reached:
             continue
-        colour = {"inside": "tab:green", "inside, wide": "tab:olive", "outside": "tab:red"}.get(item.verdict, "grey")
+        colour, marker, _ = LOOKS[item.verdict]
         if item.predicted:
             axes.plot([end / item.quantity.published for end in item.predicted], [y, y], color=colour, lw=2)
-        axes.plot(fmean(item.reached) / item.quantity.published, y, "o", color=colour, ms=6)
+        axes.plot(fmean(item.reached) / item.quantity.published, y, marker, color=colour, ms=6)
     axes.axvline(1, color="black", lw=0.8)
     names = [f"{c.row} {c.quantity.variant}, {c.quantity.words} ({c.quantity.source})" for c in comparisons]
+    names = [name.replace("late ones", "stragglers").replace("none late", "no stragglers") for name in names]
+    names = [name.replace("% late", "% stragglers") for name in names]
     axes.set_yticks(range(len(comparisons)), names, fontsize=7)
     axes.set_ylim(len(comparisons) - 0.5, -0.5)
-    axes.set(xlabel="our number / published number")
-    axes.grid(axis="x", alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.set(xlabel="our number / published number (1: equal)")
+    verdicts = {item.verdict for item in comparisons}
+    more = [Line2D([], [], color=colour, marker=marker, lw=2, label=f"{verdict}: {words}")
+            for verdict, (colour, marker, words) in LOOKS.items() if verdict in verdicts]  # fmt: skip
+    finish(figure, "Our number divided by the published number; bar: 95 % prediction interval", more=more)
     save(figure, path, 120)
 
 

@@ -47,17 +47,23 @@ def table(cells: Sequence[Cell], round: int) -> str:
 def draw(cells: Sequence[Cell], path: Path, x: str, title: str, round: int, smoke: bool) -> None:
     """Write a picture of the accuracy after ``round``, with a panel per federation. x: disclosed or pool_epsilon."""
     several = len({cell.runs["algorithm"].iloc[0] for cell in cells}) > 1
-    panels = []
+
+    def name(cell: Cell) -> str:
+        words = [f"{n.removesuffix('.name').rpartition('.')[2]} {value}" for n in columns.others(cell)
+                 if isinstance(value := series.value(cell, n), str)]  # fmt: skip
+        algorithm, setting = (columns.text(series.value(cell, n), n) for n in ("algorithm", "sharing.setting"))
+        return ", ".join([*[algorithm] * several, setting, *words])
+
+    panels, is_share = [], x == "disclosed"
     for place in dict.fromkeys(map(columns.place, cells)):
         points_of_panel = []
         for cell in sorted((c for c in cells if columns.place(c) == place), key=epsilon_place):
-            setting = columns.text(cell.runs["sharing.setting"].iloc[0], "sharing.setting")
-            name = f"{cell.runs['algorithm'].iloc[0]}, {setting}" if several else setting
-            if point := series.point(cell, "disclosed", ACCURACY, name):
-                points_of_panel.append(point if x == "disclosed" else replace(point, x=epsilon_place(cell)))
-        panels.append(series.Panel(place, words(x), points_of_panel))
-    draw_panels = series.draw if x == "disclosed" else _draw_epsilons
-    draw_panels(path, panels, "test accuracy", "sharing strategy", f"{title}, after round {round}", smoke)
+            if point := series.point(cell, "disclosed", ACCURACY, name(cell)):
+                points_of_panel.append(replace(point, x=100 * float(point.x) if is_share else epsilon_place(cell)))
+        panels.append(series.Panel(place, words(x) + (", %" if is_share else " (log)"), points_of_panel))
+    draw_panels, against = (series.draw, "share of examples disclosed") if is_share else (_draw_epsilons, "epsilon")
+    title = f"{title}: test accuracy after round {round} against {against}"
+    draw_panels(path, panels, "test accuracy", "sharing strategy", title, smoke)
 
 
 def epsilon_place(cell: Cell) -> float:
@@ -77,7 +83,8 @@ def _draw_epsilons(path: Path, panels: Sequence[series.Panel], y: str, legend: s
     ends = {0.0: low - 0.7 * slot, inf: high + 0.7 * slot}
 
     def move(p: series.Point) -> series.Point:
-        offset = 0.025 * wide * (names.index(p.series) - (len(names) - 1) / 2)
+        beside = [name for name in names if any((q.series, f"{q.x:.2g}") == (name, f"{p.x:.2g}") for q in every)]
+        offset = 0.025 * wide * (beside.index(p.series) - (len(beside) - 1) / 2)
         return replace(p, x=offset + (ends[x] if (x := float(p.x)) in ends else log10(x)))
 
     def axis(axes: "Axes") -> None:
