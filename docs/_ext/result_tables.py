@@ -1,5 +1,6 @@
 """Tables of result pages, from committed CSV files; ``results.py`` says what a specification has."""
 
+import csv
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -115,6 +116,9 @@ def cell(frame: pd.DataFrame, evaluated: Callable[[str], Any], rows: pd.Series, 
 def table(spec: Mapping[str, Any], folder: Path) -> str:
     """A table as Markdown. spec: see ``results.py``. Raises KeyError, NameError or ValueError where a column lacks."""
     files = [spec["csv"]] if isinstance(spec["csv"], str) else spec["csv"]
+    if "rows" not in spec:
+        with (folder / files[0]).open(encoding="utf-8") as file:
+            return markdown([*csv.reader(file)], [f"[{files[0]}]({files[0]})"])
     frame = pd.concat([pd.read_csv(folder / name) for name in files], ignore_index=True)
     frame = frame.query(spec["where"], engine="python").reset_index(drop=True) if "where" in spec else frame
     if "long" in spec:
@@ -132,9 +136,7 @@ def table(spec: Mapping[str, Any], folder: Path) -> str:
     if across := spec.get("across"):
         columns = {head.format(shown(value)): [*how[:3], f"`{across}` == {value!r}"]
                    for value in frame[across].unique().tolist() for head, how in columns.items()}  # fmt: skip
-    if len(keys) + len(columns) > MOST_COLUMNS:
-        raise ValueError(f"{len(keys) + len(columns)} columns; at most {MOST_COLUMNS}")
-    lines, counts = [[*keys, *columns], ["---"] * (len(keys) + len(columns))], list[int]()
+    lines, counts = [[*keys, *columns]], list[int]()
     evaluated = cache(lambda text: pd.Series(frame.eval(text, engine="python"), index=frame.index))
     for at in frame.loc[:, [*keys.values()]].drop_duplicates().to_dict("records"):
         rows, others = mask(frame, at), mask(frame, {**at, **spec.get("base", {})})
@@ -146,4 +148,11 @@ def table(spec: Mapping[str, Any], folder: Path) -> str:
     seeds = "**1 seed**" if high == 1 else f"{high} seeds" if low == high else f"{low} to {high} seeds"
     notes = [*(f"[{name}]({name})" for name in files), *([seeds] if counts else [])]
     notes += dict.fromkeys(MEANINGS[how[0]] for how in columns.values() if how[0] in MEANINGS and high != 1)
-    return "\n".join([*("| " + " | ".join(line) + " |" for line in lines), "", "; ".join(notes) + "."])
+    return markdown(lines, notes)
+
+
+def markdown(lines: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
+    if len(lines[0]) > MOST_COLUMNS:
+        raise ValueError(f"{len(lines[0])} columns; at most {MOST_COLUMNS}")
+    rows = ["| " + " | ".join(line) + " |" for line in (lines[0], ["---"] * len(lines[0]), *lines[1:])]
+    return "\n".join([*rows, "", "; ".join(notes) + "."])

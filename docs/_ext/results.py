@@ -2,15 +2,16 @@
 
 A page docs/results/NAME.md asks by a comment; the facts stand below NAME in pages.yaml:
 
-<!-- command -->      ``command``, ``what`` and ``minutes``, then those of each of ``runs``, then ``on`` (date, machine)
+<!-- command -->      ``command``, ``what`` and ``minutes``, those of each of ``runs``, ``ran`` (date, machine)
 <!-- table KEY -->    the table ``tables: KEY:`` (below), its CSV, its seeds and what its brackets mean
 <!-- pages -->        all pages: title, ``paper``, ``data``, verdicts in docs/claims.csv, minutes, start of the answer
 
-A table has ``csv`` (a name or a list), ``rows`` (the columns that tell its rows apart, each below its heading) and
-``columns`` (heading: [statistic, expression of CSV columns, decimals or null, condition or nothing]). It may have
-``where`` (a condition on CSV rows), ``base`` (column: value; the row that ``gain`` and ``ratio`` compare with),
-``across`` (a column whose values, {} in a heading, become columns), ``long`` (a prefix of columns that end in seeds),
-``best`` (a column, of whose values the one with the best mean validation accuracy stays) and ``names`` (of row values).
+A table has ``csv`` (a name or a list). Without more it is the CSV as it is; otherwise it has ``rows`` (columns that
+tell its rows apart, each below its heading) and ``columns`` (heading: [statistic, expression of CSV columns, decimals
+or null, condition or nothing]), and may have ``where`` (a condition on CSV rows), ``base`` (column: value; the row
+that ``gain`` and ``ratio`` compare with), ``across`` (a column whose values, {} in a heading, become columns),
+``long`` (a prefix of columns that end in seeds), ``best`` (a column, of whose values the one with the best mean
+validation accuracy stays) and ``names`` (of row values).
 The build fails and names the page where a CSV lacks a column, a command is refused, or a picture is older than the CSV
 that pictures.csv names. A picture that is drawn again: python docs/_ext/results.py PICTURE ...
 """

@@ -302,16 +302,8 @@ def deal_small(name: str, seed: int = 0, n_clients: int = N_CLASSES, **constants
     values = {n: value for n, value in {**SMALL, **constants}.items() if n in has}
     fields = {f"partition.{n}": value for n, value in values.items()}
     recipe = choose({"partition.name": name, "partition.n_clients": n_clients, **fields}).partition
-    return load_data.partition_rows(
-        recipe.name,
-        recipe.constants,
-        LABELS,
-        N_CLASSES,
-        seed,
-        groups=GROUPS,
-        factors={"camera": GROUPS // 2},
-        n_clients=recipe.n_clients,
-    )
+    own = {"groups": GROUPS, "factors": {"camera": GROUPS // 2}, "n_clients": recipe.n_clients}
+    return load_data.partition_rows(recipe.name, recipe.constants, LABELS, N_CLASSES, seed, **own)
 
 
 @every_partition
