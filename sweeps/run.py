@@ -29,8 +29,7 @@ from papers.fedssyn import authors
 def arguments(argv: Sequence[str]) -> parse.Options:
     chosen = ("preset", "small"), ("data.name", "digits"), ("generator.name", "ddpm")
     defaults = presets.preset(*(parse.early(argv, *option) for option in chosen))
-    again = "With --replay RUN_DIR --round R --client I (and no other option) run that client of a run again."
-    parser = parse.parser(f"Run one federated experiment. {again}", argv, defaults)
+    parser = parse.parser(__doc__, argv, defaults)
     parser.add_argument("--preset", default="small", type=str, help=", ".join(presets.PRESETS))
     parser.add_argument("--out", default="runs/run", type=str, help="run folder")
     parser.add_argument("--resume", action="store_true", help="continue the run in that folder")
