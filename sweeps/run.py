@@ -7,14 +7,13 @@ python sweeps/run.py --replay runs/mine --round 7 --client 3
 
 import json
 import pdb
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedcommons.cli import parse
-from fedcommons.cli.display import Display, create_display
+from fedcommons.cli.display import Display, create_display, seconds_of_process
 from fedcommons.cli.run_output import Rounds, ending
 from fedcommons.config import presets
 from fedcommons.config.dotted import SHORT_NAMES
@@ -72,13 +71,13 @@ def play(config: Experiment, out: Path, resume: bool, display: Display) -> Mappi
     from fedcommons.runs import experiment
     from fedcommons.tune.gpu_share import with_share
 
-    started, show = time.perf_counter(), Rounds(display, config.federation.rounds)
+    show = Rounds(display, config.federation.rounds)
     on_step = partial(display.step, ends=False)
     summary = experiment.run(
         config, out, resume=resume, say=display.say, on_round=show, on_step=on_step, with_share=with_share
     )
     plots.partition_of(out)
-    for line in ending(summary, read_rounds(out), time.perf_counter() - started, out, display.width):
+    for line in ending(summary, read_rounds(out), seconds_of_process(), out, display.width):
         display.say(line)
     return summary
 
