@@ -21,7 +21,7 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.config.registry import KINDS
 from fedcommons.errors import ClientError, UserError
 from fedcommons.runs import exports
-from fedcommons.tracking.run_folder import is_run, read_rounds
+from fedcommons.tracking.run_folder import read_rounds
 from papers.fedssyn import authors
 
 
@@ -64,8 +64,6 @@ def run(argv: Sequence[str]) -> int:
 
 def play(config: Experiment, out: Path, resume: bool, display: Display) -> Mapping[str, Any]:
     """Run the experiment, or its remaining rounds, print the results and return the summary."""
-    if resume and not is_run(out) and config.storage is None:
-        display.say(f"{out} holds no run to resume: it starts from the beginning.")
     display.say("Loading torch and the data ...")
     from fedcommons.reports import plots  # these and torch take seconds to import, and --help needs none
     from fedcommons.runs import experiment

@@ -26,10 +26,9 @@ from fedcommons import report
 from fedcommons.errors import UserError
 from fedcommons.reports import intervals, page, tables
 from fedcommons.reports.cells import cells
-from fedcommons.reports.collect import Group, gather, grouped
+from fedcommons.reports.collect import gather, grouped
 from fedcommons.reports.live_server import Server, Watched
 from fedcommons.reports.tables import Column
-from fedcommons.reports.verdict import verdict
 from fedcommons.tune import main
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'</script><script>alert(2)</script>"
@@ -51,35 +50,22 @@ def html(folder: Path) -> str:
 
 FEW, MANY = {0: 2, 1: 3, 2: 3}, {0: 24, 1: 25, 2: 25}
 """Rounds to the target by seed."""
+VERDICTS = [
+    ({"real": MANY, "merf": FEW}, "merf, fedavg needs 2.7 rounds instead of 24.7 to reach 80 %; 3 seeds, all"),
+    ({"real": MANY, "merf": {0: 2, 1: 3, 2: None}}, ">11.7 (missed by 1 of 3) rounds instead of 24.7"),
+    ({"real": MANY, "merf": {1: 5, 3: 1}, "shuffled_real": FEW}, "With shuffled_real"),
+    ({"real": MANY, "merf": MANY, "shuffled_real": FEW}, "in 1 of all 2 comparisons"),
+    ({"merf": MANY, "shuffled_real": FEW}, ""),
+]  # fmt: skip
+FACTS = {"data.name": "digits", "algorithm": "fedavg", "client.lr": 0.1, "lr": 0.1, "partition": "a", "rounds": 30,
+         "target": 0.8, "last_accuracy": 0.5, "status": "finished"}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("rounds", "words"),
-    [
-        (
-            {"real": MANY, "shuffled_real": FEW},
-            "shuffled_real, fedavg needs 2.7 rounds instead of 24.7 to reach 80 %; 3",
-        ),
-        ({"real": MANY, "shuffled_real": {0: 2, 1: 3, 2: None}}, ">11.7 (missed by 1 of 3) rounds instead of 24.7"),
-        (
-            {"real": {0: 4, 1: 6}, "merf": {1: 5, 3: 1}, "shuffled_real": {0: 4}},
-            "5 rounds instead of 6 to reach 80 %; 1 seed",
-        ),
-        ({"real": MANY, "merf": MANY, "shuffled_real": FEW}, "in 1 of all 2 comparisons"),
-        ({"merf": MANY, "shuffled_real": FEW}, ""),
-    ],
-)
-def test_the_verdict_compares_sharing_with_no_sharing_seed_by_seed(
-    rounds: dict[str, dict[int, int | None]], words: str
-) -> None:
-    fixed = {"data.name": "digits", "algorithm": "fedavg", "client.lr": 0.1, "lr": 0.1, "partition": "a", "rounds": 30,
-             "target": 0.8, "last_accuracy": 0.5, "status": "finished"}  # fmt: skip
-    lines = [
-        {**fixed, "run": f"{setting}-{seed}", "seed": seed, "sharing.setting": setting, "rounds_to_target": reached}
-        for setting, by_seed in rounds.items()
-        for seed, reached in by_seed.items()
-    ]
-    text = verdict([Group("digits", tuple(cells(pd.DataFrame(lines))))])
+@pytest.mark.parametrize(("rounds", "words"), VERDICTS)
+def test_the_verdict_compares_sharing_seed_by_seed(rounds: dict[str, dict[int, Any]], words: str) -> None:
+    of_runs = [(name, seed, reached) for name, by_seed in rounds.items() for seed, reached in by_seed.items()]
+    runs = pd.DataFrame(of_runs, columns=pd.Index(["sharing.setting", "seed", "rounds_to_target"]))
+    text = tables.verdict([cells(runs.assign(**FACTS, run=[str(run) for run in of_runs]))])
     assert words in text
     assert bool(text) == bool(words)
 

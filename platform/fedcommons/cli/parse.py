@@ -162,11 +162,9 @@ def parse(parser: Parser, argv: Sequence[str]) -> Options:
         parser.options[item.name].field.check(item.name if item.name in parser.fields else str(item), values[item.name])
     if {"preset", "tracking.preset"} <= values.keys():  # --preset takes precedence over the preset in a config file
         values["tracking.preset"] = values["preset"]
-    if "version" in flags:
-        print(f"fedcommons {version('fedcommons')}")
-        sys.exit(0)
     if flags:
-        print(parser.format_help() if "help" in flags else parser.format_config(values), end="")
+        text = parser.format_help() if "help" in flags else parser.format_config(values)
+        print(f"fedcommons {version('fedcommons')}\n" if "version" in flags else text, end="")
         sys.exit(0)
     result = Options(values, parser.fields, {item.name for item in items} & parser.fields.keys(), parser.chosen)
     changed = sorted(n for n in result.asked if n.startswith("dp.") and result[n] != parser.fields[n].default)

@@ -122,22 +122,19 @@ class Parser:
         parser = ArgumentParser(description="\n\n".join(paragraphs), usage=self.usage or SUPPRESS, add_help=False,
                                 formatter_class=RawDescriptionHelpFormatter)  # fmt: skip
         titles = ("options that users change most", "options of this command and its components", "other options")
-        first, own, rest = [parser.add_argument_group(title) for title in (titles if self.fields else ("options",) * 3)]
+        groups = [parser.add_argument_group(title) for title in (titles if self.fields else ("options",))]
+        first, own, rest = groups if self.fields else groups * 3
         for name in sorted(self.options, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST)):
-            option, is_own = self.options[name], name not in common_fields()
+            option = self.options[name]
             kind = "" if option.is_flag else f"type: {in_words(option.field.hint)}, "
             text = f"{option.field.help} ({kind}default: {written(option.field.default)})".replace("%", "%%")
-            look: dict[str, Any] = (
-                {"action": "store_true"} if option.is_flag else {"metavar": _metavar(name, option.field)}
-            )
+            look: Any = {"action": "store_true"} if option.is_flag else {"metavar": _metavar(name, option.field)}
             names = [*(short for short, full in self.short.items() if full == name and short not in self.options), name]
-            group = first if name in FIRST else own if is_own else rest
+            group = first if name in FIRST else rest if name in common_fields() else own
             group.add_argument(*map(typed, names), help=SUPPRESS if option.is_hidden else text, **look)
         if self.fields:
             rest.add_argument("--config", metavar="CONFIG", help="YAML file that sets any of these options")
-            rest.add_argument(
-                "--print_config", action="store_true", help="print all options as a file for --config, and exit"
-            )
+            rest.add_argument("--print_config", action="store_true", help="print all options for --config, and exit")
         rest.add_argument("--version", action="store_true", help="print the version of fedcommons and exit")
         rest.add_argument("-h", "--help", action="store_true", help="show this help message and exit")
         return parser.format_help()

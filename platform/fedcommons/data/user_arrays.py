@@ -83,8 +83,8 @@ def as_array(whose: str, what: str, value: Any) -> np.ndarray:
     except ValueError as error:  # numpy refuses lists of unequal lengths
         raise UserError(f"{whose}: {what} must have one shape ({str(error).partition('.')[0]}).") from error
     if array.dtype.kind not in "biuf" or array.itemsize > 8:
-        hint = _text_column(value, array) or conversion_hint(value)
-        hint = "; np.unique(y, return_inverse=True)[1] numbers them" if what == "labels" else hint
+        hint = "; np.unique(y, return_inverse=True)[1] numbers them" if what == "labels" else _text_column(value, array)
+        hint = hint or conversion_hint(value)
         raise UserError(
             f"{whose}: {what} must be numbers of at most 64 bits, got {kind_of(value)} of {array.dtype.name}{hint}."
         )
@@ -101,11 +101,9 @@ def column_names(table: Any, n: int) -> list[str]:
 
 def _text_column(table: Any, array: np.ndarray) -> str:
     """Return the end of a message: the table's first column with a value that is no number; "" if there is none."""
-    for name, column in zip(column_names(table, array.shape[-1]), array.T, strict=True) if array.ndim == 2 else ():
-        for value in column.tolist():
-            if not isinstance(value, Real):
-                return f"; column {name} contains {quote(value)}"
-    return ""
+    named = zip(column_names(table, array.shape[1]), array.T.tolist(), strict=True) if array.ndim == 2 else ()
+    texts = ((name, value) for name, column in named for value in column if not isinstance(value, Real))
+    return next((f"; column {name} contains {quote(value)}" for name, value in texts), "")
 
 
 def read_only(array: np.ndarray) -> np.ndarray:

@@ -21,8 +21,7 @@ from fedcommons.reports.cells import ROUNDS, values
 from fedcommons.reports.collect import WHO, RunFacts, gather, grouped
 from fedcommons.reports.frames import folder_path, load_central
 from fedcommons.reports.intervals import number, quantile
-from fedcommons.reports.tables import RUN, Column
-from fedcommons.reports.verdict import verdict
+from fedcommons.reports.tables import RUN, Column, verdict
 from fedcommons.storage import safe_read
 from fedcommons.storage.atomic_files import write_text
 
@@ -193,7 +192,8 @@ def contents(runs: "pd.DataFrame", run_facts: Sequence[RunFacts], say: Callable[
         "files": files,
     }
     return {
-        "data": data, "verdict": verdict(groups), "tables": {table.name: table for table in tables}, "groups": groups,
+        "data": data, "verdict": verdict(group.cells for group in groups),
+        "tables": {table.name: table for table in tables}, "groups": groups,
         "heads": [*first], "first": first.to_numpy().tolist(), "shown": SHOWN, "n_cells": len(cells),
         "sweeps": details.sweeps(runs), "dims": dims, "rows": rows, "columns": shown, "every": every,
         "privacy": privacy, "trouble": trouble, "pools": pools,
