@@ -6,7 +6,6 @@ python sweeps/advise.py --check                          # also trains with four
 python sweeps/advise.py --settings shuffled_real         # predicts for swapped real instead of synthetic images
 """
 
-import time
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -93,7 +92,6 @@ def cells(options: parse.Options) -> dict[tuple[float, float], list[sweep.Trial]
 
 
 def advise(argv: Sequence[str]) -> int:
-    started = time.perf_counter()
     options = arguments(argv)
     out, wanted, runs = Path(options.out), configs(options), cells(options) if options.check else {}
     several = [run for each in runs.values() for run in each]
@@ -121,7 +119,7 @@ def advise(argv: Sequence[str]) -> int:
                 return 0
             ended = sweep.run_cells(todo, out, display)
             report(predicted, runs, options, out, display)
-            code = main.conclude(ended, started, out, "advise", display)
+            code = main.conclude(ended, out, "advise", display)
             mirror.end()
             return code
 

@@ -7,14 +7,13 @@ python sweeps/audit_pool.py --generator private_ddpm --generator.target_epsilon 
 python sweeps/audit_pool.py --sharing merf --sharing.target_epsilon 10   # for noisy sums: an estimate of epsilon
 """
 
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from fedcommons.cli import parse
-from fedcommons.cli.display import Display
+from fedcommons.cli.display import Display, seconds_of_process
 from fedcommons.config import presets, registry
 from fedcommons.config.dotted import choose, generates
 from fedcommons.errors import UserError
@@ -60,7 +59,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def audit_pool(argv: Sequence[str]) -> int:
-    started, options = time.perf_counter(), arguments(argv)
+    options = arguments(argv)
     with Display() as display:
         display.say("Loading torch and the data ...")
         from fedcommons.tune import sweep_folder
@@ -75,7 +74,7 @@ def audit_pool(argv: Sequence[str]) -> int:
             return 0
         with sweep_folder.open_folder(Path(options.out)):
             work(options, display.say, partial(display.step, ends=False))
-        display.say(f"Time: {time.perf_counter() - started:.0f} s. All in {options.out}.")
+        display.say(f"Time: {seconds_of_process():.0f} s. All in {options.out}.")
     return 0
 
 

@@ -81,7 +81,7 @@ def hint(runs: "pd.DataFrame", compared: Sequence[Cell], names: dict[str, str]) 
     chosen = [name for option, name in names.items() if option != "y"]
     places: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in compared:
-        places.setdefault(tuple(series.label(series.value(cell, n)) for n in chosen), []).append(cell)
+        places.setdefault(tuple(series.text(cell, n) for n in chosen), []).append(cell)
     shared = [group for group in places.values() if len(group) > 1]
     if not shared:
         return None
@@ -96,7 +96,7 @@ def panels(compared: Sequence[Cell], names: dict[str, str]) -> list[series.Panel
     """Return a panel for each value of the facet field, with a point for each configuration that has a y."""
 
     def text(cell: Cell, option: str) -> str:
-        return series.label(series.value(cell, names[option])) if option in names else ""
+        return series.text(cell, names[option]) if option in names else ""
 
     result = []
     for facet in dict.fromkeys(text(cell, "facet") for cell in compared):

@@ -6,14 +6,13 @@ python sweeps/private_sizes.py --ways merf,ndpdc --epsilons 1,10    # images fit
 python sweeps/private_sizes.py --dataset mnist --data-dir DIR --sizes 1000,6000 --generator.channels [8,16,16]
 """
 
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from fedcommons.cli import parse
-from fedcommons.cli.display import Display, duration
+from fedcommons.cli.display import Display, duration, seconds_of_process
 from fedcommons.config import presets, registry
 from fedcommons.errors import UserError
 from fedcommons.tune import grid
@@ -62,7 +61,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def private_sizes(argv: Sequence[str]) -> int:
-    started, options = time.perf_counter(), arguments(argv)
+    options = arguments(argv)
     with Display() as display:
         display.say("Loading torch and the data ...")
         from fedcommons.tune import dry_run, sweep_folder
@@ -79,7 +78,7 @@ def private_sizes(argv: Sequence[str]) -> int:
             for results in study(options, display.say, partial(display.step, ends=False)):
                 text = report(results, options, out)  # after each size, so that an interrupted study keeps its results
             display.say("\n" + text)
-        spent = time.perf_counter() - started
+        spent = seconds_of_process()
         display.say(f"Time: {spent:.0f} s. All in {options.out}; generators in the store are kept.")
     return 0
 

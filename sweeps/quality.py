@@ -6,7 +6,6 @@ python sweeps/quality.py --config runs/mine/config.yaml       # the pool of a ru
 python sweeps/quality.py --checkpoints 0.1,0.3,1 --rhos 0.1,1 --generators ddpm,gan,cvae --seeds 0,1,2
 """
 
-import time
 from collections.abc import Sequence
 from functools import partial
 from itertools import product
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fedcommons.cli import parse
-from fedcommons.cli.display import Display
+from fedcommons.cli.display import Display, seconds_of_process
 from fedcommons.config import presets, registry
 from fedcommons.config.dotted import choose, generates
 from fedcommons.errors import UserError
@@ -81,7 +80,7 @@ def _listed(options: parse.Options, name: str, kind: Any = str, allowed: str = "
 
 
 def quality(argv: Sequence[str]) -> int:
-    started, options = time.perf_counter(), arguments(argv)
+    options = arguments(argv)
     with Display() as display:
         display.say("Loading torch and the data ...")
         from fedcommons.tune import sweep_folder
@@ -92,7 +91,7 @@ def quality(argv: Sequence[str]) -> int:
             return 0
         with sweep_folder.open_folder(Path(options.out)):
             work(options, display.say, partial(display.step, ends=False))
-        display.say(f"Time: {time.perf_counter() - started:.0f} s. All in {options.out}.")
+        display.say(f"Time: {seconds_of_process():.0f} s. All in {options.out}.")
     return 0
 
 

@@ -7,14 +7,13 @@ python sweeps/run.py --replay runs/mine --round 7 --client 3
 
 import json
 import pdb
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedcommons.cli import parse
-from fedcommons.cli.display import Display, create_display
+from fedcommons.cli.display import Display, create_display, seconds_of_process
 from fedcommons.cli.run_output import Rounds, ending
 from fedcommons.config import presets
 from fedcommons.config.dotted import SHORT_NAMES
@@ -22,15 +21,14 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.config.registry import KINDS
 from fedcommons.errors import ClientError, UserError
 from fedcommons.runs import exports
-from fedcommons.tracking.run_folder import is_run, read_rounds
+from fedcommons.tracking.run_folder import read_rounds
 from papers.fedssyn import authors
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
     chosen = ("preset", "small"), ("data.name", "digits"), ("generator.name", "ddpm")
     defaults = presets.preset(*(parse.early(argv, *option) for option in chosen))
-    again = "With --replay RUN_DIR --round R --client I (and no other option) run that client of a run again."
-    parser = parse.parser(f"Run one federated experiment. {again}", argv, defaults)
+    parser = parse.parser(__doc__, argv, defaults)
     parser.add_argument("--preset", default="small", type=str, help=", ".join(presets.PRESETS))
     parser.add_argument("--out", default="runs/run", type=str, help="run folder")
     parser.add_argument("--resume", action="store_true", help="continue the run in that folder")
@@ -66,20 +64,18 @@ def run(argv: Sequence[str]) -> int:
 
 def play(config: Experiment, out: Path, resume: bool, display: Display) -> Mapping[str, Any]:
     """Run the experiment, or its remaining rounds, print the results and return the summary."""
-    if resume and not is_run(out) and config.storage is None:
-        display.say(f"{out} holds no run to resume: it starts from the beginning.")
     display.say("Loading torch and the data ...")
     from fedcommons.reports import plots  # these and torch take seconds to import, and --help needs none
     from fedcommons.runs import experiment
     from fedcommons.tune.gpu_share import with_share
 
-    started, show = time.perf_counter(), Rounds(display, config.federation.rounds)
+    show = Rounds(display, config.federation.rounds)
     on_step = partial(display.step, ends=False)
     summary = experiment.run(
         config, out, resume=resume, say=display.say, on_round=show, on_step=on_step, with_share=with_share
     )
     plots.partition_of(out)
-    for line in ending(summary, read_rounds(out), time.perf_counter() - started, out, display.width):
+    for line in ending(summary, read_rounds(out), seconds_of_process(), out, display.width):
         display.say(line)
     return summary
 

@@ -19,8 +19,8 @@ SHOWN = 80
 FEW = 5
 """Maximum number of names that a message suggests."""
 
-LONGEST = 190
-"""Maximum number of characters of a message about user code; with ``error: `` before it, a line has at most 200."""
+LONGEST = 290
+"""Maximum number of characters of a message about user code, in which the shapes of two tensors have room."""
 
 _HERE = Path(__file__).resolve().parent
 _PYTHON = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")]
@@ -217,12 +217,12 @@ def _describe(error: BaseException, where: str, part: str, doing: Sequence[str])
     user_frames = [(code, line) for code, line in frames if is_user_code(code.co_filename)]
     place = [f"{Path(code.co_filename).name}, line {line} in {code.co_name}" for code, line in user_frames[-1:]]
     behind = "; ".join(filter(None, [*(place or [part]), *doing]))
-    behind = f" ({_cut(behind, LONGEST // 2)})" if behind else ""
+    behind = f" ({_cut(behind, LONGEST // 3)})" if behind else ""
     message = sentence(error)
     if type(error) is ValueError and not user_frames:  # this package raised the error: omit the type
         message = message.removeprefix("ValueError: ")
-    where = _cut(where, LONGEST // 2)
-    return f"{where}: {_cut(message, max(LONGEST - len(where) - len(behind) - 2, 20))}{behind}"
+    where = _cut(where, LONGEST // 3)
+    return f"{where}: {_cut(message, LONGEST - len(where) - len(behind) - 2)}{behind}"
 
 
 @lru_cache(maxsize=4096)

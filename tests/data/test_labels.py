@@ -50,6 +50,7 @@ def test_the_regressors_loss_is_the_mean_squared_error_weighted_by_examples() ->
 
 PARTS = """
 import numpy as np
+from torch import nn
 
 X = np.random.default_rng(0).standard_normal((200, 4)).astype("float32")
 
@@ -61,6 +62,13 @@ def reals():
 def nothing():
     return X, None
 
+
+class WideNetwork(nn.Linear):
+    def __init__(self):
+        super().__init__(7, 1)
+
+    def forward(self, x):
+        return super().forward(x)
 """
 
 
@@ -98,11 +106,12 @@ def test_real_labels_are_shared_and_judged_by_the_loss_alone(lab: str, tmp_path:
         ("reals", {"sharing.setting": "shuffled_synthetic"}, "torch.float32 examples"),
         ("reals", {"algorithm": "feddm"}, "feddm works by class"),
         ("nothing", {}, "model.name linear needs labels"),
+        ("reals", {"model.name": "lab.py:WideNetwork"}, r"2x4 and 7x1"),
     ],
 )
 def test_what_works_by_class_is_refused(data: str, fields: dict[str, Any], words: str, lab: str) -> None:
     with pytest.raises(UserError, match=words):
-        build.build(experiment(lab, data, **fields))
+        build.build(experiment(lab, data, **{n: value.replace("lab.py", lab) for n, value in fields.items()}))
 
 
 def test_a_hugging_face_set_is_taken_with_its_groups() -> None:

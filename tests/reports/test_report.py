@@ -25,6 +25,7 @@ from report_runs import change, copies, quiet, small_runs, summary
 from fedcommons import report
 from fedcommons.errors import UserError
 from fedcommons.reports import intervals, page, tables
+from fedcommons.reports.cells import cells
 from fedcommons.reports.collect import gather, grouped
 from fedcommons.reports.live_server import Server, Watched
 from fedcommons.reports.tables import Column
@@ -47,6 +48,28 @@ def html(folder: Path) -> str:
     return page.page([folder], None, quiet)
 
 
+FEW, MANY = {0: 2, 1: 3, 2: 3}, {0: 24, 1: 25, 2: 25}
+"""Rounds to the target by seed."""
+VERDICTS = [
+    ({"real": MANY, "merf": FEW}, "merf, fedavg needs 2.7 rounds instead of 24.7 to reach 80 %; 3 seeds, all"),
+    ({"real": MANY, "merf": {0: 2, 1: 3, 2: None}}, ">11.7 (missed by 1 of 3) rounds instead of 24.7"),
+    ({"real": MANY, "merf": {1: 5, 3: 1}, "shuffled_real": FEW}, "With shuffled_real"),
+    ({"real": MANY, "merf": MANY, "shuffled_real": FEW}, "in 1 of all 2 comparisons"),
+    ({"merf": MANY, "shuffled_real": FEW}, ""),
+]  # fmt: skip
+FACTS = {"data.name": "digits", "algorithm": "fedavg", "client.lr": 0.1, "lr": 0.1, "partition": "a", "rounds": 30,
+         "target": 0.8, "last_accuracy": 0.5, "status": "finished"}  # fmt: skip
+
+
+@pytest.mark.parametrize(("rounds", "words"), VERDICTS)
+def test_the_verdict_compares_sharing_seed_by_seed(rounds: dict[str, dict[int, Any]], words: str) -> None:
+    of_runs = [(name, seed, reached) for name, by_seed in rounds.items() for seed, reached in by_seed.items()]
+    runs = pd.DataFrame(of_runs, columns=pd.Index(["sharing.setting", "seed", "rounds_to_target"]))
+    text = tables.verdict([cells(runs.assign(**FACTS, run=[str(run) for run in of_runs]))])
+    assert words in text
+    assert bool(text) == bool(words)
+
+
 def rows(html: str) -> dict[str, str]:
     """The rows of runs, by the names of their folders."""
     every = re.findall(r'<tr id="run-\d+".*?</tr>', html, re.S)
@@ -62,7 +85,11 @@ def test_rows_are_of_summaries_and_cells_and_files_have_the_mean_and_interval(fo
     accuracies = [100 * summary(folder / f"fedprox-{seed}")["last_accuracy"] for seed in (0, 1)]
     mean, half = fmean(accuracies), 12.706204736 * abs(accuracies[0] - accuracies[1]) / 2  # t of one degree of freedom
     text = f"{mean:.1f} ({mean - half:.1f} to {mean + half:.1f})"
-    (row,) = [r for r in re.findall(r"<tr data-cell.*?</tr>", html, re.S) if text in r and "fedprox" in r]
+    (row,) = [
+        r
+        for r in re.findall(r"<tr data-cell.*?</tr>", html, re.S)
+        if text in re.sub("</?span>", "", r) and "fedprox" in r
+    ]
     numbers = [int(n) for n in re.findall(r'data-runs="([\d ]+)"', row)[0].split()]
     assert [list(rows(html))[n] for n in numbers] == ["fedprox-0", "fedprox-1"]
     links = re.findall(r'href="#([^"]+)"', html.partition('<script type="application/json"')[0])

@@ -90,6 +90,21 @@ def test_it_draws_every_chart_without_a_request_and_runs_no_text(chromium: Brows
         assert names == [f"fedavg-0.1-{seed}" for seed in (0, 1)]
 
 
+def test_no_table_is_cut_and_equal_lines_are_seen(chromium: Browser, url: str, tmp_path: Path) -> None:
+    with browser.opened(chromium, url) as page:
+        boxes = page.locator(".box").evaluate_all("all => all.map(box => [box.scrollWidth, box.clientWidth])")
+        assert [whole for whole, seen in boxes if whole > seen] == []
+        heads = page.locator('table[data-name="runs"] thead th:visible')
+        few = heads.count()
+        page.get_by_role("button", name="all columns").click()
+        assert heads.count() > few
+    small_runs(tmp_path, {"a": {"algorithm": "fedavg"}, "b": {"algorithm": "fedprox", "fedprox.mu": 0.0}})
+    with browser.opened(chromium, report(tmp_path, out=tmp_path / "equal.html", say=quiet).as_uri()) as page:
+        see_all(page)
+        widths = page.locator(LINES).evaluate_all("all => all.map(line => line.getAttribute('stroke-width'))")
+        assert widths == ["5", "2"]
+
+
 def test_filters_filter_tables_and_curves_and_a_file_has_what_is_shown(
     chromium: Browser, url: str, folder: Path, tmp_path: Path
 ) -> None:

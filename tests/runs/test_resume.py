@@ -160,10 +160,8 @@ def test_a_run_killed_before_its_config_can_begin_again(runs: Path, tmp_path: Pa
 
 
 def test_the_folder_of_a_sweep_is_no_run_folder_nor_the_other_way_round(runs: Path, tmp_path: Path) -> None:
-    said: list[str] = []
-    with tuning.open_sweep(tmp_path, True, said.append):
-        assert "holds no run to resume" in said[0]
-    shutil.copytree(runs / "cut", tmp_path / "cell")
+    with tuning.open_sweep(tmp_path, True):
+        shutil.copytree(runs / "cut", tmp_path / "cell")
     with pytest.raises(UserError, match=r"not a run folder \(it contains cell\)"):
         experiment.run(TINY, tmp_path, resume=True)
     for folder, resume, word in (

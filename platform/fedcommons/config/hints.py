@@ -4,11 +4,11 @@ import re
 from collections.abc import Collection
 
 FIELDS = {
-    "partition.n_clients": "N K num-clients n-clients clients total-clients client-num-in-total",
+    "partition.n_clients": "N K num-clients n-clients total-clients client-num-in-total",
     "federation.participation": "C fraction client-fraction frac fraction-fit participation-rate join-ratio",
-    "federation.rounds": "T R rounds num-rounds global-rounds comm-round communication-rounds",
-    "client.epochs": "E epochs local-epochs num-epochs local-ep",
-    "client.batch_size": "B bs batch-size local-batch-size local-bs",
+    "federation.rounds": "T R num-rounds global-rounds comm-round communication-rounds",
+    "client.epochs": "E local-epochs num-epochs local-ep",
+    "client.batch_size": "B bs local-batch-size local-bs",
     "client.lr": "learning-rate eta local-lr local-learning-rate",
     "client.weight_decay": "wd",
     "partition.alpha": "dirichlet dirichlet-alpha concentration",

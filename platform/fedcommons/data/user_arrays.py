@@ -1,5 +1,6 @@
 """Conversion of arrays of any library to tensors; errors name a conversion for objects that are not numeric arrays."""
 
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -82,13 +83,27 @@ def as_array(whose: str, what: str, value: Any) -> np.ndarray:
     except ValueError as error:  # numpy refuses lists of unequal lengths
         raise UserError(f"{whose}: {what} must have one shape ({str(error).partition('.')[0]}).") from error
     if array.dtype.kind not in "biuf" or array.itemsize > 8:
-        hint = "; np.unique(y, return_inverse=True)[1] numbers them" if what == "labels" else conversion_hint(value)
+        hint = "; np.unique(y, return_inverse=True)[1] numbers them" if what == "labels" else _text_column(value, array)
+        hint = hint or conversion_hint(value)
         raise UserError(
             f"{whose}: {what} must be numbers of at most 64 bits, got {kind_of(value)} of {array.dtype.name}{hint}."
         )
     if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
         raise UserError(f"{whose}: {what} must be at most 2^63 - 1, got {array.max()}.")
     return array
+
+
+def column_names(table: Any, n: int) -> list[str]:
+    """Return the names of a frame's n columns for a message, in quotes; the numbers of the columns of another table."""
+    names = list(getattr(table, "columns", ()))
+    return [quote(name) for name in names] if len(names) == n else [f"{i}" for i in range(n)]
+
+
+def _text_column(table: Any, array: np.ndarray) -> str:
+    """Return the end of a message: the table's first column with a value that is no number; "" if there is none."""
+    named = zip(column_names(table, array.shape[1]), array.T.tolist(), strict=True) if array.ndim == 2 else ()
+    texts = ((name, value) for name, column in named for value in column if not isinstance(value, Real))
+    return next((f"; column {name} contains {quote(value)}" for name, value in texts), "")
 
 
 def read_only(array: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ Dataset whose rows are (x, y) or dicts of columns (Hugging Face's). y is None if
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import compress, islice
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor
 
 from fedcommons.data.examples import Examples
-from fedcommons.data.user_arrays import as_tensor, conversion_hint, is_array, kind_of
-from fedcommons.errors import UserError
+from fedcommons.data.user_arrays import as_tensor, column_names, conversion_hint, is_array, kind_of
+from fedcommons.errors import FEW, UserError
 from fedcommons.seeding import global_states
 
 X, Y, GROUPS = ("x", "image", "img", "data"), ("y", "label", "target"), ("groups", "group")
@@ -177,7 +178,9 @@ def examples_of(what: str, columns: Columns) -> Tensor:
         x = x.float()  # modules with float32 weights need float32 inputs
     if x.is_floating_point() and not (finite := x.isfinite()).all():
         n = int((~finite.reshape(len(x), -1).all(1)).sum())
-        raise UserError(f"{what}: examples must be finite numbers, but {n} of {len(x)} contain NaN or infinity.")
+        names = compress(column_names(columns.x, x.shape[1]), ~finite.all(0)) if x.dim() == 2 else ()
+        where = f" in column {', '.join(islice(names, FEW))}" if x.dim() == 2 else ""
+        raise UserError(f"{what}: examples must be finite numbers, but {n} of {len(x)} contain NaN or infinity{where}.")
     return x.contiguous()
 
 

@@ -243,5 +243,6 @@ def _require_normalised(name: str, x: Tensor) -> None:
     if not (abs(mean) <= 0.25 and 0.5 <= std <= 2):  # a comparison with NaN is false, so NaN raises
         raise UserError(
             f"data set {name}: floating examples must be normalised (mean 0, standard deviation 1), got {mean:.3g} and "
-            f"{std:.3g}; return uint8 images, or set mean and std, or set normalised = True."
+            f"{std:.3g}; return uint8 images, or state mean and std, or normalised, next to train and test, such as "
+            "{'train': (x, y), 'test': (x, y), 'normalised': True}."
         )

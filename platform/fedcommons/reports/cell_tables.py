@@ -30,12 +30,15 @@ BYTES = (
 CONVERGENCE = (
     Column("zeta_sq", "ζ², own data"), Column("zeta_hat_sq", "ζ̂², training data"),
     Column("zeta_mix_sq", "ζ², exact mixtures"), Column("zeta_lemma1_sq", "ζ² by Lemma 1"),
+    Column("delta_sq", "δ², shift of the pool"),
+)  # fmt: skip
+NOISE = (
     Column("sigma_sq", "σ², own data"), Column("sigma_hat_sq", "σ̂², training data"),
     Column("sigma_mix_sq", "σ², exact mixtures"), Column("sigma_lemma1_sq", "σ² by Lemma 1"),
-    Column("delta_sq", "δ², shift of the pool"), Column("L_max", "L, own data, largest"),
-    Column("L_p", "L, training data"), Column("L_lemma1", "L, bound of Lemma 1"),
+    Column("L_max", "L, own data, largest"), Column("L_p", "L, training data"),
+    Column("L_lemma1", "L, bound of Lemma 1"),
 )  # fmt: skip
-NUMBERS = {column.name for column in (*RESULTS, *BYTES, *CONVERGENCE)}
+NUMBERS = {column.name for column in (*RESULTS, *BYTES, *CONVERGENCE, *NOISE)}
 
 _LATEX = {
     "%": r"\%", "_": r"\_", "ζ̂²": r"$\hat\zeta^2$", "ζ²": r"$\zeta^2$", "σ̂²": r"$\hat\sigma^2$", "σ²": r"$\sigma^2$",
@@ -80,9 +83,11 @@ def build_tables(groups: Sequence[Group], first: "pd.DataFrame") -> list[Table]:
     cells = [cell for group in groups for cell in group.cells]
     more = (Column(name, head, 100, 1) for name, head in columns.of_clients(cells))
     candidates_of = (
-        ("results", "Results", INTERVALS, (*RESULTS, *more)),
+        ("results", "Results", INTERVALS, RESULTS),
+        ("clients", "Accuracies of clients and of personal models", "Means over seeds, as above.", tuple(more)),
         ("bytes", "Bytes", "Bytes of all messages of all clients and rounds; an MB has 10⁶ bytes.", BYTES),
         ("convergence", "Convergence parameters and their bounds", MEASURED, CONVERGENCE),
+        ("noise", "Gradient noise and smoothness", "Measured as the convergence parameters.", NOISE),
     )
     finished = [cell.runs.loc[cell.runs["status"] == "finished", :] for cell in cells]
     several = len(groups) > 1  # with several groups, the first column of LaTeX is the group's title

@@ -9,8 +9,10 @@ from fedcommons.reports.series import value
 
 _OF_SETTING = ("sharing.", "generator.")
 
-_HEADS = {full: short for short, full in SHORT_NAMES.items() if short != "p"} | IDENTIFYING
-"""Column titles of config fields. The title ``p`` is reserved for the resulting share of received examples."""
+_NO_HEADS = ("p", "rounds", "clients", "epochs", "batch_size")
+_HEADS = {full: short for short, full in SHORT_NAMES.items() if short not in _NO_HEADS} | IDENTIFYING
+"""Column titles of config fields. ``p`` and ``rounds`` are results in tables: the share of received examples, and the
+rounds to the target."""
 
 
 def others(cell: Cell) -> list[str]:

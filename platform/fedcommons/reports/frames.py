@@ -70,7 +70,9 @@ def load_runs(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
 def load_rounds(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
     """Return a frame with one row per run and round: columns that identify the run, ``round``, and the metrics.
 
-    Round 0 is the untrained model. Column names, ``folders``, ``say`` and errors are as in ``load_runs``.
+    Round 0 is the untrained model. With ``evaluate.every`` k, test metrics are missing (nan) in the rounds between two
+    evaluations: only every k-th round and the last one are evaluated, so ``frame.dropna(subset="test/accuracy")`` has
+    the evaluated rounds. Column names, ``folders``, ``say`` and errors are as in ``load_runs``.
     """
     import pandas as pd
 

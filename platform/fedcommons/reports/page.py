@@ -21,7 +21,7 @@ from fedcommons.reports.cells import ROUNDS, values
 from fedcommons.reports.collect import WHO, RunFacts, gather, grouped
 from fedcommons.reports.frames import folder_path, load_central
 from fedcommons.reports.intervals import number, quantile
-from fedcommons.reports.tables import RUN, Column
+from fedcommons.reports.tables import RUN, Column, verdict
 from fedcommons.storage import safe_read
 from fedcommons.storage.atomic_files import write_text
 
@@ -60,13 +60,19 @@ def report(
             is an existing file that is not a report.
     """
     path = folder_path(out)
+    write(path, [folder_path(folder) for folder in folders], title, say)
+    return path
+
+
+def write(path: Path, folders: Sequence[Path], title: str | None, say: Callable[[str], None]) -> str:
+    """Write the report to ``path`` and return its verdict; arguments and errors: see ``report``."""
     require_place(path)
-    html = page([folder_path(folder) for folder in folders], title, say)
+    context = read(folders, title, say)
     try:
-        write_text(path, html)
+        write_text(path, _html(context))
     except OSError as error:
         raise UserError(f"--out: {path} cannot be written ({error.strerror}).") from None
-    return path
+    return context["verdict"]
 
 
 def require_place(path: Path) -> None:
@@ -89,6 +95,11 @@ def require_place(path: Path) -> None:
 
 def page(folders: Sequence[Path], title: str | None, say: Callable[[str], None] = print, state: str = "") -> str:
     """Return the HTML of the report. state: hash of a live report's files; the page reloads when the hash changes."""
+    return _html({**read(folders, title, say), "state": state})
+
+
+def read(folders: Sequence[Path], title: str | None, say: Callable[[str], None]) -> dict[str, Any]:
+    """Return the values of the template's variables for the runs in these folders."""
     notes: list[str] = []
 
     def tell(text: str) -> None:
@@ -105,7 +116,7 @@ def page(folders: Sequence[Path], title: str | None, say: Callable[[str], None] 
             tell(f"left out: {central} central models in {folder}, which no federation trained; see the tables there.")
     context = contents(runs, facts_of_runs, tell)
     name = title or f"fedcommons report: {', '.join(folder.name or str(folder) for folder in folders)}"
-    return _html({**context, "title": clean(name), "notes": notes, "state": state})
+    return {**context, "title": clean(name), "notes": notes, "state": ""}
 
 
 def _html(context: Mapping[str, Any]) -> str:
@@ -181,7 +192,8 @@ def contents(runs: "pd.DataFrame", run_facts: Sequence[RunFacts], say: Callable[
         "files": files,
     }
     return {
-        "data": data, "tables": {table.name: table for table in tables}, "groups": groups,
+        "data": data, "verdict": verdict(group.cells for group in groups),
+        "tables": {table.name: table for table in tables}, "groups": groups,
         "heads": [*first], "first": first.to_numpy().tolist(), "shown": SHOWN, "n_cells": len(cells),
         "sweeps": details.sweeps(runs), "dims": dims, "rows": rows, "columns": shown, "every": every,
         "privacy": privacy, "trouble": trouble, "pools": pools,

@@ -60,12 +60,12 @@ def table(groups: Sequence[Group], swept: Sequence[str], metric: str, way: str) 
     text = []
     for group in groups:
         lines = [
-            [*(series.label(series.value(p, n)) for n in names), *(format_metric(p.runs, n) for n in metrics),
+            [*(series.text(p, n) for n in names), *(format_metric(p.runs, n) for n in metrics),
              len(p.runs), ", ".join(dict.fromkeys(p.runs["status"]))]
             for p in group.points
         ]  # fmt: skip
         if group.environment:
-            text.append(", ".join(f"{n} = {series.label(v)}" for n, v in group.environment.items()) + ":\n")
+            text.append(", ".join(f"{n} = {series.label(v, n)}" for n, v in group.environment.items()) + ":\n")
         text.append(markdown(head, lines))
     better = "highest" if way == "max" else "lowest"
     notes = [f"Best first: {better} {metric}, the mean over seeds; ± is the sample standard deviation."]
@@ -88,14 +88,14 @@ def panels(groups: Sequence[Group], swept: Sequence[str], metric: str) -> tuple[
     of the swept field with the fewest values.
     """
     every = [point for group in groups for point in group.points if set(point.runs["status"]) == {"finished"}]
-    values = {n: {series.label(series.value(p, n)) for p in every} for n in swept if n != "seed"}
+    values = {n: {series.text(p, n) for p in every} for n in swept if n != "seed"}
     colours = list(groups[0].environment)
     if not colours and len(values) > 1:
         least = min(values, key=lambda n: len(values[n]))
         colours = [least] if len(values[least]) <= len(series.COLOURS) else []
 
     def name(point: Cell) -> str:
-        return ", ".join(series.label(series.value(point, n)) for n in colours)
+        return ", ".join(series.text(point, n) for n in colours)
 
     drawings = []  # if only seeds vary, the single panel has the algorithm on its x axis
     for field in [n for n in values if n not in colours] or list(values)[:1] or ["algorithm"]:

@@ -55,8 +55,18 @@ def value(cell: Cell, name: str) -> Any:
     return fmean(numbers) if len(set(of_runs)) > 1 and numbers else next(iter(of_runs), None)
 
 
-def label(value: object) -> str:
-    """Format a value for a legend: floats with three significant digits, ``none`` for None."""
+def text(cell: Cell, name: str) -> str:
+    """Format a configuration's value in a column for a table or a legend; see ``label``."""
+    return label(value(cell, name), name)
+
+
+def label(value: object, name: str = "") -> str:
+    """Format a value for a legend: three significant digits, ``none`` for None, ``no sharing`` for the strategy real.
+
+    name: the value's column.
+    """
+    if (name, value) == ("sharing.setting", "real"):
+        return NO_SHARING_SHOWN
     return "none" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
@@ -73,7 +83,7 @@ def point(cell: Cell, x: str, y: str, series: str) -> Point | None:
     at, (numbers, missed) = value(cell, x), counted(cell.runs, y)
     if not numbers:
         return None
-    place = float(at) if isinstance(at, int | float) and not isinstance(at, bool) else label(at)
+    place = float(at) if isinstance(at, int | float) and not isinstance(at, bool) else label(at, x)
     return Point(place, fmean(numbers), stdev(numbers) if len(numbers) > 1 else 0.0, series, missed > 0)
 
 

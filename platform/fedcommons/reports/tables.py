@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from fedcommons.config import target
 from fedcommons.errors import UserError
 from fedcommons.privacy.salts import IF_SECRET
-from fedcommons.reports.cells import ROUNDS, Cell, cells, counted, fields, values, varied
+from fedcommons.reports import columns
+from fedcommons.reports.cells import ROUNDS, Cell, cells, counted, fields, reached, values, varied
 from fedcommons.reports.columns import identified, key, named, of_clients, others, place, setting, text, without_sharing
 from fedcommons.reports.intervals import format_rounds, mean_interval, mean_std
 from fedcommons.reports.series import value
@@ -132,6 +133,52 @@ def effect(cells: Sequence[Cell]) -> str:
         parts.append(f"{named(cell, 'sharing.setting', others(cell))} {rounds(cell.runs)} rounds")
         parts += [speed_up(base, cell)] if base and base is not cell else []
     return "  ".join(parts)
+
+
+def verdict(groups: Iterable[Sequence[Cell]]) -> str:
+    """Return a sentence on the first comparison of sharing with no sharing, and the count of all; "" if there is none.
+
+    Configurations of a group may be compared. Each counts at its best learning rate, with its finished runs only.
+    """
+    every = [pair for cells in groups for pair in _pairs(cells)]
+    if not every:
+        return ""
+    directions = [_directions(*pair) for pair in every]
+    cell, n = every[0][1], len(directions[0])
+    usual, needed = (format_rounds(*counted(c.runs, ROUNDS)) for c in every[0])
+    who = columns.method(cell) + f" ({place(cell)})" * (len({place(c) for _, c in every}) > 1)
+    instead = f"{needed} rounds, as without sharing," if needed == usual else f"{needed} rounds instead of {usual}"
+    text = f"With {setting(cell)}, {who} needs {instead} to reach {target.in_words(value(cell, 'target'))}; {n} seed"
+    if n > 1:
+        is_same = len({*directions[0]}) == 1 and any(directions[0])
+        fewer = f"fewer rounds in {directions[0].count(-1)} of them"
+        text += f"s, {'all in the same direction' if is_same else fewer}"
+    better = sum({*of_pair} == {-1} for of_pair in directions)
+    more = f"; in {better} of all {len(every)} comparisons with no sharing, every seed needs fewer rounds"
+    return f"{text}{more * (len(every) > 1)}."
+
+
+def _pairs(cells: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
+    """Return the pairs (without sharing, with sharing) of configurations that have the same seeds and an accuracy."""
+    import pandas as pd
+
+    runs = pd.concat([cell.runs.loc[cell.runs["status"] == "finished", :] for cell in cells])
+    try:
+        finished = compared(runs) if len(runs) else []
+    except UserError:  # several learning rates, and no validation data to choose among them
+        return []
+    pairs = zip(without_sharing(finished), finished, strict=True)
+    return [
+        (base, cell) for base, cell in pairs
+        if base and base is not cell and "-" not in (rounds(base.runs), rounds(cell.runs))
+        and base.runs["seed"].tolist() == cell.runs["seed"].tolist()
+    ]  # fmt: skip
+
+
+def _directions(base: Cell, cell: Cell) -> list[int]:
+    """Return for each seed -1, 0 or 1: ``cell`` needs fewer, equal, more rounds to the target, which both may miss."""
+    usual, needed = ([inf if r is None else r for r in reached(c.runs)] for c in (base, cell))
+    return [(b > a) - (b < a) for a, b in zip(usual, needed, strict=True)]
 
 
 def table1_markdown(cells: Sequence[Cell], published: Mapping[tuple, str], footnotes: Sequence[str]) -> str:

@@ -216,7 +216,7 @@ def sweep(experiments: Iterable[Experiment], folder: str | Path, *, show: bool =
     with only_thread(), Display(quiet=not show) as display:
         SweepMirror(cells, out, display.say).begin(resume=True)
         remaining = todo(cells, out, display)
-        with open_sweep(out, resume=True, say=lambda text: None):
+        with open_sweep(out, resume=True):
             try:
                 failures = run_cells(remaining, out, display).failures
             except BaseException:  # also after Ctrl-C, so that the next sweep gets this sweep's resources

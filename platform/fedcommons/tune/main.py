@@ -1,14 +1,14 @@
 """The main function of all sweeps: run the trials and report the results, or only estimate the cost (``--dry-run``)."""
 
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcommons.cli import parse
-from fedcommons.cli.display import Display, create_display
+from fedcommons.cli.display import Display, create_display, seconds_of_process
+from fedcommons.config import presets
 from fedcommons.errors import UserError, Warned, sentence
-from fedcommons.tune import sweep
+from fedcommons.tune import grid, sweep
 from fedcommons.tune.remote_sweep import SweepMirror
 from fedcommons.tune.sweep import Outcome, Todo, Trial
 
@@ -38,7 +38,7 @@ def run(
     """
     if options.on_cores is not None and not options.dry_run:
         raise UserError("--on-cores changes nothing without --dry-run.")
-    started, out = time.perf_counter(), Path(options.out)
+    out = Path(options.out)
     with create_display(options) as display:
         if options.dry_run:
             dry_run(cells, out, display, options.on_cores, extra, options.get("total"))
@@ -50,21 +50,20 @@ def run(
             mirror.claim()
             outcome = play(remaining, out, display)
             report(out, display)
-            code = conclude(outcome, started, out, stem, display)
+            code = conclude(outcome, out, stem, display, f" ({presets.SMOKE})" * grid.is_smoke(options))
             mirror.end()
             return code
 
 
-def write_page(out: Path, stem: str, display: Display) -> bool:
-    """Write ``report.html`` about all runs in ``out``; after an error, show a warning and return False."""
+def write_page(out: Path, stem: str, display: Display) -> str | None:
+    """Write ``report.html`` about all runs in ``out`` and return its verdict; after an error, show a warning."""
     try:
-        from fedcommons.reports.page import report  # altair takes a second to import, and a dry run needs none
+        from fedcommons.reports import page  # altair takes a second to import, and a dry run needs none
 
-        report(out, out=out / "report.html", title=f"fedcommons report: {stem}", say=lambda text: None)
+        return page.write(out / "report.html", [out], f"fedcommons report: {stem}", lambda text: None)
     except Exception as error:  # no error of the report may make hours of runs fail
         display.say(Warned(f"report.html was not written: {sentence(error)}"))
-        return False
-    return True
+        return None
 
 
 def dry_run(
@@ -78,14 +77,21 @@ def dry_run(
     print_costs(cells, out, display, on_cores, extra(), total=total)
 
 
-def conclude(outcome: Outcome, started: float, out: Path, stem: str, display: Display) -> int:
-    """Write ``report.html``, and print failures, durations and the folder; return the exit code, 1 after a failure."""
-    page = "report.html, " if write_page(out, stem, display) else ""
+def conclude(outcome: Outcome, out: Path, stem: str, display: Display, smoke: str = "") -> int:
+    """Write ``report.html``, and print its verdict, failures, durations and the folder.
+
+    smoke: text behind the page's title if the runs are too small for a verdict.
+
+    Returns:
+        The exit code, 1 after a failure.
+    """
+    verdict = write_page(out, stem + smoke, display)
+    if verdict and not smoke:
+        display.say(verdict)
     for name, message in outcome.failures.items():
         display.say(f"failed: {name}: {message}")
     spent = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in outcome.seconds.items())
-    display.say(
-        f"Time: {time.perf_counter() - started:.0f} s ({spent}; {outcome.generators_trained} generators trained)."
-    )
+    display.say(f"Time: {seconds_of_process():.0f} s ({spent}; {outcome.generators_trained} generators trained).")
+    page = "" if verdict is None else "report.html, "
     display.say(f"All in {out}: {page}{stem}.md, {stem}.csv, {stem}.png, summary.json, and a folder for each run.")
     return 1 if outcome.failures else 0

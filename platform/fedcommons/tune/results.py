@@ -70,7 +70,7 @@ def report(cells: Sequence[Trial], fields: Sequence[str], options: parse.Options
     display.say("\n" + Report(table, records, summary, {"tune.png": draw}).write("tune", options, out))
     for group in groups:
         best = ", ".join(str(out / Path(run).name) for run in group.points[0].runs["run"])
-        where = ", ".join(f"{name} {series.label(value)}" for name, value in group.environment.items())
+        where = ", ".join(f"{name} {series.label(value, name)}" for name, value in group.environment.items())
         display.say(f"Best {metric}{where and f' with {where}'}: {best}")
         first = Path(group.points[0].runs["run"].iloc[0]).name
         config = next(cell.config for cell in cells if cell.name == first)

@@ -55,13 +55,20 @@ function textOf(runs, name) {
 
 const finished = run => D.runs[run].s === "finished";
 
+// Writes a number. An interval after it may stand in a line of its own, but is not broken.
+function put(link, text) {
+  const [head, end] = text.includes(" to ") ? text.split(" (") : [text], tail = document.createElement("span");
+  tail.textContent = `(${end}`;
+  link.replaceChildren(head, ...(end ? [" ", tail] : []));
+}
+
 function retell(row) {
   const runs = numbersOf(row), some = runs.filter(run => shown.has(run) && finished(run));
   const whole = runs.every(run => shown.has(run));
   for (const cell of all("td[data-c]", row)) {
     cell.dataset.text ??= cell.textContent;
     if (cell.dataset.text === "-" || !cell.firstElementChild) continue;
-    cell.firstElementChild.textContent = whole ? cell.dataset.text : textOf(some, cell.dataset.c);
+    put(cell.firstElementChild, whole ? cell.dataset.text : textOf(some, cell.dataset.c));
     if (some.length) cell.firstElementChild.hash = `run-${some[0]}`;
   }
   const seeds = row.querySelector("td[data-seeds] a");
@@ -151,6 +158,17 @@ function courses(cells) {
   return rows;
 }
 
+// Makes each line wider than the equal lines (to four digits) that are drawn after it, so that all of them are visible.
+function widen(rows, x, y) {
+  const lines = new Map(), later = new Map();
+  for (const row of rows) lines.set(row.line, [...(lines.get(row.line) ?? []), row]);
+  for (const line of [...lines.values()].reverse()) {
+    const course = line.map(row => `${row[x]} ${row[y]?.toPrecision(4)}`).join(), n = later.get(course) ?? 0;
+    for (const row of line) row.width += 3 * n;
+    later.set(course, n + 1);
+  }
+}
+
 function line(runs) {
   const at = new Map();
   for (const run of runs) D.curves[run][0].forEach((round, i) => {
@@ -193,6 +211,7 @@ async function draw(chart) {
   const measure = kind === "loss" ? "loss" : "accuracy";
   const every = visible(group), few = every.slice(0, LINES);
   const rows = name === "reached" ? reached(few) : courses(few).filter(row => row[measure] !== null);
+  if (name === "curve") widen(rows, kind === "bytes" ? "bytes" : "round", measure);
   const turn = (turns.get(chart) ?? 0) + 1, figure = chart.closest("figure");
   turns.set(chart, turn);
   figure.hidden = !rows.length;
@@ -248,6 +267,7 @@ document.addEventListener("click", event => {
 });
 document.addEventListener("keydown", event => { if (event.key === "Escape") for (const one of all(".filter[open]")) one.open = false; });
 document.addEventListener("mouseover", event => { if (event.target.localName === "data") event.target.title = event.target.value; });
+document.getElementById("wide").addEventListener("click", () => document.querySelector('table[data-name="runs"]').classList.toggle("few"));
 document.getElementById("theme").addEventListener("click", () => { theme(dark() ? "light" : "dark"); kept.set("theme", dark() ? "dark" : "light"); });
 form?.addEventListener("change", filter);
 form?.addEventListener("reset", () => setTimeout(filter));
