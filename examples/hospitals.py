@@ -2,13 +2,15 @@ r"""A data set from a CSV file with one client per hospital (partition `by_group
 
 The measurements are scikit-learn's breast cancer data. The hospitals are invented, with tumours of different size.
 
-python examples/hospitals.py          writes such a CSV file, and trains for two rounds
+python examples/hospitals.py              writes such a CSV file into a temporary folder, and trains for two rounds
+python examples/hospitals.py patients.csv writes the CSV file only
 python sweeps/run.py --data examples/hospitals.py:Patients --model linear \
     --partition.name by_group --algorithm ditto --evaluate.clients true
 """
 
 import csv
 import json
+import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -62,6 +64,9 @@ class Patients:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:]:
+        write(Path(sys.argv[1]))
+        sys.exit()
     with TemporaryDirectory() as folder:
         write(Path(folder) / "patients.csv")
         chosen = {"data": f"{__file__}:Patients", "data.path": str(Path(folder) / "patients.csv"), "model": "linear"}

@@ -1,6 +1,5 @@
-"""Commands of pages are ones that the sweeps take; runs of docs/own_parts.md and docs/start.md are played."""
+"""Commands of pages are ones that the sweeps take; those of the pages that docs/played.py names are run."""
 
-import json
 import re
 import runpy
 import shlex
@@ -13,16 +12,18 @@ from types import ModuleType
 from typing import Any
 
 import pandas as pd
+import played
 import pytest
-import yaml
+from forked import call, forked
 from sweep_runs import sweep_output
 
 from fedcommons.cli import parse
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
-FOLLOWED = ("docs/own_parts.md", "docs/start.md")
-"""Pages whose files are written and whose runs are run."""
+OWN_PARTS = "docs/own_parts.md"
+on_ray = re.compile(r"python sweeps/(methods|table1|tune)\.py").match
+"""Commands that start Ray; a played page has them at its end, and they use no result of the commands before."""
 
 
 def commands(page: str) -> list[str]:
@@ -34,21 +35,11 @@ def commands(page: str) -> list[str]:
     return list(dict.fromkeys(match[1] for match in matches if match))
 
 
-def write_files(folder: Path, page: str) -> None:
-    """Write the files of a page, and what it takes from examples/."""
-    (folder / "my_lab.py").write_text((ROOT / "examples" / "own_method.py").read_text(encoding="utf-8"), "utf-8")
-    for text in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.S):
-        name = re.match(r"# (\w+\.py)\n", text)
-        assert name, text[:80]
-        (folder / name[1]).write_text(text, encoding="utf-8")
-    (folder / "examples").symlink_to(ROOT / "examples")
-
-
 def test_a_command_of_a_page_is_one_that_its_sweep_takes(
     sweeps: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "docs").symlink_to(ROOT / "docs")
-    write_files(tmp_path, FOLLOWED[0])
+    played.write_files((ROOT / OWN_PARTS).read_text(encoding="utf-8"), tmp_path)
     examples = ("own_method", "own_tracker", "own_measure")
     (tmp_path / "my_lab.py").write_text("\n".join((ROOT / f"examples/{name}.py").read_text() for name in examples))
     (tmp_path / "runs" / "mine").mkdir(parents=True)
@@ -56,9 +47,10 @@ def test_a_command_of_a_page_is_one_that_its_sweep_takes(
     monkeypatch.chdir(tmp_path)
     load, claims = cache(sweeps), pd.read_csv(ROOT / "docs/claims.csv")["command"].dropna()
     found = [one for one in claims if "sweeps/" in one]  # the site's build checks those of pages.yaml
-    folders = ("howto", "coming_from", "ideas", "methods", ".")
+    others = {f"docs/{page}.md" for page in played.PAGES} - {OWN_PARTS}
+    folders = ("howto", "tutorials", "coming_from", "ideas", "methods", ".")
     guides = [str(path.relative_to(ROOT)) for name in folders for path in sorted((ROOT / "docs" / name).glob("*.md"))]
-    for page in {"README.md", "docs/results/README.md", *guides} - {FOLLOWED[1]}:
+    for page in {"README.md", "docs/results/README.md", *guides} - others:
         found += commands(page)
     for command in found:
         _, script, *words = shlex.split(command)
@@ -68,44 +60,46 @@ def test_a_command_of_a_page_is_one_that_its_sweep_takes(
             load(Path(script).stem).arguments(words)
 
 
-RUNS = [(page, line) for page in FOLLOWED for line in commands(page) if "run.py" in line and "--dry-run" not in line]
-
-
-@pytest.mark.parametrize(("page", "line"), RUNS, ids=lambda v: v.rpartition(" ")[2])
-@pytest.mark.long
-def test_a_run_of_a_page(page: str, line: str, tmp_path: Path, command: Callable[..., Any]) -> None:
-    write_files(tmp_path, page)
-    done = command("run", *shlex.split(line)[2:], "--tracking.wandb", "off", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    (folder,) = [path.parent for path in tmp_path.glob("runs/*/summary.json")]
-    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    assert json.loads((folder / "summary.json").read_text(encoding="utf-8"))["rounds"] == 3
-    assert bool(config.get("source")) == (folder.name != "first")
+def wrong_facts(page: str, run: played.Run, folder: Path, chosen: Callable[[str], object]) -> list[str]:
+    """Run the chosen commands of a page; return what the page shows and does not come, with the outputs."""
+    played_page = played.play((ROOT / f"docs/{page}.md").read_text(encoding="utf-8"), folder, run, chosen)
+    return [f"{command.line}: {wrong}\n{output}" for command, output, wrong in played_page if wrong]
 
 
 @pytest.mark.long
-def test_the_first_program_of_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_files(tmp_path, "docs/start.md")
-    monkeypatch.chdir(tmp_path)
-    runpy.run_path("ten_lines.py", run_name="__main__")
-    assert "scaffold" in capsys.readouterr().out
+@pytest.mark.parametrize("page", [page for page in played.PAGES if page != "tutorials/tuning"])
+def test_a_page_shows_what_comes(page: str, tmp_path: Path, sweeps: Callable[[str], ModuleType]) -> None:
+    def run(line: str, folder: Path) -> tuple[int, str]:
+        python, script, *words = shlex.split(line)
+        if python != "python":
+            return played.shell(line, folder)
+
+        def action() -> None:
+            if script.startswith("sweeps/"):
+                call(getattr(sweeps(name := Path(script).stem), name), *words)
+            sys.argv = [script, *words]
+            runpy.run_path(script, run_name="__main__")
+
+        ended = forked(action, folder, {"WANDB_MODE": "disabled"})
+        return ended.code, ended.out + ended.err
+
+    assert not wrong_facts(page, run, tmp_path, lambda line: not on_ray(line))
 
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
-def test_a_sweep_finds_user_defined_components(
-    sweeps: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("page", ["start", "tutorials/tuning", "tutorials/synthetic_data"])
+def test_a_page_shows_what_comes_of_its_sweeps(
+    page: str, sweeps: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_files(tmp_path, FOLLOWED[0])
-    (line,) = [line for line in commands(FOLLOWED[0]) if "table1.py" in line]
-    _, script, *words = shlex.split(line)
+    def run(line: str, folder: Path) -> tuple[int, str]:
+        _, script, *words = shlex.split(line)
+        name = Path(script).stem
+        return 0, sweep_output(getattr(sweeps(name), name), folder, *words, "--wandb", "off")
+
     monkeypatch.delenv("FEDCOMMONS_PARTS", raising=False)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    sweep_output(sweeps(Path(script).stem).table1, tmp_path, *words, "--tracking.wandb", "off")
-    configs = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in tmp_path.glob("runs/*/*/config.yaml")]
-    assert {config["algorithm"] for config in configs} == {"fedavg", "my_lab.py:FedAvgM"}
+    assert not wrong_facts(page, run, tmp_path, on_ray)
 
 
 def test_numbers_that_differ_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
