@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 project, author, release = "fedcommons", "The fedcommons developers", fedcommons.__version__
 copyright = author
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx_copybutton", "sphinx_design"]
-extensions += ["links", "mathml", "generated", "api", "tables", "results", "claims", "modules"]  # of _ext
+extensions += ["links", "mathml", "generated", "public_names", "tables", "results", "claims", "modules"]  # of _ext
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"fedcommons {release}"

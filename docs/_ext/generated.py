@@ -22,7 +22,7 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 from zlib import crc32
 
-from api import public
+from public_names import public
 from sphinx.application import Sphinx
 
 import fedcommons
