@@ -213,11 +213,6 @@ def test_workers_that_need_a_salt_at_the_same_time_get_the_same_one(state: Path)
     assert len(set(found)) == len(list(state.iterdir())) == 20
 
 
-def a_link(path: Path) -> None:
-    path.rename(path.with_name("elsewhere"))
-    path.symlink_to(path.with_name("elsewhere"))
-
-
 def another_users(path: Path) -> None:
     if os.getuid():
         pytest.skip("only root can give a file away")
@@ -227,7 +222,7 @@ def another_users(path: Path) -> None:
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "shorter": lambda path: path.write_bytes(path.read_bytes()[:-1]),
     "read by others": lambda path: path.chmod(0o640),
-    "a link": a_link,
+    "a link": lambda path: path.symlink_to(path.rename(path.with_name("elsewhere"))),
     "a pipe": lambda path: (path.unlink(), os.mkfifo(path, 0o600)),
     "another user's": another_users,
 }

@@ -18,7 +18,7 @@ from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.server_training import ServerTask
 from fedcommons.config import presets
 from fedcommons.core.communication import images_nbytes
-from fedcommons.core.worker import RunData, Worker
+from fedcommons.core.worker import RunData
 from fedcommons.federation.server_executor import AtServer
 from fedcommons.generators.requests import Contribution
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
@@ -74,13 +74,8 @@ def test_shuffled_synthetic_conserves_the_pool_and_mixes_it_with_its_labels() ->
 
 def _at_server(data: RunData) -> RunData:
     federation = Federation(data, lambda: Classifier(Linear(DATASET.shape, 10), lr=0.1, mean=(0.0,), std=(1.0,)))
-    return AtServer(federation.serial(FedAvg())).map(_seen, ServerTask(FedAvg(), {"model": federation.model}, 1), [0])[
-        0
-    ]
-
-
-def _seen(worker: Worker, task: ServerTask, seed: int) -> RunData:
-    return worker.data
+    server, task = AtServer(federation.serial(FedAvg())), ServerTask(FedAvg(), {"model": federation.model}, 1)
+    return server.map(lambda worker, *_: worker.data, task, [0])[0]
 
 
 def test_the_servers_pool_reaches_no_client_and_travels_one_way() -> None:
