@@ -76,7 +76,8 @@ def test_a_full_disk_ends_a_run_in_one_sentence_and_more_room_ends_it_well(
 
 PRINTS = """
 from fedcommons.cli import parse
-def script(_):
+def script(argv):
+    parse.parse(parse.Parser("x" * 1000000), argv)
     while True:
         print("x" * 1000)
 parse.main(script)
@@ -84,7 +85,8 @@ parse.main(script)
 
 
 @pytest.mark.parametrize(
-    ("redirection", "word"), [("| true", ""), ("> /dev/full", "No space left"), ("2>&1 | true", "")]
+    ("redirection", "word"),
+    [("| true", "--resume"), ("--help | true", ""), ("> /dev/full", "No space left"), ("2>&1 | true", "")],
 )
 def test_a_script_whose_output_cannot_be_written_ends_with_at_most_a_sentence(redirection: str, word: str) -> None:
     """What the interpreter writes at its end counts too: it would say ``Exception ignored`` and exit with 120."""

@@ -164,7 +164,10 @@ def parse(parser: Parser, argv: Sequence[str]) -> Options:
         values["tracking.preset"] = values["preset"]
     if flags:
         text = parser.format_help() if "help" in flags else parser.format_config(values)
-        print(f"fedcommons {version('fedcommons')}\n" if "version" in flags else text, end="")
+        try:
+            print(f"fedcommons {version('fedcommons')}\n" if "version" in flags else text, end="")
+        except BrokenPipeError:  # ``| head`` has read enough
+            sys.exit(1)
         sys.exit(0)
     result = Options(values, parser.fields, {item.name for item in items} & parser.fields.keys(), parser.chosen)
     changed = sorted(n for n in result.asked if n.startswith("dp.") and result[n] != parser.fields[n].default)
@@ -295,6 +298,7 @@ def main(function: Callable[[Sequence[str]], int], *, resumes: bool = True) -> N
 
 def _run(function: Callable[[Sequence[str]], int], resumes: bool = True) -> int | str | None:
     stays = f"the files that were written stay{': --resume continues the run or the sweep' if resumes else ''}."
+    code = None  # until the script ends
     try:
         try:
             code = function(Line(sys.argv[1:]))
@@ -307,8 +311,9 @@ def _run(function: Callable[[Sequence[str]], int], resumes: bool = True) -> int 
         return _fail(f"error: {sentence(error)}", 2)
     except ClientError as error:
         return _fail("\n".join([*getattr(error, "__notes__", []), f"error: {error.sentence}"]), 1)
-    except BrokenPipeError:  # ``| head`` has read enough
-        return 1
+    except BrokenPipeError:  # ``| head`` may read less than a whole table or help text
+        is_cut_off = resumes and code is None
+        return _fail(f"error: no process reads the output any more; {stays}", 1) if is_cut_off else 1
     except (OSError, MemoryError, RuntimeError, ImportError) as error:  # for example, the disk is full
         if not isinstance(error, OSError) and not lacks_memory(error):
             raise
