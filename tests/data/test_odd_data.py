@@ -124,16 +124,10 @@ def test_the_type_of_labels_says_whether_they_are_classes_in_every_form(y: np.nd
     assert set(kinds.values()) == {(n_classes, torch.int64 if n_classes else torch.float32, ())}, kinds
 
 
-@pytest.mark.parametrize(
-    ("y", "words"),
-    [(np.arange(N) % 3 + 1, "1 of 4"), (np.where(Y == 2, 255, Y), "253 of 256")],
-    ids=["from 1", "255 as ignore"],
-)
-def test_labels_with_gaps_are_refused_in_every_form_unless_the_number_of_classes_is_stated(
-    y: np.ndarray, words: str
-) -> None:
+@pytest.mark.parametrize("y", [np.arange(N) % 3 + 1, np.where(Y == 2, 255, Y)], ids=["from 1", "255 as ignore"])
+def test_labels_with_gaps_are_refused_in_every_form_unless_the_number_of_classes_is_stated(y: np.ndarray) -> None:
     for _, returned in forms(y):
-        with pytest.raises(UserError, match=f"{words} classes are empty"):
+        with pytest.raises(UserError, match="the 3 different labels are not 0 to 2, so classes are empty: "):
             user_data.read("mine", returned)
     n = int(y.max()) + 1
     assert user_data.read("mine", both(y=y, n_classes=n, normalised=True))[0].n_classes == n
@@ -194,12 +188,13 @@ def test_what_its_author_changes_afterwards_is_not_in_the_data_set(tmp_path: Pat
 REFUSED: dict[str, tuple[Any, str]] = {
     **{f"n_classes {n!r}": (both(n_classes=n), "n_classes must be a whole number") for n in (0, 10**9, True, 2.5)},
     "classes that are floats": (both(y=Y + 0.5, n_classes=3), "n_classes is 3, but the labels are floats (20,)"),
-    "too few classes": (both(n_classes=2), "n_classes is 2, but it has the label 2"),
+    "too few classes": (both(n_classes=2), "n_classes is 2, but some labels are larger"),
     "complex": ((X + 1j, Y), "got ndarray of complex128"),
+    "numbers of 64 bits": ((np.full((N, 4), 2**64 - 1, np.uint64), Y), "at most 2^63 - 1, but some are larger."),
     "masked": ((np.ma.masked_array(X, X > 0), Y), "examples must not be masked"),
     "a sparse matrix": ((scipy.sparse.csr_matrix(X), Y), "give x.toarray()"),
-    "a label of 10^9": ((X, Y * 10**9), "labels must be 0, 1, ..., at most 999999, got 2000000000"),
-    "a negative label": ((X, Y - 1), "labels must be 0, 1, ..., at most 999999, got -1"),
+    "a label of 10^9": ((X, Y * 10**9), "labels must be 0, 1, ..., at most 999999, but some are larger"),
+    "a negative label": ((X, Y - 1), "labels must be 0, 1, ..., at most 999999, but some are negative"),
     "one-hot labels": ((X, np.eye(3)[Y]), "labels are one-hot (20, 3): return y.argmax(1)"),
     "a label that is NaN": ((X, np.where(Y > 1, np.nan, Y)), "labels must be finite numbers"),
     "labels in training only": (SimpleNamespace(train=(X, Y), test=(X, None), normalised=True), "both have labels"),
@@ -208,7 +203,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "other test shapes": (((X, Y), (X[:, :2], Y)), "training examples are (4,) torch.float32, and test examples (2,)"),
     "rows of two lengths": ([(X[0][: 2 + i % 2], 0) for i in range(N)], "all examples must have the same shape"),
     "one infinity": ((np.where(X.max() == X, np.inf, X), Y), f"infinity in column {X.argmax() % 4}"),
-    "a text column": ((pd.DataFrame({"age": Y, "sex": ["m"] * N}), Y), "column 'sex' contains 'm'"),
+    "a text column": ((pd.DataFrame({"age": Y, "sex": ["m"] * N}), Y), "column 'sex' contains str."),
     "a frame with NaN": ((pd.DataFrame({"age": Y, "bp": np.nan}), Y), "contain NaN or infinity in column 'bp'"),
     "large numbers": ((X + 9, Y), "such as {'train': (x, y), 'test': (x, y), 'normalised': True}"),
     "NaN in a Source": (Source(Examples(torch.full((4, 2), torch.nan), torch.arange(4)),

@@ -89,7 +89,7 @@ def as_array(whose: str, what: str, value: Any) -> np.ndarray:
             f"{whose}: {what} must be numbers of at most 64 bits, got {kind_of(value)} of {array.dtype.name}{hint}."
         )
     if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
-        raise UserError(f"{whose}: {what} must be at most 2^63 - 1, got {array.max()}.")
+        raise UserError(f"{whose}: {what} must be at most 2^63 - 1, but some are larger.")
     return array
 
 
@@ -102,8 +102,8 @@ def column_names(table: Any, n: int) -> list[str]:
 def _text_column(table: Any, array: np.ndarray) -> str:
     """Return the end of a message: the table's first column with a value that is no number; "" if there is none."""
     named = zip(column_names(table, array.shape[1]), array.T.tolist(), strict=True) if array.ndim == 2 else ()
-    texts = ((name, value) for name, column in named for value in column if not isinstance(value, Real))
-    return next((f"; column {name} contains {quote(value)}" for name, value in texts), "")
+    kinds = ((name, kind_of(value)) for name, column in named for value in column if not isinstance(value, Real))
+    return next((f"; column {name} contains {kind}" for name, kind in kinds), "")  # no value, which may be private
 
 
 def read_only(array: np.ndarray) -> np.ndarray:

@@ -192,25 +192,22 @@ def _classes(name: str, stated: Any, sets: list[Examples]) -> int | None:
         return None
     labels = torch.cat([part.y for part in sets]).unique()
     low, high = int(labels[0]), int(labels[-1])
+    advice = "renumber the labels with np.unique(y, return_inverse=True)[1]"
     if low < 0 or high >= MOST_CLASSES:
-        wrong = low if low < 0 else high
         raise UserError(
-            f"data set {name}: labels must be 0, 1, ..., at most {MOST_CLASSES - 1}, got {wrong}: renumber the labels "
-            f"with np.unique(y, return_inverse=True)[1] ({len(labels)} classes), or use floats for regression."
+            f"data set {name}: labels must be 0, 1, ..., at most {MOST_CLASSES - 1}, but some are "
+            f"{'negative' if low < 0 else 'larger'}: {advice} ({len(labels)} classes), or use floats for regression."
         )
     n = high + 1 if stated is UNSTATED else stated
-    if stated is UNSTATED and (missing := n - len(labels)):
+    if stated is UNSTATED and n > len(labels):
         raise UserError(
-            f"data set {name}: its {len(labels)} labels lie in {low} ... {high}, and classes count from 0, so "
-            f"{missing} of {n} classes are empty: renumber the labels with np.unique(y, return_inverse=True)[1], state "
-            f"n_classes = {n}, or use floats for regression."
+            f"data set {name}: the {len(labels)} different labels are not 0 to {len(labels) - 1}, so classes are "
+            f"empty: {advice}, state n_classes (largest label + 1), or use floats for regression."
         )
     if isinstance(n, bool) or not isinstance(n, int | np.integer) or not 1 <= n <= MOST_CLASSES:
         raise UserError(f"data set {name}: n_classes must be a whole number in 1 ... {MOST_CLASSES}, got {quote(n)}.")
     if high >= n:
-        raise UserError(
-            f"data set {name}: n_classes is {n}, but it has the label {high}; labels are 0 to n_classes - 1."
-        )
+        raise UserError(f"data set {name}: n_classes is {n}, but some labels are larger than n_classes - 1.")
     return int(n)
 
 
