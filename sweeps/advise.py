@@ -119,7 +119,7 @@ def advise(argv: Sequence[str]) -> int:
                 return 0
             ended = sweep.run_cells(todo, out, display)
             report(predicted, runs, options, out, display)
-            code = main.conclude(ended, out, "advise", display)
+            code = main.conclude(ended, options, "advise", display)
             mirror.end()
             return code
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 from fedcommons.cli import parse
-from fedcommons.cli.display import Display, duration, seconds_of_process
+from fedcommons.cli.display import Display, duration
 from fedcommons.config import presets, registry
 from fedcommons.errors import UserError
 from fedcommons.tune import grid
@@ -78,8 +78,7 @@ def private_sizes(argv: Sequence[str]) -> int:
             for results in study(options, display.say, partial(display.step, ends=False)):
                 text = report(results, options, out)  # after each size, so that an interrupted study keeps its results
             display.say("\n" + text)
-        spent = seconds_of_process()
-        display.say(f"Time: {spent:.0f} s. All in {options.out}; generators in the store are kept.")
+        display.say(f"Time: {options.elapsed():.0f} s. All in {options.out}; generators in the store are kept.")
     return 0
 
 

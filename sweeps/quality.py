@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fedcommons.cli import parse
-from fedcommons.cli.display import Display, seconds_of_process
+from fedcommons.cli.display import Display
 from fedcommons.config import presets, registry
 from fedcommons.config.dotted import choose, generates
 from fedcommons.errors import UserError
@@ -91,7 +91,7 @@ def quality(argv: Sequence[str]) -> int:
             return 0
         with sweep_folder.open_folder(Path(options.out)):
             work(options, display.say, partial(display.step, ends=False))
-        display.say(f"Time: {seconds_of_process():.0f} s. All in {options.out}.")
+        display.say(f"Time: {options.elapsed():.0f} s. All in {options.out}.")
     return 0
 
 

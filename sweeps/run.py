@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcommons.cli import parse
-from fedcommons.cli.display import Display, create_display, seconds_of_process
+from fedcommons.cli.display import Display, create_display
 from fedcommons.cli.run_output import Rounds, ending
 from fedcommons.config import presets
 from fedcommons.config.dotted import SHORT_NAMES
@@ -52,7 +52,7 @@ def run(argv: Sequence[str]) -> int:
     with create_display(options, to_stderr=options.json) as display:
         if options.dry_run:
             return dry_run(config, Path(options.out), display)
-        summary = play(config, Path(options.out), options.resume, display)
+        summary = play(config, options, display)
     if options.export:
         from fedcommons.tune.api import Result
 
@@ -62,20 +62,20 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def play(config: Experiment, out: Path, resume: bool, display: Display) -> Mapping[str, Any]:
+def play(config: Experiment, options: parse.Options, display: Display) -> Mapping[str, Any]:
     """Run the experiment, or its remaining rounds, print the results and return the summary."""
     display.say("Loading torch and the data ...")
     from fedcommons.reports import plots  # these and torch take seconds to import, and --help needs none
     from fedcommons.runs import experiment
     from fedcommons.tune.gpu_share import with_share
 
-    show = Rounds(display, config.federation.rounds)
+    out, show = Path(options.out), Rounds(display, config.federation.rounds)
     on_step = partial(display.step, ends=False)
     summary = experiment.run(
-        config, out, resume=resume, say=display.say, on_round=show, on_step=on_step, with_share=with_share
+        config, out, resume=options.resume, say=display.say, on_round=show, on_step=on_step, with_share=with_share
     )
     plots.partition_of(out)
-    for line in ending(summary, read_rounds(out), seconds_of_process(), out, display.width):
+    for line in ending(summary, read_rounds(out), options.elapsed(), out, display.width):
         display.say(line)
     return summary
 

@@ -79,3 +79,20 @@ def test_nearest_names() -> None:
     assert nearest("dirichlet", known).count("'dirichlet_") == 5
     assert "'--partition.alpha'" in nearest("--alpha", ["--data.alphabet", "--partition.alpha", "--alps"])
     assert nearest("ab", [f"abc{i}" for i in range(6)]).count("'") == 2
+
+
+SCRIPT = """
+import psutil
+from fedcommons.cli import parse
+def script(argv):
+    print(*[parse.parse(parse.Parser(""), a).started == psutil.Process().create_time() for a in (argv, [*argv])])
+parse.main(script)
+"""
+
+
+def test_the_time_of_a_command_counts_from_the_start_of_a_process_that_runs_only_this_command(tmp_path: Path) -> None:
+    (tmp_path / "my_script.py").write_text(SCRIPT, encoding="utf-8")
+    in_notebook = "import runpy, sys; sys.argv = ['my_script.py']; runpy.run_path('my_script.py')"
+    for words, printed in (["my_script.py"], "True False\n"), (["-c", in_notebook], "False False\n"):
+        command = [sys.executable, *words]
+        assert subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout == printed

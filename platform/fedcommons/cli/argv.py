@@ -1,5 +1,7 @@
 """Reader of a command line's options. The keys of a config file take the place of the option ``--config FILE``."""
 
+import sys
+import time
 import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -83,6 +85,19 @@ class Line(tuple[str, ...]):
             _check_text(option)
             options += _in_file(option.text) if option.name == "config" else [option]
         return tuple(options)
+
+
+def started(argv: Sequence[str]) -> float:
+    """Return when the command began, by ``time.time``: when its process began if it runs this command only, else now.
+
+    A notebook's process may call a command's function, or run its script, hours after the process began.
+    """
+    import psutil
+
+    process, words = psutil.Process(), ("", *sys.argv[1:])
+    names = {Path(word).stem.replace("-", "_") for word in process.cmdline()[-len(words) :][:1]}
+    is_own = isinstance(argv, Line) and Path(sys.argv[0]).stem in names
+    return process.create_time() if is_own else time.time()
 
 
 def read(argv: Sequence[str]) -> tuple[Given, ...]:

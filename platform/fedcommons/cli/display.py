@@ -44,13 +44,6 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
 
 
-def seconds_of_process() -> float:
-    """Return the seconds since this process started."""
-    import psutil
-
-    return time.time() - psutil.Process().create_time()
-
-
 def remaining_text(number: int, total: int, first: int, seconds: float) -> str:
     """Return the remaining time as text, estimated from the pace since the step ``first``; empty if unknown.
 

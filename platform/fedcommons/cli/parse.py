@@ -12,7 +12,7 @@ from io import TextIOWrapper
 from math import isfinite
 from typing import Annotated, Any, NoReturn, TextIO
 
-from fedcommons.cli.argv import Given, Line, read, typed
+from fedcommons.cli.argv import Given, Line, read, started, typed
 from fedcommons.cli.parser import Option, Options, Parser
 from fedcommons.cli.values import NULLS, number, value_of
 from fedcommons.config import hints
@@ -169,7 +169,8 @@ def parse(parser: Parser, argv: Sequence[str]) -> Options:
         except BrokenPipeError:  # ``| head`` has read enough
             sys.exit(1)
         sys.exit(0)
-    result = Options(values, parser.fields, {item.name for item in items} & parser.fields.keys(), parser.chosen)
+    asked = {item.name for item in items} & parser.fields.keys()
+    result = Options(values, parser.fields, asked, parser.chosen, started(argv))
     changed = sorted(n for n in result.asked if n.startswith("dp.") and result[n] != parser.fields[n].default)
     used = {"dp.local", *(["dp.delta"] if {"generator.delta", "sharing.delta"} & result.fields.keys() else [])}
     used |= {"dp.noise"} if _may_draw_noise(result) else set()

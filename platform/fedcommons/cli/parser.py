@@ -1,6 +1,7 @@
 """The options of a script and their values, the texts of ``--help`` and ``--print_config``, and a run's command."""
 
 import shlex
+import time
 from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,12 +29,13 @@ class Options(dict[str, Any]):
 
     fields: dotted name -> field, of the options that are fields of the experiment. asked: names of the fields that the
     user set. chosen: kind -> names of the components that any run of the command may use.
+    started: see ``argv.started``.
     """
 
     def __init__(self, values: Mapping[str, Any], fields: Mapping[str, Field], asked: Collection[str],
-                 chosen: Mapping[str, Sequence[str]]) -> None:  # fmt: skip
+                 chosen: Mapping[str, Sequence[str]], started: float = 0) -> None:  # fmt: skip
         super().__init__(values)
-        self.__dict__.update(fields=fields, asked=frozenset(asked), chosen=chosen)
+        self.__dict__.update(fields=fields, asked=frozenset(asked), chosen=chosen, started=started)
 
     def __getitem__(self, name: str) -> Any:
         return super().__getitem__(name.replace("-", "_"))
@@ -49,6 +51,10 @@ class Options(dict[str, Any]):
         raise AttributeError(f"there is no option {name}")
 
     __setattr__ = __setitem__
+
+    def elapsed(self) -> float:
+        """Return the seconds since the command began."""
+        return time.time() - self.started
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcommons.cli import parse
-from fedcommons.cli.display import Display, create_display, seconds_of_process
+from fedcommons.cli.display import Display, create_display
 from fedcommons.config import presets
 from fedcommons.errors import UserError, Warned, sentence
 from fedcommons.tune import grid, sweep
@@ -50,7 +50,7 @@ def run(
             mirror.claim()
             outcome = play(remaining, out, display)
             report(out, display)
-            code = conclude(outcome, out, stem, display, f" ({presets.SMOKE})" * grid.is_smoke(options))
+            code = conclude(outcome, options, stem, display)
             mirror.end()
             return code
 
@@ -77,21 +77,20 @@ def dry_run(
     print_costs(cells, out, display, on_cores, extra(), total=total)
 
 
-def conclude(outcome: Outcome, out: Path, stem: str, display: Display, smoke: str = "") -> int:
+def conclude(outcome: Outcome, options: parse.Options, stem: str, display: Display) -> int:
     """Write ``report.html``, and print its verdict, failures, durations and the folder.
-
-    smoke: text behind the page's title if the runs are too small for a verdict.
 
     Returns:
         The exit code, 1 after a failure.
     """
-    verdict = write_page(out, stem + smoke, display)
+    out, smoke = Path(options.out), grid.is_smoke(options)  # runs of the preset smoke are too small for a verdict
+    verdict = write_page(out, stem + f" ({presets.SMOKE})" * smoke, display)
     if verdict and not smoke:
         display.say(verdict)
     for name, message in outcome.failures.items():
         display.say(f"failed: {name}: {message}")
     spent = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in outcome.seconds.items())
-    display.say(f"Time: {seconds_of_process():.0f} s ({spent}; {outcome.generators_trained} generators trained).")
+    display.say(f"Time: {options.elapsed():.0f} s ({spent}; {outcome.generators_trained} generators trained).")
     page = "" if verdict is None else "report.html, "
     display.say(f"All in {out}: {page}{stem}.md, {stem}.csv, {stem}.png, summary.json, and a folder for each run.")
     return 1 if outcome.failures else 0
