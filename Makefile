@@ -7,7 +7,7 @@ INSTALL := $(VENV)/bin/pip install --quiet --disable-pip-version-check
 
 .PHONY: table1 test snapshots test-long test-ray test-cpus test-cluster test-browser docs nightly cluster-check lint lock
 table1: $(VENV)/.installed
-	$(RUN) sweeps/table1.py --resume $(ARGS)
+	$(RUN) sweeps/table1.py $(if $(wildcard runs),--resume) $(ARGS)
 
 test: $(VENV)/.installed
 	$(RUN) -m pytest -n 2 --dist worksteal $(ARGS)

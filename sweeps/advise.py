@@ -108,7 +108,7 @@ def advise(argv: Sequence[str]) -> int:
         from papers.fedssyn.probe import predictions
 
         ready = [build(c) for c in wanted]
-        with sweep.open_sweep(out, options.resume):  # opened only now, as all invalid requests were refused above
+        with sweep.open_sweep(out, options.resume, display.say):  # opened only after all invalid requests are refused
             mirror.claim()
             predicted = {
                 c.partition.alpha: (run, *predictions(run, options, display))

@@ -21,7 +21,7 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.config.registry import KINDS
 from fedcommons.errors import ClientError, UserError
 from fedcommons.runs import exports
-from fedcommons.tracking.run_folder import read_rounds
+from fedcommons.tracking.run_folder import is_run, read_rounds
 from papers.fedssyn import authors
 
 
@@ -64,12 +64,15 @@ def run(argv: Sequence[str]) -> int:
 
 def play(config: Experiment, options: parse.Options, display: Display) -> Mapping[str, Any]:
     """Run the experiment, or its remaining rounds, print the results and return the summary."""
+    out = Path(options.out)
+    if options.resume and not is_run(out) and config.storage is None:
+        display.say(f"Nothing to resume in {out}: the run starts from the beginning.")
     display.say("Loading torch and the data ...")
     from fedcommons.reports import plots  # these and torch take seconds to import, and --help needs none
     from fedcommons.runs import experiment
     from fedcommons.tune.gpu_share import with_share
 
-    out, show = Path(options.out), Rounds(display, config.federation.rounds)
+    show = Rounds(display, config.federation.rounds)
     on_step = partial(display.step, ends=False)
     summary = experiment.run(
         config, out, resume=options.resume, say=display.say, on_round=show, on_step=on_step, with_share=with_share

@@ -160,7 +160,9 @@ def test_a_run_killed_before_its_config_can_begin_again(runs: Path, tmp_path: Pa
 
 
 def test_the_folder_of_a_sweep_is_no_run_folder_nor_the_other_way_round(runs: Path, tmp_path: Path) -> None:
-    with tuning.open_sweep(tmp_path, True):
+    notes: list[str] = []
+    with tuning.open_sweep(tmp_path, True, notes.append):
+        assert [f"Nothing to resume in {tmp_path}: " in text for text in notes] == [True]
         shutil.copytree(runs / "cut", tmp_path / "cell")
     with pytest.raises(UserError, match=r"not a run folder \(it contains cell\)"):
         experiment.run(TINY, tmp_path, resume=True)
@@ -174,8 +176,9 @@ def test_the_folder_of_a_sweep_is_no_run_folder_nor_the_other_way_round(runs: Pa
 
 @pytest.mark.parametrize("name", ["run", "table1", "quadratics"])
 def test_a_folder_in_use_or_of_the_user_is_no_place_for_results(
-    name: str, sweeps: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    name: str, sweeps: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     run = vars(sweeps(name))[name]
     mine = contents(write_mine(tmp_path, "thesis.tex", "summary.json", ".writable"))
@@ -187,6 +190,7 @@ def test_a_folder_in_use_or_of_the_user_is_no_place_for_results(
     resume = ["--resume"] if name != "quadratics" else []
     with locked(tmp_path / "held"), pytest.raises(UserError, match=f"in use by process {os.getpid()} on "):
         run(["--preset=smoke", *resume, "--out=held"])
+    assert ("Nothing to resume in held: " in capsys.readouterr().out) == (name == "run")
     assert [path.name for path in (tmp_path / "held").iterdir()] == [".lock"]
 
 

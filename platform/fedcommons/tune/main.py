@@ -46,7 +46,7 @@ def run(
         mirror = SweepMirror(cells, out, display.say)
         mirror.begin(options.resume)
         remaining = sweep.todo(cells, out, display)
-        with sweep.open_sweep(out, options.resume):
+        with sweep.open_sweep(out, options.resume, display.say):
             mirror.claim()
             outcome = play(remaining, out, display)
             report(out, display)

@@ -170,8 +170,8 @@ def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
 
 
 @contextmanager
-def open_sweep(out: Path, resume: bool) -> Iterator[None]:
-    """Create the sweep's folder and lock it while the context is open.
+def open_sweep(out: Path, resume: bool, say: Callable[[str], None] = lambda text: None) -> Iterator[None]:
+    """Create the sweep's folder and lock it while the context is open; say if there is no run to resume.
 
     Raises:
         UserError: the folder cannot be written, another process has locked it, or it has files that belong to no sweep.
@@ -180,6 +180,8 @@ def open_sweep(out: Path, resume: bool) -> Iterator[None]:
     with open_folder(out):
         if holds_runs(out) and not resume:
             raise UserError(f"--out: {out} holds a sweep already; add --resume to continue it or name another folder.")
+        if resume and not holds_runs(out):
+            say(f"Nothing to resume in {out}: the sweep starts from the beginning.")
         yield
 
 
