@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
@@ -103,6 +104,15 @@ def test_no_table_is_cut_and_equal_lines_are_seen(chromium: Browser, url: str, t
         see_all(page)
         widths = page.locator(LINES).evaluate_all("all => all.map(line => line.getAttribute('stroke-width'))")
         assert widths == ["5", "2"]
+
+
+def test_an_interval_in_brackets_is_not_broken(chromium: Browser, url: str, tmp_path: Path) -> None:
+    interval, html = r"\([\d.]+ to [\d.]+\)", Path(url.removeprefix("file://")).read_text(encoding="utf-8")
+    (tmp_path / "page.html").write_text(re.sub(f">[^<]*{interval}</a>", ">3 to 4</a>", html, count=1), encoding="utf-8")
+    with browser.opened(chromium, (tmp_path / "page.html").as_uri()) as page:
+        first, *cells = page.locator("td[data-c] a", has_text=" to ").evaluate_all("all => all.map(a => a.innerHTML)")
+    assert first == "3 to 4"
+    assert {bool(re.fullmatch(rf"[\d.]+ <span>{interval}</span>", cell)) for cell in cells} == {True}
 
 
 def test_filters_filter_tables_and_curves_and_a_file_has_what_is_shown(

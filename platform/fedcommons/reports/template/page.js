@@ -55,11 +55,11 @@ function textOf(runs, name) {
 
 const finished = run => D.runs[run].s === "finished";
 
-// Writes a number. An interval after it may stand in a line of its own, but is not broken.
+// Writes a number. An interval in brackets after the number may stand in a line of its own, but is not broken.
 function put(link, text) {
-  const [head, end] = text.includes(" to ") ? text.split(" (") : [text], tail = document.createElement("span");
-  tail.textContent = `(${end}`;
-  link.replaceChildren(head, ...(end ? [" ", tail] : []));
+  const [, head, interval] = /^(.*?) (\(.* to .*)$/.exec(text) ?? [null, text], tail = document.createElement("span");
+  tail.textContent = interval;
+  link.replaceChildren(head, ...(interval ? [" ", tail] : []));
 }
 
 function retell(row) {
@@ -281,6 +281,7 @@ for (const section of all("main > section")) {
   link.textContent = section.querySelector("h2").textContent;
   document.querySelector("nav").append(link);
 }
+for (const link of all("td[data-c] a")) put(link, link.textContent);
 (kept.get("ticked") ?? []).forEach((on, i) => { if (boxes[i]) boxes[i].checked = on && Boolean(live); });
 if (boxes.some(box => box.checked)) filter();
 for (const chart of all(".chart")) watcher.observe(chart);
