@@ -9,8 +9,8 @@ from fedcommons.reports.series import value
 
 _OF_SETTING = ("sharing.", "generator.")
 
-_NO_HEADS = ("p", "rounds", "clients", "epochs", "batch_size")
-_HEADS = {full: short for short, full in SHORT_NAMES.items() if short not in _NO_HEADS} | IDENTIFYING
+_NO_HEADS = [SHORT_NAMES[short] for short in ("p", "rounds", "clients", "epochs", "batch_size")]
+_HEADS = {full: short for short, full in SHORT_NAMES.items() if full not in _NO_HEADS} | IDENTIFYING
 """Column titles of config fields. ``p`` and ``rounds`` are results in tables: the share of received examples, and the
 rounds to the target."""
 
