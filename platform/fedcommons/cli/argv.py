@@ -18,6 +18,9 @@ from fedcommons.errors import UserError, quote
 from fedcommons.storage.paths import user_path
 from fedcommons.storage.safe_yaml import LARGEST_FILE, MOST_VALUES, require_small
 
+LOADED = time.time()
+"""The time at which this process loaded the package, right after its start."""
+
 LONGEST = 4096
 """Maximum number of characters of a value, equal to that of a path on Linux."""
 
@@ -88,16 +91,12 @@ class Line(tuple[str, ...]):
 
 
 def started(argv: Sequence[str]) -> float:
-    """Return when the command began, by ``time.time``: when its process began if it runs this command only, else now.
+    """Return when the command began, by ``time.time``: with its process if ``argv`` is the process' line, else now.
 
     A notebook's process may call a command's function, or run its script, hours after the process began.
     """
-    import psutil
-
-    process, words = psutil.Process(), ("", *sys.argv[1:])
-    names = {Path(word).stem.replace("-", "_") for word in process.cmdline()[-len(words) :][:1]}
-    is_own = isinstance(argv, Line) and Path(sys.argv[0]).stem in names
-    return process.create_time() if is_own else time.time()
+    names = [Path(word).stem.replace("-", "_") for word in sys.orig_argv[-len(sys.argv) :][:1]]
+    return LOADED if isinstance(argv, Line) and Path(sys.argv[0]).stem in names else time.time()
 
 
 def read(argv: Sequence[str]) -> tuple[Given, ...]:
