@@ -146,11 +146,11 @@ def draw(
     figure, (grid,) = plots.panels(1, len(panels), (1 + size[0] * len(panels) + wide, size[1]), sharey=True)
     for axes, panel in zip(grid, panels, strict=True):
         _panel(axes, panel, look, axis)
-    unit = plots.percent(grid[0].yaxis) if is_accuracy(y) else ""
-    if axis is None and _spans([p.y for p in every], 100):
+    scale = " (log)" if axis is None and _spans([p.y for p in every], 100) else ""
+    if scale:
         grid[0].set_yscale("log")
-        unit += " (log)"
-    grid[0].set_ylabel(words(y) + unit)
+    unit = plots.percent(grid[0].yaxis) if is_accuracy(y) else ""  # set_yscale resets the labels of ticks
+    grid[0].set_ylabel(words(y) + unit + scale)
     plots.finish(figure, title, series, "outside right upper", last=BOUND)
     if note or any(p.sd for p in every):
         figure.supxlabel(note or BARS, fontsize=8, color="0.3")
