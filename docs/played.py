@@ -123,11 +123,12 @@ def main() -> int:
         text, outputs = path.read_text(encoding="utf-8"), dict[str, str]()
         with TemporaryDirectory() as folder:
             for command, output, wrong in play(text, Path(folder)):
-                outputs[command.line] = output
+                has_failed = any(fact.startswith("exit") for fact in wrong)
+                outputs |= {} if has_failed else {command.line: output}
                 print(f"{page}: {command.line}: {'; '.join(wrong) or 'as shown'}", flush=True)
                 if wrong:
                     print(output)
-                bad += bool(wrong) and (not options.write or any(fact.startswith("exit") for fact in wrong))
+                bad += bool(wrong) and (has_failed or not options.write)
         if options.write:
             path.write_text(rewrite(text, outputs), encoding="utf-8")
     return 1 if bad else 0
