@@ -114,15 +114,18 @@ def test_a_page_with_a_fault_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.syspath_prepend(str(RESULTS.parent / "_ext"))
     results, mine = import_module("results"), tmp_path / "mine.csv"
     mine.write_text("method,seed,share,rounds_to_target,rounds\nfedavg,0,0.5,3,9\nfedavg,1,0.7,,9\n")
-    (tmp_path / "mine.md").write_text("![a picture](mine.png)")
+    (tmp_path / "mine.md").write_text("![a picture](mine.png) <!-- table main -->")
     (tmp_path / "pictures.csv").write_text(f"picture,csv,crc\nmine.png,mine.csv,{results.crc(mine)}")
     columns = {"%": ["std", "100 * share", 1], "rounds": ["std", "rounds_to_target", 1]}
+    columns["seed 1"] = ["value", "share ± rounds", 1, "seed == 1"]
     table = {"csv": "mine.csv", "rows": {"by": "method"}, "columns": columns}
     page: dict[str, Any] = {"command": "sweeps/table1.py --seeds 0", "tables": {"main": table}}
-    assert "| FedAvg | 60.0 ± 14.1 | >6 (missed by 1 of 2) |" in results.table(table, tmp_path)
+    assert "| FedAvg | 60.0 ± 14.1 | >6 (missed by 1 of 2) | 0.7 ± 9.0 |" in results.table(table, tmp_path)
     assert not [*results.faults("mine", page, tmp_path)]
     columns["%"][1], page["command"] = "shares", "sweeps/table1.py --sees 0"
     mine.write_text(mine.read_text() + "scaffold,0,0.5,3,9\n")
-    for fault, word in zip(results.faults("mine", page, tmp_path), ("shares", "--sees", "older than"), strict=True):
+    page["tables"] |= {"unused": table | {"columns": {}}}
+    words = ("unused", "shares", "--sees", "older than")
+    for fault, word in zip(results.faults("mine", page, tmp_path), words, strict=True):
         assert fault.startswith("mine: ")
         assert word in fault

@@ -27,7 +27,7 @@ NAMES = {
 PER_SEED = ("std", "seeds", "gain", "ratio")  # statistics of a row with one run of each seed
 MEANINGS = {  # of brackets, below a table
     "std": "±: standard deviation", "range": "[ ]: minimum to maximum", "median": "median [minimum to maximum]",
-    "interval": "[ ]: 95 % interval", "prediction": "[ ]: 95 % prediction interval",
+    "prediction": "[ ]: 95 % prediction interval",
     "prediction of 5": "[ ]: 95 % prediction interval of the mean of five runs",
     "gain": "[ ]: 95 % interval, paired by seed; bold: excludes 0",
 }  # fmt: skip
@@ -86,7 +86,7 @@ def cell(frame: pd.DataFrame, evaluated: Callable[[str], Any], rows: pd.Series, 
     """Format one cell. rows, others: those of the cell and of its base; how: a column as in ``results.py``."""
     statistic, expression, digits, *condition = how
     if "±" in expression:  # of a CSV that has means and deviations
-        parts = ((statistic, part.strip(), digits) for part in expression.split("±"))
+        parts = ((statistic, part.strip(), digits, *condition) for part in expression.split("±"))
         return " ± ".join(cell(frame, evaluated, rows, others, part) for part in parts)
     if condition:
         rows, others = rows & evaluated(condition[0]), others & evaluated(condition[0])

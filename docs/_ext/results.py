@@ -69,6 +69,9 @@ def overview(facts: Mapping[str, Mapping[str, Any]]) -> str:
 
 def faults(page: str, facts: Mapping[str, Any], folder: Path = RESULTS) -> Iterator[str]:
     """What is wrong with a page: a table that cannot be made, a command that is refused, a picture that is too old."""
+    text = (folder / f"{page}.md").read_text(encoding="utf-8")
+    for key in facts.get("tables", {}).keys() ^ {*re.findall(r"<!-- table (\w+) -->", text)}:
+        yield f"{page}: table {key} is only in one of the page and pages.yaml"
     for key, spec in facts.get("tables", {}).items():
         try:
             table(spec, folder)
@@ -84,7 +87,7 @@ def faults(page: str, facts: Mapping[str, Any], folder: Path = RESULTS) -> Itera
         except (Exception, SystemExit) as error:
             yield f"{page}: {run['command']}: {error}"
     drawn = {line["picture"]: line for line in pictures(folder)}
-    for picture in re.findall(r"!\[[^\]]*\]\((\w+\.png)\)", (folder / f"{page}.md").read_text(encoding="utf-8")):
+    for picture in re.findall(r"!\[[^\]]*\]\((\w+\.png)\)", text):
         if picture not in drawn:
             yield f"{page}: {picture} is not in pictures.csv"
         elif (source := drawn[picture]["csv"]) and drawn[picture]["crc"] != crc(folder / source):
@@ -124,6 +127,8 @@ def setup(app: Sphinx) -> dict[str, Any]:
 
 if __name__ == "__main__":  # these pictures were drawn from the CSV as it is now
     lines = pictures(RESULTS)
+    if unknown := {*sys.argv[1:]} - {one["picture"] for one in lines if one["csv"]}:
+        sys.exit(f"pictures.csv names no CSV of {', '.join(sorted(unknown))}")
     with (RESULTS / "pictures.csv").open("w", encoding="utf-8", newline="") as file:
         (out := csv.DictWriter(file, ["picture", "csv", "crc"], lineterminator="\n")).writeheader()
         out.writerows(one | {"crc": crc(RESULTS / one["csv"])} if one["picture"] in sys.argv else one for one in lines)
