@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import report_runs
 from rich.console import Console
-from sweep_runs import rows_of, sweep_output
+from sweep_runs import rows_of, saved_figures, sweep_output
 
 from fedcommons.cli.display import Display
 from fedcommons.privacy.accountants import epsilon
@@ -38,14 +38,16 @@ def test_preset_paper_is_the_papers_grid(dsprites: ModuleType) -> None:
     assert (fields["data.name"], fields["model.name"], fields["generator.ramp"]) == ("dsprites", "vgg11", 24)
 
 
-def test_the_table_and_figure_of_dsprites(tmp_path: Path) -> None:
+def test_the_table_and_figure_of_dsprites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     same = {"seeds": 2, "sd": 1.0, "best": 0.0, "accuracies": [39.0, 41.0]}
     rows = [{**same, "epochs": 8 if rho else 0, "rho": rho, "number": n, "last": last}
             for rho, n, last in ((None, 0.0, 33.0), (0.5, 0.25, 40.0), (1.0, 1.0, 60.0))]  # fmt: skip
     first, second, *_ = rows_of(table(rows))[2:]
     assert first[:3] == ["no pool", "-", "-"]
     assert second[:4] == ["50 %", "8", "0.25", "40.0 ± 1.4"]
+    drawn = saved_figures(monkeypatch)
     figure(rows, tmp_path / "a.png", "title", smoke=False)
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()][-1] == "no pool: 33.0 %"
     assert is_png(tmp_path / "a.png")
 
 

@@ -72,7 +72,7 @@ def finish(
     Args:
         key: title of the legend.
         loc: where the legend stands; ``panels``: a legend below each panel.
-        last: label of the last entry.
+        last: how the label of the last entry begins.
         more: further entries.
     """
     handles: dict[str, Any] = {}
@@ -88,7 +88,7 @@ def finish(
             columns = 2 if max(map(len, labels)) < 30 else 1
             below = axes.transAxes + ScaledTranslation(0, -0.45, figure.dpi_scale_trans)
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=below, ncols=columns, **look)
-    handles = dict(sorted(handles.items(), key=lambda item: item[0] == last))
+    handles = dict(sorted(handles.items(), key=lambda item: item[0].startswith(last)))
     handles |= {str(handle.get_label()): handle for handle in more}
     beside, width = "right" in loc, figure.get_figwidth()
     wide = 0.7 + 0.065 * max(map(len, handles), default=0)  # of a column of the legend, in inches
