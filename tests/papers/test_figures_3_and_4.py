@@ -104,8 +104,12 @@ def test_figure_4s_table_and_picture(tmp_path: Path, monkeypatch: pytest.MonkeyP
                 ("b", "ddpm", 1, 50.0), ("c", "gan", 1, 50.0))]  # fmt: skip
     lines, drawn = rows_of(table(rows)), saved_figures(monkeypatch)
     assert lines[4] == ["(a)", "4", "ddpm", "50 %", "1", "8", "70.0 ± 1.4", "yes", "2"]
+    rows[3]["n_clients"] = 6
     figure(rows, [60.0, 62.0], tmp_path / "a.png", "title", smoke=True)
-    first = drawn[0].axes[0].get_lines()
+    first, second = (axes.get_lines() for axes in drawn[0].axes[:2])
+    assert {line.get_label(): line.get_linestyle() for line in (first[1], second[1])} == {
+        "no pool, N = 4": "--", "no pool, N = 6": "-."
+    }  # fmt: skip
     assert [np.asarray(line.get_ydata()).tolist()[:2] for line in first] == [[40.0, 70.0], [33.0, 33.0], [61.0, 61.0]]
 
 

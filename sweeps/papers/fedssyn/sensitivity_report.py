@@ -63,7 +63,7 @@ def figure(rows: Sequence[dict[str, Any]], central: Sequence[float], path: Path,
         "b": ("epochs", "n_clients", "N = {:g}", "epochs of the generators (log)", "alpha 0.01"),
         "c": ("generator", "n_clients", "N = {:g}", "generator", "alpha 0.01"),
     }
-    pools = [r for r in rows if r["generator"]]
+    pools, numbers = [r for r in rows if r["generator"]], list(dict.fromkeys(r["n_clients"] for r in rows))
     look = looks(sides[r["panel"]][2].format(r[sides[r["panel"]][1]]) for r in pools)
     drawing, (row,) = plots.panels(1, 3, (13, 4.6))
     for axes, (panel, (x, series, label, xlabel, subject)) in zip(row, sides.items(), strict=True):
@@ -79,9 +79,9 @@ def figure(rows: Sequence[dict[str, Any]], central: Sequence[float], path: Path,
             for place, r in zip(at, points, strict=True):
                 if r["ahead"]:
                     axes.annotate("*", (place, r["last"]), (0, 5), textcoords="offset points", ha="center")
-        for none in (r for r in rows if r["panel"] == panel and not r["generator"]):
-            name, n = f"no pool, N = {none['n_clients']}", none["n_clients"]
-            axes.axhline(none["last"], color="0.5", linestyle="--" if n == 10 else "-.", linewidth=1.3, label=name)
+        for n, last in ((r["n_clients"], r["last"]) for r in rows if r["panel"] == panel and not r["generator"]):
+            dash = ("--", "-.", (0, (1, 1)))[numbers.index(n) % 3]
+            axes.axhline(last, color="0.5", linestyle=dash, linewidth=1.3, label=f"no pool, N = {n}")
         if central:
             axes.axhline(fmean(central), color="k", linestyle=":", label="central model, real images")
         axes.set_title(f"({panel}) {subject}", fontsize=10)
