@@ -41,12 +41,12 @@ class Command:
 
 def commands(text: str) -> list[Command]:
     """Return the commands of a page in order; the output below a block belongs to the block's last command."""
-    found = list[Command]()
+    result = list[Command]()
     for block in BLOCK.finditer(text):
         lines = block["commands"].splitlines()
         shown = None if block["shown"] is None else tuple(block["shown"].splitlines())
-        found += [Command(line, None) for line in lines[:-1]] + [Command(lines[-1], shown)]
-    return [command for command in found if not command.line.startswith("make ")]
+        result += [Command(line, None) for line in lines[:-1]] + [Command(lines[-1], shown)]
+    return [command for command in result if not command.line.startswith("make ")]
 
 
 def write_files(text: str, folder: Path) -> None:

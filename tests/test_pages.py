@@ -46,13 +46,13 @@ def test_a_command_of_a_page_is_one_that_its_sweep_takes(
     (tmp_path / "runs" / "mine" / "config.yaml").write_text("seed: 0\n")
     monkeypatch.chdir(tmp_path)
     load, claims = cache(sweeps), pd.read_csv(ROOT / "docs/claims.csv")["command"].dropna()
-    found = [one for one in claims if "sweeps/" in one]  # the site's build checks those of pages.yaml
+    lines = [one for one in claims if "sweeps/" in one]  # the site's build checks those of pages.yaml
     others = {f"docs/{page}.md" for page in played.PAGES} - {OWN_PARTS}
     folders = ("howto", "tutorials", "coming_from", "ideas", "methods", ".")
     guides = [str(path.relative_to(ROOT)) for name in folders for path in sorted((ROOT / "docs" / name).glob("*.md"))]
     for page in {"README.md", "docs/results/README.md", *guides} - others:
-        found += commands(page)
-    for command in found:
+        lines += commands(page)
+    for command in lines:
         _, script, *words = shlex.split(command)
         if "--replay" in words:  # no other option goes with it
             assert parse.named(words) <= {"replay", "round", "client", "pdb"}

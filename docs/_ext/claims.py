@@ -60,11 +60,11 @@ def linked(row: Row) -> str:
 
 
 def commands(rows: list[Row], paper: str = "") -> str:
-    found: dict[str, list[str]] = {}
+    by_command: dict[str, list[str]] = {}
     for row in rows:
         if row["command"]:
-            found.setdefault(row["command"], []).append(f"{row['claim']} ({row['data']})")
-    return table(["claim", "command"], ([";<br>".join(names), f"`{command}`"] for command, names in found.items()))
+            by_command.setdefault(row["command"], []).append(f"{row['claim']} ({row['data']})")
+    return table(["claim", "command"], ([";<br>".join(names), f"`{command}`"] for command, names in by_command.items()))
 
 
 def read(app: Sphinx, docname: str, text: list[str]) -> None:

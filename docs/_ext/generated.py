@@ -56,8 +56,8 @@ def docstring(kind: str, name: str) -> str:
     table = constants(section(kind, name), fields_in(where, KINDS[kind].passed))
     first, _, rest = whole.partition("\n\n")
     formula = r"<-|\|\||[\])] = |(?<!\w)CE\(" if kind == "algorithm" else r"(?!)"
-    said = [block(one) if re.search(formula, one) else prose(one) for one in words.split("\n\n")]
-    return "\n\n".join([prose(first), *said, prose(rest), table])
+    blocks = [block(one) if re.search(formula, one) else prose(one) for one in words.split("\n\n")]
+    return "\n\n".join([prose(first), *blocks, prose(rest), table])
 
 
 def source(module: str) -> Path:

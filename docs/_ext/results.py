@@ -86,11 +86,11 @@ def faults(page: str, facts: Mapping[str, Any], folder: Path = RESULTS) -> Itera
                 import_module(Path(script).stem).arguments(words)
         except (Exception, SystemExit) as error:
             yield f"{page}: {run['command']}: {error}"
-    drawn = {line["picture"]: line for line in pictures(folder)}
+    rows = {line["picture"]: line for line in pictures(folder)}
     for picture in re.findall(r"!\[[^\]]*\]\((\w+\.png)\)", text):
-        if picture not in drawn:
+        if picture not in rows:
             yield f"{page}: {picture} is not in pictures.csv"
-        elif (source := drawn[picture]["csv"]) and drawn[picture]["crc"] != crc(folder / source):
+        elif (source := rows[picture]["csv"]) and rows[picture]["crc"] != crc(folder / source):
             yield f"{page}: {picture} is older than {source}: draw it again"
 
 

@@ -1,4 +1,4 @@
-"""Tables in which no number breaks: each number of a cell, with its deviation, interval and unit, is kept on one line.
+"""Tables in which no number breaks: each number of a cell, with its deviation, interval and unit, stays on one line.
 
 A cell of many words gets the class ``long``, so that ``site.css`` keeps room for the words beside columns of numbers.
 """

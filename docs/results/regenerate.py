@@ -7,7 +7,7 @@ make nightly PART=pages ARGS="--pages quadratics,figure3_small_digits"
 ``pages.yaml`` names for each page its command, its minutes on two idle cores, and what is compared: a committed CSV,
 the file that the command writes, the columns that tell its rows apart, and how far each other column may be off, in
 any row. On one kind of machine and the same versions all differences are 0; elsewhere training rounds otherwise. What
-came of it is kept in ``regenerated.csv``; the exit code is 1 if a page differs. ``docs/_ext/results.py`` makes tables.
+came of it stands in ``regenerated.csv``; the exit code is 1 if a page differs. ``docs/_ext/results.py`` makes tables.
 """
 
 import argparse

@@ -34,11 +34,11 @@ def chromium() -> Iterator[Browser]:
 @contextmanager
 def opened(browser: Browser, url: str) -> Iterator[Page]:
     """Open the page at this address; at the end, check that it logged no error and loaded all files."""
-    said: list[str] = []
+    faults: list[str] = []
     with browser.new_page(viewport={"width": 1280, "height": 900}) as page:
-        page.on("console", lambda line: said.append(line.text) if line.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("requestfailed", lambda request: said.append(f"not loaded: {request.url}"))
+        page.on("console", lambda line: faults.append(line.text) if line.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("requestfailed", lambda request: faults.append(f"not loaded: {request.url}"))
         page.goto(url, wait_until="load")
         yield page
-    assert not said
+    assert not faults

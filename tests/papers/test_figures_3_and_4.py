@@ -49,9 +49,9 @@ def test_figure_3s_table_and_panels_have_each_dot_and_central_model(
     assert [name for name, _ in first.lines] == ["central_real", "central_synthetic"]
     assert first.lines[0][1] == pytest.approx([98, 96])
     assert second.lines == first.lines[:1]  # this alpha has no synthetic images
-    drawn = saved_figures(monkeypatch)
+    figures = saved_figures(monkeypatch)
     accuracy_dots(tmp_path / "f.png", [first], "digits", False)
-    (axes,) = drawn[0].axes
+    (axes,) = figures[0].axes
     means = [np.asarray(line.get_xydata())[0, 0] for line in axes.get_lines() if line.get_marker() == "o"]
     assert means == [55.0, 90.0]
 
@@ -102,11 +102,11 @@ def test_figure_4s_table_and_picture(tmp_path: Path, monkeypatch: pytest.MonkeyP
             for panel, generator, number, last in (
                 ("a", None, 0, 33.0), ("a", "ddpm", 0.25, 40.0), ("a", "ddpm", 1, 70.0), ("b", None, 0, 33.0),
                 ("b", "ddpm", 1, 50.0), ("c", "gan", 1, 50.0))]  # fmt: skip
-    lines, drawn = rows_of(table(rows)), saved_figures(monkeypatch)
+    lines, figures = rows_of(table(rows)), saved_figures(monkeypatch)
     assert lines[4] == ["(a)", "4", "ddpm", "50 %", "1", "8", "70.0 ± 1.4", "yes", "2"]
     rows[3]["n_clients"] = 6
     figure(rows, [60.0, 62.0], tmp_path / "a.png", "title", smoke=True)
-    first, second = (axes.get_lines() for axes in drawn[0].axes[:2])
+    first, second = (axes.get_lines() for axes in figures[0].axes[:2])
     assert {line.get_label(): line.get_linestyle() for line in (first[1], second[1])} == {
         "no pool, N = 4": "--", "no pool, N = 6": "-."
     }  # fmt: skip

@@ -45,9 +45,9 @@ def test_the_table_and_figure_of_dsprites(tmp_path: Path, monkeypatch: pytest.Mo
     first, second, *_ = rows_of(table(rows))[2:]
     assert first[:3] == ["no pool", "-", "-"]
     assert second[:4] == ["50 %", "8", "0.25", "40.0 ± 1.4"]
-    drawn = saved_figures(monkeypatch)
+    figures = saved_figures(monkeypatch)
     figure(rows, tmp_path / "a.png", "title", smoke=False)
-    assert [text.get_text() for text in drawn[0].legends[0].get_texts()][-1] == "no pool: 33.0 %"
+    assert [text.get_text() for text in figures[0].legends[0].get_texts()][-1] == "no pool: 33.0 %"
     assert is_png(tmp_path / "a.png")
 
 

@@ -297,10 +297,10 @@ def test_csv_has_a_line_for_each_run_and_downloads_of_late_clients_are_noted() -
 
 
 def test_the_bars_of_table_1_are_means_and_their_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = saved_figures(monkeypatch)
+    figures = saved_figures(monkeypatch)
     runs = [row("real", 0, 16), row("real", 1, 20), row("shuffled_synthetic", 0, 4), row("shuffled_synthetic", 1, None)]
     rounds_to_target(tmp_path / "t.png", compared(*runs), "digits", smoke=False)
-    (axes,) = drawn[0].axes
+    (axes,) = figures[0].axes
     bars = [bar for bar in axes.patches if isinstance(bar, Rectangle)]
     assert [bar.get_width() for bar in bars] == [18, 30]
     assert to_hex(bars[1].get_facecolor()) == "#ffffff"  # open, up to the last round
@@ -308,7 +308,7 @@ def test_the_bars_of_table_1_are_means_and_their_ranges(tmp_path: Path, monkeypa
     assert [text.get_text() for text in axes.texts] == ["18", ">17 (missed by 1 of 2)"]
     lines = pd.DataFrame([{"run": one["run"], "round": r, "test/accuracy": 0.1 * r} for one in runs for r in range(3)])
     accuracy_over_rounds(tmp_path / "c.png", compared(*runs), lines, "digits", smoke=True)
-    assert np.asarray(drawn[1].axes[0].get_lines()[0].get_ydata()).tolist() == pytest.approx([0, 0.1, 0.2])
+    assert np.asarray(figures[1].axes[0].get_lines()[0].get_ydata()).tolist() == pytest.approx([0, 0.1, 0.2])
 
 
 def test_every_picture_has_the_same_style(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,10 +325,10 @@ def test_every_picture_has_the_same_style(tmp_path: Path, monkeypatch: pytest.Mo
     hidden, upper = axes.get_lines()
     assert hidden.get_linewidth() > upper.get_linewidth()  # both of two equal lines are visible
     assert (len(figure.legends), axes.get_legend()) == (1, None)
-    drawn = saved_figures(monkeypatch)
+    figures = saved_figures(monkeypatch)
     points = [series.Point(lr, 2 * lr, 0.0, "fedavg", False) for lr in (0.001, 0.1, 0.4)]
     series.draw(tmp_path / "a.png", [series.Panel("", "learning rate", points)], "last_accuracy", "", "digits")
-    (axes,) = drawn[0].axes
+    (axes,) = figures[0].axes
     assert (axes.get_xscale(), "(log)" in axes.get_xlabel(), "(log)" in axes.get_ylabel()) == ("log", True, True)
     assert ("%" in axes.get_ylabel(), axes.yaxis.get_major_formatter()(0.5)) == (True, "50")
 

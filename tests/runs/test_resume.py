@@ -186,12 +186,12 @@ def test_a_folder_in_use_or_of_the_user_is_no_place_for_results(
         with pytest.raises(UserError, match=word):
             run(["--preset=smoke", f"--out={out}"])
     assert contents(tmp_path) == mine
-    (tmp_path / "held").mkdir()
+    (tmp_path / "busy").mkdir()
     resume = ["--resume"] if name != "quadratics" else []
-    with locked(tmp_path / "held"), pytest.raises(UserError, match=f"in use by process {os.getpid()} on "):
-        run(["--preset=smoke", *resume, "--out=held"])
-    assert ("Nothing to resume in held: " in capsys.readouterr().out) == (name == "run")
-    assert [path.name for path in (tmp_path / "held").iterdir()] == [".lock"]
+    with locked(tmp_path / "busy"), pytest.raises(UserError, match=f"in use by process {os.getpid()} on "):
+        run(["--preset=smoke", *resume, "--out=busy"])
+    assert ("Nothing to resume in busy: " in capsys.readouterr().out) == (name == "run")
+    assert [path.name for path in (tmp_path / "busy").iterdir()] == [".lock"]
 
 
 NAME = b'"round": 3'
