@@ -6,15 +6,13 @@ examples, so that no training, no sharing and no class count can use these rows.
 Client i with n_i rows and the held-out share c loses  m_i = max(1, floor(c n_i))  rows to its test set.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
 from fedcommons.data.clients import Clients, Rows
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.data.partition import Partitioned, cut
-from fedcommons.errors import UserError, quote
+from fedcommons.errors import UserError
 from fedcommons.seeding import numpy_generator
 
 
@@ -30,11 +28,9 @@ def hold_out(
     """
     rows, train = Rows.from_lists(client_data.rows), dataset.train
     if (small := np.flatnonzero(rows.sizes < 2)).size:
-        client = int(small[0])
         raise UserError(
-            f"data.client_test needs at least two examples of each client, and client {client}"
-            f"{_group(client_data.rows[client], dataset)} has one; {small.size} of {len(rows)} clients have only one. "
-            "Use fewer clients, or join groups by partition.join."
+            f"data.client_test needs at least two examples of each client, and client {small[0]} has one; {small.size} "
+            f"of {len(rows)} clients have only one. Use fewer clients, or join groups by partition.join."
         )
     n_test = np.maximum(1, (share * rows.sizes + 1e-9).astype(np.int64))
     flat, owner = rows.flat.numpy(), np.repeat(np.arange(len(rows)), rows.sizes)
@@ -71,11 +67,3 @@ def of_groups(client_data: Partitioned, dataset: Dataset) -> Clients | None:
     sizes = np.bincount(owners[owners >= 0], minlength=len(rows))
     test_rows = torch.from_numpy(order[np.count_nonzero(owners < 0) :])
     return Clients(dataset.test, Rows.in_order(test_rows, sizes))
-
-
-def _group(rows: Sequence[int] | np.ndarray, dataset: Dataset) -> str:
-    """Return " (group NAME)" with the group of a client's first row, for a message; empty if groups have no names."""
-    groups, names = dataset.train.groups, dataset.origin.group_names if dataset.origin else None
-    if groups is None or names is None:
-        return ""
-    return f" (group {quote(names[int(groups[int(rows[0])])].item())})"

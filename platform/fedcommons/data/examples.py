@@ -81,17 +81,15 @@ class Source:
 
 @dataclass(frozen=True)
 class Origin:
-    """The positions of the training examples in the set that the data set component returned, and the group names.
+    """The positions of the training examples in the set that the data set component returned.
 
     rows: (n,) position of each training example in the returned training set, or in the only returned set.
     n_given: number of examples in the set to which ``rows`` refers.
-    group_names: (G,) names of the G groups, of any type, or None.
     notes: messages to the user on how the data were read.
     """
 
     rows: np.ndarray
     n_given: int
-    group_names: np.ndarray | None = None
     notes: tuple[str, ...] = ()
 
     @property

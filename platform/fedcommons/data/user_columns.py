@@ -212,14 +212,12 @@ def labels_of(what: str, labels: Any, n: int) -> Tensor:
     return y.float()
 
 
-def numbers_of(
-    what: str, which: str, sets: list[Any], lengths: list[int]
-) -> tuple[list[Tensor | None], np.ndarray | None]:
+def numbers_of(what: str, which: str, sets: list[Any], lengths: list[int]) -> list[Tensor | None]:
     """Replace the names of groups, or the values of a factor, by numbers 0, 1, ..., equal in all sets of a data set.
 
-    Return the numbers, (n,) int64 per set, and the sorted names or values; None for a set without the column, and for
-    the names if no set has it. sets: one column (n,) or None per set, such as train and test. lengths: number of
-    examples per set. what, which: names of the data set and of the column, for messages.
+    Return the numbers, (n,) int64 per set, in the order of the sorted names or values; None for a set without the
+    column. sets: one column (n,) or None per set, such as train and test. lengths: number of examples per set.
+    what, which: names of the data set and of the column, for messages.
 
     Raises:
         UserError: a column does not have one value for each example.
@@ -233,12 +231,12 @@ def numbers_of(
                 f"{column.dtype.name}."
             )
     if not columns:
-        return [None for _ in sets], None
+        return [None for _ in sets]
     everything = np.concatenate([*columns.values()])
     everything = everything.astype(str) if everything.dtype.kind == "O" else everything
-    names, numbers = np.unique(everything, return_inverse=True)
+    numbers = np.unique(everything, return_inverse=True)[1]
     rest = iter(np.split(numbers.ravel(), np.cumsum([lengths[i] for i in columns])[:-1]))
-    return [torch.from_numpy(next(rest).astype(np.int64)) if i in columns else None for i in range(len(sets))], names
+    return [torch.from_numpy(next(rest).astype(np.int64)) if i in columns else None for i in range(len(sets))]
 
 
 def _stacked(what: str, examples: list[Any]) -> Tensor:

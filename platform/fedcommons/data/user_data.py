@@ -46,11 +46,11 @@ def read(name: str, returned: Any) -> tuple[Source, Origin]:
     """
     columns = _sets(name, returned)
     stated = _constant(returned, "n_classes", UNSTATED)
-    sets, group_names = _examples(name, columns, stated)
+    sets = _examples(name, columns, stated)
     order = numpy_generator("test split", name).permutation(len(sets[0])) if len(sets) == 1 else np.arange(len(sets[0]))
     n_test = int(TEST * len(order)) if len(sets) == 1 else 0
     notes = _notes(name, stated, columns, sets)
-    origin = Origin(np.sort(order[n_test:]), len(order), group_names, notes)
+    origin = Origin(np.sort(order[n_test:]), len(order), notes)
     train, test = sets if len(sets) == 2 else (sets[0][origin.rows], sets[0][np.sort(order[:n_test])])
     for which, part in (("training", train), ("test", test)):
         if not len(part):
@@ -104,8 +104,8 @@ def _sets(name: str, returned: Any) -> list[Columns]:
     )
 
 
-def _examples(name: str, sets: list[Columns], stated: Any) -> tuple[list[Examples], np.ndarray | None]:
-    """Return the sets as tensors, and the group names or None; ``stated``: the stated number of classes.
+def _examples(name: str, sets: list[Columns], stated: Any) -> list[Examples]:
+    """Return the sets as tensors; ``stated``: the stated number of classes.
 
     Equal group names, and equal values of a factor, get equal numbers in all sets.
     """
@@ -118,14 +118,14 @@ def _examples(name: str, sets: list[Columns], stated: Any) -> tuple[list[Example
     if stated is not UNSTATED:
         examples = [replace(part, y=_as_stated(what, part.y, stated)) for part in examples]
     lengths = [len(part) for part in examples]
-    numbers, names = numbers_of(what, "groups", [columns.groups for columns in sets], lengths)
+    numbers = numbers_of(what, "groups", [columns.groups for columns in sets], lengths)
     examples = [replace(part, groups=groups) for part, groups in zip(examples, numbers, strict=True)]
     for factor in sorted({factor for columns in sets for factor in columns.factors}):
-        numbers, _ = numbers_of(what, f"factor {factor}", [columns.factors.get(factor) for columns in sets], lengths)
+        numbers = numbers_of(what, f"factor {factor}", [columns.factors.get(factor) for columns in sets], lengths)
         for i, values in enumerate(numbers):
             if values is not None:
                 examples[i] = replace(examples[i], factors={**examples[i].factors, factor: values})
-    return examples, names
+    return examples
 
 
 def _constant(returned: Any, name: str, default: Any) -> Any:
