@@ -18,8 +18,7 @@ from fedcommons.errors import UserError, quote
 from fedcommons.storage.paths import user_path
 from fedcommons.storage.safe_yaml import LARGEST_FILE, MOST_VALUES, require_small
 
-LOADED = time.time()
-"""The time at which this process loaded the package, right after its start."""
+LOADED = time.time()  # right after the start of this process
 
 LONGEST = 4096
 """Maximum number of characters of a value, equal to that of a path on Linux."""

@@ -313,8 +313,7 @@ def _run(function: Callable[[Sequence[str]], int], resumes: bool = True) -> int 
     except ClientError as error:
         return _fail("\n".join([*getattr(error, "__notes__", []), f"error: {error.sentence}"]), 1)
     except BrokenPipeError:  # ``| head`` may read less than a whole table or help text
-        is_cut_off = resumes and code is None
-        return _fail(f"error: no process reads the output any more; {stays}", 1) if is_cut_off else 1
+        return _fail(f"error: no process reads the output any more; {stays}", 1) if resumes and code is None else 1
     except (OSError, MemoryError, RuntimeError, ImportError) as error:  # for example, the disk is full
         if not isinstance(error, OSError) and not lacks_memory(error):
             raise
