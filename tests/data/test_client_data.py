@@ -65,15 +65,9 @@ def test_a_client_is_a_group_that_has_rows_or_several(name: str) -> None:
         fields = {f"partition.{n}": value for n, value in {**constants, **of_name}.items()}
         recipe = choose({"partition.name": name, **fields}).partition
         return load_data.partition_rows(
-            recipe.name,
-            recipe.constants,
-            np.zeros(7, int),
-            1,
-            seed,
-            groups=groups,
-            factors={"site": groups},
+            recipe.name, recipe.constants, np.zeros(7, int), 1, seed, groups=groups, factors={"site": groups},
             n_clients=recipe.n_clients,
-        ).rows
+        ).rows  # fmt: skip
 
     assert [rows.tolist() for rows in deal()] == [[6], [1, 2, 5], [0, 4], [3]]
     for seed in range(20):
