@@ -185,7 +185,7 @@ class Bare:
 class Ours:
     """The package's round loop, serial or with Ray actors; ``stretch`` runs the given number of rounds."""
 
-    def __init__(self, name: str, actors: int | None, *, batched: bool = False) -> None:
+    def __init__(self, name: str, actors: int | None, *, batched: bool = False, transport: str = "auto") -> None:
         w = WORKLOADS[name]
         data = examples(w)
         rows = np.arange(len(data)).reshape(w.clients, w.per_client)
@@ -198,7 +198,7 @@ class Ours:
             from fedcommons.federation.ray_executor import RayActors
 
             ray_cluster.connect(num_cpus=2 * actors)  # leaves cores for the actors of another instance
-            self.executor = RayActors(build, RunData(clients, clients, {}), actors, 1.0)
+            self.executor = RayActors(build, RunData(clients, clients, {}), actors, 1.0, transport=transport)
         work = build(RunData(clients, clients, {})).work
         algorithm = FedAvg()
         facts = Facts(w.clients, clients.sizes, 10**9)

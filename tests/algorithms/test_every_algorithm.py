@@ -126,8 +126,8 @@ def methods(make: Callable[[str], Algorithm]) -> Mapping[str, Algorithm]:
     return {name: make(name) for name in CONTRACT}
 
 
-@pytest.fixture(scope="module")
-def actors(methods: Mapping[str, Algorithm], ray_session: None) -> Iterator[Executor]:
+@pytest.fixture(scope="module", params=["fast", "calls"])
+def actors(methods: Mapping[str, Algorithm], ray_session: None, request: pytest.FixtureRequest) -> Iterator[Executor]:
     """Two actors that hold what one process does in the test below."""
     from ray import cloudpickle
 
@@ -137,7 +137,7 @@ def actors(methods: Mapping[str, Algorithm], ray_session: None) -> Iterator[Exec
     every = cast("Algorithm", _AnyOf(methods))
     federation = digits(dropout=0.3, method=every).training(AUGMENTED)
     served = replace(federation.data, pool=federation.data.clients, serves=True)  # for methods that need a pool
-    executor = RayActors(federation.build(every), served, 2, 0)
+    executor = RayActors(federation.build(every), served, 2, 0, transport=request.param)
     yield executor
     executor.close()
 

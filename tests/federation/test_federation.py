@@ -181,8 +181,9 @@ def test_an_error_in_a_client_names_it_and_keeps_its_cause(least_squares: Proble
 
 
 @pytest.mark.ray
+@pytest.mark.parametrize("transport", ["fast", "calls"])
 def test_an_error_in_an_actor_names_the_client_and_keeps_the_remote_traceback(
-    least_squares: Problem, ray_session: None
+    transport: str, least_squares: Problem, ray_session: None
 ) -> None:
     from ray import cloudpickle
 
@@ -190,13 +191,13 @@ def test_an_error_in_an_actor_names_the_client_and_keeps_the_remote_traceback(
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the actor cannot import a test
     federation, algorithm = least_squares().federation(0.1), _Wayward(_fail_on_purpose, who=(2,))
-    executor = RayActors(federation.build(algorithm), federation.data, 1, 0)
+    executor = RayActors(federation.build(algorithm), federation.data, 1, 0, transport=transport)
     try:
         with pytest.raises(ClientError, match=r"client 2, round 2, _Wayward: ZeroDivisionError") as caught:
             federation.run(algorithm, federation.plan(2), executor)
     finally:
         executor.close()
-    assert "in _fail_on_purpose" in str(caught.value)
+    assert "in _fail_on_purpose" in caught.value.trace + str(caught.value)
 
 
 def test_evaluation_in_chunks_is_evaluation_of_the_whole(digits: Digits) -> None:

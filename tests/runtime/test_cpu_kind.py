@@ -141,6 +141,7 @@ def main(folder: Path) -> None:
     two = actors(2)
     found: dict[str, Any] = {"actors": two.map(where, ModelTask(FEDERATION.model), [0, 1])}
     require_the_bits_of_one_process(METHOD, FEDERATION, two)
+    found["fast"] = refused(lambda: RayActors(FEDERATION.build(METHOD), FEDERATION.data, 2, 0, transport="fast"))
     two.close()
     found["described"] = ray_cluster.describe(0)
     found["too many"] = refused(lambda: ray_cluster.require_actors(3, 0))
@@ -175,6 +176,7 @@ def test_two_ray_nodes_give_the_bits_of_one_process_on_nodes_of_one_kind_and_act
     assert [labels for labels, *_ in found["actors"]] == [HERE] * 2
     assert len({node for _, node, _ in found["actors"]}) == 2
     assert found["described"].startswith(f"2 cores, 0 GPUs, 2 node(s) {cpu_kind.cpu()}, not on")
+    assert "federation.transport fast" in found["fast"]
     assert "Ray has 2, room for 2 such actors" in found["too many"]
     assert f"label {CPU}: odd, but it is {cpu_kind.cpu()}" in found["another label"]
     assert found["on a GPU"] == ["3", "3"]

@@ -148,15 +148,17 @@ STRUCK = {
 
 
 @pytest.mark.ray
+@pytest.mark.parametrize("transport", ["fast", "calls"])
 def test_an_actor_killed_once_is_replaced_and_a_client_that_kills_it_every_time_is_named(
-    ray_session: None, tmp_path: Path
+    transport: str, ray_session: None, tmp_path: Path
 ) -> None:
     """The rounds before have the bits of one process that nothing happens to, and in the end the actor is freed."""
     lab, folder, whole = tmp_path, tmp_path / "run", tmp_path / "whole"
     (lab / "lab.py").write_text(LAB)
     fields = {**STRUCK, "algorithm": f"{lab / 'lab.py'}:Struck", "struck.at": str(lab)}
     run(experiment("smoke", values=fields), whole, say=lambda _: None)
-    actors = experiment("smoke", values={**fields, "federation.executor": "ray_actors", "federation.actors": 1})
+    places = {**ACTORS, "federation.actors": 1, "federation.transport": transport}
+    actors = experiment("smoke", values={**fields, **places})
     (lab / "round-2").write_text("once")
     (lab / "round-3").write_text("always")
     with pytest.raises(ClientError, match=r"client 3, round 3, Struck: .* died 3 times"):

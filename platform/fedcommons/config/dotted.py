@@ -17,7 +17,8 @@ from fedcommons.errors import UserError, quote, unknown
 
 IGNORED_BY_RESULTS = (
     "artifacts", "storage", "data.dir", "data.download", "federation.executor", "federation.actors",
-    "federation.gpus_per_actor", "federation.checkpoint_every", "federation.memory_mb", "source.tracker",
+    "federation.gpus_per_actor", "federation.transport", "federation.checkpoint_every", "federation.memory_mb",
+    "source.tracker",
 )  # fmt: skip
 """Fields that may change when a run is resumed, because no result depends on these fields, as on ``tracking.*``."""
 

@@ -3,8 +3,13 @@
 A job is a pure function of its arguments. So if an actor dies, a new actor runs the same jobs again.
 """
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from functools import cached_property
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Listener
+from typing import Any, Generic
 
 import ray
 from ray import exceptions as errors
@@ -15,8 +20,8 @@ from fedcommons.core.block_sum import cut
 from fedcommons.core.executor import J, R, S, WorkerDied
 from fedcommons.core.worker import RunData, Worker, set_up_process
 from fedcommons.errors import ClientError, UserError, sentence
-from fedcommons.federation import hosts
-from fedcommons.runtime import ray_cluster
+from fedcommons.federation import actor_socket, hosts
+from fedcommons.runtime import ray_cluster, tempdirs
 from fedcommons.runtime.gpu_memory import limit_memory
 from fedcommons.runtime.ray_cluster import INLINE_BYTES
 
@@ -26,6 +31,12 @@ DEATHS = 3
 START_S = 120
 """Seconds within which an actor, after Ray has placed it on a node, must import torch and build its module."""
 
+SOCKET_BYTES = 64 * 2**20
+"""Number of bytes of shared data above which calls of Ray are used, as Ray copies the data only once for all actors."""
+
+DIED_S = 30
+"""Seconds within which Ray must report why an actor has closed its connection."""
+
 LOST = (
     errors.RayActorError, errors.ObjectLostError, errors.NodeDiedError, errors.OutOfMemoryError,
     errors.WorkerCrashedError,
@@ -33,7 +44,9 @@ LOST = (
 """The errors that Ray raises if an actor, its node or its result is lost."""
 
 
-class _Actor:
+class _Process:
+    """The code in an actor's process, which runs jobs of calls of Ray (``map``) or of a socket (``serve``)."""
+
     def __init__(
         self,
         build: Callable[[RunData], Worker],
@@ -44,31 +57,111 @@ class _Actor:
         set_up_process()
         limit_memory(gpus or 1.0)
         self.refused: UserError | ClientError | None = None
+        self.listener: Listener | None = None
         try:
             # The reference is in a list, because Ray would copy the data of a reference that is an argument.
             self.worker = hosts.run_if_same(driver, build, ray.get(data[0]))
         except (UserError, ClientError) as error:
             self.refused = error  # ``map`` raises the error, because Ray would convert a constructor's error to text
 
-    def map(self, shared: Any, work: tuple[Callable, Sequence]) -> list:
+    def listen(self, node: str, folder: str, key: bytes) -> str:
+        """Return the address at which ``serve`` waits for the driver; empty if the driver is on another node.
+
+        Raises:
+            UserError, ClientError: the actor could not build its worker.
+        """
         if self.refused:
             raise self.refused
-        function, jobs = work  # one argument instead of two, because each argument costs Ray 0.1 ms per call
+        if folder and ray.get_runtime_context().get_node_id() == node:
+            self.listener = actor_socket.listen(folder, key)
+        return str(self.listener.address) if self.listener else ""
+
+    def serve(self) -> None:
+        """Answer the driver's messages to the socket until the driver closes the connection; then ``map`` can run."""
+        if self.listener:
+            actor_socket.serve(actor_socket.accept(self.listener), self.map)
+
+    def map(self, shared: Any, work: tuple[Callable, Sequence]) -> list:
+        """Return the results of the jobs; ``work``: function and jobs, one argument as each costs Ray 0.1 ms a call."""
+        function, jobs = work
         return [self.worker.run(function, shared, job) for job in jobs]
 
 
-def _ready(worker: Worker, shared: None, job: int) -> None:
-    """Return None. When the driver gets this result, the actor's constructor has finished."""
+class _Shared(Generic[S]):
+    """The data that all actors of a ``map`` share, in the form that a socket or a call of Ray needs."""
+
+    def __init__(self, shared: S, actors: int) -> None:
+        self.shared = shared
+        self.is_large, self.is_put = shared.nbytes > SOCKET_BYTES, shared.nbytes > INLINE_BYTES and actors > 1
+
+    @cached_property
+    def packed(self) -> list[bytes | memoryview]:
+        """The data, packed for sockets."""
+        return actor_socket.pack(self.shared)
+
+    @cached_property
+    def sent(self) -> Any:
+        """The data, or a reference to the data in Ray's object store if several actors need more than INLINE_BYTES."""
+        return ray.put(self.shared) if self.is_put else self.shared
+
+
+class _Actor:
+    """The driver's connection to an actor: a socket until ``hang_up``, afterwards or without socket calls of Ray."""
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+        self.result: Any = None  # the result of the current call of ``map`` or ``serve``
+        self.socket: actor_socket.Socket | None = None
+
+    def connect(self, address: str, key: bytes) -> None:
+        """Use the socket at ``address``, at which the actor listens."""
+        self.result = self.handle.serve.remote()
+        self.socket = actor_socket.connect(address, key)
+
+    def send(self, shared: _Shared[S], function: Callable[[Worker, S, J], R], jobs: Sequence[J]) -> None:
+        """Let the actor run the jobs, whose results ``receive`` returns."""
+        work = function, jobs
+        if self.socket is None:
+            self.result = self.handle.map.remote(shared.sent, work)
+            return
+        with suppress(OSError):  # the actor has died, as ``receive`` reports
+            self.socket.send([*shared.packed, *actor_socket.pack(work)])
+
+    def receive(self) -> list:
+        """Wait for the results of the jobs, and return them.
+
+        Raises:
+            UserError, ClientError: a job raised the error.
+            One of LOST: the actor has died.
+        """
+        if self.socket is None:
+            return ray.get(self.result)
+        try:
+            results = self.socket.receive()
+        except (EOFError, ConnectionError) as error:
+            ray.get(self.result, timeout=DIED_S)  # raises Ray's reason
+            raise errors.RayActorError from error
+        if isinstance(results, UserError | ClientError):
+            raise results
+        return results
+
+    def hang_up(self) -> None:
+        """Close the socket; after its current job, the actor takes calls of Ray."""
+        if self.socket is not None:
+            self.socket.close()
+            self.socket = None
 
 
 class RayActors:
     """An executor with ``actors`` workers, each in a separate process, with a share of a GPU if Ray has GPUs.
 
     Each actor gets consecutive jobs; actors' numbers of jobs differ by at most one. Results do not depend on the actor.
-    build: creates the worker from the data. wait_s: seconds to wait for free resources.
+    build: creates the worker from the data. wait_s: seconds to wait for free resources. transport: ``auto`` (sockets to
+    actors on this machine, calls of Ray to others), ``fast`` (only sockets) or ``calls`` (only calls of Ray).
 
     Raises:
-        UserError: the resources are not free in time, a host has other code, or ``build`` raised a ``UserError``.
+        UserError: the resources are not free in time, a host has other code, ``build`` raised a ``UserError``, or an
+            actor is on another machine and ``transport`` is ``fast``.
     """
 
     def __init__(
@@ -78,6 +171,7 @@ class RayActors:
         actors: int,
         gpus_per_actor: float | str,
         wait_s: float | None = None,
+        transport: str = "auto",
     ) -> None:
         set_up_process()  # this process adds the blocks' sums, so it needs the actors' settings
         share = ray_cluster.bundle(gpus_per_actor)
@@ -87,10 +181,10 @@ class RayActors:
             what, pin = f"federation.actors = {actors}", ray_cluster.node_labels(gpus_per_actor)
             self.reserved = ray_cluster.reserve([share] * actors, pin, what, wait_s, ", or use fewer actors")
         place = PlacementGroupSchedulingStrategy(self.reserved) if self.reserved else None
-        self.kind = ray.remote(num_cpus=1, num_gpus=gpus, scheduling_strategy=place)(_Actor)
-        self.actors: list[Any] = []
+        self.kind = ray.remote(num_cpus=1, num_gpus=gpus, scheduling_strategy=place)(_Process)
+        self.actors: list[_Actor] = []
         try:
-            self.build, self.data, self.gpus = build, ray.put(data), gpus
+            self.build, self.data, self.gpus, self.transport = build, ray.put(data), gpus, transport
             self.actors += [self._start() for _ in range(actors)]
             self._await(self.actors)
         except BaseException:  # also on Ctrl-C: without ``close``, the next run would wait for the reserved resources
@@ -98,27 +192,33 @@ class RayActors:
             raise
 
     def map(self, function: Callable[[Worker, S, J], R], shared: S, jobs: Sequence[J]) -> list[R]:
-        """Return the results of all jobs, in order; see ``Executor``. Each actor gets one call with all its jobs."""
-        parts = cut(range(len(jobs)), len(self.actors))
-        sent = ray.put(shared) if shared.nbytes > INLINE_BYTES and len(parts) > 1 else shared
-        calls = [
-            actor.map.remote(sent, (function, [jobs[j] for j in part]))
-            for actor, part in zip(self.actors, parts, strict=False)
-        ]
-        results: list[R] = []
-        for number, (call, part) in enumerate(zip(calls, parts, strict=True)):
-            try:
-                results += ray.get(call)
-            except LOST as error:
-                self._renew(number)
-                results += [self._again(number, function, sent, j, jobs[j], error) for j in part]
+        """Return the results of all jobs, in order; see ``Executor``. Each actor gets one message with all its jobs."""
+        parts, results = cut(range(len(jobs)), len(self.actors)), list[R]()
+        sent = _Shared(shared, len(parts))
+        if sent.is_large:
+            self._hang_up()
+        try:
+            for actor, part in zip(self.actors, parts, strict=False):
+                actor.send(sent, function, [jobs[j] for j in part])
+            for number, part in enumerate(parts):
+                try:
+                    results += self.actors[number].receive()
+                except LOST as error:
+                    self._renew(number)
+                    results += [self._again(number, sent, function, j, jobs[j], error) for j in part]
+        except BaseException:  # the other actors' results, which nothing reads, must not answer the next messages
+            self._hang_up()
+            raise
         return results
 
-    def _again(self, number: int, function: Callable, sent: object, index: int, job: object, died: Exception) -> Any:
+    def _again(
+        self, number: int, sent: _Shared[S], function: Callable[[Worker, S, J], R], index: int, job: J, died: Exception
+    ) -> R:
         """Run a job again on actor ``number``, which replaces an actor that died; return the result of the job."""
         for _ in range(DEATHS - 1):
             try:
-                return ray.get(self.actors[number].map.remote(sent, (function, [job])))[0]
+                self.actors[number].send(sent, function, [job])
+                return self.actors[number].receive()[0]
             except LOST as error:
                 died = error
                 self._renew(number)
@@ -126,27 +226,42 @@ class RayActors:
 
     def _renew(self, number: int) -> None:
         """Kill actor ``number`` and start a new actor in its place."""
-        ray.kill(self.actors[number])
+        self.actors[number].hang_up()
+        ray.kill(self.actors[number].handle)
         self.actors[number] = self._start()
         self._await([self.actors[number]])
 
-    def _start(self) -> Any:
-        return self.kind.remote(self.build, [self.data], self.gpus, hosts.facts())
+    def _start(self) -> _Actor:
+        return _Actor(self.kind.remote(self.build, [self.data], self.gpus, hosts.facts()))
 
-    def _await(self, actors: Sequence[Any]) -> None:
+    def _await(self, actors: Sequence[_Actor]) -> None:
+        """Wait until the actors have built their workers, and connect to the actors' sockets."""
+        key, node = secrets.token_bytes(32), ray.get_runtime_context().get_node_id()
         try:
-            ray.get([actor.map.remote(None, (_ready, [0])) for actor in actors], timeout=START_S)
+            with tempdirs.folder(ray_cluster.base()) as folder:
+                path = "" if self.transport == "calls" else str(folder)
+                calls = [actor.handle.listen.remote(node, path, key) for actor in actors]
+                for actor, address in zip(actors, ray.get(calls, timeout=START_S), strict=True):
+                    if address:
+                        actor.connect(address, key)
+                    elif self.transport == "fast":
+                        raise UserError("federation.transport fast needs actors on this machine: use auto or calls.")
         except UserError as error:
             raise UserError(sentence(error)) from error
-        except (errors.GetTimeoutError, *LOST) as error:
+        except (errors.GetTimeoutError, OSError, EOFError, AuthenticationError, *LOST) as error:
             reason = " ".join(str(error).split()) or f"{START_S} s were not enough"
             has = ray_cluster.free_resources()
             raise ClientError(f"an actor could not be started (Ray has {has} free): {reason}") from error
 
+    def _hang_up(self) -> None:
+        for actor in self.actors:
+            actor.hang_up()
+
     def close(self) -> None:
         """Kill all actors, and free the shared data and the reserved resources."""
+        self._hang_up()
         for actor in self.actors:
-            ray.kill(actor)
+            ray.kill(actor.handle)
         if self.reserved is not None:
             ray_cluster.free(self.reserved)
         self.actors, self.data, self.reserved = [], None, None

@@ -102,7 +102,7 @@ class Assembled:
 
         module, loop = partial(spec.module, spec.facts), replace(spec.local, schedule=None)
         build = partial(spec.elsewhere, str(registry.base()), module, loop, self.plan.facts.weighting, source)
-        return RayActors(build, self.data, spec.actors, spec.gpus_per_actor)
+        return RayActors(build, self.data, spec.actors, spec.gpus_per_actor, transport=spec.transport)
 
     def worker(self, source: Source) -> Worker:
         """Return the worker of this process; source: the source of noise."""

@@ -108,6 +108,7 @@ def build(config: Experiment) -> RunSpec:
         storage=c.storage,
         actors=f.actors if f.executor == "ray_actors" else 0,
         gpus_per_actor=f.gpus_per_actor,
+        transport=f.transport,
         checkpoint_every=f.checkpoint_every,
         memory_bytes=f.memory_mb * 1e6,
     )

@@ -79,6 +79,7 @@ class RunSpec:
     storage: str | None
     actors: int  # processes that train clients; 0: this process
     gpus_per_actor: float | str
+    transport: str
     checkpoint_every: int
     memory_bytes: float
     by_rule: Mapping[str, Any] = field(default_factory=dict)  # the partition's constants that a rule computed

@@ -110,7 +110,7 @@ def _start(num_cpus: int | None) -> None:
         # An empty mode is removed, because Ray has read the mode at its import. Without a mode, ray.init uses tokens.
         os.environ.pop("RAY_AUTH_MODE", None)
         os.environ["RAY_AUTH_TOKEN"] = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
-    folder = tempdirs.make(_base())
+    folder = tempdirs.make(base())
     atexit.register(ray.shutdown)  # must run before the folder is removed; Ray's own handler may run later
     with tempdirs.tempdir(folder), _loopback_only(), _coming_up("Ray does not start on this machine"):
         ray.init(
@@ -128,7 +128,7 @@ def _start(num_cpus: int | None) -> None:
         warnings.warn(f"Ray {ray.__version__} listens at {at}: other machines can reach it.", stacklevel=3)
 
 
-def _base() -> str:
+def base() -> str:
     """Return the parent folder for the files of a Ray that is started here: RAY_TMPDIR or Python's temporary folder.
 
     The result is /tmp if the paths of Ray's sockets in Python's temporary folder would be too long.
@@ -137,20 +137,20 @@ def _base() -> str:
         UserError: the path RAY_TMPDIR is too long, or the folder cannot be written.
     """
     requested = os.environ.get("RAY_TMPDIR", "")
-    base = os.path.realpath(requested or tempfile.gettempdir())
+    parent = os.path.realpath(requested or tempfile.gettempdir())
     socket = f"/{tempdirs.PREFIX}12345678/r/session_2026-01-01_00-00-00_000000_{os.getpid()}/sockets/plasma_store"
     room = (103 if sys.platform == "darwin" else 107) - len(socket)
     if not requested:
-        return base if len(os.fsencode(base)) <= room else "/tmp"
-    if len(os.fsencode(base)) > room:
+        return parent if len(os.fsencode(parent)) <= room else "/tmp"
+    if len(os.fsencode(parent)) > room:
         raise UserError(
             f"RAY_TMPDIR must have at most {room} characters, as paths of sockets in it have a maximum "
             f"length, got {requested!r}."
         )
     try:
-        os.makedirs(base, exist_ok=True)
-        with tempfile.TemporaryFile(dir=base):
-            return base
+        os.makedirs(parent, exist_ok=True)
+        with tempfile.TemporaryFile(dir=parent):
+            return parent
     except OSError as error:
         raise UserError(f"RAY_TMPDIR={requested!r} cannot be written ({error.strerror}).") from None
 

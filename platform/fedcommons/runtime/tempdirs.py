@@ -52,9 +52,9 @@ _process_folder = cache(make)
 
 
 @contextmanager
-def folder() -> Iterator[Path]:
-    """Create a folder of mode 0700 in Python's temporary folder, and remove it at the end of the context."""
-    path = make()
+def folder(base: str | None = None) -> Iterator[Path]:
+    """Create a folder as ``make`` does, and remove it at the end of the context."""
+    path = make(base)
     try:
         yield path
     finally:
