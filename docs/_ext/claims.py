@@ -1,8 +1,9 @@
-"""The tables of docs/claims.md, from docs/claims.csv, which also has the details and the commands.
+"""The tables of docs/claims.md and of result pages, from docs/claims.csv, which also has the details and the commands.
 
 <!-- verdicts -->        how many claims have which verdict, by paper and data set
 <!-- claims PAPER -->    the claims of a paper
 <!-- commands -->        the commands of claims that no result page has
+<!-- claims -->          on a page of docs/results: the claims that the page judges
 """
 
 import csv
@@ -52,6 +53,15 @@ def claims(rows: list[Row], paper: str) -> str:
     return f"```{{table}}\n:class: sortable\n\n{text}\n```"
 
 
+def claims_of(rows: list[Row], page: str) -> str:
+    lines = [
+        [row["claim"], row["in_the_paper"], row["verdict"], "; ".join(filter(None, [row["effect"], row["more"]]))]
+        for row in rows
+        if row["page"] == page
+    ]
+    return table(["claim", "in the paper", "verdict", "effect here"], lines)
+
+
 def linked(row: Row) -> str:
     assert row["verdict"] in VERDICTS, row
     assert (DOCS / row["page"]).exists(), row
@@ -68,10 +78,12 @@ def commands(rows: list[Row], paper: str = "") -> str:
 
 
 def read(app: Sphinx, docname: str, text: list[str]) -> None:
-    if docname == "claims":
+    if docname == "claims" or "<!-- claims -->" in text[0]:
         with (DOCS / "claims.csv").open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
         app.env.note_dependency("claims.csv")
+        text[0] = text[0].replace("<!-- claims -->", claims_of(rows, f"{docname}.md"))
+    if docname == "claims":
         makers = {"verdicts": verdicts, "claims": claims, "commands": commands}
         text[0] = re.sub(r"<!-- (\w+) ?(.*?) -->", lambda asked: makers[asked[1]](rows, asked[2]), text[0])
 

@@ -22,7 +22,7 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 from zlib import crc32
 
-from public_names import public
+from public_names import public, readable
 from sphinx.application import Sphinx
 
 import fedcommons
@@ -209,7 +209,7 @@ def default_of(field: Field) -> str:
 def cells(field: Field) -> str:
     kind = (field.hint.__name__ if isinstance(field.hint, type) else str(field.hint)).replace("None", "null")
     is_range = field.allowed.startswith(("(", "["))
-    allowed = f"{kind} in {field.allowed}" if is_range else field.allowed or kind
+    allowed = readable(kind, field.allowed) if is_range else field.allowed or kind
     texts = [allowed.replace("_", r"\_"), f"`{default_of(field)}`", plain(field.help)]
     return " | ".join(text.replace("|", r"\|") for text in texts)
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+from docutils.nodes import Text, document
+from sphinx.addnodes import desc_annotation
 from sphinx.application import Sphinx
 
 import fedcommons
@@ -112,8 +114,27 @@ def signature(
     return re.sub(r"Annotated\[([\w| ]+), [^\]]*\]+'\]", r"\1", given).replace(" = <factory>", ""), back
 
 
+def readable(kind: str, allowed: str) -> str:
+    """Return a type and a range such as ``[1, 1e6]`` in words: ``int, 1 to 10^6``."""
+    match = re.fullmatch(r"([\[(])(\S+), (\w+)([\])])(.*)", allowed)
+    if not match:
+        return f"{kind}, {allowed}"
+    low, high = (re.sub(r"^1e", "10^", end.replace(str(2**62), "2^62")) for end in match.group(2, 3))
+    above, below = "above " * (match[1] == "("), "below " * (match[4] == ")")
+    values = f"{above or 'at least '}{low}" if below and high == "inf" else f"{above}{low} to {below}{high}"
+    return f"{kind}, {values}{match[5]}"
+
+
+def show_ranges(app: Sphinx, doctree: document) -> None:
+    """Replace ``Annotated`` in the types of fields."""
+    for node in doctree.findall(desc_annotation):
+        if match := re.fullmatch(r": Annotated\[(.+), '(.+)'\]", node.astext()):
+            node.children = [Text(f": {readable(*match.groups())}")]
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("autodoc-process-docstring", escaped)
     app.connect("autodoc-process-signature", signature)
     app.connect("autodoc-skip-member", is_old)
+    app.connect("doctree-read", show_ranges)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
