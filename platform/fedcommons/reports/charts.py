@@ -1,16 +1,11 @@
 """Charts of a report, as Vega-Lite specifications that altair creates: one specification per kind of chart.
 
-In the browser, page.js fills a specification with the data sets ``curve`` and ``reached`` of the selected runs. An
-interpreter (``ast``) evaluates Vega's expressions, because the page's security policy forbids generated code.
+In the browser, page.js adds the data sets ``curve`` and ``reached`` of the selected runs, and colours by
+``series.looks``. An interpreter (``ast``) evaluates expressions, as the page's security policy forbids generated code.
 """
 
 from functools import cache
 from typing import Any
-
-from fedcommons.reports.series import COLOURS
-
-LOOKS = [*COLOURS[:6], "#888888"]
-"""Colours of Okabe and Ito, with grey instead of black, because the page can have a dark background."""
 
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [1, 4])
 
@@ -42,7 +37,7 @@ def _curves(x: str, x_title: str, y: str, y_title: str) -> dict[str, Any]:
         orient="bottom", columns=2, labelLimit=300, title=None, symbolType="stroke", symbolOpacity=1,
         symbolStrokeWidth=2, symbolSize=300,
     )  # fmt: skip
-    colour = alt.Color("colour:N", sort=None, legend=legend).scale(range=LOOKS)
+    colour = alt.Color("colour:N", sort=None, legend=legend)
     axis = alt.Axis(tickMinStep=1, format="d") if x == "round" else alt.Axis()  # ticks at whole rounds
     across = alt.X(f"{x}:Q", title=x_title, axis=axis).scale(nice=False)
     tips = [
@@ -69,12 +64,12 @@ def _reached() -> dict[str, Any]:
 
     base = alt.Chart(alt.NamedData("reached"))
     rows = alt.Y("name:N", sort=None, title=None).axis(labelLimit=220)
-    colour = alt.Color("colour:N", sort=None, legend=None).scale(range=LOOKS)
+    colour = alt.Color("colour:N", sort=None, legend=None)
     tips = [alt.Tooltip("name:N", title="runs"), alt.Tooltip("seed:N"), alt.Tooltip("said:N", title="target")]
     axis = alt.Axis(tickMinStep=1, format="d")
     across = alt.X("rounds:Q", title="rounds to the target", axis=axis).scale(zero=True)
     dots = base.mark_point(size=50, opacity=0.8).encode(
-        x=across, y=rows, color=colour, fill=alt.Fill("colour:N", sort=None, legend=None).scale(range=LOOKS),
+        x=across, y=rows, color=colour, fill=alt.Fill("colour:N", sort=None, legend=None),
         fillOpacity=alt.condition("datum.missed", alt.value(0), alt.value(0.8)), tooltip=tips,
     )  # fmt: skip
     bars = base.mark_tick(thickness=2, size=16).encode(x=alt.X("mean(rounds):Q"), y=rows, color=colour)
