@@ -31,7 +31,8 @@ _PALETTE = (
 )  # methods and sharing strategies: a line for each style, a place in the line for each colour
 _LOOKS = {name: (i % 8, style) for style, line in enumerate(_PALETTE) for i, name in enumerate(line.split())}
 _LOOKS |= {alias: _LOOKS["fedavg"] for alias in (NO_SHARING_SHOWN, "real", "none")}
-_LOOKS |= {"fedssyn": _LOOKS["shuffled_synthetic"], "REAL": _LOOKS["shuffled_real"]}
+_LOOKS |= {"fedssyn": _LOOKS["shuffled_synthetic"], "REAL": _LOOKS["shuffled_real"], "FedMERF": _LOOKS["merf"],
+           "NDPDC": _LOOKS["ndpdc"]}  # fmt: skip
 
 Spread = tuple[float, float, float]
 """Mean, minimum and maximum over seeds."""

@@ -49,11 +49,11 @@ def draw(rows: Sequence[Measured], path: Path, title: str, smoke: bool) -> None:
     plots.finish(figure, f"Accuracy and its two costs; {title}{spread}", more=[
         Line2D([], [], marker=marker, ms=size, label=label, color=colour, ls="none", markerfacecolor=face)
         for marker, size, colour, face, label in (
-            (PLAIN, 6, ON_FRONT, ON_FRONT, "on the Pareto front: no method is more accurate at this cost or less"),
+            (PLAIN, 6, ON_FRONT, ON_FRONT, "on the Pareto front: no method is better in one and as good in the other"),
             (PLAIN, 6, OFF_FRONT, OFF_FRONT, "not on the front"),
             (PRIVATE, 11, "0.3", "0.3", "the shared data have an epsilon (if the noise were secret)"),
             (BOUND, 6, "0.3", "none", "upper bound, for comparison only"),
-        )
+        ) if marker != PRIVATE or any(measured.row.epsilon is not None for measured in rows)
     ])  # fmt: skip
     plots.save(figure, path, 120, smoke)
 

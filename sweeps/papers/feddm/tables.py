@@ -163,11 +163,13 @@ def pictures(frame: Any, path: Path, smoke: bool) -> None:
                 low, high = image.min(), image.max()
                 axes.imshow(((image - low) / (high - low)).squeeze(), cmap="gray")
         label_text = method.removeprefix("feddm, ")
-        last = "" if label_text.startswith("round") else "\nlast round"
+        last = "\nnoise level 0" if label_text.startswith("round") else "\nlast round"
         row[0].set_ylabel(label_text + last, fontsize=8, rotation=0, ha="right", va="center")
     for axes, label in zip(grid[0], labels, strict=True):
         axes.set_title(f"class {label}", fontsize=8)
-    figure.suptitle(f"Images that clients sent, the first of each class; seed {runs['seed'].iloc[0]}", fontsize=10)
+    dataset, alpha, seed = runs[["dataset", "at", "seed"]].iloc[0]
+    facts = f"{dataset}, alpha {alpha:g}, seed {seed}; black to white: each image's minimum to maximum"
+    figure.suptitle(f"Images that clients sent, the first of each class\n{facts}", fontsize=10)
     plots.save(figure, path, 110, smoke)
 
 

@@ -148,14 +148,8 @@ def over_federations(path: Path, cells: Sequence[Cell], smoke: bool) -> None:
     if panels:
         seeds = max(len(cell.runs) for cell in cells)
         spread = f"mark: mean over {seeds} seeds, bar: ± standard deviation" if seeds > 1 else "one seed, so no bars"
-        series.draw(
-            path,
-            panels,
-            "last_accuracy",
-            "algorithm",
-            f"Last accuracy; {cells[0].runs['dataset'].iloc[0]}; {spread}",
-            smoke,
-        )
+        title = f"Last accuracy; {cells[0].runs['dataset'].iloc[0]}; {spread}"
+        series.draw(path, panels, "last_accuracy", "algorithm", title, smoke)
 
 
 def report(results: Results) -> Report:
