@@ -93,10 +93,9 @@ def test_rows_are_of_summaries_and_cells_and_files_have_the_mean_and_interval(fo
     assert set(links) <= set(re.findall(r' id="([^"]+)"', html))
     data = json.loads(re.findall(r'id="data">(.*?)</script>', html, re.S)[0])
     assert data["looks"]["colour"] == {name: series.looks([name])[name][0] for name in ("fedavg", "fedprox")}
-    made = data["files"]
-    (mine,) = [line for line in csv.DictReader(made["results"]["csv"]) if line["method"] == "fedprox"]
+    (mine,) = [line for line in csv.DictReader(data["files"]["results"]["csv"]) if line["method"] == "fedprox"]
     assert float(mine["last_accuracy"]) == pytest.approx(mean / 100, rel=1e-12)
-    for of in made.values():
+    for of in data["files"].values():
         assert len([line for line in of["latex"] if line.endswith(r"\\")]) == len(of["csv"])
 
 

@@ -30,9 +30,8 @@ def draw(rows: Sequence[Measured], path: Path, title: str, smoke: bool) -> None:
             ends = [100 * value for value in measured.row.best.values()]
             accuracy.plot([min(ends), max(ends)], [y, y], color="k", linewidth=1)
             _point(accuracy, 100 * measured.row.accuracy, y, measured, "k")
-        for axes, costs in (
-            (bytes_sent, [m.row.mb for m in of_alpha]), (disclosed, [100 * m.row.disclosed for m in of_alpha])
-        ):  # fmt: skip
+        for axes, costs in ((bytes_sent, [m.row.mb for m in of_alpha]),
+                            (disclosed, [100 * m.row.disclosed for m in of_alpha])):  # fmt: skip
             free = [i for i, m in enumerate(of_alpha) if not m.row.bound]
             on_front = [free[i] for i in decide.front([(costs[i], of_alpha[i].row.accuracy) for i in free])]
             for y, measured in enumerate(of_alpha):

@@ -182,8 +182,7 @@ def figure1(path: Path, smoke: bool) -> None:
         matched = surrogate.match(real, surrogate.first(real, seed), seed)
         for points, name, colour, dash in (
             (real, "of 100 real points", "#0072b2", "-"),
-            (matched, "of 20 matched points (the surrogate)", "#cc79a7", "--"),
-        ):
+            (matched, "of 20 matched points (the surrogate)", "#cc79a7", "--")):  # fmt: skip
             axes.plot(w, surrogate.loss(w, points), dash, color=colour, label=name)
         axes.plot(w, surrogate.tangent(w, real), ":", color="0.4", label="tangent at 0")
         axes.axvline(0, color="0.8", linewidth=0.8, zorder=0)

@@ -69,10 +69,8 @@ def picture(path: Path, exchange: Exchange, dataset: str, smoke: bool) -> None:
     names = NAMES.get(dataset, tuple(map(str, range(classes))))
     figure, ((left, middle, right),) = panels(1, 3, (13.5, 5.2))
     received = exchange.after - exchange.before
-    for axes, counts, title in (
-        (left, exchange.before, "before the exchange"),
-        (middle, exchange.after, "after it (red: received)"),
-    ):
+    for axes, counts, title in ((left, exchange.before, "before the exchange"),
+                                (middle, exchange.after, "after it (red: received)")):  # fmt: skip
         axes.imshow(counts, cmap="Blues", aspect="auto", vmax=exchange.after.max())
         axes.set(xlabel="class", ylabel="client", title=f"images of each client, {title}")
         if classes <= 20 and len(counts) <= 20:

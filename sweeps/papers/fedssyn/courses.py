@@ -171,7 +171,7 @@ def over_rounds(curves: Sequence[Curve], title: str) -> Figure:
             for name, (label, look) in looks.items():
                 _draw(axes, with_lemma.course(name), label=label, **look)
             _frame(axes, f"{heading}, models of {with_lemma.label}", "round", log=ZETA not in looks)
-    finish(figure, f"{title}{MEANING * _several(curves)}; curves of (b) and (c): see (a)", loc="panels")
+    finish(figure, f"{title}; curves of (b) and (c): see (a)", loc="panels")
     return figure
 
 
@@ -188,12 +188,8 @@ def over_generator_epochs(curves: Sequence[Curve], title: str) -> Figure:
         _frame(axes, heading + bound, "epochs of the generators", log=name.endswith("_sq"))
         axes.set_xticks([_epochs(c) for c in curves])
     note = "Every point is measured at its own server model; at round 0 all have the same model"
-    finish(figure, f"{title}{MEANING * _several(curves)}\n{note}")
+    finish(figure, f"{title}\n{note}")
     return figure
-
-
-def _several(curves: Sequence[Curve]) -> bool:
-    return any(item.runs["seed"].nunique() > 1 for item in curves)
 
 
 def _epochs(item: Curve) -> int:
