@@ -50,7 +50,7 @@ def counts(name: str = "dirichlet_classes", dataset: str = "digits", **constants
 def bubbles(axes: Axes, held: np.ndarray, title: str) -> None:
     """A disc for each client and class; its area is the number of examples."""
     client, label = np.nonzero(held)
-    size = 220 * held[client, label] / 129
+    size = np.maximum(220 * held[client, label] / 129, 4)  # one image is visible as well
     axes.scatter(client, label, s=size, color=BLUE, linewidths=0)
     axes.set(title=title, xlabel="client", xlim=(-0.7, len(held) - 0.3), ylim=(-0.7, held.shape[1] - 0.3))
     axes.title.set_fontsize(10)
@@ -63,7 +63,8 @@ def row_of_partitions(path: Path, held: Mapping[str, np.ndarray], title: str) ->
     for axes, (name, one) in zip(row, held.items(), strict=True):
         bubbles(axes, one, name)
     row[0].set_ylabel("class")
-    figure.suptitle(f"{title}\narea of a disc: number of a client's images of a class", fontsize=10)
+    most = max(one.max() for one in held.values())
+    figure.suptitle(f"{title}\narea of a disc: a client's images of a class, up to {most}", fontsize=10)
     save(figure, path, 110)
 
 
@@ -97,9 +98,9 @@ def steps(path: Path, title: str, courses: Mapping[str, tuple[int, int]]) -> Non
     for y, (epochs, batch) in enumerate(courses.values()):
         for epoch in range(epochs):
             starts = np.arange(0, 129, batch)
-            widths = np.minimum(batch, 129 - starts)
-            axes.barh(y, widths, 0.6, left=129 * epoch + starts, color=BLUE if epoch % 2 == 0 else "#8fb4d6",
-                      edgecolor="w", linewidth=0.6)  # fmt: skip
+            seen = np.minimum(batch, 129 - starts)  # below: a gap of 3 between steps; a step of one image is visible
+            axes.barh(y, np.maximum(seen - 3, 2.5), 0.6, left=129 * epoch + starts - 1.5 * (seen < 3),
+                      color=BLUE if epoch % 2 == 0 else "#8fb4d6")  # fmt: skip
         axes.text(129 * epochs + 8, y, f"{epochs * -(-129 // batch)} steps", va="center", fontsize=9)
     axes.set(yticks=range(len(courses)), yticklabels=list(courses), xlabel="images processed by the client")
     axes.set_xlim(0, 129 * max(e for e, _ in courses.values()) * 1.13)
@@ -219,7 +220,7 @@ def partitions() -> None:
 def one(name: str, held: np.ndarray, data: str) -> None:
     figure, ((axes,),) = panels(1, 1, (5.4, 3.2))
     scaled = held * (129 / max(129, held.max()))
-    bubbles(axes, scaled, f"{name}, {data}\narea of a disc: number of a client's examples of a class")
+    bubbles(axes, scaled, f"{name}, {data}\narea of a disc: a client's examples of a class, up to {held.max()}")
     axes.set_ylabel("class")
     save(figure, HERE / f"partition_{name}.png", 100)
 

@@ -49,8 +49,10 @@ def draw(cells: Sequence[Cell], path: Path, x: str, title: str, round: int, smok
     several = len({cell.runs["algorithm"].iloc[0] for cell in cells}) > 1
 
     def name(cell: Cell) -> str:
-        words = [f"{n.removesuffix('.name').rpartition('.')[2]} {value}" for n in columns.others(cell)
-                 if isinstance(value := series.value(cell, n), str)]  # fmt: skip
+        others = {n: series.value(cell, n) for n in columns.others(cell) if "epsilon" not in n}
+        texts = {n: value for n, value in others.items() if isinstance(value, str) or (value and not is_share)}
+        words = [f"{'' if n.endswith('.name') else n.rpartition('.')[2]} {columns.text(value, n)}".strip()
+                 for n, value in texts.items()]  # fmt: skip
         algorithm, setting = (columns.text(series.value(cell, n), n) for n in ("algorithm", "sharing.setting"))
         return ", ".join([*[algorithm] * several, setting, *words])
 

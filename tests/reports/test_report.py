@@ -24,7 +24,7 @@ from report_runs import change, copies, quiet, small_runs, summary
 
 from fedcommons import report
 from fedcommons.errors import UserError
-from fedcommons.reports import intervals, page, tables
+from fedcommons.reports import intervals, page, series, tables
 from fedcommons.reports.cells import cells
 from fedcommons.reports.collect import gather, grouped
 from fedcommons.reports.live_server import Server, Watched
@@ -91,10 +91,11 @@ def test_rows_are_of_summaries_and_cells_and_files_have_the_mean_and_interval(fo
     assert [list(rows(html))[n] for n in numbers] == ["fedprox-0", "fedprox-1"]
     links = re.findall(r'href="#([^"]+)"', html.partition('<script type="application/json"')[0])
     assert set(links) <= set(re.findall(r' id="([^"]+)"', html))
-    made = json.loads(re.findall(r'id="data">(.*?)</script>', html, re.S)[0])["files"]
-    (mine,) = [line for line in csv.DictReader(made["results"]["csv"]) if line["method"] == "fedprox"]
+    data = json.loads(re.findall(r'id="data">(.*?)</script>', html, re.S)[0])
+    assert data["looks"]["colour"] == {name: series.looks([name])[name][0] for name in ("fedavg", "fedprox")}
+    (mine,) = [line for line in csv.DictReader(data["files"]["results"]["csv"]) if line["method"] == "fedprox"]
     assert float(mine["last_accuracy"]) == pytest.approx(mean / 100, rel=1e-12)
-    for of in made.values():
+    for of in data["files"].values():
         assert len([line for line in of["latex"] if line.endswith(r"\\")]) == len(of["csv"])
 
 

@@ -1,16 +1,11 @@
 """Charts of a report, as Vega-Lite specifications that altair creates: one specification per kind of chart.
 
-In the browser, page.js fills a specification with the data sets ``curve`` and ``reached`` of the selected runs. An
-interpreter (``ast``) evaluates Vega's expressions, because the page's security policy forbids generated code.
+In the browser, page.js adds the data sets ``curve`` and ``reached`` of the selected runs, and colours by
+``series.looks``. An interpreter (``ast``) evaluates expressions, as the page's security policy forbids generated code.
 """
 
 from functools import cache
 from typing import Any
-
-from fedcommons.reports.series import COLOURS
-
-LOOKS = [*COLOURS[:6], "#888888"]
-"""Colours of Okabe and Ito, with grey instead of black, because the page can have a dark background."""
 
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [1, 4])
 
@@ -38,19 +33,16 @@ def _curves(x: str, x_title: str, y: str, y_title: str) -> dict[str, Any]:
     """Return a chart with a curve per configuration and a band from minimum to maximum. x, y: columns of the data."""
     import altair as alt  # altair takes a second to import
 
-    legend = alt.Legend(
-        orient="bottom", columns=2, labelLimit=300, title=None, symbolType="stroke", symbolOpacity=1,
-        symbolStrokeWidth=2, symbolSize=300,
-    )  # fmt: skip
-    colour = alt.Color("colour:N", sort=None, legend=legend).scale(range=LOOKS)
+    legend = alt.Legend(orient="bottom", columns=2, labelLimit=300, title=None, symbolType="stroke", symbolOpacity=1,
+                        symbolStrokeWidth=2, symbolSize=300)  # fmt: skip
+    colour = alt.Color("colour:N", sort=None, legend=legend)
     axis = alt.Axis(tickMinStep=1, format="d") if x == "round" else alt.Axis()  # ticks at whole rounds
     across = alt.X(f"{x}:Q", title=x_title, axis=axis).scale(nice=False)
     tips = [
         alt.Tooltip("name:N", title="runs"), alt.Tooltip("round:Q"), alt.Tooltip(f"{y}:Q", format=".4g", title="mean"),
         alt.Tooltip(f"{y}_low:Q", format=".4g", title="minimum"),
         alt.Tooltip(f"{y}_high:Q", format=".4g", title="maximum"),
-        alt.Tooltip("bytes:Q", format=".4g", title="MB so far"),
-    ]  # fmt: skip
+        alt.Tooltip("bytes:Q", format=".4g", title="MB so far")]  # fmt: skip
     base = alt.Chart(alt.NamedData("curve"))
     band = base.mark_area(opacity=0.15).encode(
         x=across, y=alt.Y(f"{y}_low:Q", title=y_title), y2=f"{y}_high:Q", color=colour, detail="line:N"
@@ -58,8 +50,7 @@ def _curves(x: str, x_title: str, y: str, y_title: str) -> dict[str, Any]:
     line = base.mark_line(interpolate="linear").encode(
         x=across, y=alt.Y(f"{y}:Q", title=y_title).scale(zero=False), tooltip=tips, color=colour, detail="line:N",
         strokeWidth=alt.StrokeWidth("width:Q", scale=None),
-        strokeDash=alt.StrokeDash("dash:N", sort=None, legend=legend).scale(range=list(DASHES)),
-    )  # fmt: skip
+        strokeDash=alt.StrokeDash("dash:N", sort=None, legend=legend).scale(range=list(DASHES)))  # fmt: skip
     return alt.layer(band, line).properties(width="container", height=240).to_dict()
 
 
@@ -69,13 +60,12 @@ def _reached() -> dict[str, Any]:
 
     base = alt.Chart(alt.NamedData("reached"))
     rows = alt.Y("name:N", sort=None, title=None).axis(labelLimit=220)
-    colour = alt.Color("colour:N", sort=None, legend=None).scale(range=LOOKS)
+    colour = alt.Color("colour:N", sort=None, legend=None)
     tips = [alt.Tooltip("name:N", title="runs"), alt.Tooltip("seed:N"), alt.Tooltip("said:N", title="target")]
     axis = alt.Axis(tickMinStep=1, format="d")
     across = alt.X("rounds:Q", title="rounds to the target", axis=axis).scale(zero=True)
     dots = base.mark_point(size=50, opacity=0.8).encode(
-        x=across, y=rows, color=colour, fill=alt.Fill("colour:N", sort=None, legend=None).scale(range=LOOKS),
-        fillOpacity=alt.condition("datum.missed", alt.value(0), alt.value(0.8)), tooltip=tips,
-    )  # fmt: skip
+        x=across, y=rows, color=colour, fill=alt.Fill("colour:N", sort=None, legend=None),
+        fillOpacity=alt.condition("datum.missed", alt.value(0), alt.value(0.8)), tooltip=tips)  # fmt: skip
     bars = base.mark_tick(thickness=2, size=16).encode(x=alt.X("mean(rounds):Q"), y=rows, color=colour)
     return alt.layer(dots, bars).properties(width="container", height=100).to_dict()  # page.js sets the height

@@ -21,6 +21,7 @@ from fedcommons.reports.cells import ROUNDS, values
 from fedcommons.reports.collect import WHO, RunFacts, gather, grouped
 from fedcommons.reports.frames import folder_path, load_central
 from fedcommons.reports.intervals import number, quantile
+from fedcommons.reports.series import looks
 from fedcommons.reports.tables import RUN, Column, verdict
 from fedcommons.storage import safe_read
 from fedcommons.storage.atomic_files import write_text
@@ -184,6 +185,10 @@ def contents(runs: "pd.DataFrame", run_facts: Sequence[RunFacts], say: Callable[
             {"g": group, "name": details.name(cell), "colour": columns.method(cell), "dash": columns.setting(cell)}
             for group, cell in cells
         ],
+        "looks": {
+            field: {name: look[0] for name, look in looks((of(cell) for _, cell in cells), by_colour=True).items()}
+            for field, of in (("colour", columns.method), ("dash", columns.setting))
+        },
         "ofCell": numbers,
         "columns": [{"name": c.name, "scale": c.scale, "digits": c.digits} for c in shown],
         "quantiles": [quantile(n) for n in range(2, 1 + max(map(len, numbers), default=1))],

@@ -38,13 +38,13 @@ def percent(axis: Axis) -> str:
 
 
 def covered(lines: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list[int]:
-    """Count for each line (x, y) the later lines that coincide with it in at least a third of the points."""
+    """Count for each line (x, y) the later lines that coincide with it in at least half of the points."""
 
     def is_near(line: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> bool:
         at, heights = dict(zip(*line, strict=True)), dict(zip(*other, strict=True))
         reach = max(at.values(), default=0) - min(at.values(), default=0)
         near = [abs(at[x] - heights[x]) <= 0.005 * reach for x in at.keys() & heights.keys()]
-        return bool(near) and 3 * sum(near) >= len(at)
+        return bool(near) and 2 * sum(near) >= len(at)
 
     return [sum(is_near(line, later) for later in lines[i + 1 :]) for i, line in enumerate(lines)]
 

@@ -31,7 +31,8 @@ _PALETTE = (
 )  # methods and sharing strategies: a line for each style, a place in the line for each colour
 _LOOKS = {name: (i % 8, style) for style, line in enumerate(_PALETTE) for i, name in enumerate(line.split())}
 _LOOKS |= {alias: _LOOKS["fedavg"] for alias in (NO_SHARING_SHOWN, "real", "none")}
-_LOOKS |= {"fedssyn": _LOOKS["shuffled_synthetic"], "REAL": _LOOKS["shuffled_real"]}
+_LOOKS |= {"fedssyn": _LOOKS["shuffled_synthetic"], "REAL": _LOOKS["shuffled_real"], "FedMERF": _LOOKS["merf"],
+           "NDPDC": _LOOKS["ndpdc"]}  # fmt: skip
 
 Spread = tuple[float, float, float]
 """Mean, minimum and maximum over seeds."""
@@ -57,15 +58,17 @@ class Panel:
     points: Sequence[Point]
 
 
-def looks(names: Iterable[str]) -> dict[str, tuple[str, str, Any]]:
+def looks(names: Iterable[str], by_colour: bool = False) -> dict[str, tuple[str, str, Any]]:
     """Return colour, marker and dash pattern of each series of a picture, all different.
 
     A method or sharing strategy of the package looks the same in every picture. Another name, such as
     ``merf, summed noise``, gets the colour of a method in the name if it is free, or else another free colour.
+    by_colour: of two methods with one colour (fedavg, fedpvr) the second gets a free colour as well.
     """
     names = list(dict.fromkeys(names))
-    result = {name: _LOOKS[name] for name in names if name in _LOOKS}
-    for name in (name for name in names if name not in _LOOKS):
+    first = {_LOOKS[name][0] if by_colour else name: name for name in reversed(names) if name in _LOOKS}
+    result = {name: _LOOKS[name] for name in first.values()}
+    for name in (name for name in names if name not in result):
         words = [_LOOKS[word] for word in reversed(re.split("[, ]+", name)) if word in _LOOKS]
         every = [(colour, style) for style in range(len(STYLES)) for colour in range(len(COLOURS))]
         colours = {colour for colour, _ in result.values()}

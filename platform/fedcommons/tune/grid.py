@@ -272,14 +272,14 @@ def work_note(cells: Sequence[Experiment]) -> str:
     )
 
 
-def title(cells: Sequence[Experiment]) -> str:
+def title(cells: Sequence[Experiment], with_target: bool = True) -> str:
     """Return the title of a figure, as text: data set, target, number of seeds."""
     datasets = ", ".join(dict.fromkeys(registry.label(c.data.name) for c in cells))
     seeds = len({c.seed for c in cells})
     targets = {c.target for c in cells}
     reach = several(cells, "target") if len(targets) > 1 else target.in_words(cells[0].target)
     unit = "" if any(isinstance(target_value, str) for target_value in targets) else " test accuracy"
-    return f"{datasets}, target {reach}{unit}, {seeds} seed{'s' * (seeds > 1)}"
+    return f"{datasets}, {f'target {reach}{unit}, ' * with_target}{seeds} seed{'s' * (seeds > 1)}"
 
 
 def is_smoke(options: parse.Options) -> bool:

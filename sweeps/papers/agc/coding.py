@@ -26,6 +26,7 @@ from papers.agc.presets import PER_CLASS, PRESETS
 Curve = Mapping[str, Any]
 
 NAMES = {"iid": "iid", "dirichlet_plain": "Dirichlet(0.1)", "single_class": "single class"}
+KEY = "q: probability that a client straggles. d: copies of an image. c: share of images that are copied to clients"
 SHOWN = (10, 20)  # rounds of the CSV, in addition to the last round; the table has only round 10 and the last round
 SPAN = 1e4  # the logarithmic part of figure 3's axis spans at most about this factor; near 0 the axis is linear
 CLOSE = 0.95  # an accuracy is close if it is at least this share of the last accuracy of iid clients without sharing
@@ -105,9 +106,8 @@ def picture(curves: Sequence[Curve], partition: str, title: str) -> Figure:
         below.set(xlabel="round", ylabel="second moment of the estimate (log)", yscale="log")
         low, high = below.get_ylim()
         below.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5) if high < 100 * low else (1,)))
-        below.yaxis.set(major_formatter="{x:g}", minor_locator=NullLocator())
-    key = "q: probability that a client straggles. d: copies of an image. c: share of images that are copied to clients"
-    plots.finish(figure, title, key)
+        below.yaxis.set(minor_locator=NullLocator(), **({} if high > 1e4 else {"major_formatter": "{x:g}"}))
+    plots.finish(figure, title, KEY)
     return figure
 
 
@@ -135,7 +135,7 @@ def products_picture(curves: Sequence[Curve], title: str) -> Figure:
         axes.set_xlabel("round")
     scale = "\n(log on both sides of 0, linear in the grey strip)" * (len(powers) > 3)
     grid[0, 0].set_ylabel(f"sum of scalar products{scale}")
-    plots.finish(figure, f"Scalar products of gradients; {title}")
+    plots.finish(figure, f"Scalar products of gradients; {title}", KEY)
     return figure
 
 

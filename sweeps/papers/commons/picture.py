@@ -30,9 +30,8 @@ def draw(rows: Sequence[Measured], path: Path, title: str, smoke: bool) -> None:
             ends = [100 * value for value in measured.row.best.values()]
             accuracy.plot([min(ends), max(ends)], [y, y], color="k", linewidth=1)
             _point(accuracy, 100 * measured.row.accuracy, y, measured, "k")
-        for axes, costs in (
-            (bytes_sent, [m.row.mb for m in of_alpha]), (disclosed, [100 * m.row.disclosed for m in of_alpha])
-        ):  # fmt: skip
+        for axes, costs in ((bytes_sent, [m.row.mb for m in of_alpha]),
+                            (disclosed, [100 * m.row.disclosed for m in of_alpha])):  # fmt: skip
             free = [i for i, m in enumerate(of_alpha) if not m.row.bound]
             on_front = [free[i] for i in decide.front([(costs[i], of_alpha[i].row.accuracy) for i in free])]
             for y, measured in enumerate(of_alpha):
@@ -49,11 +48,11 @@ def draw(rows: Sequence[Measured], path: Path, title: str, smoke: bool) -> None:
     plots.finish(figure, f"Accuracy and its two costs; {title}{spread}", more=[
         Line2D([], [], marker=marker, ms=size, label=label, color=colour, ls="none", markerfacecolor=face)
         for marker, size, colour, face, label in (
-            (PLAIN, 6, ON_FRONT, ON_FRONT, "on the Pareto front: no method is more accurate at this cost or less"),
+            (PLAIN, 6, ON_FRONT, ON_FRONT, "on the Pareto front: no method is better in one and as good in the other"),
             (PLAIN, 6, OFF_FRONT, OFF_FRONT, "not on the front"),
             (PRIVATE, 11, "0.3", "0.3", "the shared data have an epsilon (if the noise were secret)"),
             (BOUND, 6, "0.3", "none", "upper bound, for comparison only"),
-        )
+        ) if marker != PRIVATE or any(measured.row.epsilon is not None for measured in rows)
     ])  # fmt: skip
     plots.save(figure, path, 120, smoke)
 

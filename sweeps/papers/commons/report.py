@@ -42,7 +42,7 @@ def report(entries: Sequence[Entry], options: parse.Options, out: Path, display:
     missing = f"{_not_defined(entries)}{_not_finished(entries, rows)}"
     table = f"{tables.markdown(HEAD, lines)}{missing}{tables.numbered(_notes(rows, options))}"
     records = [_record(result, seconds[name_of(result)]) for result in rows]
-    title, smoke = grid.title([cell.config for cell in cells]), grid.is_smoke(options)
+    title, smoke = grid.title([cell.config for cell in cells], with_target=False), grid.is_smoke(options)
     result = Report(
         f"{table}\n{_guides(rows)}", records, {"preset": options.preset, "rows": records, "undefined": undefined},
         {"commons.png": lambda path: draw(rows, path, title, smoke)},

@@ -163,11 +163,13 @@ def pictures(frame: Any, path: Path, smoke: bool) -> None:
                 low, high = image.min(), image.max()
                 axes.imshow(((image - low) / (high - low)).squeeze(), cmap="gray")
         label_text = method.removeprefix("feddm, ")
-        last = "" if label_text.startswith("round") else "\nlast round"
+        last = "\nnoise level 0" if label_text.startswith("round") else "\nlast round"
         row[0].set_ylabel(label_text + last, fontsize=8, rotation=0, ha="right", va="center")
     for axes, label in zip(grid[0], labels, strict=True):
         axes.set_title(f"class {label}", fontsize=8)
-    figure.suptitle(f"Images that clients sent, the first of each class; seed {runs['seed'].iloc[0]}", fontsize=10)
+    dataset, alpha, seed = runs[["dataset", "at", "seed"]].iloc[0]
+    facts = f"{dataset}, alpha {alpha:g}, seed {seed}; black to white: each image's minimum to maximum"
+    figure.suptitle(f"Images that clients sent, the first of each class\n{facts}", fontsize=10)
     plots.save(figure, path, 110, smoke)
 
 
@@ -180,8 +182,7 @@ def figure1(path: Path, smoke: bool) -> None:
         matched = surrogate.match(real, surrogate.first(real, seed), seed)
         for points, name, colour, dash in (
             (real, "of 100 real points", "#0072b2", "-"),
-            (matched, "of 20 matched points (the surrogate)", "#cc79a7", "--"),
-        ):
+            (matched, "of 20 matched points (the surrogate)", "#cc79a7", "--")):  # fmt: skip
             axes.plot(w, surrogate.loss(w, points), dash, color=colour, label=name)
         axes.plot(w, surrogate.tangent(w, real), ":", color="0.4", label="tangent at 0")
         axes.axvline(0, color="0.8", linewidth=0.8, zorder=0)

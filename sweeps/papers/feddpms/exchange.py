@@ -69,10 +69,8 @@ def picture(path: Path, exchange: Exchange, dataset: str, smoke: bool) -> None:
     names = NAMES.get(dataset, tuple(map(str, range(classes))))
     figure, ((left, middle, right),) = panels(1, 3, (13.5, 5.2))
     received = exchange.after - exchange.before
-    for axes, counts, title in (
-        (left, exchange.before, "before the exchange"),
-        (middle, exchange.after, "after it (red: received)"),
-    ):
+    for axes, counts, title in ((left, exchange.before, "before the exchange"),
+                                (middle, exchange.after, "after it (red: received)")):  # fmt: skip
         axes.imshow(counts, cmap="Blues", aspect="auto", vmax=exchange.after.max())
         axes.set(xlabel="class", ylabel="client", title=f"images of each client, {title}")
         if classes <= 20 and len(counts) <= 20:
@@ -87,18 +85,21 @@ def picture(path: Path, exchange: Exchange, dataset: str, smoke: bool) -> None:
     rows = [np.concatenate(list(_padded(exchange.images[c])), axis=2) for c in exchange.images]
     if rows:
         canvas = np.concatenate(rows, axis=1).transpose(1, 2, 0).astype(float)
-        canvas /= max(canvas.max(), 1)
+        canvas /= max(np.nanmax(canvas), 1)
         right.imshow(canvas.squeeze(-1) if canvas.shape[2] == 1 else canvas, cmap="gray")
         height = rows[0].shape[1]
         right.set_yticks([height * (i + 0.5) for i in range(len(rows))], [names[c] for c in exchange.images])
         right.set_xticks([])
-        for i in range(1, len(rows)):
-            right.axhline(height * i - 0.5, color="w", linewidth=1)
-    right.set(title=f"decoded, received: first {SHOWN} of each class")
+        for i in range(1, max(SHOWN, len(rows))):
+            right.axhline(height * i - 0.5, color="w", linewidth=2)
+            right.axvline(height * i - 0.5, color="w", linewidth=2)
+        right.set(xlim=(-0.5, canvas.shape[1] - 0.5), ylim=(canvas.shape[0] - 0.5, -0.5), ylabel="class, if any came")
+    right.set(title=f"decoded images, {SHOWN} of a class")
+    figure.suptitle(f"FedDPMS, {dataset}: what each client has, and the images that clients decoded from codes")
     save(figure, path, 110, smoke)
 
 
 def _padded(images: np.ndarray) -> np.ndarray:
-    """Return the first ``SHOWN`` images; black images stand in place of missing images."""
+    """Return the first ``SHOWN`` images; blank images (NaN) stand in place of missing images."""
     some = images[:SHOWN]
-    return np.concatenate([some, np.zeros((SHOWN - len(some), *images.shape[1:]), images.dtype)])
+    return np.concatenate([some, np.full((SHOWN - len(some), *images.shape[1:]), np.nan)])

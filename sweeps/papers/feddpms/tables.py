@@ -146,9 +146,8 @@ def over_federations(path: Path, cells: Sequence[Cell], smoke: bool) -> None:
         apart = [replace(p, x=columns.text(p.x)) for p in sorted((p for p in points if p), key=lambda p: p.x)]
         panels += [series.Panel("", words(name), apart)] if inside else []
     if panels:
-        seeds = max(len(cell.runs) for cell in cells)
-        spread = f"mark: mean over {seeds} seeds, bar: ± standard deviation" if seeds > 1 else "one seed, so no bars"
-        title = f"Last accuracy; {cells[0].runs['dataset'].iloc[0]}; {spread}"
+        seeds = f"mean over {n} seeds" if (n := max(len(cell.runs) for cell in cells)) > 1 else "one seed"
+        title = f"Last accuracy; {cells[0].runs['dataset'].iloc[0]}; {seeds}"
         series.draw(path, panels, "last_accuracy", "algorithm", title, smoke)
 
 

@@ -39,7 +39,7 @@ SHOWN = (0, 0.1, 0.5, 1)
 """Positions in a run, from 0 (untrained model) to 1 (last round); a table has the measured rounds closest to them."""
 
 LEMMA = ("Lemma 1", {"color": "#f2cf63", "linewidth": 7})  # broad, so that an equal curve does not hide it
-OWN, HAT, MIX = {"color": "k"}, {"color": "#d55e00"}, {"color": "#0072b2", "linestyle": (0, (2, 2))}
+OWN, HAT, MIX = {"color": "k"}, {"color": "#d55e00", "linewidth": 4}, {"color": "#0072b2", "linestyle": (0, (2, 2))}
 Looks = Mapping[str, tuple[str, Mapping[str, Any]]]
 PANELS: Mapping[str, Looks] = {
     r"(d) $\zeta^2$": {
@@ -61,7 +61,7 @@ TITLES = {
     "delta_sq": r"$\delta^2$", "sigma_pool_sq": r"$\tilde\sigma^2_{avg}$, per sample", ZETA: r"$\hat\zeta^2$ / Lemma 1",
 }  # fmt: skip
 
-MEANING = "lines: means over seeds, bands: minimum to maximum"
+MEANING = "; lines: means over seeds, bands: minimum to maximum"
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def over_rounds(curves: Sequence[Curve], title: str) -> Figure:
             for name, (label, look) in looks.items():
                 _draw(axes, with_lemma.course(name), label=label, **look)
             _frame(axes, f"{heading}, models of {with_lemma.label}", "round", log=ZETA not in looks)
-    finish(figure, f"{title}; {MEANING}; curves of (b) and (c): see (a)", loc="panels")
+    finish(figure, f"{title}; curves of (b) and (c): see (a)", loc="panels")
     return figure
 
 
@@ -188,7 +188,7 @@ def over_generator_epochs(curves: Sequence[Curve], title: str) -> Figure:
         _frame(axes, heading + bound, "epochs of the generators", log=name.endswith("_sq"))
         axes.set_xticks([_epochs(c) for c in curves])
     note = "Every point is measured at its own server model; at round 0 all have the same model"
-    finish(figure, f"{title}; {MEANING}\n{note}")
+    finish(figure, f"{title}\n{note}")
     return figure
 
 
@@ -219,4 +219,5 @@ def _frame(axes: Axes, title: str, xlabel: str, log: bool) -> None:
         axes.set_title(title + percent(axes.yaxis), fontsize=10)
     elif not log:
         axes.ticklabel_format(axis="y", useOffset=False)  # an offset would hide that ratios are near 1
+        axes.set_ylim(min(0.98, axes.get_ylim()[0]), max(1.02, axes.get_ylim()[1]))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -77,7 +77,8 @@ def report(results: Results) -> Report | None:
     )
     if not over_p:
         return None
-    title = grid.title([e.cell.config for e in results.entries if e["figure"] == "a7"])
+    title = grid.title([e.cell.config for e in results.entries if e["figure"] == "a7"], with_target=False)
+    title += courses.MEANING * (results.runs["seed"].nunique() > 1)
     text = courses.section("Figures 5 and A.7", over_p)
     pictures = {"convergence_parameters.png": lambda path: save(courses.over_rounds(over_p, title), path, 100, smoke)}
     if over_epochs:

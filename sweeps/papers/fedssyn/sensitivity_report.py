@@ -94,7 +94,7 @@ def figure(rows: Sequence[dict[str, Any]], central: Sequence[float], path: Path,
             ticks = sorted({r[x] for r in inside})
             axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     star = "; star: significantly above the central model" * any(r["ahead"] for r in pools)
-    plots.finish(drawing, f"{title}\nThe panels' scales differ{star}", last="central model, real images")
+    plots.finish(drawing, f"{title}\nThe panels' scales differ{star}", loc="panels")
     plots.save(drawing, path, 120, smoke)
 
 

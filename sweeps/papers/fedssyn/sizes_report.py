@@ -71,7 +71,7 @@ def picture(records: Sequence[dict[str, Any]], title: str, path: Path, smoke: bo
     for i, (pool, (colour, marker, dash)) in enumerate(look.items()):
         points = [(r["n"], [100 * a for a in r["accuracy"]]) for r in records if r["pool"] == pool]
         spread = [stdev(a) if len(a) > 1 else 0 for _, a in points]
-        at = [sizes.index(n) + 0.06 * (i - (len(look) - 1) / 2) for n, _ in points]
+        at = [sizes.index(n) + 0.04 * (i - (len(look) - 1) / 2) for n, _ in points]
         words = f"a private generator, {pool}" if pool.startswith("epsilon") else pool
         axes.errorbar(at, [fmean(a) for _, a in points], spread, color=colour, marker=marker, ls=dash, lw=1, ms=5,
                       capsize=3, label="a generator without privacy" if pool == "plain" else words)  # fmt: skip

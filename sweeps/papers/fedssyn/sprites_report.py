@@ -57,18 +57,18 @@ def figure(rows: Sequence[dict[str, Any]], path: Path, title: str, smoke: bool) 
     usual, many = [r for r in pools if r["number"] == USUAL], [r for r in pools if r["epochs"] == last]
     varied = {r["rho"] for r in many if r["number"] != USUAL}
     sides = [
-        (usual, "rho", "epochs", f"share of a client's images that its generator saw, % (log)\nn~/n_i = {USUAL:g}"),
-        ([r for r in many if r["rho"] in varied], "number", "rho",
-         f"synthetic images per real image of a client, n~/n_i (log)\n{last} epochs"),
+        (usual, "rho", "epochs", f"n~/n_i = {USUAL:g}", "share of a client's images that its generator saw, % (log)"),
+        ([r for r in many if r["rho"] in varied], "number", "rho", f"{last} epochs",
+         "synthetic images per real image of a client, n~/n_i (log)"),
     ]  # fmt: skip
     sides = [side for side in sides if side[0]]
 
     def label(series: str, r: dict[str, Any]) -> str:
-        return f"{r['epochs']} epochs" if series == "epochs" else f"rho {100 * r['rho']:g} %"
+        return f"{r['epochs']} epochs" if series == "epochs" else f"generator saw {100 * r['rho']:g} %"
 
-    look = looks(label(series, r) for points, _, series, _ in sides for r in points)
+    look = looks(label(series, r) for points, _, series, *_ in sides for r in points)
     drawing, (row,) = plots.panels(1, len(sides), (4.7 * len(sides), 4.4), sharey=True)
-    for axes, (points, x, series, xlabel) in zip(row, sides, strict=True):
+    for axes, (points, x, series, subject, xlabel) in zip(row, sides, strict=True):
         values = sorted({r[series] for r in points})
         for i, series_value in enumerate(values):
             line = sorted((r for r in points if r[series] == series_value), key=lambda r: r[x])
@@ -79,14 +79,14 @@ def figure(rows: Sequence[dict[str, Any]], path: Path, title: str, smoke: bool) 
         for none in (r for r in rows if r["rho"] is None):
             axes.axhspan(none["last"] - none["sd"], none["last"] + none["sd"], color="0.6", alpha=0.3, linewidth=0)
             axes.axhline(none["last"], color="0.5", linestyle="--", label=f"no pool: {none['last']:.1f} %")
-        axes.set(xscale="log", xlabel=xlabel)
+        axes.set(xscale="log", xlabel=xlabel, title=subject)
         axes.minorticks_off()
         ticks = sorted({r[x] for r in points})
         axes.set_xticks(ticks, [f"{100 * t:g}" if x == "rho" else f"{t:g}" for t in ticks])
         axes.margins(x=0.1)
     row[0].set_ylabel("last test accuracy, %")
     several = "; bar: ± standard deviation over seeds" * any(r["sd"] for r in rows)
-    plots.finish(drawing, f"{title}; point: mean{several}", last="no pool")
+    plots.finish(drawing, f"{title}; point: mean{several}", loc="panels")
     plots.save(drawing, path, 120, smoke)
 
 

@@ -67,9 +67,10 @@ def written(cells: Sequence[sweep.Trial], runs: "pd.DataFrame", out: Path, optio
     notes = [*footnotes(cells, options), *of_runs, *part]
     table = tables.table1_markdown(compared, published(cells, options), notes) + tables.spread(compared)
     chosen, title = pd.concat([cell.runs for cell in compared]), grid.title([c.config for c in cells])
+    rates = "; each bar has its best learning rate by validation" * (len(set(runs["lr"])) > 1)
     return Report(
         table, tables.records(chosen, names), {"preset": options.preset, "cells": tables.records(runs, names)},
-        {"table1.png": lambda path: rounds_to_target(path, compared, title, grid.is_smoke(options))},
+        {"table1.png": lambda path: rounds_to_target(path, compared, title + rates, grid.is_smoke(options))},
     ).write("table1", options, out)  # fmt: skip
 
 

@@ -145,7 +145,8 @@ def picture(path: Path, comparisons: Sequence[Compared]) -> None:
     verdicts = {item.verdict for item in comparisons}
     more = [Line2D([], [], color=colour, marker=marker, lw=2, label=f"{verdict}: {words}")
             for verdict, (colour, marker, words) in LOOKS.items() if verdict in verdicts]  # fmt: skip
-    finish(figure, "Our number divided by the published number; bar: 95 % prediction interval", more=more)
+    title = "Our number divided by the published number; bar: 95 % prediction interval"
+    finish(figure, f"{title}\nRounds: fewer are better; accuracy: more is better", more=more)
     save(figure, path, 120)
 
 

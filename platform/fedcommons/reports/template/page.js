@@ -224,7 +224,9 @@ async function draw(chart) {
     for (const [channel, which] of [["color", colour], ["fill", colour], ["strokeDash", "dash"]]) {
       if (!encoding[channel]) continue;
       encoding[channel].field = which;
-      encoding[channel].scale.domain = names(which, D.cells); // a name has the same look in all groups
+      const domain = names(which, D.cells), colours = domain.map(one => D.looks[which][one]); // equal in all groups
+      const range = channel === "strokeDash" ? encoding[channel].scale.range : dark() ? colours.map(one => one === "#000000" ? "#ffffff" : one) : colours;
+      encoding[channel].scale = { domain, range };
       if (encoding[channel].legend) encoding[channel].legend = names(which, cells).length > 20 ? null : { ...encoding[channel].legend, values: names(which, cells) };
     }
     if (colour === "dash" || names("dash", cells).length === 1) delete encoding.strokeDash;
