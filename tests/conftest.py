@@ -329,8 +329,8 @@ def one_core(ray_session: None) -> Iterator[None]:
     ray_cluster.free(group)
 
 
-@pytest.fixture(scope="session")
-def shared_ray(ray_session: None) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def shared_ray(one_core: None) -> dict[str, str]:
     """The environment in which a command, as a process of its own, joins that Ray instead of starting another."""
     import ray
 

@@ -46,10 +46,7 @@ def wait_for_rounds(process: subprocess.Popen[str], out: Path) -> None:
 
 @pytest.fixture(scope="module")
 def table(
-    tmp_path_factory: pytest.TempPathFactory,
-    one_core: None,
-    shared_ray: dict[str, str],
-    sweeps: Callable[[str], ModuleType],
+    tmp_path_factory: pytest.TempPathFactory, shared_ray: dict[str, str], sweeps: Callable[[str], ModuleType]
 ) -> Table:
     """A table 1 that was killed half-way and resumed: its folder, its artifacts, what it printed in the end."""
     folder = tmp_path_factory.mktemp("table1")
