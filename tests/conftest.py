@@ -319,8 +319,18 @@ def ray_session(s3_server: str) -> Iterator[None]:
     ray.shutdown()
 
 
-@pytest.fixture(scope="session")
-def shared_ray(ray_session: None) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def one_core(ray_session: None) -> Iterator[None]:
+    """Leave sweeps one of Ray's two cores: their trials then share one process, whose imports take five seconds."""
+    from fedcommons.runtime import ray_cluster
+
+    group = ray_cluster.reserve([{"CPU": 1.0}], {}, "the tests")
+    yield
+    ray_cluster.free(group)
+
+
+@pytest.fixture(scope="module")
+def shared_ray(one_core: None) -> dict[str, str]:
     """The environment in which a command, as a process of its own, joins that Ray instead of starting another."""
     import ray
 

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 import played
 import pytest
-from forked import call, forked
+from forked import call, forked, warm_up
 from sweep_runs import sweep_output
 
 from fedcommons.cli import parse
@@ -62,11 +62,13 @@ def test_a_command_of_a_page_is_one_that_its_sweep_takes(
 
 def wrong_facts(page: str, run: played.Run, folder: Path, chosen: Callable[[str], object]) -> list[str]:
     """Run the chosen commands of a page; return what the page shows and does not come, with the outputs."""
-    played_page = played.play((ROOT / f"docs/{page}.md").read_text(encoding="utf-8"), folder, run, chosen)
+    text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8").replace("--data.limit null", "--data.limit 300")
+    played_page = played.play(text, folder, run, chosen)
     return [f"{command.line}: {wrong}\n{output}" for command, output, wrong in played_page if wrong]
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("untimed")
 @pytest.mark.parametrize("page", [page for page in played.PAGES if page != "tutorials/tuning"])
 def test_a_page_shows_what_comes(page: str, tmp_path: Path, sweeps: Callable[[str], ModuleType]) -> None:
     def run(line: str, folder: Path) -> tuple[int, str]:
@@ -83,11 +85,12 @@ def test_a_page_shows_what_comes(page: str, tmp_path: Path, sweeps: Callable[[st
         ended = forked(action, folder, {"WANDB_MODE": "disabled"})
         return ended.code, ended.out + ended.err
 
+    warm_up()
     assert not wrong_facts(page, run, tmp_path, lambda line: not on_ray(line))
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("ray_session")
+@pytest.mark.usefixtures("one_core")
 @pytest.mark.parametrize("page", ["start", "tutorials/tuning", "tutorials/synthetic_data"])
 def test_a_page_shows_what_comes_of_its_sweeps(
     page: str, sweeps: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -95,7 +98,7 @@ def test_a_page_shows_what_comes_of_its_sweeps(
     def run(line: str, folder: Path) -> tuple[int, str]:
         _, script, *words = shlex.split(line)
         name = Path(script).stem
-        return 0, sweep_output(getattr(sweeps(name), name), folder, *words, "--wandb", "off")
+        return 0, sweep_output(getattr(sweeps(name), name), folder, *words, "--wandb=off", "--client.epochs=1")
 
     monkeypatch.delenv("FEDCOMMONS_PARTS", raising=False)
     monkeypatch.setattr(sys, "path", [*sys.path])

@@ -103,10 +103,7 @@ class _AnyOf:
         needs = {name: what for each in every for name, what in each.items()}  # one federation serves them all
         its = capabilities_of(chosen)
         self.capabilities = Capabilities(
-            needs=needs,
-            sees_statistics=its.sees_statistics,
-            takes_partial=its.takes_partial,
-            needs_pool=its.needs_pool,
+            needs=needs, sees_statistics=its.sees_statistics, takes_partial=its.takes_partial, needs_pool=its.needs_pool
         )
 
     def down(self, state: State, round: int, client: int) -> Message:

@@ -304,7 +304,7 @@ def _config(tmp_path: Path, **values: Any) -> Experiment:
 @pytest.mark.long
 def test_a_run_logs_the_laboratorys_values_and_trains_as_without(samples: int | None, tmp_path: Path) -> None:
     values = SHUFFLED | {"model.name": "cnn", "model.batch_norm": True, "federation.blocks": 2}
-    values |= {} if samples else {"data.limit": 60}  # second derivatives take long
+    values |= {} if samples else {"data.limit": 60, "model.channels": (2, 4)}  # second derivatives take long
     config = _config(tmp_path, **values, **{"measure.samples": samples, "measure.smoothness": not samples})
     summary = experiment.run(config, tmp_path / "run")
     last, lines = checkpoint.load_latest(tmp_path / "run" / "checkpoints"), read_rounds(tmp_path / "run")

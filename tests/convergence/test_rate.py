@@ -104,15 +104,17 @@ def test_fedavg_converges_as_the_corollary_says_and_a_changed_step_or_a_bias_exc
     assert "is 0.48 times" in rate.within_the_bound(FedAvg())
     assert rate.not_judged(FedAvg()) is None
     assert all(rate.not_judged(method) for method in (OneShot(), Ditto(), FedDM()))  # outside the corollary
-    for wrong, zeta in ((Faster(1.5), 10), (Faster(0.5), 0)):
-        assert np.max(np.divide(rate.errors(wrong, zeta), rate.bounds(zeta))) > 1
-    for wrong, zeta in ((Biased(), 0), (Faster(1.6), 10)):  # far above the bound, and 1.3 times
+    assert np.max(np.divide(rate.errors(Faster(0.5), 0), rate.bounds(0))) > 1
+    for wrong, zeta in ((Biased(), 0), (Faster(1.5), 10)):  # far above the bound, and 1.1 times
         with pytest.raises(AssertionError, match=f"at zeta {zeta} after round"):
             rate.within_the_bound(wrong)
 
 
 @pytest.mark.long
-def test_a_method_that_corrects_drift_reaches_the_minimiser_linearly_and_fedavg_does_not() -> None:
+def test_a_method_that_corrects_drift_reaches_the_minimiser_linearly_and_fedavg_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rate, "ROUNDS", 100)
     assert rate.is_linear(SCAFFOLD()).startswith("linear to the exact minimiser")
     with pytest.raises(AssertionError, match="which is not linear"):
         rate.is_linear(FedAvg())

@@ -25,10 +25,10 @@ Ends = tuple[Socket, Socket]
 
 @pytest.fixture
 def ends() -> Iterator[Ends]:
-    both = tuple(Socket(end.detach()) for end in socket.socketpair())
-    yield both
-    for end in both:
-        end.close()
+    first, second = (Socket(end.detach()) for end in socket.socketpair())
+    yield first, second
+    first.close()
+    second.close()
 
 
 def sent(ends: Ends, message: object) -> Any:

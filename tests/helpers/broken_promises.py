@@ -230,9 +230,6 @@ BROKEN: dict[str, tuple[Any, ...]] = {
         Personally(own=lambda model, took_part: scale(model, 0.5 if took_part else float("nan"))),
     ),
     "clients_at_once_train_as_one_after_another": (SPOILS_MESSAGE,),
-    "its_work_can_be_priced": (
-        Repeats("many"),
-        DeniesItsLocalSteps(),
-    ),
+    "its_work_can_be_priced": (Repeats("many"), DeniesItsLocalSteps()),
 }
 """The checks of the contract by name, each with algorithms that the check must reject."""

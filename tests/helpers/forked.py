@@ -121,7 +121,7 @@ def forked(
 
 def warm_up() -> None:
     """Import libraries that a run imports late, so that forks need not import them again."""
-    for name in ("matplotlib.pyplot", "pandas", "safetensors.torch", "sklearn.datasets"):
+    for name in ("matplotlib.pyplot", "pandas", "safetensors.torch", "sklearn.datasets", "wandb"):
         import_module(name)
 
 

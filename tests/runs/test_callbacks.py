@@ -90,10 +90,7 @@ def test_a_checkpoint_that_cannot_be_written_stops_the_run_and_a_tracker_that_fa
 def test_what_is_no_callback_is_refused_before_any_work(tmp_path: Path) -> None:
     progress = Progress(lambda *_: None)
     require_callbacks([progress])
-    for callbacks, text in (
-        ([progress, NoMeasure()], "NoMeasure is no callback"),
-        ([progress] * 2, "py:Progress"),
-    ):
+    for callbacks, text in (([progress, NoMeasure()], "NoMeasure is no callback"), ([progress] * 2, "py:Progress")):
         with pytest.raises(UserError, match=text):
             require_callbacks(callbacks)
     for values, text in (

@@ -26,13 +26,7 @@ def test_a_run_goes_on_only_where_libraries_round_as_they_did(tmp_path: Path, mo
         monkeypatch.delenv(name)
         with pytest.raises(UserError, match=rf"{name} is 'AVX2' there and not set here"):
             RunFolder(tmp_path / name, CONFIG, resume=True)
-    for earlier in (
-        "{}",
-        '{"variables": 5}',
-        '{"variables": {"PATH": "x"}}',
-        "[]",
-        "{",
-    ):  # another version's or damaged
+    for earlier in ("{}", '{"variables": 5}', '{"variables": {"PATH": "x"}}', "[]", "{"):  # older or damaged
         (tmp_path / "plain" / "environment.json").write_text(earlier)
         RunFolder(tmp_path / "plain", CONFIG, resume=True)
 

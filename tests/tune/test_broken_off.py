@@ -24,7 +24,7 @@ from fedcommons.tune import progress
 from fedcommons.tune.progress import Progress
 
 FIELDS = {"wandb": "off", "federation.rounds": 1, "client.epochs": 1, "measure.every": 0, "data.limit": 80}
-ACTORS = {"federation.executor": "ray_actors"}
+ACTORS = {"federation.executor": "ray_actors", "federation.actors": 1}
 Press = Callable[[Callable[[], bool]], None]
 
 
@@ -70,13 +70,12 @@ def test_after_an_interrupted_sweep_the_next_one_runs_and_leaves_no_byte_in_the_
 ) -> None:
     """The first holds all cores, and has more trials that wait for them; the next is called in another thread."""
     many = {**FIELDS, "federation.rounds": 10**6}
-    actors = {**ACTORS, "federation.actors": int(ray.cluster_resources()["CPU"]) - 1}
-    configs = [experiment("smoke", values={**many, **more, "seed": n}) for n, more in enumerate([actors, {}, {}])]
+    configs = [experiment("smoke", values={**many, **more, "seed": n}) for n, more in enumerate([ACTORS, {}, {}])]
     interrupts(lambda: any(tmp_path.glob("long/*/rounds.jsonl")))
     with pytest.raises(KeyboardInterrupt):
         sweep(configs, tmp_path / "long")
     assert soon(is_free)
-    config = experiment("smoke", values={**FIELDS, **ACTORS, "federation.actors": 2})
+    config = experiment("smoke", values={**FIELDS, **ACTORS})
     with ThreadPoolExecutor(1) as threads:
         rows = threads.submit(sweep, [config], tmp_path / "next").result()
     all_bytes = ray.cluster_resources()["object_store_memory"]
@@ -90,7 +89,7 @@ def test_after_an_interrupted_sweep_the_next_one_runs_and_leaves_no_byte_in_the_
 def test_interrupted_actors_and_waits_for_a_place_give_it_back(tmp_path: Path, interrupts: Press) -> None:
     interrupts(lambda: "CREATED" in states())  # while the actors start
     with pytest.raises(KeyboardInterrupt):
-        run(experiment("smoke", values={**FIELDS, **ACTORS, "federation.actors": 2}), tmp_path / "run")
+        run(experiment("smoke", values={**FIELDS, **ACTORS}), tmp_path / "run")
     assert soon(is_free)
     interrupts(lambda: "PENDING" in states())
     with pytest.raises(KeyboardInterrupt):
@@ -157,7 +156,7 @@ def test_an_actor_killed_once_is_replaced_and_a_client_that_kills_it_every_time_
     (lab / "lab.py").write_text(LAB)
     fields = {**STRUCK, "algorithm": f"{lab / 'lab.py'}:Struck", "struck.at": str(lab)}
     run(experiment("smoke", values=fields), whole, say=lambda _: None)
-    places = {**ACTORS, "federation.actors": 1, "federation.transport": transport}
+    places = {**ACTORS, "federation.transport": transport}
     actors = experiment("smoke", values={**fields, **places})
     (lab / "round-2").write_text("once")
     (lab / "round-3").write_text("always")

@@ -252,7 +252,7 @@ def counted(params: Mapping[str, Any]) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("ray_session")
+@pytest.mark.usefixtures("one_core")
 def test_a_trial_is_tried_again_only_if_its_process_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ray import cloudpickle
 
