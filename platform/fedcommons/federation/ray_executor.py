@@ -139,7 +139,8 @@ class _Actor:
         try:
             results = self.socket.receive()
         except (EOFError, ConnectionError) as error:
-            ray.get(self.result, timeout=DIED_S)  # raises Ray's reason
+            with suppress(errors.GetTimeoutError):
+                ray.get(self.result, timeout=DIED_S)  # raises Ray's reason
             raise errors.RayActorError from error
         if isinstance(results, UserError | ClientError):
             raise results
