@@ -108,6 +108,7 @@ def test_a_refused_command_prints_this_sentence(line: str, refusal: Callable[[st
 REFUSED = r"""
 run --mu=0.1 -> --fedprox.mu fedprox --moon.mu moon | run --C=0.1 -> --federation.participation
 run --gpus=1 -> CUDA_VISIBLE_DEVICES | run --epsilon=10 -> dp.target_epsilon | run --momentum=1 -> '--client.momentum'
+run --proximal_mu 1 --fraction-fit 1 -> --fedprox.mu --federation.participation | run --data a.npz -> function (x, y)
 run --learning-rate=0.1 -> --client.lr | run --model my_lab.py:Smal -> my_lab.py 'Small'
 run --partition my_lab.py:greedy -> wanted default labels, n_classes | run --config dup.yaml -> seed twice
 run --client.optimizer adamw -> client.optimizer 'adamw' 'adam'

@@ -26,6 +26,11 @@ def test_every_name_can_be_imported_and_a_wrong_one_is_refused() -> None:
         getattr(fc, "runn")  # noqa: B009
 
 
+def test_all_unknown_fields_are_named_in_one_message() -> None:
+    with pytest.raises(UserError, match=r"'lrr'.*client\.lr.*'fraction_fit'.*federation\.participation"):
+        experiment("smoke", values={"lrr": 1, "fraction_fit": 1})
+
+
 def test_a_result_has_summary_rounds_and_the_model_that_was_evaluated(tmp_path: Path) -> None:
     wanted = experiment("smoke", values={**FIELDS, "model.batch_norm": True})
     result = run(wanted, str(tmp_path / "run"), say=quiet)
