@@ -1,7 +1,7 @@
 """The Python interface: run an experiment, run a sweep on Ray, load the metrics and models of a finished run."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from fedcommons.federation.client_memory import ClientMemory
 from fedcommons.federation.personal_evaluation import personal_model
 from fedcommons.federation.rounds import Standing
 from fedcommons.reports.frames import folder_path, load_rounds, load_runs
-from fedcommons.runs import build, exports, load_data, model_files
+from fedcommons.runs import build, exports, model_files
 from fedcommons.runs import experiment as runs
 from fedcommons.tracking.run_folder import is_run, read_config, read_summary
 from fedcommons.tune.gpu_share import with_share
@@ -87,8 +87,7 @@ class Result:
             UserError: the data set is not in this folder, or is user-defined and may not be executed or has changed.
         """
         self._require_allowed("data")
-        data = self.experiment.data
-        return load_data.load(data if self.may_run is None else replace(data, dir=None, download=False))
+        return build.dataset_of(self.experiment, in_usual_folder=self.may_run is not None)
 
     def export(self, form: str = "onnx") -> Path:
         """Write the server model of the last round to ``model.onnx`` in the run folder; return the path of this file.
