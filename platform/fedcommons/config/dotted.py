@@ -335,14 +335,7 @@ def _require_owned(names: Sequence[str], valid_fields: Mapping[str, Field]) -> N
     """Raise a UserError on the ``names`` that are no field of any component of the package, chosen or not."""
     wrong = [name for name in names if name not in common_fields() and not registry.owners(name)]
     if wrong:
-        raise UserError(" ".join(str(_unknown_key(name, valid_fields)) for name in wrong))
-
-
-def _unknown_key(name: str, valid_fields: Mapping[str, Field]) -> UserError:
-    field = hints.field_for(name, valid_fields)
-    if hint := f"use {field}" if field else hints.sentence_for(name):
-        return UserError(f"unknown config key {quote(name)}: {hint}.")
-    return unknown("config key", name, valid_fields)
+        raise UserError(" ".join(str(hints.unknown_key(name, valid_fields)) for name in wrong))
 
 
 def _replaced(name: str, config: Experiment, now: Mapping[str, str]) -> bool:

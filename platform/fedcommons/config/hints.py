@@ -3,6 +3,8 @@
 import re
 from collections.abc import Collection
 
+from fedcommons.errors import UserError, quote, unknown
+
 FIELDS = {
     "partition.n_clients": "N K num-clients n-clients total-clients client-num-in-total num-supernodes",
     "federation.participation": "C fraction client-fraction frac fraction-fit fraction-train participation-rate "
@@ -76,6 +78,14 @@ def field_for(word: str, names: Collection[str]) -> str | None:
 def sentence_for(word: str) -> str | None:
     """Return the hint of ``SENTENCES`` for an option name without an equivalent field; None if there is no hint."""
     return _SENTENCES.get(_plain(word))
+
+
+def unknown_key(name: str, names: Collection[str]) -> UserError:
+    """Return the error for an unknown field, with a hint if other programs use this name; ``names``: all fields."""
+    field = field_for(name, names)
+    if hint := f"use {field}" if field else sentence_for(name):
+        return UserError(f"unknown config key {quote(name)}: {hint}.")
+    return unknown("config key", name, names)
 
 
 def is_elsewhere(kind: str, name: str) -> bool:
