@@ -153,7 +153,7 @@ tune -> --space missing alpha | tune --space 'p=uniform(0,1)' -> sharing.p real
 tune --space alpha=0.1,0.10 -> different '0.1,0.10'
 tune --space 'lr=normal(0,1)' -> 'normal' | tune --space 'lr=loguniform(0,1)' -> loguniform 1e-300 (0,1)
 tune --space 'seed=uniform(0,1)' -> seed randint int | tune --space tracking.wandb=off -> tracking.wandb no result
-methods --algorithms fedadam --fedadam.server_lr 0.01,0.1 -> float tune --space fedadam.server_lr=0.01,0.1
+methods --algorithms fedadam --fedadam.server_lr 1,2 -> tune --space fedadam.server_lr=1,2
 tune --sharing shuffled_synthetic --space generator.channels=8 -> generator.channels list
 tune --space lr=0.1 --space client.lr=0.2 -> client.lr twice | tune --space seed=1,2 --seeds 0 -> --seeds --space
 tune --space lr=0.1 --lr 0.2 -> client.lr --space 0.2 | tune --space sigma=1,2 -> sigma --dp.local
