@@ -251,6 +251,7 @@ def read(app: Sphinx, docname: str, text: list[str]) -> None:
     if docname.startswith("methods/"):  # a search for a method's name begins with its page
         title, _, rest = text[0].partition("\n")
         text[0] = f"{title}\n\n```{{index}} ! {Path(docname).name.replace('_', ' ')}\n```\n{rest}"
+    text[0] = re.sub(r"^\*This (?:page|section) is generated: .*\*\n\n", "", text[0], flags=re.M)  # for the raw file
     text[0] = re.sub(rf"<!-- ({'|'.join(makers)})((?: \w+)*) -->", one, text[0])
 
 

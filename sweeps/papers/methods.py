@@ -72,6 +72,12 @@ def notes(results: Results, runs: Any) -> list[str]:
             f"Learning rate: chosen for each method and alpha among {options.lrs} by the validation accuracy after the "
             f"last round, on seeds {options.tuning_seeds}, which the table leaves out. Test data chose nothing."
         )
+        rates = grid.values(options, "lrs", float)
+        pairs = zip(runs["method"], runs["rate"], strict=True)
+        if edge := dict.fromkeys(f"{name} {value:g}" for name, value in pairs if value in (min(rates), max(rates))):
+            rate += f" Chosen at an end of the list: {', '.join(edge)}; add learning rates beyond this end."
+        if fixed := sorted({name for c in configs for name in c.flat if name.endswith(".server_lr")}):
+            rate += f" Not chosen: {', '.join(fixed)}; choose it by tune --space {fixed[0]}=0.01,0.1."
     return [
         f"{c.data.name}, {c.partition.n_clients} clients ({c.partition.name}), C = {c.federation.participation:g}, "
         f"{grid.several(configs, 'federation.rounds')} rounds, {grid.several(configs, 'client.epochs')} local epochs, "

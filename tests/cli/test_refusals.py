@@ -108,6 +108,7 @@ def test_a_refused_command_prints_this_sentence(line: str, refusal: Callable[[st
 REFUSED = r"""
 run --mu=0.1 -> --fedprox.mu fedprox --moon.mu moon | run --C=0.1 -> --federation.participation
 run --gpus=1 -> CUDA_VISIBLE_DEVICES | run --epsilon=10 -> dp.target_epsilon | run --momentum=1 -> '--client.momentum'
+run --proximal_mu 1 --fraction-fit 1 -> --fedprox.mu --federation.participation | run --data a.npz -> function (x, y)
 run --learning-rate=0.1 -> --client.lr | run --model my_lab.py:Smal -> my_lab.py 'Small'
 run --partition my_lab.py:greedy -> wanted default labels, n_classes | run --config dup.yaml -> seed twice
 run --client.optimizer adamw -> client.optimizer 'adamw' 'adam'
@@ -152,6 +153,7 @@ tune -> --space missing alpha | tune --space 'p=uniform(0,1)' -> sharing.p real
 tune --space alpha=0.1,0.10 -> different '0.1,0.10'
 tune --space 'lr=normal(0,1)' -> 'normal' | tune --space 'lr=loguniform(0,1)' -> loguniform 1e-300 (0,1)
 tune --space 'seed=uniform(0,1)' -> seed randint int | tune --space tracking.wandb=off -> tracking.wandb no result
+methods --algorithms fedadam --fedadam.server_lr 1,2 -> tune --space fedadam.server_lr=1,2
 tune --sharing shuffled_synthetic --space generator.channels=8 -> generator.channels list
 tune --space lr=0.1 --space client.lr=0.2 -> client.lr twice | tune --space seed=1,2 --seeds 0 -> --seeds --space
 tune --space lr=0.1 --lr 0.2 -> client.lr --space 0.2 | tune --space sigma=1,2 -> sigma --dp.local

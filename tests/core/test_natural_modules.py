@@ -107,6 +107,10 @@ REFUSED: dict[str, tuple[str, str, dict[str, object]]] = {
     ),
     "manual": (built("self.automatic_optimization = False"), "automatic_optimization = False is not supported", {}),
     "no loss": (step("return None"), LOSS, {}),
+    "too few outputs": (
+        built("self.last = nn.Linear(64, n_classes - 1)"), "returns 9 outputs, and the data have 10 classes",
+        {"data.limit": 200},  # the first two of these examples have labels below 9
+    ),
     "without a gradient": (step("return loss.detach()"), LOSS, {}),
     "its trainer": (step("return loss / self.trainer.max_epochs"), r"own.py, line \d+ in training_step", {}),
     "compiled in place": (built("self.compile()"), COMPILED, {}),

@@ -17,7 +17,9 @@ import pytest
 import scipy.sparse
 import torch
 from PIL import Image
+from pytorch_lightning import LightningModule
 from rich.console import Console
+from safetensors import safe_open
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from fedcommons import Examples, Source, UserError, experiment
@@ -28,7 +30,7 @@ from fedcommons.config.dotted import choose, override
 from fedcommons.config.schema import Data
 from fedcommons.data import datasets, user_data
 from fedcommons.data.examples import Dataset
-from fedcommons.runs import assemble, build
+from fedcommons.runs import assemble, build, model_files
 from fedcommons.runs.build import load
 from fedcommons.tune.sweep import Trial, todo
 
@@ -173,6 +175,15 @@ def test_constants_count_in_a_dict_an_object_and_on_the_sets_of_a_pair() -> None
     assert ["labels are floats" in note for note in user_data.read("mine", (X, Y.astype(float)))[1].notes] == [True]
     with pytest.raises(UserError, match=r"data\.augment must be false"):
         datasets.load("mine", lambda: one, augment=True)
+
+
+@pytest.mark.parametrize(("x", "expected"), [(X, [[5.0], [2.0]]), ((X * 9).astype("u1").reshape(N, 1, 2, 2), None)])
+def test_a_model_file_states_by_what_floating_examples_were_normalised(x: Any, expected: Any, tmp_path: Path) -> None:
+    data = datasets.load("mine", lambda: both(x, mean=5.0, std=2.0))
+    model_files.write(tmp_path / "model.safetensors", LightningModule(), 1, data)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        form = json.loads(file.metadata()["fedcommons"])
+    assert form.get("normalised_by") == expected
 
 
 def test_what_its_author_changes_afterwards_is_not_in_the_data_set(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.core.algorithm import Facts, Message
+from fedcommons.core.algorithm import Facts, Message, require_attributes
+from fedcommons.errors import UserError
 from fedcommons.testing import rate, referee, theirs
 from fedcommons.testing.adapters import Adapted, adapted
 from fedcommons.testing.federations import digits
@@ -86,6 +87,11 @@ def test_a_right_fedavg_of_another_form_passes(name: str) -> None:
     verdicts = judged(adapted(*RIGHT[name]), until="special case")
     assert _failed(verdicts) == {}
     assert verdicts["special case"].passed
+
+
+def test_the_refusal_of_batch_norm_names_the_users_client() -> None:
+    with pytest.raises(UserError, match=r"foreign_clients\.py:FlowerStyle .*BatchNorm"):
+        require_attributes(adapted(FlowerStyle), nn.Sequential(nn.BatchNorm1d(2)))
 
 
 @pytest.mark.long

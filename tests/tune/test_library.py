@@ -12,7 +12,6 @@ import torch
 import fedcommons as fc
 from fedcommons import experiment, run, sweep
 from fedcommons.errors import UserError
-from fedcommons.runs import build
 
 FIELDS = {"wandb": "off", "federation.rounds": 2, "client.epochs": 1, "measure.every": 0, "data.limit": 80}
 
@@ -27,10 +26,15 @@ def test_every_name_can_be_imported_and_a_wrong_one_is_refused() -> None:
         getattr(fc, "runn")  # noqa: B009
 
 
+def test_all_unknown_fields_are_named_in_one_message() -> None:
+    with pytest.raises(UserError, match=r"'lrr'.*client\.lr.*'fraction_fit'.*federation\.participation"):
+        experiment("smoke", values={"lrr": 1, "fraction_fit": 1})
+
+
 def test_a_result_has_summary_rounds_and_the_model_that_was_evaluated(tmp_path: Path) -> None:
     wanted = experiment("smoke", values={**FIELDS, "model.batch_norm": True})
     result = run(wanted, str(tmp_path / "run"), say=quiet)
-    test = build.load(wanted.data).test
+    test = result.dataset.test
     with torch.no_grad():
         right = (result.model(test.x).argmax(1) == test.y).float().mean().item()
     assert right == pytest.approx(result.summary["last_accuracy"], abs=1e-6)

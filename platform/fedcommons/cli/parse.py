@@ -148,12 +148,12 @@ def parse(parser: Parser, argv: Sequence[str]) -> Options:
     items = [replace(item, name=full[item.name]) if full[item.name] in names else item for item in read(argv)]
     items = [_stored(item, item.name) for item in items]
     values = {name: [] if option.is_many else option.field.default for name, option in parser.options.items()}
-    flags = set()
+    flags, listed = set(), ["-h", "--help", *map(typed, parser.options)]
+    if wrong := [str(_unknown_error(parser, item, names, listed)) for item in items if item.name not in names]:
+        raise UserError(" ".join(dict.fromkeys(wrong)))
     for item in items:
         if item.file and item.name in ("help", "version", "print_config"):
             raise UserError(f"{item} is no key of a config file, but {item.file} has it.")
-        if item.name not in names:
-            raise _unknown_error(parser, item, names, ["-h", "--help", *map(typed, parser.options)])
         if item.name not in parser.options:
             flags |= {item.name} if _true(item) else set()
             continue

@@ -41,7 +41,9 @@ def value_of(argument: Given, hint: Any) -> Any:
         if {int, float} & set(members(hint)) and _NOT_DECIMAL.fullmatch(argument.text.strip()):
             raise UserError(f"{argument} takes decimal numbers, got {quote(argument.text.strip())}.") from None
         name = argument.name if "." in argument.name else argument
-        raise UserError(f"{name} takes {words}, got {quote(text.strip())}.") from None
+        lists = "." in argument.name and {int, float} & set(members(hint)) and not is_list(hint) and "," in text
+        advice = f": tune --space {argument.name}={text.strip()} runs with each of several values" if lists else ""
+        raise UserError(f"{name} takes {words}, got {quote(text.strip())}{advice}.") from None
 
 
 def in_words(hint: Any) -> str:

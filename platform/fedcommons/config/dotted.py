@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from fedcommons.config import registry
+from fedcommons.config import hints, registry
 from fedcommons.config.experiment import Experiment, from_flat
 from fedcommons.config.fields import Field, fields_of
 from fedcommons.config.registry import KINDS, OPTIONAL
@@ -128,9 +128,7 @@ def choose(values: Mapping[str, Any], inactive: Collection[str] = ()) -> Experim
     """
     valid_fields = fields_for({kind: [name] for kind, name in _names(values).items()})
     rest = {n: v for n, v in values.items() if n not in valid_fields and not n.startswith("source.")}
-    for name in rest:
-        if name not in inactive:
-            _require_owned(name, valid_fields)
+    _require_owned([name for name in rest if name not in inactive], valid_fields)
     flat = {n: values.get(n, f.default) for n, f in valid_fields.items()}
     for name, field in valid_fields.items():
         if type(flat[name]) in field.kinds:  # values of a wrong type are reported later, with all other errors
@@ -249,7 +247,7 @@ def from_dict(values: Mapping[str, Any]) -> Experiment:
                 kinds = " or ".join(kind.__name__ for kind in valid_fields[name].kinds)
                 raise ValueError(f"{name} is {quote(value)} and no {kinds}")
         elif name.partition(".")[0] not in {*sections, "source"}:
-            _require_owned(name, valid_fields)
+            _require_owned([name], valid_fields)
             continue
         settings[name] = value
     source = {n.removeprefix("source."): settings.pop(n) for n in list(settings) if n.startswith("source.")}
@@ -334,10 +332,11 @@ def _chosen_names(values: Mapping[str, Any]) -> dict[str, Any]:
     return {kind: name for kind, name in names.items() if name is not None or not KINDS[kind].is_optional}
 
 
-def _require_owned(name: str, valid_fields: Mapping[str, Field]) -> None:
-    """Raise a UserError if no component of the package, chosen or not, has the field ``name``."""
-    if name not in common_fields() and not registry.owners(name):
-        raise unknown("config key", name, valid_fields)
+def _require_owned(names: Sequence[str], valid_fields: Mapping[str, Field]) -> None:
+    """Raise a UserError on the ``names`` that are no field of any component of the package, chosen or not."""
+    wrong = [name for name in names if name not in common_fields() and not registry.owners(name)]
+    if wrong:
+        raise UserError(" ".join(str(hints.unknown_key(name, valid_fields)) for name in wrong))
 
 
 def _replaced(name: str, config: Experiment, now: Mapping[str, str]) -> bool:

@@ -3,10 +3,13 @@
 import re
 from collections.abc import Collection
 
+from fedcommons.errors import UserError, quote, unknown
+
 FIELDS = {
-    "partition.n_clients": "N K num-clients n-clients total-clients client-num-in-total",
-    "federation.participation": "C fraction client-fraction frac fraction-fit participation-rate join-ratio",
-    "federation.rounds": "T R num-rounds global-rounds comm-round communication-rounds",
+    "partition.n_clients": "N K num-clients n-clients total-clients client-num-in-total num-supernodes",
+    "federation.participation": "C fraction client-fraction frac fraction-fit fraction-train participation-rate "
+    "join-ratio",
+    "federation.rounds": "T R num-rounds num-server-rounds global-rounds comm-round communication-rounds",
     "client.epochs": "E local-epochs num-epochs local-ep",
     "client.batch_size": "B bs local-batch-size local-bs",
     "client.lr": "learning-rate eta local-lr local-learning-rate",
@@ -33,6 +36,10 @@ SENTENCES = {
     "clip-norm gradient-clip-val": "--dp.clip is the clipping norm of --dp.local true",
     "beta": "the concentration of a Dirichlet partition is --alpha, and a method's constant is written after the "
     "method's name, as in --fedprox.mu",
+    "proximal-mu": "the constant is --fedprox.mu of --algorithm fedprox",
+    "server-learning-rate": "the server's learning rate is a constant of a method, as in --fedadam.server_lr",
+    "fraction-evaluate evaluate-fn": "the server model is evaluated every --evaluate.every rounds, and with "
+    "--evaluate.clients true the clients' models, too",
     "verbose debug": "--log-file FILE --log-level debug keeps every metric",
     "iid non-iid": "--partition iid assigns examples to clients at random, and --partition dirichlet_classes "
     "--alpha 0.1 unequally by class",
@@ -71,6 +78,14 @@ def field_for(word: str, names: Collection[str]) -> str | None:
 def sentence_for(word: str) -> str | None:
     """Return the hint of ``SENTENCES`` for an option name without an equivalent field; None if there is no hint."""
     return _SENTENCES.get(_plain(word))
+
+
+def unknown_key(name: str, names: Collection[str]) -> UserError:
+    """Return the error for an unknown field, with a hint if other programs use this name; ``names``: all fields."""
+    field = field_for(name, names)
+    if hint := f"use {field}" if field else sentence_for(name):
+        return UserError(f"unknown config key {quote(name)}: {hint}.")
+    return unknown("config key", name, names)
 
 
 def is_elsewhere(kind: str, name: str) -> bool:

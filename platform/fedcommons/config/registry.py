@@ -193,6 +193,10 @@ def find(kind: str, name: str) -> Callable[..., Any]:
     where, _, attribute = components.get(name, name).rpartition(":")
     if name not in components and not is_user_defined(name):
         hint = f"an import path of your code, such as my_{kind}.py:Name"
+        if kind == "data" and name.endswith((".npz", ".npy", ".csv", ".pt", ".parquet")):
+            raise UserError(
+                f"{field} {quote(name)} is a file: name a function that reads it and returns (x, y), {hint}."
+            )
         if is_elsewhere(kind, name):
             names = ", ".join(sorted(components))
             raise UserError(f"{field} {quote(name)} is not in the package: use one of {names}, or {hint}.")

@@ -247,7 +247,7 @@ def require_attributes(algorithm: Algorithm, module: nn.Module) -> None:
         UserError: the module lacks an attribute, BatchNorm or a usable ``head`` that the algorithm needs, or the module
             has BatchNorm, which the algorithm refuses.
     """
-    capabilities, method = capabilities_of(algorithm), type(algorithm).__name__
+    capabilities, method = capabilities_of(algorithm), getattr(algorithm, "shown_as", type(algorithm).__name__)
     for name, what in capabilities.needs.items():
         if not hasattr(module, name):
             raise UserError(

@@ -97,6 +97,7 @@ def load(
         flip=flip,
         origin=replace(origin, rows=origin.rows[rest]),
         computed=tuple(what for what in source.computed if what not in stated),
+        normalised_by=origin.normalised_by,
     )
 
 

@@ -86,11 +86,13 @@ class Origin:
     rows: (n,) position of each training example in the returned training set, or in the only returned set.
     n_given: number of examples in the set to which ``rows`` refers.
     notes: messages to the user on how the data were read.
+    normalised_by: stated mean and std by which floating examples were normalised, one number per channel, or None.
     """
 
     rows: np.ndarray
     n_given: int
     notes: tuple[str, ...] = ()
+    normalised_by: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
     @property
     def moved(self) -> bool:
@@ -108,6 +110,7 @@ class Dataset:
     origin: positions of the training examples in the set that the data set component returned.
     computed: names of the values that were computed from the training examples without noise (``STANDARDISATION``,
         ``N_CLASSES``).
+    normalised_by: see ``Origin``.
     """
 
     name: str
@@ -121,6 +124,7 @@ class Dataset:
     flip: bool = False
     origin: Origin | None = None
     computed: tuple[str, ...] = ()
+    normalised_by: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
     @property
     def classes(self) -> int:

@@ -74,6 +74,7 @@ def read(name: str, returned: Any) -> tuple[Source, Origin]:
     if train.x.dtype != torch.uint8:
         if train.x.is_floating_point() and mean is not None and std is not None:
             train, test = (replace(part, x=_normalised(name, part.x, mean, std)) for part in (train, test))
+            origin = replace(origin, normalised_by=(mean, std))
         elif train.x.is_floating_point() and not _constant(returned, "normalised", False):
             _require_normalised(name, train.x)
         mean, std = (0.0,), (1.0,)

@@ -133,9 +133,9 @@ def _load(data: Data, source: str | None) -> Dataset:
     return load(data)
 
 
-def dataset_of(config: Experiment) -> Dataset:
-    """Return the experiment's data set."""
-    return load(config.data)
+def dataset_of(config: Experiment, *, in_usual_folder: bool = False) -> Dataset:
+    """Return the experiment's data set; in_usual_folder: ignore the config's folder, and download nothing."""
+    return load(replace(config.data, dir=None, download=False) if in_usual_folder else config.data)
 
 
 def keeps_buffers(config: Experiment) -> bool:

@@ -50,7 +50,10 @@ def try_module(
     Raises:
         UserError: the module fails a check.
     """
-    x, y = dataset.train.x[:2].clone(), dataset.train.y[:2].clone()
+    # The second example has the largest label, which a model with too few outputs refuses.
+    top = int(dataset.train.y.argmax()) if dataset.n_classes else 0
+    rows = [*dict.fromkeys((0, top or min(1, len(dataset.train) - 1)))]
+    x, y = dataset.train.x[rows], dataset.train.y[rows]
     label = registry.component_label("model", name)
     what = f"{label} on {x.dtype} examples {dataset.shape} of {dataset.name.rpartition('/')[2]}"
     with before_any_work():
@@ -66,7 +69,9 @@ def try_module(
         is_hooked = bool(hooks.overridden(module, hooks.CALLED))
         with user_code_context(what, "", "training_step"), _uncompiled():
             if measured or not is_hooked:
-                _require_loss(module, (x, y), "set it in __init__ too, or measure.every to 0" * is_hooked)
+                _require_loss(
+                    module, (x, y), "set it in __init__ too, or measure.every to 0" * is_hooked, dataset.n_classes
+                )
         with user_code_context(what), _uncompiled():
             work.logged.is_trial = True
             frozen = {n: p.clone() for n, p in module.named_parameters() if n not in work.named}
@@ -83,7 +88,7 @@ def try_module(
                 metrics.require_all(module, others)
             names = _no_means(work, dataset, what) if largest > chunk else []
             module.train()
-            if not (torch.equal(x, dataset.train.x[:2]) and torch.equal(y, dataset.train.y[:2])):
+            if not (torch.equal(x, dataset.train.x[rows]) and torch.equal(y, dataset.train.y[rows])):
                 raise ValueError("it must not change a batch in place: write x = x - a instead of x -= a")
     if not names:
         return []
@@ -119,7 +124,7 @@ def _no_means(work: Work, dataset: Dataset, what: str) -> list[str]:
     return sorted({*whole, *parts} - same)
 
 
-def _require_loss(module: LightningModule, batch: tuple[Tensor, Tensor], advice: str) -> None:
+def _require_loss(module: LightningModule, batch: tuple[Tensor, Tensor], advice: str, n_classes: int | None) -> None:
     """Check that ``training_step`` returns a loss outside of local training, where no Lightning hook is called.
 
     advice: the end of the error message if an attribute is missing that a hook would set; empty if there is no hook.
@@ -133,6 +138,11 @@ def _require_loss(module: LightningModule, batch: tuple[Tensor, Tensor], advice:
         if not (advice and error.obj is module):
             raise
         raise ValueError(f"it reads self.{error.name}, which is not set in measurements: {advice}") from error
+    except IndexError as error:
+        shape = getattr(module(batch[0]), "shape", ())
+        if not (n_classes and len(shape) == 2 and shape[1] < n_classes):
+            raise
+        raise ValueError(f"forward returns {shape[1]} outputs, and the data have {n_classes} classes") from error
     if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
         raise ValueError("training_step must return the loss, one number with a gradient")
 

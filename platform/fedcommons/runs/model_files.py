@@ -45,6 +45,7 @@ def write(path: Path, module: LightningModule, round: int, data: Dataset) -> Non
     tensors = {name: t.detach().cpu().contiguous().clone() for name, t in module.state_dict().items()}
     arrays = {"x": data.train.x, "y": data.train.y}
     form = {"round": round, "name": data.name, "n_classes": data.n_classes, "mean": data.mean, "std": data.std}
+    form |= {} if data.normalised_by is None else {"normalised_by": data.normalised_by}
     form |= {name: [str(t.dtype).removeprefix("torch."), list(t.shape[1:])] for name, t in arrays.items()}
     # A single metadata entry, as several entries have no fixed order, and a resumed run must write the same bytes.
     write_bytes(path, save(tensors, {"fedcommons": json.dumps(form)}))

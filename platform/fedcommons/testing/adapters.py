@@ -82,6 +82,11 @@ class Adapted:
     capabilities: ClassVar[Capabilities] = Capabilities(refuses_batch_norm=True)
 
     @property
+    def shown_as(self) -> str:
+        """Return the name for messages: that of the user's client, or of the function that builds the client."""
+        return f"the client {name_of(self.build)}"
+
+    @property
     def takes_loss(self) -> bool:
         """Return whether the client accepts the argument ``loss``, so that a test can train it on least squares."""
         return "loss" in _accepted_names(self.build, HANDED)

@@ -77,6 +77,18 @@ class Result:
             return self._loaded(saved)
         raise UserError(f"{self.folder} has no {model_files.BEST}: no round had a value on validation data.")
 
+    @property
+    def dataset(self) -> Dataset:
+        """Return the run's data set; ``.test.x`` and ``.test.y`` are the test examples as ``model`` takes them.
+
+        A result of ``load`` reads the data set in the folder FEDCOMMONS_DATA or ./data, and downloads nothing.
+
+        Raises:
+            UserError: the data set is not in this folder, or is user-defined and may not be executed or has changed.
+        """
+        self._require_allowed("data")
+        return build.dataset_of(self.experiment, in_usual_folder=self.may_run is not None)
+
     def export(self, form: str = "onnx") -> Path:
         """Write the server model of the last round to ``model.onnx`` in the run folder; return the path of this file.
 
