@@ -73,9 +73,9 @@ def notes(results: Results, runs: Any) -> list[str]:
             f"last round, on seeds {options.tuning_seeds}, which the table leaves out. Test data chose nothing."
         )
     return [
-        f"{c.data.name}, {c.partition.n_clients} clients ({c.partition.name}), C = {c.federation.participation:g}, "
-        f"{grid.several(configs, 'federation.rounds')} rounds, {grid.several(configs, 'client.epochs')} local epochs, "
-        f"batch size {c.client.batch_size}, {c.model.name}.",
+        f"{c.data.name}, {runs['n_clients'].max():.0f} clients ({c.partition.name}), "
+        f"C = {c.federation.participation:g}, {grid.several(configs, 'federation.rounds')} rounds, "
+        f"{grid.several(configs, 'client.epochs')} local epochs, batch size {c.client.batch_size}, {c.model.name}.",
         f"Seeds: {options.seeds}. Last accuracy: on test data, after the last round; [ ]: Student's 95 % interval of "
         "the mean over seeds. Differences are paired by seed.",
         rate,
