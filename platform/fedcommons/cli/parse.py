@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
@@ -153,7 +153,7 @@ def parse(parser: Parser, argv: Sequence[str]) -> Options:
         if item.file and item.name in ("help", "version", "print_config"):
             raise UserError(f"{item} is no key of a config file, but {item.file} has it.")
         if item.name not in names:
-            raise _unknown_error(parser, item, names, ["-h", "--help", *map(typed, parser.options)])
+            raise _unknown_error(parser, item, names)
         if item.name not in parser.options:
             flags |= {item.name} if _true(item) else set()
             continue
@@ -200,7 +200,7 @@ def _true(item: Given) -> bool:
     return item.value is None or item.text.lower() == "true"
 
 
-def _unknown_error(parser: Parser, item: Given, names: Collection[str], options: Iterable[str]) -> UserError:
+def _unknown_error(parser: Parser, item: Given, names: Collection[str]) -> UserError:
     if parser.chosen and (refused := unchosen_field_error(parser.short.get(item.name, item.name), parser.chosen)):
         return refused
     if fields := sorted(name for name in names if name.startswith(f"{item.name}.")):
@@ -208,7 +208,8 @@ def _unknown_error(parser: Parser, item: Given, names: Collection[str], options:
     what, called = ("config key", item.name) if item.file else ("option", str(item))
     if hint := _hint(parser, item):
         return UserError(f"unknown {what} {quote(called)}: {hint}.")
-    return unknown(what, called, names if item.file else options)
+    short = [name for name, full in parser.short.items() if full in parser.options]
+    return unknown(what, called, names if item.file else ["-h", "--help", *map(typed, [*parser.options, *short])])
 
 
 def _hint(parser: Parser, item: Given) -> str | None:
