@@ -35,6 +35,7 @@ def test_rates_are_chosen_on_the_tuning_seeds_and_the_table_has_the_others(
     methods.methods.report(entries, options, tmp_path, Display(Console(quiet=True)))
     text = (tmp_path / "methods.md").read_text()
     assert ", 7 clients (" in text
+    assert "(0.1 and 0.2)" in text  # the chosen rates are the ends of the list
     head, _, *lines = rows_of(text)
     assert head[5] == "minus fedavg, points"
     assert lines == [

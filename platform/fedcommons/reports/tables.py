@@ -241,6 +241,12 @@ def private_notes(runs: "pd.DataFrame") -> list[str]:
     ]
 
 
+def edge_notes(chosen: "pd.Series[float]", tried: "pd.Series[float]") -> list[str]:
+    """Return a footnote if the smallest or largest of the tried learning rates was chosen, as others may be better."""
+    ends = " and ".join(f"{rate:g}" for rate in sorted({*chosen} & {min(tried), max(tried)}))
+    return [f"The end of the list of learning rates was chosen ({ends}): add values beyond that end."] if ends else []
+
+
 def lost_notes(runs: "pd.DataFrame") -> list[str]:
     """Return a footnote with the MB of downloads for each run in which stragglers downloaded but did not reply."""
     facts = zip(*(values(runs, name) for name in ("run", "bytes_lost", "straggler.rule")), strict=True)
