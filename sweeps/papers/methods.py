@@ -82,7 +82,7 @@ def notes(results: Results, runs: Any) -> list[str]:
         f"Target: {target.in_words(c.target)}{'' if isinstance(c.target, str) else ' test accuracy'}; >R: not within "
         "R rounds. MB: 10^6 bytes that all clients send and receive in all rounds.",
         grid.method_note(configs),
-        *(tables.edge_notes(runs["rate"], results.runs["rate"]) if options.lrs is not None else []),
+        *(tables.edge_notes(runs, results.runs, "rate") if options.lrs is not None else []),
         *tables.rejected_notes(runs), *tables.lost_notes(runs),
     ]  # fmt: skip
 

@@ -241,9 +241,10 @@ def private_notes(runs: "pd.DataFrame") -> list[str]:
     ]
 
 
-def edge_notes(chosen: "pd.Series[float]", tried: "pd.Series[float]") -> list[str]:
+def edge_notes(chosen: "pd.DataFrame", tried: "pd.DataFrame", rate: str = "lr") -> list[str]:
     """Return a footnote if the smallest or largest of the tried learning rates was chosen, as others may be better."""
-    ends = " and ".join(f"{rate:g}" for rate in sorted({*chosen} & {min(tried), max(tried)}))
+    rates = values(tried, rate)
+    ends = " and ".join(f"{end:g}" for end in sorted({*values(chosen, rate)} & {min(rates), max(rates)}))
     return [f"The end of the list of learning rates was chosen ({ends}): add values beyond that end."] if ends else []
 
 

@@ -66,7 +66,7 @@ def written(cells: Sequence[sweep.Trial], runs: "pd.DataFrame", out: Path, optio
     part = [f"So far: {len(runs)} of {len(cells)} runs."] if len(runs) < len(cells) else []
     of_runs = [*tables.private_notes(runs), *tables.rejected_notes(runs), *tables.lost_notes(runs)]
     chosen, title = pd.concat([cell.runs for cell in compared]), grid.title([c.config for c in cells])
-    edges = tables.edge_notes(chosen["lr"], runs["lr"]) if options.lrs is not None else []
+    edges = tables.edge_notes(chosen, runs) if options.lrs is not None else []
     notes = [*footnotes(cells, options), *edges, *of_runs, *part]
     table = tables.table1_markdown(compared, published(cells, options), notes) + tables.spread(compared)
     return Report(
