@@ -72,22 +72,19 @@ def notes(results: Results, runs: Any) -> list[str]:
             f"Learning rate: chosen for each method and alpha among {options.lrs} by the validation accuracy after the "
             f"last round, on seeds {options.tuning_seeds}, which the table leaves out. Test data chose nothing."
         )
-        rates = grid.values(options, "lrs", float)
-        pairs = zip(runs["method"], runs["rate"], strict=True)
-        if edge := dict.fromkeys(f"{name} {value:g}" for name, value in pairs if value in (min(rates), max(rates))):
-            rate += f" Chosen at an end of the list: {', '.join(edge)}; add learning rates beyond this end."
         if fixed := sorted({name for c in configs for name in c.flat if name.endswith(".server_lr")}):
             rate += f" Not chosen: {', '.join(fixed)}; choose it by tune --space {fixed[0]}=0.01,0.1."
     return [
-        f"{c.data.name}, {c.partition.n_clients} clients ({c.partition.name}), C = {c.federation.participation:g}, "
-        f"{grid.several(configs, 'federation.rounds')} rounds, {grid.several(configs, 'client.epochs')} local epochs, "
-        f"batch size {c.client.batch_size}, {c.model.name}.",
+        f"{c.data.name}, {runs['n_clients'].max():.0f} clients ({c.partition.name}), "
+        f"C = {c.federation.participation:g}, {grid.several(configs, 'federation.rounds')} rounds, "
+        f"{grid.several(configs, 'client.epochs')} local epochs, batch size {c.client.batch_size}, {c.model.name}.",
         f"Seeds: {options.seeds}. Last accuracy: on test data, after the last round; [ ]: Student's 95 % interval of "
         "the mean over seeds. Differences are paired by seed.",
         rate,
         f"Target: {target.in_words(c.target)}{'' if isinstance(c.target, str) else ' test accuracy'}; >R: not within "
         "R rounds. MB: 10^6 bytes that all clients send and receive in all rounds.",
         grid.method_note(configs),
+        *(tables.edge_notes(runs, results.runs, "rate") if options.lrs is not None else []),
         *tables.rejected_notes(runs), *tables.lost_notes(runs),
     ]  # fmt: skip
 

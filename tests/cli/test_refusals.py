@@ -150,7 +150,7 @@ table1 --sharing.setting real -> sharing.setting --settings | table1 --settings 
 table1 --federations 10:1,10:1.0 -> different | table1 --setting shuffled_synthetic --generator= -> generator.name none
 table1 --preset authors --federations 20:1 -> Table 1 cifar100 20:1 | table1 --config good.yaml -> seed --seeds
 tune -> --space missing alpha | tune --space 'p=uniform(0,1)' -> sharing.p real
-tune --space alpha=0.1,0.10 -> different '0.1,0.10'
+tune --space alpha=0.1,0.10 -> different '0.1,0.10' | tune --partiton iid -> '--partition'?
 tune --space 'lr=normal(0,1)' -> 'normal' | tune --space 'lr=loguniform(0,1)' -> loguniform 1e-300 (0,1)
 tune --space 'seed=uniform(0,1)' -> seed randint int | tune --space tracking.wandb=off -> tracking.wandb no result
 methods --algorithms fedadam --fedadam.server_lr 1,2 -> tune --space fedadam.server_lr=1,2

@@ -31,10 +31,11 @@ def test_rates_are_chosen_on_the_tuning_seeds_and_the_table_has_the_others(
         validated = 0.8 if is_best == e["tuning"] else 0.7
         accuracy = last[e["method"], e["rate"]] + 0.01 * e.cell.config.seed * (e["method"] == "scaffold")
         metrics = {"test/accuracy": accuracy, "validation/accuracy": validated, "comm/total_bytes": 3e6}
-        recorded(tmp_path / e.cell.name, e.cell.config, None, metrics)
+        recorded(tmp_path / e.cell.name, e.cell.config, None, metrics, n_clients=7)  # as by_group, which ignores N
     methods.methods.report(entries, options, tmp_path, Display(Console(quiet=True)))
     text = (tmp_path / "methods.md").read_text()
-    assert "end of the list: fedavg 0.1, scaffold 0.2;" in text
+    assert ", 7 clients (" in text
+    assert "(0.1 and 0.2)" in text  # the chosen rates are the ends of the list
     head, _, *lines = rows_of(text)
     assert head[5] == "minus fedavg, points"
     assert lines == [

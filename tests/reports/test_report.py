@@ -30,6 +30,7 @@ from fedcommons.reports.collect import gather, grouped
 from fedcommons.reports.live_server import Server, Watched
 from fedcommons.reports.tables import Column
 from fedcommons.tune import main
+from fedcommons.tune.sweep import Outcome
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'</script><script>alert(2)</script>"
 pytestmark = pytest.mark.long
@@ -204,8 +205,9 @@ def test_a_command_writes_it_and_leaves_a_users_file(
     display: Any = ModuleType("display")
     display.say = said.append
     out.write_text("a file of the user", encoding="utf-8")
-    main.write_page(tmp_path, "table1", display)
+    assert main.conclude(Outcome({}, 0, {"run": "it failed"}), tmp_path, "table1", display) == 1
     assert "was not written" in said[0]
+    assert not [text for text in said if "table1.md" in text]  # no run was finished, so there is no such file
     assert out.read_text(encoding="utf-8") == "a file of the user"
 
 

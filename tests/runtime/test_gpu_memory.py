@@ -257,6 +257,7 @@ def test_of_batched_clients_a_whole_block_is_played(blocks: int, share: float, e
 
 def test_without_gpus_nothing_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(registry.HERE, str(tmp_path))  # it is set there, and is to be as before
+    monkeypatch.chdir(tmp_path)  # likewise
     monkeypatch.setattr("ray.cluster_resources", dict)
     one = presets.experiment("smoke", values={"federation.gpus_per_actor": "auto"})
     assert with_share([one], 4) == [one]

@@ -1,6 +1,7 @@
 """What the sweeps over a grid put into their runs, preset ``authors`` cell by cell, and what table1 reports."""
 
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -110,6 +111,16 @@ def test_notes_name_departures_from_the_paper_and_published_values_stand_beside_
     assert grids.departures([paper, other], ("seed", "fedprox.mu")) == (
         "data.limit none, 50 (paper: none); client.batch_size 256, 10 (paper: 256)"
     )
+
+
+def test_the_note_on_chosen_rates_names_the_end_of_the_list(
+    table1: ModuleType, recorded: Callable[..., None], tmp_path: Path
+) -> None:
+    given = table1.arguments(["--lrs=0.3,0.1,0.2", "--algorithms=fedavg", "--settings=real", "--seeds=0"])
+    for cell in (cells := table1.grid(given)):
+        recorded(tmp_path / cell.name, cell.config, 3, {"validation/accuracy": cell.config.client.lr})
+    text = of_table1.Growing(cells, given).write(tmp_path, print)
+    assert ("(0.3)" in text, "seeds of the table" in text) == (True, True)
 
 
 @pytest.mark.usefixtures("untimed")

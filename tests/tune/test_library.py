@@ -54,8 +54,14 @@ def test_a_result_has_summary_rounds_and_the_model_that_was_evaluated(tmp_path: 
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
-def test_a_sweep_is_its_runs_side_by_side(tmp_path: Path) -> None:
-    wanted = [experiment("smoke", values={**FIELDS, "alpha": a, "seed": s}) for a, s in ((1.0, 0), (0.1, 1))]
+def test_a_sweep_is_its_runs_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The data set reads a file of the caller's folder, which is not a trial's own folder."""
+    monkeypatch.chdir(tmp_path)
+    np.save("pixels.npy", np.random.default_rng(0).normal(size=(300, 4)))
+    text = "def rows(path: str = 'pixels.npy'):\n    x = numpy.load(path)\n    return x, (x[:, 0] > 0).astype(int)\n"
+    Path("mine.py").write_text(f"import numpy\n{text}", encoding="utf-8")
+    fields = {**FIELDS, "data.name": "mine.py:rows", "model.name": "linear"}
+    wanted = [experiment("smoke", values={**fields, "alpha": a, "seed": s}) for a, s in ((1.0, 0), (0.1, 1))]
     frame = sweep(wanted, tmp_path / "sweep")
     assert list(zip(frame["alpha"], frame["seed"], strict=True)) == [(1.0, 0), (0.1, 1)]
     alone = run(wanted[1], tmp_path / "alone", say=quiet)

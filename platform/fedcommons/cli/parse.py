@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
@@ -148,7 +148,8 @@ def parse(parser: Parser, argv: Sequence[str]) -> Options:
     items = [replace(item, name=full[item.name]) if full[item.name] in names else item for item in read(argv)]
     items = [_stored(item, item.name) for item in items]
     values = {name: [] if option.is_many else option.field.default for name, option in parser.options.items()}
-    flags, listed = set(), ["-h", "--help", *map(typed, parser.options)]
+    flags, short = set(), [name for name, full in parser.short.items() if full in parser.options]
+    listed = ["-h", "--help", *map(typed, [*parser.options, *short])]
     if wrong := [str(_unknown_error(parser, item, names, listed)) for item in items if item.name not in names]:
         raise UserError(" ".join(dict.fromkeys(wrong)))
     for item in items:
@@ -204,7 +205,7 @@ def _true(item: Given) -> bool:
     return item.value is None or item.text.lower() == "true"
 
 
-def _unknown_error(parser: Parser, item: Given, names: Collection[str], options: Iterable[str]) -> UserError:
+def _unknown_error(parser: Parser, item: Given, names: Collection[str], listed: Collection[str]) -> UserError:
     if parser.chosen and (refused := unchosen_field_error(parser.short.get(item.name, item.name), parser.chosen)):
         return refused
     if fields := sorted(name for name in names if name.startswith(f"{item.name}.")):
@@ -212,7 +213,7 @@ def _unknown_error(parser: Parser, item: Given, names: Collection[str], options:
     what, called = ("config key", item.name) if item.file else ("option", str(item))
     if hint := _hint(parser, item):
         return UserError(f"unknown {what} {quote(called)}: {hint}.")
-    return unknown(what, called, names if item.file else options)
+    return unknown(what, called, names if item.file else listed)
 
 
 def _hint(parser: Parser, item: Given) -> str | None:

@@ -9,6 +9,7 @@ workers find the component by the same text.
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from hashlib import sha256
@@ -338,3 +339,10 @@ def _code(name: str) -> user_code.Code | None:
 def base() -> Path:
     """Return the folder in which the command was started. Relative import paths refer to this folder."""
     return Path(os.environ.get(HERE) or os.getcwd())
+
+
+def work_in(folder: str) -> None:
+    """Make the command's folder this process' current folder, for relative paths in user code, if it exists here."""
+    os.environ[HERE] = folder
+    with suppress(OSError):
+        os.chdir(folder)

@@ -28,6 +28,8 @@ WORDS = {
     "personal/accuracy_mean": "accuracy of personal models, mean over clients",
     "personal/accuracy_worst_decile": "accuracy of personal models, worst tenth of clients",
     "MB": "MB exchanged by all clients", "bytes_down": "bytes to the clients", "bytes_up": "bytes from the clients",
+    "comm/total_bytes": "bytes up to this round, shared data included",
+    "comm/once_bytes": "bytes of shared data before round 1, in round 0 only",
     "bytes_once": "bytes of shared data", "epsilon": r"$\varepsilon$ of all messages",
     "epsilon_local_training": r"$\varepsilon$ of local training",
     "pool_epsilon": r"$\varepsilon$ of shared data, maximum over clients",

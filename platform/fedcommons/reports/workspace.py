@@ -46,8 +46,8 @@ BARS = {
 """Bar plots of each section: names of numbers in the summary; a plot has one bar per run."""
 
 TITLES = {
-    "comm/up_bytes": "bytes from clients", "comm/down_bytes": "bytes to clients",
-    "comm/lost_bytes": "bytes to stragglers without a reply",
+    "comm/up_bytes": "bytes from clients, per round", "comm/down_bytes": "bytes to clients, per round",
+    "comm/lost_bytes": "bytes to stragglers without a reply, per round",
     "privacy/epsilon_local_training": "epsilon of local training",
     "privacy/epsilon_local_training_if_secret": "epsilon of local training, if the noise were secret",
     "privacy/overall": "epsilon of all messages",

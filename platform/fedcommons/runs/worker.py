@@ -1,6 +1,5 @@
 """Build a worker process's objects: the module that clients train, and the worker with algorithm and data."""
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -124,6 +123,6 @@ def build_worker_elsewhere(
     here: the folder to which the names of user-defined components are relative. names, digests, weights: see
     ``require_sources``.
     """
-    os.environ[registry.HERE] = here
+    registry.work_in(here)
     require_sources(names, digests, weights)
     return build_worker(module, replace(loop, schedule=schedule()), weighting, source, algorithm(), data)

@@ -18,7 +18,7 @@ from fedcommons.core.client_worker import Work, trainable_parameters
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import batch_norm_parameters, head_parameters
 from fedcommons.core.local_training import LocalSGD
-from fedcommons.core.worker import RunData, Worker
+from fedcommons.core.worker import RunData, Worker, set_up_process
 from fedcommons.data import datasets
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Dataset, Examples
@@ -61,7 +61,8 @@ class Federation:
         return flatten(trainable_parameters(self.module()))
 
     def work(self) -> Work:
-        """Return a new module with the settings of local training, as one worker process has them."""
+        """Return a new module with the settings of local training, and set up this process as a worker process."""
+        set_up_process()
         return Work(self.module(), self.device, self.loop, self.weighting)
 
     def build(self, algorithm: Algorithm) -> Callable[[RunData], Worker]:

@@ -1,6 +1,5 @@
 """``federation.gpus_per_actor auto``: measure, before any work, which share of a GPU a training process needs."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from math import floor
@@ -88,7 +87,7 @@ def measured(here: str, config: Experiment) -> tuple[int, int]:
 
     here: the folder to which the names of user-defined components are relative.
     """
-    os.environ[registry.HERE] = here
+    registry.work_in(here)
     if not has_gpu():
         return 0, 0
     default_device()

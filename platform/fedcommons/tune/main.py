@@ -91,6 +91,7 @@ def conclude(outcome: Outcome, options: parse.Options, stem: str, display: Displ
         display.say(f"failed: {name}: {message}")
     spent = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in outcome.seconds.items())
     display.say(f"Time: {options.elapsed():.0f} s ({spent}; {outcome.generators_trained} generators trained).")
-    page = "" if verdict is None else "report.html, "
-    display.say(f"All in {out}: {page}{stem}.md, {stem}.csv, {stem}.png, summary.json, and a folder for each run.")
+    names = "report.html", f"{stem}.md", f"{stem}.csv", f"{stem}.png", "summary.json"
+    if files := [name for name in names if (out / name).is_file()]:
+        display.say(f"All in {out}: {', '.join(files)}, and a folder for each run.")
     return 1 if outcome.failures else 0

@@ -176,7 +176,7 @@ def trial(params: Mapping[str, Any]) -> None:
         return
     generator = params.get("generator")
     cells = [shared_value(name) for name in (generator["cells"] if generator else [params["cell"]])]
-    os.environ[registry.HERE] = cells[0]["here"]
+    registry.work_in(cells[0]["here"])
     if kind := cells[0]["cpu"]:  # set again, as Ray's processes do not get the driver's environment variables
         os.environ[cpu_kind.CHOICE] = kind
     if generator:

@@ -1,6 +1,5 @@
 """Training of a figure's central models (reference lines), each as a Ray task."""
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,7 +26,7 @@ Lines = Callable[[Sequence[Entry], parse.Options], "Sequence[Central]"]
 def _train(base_folder: str, central: "Central", folder: Path) -> None:
     from papers.fedssyn.central import run
 
-    os.environ[registry.HERE] = base_folder
+    registry.work_in(base_folder)
     run(central, folder)
 
 

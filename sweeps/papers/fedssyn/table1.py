@@ -30,7 +30,8 @@ def footnotes(cells: Sequence[sweep.Trial], options: parse.Options) -> list[str]
     )
     if options.lrs is not None:
         rate = (
-            "The learning rate was chosen per configuration by validation accuracy of the last round, not by test data."
+            "The learning rate was chosen per configuration by validation accuracy of the last round, not by test "
+            "data, on the seeds of the table, so its numbers favour the chosen learning rates."
         )
     elif options.preset == "authors":
         rate = f"Learning rates are those of the authors' scripts: {grid.several(configs, 'client.lr')}."
@@ -40,7 +41,7 @@ def footnotes(cells: Sequence[sweep.Trial], options: parse.Options) -> list[str]
         grid.work_note(configs),
         rate,
         grid.method_note(configs),
-        f"Seeds: {options.seeds}; ± is the sample standard deviation. MB: all clients, both ways, pool included.",
+        f"Seeds: {options.seeds}; ± is the sample standard deviation. MB: all clients, both ways, all rounds and pool.",
     ]
     if any(config.dp.local for config in configs):
         notes.append(
@@ -64,9 +65,10 @@ def written(cells: Sequence[sweep.Trial], runs: "pd.DataFrame", out: Path, optio
     names = [*tables.RUN, *columns.others(compared[0])]
     part = [f"So far: {len(runs)} of {len(cells)} runs."] if len(runs) < len(cells) else []
     of_runs = [*tables.private_notes(runs), *tables.rejected_notes(runs), *tables.lost_notes(runs)]
-    notes = [*footnotes(cells, options), *of_runs, *part]
-    table = tables.table1_markdown(compared, published(cells, options), notes) + tables.spread(compared)
     chosen, title = pd.concat([cell.runs for cell in compared]), grid.title([c.config for c in cells])
+    edges = tables.edge_notes(chosen, runs) if options.lrs is not None else []
+    notes = [*footnotes(cells, options), *edges, *of_runs, *part]
+    table = tables.table1_markdown(compared, published(cells, options), notes) + tables.spread(compared)
     rates = "; each bar has its best learning rate by validation" * (len(set(runs["lr"])) > 1)
     return Report(
         table, tables.records(chosen, names), {"preset": options.preset, "cells": tables.records(runs, names)},
