@@ -47,8 +47,9 @@ def test_the_table_and_figure_of_dsprites(tmp_path: Path, monkeypatch: pytest.Mo
     assert second[:4] == ["50 %", "8", "0.25", "40.0 ± 1.4"]
     figures = saved_figures(monkeypatch)
     figure(rows, tmp_path / "a.png", "title", smoke=False)
-    for axes in figures[0].axes:
-        assert "no pool: 33.0 %" in [text.get_text() for text in axes.get_legend().get_texts()]
+    for legend in (axes.get_legend() for axes in figures[0].axes):
+        assert legend
+        assert "no pool: 33.0 %" in [text.get_text() for text in legend.get_texts()]
     assert is_png(tmp_path / "a.png")
 
 

@@ -205,7 +205,8 @@ def test_a_command_writes_it_and_leaves_a_users_file(
     display: Any = ModuleType("display")
     display.say = said.append
     out.write_text("a file of the user", encoding="utf-8")
-    assert main.conclude(Outcome({}, 0, {"run": "it failed"}), tmp_path, "table1", display) == 1
+    options = sweeps("table1").arguments(["--out", str(tmp_path)])
+    assert main.conclude(Outcome({}, 0, {"run": "it failed"}), options, "table1", display) == 1
     assert "was not written" in said[0]
     assert not [text for text in said if "table1.md" in text]  # no run was finished, so there is no such file
     assert out.read_text(encoding="utf-8") == "a file of the user"

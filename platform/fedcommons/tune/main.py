@@ -91,7 +91,8 @@ def conclude(outcome: Outcome, options: parse.Options, stem: str, display: Displ
         display.say(f"failed: {name}: {message}")
     spent = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in outcome.seconds.items())
     display.say(f"Time: {options.elapsed():.0f} s ({spent}; {outcome.generators_trained} generators trained).")
-    names = "report.html", f"{stem}.md", f"{stem}.csv", f"{stem}.png", "summary.json"
-    if files := [name for name in names if (out / name).is_file()]:
+    names = f"{stem}.md", f"{stem}.csv", f"{stem}.png", "summary.json"
+    files = [*["report.html"][: verdict is not None], *(name for name in names if (out / name).is_file())]
+    if files:
         display.say(f"All in {out}: {', '.join(files)}, and a folder for each run.")
     return 1 if outcome.failures else 0
