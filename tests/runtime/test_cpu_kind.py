@@ -141,8 +141,8 @@ def main(folder: Path) -> None:
     two = actors(2)
     found: dict[str, Any] = {"actors": two.map(where, ModelTask(FEDERATION.model), [0, 1])}
     require_the_bits_of_one_process(METHOD, FEDERATION, two)
-    found["fast"] = refused(lambda: RayActors(FEDERATION.build(METHOD), FEDERATION.data, 2, 0, transport="fast"))
     two.close()
+    found["fast"] = refused(lambda: RayActors(FEDERATION.build(METHOD), FEDERATION.data, 2, 0, transport="fast"))
     found["described"] = ray_cluster.describe(0)
     found["too many"] = refused(lambda: ray_cluster.require_actors(3, 0))
     with mock.patch.dict(os.environ, {CHOICE: "odd"}):  # which this machine is not
