@@ -102,10 +102,6 @@ def test_copies_that_are_moved_or_mirrored_are_identical_whatever_fills_their_ed
         assert memorised(counts(compared))
 
 
-def test_distances_between_rows_of_tables_are_euclidean() -> None:
-    assert pixel_space(torch.zeros(1, 3))(torch.ones(2, 3)).tolist() == [[pytest.approx(3**0.5)]] * 2
-
-
 @pytest.mark.parametrize("shape", [(1, 4, 5), (3, 32, 32)])
 def test_image_distance_is_the_least_over_shifts_and_flips_scaled_to_a_whole_image(shape: tuple[int, int, int]) -> None:
     """In whole numbers, at extremes; both ways round the distance is the same."""
