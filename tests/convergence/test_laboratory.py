@@ -67,26 +67,6 @@ def _sq_spread(each: np.ndarray) -> float:
     return np.square(each - each.mean(0)).sum(1).mean()
 
 
-@pytest.mark.parametrize(("n", "sizes"), [(3, (1, 30, 5, 2, 40)), (1, (4, 3))])
-def test_closed_forms_on_least_squares(n: int, sizes: tuple[int, ...], least_squares: Problem) -> None:
-    """Gradients a (<a, w> - b): clients weigh alike except in pooled values; block counts change rounding only."""
-    problem = least_squares(sizes=sizes)
-    per_sample = [a * (a @ W - b)[:, None] for a, b in zip(problem.a, problem.b, strict=True)]
-    means = np.stack([g.mean(0) for g in per_sample])
-    in_pool = np.concatenate(per_sample[n:])
-    federation, model = _with_pool(problem, n)
-    own, pool = (_measure(federation, which, model=model) for which in ("own", "pool"))
-    noise, pooled = np.mean([_sq_spread(g) for g in per_sample[:n]]), _sq_spread(np.concatenate(per_sample[:n]))
-    assert _values(own) == pytest.approx((_sq_spread(means[:n]), noise, pooled), rel=1e-12, abs=1e-12)
-    assert pool.sigma_avg_sq == pytest.approx(_sq_spread(in_pool), rel=1e-12)
-    shift = np.square(means[:n].mean(0) - in_pool.mean(0)).sum()
-    assert delta_sq(own, pool) == pytest.approx(shift, rel=1e-12)
-    for blocks in (1, 3, 50):
-        again = _measure(federation, blocks=blocks, model=model)
-        assert again.zeta_sq == pytest.approx(own.zeta_sq, rel=1e-12, abs=1e-12)
-        assert again.sigma_sq == own.sigma_sq  # summed client by client whatever the blocks
-
-
 def test_equals_a_slow_double_on_the_network_without_dropout(digits: Digits) -> None:
     federation = digits(dropout=0.5)
     module = copy.deepcopy(federation.module()).double().eval()
@@ -199,7 +179,8 @@ def _at(federation: Federation) -> ModelTask:
     return ModelTask(Flat(federation.model.layout, torch.from_numpy(W)))
 
 
-def test_every_parameter_has_its_closed_form_on_least_squares(least_squares: Problem) -> None:
+@pytest.mark.parametrize("blocks", [1, 2, 50])
+def test_every_parameter_has_its_closed_form_on_least_squares(blocks: int, least_squares: Problem) -> None:
     problem, p = least_squares(sizes=(1, 30, 5, 6, 2, 9)), 0.3
     each = [a * (a @ W - b)[:, None] for a, b in zip(problem.a, problem.b, strict=True)]
     own, pool, shared = each[:3], each[3:], np.concatenate(each[3:])
@@ -233,7 +214,8 @@ def test_every_parameter_has_its_closed_form_on_least_squares(least_squares: Pro
         "L_pool": l_pool, "L_lemma1": 0.7 * l_max + 0.3 * l_pool,
     }  # fmt: skip
     federation = _commons(problem.federation(0.1), 3)
-    result = _laboratory(federation, p).measure(_at(federation), hessians=True)
+    assert _measure(federation, blocks=blocks).sigma_sq == _measure(federation).sigma_sq  # client by client
+    result = _laboratory(federation, p, blocks).measure(_at(federation), hessians=True)
     assert result.keys() == expected.keys() == set(NAMES)
     for name, estimate in result.items():
         assert estimate.value == pytest.approx(expected[name], rel=5e-3 if name[0] == "L" else 1e-12), name
