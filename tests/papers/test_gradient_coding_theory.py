@@ -59,19 +59,6 @@ def test_theorem_1_holds(name: str) -> None:
             assert 0 < SIGNS[name] * (float(distances.mean()) - theorem_1(*case)) < 0.2 / sum(owned)
 
 
-def test_theorem_1_in_its_limits() -> None:
-    """Copies to all others leave nothing to chance; many examples come closer by (1 + dc)^2 at least."""
-    counts = received(4, 3, 0.5, [6, 4, 2, 0], "exact")
-    assert (counts == counts[0]).all()
-    distance = ((counts[0] / counts[0].sum() - 1 / 4) ** 2).sum()
-    assert theorem_1(4, 3, 0.5, [6, 4, 2, 0]) == pytest.approx(distance, abs=1e-15)
-    for n_clients, d, c in ((2, 1, 0.5), (5, 2, 0.1), (5, 4, 1.0), (10, 3, 0.5)):
-        left = copies.expected_distance(n_clients, d, c, 10**12, 0.3) / 0.3
-        assert left <= 1 / (1 + d * c) ** 2
-        assert left == pytest.approx((1 - d * c / (n_clients - 1)) ** 2 / (1 + d * c) ** 2, abs=1e-11)
-    assert copies.expected_distance(5, 1, 0.0, 30, 0.3) == pytest.approx(0.3)  # nothing is shared
-
-
 def holders(n_clients: int, d: int, owner: int, private: bool) -> list[set[int]]:
     """Every set of clients that may hold an example, all as likely."""
     others = [i for i in range(n_clients) if i != owner]
