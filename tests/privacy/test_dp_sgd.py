@@ -81,25 +81,6 @@ def test_the_weights_of_examples_are_in_their_losses(digits: Digits) -> None:
         assert 0.1 < 9 * (gradient - gradients[0]).norm() < 0.5 * (1 + 1e-3)
 
 
-@pytest.mark.parametrize("clip", [0.1, 2.0])
-def test_an_example_contributes_its_gradient_clipped_at_c(clip: float, least_squares: Problem) -> None:
-    """One-example clients: norm min(C, ||g||), direction kept; a batch's gradient is the sum of those over B."""
-    problem, lr = least_squares(sizes=(20,)), 0.25
-    a, b = problem.a[0], problem.b[0]
-    gradients = -a * b[:, None]  # of (<a, w> - b)^2 / 2 at w = 0
-    norms = np.linalg.norm(gradients, axis=1)
-    federation = problem.federation(lr)
-    work, rows, dp = federation.work(), federation.data.clients[0], DPSGD(0.0, clip)
-    alone = np.stack(
-        [_gradient(dp, work, ClientData(rows.x[j : j + 1], rows.y[j : j + 1]), lr).numpy() for j in range(20)]
-    )
-    assert np.all(np.linalg.norm(alone, axis=1) <= clip * (1 + 1e-12))
-    assert np.allclose(alone, gradients * np.minimum(1, clip / norms)[:, None], rtol=0, atol=1e-13)
-    assert np.sum(norms > clip) > 0
-    assert clip < 1 or np.sum(norms < clip) > 0
-    assert np.allclose(_gradient(dp, work, rows, lr).numpy(), alone.mean(0), rtol=0, atol=1e-13)
-
-
 def test_the_gradients_of_examples_are_those_of_opacus() -> None:
     torch.default_generator.manual_seed(0)
     network = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
@@ -113,22 +94,6 @@ def test_the_gradients_of_examples_are_those_of_opacus() -> None:
     for clip in (1e9, float(norms.median())):
         ours = _gradient(DPSGD(0.0, clip), work, ClientData(x, y), 1.0)
         assert torch.allclose(ours, (theirs * (clip / norms).clamp(max=1)).sum(0) / 12, rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("batch_size", [FULL, 10, 4])
-def test_noise_has_mean_zero_and_standard_deviation_sigma_c_over_b(batch_size: int) -> None:
-    """B is the expected size of the batch, not the drawn one; over several steps the variances add up."""
-    dim, n, lr = 40_000, 10, 0.5
-    work = Work(_Flat(dim, lr), torch.device("cpu"))
-    moved = _moved(LocalSGD(2, batch_size, dp=DPSGD(noise_multiplier=3.0, clip=0.7)), work, _rows(n))
-    steps = 2 * -(-n // batch_size)
-    assert steps == 2 * DPSGD.steps(n, batch_size)
-    assert DPSGD.sampling_rate(n, batch_size) == min(1, batch_size / n)
-    sd = lr * sqrt(steps) * 3.0 * 0.7 / min(batch_size, n)
-    assert abs(float(moved.mean())) < 4 * sd / sqrt(dim)
-    assert abs(float(moved.std()) - sd) < 4 * sd / sqrt(2 * dim)
-    outside = float((moved.abs() > 1.96 * sd).double().mean())  # Gaussian: 5 %
-    assert abs(outside - 0.05) < 4 * sqrt(0.05 * 0.95 / dim)
 
 
 def test_noise_is_keyed_by_the_client(digits: Digits) -> None:
