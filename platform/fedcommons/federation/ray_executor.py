@@ -31,7 +31,7 @@ DEATHS = 3
 START_S = 120
 """Seconds within which an actor, after Ray has placed it on a node, must import torch and build its module."""
 
-SOCKET_BYTES = 64 * 2**20
+SOCKET_BYTES = 16 * 2**20
 """Number of bytes of shared data above which calls of Ray are used, as Ray copies the data only once for all actors."""
 
 DIED_S = 30
