@@ -253,6 +253,9 @@ def main() -> None:
     parser.add_argument("workloads", nargs="*", default=list(WORKLOADS), metavar="W", help="W1, W2, W3")
     parser.add_argument("--json", action="store_true", help="print the ratios as JSON, as the last line")
     parser.add_argument("--repeats", type=int, default=9, help="timed stretches of each side")
+    parser.add_argument(
+        "--transport", default="auto", help="messages to two actors: auto, fast (sockets) or calls (of Ray)"
+    )
     options = parser.parse_args()
     if unknown := set(options.workloads) - set(WORKLOADS):
         parser.error(f"unknown workload {', '.join(sorted(unknown))}; known: {', '.join(WORKLOADS)}")
@@ -262,7 +265,9 @@ def main() -> None:
     ratios = {}
     for name in options.workloads:
         one, serial = compare(name, partial(Bare, name, 1), partial(Ours, name, None), options.repeats)
-        two, actors = compare(name, partial(Bare, name, 2), partial(Ours, name, 2), options.repeats)
+        two, actors = compare(
+            name, partial(Bare, name, 2), partial(Ours, name, 2, transport=options.transport), options.repeats
+        )
         ratios[name] = {"serial": round(serial / one, 3), "actors2": round(actors / two, 3)}
         print(f"| {name} | {one:.4f} s | {serial:.4f} s | {serial / one:.2f} | {two:.4f} s | {actors:.4f} s "
               f"| {actors / two:.2f} |", flush=True)  # fmt: skip
