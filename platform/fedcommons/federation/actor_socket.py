@@ -10,6 +10,7 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from itertools import accumulate
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Listener
 from pickle import PickleBuffer
@@ -18,6 +19,9 @@ from typing import Any
 from ray import cloudpickle
 
 from fedcommons.errors import ClientError, UserError
+
+ALIGNED = 64
+"""Bytes to whose multiples arrays are aligned on arrival, because numpy is slower on arrays at odd addresses."""
 
 
 def pack(message: object) -> list[bytes | memoryview]:
@@ -63,12 +67,11 @@ class Socket:
         """
         (count,) = struct.unpack("=Q", self._read(bytearray(8)))
         sizes = struct.unpack(f"={count}Q", self._read(bytearray(8 * count)))
-        if sum(sizes) > len(self.buffer):
-            self.buffer = bytearray(sum(sizes))
-        views, start = list[memoryview](), 0
-        for size in sizes:
-            views.append(self._read(memoryview(self.buffer)[start : start + size]))
-            start += size
+        starts = [0, *accumulate(-(-size // ALIGNED) * ALIGNED for size in sizes)]
+        if starts[-1] > len(self.buffer):
+            self.buffer = bytearray(starts[-1])
+        places = zip(starts, sizes, strict=False)
+        views = [self._read(memoryview(self.buffer)[start : start + size]) for start, size in places]
         message = cloudpickle.loads(views[0], buffers=views[1:])
         views.clear()
         try:
@@ -100,14 +103,15 @@ def listen(folder: str, key: bytes) -> Listener | None:
 
 
 def accept(listener: Listener) -> Socket:
-    """Wait for the process that knows the key, and return the connection; close the listener."""
-    while True:
-        with suppress(AuthenticationError, EOFError, ConnectionError):  # of processes that do not know the key
-            with listener.accept() as connection:
-                accepted = Socket(os.dup(connection.fileno()))
-            with suppress(FileNotFoundError):  # the driver may have removed the folder already
-                listener.close()
-            return accepted
+    """Wait for the process that knows the key, and return the connection; close the listener in any case."""
+    try:
+        while True:
+            strangers = suppress(AuthenticationError, EOFError, ConnectionError)  # processes without the key
+            with strangers, listener.accept() as connection:
+                return Socket(os.dup(connection.fileno()))
+    finally:
+        with suppress(FileNotFoundError):  # the driver may have removed the folder already
+            listener.close()
 
 
 def connect(address: str, key: bytes) -> Socket:
@@ -121,9 +125,10 @@ def connect(address: str, key: bytes) -> Socket:
 
 
 def serve(connection: Socket, answer: Callable[[Any, Any], object]) -> None:
-    """Send back ``answer(message, message)``, or the ``UserError`` or ``ClientError`` it raises, for each two messages.
+    """Receive two messages at a time, and send back ``answer(first, second)``, or the error that ``answer`` raises.
 
-    Returns when the other process has ended or has closed the connection. Other exceptions close the connection.
+    The error is a ``UserError`` or ``ClientError``; other exceptions close the connection. The function returns when
+    the other process has ended or has closed the connection.
     """
     with suppress(EOFError, ConnectionError), closing(connection):
         while True:

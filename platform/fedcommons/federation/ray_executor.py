@@ -32,7 +32,7 @@ START_S = 120
 """Seconds within which an actor, after Ray has placed it on a node, must import torch and build its module."""
 
 SOCKET_BYTES = 16 * 2**20
-"""Number of bytes of shared data above which calls of Ray are used, as Ray copies the data only once for all actors."""
+"""Number of bytes of a ``map``'s shared data above which the driver uses Ray's calls, not sockets: Ray copies once."""
 
 DIED_S = 30
 """Seconds within which Ray must report why an actor has closed its connection."""
@@ -62,7 +62,7 @@ class _Process:
             # The reference is in a list, because Ray would copy the data of a reference that is an argument.
             self.worker = hosts.run_if_same(driver, build, ray.get(data[0]))
         except (UserError, ClientError) as error:
-            self.refused = error  # ``map`` raises the error, because Ray would convert a constructor's error to text
+            self.refused = error  # ``listen`` raises the error, because Ray would convert a constructor's error to text
 
     def listen(self, node: str, folder: str, key: bytes) -> str:
         """Return the address at which ``serve`` waits for the driver; empty if the driver is on another node.
@@ -77,7 +77,7 @@ class _Process:
         return str(self.listener.address) if self.listener else ""
 
     def serve(self) -> None:
-        """Answer the driver's messages to the socket until the driver closes the connection; then ``map`` can run."""
+        """Run the jobs that the driver sends to the socket, until the driver closes it. Ray's calls wait meanwhile."""
         if self.listener:
             actor_socket.serve(actor_socket.accept(self.listener), self.map)
 
@@ -106,7 +106,7 @@ class _Shared(Generic[S]):
 
 
 class _Actor:
-    """The driver's connection to an actor: a socket until ``hang_up``, afterwards or without socket calls of Ray."""
+    """The driver's connection to an actor: a socket, or Ray's calls after ``hang_up`` and if there is no socket."""
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
