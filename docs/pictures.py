@@ -47,36 +47,36 @@ def counts(name: str = "dirichlet_classes", dataset: str = "digits", **constants
     return client_data.class_counts
 
 
-def bubbles(axes: Axes, held: np.ndarray, title: str) -> None:
+def bubbles(axes: Axes, by_client: np.ndarray, title: str) -> None:
     """A disc for each client and class; its area is the number of examples."""
-    client, label = np.nonzero(held)
-    size = np.maximum(220 * held[client, label] / 129, 4)  # one image is visible as well
+    client, label = np.nonzero(by_client)
+    size = np.maximum(220 * by_client[client, label] / 129, 4)  # one image is visible as well
     axes.scatter(client, label, s=size, color=BLUE, linewidths=0)
-    axes.set(title=title, xlabel="client", xlim=(-0.7, len(held) - 0.3), ylim=(-0.7, held.shape[1] - 0.3))
+    axes.set(title=title, xlabel="client", xlim=(-0.7, len(by_client) - 0.3), ylim=(-0.7, by_client.shape[1] - 0.3))
     axes.title.set_fontsize(10)
-    axes.set_xticks(range(0, len(held), 1 if len(held) <= 12 else 10))
-    axes.set_yticks(range(held.shape[1]))
+    axes.set_xticks(range(0, len(by_client), 1 if len(by_client) <= 12 else 10))
+    axes.set_yticks(range(by_client.shape[1]))
 
 
-def row_of_partitions(path: Path, held: Mapping[str, np.ndarray], title: str) -> None:
-    figure, (row,) = panels(1, len(held), (3.1 * len(held), 3.3), sharey=True)
-    for axes, (name, one) in zip(row, held.items(), strict=True):
+def row_of_partitions(path: Path, by_client: Mapping[str, np.ndarray], title: str) -> None:
+    figure, (row,) = panels(1, len(by_client), (3.1 * len(by_client), 3.3), sharey=True)
+    for axes, (name, one) in zip(row, by_client.items(), strict=True):
         bubbles(axes, one, name)
     row[0].set_ylabel("class")
-    most = max(one.max() for one in held.values())
+    most = max(one.max() for one in by_client.values())
     figure.suptitle(f"{title}\narea of a disc: a client's images of a class, up to {most}", fontsize=10)
     save(figure, path, 110)
 
 
 def alpha() -> None:
-    held = {f"alpha = {a:g}": counts(alpha=a) for a in (0.01, 0.1, 1, 100)}
-    row_of_partitions(HERE / "alpha.png", held, "alpha: the smaller, the more clients differ (digits, N = 10)")
+    by_client = {f"alpha = {a:g}": counts(alpha=a) for a in (0.01, 0.1, 1, 100)}
+    row_of_partitions(HERE / "alpha.png", by_client, "alpha: the smaller, the more clients differ (digits, N = 10)")
 
 
 def n() -> None:
-    held = {f"N = {n}": counts(n_clients=n) for n in (4, 10, 40)}
+    by_client = {f"N = {n}": counts(n_clients=n) for n in (4, 10, 40)}
     row_of_partitions(
-        HERE / "n.png", held, "N: the same 1,295 images, partitioned among more clients (digits, alpha = 0.1)"
+        HERE / "n.png", by_client, "N: the same 1,295 images, partitioned among more clients (digits, alpha = 0.1)"
     )
 
 
@@ -128,7 +128,7 @@ def p() -> None:
     figure, (row,) = panels(1, 2, (9.3, 3), sharey=True)
     made = [contributions(share, client_data)[0] if share else 0 for share in shares]
     swapped = [n_swapped(share, n_own) for share in shares]
-    for axes, kept, others, title, name in (
+    for axes, real, others, title, name in (
         (row[0], [n_own] * 4, made, "shuffled_synthetic: images join", "from the pool of synthetic images"),
         (
             row[1],
@@ -138,9 +138,9 @@ def p() -> None:
             "from the pool of real images",
         ),
     ):
-        axes.barh(range(4), kept, 0.6, color=BLUE, label="the client's own real images")
-        axes.barh(range(4), others, 0.6, left=kept, color=RED, label=name)
-        for y, (own, other) in enumerate(zip(kept, others, strict=True)):
+        axes.barh(range(4), real, 0.6, color=BLUE, label="the client's own real images")
+        axes.barh(range(4), others, 0.6, left=real, color=RED, label=name)
+        for y, (own, other) in enumerate(zip(real, others, strict=True)):
             axes.text(own + other + 5, y, f"{other} of {own + other}", va="center", fontsize=9)
         axes.set(title=title, xlabel="images that the client trains on", xlim=(0, 320), yticks=range(4),
                  yticklabels=[f"p = {share:g}" for share in shares])  # fmt: skip
@@ -217,10 +217,10 @@ def partitions() -> None:
     one("by_factor", counts("by_factor", "procedural_sprites", factor="quadrant_shape"), "procedural_sprites")
 
 
-def one(name: str, held: np.ndarray, data: str) -> None:
+def one(name: str, by_client: np.ndarray, data: str) -> None:
     figure, ((axes,),) = panels(1, 1, (5.4, 3.2))
-    scaled = held * (129 / max(129, held.max()))
-    bubbles(axes, scaled, f"{name}, {data}\narea of a disc: a client's examples of a class, up to {held.max()}")
+    scaled = by_client * (129 / max(129, by_client.max()))
+    bubbles(axes, scaled, f"{name}, {data}\narea of a disc: a client's examples of a class, up to {by_client.max()}")
     axes.set_ylabel("class")
     save(figure, HERE / f"partition_{name}.png", 100)
 

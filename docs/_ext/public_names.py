@@ -56,20 +56,20 @@ def escaped(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: 
 
     ``Raises:``, ``Args:`` and definitions (name, colon, text) become lists, and so do the comments of a class's fields.
     """
-    told = []
+    blocks = []
     for block in "\n".join(lines).strip().split("\n\n"):
         pieces = re.split(r"(``[^`]+``)", block)
         block = "".join(p if p.startswith("``") else re.sub(r"([|*\\]|_\b)", r"\\\1", p) for p in pieces)
         head, _, rest = block.partition("\n")
         if re.fullmatch(r"(Raises|Args|Returns):", head):
             text = dedent(rest)
-            told += [f"**{head}**", text if head == "Returns:" else listed(text)]
+            blocks += [f"**{head}**", text if head == "Returns:" else listed(text)]
         else:
-            told.append(block if block.startswith(("- ", " ")) else defined(block))
+            blocks.append(block if block.startswith(("- ", " ")) else defined(block))
     if comments := what == "class" and comments_of(thing):
         missing = {of: text for of, text in comments.items() if not re.search(rf"\b{of}\b[\w, ]*: ", "\n".join(lines))}
-        told.append("\n".join(f"- **{of}**: {text}" for of, text in missing.items()))
-    lines[:] = [*"\n\n".join(told).split("\n"), ""]
+        blocks.append("\n".join(f"- **{of}**: {text}" for of, text in missing.items()))
+    lines[:] = [*"\n\n".join(blocks).split("\n"), ""]
 
 
 DEFINED = re.compile(
@@ -106,12 +106,12 @@ def is_old(app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: A
 
 
 def signature(
-    app: Sphinx, what: str, name: str, thing: Any, options: Any, given: str | None, back: str | None
+    app: Sphinx, what: str, name: str, thing: Any, options: Any, signature: str | None, back: str | None
 ) -> tuple[str | None, str | None]:
-    """Without ranges, factories and the arguments of protocols, which nobody calls."""
-    if given in (None, "(*args, **kwargs)"):
-        return ("" if given else given), back
-    return re.sub(r"Annotated\[([\w| ]+), [^\]]*\]+'\]", r"\1", given).replace(" = <factory>", ""), back
+    """Without ranges, factories and the arguments of protocols, which no code calls."""
+    if signature in (None, "(*args, **kwargs)"):
+        return ("" if signature else signature), back
+    return re.sub(r"Annotated\[([\w| ]+), [^\]]*\]+'\]", r"\1", signature).replace(" = <factory>", ""), back
 
 
 def readable(kind: str, allowed: str) -> str:

@@ -131,5 +131,5 @@ if __name__ == "__main__":  # these pictures were drawn from the CSV as it is no
         sys.exit(f"pictures.csv names no CSV of {', '.join(sorted(unknown))}")
     with (RESULTS / "pictures.csv").open("w", encoding="utf-8", newline="") as file:
         (out := csv.DictWriter(file, ["picture", "csv", "crc"], lineterminator="\n")).writeheader()
-        drawn = [one for one in lines if one["csv"] and one["picture"] in sys.argv]
-        out.writerows(one | {"crc": crc(RESULTS / one["csv"])} if one in drawn else one for one in lines)
+        redrawn = [one for one in lines if one["csv"] and one["picture"] in sys.argv]
+        out.writerows(one | {"crc": crc(RESULTS / one["csv"])} if one in redrawn else one for one in lines)

@@ -90,7 +90,7 @@ class Line(tuple[str, ...]):
 
 
 def started(argv: Sequence[str]) -> float:
-    """Return when the command began, by ``time.time``: with its process if ``argv`` is the process' line, else now.
+    """Return when the command began (``time.time``): when this process started if ``argv`` is its command line, or now.
 
     A notebook's process may call a command's function, or run its script, hours after the process began.
     """

@@ -220,7 +220,7 @@ class Federation(Section):
     auto: measure the memory of one process first, then spread the processes over all GPUs, as far as memory allows"""
     transport: Annotated[str, "auto | fast | calls"] = "auto"
     """how executor ray_actors sends messages: fast (sockets; all processes must be on this machine), calls (by Ray) or
-    auto (sockets to processes on this machine, calls to others); above 16 MB of data for all clients always calls"""
+    auto (sockets to processes on this machine, calls to others). Calls send every message above 16 MB to all clients"""
     checkpoint_every: Annotated[int, "[1, 1e9]"] = 5
     """number of rounds between two checkpoints, from which --resume continues"""
     buffers: Annotated[str, "average | keep"] = "average"

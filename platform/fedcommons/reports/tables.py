@@ -245,7 +245,8 @@ def edge_notes(chosen: "pd.DataFrame", tried: "pd.DataFrame", rate: str = "lr") 
     """Return a footnote if the smallest or largest of the tried learning rates was chosen, as others may be better."""
     rates = values(tried, rate)
     ends = " and ".join(f"{end:g}" for end in sorted({*values(chosen, rate)} & {min(rates), max(rates)}))
-    return [f"The end of the list of learning rates was chosen ({ends}): add values beyond that end."] if ends else []
+    note = f"Chosen learning rates at an end of the list ({ends}): add smaller or larger values to the list."
+    return [note] if ends else []
 
 
 def lost_notes(runs: "pd.DataFrame") -> list[str]:
