@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -147,14 +148,25 @@ def results(out: Path) -> dict[str, tuple[bytes, bytes]]:
     }
 
 
-def working(lab: Lab, process: subprocess.Popen[str]) -> set[str]:
-    """The hosts on which trials run before the command ends."""
-    seen = set[str]()
-    while process.poll() is None:  # what it prints fits into the pipe
-        for host in (lab.head, lab.worker, lab.other):
-            seen |= {host.name for line in processes(host) if line.startswith("ray::ImplicitFunc")}
-        time.sleep(0.5)
-    return seen
+@contextmanager
+def reserved(lab: Lab) -> Iterator[None]:
+    """Leave trials no core of the head."""
+    (lab.shared / "reserve").touch()
+    process = lab.start("python /mnt/reserve.py")
+    assert process.stdout is not None
+    assert any("reserved" in text for text in process.stdout)
+    yield
+    (lab.shared / "reserve").unlink()
+    process.communicate(timeout=60)
+
+
+def trial_starts(process: subprocess.Popen[str], host: Host) -> None:
+    """Wait until a trial of a command runs on a host. What the command prints until then fits into the pipe."""
+    deadline = time.monotonic() + 300
+    while not any(line.startswith("ray::ImplicitFunc.train") for line in processes(host)):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
 
 
 JOIN = (
@@ -170,8 +182,13 @@ def test_a_sweep_runs_on_both_hosts_of_one_kind_and_ends_at_the_bits_of_one_proc
     done = lab.other.run("bash", "-lc", JOIN.format(head=lab.head.ip, ip=lab.other.ip))
     assert done.returncode == 0, done.stdout + done.stderr
     wait_for_nodes(lab, 3)
-    process = lab.start(f"python {BOTH} --artifacts /mnt/artifacts --out /mnt/table1")
-    assert working(lab, process) == {"head", "worker"}
+    with reserved(lab):
+        process = lab.start(f"python {BOTH} --artifacts /mnt/artifacts --out /mnt/table1")
+        trial_starts(process, lab.worker)
+        assert lab.worker.run("pkill", "-STOP", "-f", "^ray::ImplicitFunc").returncode == 0  # so that the head gets one
+    trial_starts(process, lab.head)
+    assert not any(line.startswith("ray::ImplicitFunc") for line in processes(lab.other))
+    assert lab.worker.run("pkill", "-CONT", "-f", "^ray::ImplicitFunc").returncode == 0
     assert f"2 node(s) {cpu_kind.cpu()}, not on 1 node(s) amd-23-49-avx2 with torch" in ends(process)
     assert results(lab.shared / "table1") == results(reference)
     for path in (lab.shared / "table1").rglob("environment.json"):
@@ -238,19 +255,10 @@ print(json.dumps({f"{p} {n}": answer(int(p), *a).decode("latin-1") for p in sys.
 
 def test_a_killed_worker_costs_time_only_and_down_leaves_nothing(lab: Lab, reference: Path) -> None:
     """Ray starts the worker again, as the file says. The last test of the lab, as nothing is left after it."""
-    (lab.shared / "reserve").touch()
-    reserving = lab.start("python /mnt/reserve.py")
-    assert reserving.stdout is not None
-    assert any("reserved" in text for text in reserving.stdout)
-    process = lab.start(f"python {TABLE1} --artifacts /mnt/artifacts --out /mnt/worker")
-    deadline = time.monotonic() + 300
-    while not [line for line in processes(lab.worker) if line.startswith("ray::ImplicitFunc.train")]:
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    lab.worker.run("pkill", "-9", "-f", "ray")
-    (lab.shared / "reserve").unlink()
-    reserving.communicate(timeout=60)
+    with reserved(lab):
+        process = lab.start(f"python {TABLE1} --artifacts /mnt/artifacts --out /mnt/worker")
+        trial_starts(process, lab.worker)
+        lab.worker.run("pkill", "-9", "-f", "ray")
     ends(process)
     played = results(lab.shared / "worker")
     assert len(played) == 2  # of two alphas
