@@ -3,6 +3,7 @@
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -112,7 +113,7 @@ def test_of_two_machines_that_run_one_run_the_second_is_stopped(
     with pytest.raises(ClientError, match="another process writes this run too"):
         experiment.run(small(tmp_path, {"storage": place}), machine("a").folder, on_round=other)
     assert outputs(machine("b").folder) == whole
-    assert len((machine("a").folder / "rounds.jsonl").read_text().splitlines()) == 5  # its rounds are here
+    assert len((machine("a").folder / "rounds.jsonl").read_text().splitlines()) == 7  # to the next checkpoint
     for name in ("c", "a"):
         machine(name).run([])
         assert outputs(machine(name).folder) == whole
@@ -166,14 +167,16 @@ def test_another_snapshot_that_took_its_name_there_removes_nothing_here(
 class Front:
     """The emulated S3 with faults, as a WSGI application.
 
-    busy: how often it answers 503. is_lax: it drops conditions.
+    busy: how often it answers 503. is_lax: it drops conditions. open: while it is not set, requests wait.
     """
 
     def __init__(self) -> None:
-        self.busy, self.is_lax = 0.0, False
+        self.busy, self.is_lax, self.open = 0.0, False, threading.Event()
+        self.open.set()
         self.app = DomainDispatcherApplication(create_backend_app)
 
     def __call__(self, environ: dict[str, Any], answer: Callable[..., Any]) -> Iterable[bytes]:
+        self.open.wait()
         if self.busy > 0:
             self.busy -= 1
             answer("503 Busy", [])
@@ -211,6 +214,30 @@ def test_a_storage_that_stays_busy_costs_nothing_that_is_here(
     front.busy = 0
     for name in ("a", "b"):
         Machine(tmp_path, place, name).run([])
+    assert outputs(tmp_path / "b" / "run") == whole
+
+
+@pytest.mark.long
+def test_rounds_go_on_while_the_storage_is_slow(
+    front: Front, bucket: Bucket, tmp_path: Path, whole: dict[str, bytes]
+) -> None:
+    """The storage answers nothing from round 2, whose checkpoint it gets, to round 3."""
+    place, waiting = bucket(), list[bool]()
+    copy = tmp_path / "a" / "run" / remote_run.COPY
+
+    def watch(number: int, metrics: Mapping[str, float | None]) -> None:
+        while number == 2 and copy.exists():  # the checkpoint of round 0
+            time.sleep(0.01)
+        if number == 2:
+            front.open.clear()
+        if number == 3:
+            waiting.append((copy / "checkpoints").is_dir())
+            front.open.set()
+
+    experiment.run(small(tmp_path, {"storage": place}), tmp_path / "a" / "run", on_round=watch)
+    assert waiting == [True]
+    assert not copy.exists()
+    Machine(tmp_path, place, "b").run([])
     assert outputs(tmp_path / "b" / "run") == whole
 
 

@@ -166,10 +166,13 @@ class Progress(Callback):
 
 @dataclass(frozen=True)
 class RemoteCopy(Callback):
-    """Uploads the run folder after each regular checkpoint."""
+    """Uploads the run folder after each regular checkpoint, while the next rounds run."""
 
     mirror: RunMirror
 
     def on_round(self, result: RoundResult) -> None:
         if result.is_saved:
-            self.mirror.upload()
+            self.mirror.begin_upload()
+
+    def on_end(self, summary: Mapping[str, Any] | None) -> None:
+        self.mirror.wait()

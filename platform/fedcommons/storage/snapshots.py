@@ -180,6 +180,20 @@ class Snapshots:
             return
         self._replace(new)
 
+    def copy(self, folder: Path, target: Path) -> None:
+        """Copy the folder's files for a later ``upload(target)``, while a run goes on to write in ``folder``.
+
+        Files in subfolders are only linked where the disk can do so, because a run replaces but never changes them.
+        """
+        for name in self._files(folder):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            try:
+                if "/" not in name:
+                    raise OSError("a run appends to some of its other files")
+                os.link(folder / name, target / name)
+            except OSError:
+                shutil.copyfile(folder / name, target / name, follow_symlinks=False)
+
     def is_same(self, folder: Path, *names: str) -> bool:
         """Return whether files have the same content in the folder and in the snapshot.
 

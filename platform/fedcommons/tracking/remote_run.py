@@ -7,11 +7,15 @@ the run was removed from the storage.
 """
 
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
+from typing import cast
 from urllib.parse import quote
 
 from fedcommons.config import dotted
@@ -24,6 +28,8 @@ from fedcommons.storage.snapshots import Snapshots
 from fedcommons.tracking.run_folder import FILES, INNER, STOPPED, is_run, read_config, require_plain, stranger
 
 SEEN = ".storage.json"
+COPY = ".upload"
+"""Folder with the files of the upload that runs."""
 BEGINS = {"config.yaml", "environment.json"}
 """Files that every run writes first; see ``run_folder.is_run``."""
 
@@ -63,7 +69,7 @@ class RunMirror:
     def __init__(self, storage: str, name: str, folder: Path, say: Callable[[str], None] = print) -> None:
         inner = "|".join(f"{folder}/{files}" for folder, files in INNER.items())
         self.folder, self.say, self.upload_error, self.has_lost = folder, say, "", False
-        self._not_before = 0.0
+        self._not_before, self._outcome = 0.0, cast("Future[None] | None", None)
         files = rf"{FILES}|messages\.log|{re.escape(STOPPED)}|{inner}"
         self.snapshots = open_snapshots(storage, name, folder, files)
         self.storage = self.snapshots.storage.name
@@ -134,17 +140,46 @@ class RunMirror:
         return is_run(self.folder) and size > (stored.size if stored else 0)
 
     def upload(self) -> None:
-        """Upload the folder. A failure is reported once, and later calls try again.
+        """Upload the folder and wait for the end. Errors: see ``wait``."""
+        self.begin_upload()
+        self.wait()
 
-        After a failed attempt, calls do nothing for nine times the attempt's duration, so the run is slowed little.
+    def begin_upload(self) -> None:
+        """Begin to upload the folder's present files, in a thread, after the end of the previous upload.
+
+        After a failed upload, calls do nothing for nine times the upload's duration, so the run is slowed little.
+        Errors of the previous upload: see ``wait``.
+        """
+        self.wait()
+        if time.monotonic() < self._not_before:
+            return
+        copy = self.folder / COPY
+        shutil.rmtree(copy, ignore_errors=True)  # a killed process may have left it
+        copy.mkdir()
+        self.snapshots.copy(self.folder, copy)
+        self._outcome = Future[None]()
+        Thread(target=self._send, args=(copy, self._outcome), daemon=True).start()
+
+    def _send(self, copy: Path, outcome: "Future[None]") -> None:
+        began, flaw = time.monotonic(), cast("Exception | None", None)
+        try:
+            self.snapshots.upload(copy)
+        except Exception as error:
+            self._not_before, flaw = time.monotonic() + 9 * (time.monotonic() - began), error
+        shutil.rmtree(copy, ignore_errors=True)
+        outcome.set_exception(flaw) if flaw else outcome.set_result(None)
+
+    def wait(self) -> None:
+        """Wait for the upload that runs, if any. A failure is reported once, and later uploads try again.
 
         Raises:
             ClientError: another process has written to the snapshots since this process last read or wrote them.
         """
-        if (began := time.monotonic()) < self._not_before:
+        if self._outcome is None:
             return
+        outcome, self._outcome = self._outcome, None
         try:
-            self.snapshots.upload(self.folder)
+            outcome.result()
             self._see(self.snapshots.tag)
             self.upload_error = ""
         except ChangedError as error:
@@ -157,7 +192,6 @@ class RunMirror:
             if not self.upload_error:
                 self.say(Warned(f"storage: {error}; the run continues, and {self.folder} has all files."))
             self.upload_error = f"{error}"
-            self._not_before = time.monotonic() + 9 * (time.monotonic() - began)
 
     def end(self, lacking: str = "") -> None:
         """Upload the folder at the end of the run.
@@ -167,7 +201,8 @@ class RunMirror:
         Raises:
             ClientError: the storage lacks files of the run.
         """
-        self._not_before = 0
+        self.wait()
+        self._not_before = 0.0
         self.upload()
         if self.upload_error or lacking:
             raise ClientError(
