@@ -155,6 +155,7 @@ def main(folder: Path) -> None:
     found["on a GPU"] = [seen for *_, seen in two.map(where, ModelTask(FEDERATION.model), [0, 1])]
     found["a third"] = refused(lambda: actors(1, 0.5, wait_s=2))
     two.close()
+    found["too many on a GPU"] = refused(lambda: ray_cluster.require_actors(3, 0.5))
     found["shares"] = [config.federation.gpus_per_actor for config in with_share(configs, 8)]
     (folder / "found.json").write_text(json.dumps(found), encoding="utf-8")
     ray.shutdown()
@@ -178,6 +179,7 @@ def test_two_ray_nodes_give_the_bits_of_one_process_on_nodes_of_one_kind_and_act
     assert found["described"].startswith(f"2 cores, 0 GPUs, 2 node(s) {cpu_kind.cpu()}, not on")
     assert "federation.transport fast" in found["fast"]
     assert "Ray has 2, room for 2 such actors" in found["too many"]
+    assert all(words in found["too many on a GPU"] for words in ("room for 2", "a smaller federation.gpus_per_actor"))
     assert f"label {CPU}: odd, but it is {cpu_kind.cpu()}" in found["another label"]
     assert found["on a GPU"] == ["3", "3"]
     assert found["shares"] == [0.125, 0.5]

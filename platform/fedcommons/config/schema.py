@@ -215,7 +215,7 @@ class Federation(Section):
     """where clients run: serial (in this process) or ray_actors (in processes of Ray); the results are bitwise equal"""
     actors: Annotated[int, "[1, 1e9]"] = 2
     """number of Ray processes for executor ray_actors, at most federation.blocks"""
-    gpus_per_actor: Annotated[float | str, "[0.0001, 1] or auto"] = 1.0
+    gpus_per_actor: Annotated[float | str, "[0.0001, 1] or auto"] = "auto"
     """share of a GPU that each Ray process reserves: 0.25 runs four processes on one GPU; no effect without a GPU.
     auto: measure the memory of one process first, then spread the processes over all GPUs, as far as memory allows"""
     transport: Annotated[str, "auto | fast | calls"] = "auto"

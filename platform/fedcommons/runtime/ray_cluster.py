@@ -342,5 +342,6 @@ def require_actors(n: int, gpus_per_actor: float | str) -> None:
         if n > room:
             raise UserError(
                 f"federation.actors: one run needs {n * each:g} {kind}, and Ray has {has:g}, room for {room} such "
-                "actors; use fewer actors or federation.executor serial."
+                f"actors; use fewer actors{', a smaller federation.gpus_per_actor' * (kind == 'GPU')} or "
+                "federation.executor serial."
             )

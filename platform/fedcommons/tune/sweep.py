@@ -216,7 +216,8 @@ def run_cells(
         configs = [c.config for c in todo.trials]
         artifacts = [config.artifacts for config in configs if config.storage is None and config.generator]
         require_shared(pin, [config.storage for config in configs], artifacts, out, bool(todo.missing))
-        configs = with_share(configs, int(ray.cluster_resources().get("CPU", 1)))
+        at_once = max(sum(config.federation.processes for config in configs), len(todo.missing))
+        configs = with_share(configs, min(at_once, int(ray.cluster_resources().get("CPU", 1))))
         federations = list(dict.fromkeys(config.federation for config in configs))
         for f in federations:
             ray_cluster.require_actors(f.processes, f.gpus_per_actor)
