@@ -121,8 +121,3 @@ def build_module(
     values = {field.name: getattr(constants, field.name) for field in fields(constants) if field.name in names}
     facts = {"shape": shape, "n_classes": n_classes, "flip": flip, "seed": seed_for(seed, "noise")}
     return kind(**{**values, **facts, **other})
-
-
-def state_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return a copy of the module's weights and buffers, on the CPU."""
-    return {name: t.detach().cpu().clone() for name, t in module.state_dict().items()}
