@@ -13,11 +13,7 @@ Results = Sequence[tuple[Standing, dict[str, float]]]
 
 
 def require(condition: object, sentence: str) -> None:
-    """Raise an AssertionError with the message ``sentence`` if ``condition`` is false, also under `python -O`.
-
-    Raises:
-        AssertionError: ``condition`` is false.
-    """
+    """Raise an AssertionError with the message ``sentence`` if ``condition`` is false, also under `python -O`."""
     if not condition:
         raise AssertionError(sentence)
 

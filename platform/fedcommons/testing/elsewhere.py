@@ -20,11 +20,7 @@ from fedcommons.testing.federations import Federation
 def require_the_bits_of_one_process(
     algorithm: Algorithm, federation: Federation, executor: Executor, plan: Plan | None = None
 ) -> None:
-    """Check that ``executor`` and the serial executor give the same bits. plan: the run's settings; None: three rounds.
-
-    Raises:
-        AssertionError: state, memory or metrics differ.
-    """
+    """Check that ``executor`` and a serial executor give the same bits in ``plan`` (None: three rounds)."""
     plan = plan or federation.plan(3, participation=0.8, blocks=4)
     elsewhere, in_process = outcome(federation.run(algorithm, plan, executor)), federation.run(algorithm, plan)
     cause = "a client's round depends on more than message, memory, data and seed"
