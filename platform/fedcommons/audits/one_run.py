@@ -40,9 +40,6 @@ def bound(
     the highest scores (function ``by``) are included. The mean score of each class is subtracted. reference: train a
     second generator without canaries and subtract its scores, because some images are easier than others. delta: the
     delta of the (epsilon, delta) guarantee.
-
-    Raises:
-        ValueError: there are fewer than four canaries, so there would be no guess.
     """
     if (m := len(canaries)) < FEWEST:
         raise ValueError(f"at least {FEWEST} canaries are needed for one guess, got {m}")

@@ -83,10 +83,7 @@ def _absolute(config: Experiment) -> Experiment:
 
 
 def measured(here: str, config: Experiment) -> tuple[int, int]:
-    """Return (bytes of GPU memory that the experiment uses, bytes of the GPU), in a Ray task; (0, 0) without a GPU.
-
-    here: the folder to which the names of user-defined components are relative.
-    """
+    """Return (bytes of GPU memory that the experiment uses, bytes of the GPU), in a Ray task; (0, 0) without a GPU."""
     registry.work_in(here)
     if not has_gpu():
         return 0, 0
