@@ -56,27 +56,19 @@ class ClientData:
         """Return the examples at the indices ``rows`` (m,) int64.
 
         ``n_own`` is multiplied by m/n, where n is the number of all examples. ``total`` becomes the sum of the chosen
-        examples' weights. ``dataclasses.replace`` would keep the values of all n examples, so that training on the
-        subset would take too many epochs.
+        examples' weights. A caller's ``dataclasses.replace`` would keep the values of all n examples, so that training
+        on the subset would take too many epochs.
         """
         n, m = len(self), len(rows)
-        weight, ids, total = self.weight, None if self.ids is None else self.ids[rows], self.total
+        x, y, weight, total = self.x[rows], self.y[rows], self.weight, self.total
         if weight is not None:
             share = float(weight[rows].sum(dtype=torch.float64))
             total = self.size * share / n
             weight = weight[rows] * (m / share)
+        ids = None if self.ids is None else self.ids[rows]
         n_own = None if self.n_own is None else self.n_own * m / n
-        extra_columns = tuple(column[rows] for column in self.extra_columns)
-        return ClientData(
-            self.x[rows],
-            self.y[rows],
-            weight,
-            ids=ids,
-            n_own=n_own,
-            total=total,
-            commons=self.commons,
-            extra_columns=extra_columns,
-        )
+        extra = tuple(column[rows] for column in self.extra_columns)
+        return replace(self, x=x, y=y, weight=weight, ids=ids, n_own=n_own, total=total, extra_columns=extra)
 
     @property
     def columns(self) -> tuple[Tensor, ...]:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -75,16 +76,12 @@ def require_the_same_of_ray(algorithm: Algorithm, federation: Federation, actors
     from fedcommons.runtime import ray_cluster
 
     home = sys.modules.get(type(algorithm).__module__)
-    started = not ray.is_initialized()
-    ray_cluster.connect(num_cpus=actors)
-    try:
+    with ExitStack() as stack:
+        if not ray.is_initialized():
+            stack.callback(ray.shutdown)
+        ray_cluster.connect(num_cpus=actors)
         if home is not None and not home.__name__.startswith("fedcommons."):
             cloudpickle.register_pickle_by_value(home)  # actors may be unable to import a script of the user
         executor = RayActors(federation.build(algorithm), federation.data, actors, 0)
-        try:
-            require_the_bits_of_one_process(algorithm, federation, executor)
-        finally:
-            executor.close()
-    finally:
-        if started:
-            ray.shutdown()
+        stack.callback(executor.close)
+        require_the_bits_of_one_process(algorithm, federation, executor)
