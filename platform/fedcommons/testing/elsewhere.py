@@ -18,11 +18,9 @@ from fedcommons.testing.comparing import outcome, require, require_same
 from fedcommons.testing.federations import Federation
 
 
-def require_the_bits_of_one_process(
-    algorithm: Algorithm, federation: Federation, executor: Executor, plan: Plan | None = None
-) -> None:
-    """Check that ``executor`` and a serial executor give the same bits in ``plan`` (None: three rounds)."""
-    plan = plan or federation.plan(3, participation=0.8, blocks=4)
+def require_the_bits_of_one_process(algorithm: Algorithm, federation: Federation, executor: Executor) -> None:
+    """Check that ``executor`` and a serial executor give the same bits in three rounds."""
+    plan = federation.plan(3, participation=0.8, blocks=4)
     elsewhere, in_process = outcome(federation.run(algorithm, plan, executor)), federation.run(algorithm, plan)
     cause = "a client's round depends on more than message, memory, data and seed"
     where = "clients trained by other workers, or in another order, give other bits of"
