@@ -124,8 +124,7 @@ def print_costs(
         display.say(f"{job.name}: to run; {duration(seconds)}")
     for note in notes:
         display.say(note)
-    processes = cells[0].config.federation.processes if cells else None
-    display.say(_in_all(len(cells), bill, processes, on_cores, in_ray))
+    display.say(_in_all(len(cells), bill, cells[0].processes if cells else None, on_cores, in_ray))
 
 
 def add_trial(ready: RunSpec, bill: Bill) -> str:

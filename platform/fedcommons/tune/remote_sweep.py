@@ -22,7 +22,7 @@ class SweepMirror:
     """
 
     def __init__(self, cells: Iterable[Any], out: Path, say: Callable[[str], None] = print) -> None:
-        self.storages = {cell.name: cell.config.storage for cell in cells}
+        self.storages = {cell.name: cell.storage for cell in cells}
         self.out, self.say = out, say
         self._snapshots: Snapshots | None = None
 

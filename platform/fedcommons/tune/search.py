@@ -31,7 +31,7 @@ def asha(cells: Sequence[Trial]) -> Any:
     """Return Ray Tune's scheduler ASHA, which stops the trials with the lowest validation accuracies early."""
     from ray.tune.schedulers import ASHAScheduler
 
-    rounds = max(c.config.federation.rounds for c in cells)
+    rounds = max(c.rounds for c in cells)
     return ASHAScheduler(
         time_attr="round", metric="validation/accuracy", mode="max", max_t=rounds, grace_period=max(1, rounds // 5),
         reduction_factor=3, stop_last_trials=False,

@@ -45,6 +45,18 @@ class Trial:
     name: str
     config: Experiment
 
+    @property
+    def rounds(self) -> int:
+        return self.config.federation.rounds
+
+    @property
+    def processes(self) -> int:
+        return self.config.federation.processes
+
+    @property
+    def storage(self) -> str | None:
+        return self.config.storage
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -207,7 +219,7 @@ def run_cells(
             display.say(f"{len(todo.missing)} generators are trained first, for sharing.setting {settings}.")
         elif any(config.generator for config in configs):
             display.say("All generators are in the store: none had to be trained.")
-        rounds = {c.name: c.config.federation.rounds for c in todo.trials}
+        rounds = {c.name: c.rounds for c in todo.trials}
         progress = Progress(display, rounds, len(todo.missing), on_end, fetch=mirror.fetch)
         absolute = {c.name: with_absolute_paths(config) for c, config in zip(todo.trials, configs, strict=True)}
         failures, trained = trials.run(absolute, todo.data, todo.missing, out, progress, scheduler)
