@@ -32,17 +32,13 @@ LOOKS = 4
 
 def bound(
     generator: Generator, examples: Examples, canaries: Examples, n_classes: int, seed: int, by: Score, *,
-    delta: float = 1e-5, reference: bool = True,
+    delta: float = 1e-5,
 ) -> tuple[float | None, LowerBound]:  # fmt: skip
     """Return the epsilon that one training states (None: no guarantee), and a lower bound on it from m canaries.
 
     The generator is trained on the examples and about half of the canaries. The guess is that the m/4 canaries with
-    the highest scores (function ``by``) are included. The mean score of each class is subtracted. reference: train a
-    second generator without canaries and subtract its scores, because some images are easier than others. delta: the
-    delta of the (epsilon, delta) guarantee.
-
-    Raises:
-        ValueError: there are fewer than four canaries, so there would be no guess.
+    the highest scores (function ``by``) are included. The mean score of each class is subtracted, and so are the
+    scores of a second generator without canaries, because some images are easier than others.
     """
     if (m := len(canaries)) < FEWEST:
         raise ValueError(f"at least {FEWEST} canaries are needed for one guess, got {m}")
@@ -57,11 +53,9 @@ def bound(
     both = Examples(torch.cat([examples.x, some.x]), torch.cat([examples.y, some.y]))
     salted: dict[str, Any] = {"noise": Noise(of_audit(seed))} if takes_noise(generator) else {}
     trained = generator.fit(both, n_classes, seed_for(seed, "audited"), {epochs}, **salted)[epochs]
-    scores = seen(trained.weights)
-    if reference:
-        salted = {"noise": Noise(of_audit(seed_for(seed, "reference")))} if salted else {}
-        other = generator.fit(examples, n_classes, seed_for(seed, "reference"), {epochs}, **salted)[epochs]
-        scores = scores - seen(other.weights)
+    salted = {"noise": Noise(of_audit(seed_for(seed, "reference")))} if salted else {}
+    other = generator.fit(examples, n_classes, seed_for(seed, "reference"), {epochs}, **salted)[epochs]
+    scores = seen(trained.weights) - seen(other.weights)
     release = (trained.receipt or Receipt()).release(0)
     reported = accountants.epsilon(release.q, release.sigma, release.steps, delta) if release.covered else None
     return reported, by_scores(_centred(scores, canaries.y.numpy()), inside, m // 4, delta)

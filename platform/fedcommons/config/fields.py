@@ -39,13 +39,7 @@ class Field:
         return (*kinds, int) if float in kinds else kinds
 
     def check(self, name: str, value: Any) -> None:
-        """Check that a value of the right type is in the field's range or choice; for a tuple, check each member.
-
-        None always passes. name: name of the field for the error message.
-
-        Raises:
-            UserError: the value is not allowed.
-        """
+        """Check that a value of the right type, or each member of a tuple, is allowed; None always is."""
         if not self.allowed or value is None:
             return
         many: Sequence[Any] = value if isinstance(value, tuple) else (value,)
@@ -140,11 +134,7 @@ def fields_of(
 
 
 def parameters_of(thing: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a class or function, name -> ``inspect.Parameter``.
-
-    Raises:
-        ValueError: Python does not know the parameters, as for some functions written in C.
-    """
+    """Return the parameters of a class or function; ValueError if Python does not know them, as in C code."""
     try:
         return inspect.signature(thing).parameters
     except (ValueError, TypeError):

@@ -51,11 +51,7 @@ class Target:
 
 
 def read(value: float | str) -> Target:
-    """Return the target for the value of the field ``target``: a test accuracy, or a text with metric and bound.
-
-    Raises:
-        UserError: the value is not a valid target.
-    """
+    """Return the target for the value of the field ``target``: a test accuracy, or a text with metric and bound."""
     if not isinstance(value, str):
         if not 0 < value <= 1:  # this check rejects nan too
             raise UserError(f"target must lie in (0, 1], got {quote(value)}.")
@@ -113,9 +109,6 @@ def require_logged(field: str, metric: str, round: int, logged: Collection[str])
     no training metric, so that round passes the check.
     field: name of the field that requires the metric. metric: full name of the metric. round: number of the round.
     logged: names of the metrics that the round logged.
-
-    Raises:
-        NotLogged: the metric is missing.
     """
     is_of_rounds = metric.startswith(_OF_ROUNDS)
     if metric in logged or round != int(is_of_rounds):
@@ -132,9 +125,6 @@ def validation_metric(text: str) -> tuple[str, str]:
     """Return the metric's name in rounds.jsonl and its better direction, "max" or "min".
 
     text: the value of ``federation.stop_metric``, such as "accuracy" or "validation/f1 max".
-
-    Raises:
-        UserError: the text names no validation metric, or its better direction is unknown.
     """
     match = re.fullmatch(r"(?:validation/)?([^\s/]+)(?:\s+(max|min))?", text.strip())
     if not match:

@@ -13,11 +13,7 @@ LARGEST = 64 * 2**30
 
 
 def digest(name: str) -> str:
-    """Return the hash of a weights file: 24 hexadecimal digits. A file that has not changed is read only once.
-
-    Raises:
-        UserError: the file cannot be read, or ``name`` is not a file.
-    """
+    """Return the hash of a weights file: 24 hexadecimal digits. A file that has not changed is read only once."""
     path = _file(name)
     return _digest(name, path, path.stat().st_size, path.stat().st_mtime_ns)
 
@@ -33,11 +29,7 @@ def digest_of(data: bytes) -> str:
 
 
 def content(name: str, most: float) -> bytes:
-    """Return the content of the weights file ``name``. most: maximum size of the file, in bytes.
-
-    Raises:
-        UserError: the path is not a regular file, or the file is too large or cannot be read.
-    """
+    """Return the content of the weights file ``name``. most: maximum size of the file, in bytes."""
     path = _file(name)
     if (size := path.stat().st_size) > most:
         raise UserError(f"model.weights {quote(name)} has {size:,} bytes; at most {most:,.0f} are allowed.")

@@ -56,27 +56,19 @@ class ClientData:
         """Return the examples at the indices ``rows`` (m,) int64.
 
         ``n_own`` is multiplied by m/n, where n is the number of all examples. ``total`` becomes the sum of the chosen
-        examples' weights. ``dataclasses.replace`` would keep the values of all n examples, so that training on the
-        subset would take too many epochs.
+        examples' weights. A caller's ``dataclasses.replace`` would keep the values of all n examples, so that training
+        on the subset would take too many epochs.
         """
         n, m = len(self), len(rows)
-        weight, ids, total = self.weight, None if self.ids is None else self.ids[rows], self.total
+        x, y, weight, total = self.x[rows], self.y[rows], self.weight, self.total
         if weight is not None:
             share = float(weight[rows].sum(dtype=torch.float64))
             total = self.size * share / n
             weight = weight[rows] * (m / share)
+        ids = None if self.ids is None else self.ids[rows]
         n_own = None if self.n_own is None else self.n_own * m / n
-        extra_columns = tuple(column[rows] for column in self.extra_columns)
-        return ClientData(
-            self.x[rows],
-            self.y[rows],
-            weight,
-            ids=ids,
-            n_own=n_own,
-            total=total,
-            commons=self.commons,
-            extra_columns=extra_columns,
-        )
+        extra = tuple(column[rows] for column in self.extra_columns)
+        return replace(self, x=x, y=y, weight=weight, ids=ids, n_own=n_own, total=total, extra_columns=extra)
 
     @property
     def columns(self) -> tuple[Tensor, ...]:
@@ -133,9 +125,6 @@ class Rows(Sequence[np.ndarray]):
         """Build ``Rows`` from one vector of row numbers per client.
 
         weights: one vector per client with the weights of its rows in the loss; None: all weights are 1.
-
-        Raises:
-            ValueError: a client does not have one weight for each row.
         """
         sizes, weight = np.array([len(r) for r in rows]), None
         if weights is not None:
@@ -230,11 +219,7 @@ class Clients(Sequence[ClientData]):
         return self.rows.sizes.tolist()
 
     def counts(self, n_classes: int | None) -> Tensor:
-        """Return the number of each client's examples per class: (N, classes) int64.
-
-        Raises:
-            UserError: the labels are not classes.
-        """
+        """Return the number of each client's examples per class: (N, classes) int64."""
         if n_classes is None:
             raise UserError("class counts are asked for, but the labels of this data set are not classes.")
         return torch.from_numpy(self.rows.counts(self.store.y.numpy(force=True), n_classes))

@@ -21,10 +21,7 @@ from fedcommons.storage.paths import user_path
 
 
 def data_folder(dir: str | None) -> Path:
-    """Return the folder of the data sets: ``dir``, or the environment variable FEDCOMMONS_DATA, or ./data.
-
-    dir: the value of the configuration field ``data.dir``, or None.
-    """
+    """Return the folder of the data sets: ``dir``, or the environment variable FEDCOMMONS_DATA, or ./data."""
     return user_path("data.dir" if dir else "FEDCOMMONS_DATA", dir or os.environ.get("FEDCOMMONS_DATA") or "data")
 
 
@@ -181,11 +178,7 @@ def _torchvision(
 
 
 def _require_small(folder: Path) -> None:
-    """Check that no file in a folder is larger than ``MOST_BYTES``. A missing folder passes the check.
-
-    Raises:
-        ValueError: a file is larger than ``MOST_BYTES``.
-    """
+    """Check that no file in a folder is larger than ``MOST_BYTES``. A missing folder passes the check."""
     for path in folder.iterdir() if os.path.isdir(folder) else ():
         if os.path.isfile(path) and (size := os.path.getsize(path)) > MOST_BYTES:
             raise ValueError(f"{path.name} has {size:,} bytes, more than any file of the data set")

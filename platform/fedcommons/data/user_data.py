@@ -106,10 +106,7 @@ def _sets(name: str, returned: Any) -> list[Columns]:
 
 
 def _examples(name: str, sets: list[Columns], stated: Any) -> list[Examples]:
-    """Return the sets as tensors; ``stated``: the stated number of classes.
-
-    Equal group names, and equal values of a factor, get equal numbers in all sets.
-    """
+    """Return the sets as tensors; ``stated``: the stated number of classes."""
     what, examples = f"data set {name}", []
     for columns in sets:
         x = examples_of(what, columns)
@@ -130,10 +127,7 @@ def _examples(name: str, sets: list[Columns], stated: Any) -> list[Examples]:
 
 
 def _constant(returned: Any, name: str, default: Any) -> Any:
-    """Return the value that the data set, or the first set of a pair, states as entry or attribute ``name``.
-
-    If no value is stated, return ``default``.
-    """
+    """Return the entry or attribute ``name`` of the data set, or of the first set of a pair; else ``default``."""
     if isinstance(returned, Mapping):
         return returned.get(name, default)
     if hasattr(returned, name):
@@ -147,9 +141,6 @@ def _as_stated(what: str, y: Tensor, n_classes: Any) -> Tensor:
     """Return labels as floats if the stated ``n_classes`` is None, otherwise as int64 classes.
 
     With ``n_classes`` None, labels that are all 0 keep their type, because zeros stand for missing labels.
-
-    Raises:
-        UserError: ``n_classes`` is not None, but some labels are not whole numbers.
     """
     if n_classes is None:
         return y.float() if y.any() else y
@@ -184,11 +175,7 @@ def _notes(name: str, stated: Any, columns: list[Columns], sets: list[Examples])
 
 
 def _classes(name: str, stated: Any, sets: list[Examples]) -> int | None:
-    """Return the stated ``n_classes``, or the largest label plus 1; None if the labels are not classes.
-
-    Raises:
-        UserError: labels are outside of 0 ... n_classes - 1, or ``n_classes`` is not stated and a class would be empty.
-    """
+    """Return the stated ``n_classes``, or the largest label plus 1; None if the labels are not classes."""
     if sets[0].y.is_floating_point() or stated is None:
         return None
     labels = torch.cat([part.y for part in sets]).unique()

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from fedcommons.core.worker import default_device
 from fedcommons.data.examples import Examples
-from fedcommons.generators.generator import Progress, TrainedGenerator, Weights, build_module, require_images, state_of
-from fedcommons.generators.training_loop import train
+from fedcommons.generators.generator import Progress, TrainedGenerator, Weights, build_module, require_images
+from fedcommons.generators.training_loop import loaded, state_of, train
 from fedcommons.runtime import memory_limit as capacity
 from fedcommons.seeding import seed_for, set_default_generator
 
@@ -88,18 +88,13 @@ class BetaVAE:
         progress: Progress | None = None,
     ) -> Tensor:  # fmt: skip
         """Draw one uint8 image per label (see ``Generator``). Classes without training images use codes z ~ N(0, I)."""
-        model = self._read(weights, shape, n_classes)
+        model = loaded(self._build(shape, n_classes, 0), weights)
         return model.sample(labels, seed_for(seed, "samples"), progress=progress).cpu()
 
     def losses(self, weights: Weights, examples: Examples, n_classes: int, seed: int) -> Tensor:
         """Return each image's binary cross entropy + KL, (n,), for membership inference; all images get equal noise."""
-        model = self._read(weights, tuple(examples.x.shape[1:]), n_classes)
+        model = loaded(self._build(tuple(examples.x.shape[1:]), n_classes, 0), weights)
         return model.losses(examples.x, seed_for(seed, "losses")).cpu()
-
-    def _read(self, weights: Weights, shape: tuple[int, ...], n_classes: int):
-        model = self._build(shape, n_classes, 0)
-        model.load_state_dict(dict(weights))
-        return model.to(default_device())
 
     def _build(self, shape: tuple[int, ...], n_classes: int, seed: int, flip: bool = False, ramp: int = 1):
         """Build the LightningModule. torch's default generator draws the weights, and ``seed`` decides the noise."""

@@ -77,9 +77,9 @@ class Networks:
 
 
 def clipped(features: Tensor) -> Tensor:
-    """Clip feature vectors (n, D) to norm 1. Vectors with NaN or infinity, such as a blank image's, become 0."""
-    short = features / features.norm(dim=1, keepdim=True).clamp_min(1)
-    return torch.where(short.isfinite().all(1, keepdim=True), short, 0.0)
+    """Clip feature vectors (..., D) to norm 1. Vectors with NaN or infinity, such as a blank image's, become 0."""
+    short = features / features.norm(dim=-1, keepdim=True).clamp_min(1)
+    return torch.where(short.isfinite().all(-1, keepdim=True), short, 0.0)
 
 
 def pixels(x: Tensor) -> Tensor:

@@ -21,8 +21,8 @@ from fedcommons.core.worker import default_device
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError
 from fedcommons.generators.dp_training import ByDPSGD, Training, per_image
-from fedcommons.generators.generator import Progress, TrainedGenerator, Weights, build_module, require_images, state_of
-from fedcommons.generators.training_loop import batch_of, train
+from fedcommons.generators.generator import Progress, TrainedGenerator, Weights, build_module, require_images
+from fedcommons.generators.training_loop import batch_of, loaded, state_of, train
 from fedcommons.runtime import memory_limit
 from fedcommons.seeding import generator, set_default_generator
 from lightning_modules import cvae
@@ -33,10 +33,7 @@ COPIES = 4
 
 @dataclass(frozen=True)
 class Autoencoder:
-    """The constants and the network of a CVAE with or without privacy. This is a base class, not a generator.
-
-    sampling: names of the constants that only sampling uses.
-    """
+    """The constants and the network of a CVAE with or without privacy. This is a base class, not a generator."""
 
     epochs: Annotated[int, "[1, 1e9]"] = 500
     """number of passes over the training images, the share generator.rho of the client's images"""
@@ -71,18 +68,16 @@ class Autoencoder:
 
     def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
         """Draw one uint8 image per label (see ``Generator``)."""
-        model = self.build(shape, n_classes, seed)
-        model.load_state_dict(dict(weights))
+        model = loaded(self.build(shape, n_classes, seed), weights)
         z = cvae.truncated_normal(len(labels), self.latent, self.truncate, generator(seed, "samples"))
-        images = cvae.decode(model.decoder.to(default_device()), z, labels)
+        images = cvae.decode(model.decoder, z, labels)
         return (255 * images).round().to(torch.uint8).cpu()
 
     @torch.no_grad()
     def losses(self, weights: Weights, examples: Examples, n_classes: int, seed: int, *, draws: int = 16) -> Tensor:
         """Return each image's loss, (n,), averaged over ``draws`` codes with equal noise, for membership inference."""
-        model = self.build(tuple(examples.x.shape[1:]), n_classes, seed)
-        model.load_state_dict(dict(weights))
-        model.eval().to(device := default_device())
+        model, device = loaded(self.build(tuple(examples.x.shape[1:]), n_classes, seed), weights), default_device()
+        model.eval()
         noise = torch.randn(draws, 1, self.latent, generator=generator(seed, "losses")).to(device)
         columns = zip(examples.x.to(device).split(256), examples.y.to(device).split(256), strict=True)
         losses_of_parts = [torch.stack([model.of_each(x, y, eps) for eps in noise]).mean(0) for x, y in columns]
@@ -148,11 +143,7 @@ class PrivateCVAE(ByDPSGD, Autoencoder):
 
 
 def require_levels(channels: tuple[int, ...], shape: tuple[int, ...], data: str) -> None:
-    """Check that an image of the given ``shape`` can be halved once per entry of ``channels``.
-
-    Raises:
-        UserError: ``channels`` is empty, or 2^(number of entries) is larger than the image's smaller side.
-    """
+    """Check that ``channels`` has entries, and that the image's smaller side can be halved once per entry."""
     side = min(shape[1:])
     if not channels or 2 ** len(channels) > side:
         raise UserError(

@@ -16,16 +16,15 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
 
 from fedcommons.core.worker import default_device, require_precision
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError, quote
 from fedcommons.generators.dp_training import ByDPSGD, Training, per_image
-from fedcommons.generators.generator import Progress, Receipt, TrainedGenerator, Weights, build_module, require_images
-from fedcommons.generators.training_loop import batch_of
+from fedcommons.generators.generator import Progress, TrainedGenerator, Weights, build_module, require_images
+from fedcommons.generators.training_loop import batch_of, train
 from fedcommons.runtime import memory_limit
-from fedcommons.seeding import generator, seed_for, set_default_generator
+from fedcommons.seeding import seed_for, set_default_generator
 
 COPIES = 5
 """Number of copies of the weights in memory: weights, gradient, Adam's two moments and the moving average."""
@@ -33,10 +32,7 @@ COPIES = 5
 
 @dataclass(frozen=True)
 class Diffusion:
-    """The hyperparameters and the network of a DDPM, with or without privacy. This is a base class, not a generator.
-
-    sampling: names of the hyperparameters that only sampling uses.
-    """
+    """The hyperparameters and the network of a DDPM, with or without privacy. This is a base class, not a generator."""
 
     epochs: Annotated[int, "[1, 1e9]"] = 500
     """number of passes over the training images, the share generator.rho of the client's images"""
@@ -96,18 +92,18 @@ class Diffusion:
         progress: Progress | None = None,
     ) -> Tensor:  # fmt: skip
         """Draw one uint8 image per label (see ``Generator``)."""
-        model = self.build(shape, n_classes, seed)
-        model.unet.load_state_dict(dict(weights))
-        model.to(default_device())
-        draws = seed_for(seed, "samples")
+        model, draws = self._read(weights, shape, n_classes), seed_for(seed, "samples")
         return model.sample(labels, draws, sampler=self.sampler, steps=self.sampling_steps, progress=progress).cpu()
 
     def losses(self, weights: Weights, examples: Examples, n_classes: int, seed: int) -> Tensor:
         """Return each image's loss, (n,), for membership inference; all images get equal diffusion times and noise."""
-        model = self.build(tuple(examples.x.shape[1:]), n_classes, seed)
-        model.unet.load_state_dict(dict(weights))
-        model.to(default_device())
+        model = self._read(weights, tuple(examples.x.shape[1:]), n_classes)
         return model.losses(examples.x, examples.y, seed_for(seed, "losses")).cpu()
+
+    def _read(self, weights: Weights, shape: tuple[int, ...], n_classes: int):
+        model = self.build(shape, n_classes, 0).to(default_device())
+        model.unet.load_state_dict(dict(weights))
+        return model
 
     def build(self, shape: tuple[int, ...], n_classes: int, seed: int, flip: bool = False):
         """Build the LightningModule. torch's default generator draws the weights, and ``seed`` decides the noise."""
@@ -148,33 +144,23 @@ class DDPM(Diffusion):
         progress: Progress | None = None,
     ) -> Mapping[int, TrainedGenerator]:  # fmt: skip
         """Train on a client's images (see ``Generator``). Fewer images than ``batch_size`` form one batch."""
-        import pytorch_lightning as lightning
-
-        from fedcommons.generators import lightning_trainer
-
-        require_precision("generator.precision", self.precision, default_device())
+        device = default_device()
+        require_precision("generator.precision", self.precision, device)
         set_default_generator(seed, "initial weights")
-        model = self.build(tuple(examples.x.shape[1:]), n_classes, seed, flip)
-        loader = DataLoader(
-            TensorDataset(examples.x, examples.y),
-            batch_size=batch_of(len(examples), self.batch_size, self.even_batches),
-            shuffle=True,
-            generator=generator(seed, "order"),
-        )
-        generators: dict[int, TrainedGenerator] = {}
+        model = self.build(tuple(examples.x.shape[1:]), n_classes, seed, flip).to(device)
+        model.on_fit_start()
+        optimizer = model.configure_optimizers()
 
-        class Keep(lightning.Callback):
-            def on_train_batch_end(self, trainer: lightning.Trainer, *_: object) -> None:
-                if progress:
-                    progress(trainer.global_step, int(trainer.estimated_stepping_batches))
+        def step(x: Tensor, y: Tensor) -> None:
+            with torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+                loss = model.training_step((x, y), 0)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            model.on_train_batch_end()
 
-            def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-                if trainer.current_epoch + 1 in epochs:
-                    generators[trainer.current_epoch + 1] = TrainedGenerator(model.averaged(), Receipt())
-
-        precision = {"fp32": "32-true", "bf16": "bf16-mixed"}[self.precision]
-        lightning_trainer.fit(model, loader, max(epochs), [Keep()], precision)
-        return generators
+        size = batch_of(len(examples), self.batch_size, self.even_batches)
+        return train(step, model.averaged, examples, size, epochs, seed, progress, as_loader=True)
 
 
 @dataclass(frozen=True)

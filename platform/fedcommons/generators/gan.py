@@ -27,8 +27,8 @@ from fedcommons.core.worker import default_device
 from fedcommons.data.examples import Examples
 from fedcommons.generators.cvae import require_levels
 from fedcommons.generators.dp_training import ByDPSGD, Training, per_image
-from fedcommons.generators.generator import Progress, TrainedGenerator, Weights, build_module, require_images, state_of
-from fedcommons.generators.training_loop import batch_of, train
+from fedcommons.generators.generator import Progress, TrainedGenerator, Weights, build_module, require_images
+from fedcommons.generators.training_loop import batch_of, loaded, state_of, train
 from fedcommons.privacy import dp_sgd_vmap
 from fedcommons.runtime import memory_limit
 from fedcommons.seeding import generator, seed_for, set_default_generator
@@ -40,10 +40,7 @@ COPIES = 9
 
 @dataclass(frozen=True)
 class Adversarial:
-    """The constants and the networks of a GAN with or without privacy. This is a base class, not a generator.
-
-    sampling: names of the constants that only sampling uses (none).
-    """
+    """The constants and the networks of a GAN with or without privacy. This is a base class, not a generator."""
 
     epochs: Annotated[int, "[1, 1e9]"] = 500
     """number of passes over the training images, the share generator.rho of the client's images"""
@@ -82,10 +79,9 @@ class Adversarial:
 
     def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:
         """Draw one uint8 image per label (see ``Generator``)."""
-        network = self.build(shape, n_classes, seed).generator
-        network.load_state_dict(dict(weights))
+        network = loaded(self.build(shape, n_classes, seed).generator, weights)
         z = torch.randn(len(labels), self.latent, generator=generator(seed, "samples"))
-        images = cvae.decode(network.to(default_device()), z, labels, torch.tanh)
+        images = cvae.decode(network, z, labels, torch.tanh)
         return ((images + 1) * 127.5).round().to(torch.uint8).cpu()
 
     def build(self, shape: tuple[int, ...], n_classes: int, seed: int, flip: bool = False) -> gan.GAN:

@@ -97,11 +97,7 @@ def for_client(generator: Generator, n: int) -> Generator:
 
 
 def require_images(names: str, dtype: torch.dtype, data: str) -> None:
-    """Check that the data set ``data`` has uint8 images, because the generators ``names`` draw only uint8 images.
-
-    Raises:
-        UserError: ``dtype`` is not uint8.
-    """
+    """Check that the data set ``data`` has uint8 images, because the generators ``names`` draw only uint8 images."""
     if dtype != torch.uint8:
         raise UserError(
             f"generator.name {names} draw uint8 images, but {data} has {dtype} examples: use a "
@@ -121,8 +117,3 @@ def build_module(
     values = {field.name: getattr(constants, field.name) for field in fields(constants) if field.name in names}
     facts = {"shape": shape, "n_classes": n_classes, "flip": flip, "seed": seed_for(seed, "noise")}
     return kind(**{**values, **facts, **other})
-
-
-def state_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return a copy of the module's weights and buffers, on the CPU."""
-    return {name: t.detach().cpu().clone() for name, t in module.state_dict().items()}

@@ -58,9 +58,6 @@ def make(job: Job, step: Step | None = None) -> JobResult:
 
     ``step`` is called after each step if the generator reports its progress. If the job uses stored weights
     and fails, for example because the code now uses other names or shapes, the generator is trained again.
-
-    Raises:
-        ClientError: the images do not have the type and shape of the real images.
     """
     try:
         return with_room(partial(_run_job, job, step))
@@ -71,10 +68,7 @@ def make(job: Job, step: Step | None = None) -> JobResult:
 
 
 def _telling(function: Callable[..., Any], step: Step | None, what: str) -> dict[str, Any]:
-    """Return keyword arguments for ``function``: a ``progress`` that calls ``step`` with (done, total, ``what``).
-
-    If ``step`` is None or ``function`` has no parameter ``progress``, return {}.
-    """
+    """Return {"progress": function that calls ``step``} if ``function`` has this parameter and there is a step."""
     if step is None or not takes(function, "progress"):
         return {}
     return {"progress": lambda number, total: step(number, total, what)}
@@ -99,11 +93,7 @@ def _run_job(job: Job, step: Step | None) -> JobResult:
 
 
 def _fitted(need: GenerationRequest, epochs: Sequence[int], step: Step | None) -> dict[int, TrainedGenerator]:
-    """Call the generator's ``fit``, check the result, and return the trained generator for each number of epochs.
-
-    Raises:
-        ValueError: ``fit`` did not return a mapping with a TrainedGenerator for each of ``epochs``.
-    """
+    """Call the generator's ``fit``, check the result, and return the trained generator for each number of epochs."""
     generator, what = need.recipe.generator, "a TrainedGenerator for each of the epochs"
     noise = {"noise": need.noise} if takes_noise(generator) else {}
     more = noise | _telling(generator.fit, step, "training")
@@ -124,9 +114,6 @@ def require_like(x: Tensor, name: str, n: int, expected: Tensor) -> None:
     """Check that a generator drew n examples whose type and shape are those of the real examples x.
 
     name: the generator's name. expected: the examples that the generator drew, which are checked.
-
-    Raises:
-        ClientError: number, type or shape of the drawn examples are wrong, or the tensor is sparse or has no values.
     """
     if expected.dtype != x.dtype or expected.shape != (n, *x.shape[1:]):
         raise ClientError(

@@ -11,12 +11,8 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from fedcommons.core.worker import default_device
 
 
-def fit(
-    module: LightningModule, batches: Iterable[Any], epochs: int, callbacks: list[Callback], precision: Any = "32-true"
-) -> None:
+def fit(module: LightningModule, batches: Iterable[Any], epochs: int, callbacks: list[Callback]) -> None:
     """Train ``module`` in this process for a number of ``epochs``; each epoch is one pass over ``batches``.
-
-    precision: the argument ``precision`` of Lightning's Trainer.
 
     Raises:
         KeyboardInterrupt: the user pressed Ctrl-C.
@@ -27,7 +23,6 @@ def fit(
     trainer = Trainer(
         accelerator="gpu" if default_device().type == "cuda" else "cpu",
         devices=1,
-        precision=precision,
         max_epochs=epochs,
         callbacks=callbacks,
         logger=False,

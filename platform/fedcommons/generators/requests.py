@@ -136,11 +136,7 @@ class GenerationRequest:
 
 
 def require_constants(generator: Generator) -> None:
-    """Check that a generator's ``epochs`` is a positive integer and its ``sampling`` is a tuple of names.
-
-    Raises:
-        ClientError: ``epochs`` or ``sampling`` has another value.
-    """
+    """Check that a generator's ``epochs`` is a positive integer and its ``sampling`` is a tuple of names."""
     with user_code_context(generator, "epochs"):
         if index(generator.epochs) < 1:
             raise ValueError(f"it must be a whole number of at least 1, got {generator.epochs}")
@@ -190,11 +186,7 @@ def contributions(p: float | None, client_data: ClientDatasets) -> list[int]:
 
 
 def check_contributions(p: float | None, client_data: ClientDatasets) -> None:
-    """Check that the share p is 0 or makes some client contribute an image, and that all images fit into memory.
-
-    Raises:
-        UserError: p > 0, but no client would contribute an image, or the images do not fit into memory.
-    """
+    """Check that the share p is 0 or makes some client contribute an image, and that all images fit into memory."""
     sizes, largest = contributions(p, client_data), max(client_data.clients.sizes)
     if p and max(sizes) < 1:
         least = 1 / (2 * largest + 1)
@@ -214,9 +206,6 @@ def requests_of_clients(
     The drawn images do not depend on the learning rate. All runs in which a client contributes at most the default
     number of images, n_total/N, use the same images. Labels have the class shares of the images on which the generator
     is trained.
-
-    Raises:
-        UserError: the labels are not classes, or the share rho of a client's images is less than one image.
     """
     if client_data.n_classes is None:
         raise UserError("generators draw examples of given classes, but the labels of this data set are not classes.")
@@ -249,10 +238,7 @@ def requests_of_clients(
 
 
 def _counts(examples: Examples, client: int, client_data: ClientDatasets, recipe: GeneratorRecipe) -> np.ndarray:
-    """Return the class counts (classes,) of ``examples``, with noise if ``label_noise`` > 0.
-
-    If all noisy counts are 0, return ones.
-    """
+    """Return the class counts (classes,), noisy if ``label_noise`` > 0; ones if all noisy counts are 0."""
     counts = np.bincount(examples.y.numpy(), minlength=client_data.n_classes or 0)
     if not recipe.label_noise:
         return counts

@@ -1,14 +1,17 @@
-"""The training of small generators, for whose fast steps Lightning's Trainer has too much overhead."""
+"""The training loop of generators, whose fast steps need no Trainer of Lightning, and their weights."""
 
 from collections.abc import Callable, Collection
+from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedcommons.core.worker import default_device
 from fedcommons.data.examples import Examples
 from fedcommons.generators.generator import Progress, Receipt, TrainedGenerator, Weights
 from fedcommons.seeding import generator
+
+M = TypeVar("M", bound=nn.Module)
 
 
 def batch_of(n: int, batch_size: int, is_even: bool) -> int:
@@ -44,3 +47,14 @@ def train(
         if epoch in epochs:
             generators[epoch] = TrainedGenerator(weights(), Receipt())
     return generators
+
+
+def loaded(module: M, weights: Weights) -> M:
+    """Load trained weights into a module, move the module to this process's device, and return it."""
+    module.load_state_dict(dict(weights))
+    return module.to(default_device())
+
+
+def state_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return a copy of the module's weights and buffers, on the CPU."""
+    return {name: t.detach().cpu().clone() for name, t in module.state_dict().items()}

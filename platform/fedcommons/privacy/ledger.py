@@ -115,14 +115,7 @@ class Ledger:
         leaks: Mapping[str, str] = NOTHING,
         exposed: Collection[int] = (),
     ) -> "Ledger":
-        """Return this ledger with the releases of one more round.
-
-        Args:
-            round: the releases of the round.
-            outlived: names of objects that carried data from a client of the round to later clients; see ``Ledger``.
-            leaks: name -> reason, for other objects that carried data without noise into the round; see ``Ledger``.
-            exposed: the clients that ran a training without a privacy guarantee in the round.
-        """
+        """Return this ledger with the releases of one more round, and what the round adds to the other fields."""
         if not (round or outlived or exposed):
             return self
         outlived = tuple(sorted({*self.outlived, *outlived}))
@@ -137,19 +130,13 @@ class Ledger:
 
     @property
     def uncovered(self) -> Mapping[str, int]:
-        """Return name of the data -> number of releases without a privacy guarantee.
-
-        The objects in ``outlived`` and ``leaks`` count as one release each.
-        """
+        """Return name of the data -> number of releases without a guarantee; ``outlived`` and ``leaks`` count once."""
         shared, sent = self.commons.uncovered, {**self.updates.uncovered, **dict.fromkeys(self.outlived, 1)}
         sent |= {name: 1 for name in self.leaks if name not in shared}
         return Counter(shared) + Counter(sent)
 
     def epsilon_of_rounds(self, client: int, delta: float) -> float | None:
-        """Return the epsilon, at ``delta``, of all data that a client released in rounds, without data before round 1.
-
-        The result is None if a training of the client has no privacy guarantee.
-        """
+        """Return the epsilon of what a client released in rounds; None if one of its trainings has no guarantee."""
         if client in self.exposed:
             return None
         kinds = self.before, self.commons.covered, self.updates.covered
@@ -164,10 +151,7 @@ class Ledger:
         return max((self.epsilon_of_rounds(client, delta) or 0.0 for client in clients), default=0.0)
 
     def epsilon_of_all(self, client: int, delta: float) -> float | None:
-        """Return the epsilon, at ``delta``, of all releases of a client.
-
-        The result is None if any release of any client has no privacy guarantee.
-        """
+        """Return the epsilon of all releases of a client; None if any client's release has no guarantee."""
         if self.uncovered:
             return None
         shared, sent = (released.covered.get(client, {}) for released in (self.commons, self.updates))
@@ -244,11 +228,7 @@ def _spent(events: Mapping[tuple[float, float], int]) -> Spent:
 
 
 def refuse_large_delta(delta: float, sizes: Sequence[int]) -> None:
-    """Check that delta is below 1/n_i for each client i; ``sizes``: n_i, the numbers of examples.
-
-    Raises:
-        UserError: delta is 1/n_i or more for some client.
-    """
+    """Check that delta is below 1/n_i for each client i; ``sizes``: n_i, the numbers of examples."""
     largest = max(range(len(sizes)), key=lambda i: sizes[i])
     if delta * sizes[largest] >= 1:
         raise UserError(
@@ -258,10 +238,6 @@ def refuse_large_delta(delta: float, sizes: Sequence[int]) -> None:
 
 
 def require_small_delta(ledger: Ledger, delta: float, sizes: Sequence[int]) -> None:
-    """Check that delta is small enough (``refuse_large_delta``), if the ledger has releases with a privacy guarantee.
-
-    Raises:
-        UserError: delta is 1/n_i or more for some client with n_i examples.
-    """
+    """Check that delta is small enough (``refuse_large_delta``) if the ledger has releases with a privacy guarantee."""
     if ledger.commons.covered or ledger.updates.covered:
         refuse_large_delta(delta, sizes)

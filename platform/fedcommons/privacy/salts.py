@@ -46,21 +46,13 @@ def name_of(salt: bytes) -> str:
 
 
 def new() -> bytes:
-    """Create a salt for a run, and store it under its name.
-
-    Raises:
-        UserError: the salt cannot be stored.
-    """
+    """Create a salt for a run, and store it under its name."""
     salt = secrets.token_bytes(SIZE)
     return _keep(f"run-{name_of(salt)}", salt)
 
 
 def of_artifact(key: str) -> bytes:
-    """Return the stored salt of the set of synthetic images with this key; if there is none, store a new salt.
-
-    Raises:
-        UserError: the stored salt cannot be read, or the new salt cannot be stored.
-    """
+    """Return the stored salt of the set of synthetic images with this key; if there is none, store a new salt."""
     path = folder() / f"artifact-{key}"
     return _read(path) if os.path.lexists(path) else _keep(path.name, secrets.token_bytes(SIZE))
 
@@ -87,22 +79,14 @@ def of_run(name: str, run: Path) -> bytes:
 
 
 def require_writable(store: Path) -> None:
-    """Check before training that salts can be stored, and create the folder of salts.
-
-    Raises:
-        UserError: salts cannot be stored, or the folder of salts is in ``store``, the folder of synthetic images.
-    """
+    """Check before training that salts can be stored, outside of the images' ``store``, and create their folder."""
     require_outside(store)
     with _writable_folder() as where, tempfile.TemporaryFile(dir=where):
         pass
 
 
 def require_outside(place: Path) -> None:
-    """Check that the folder of salts is not in ``place``, a folder of results that other users may read.
-
-    Raises:
-        UserError: the folder of salts is in ``place``.
-    """
+    """Check that the folder of salts is not in ``place``, a folder of results that other users may read."""
     where = folder()
     if where.resolve().is_relative_to(place.resolve()):
         raise UserError(

@@ -26,11 +26,7 @@ from fedcommons.seeding import wide_key
 
 
 def check(config: Experiment) -> None:
-    """Check the fields of an experiment and their combinations, without loading its data.
-
-    Raises:
-        UserError: the config is invalid for every data set.
-    """
+    """Check the fields of an experiment and their combinations, without loading its data."""
     validate(config)
     f = config.federation
     if load_data.takes_n_clients(config.partition.name):  # other partitions get N from the data
@@ -43,11 +39,7 @@ def check(config: Experiment) -> None:
 @fresh_torch()
 @before_any_work()
 def build(config: Experiment) -> RunSpec:
-    """Check the config, load the data, partition it among the clients, and build the run's components.
-
-    Raises:
-        UserError: a field is invalid, or does not fit the data set, the model or another field.
-    """
+    """Check the config, load the data, partition it among the clients, and build the run's components."""
     check(config)
     c, f, e, m = config, config.federation, config.evaluate, config.measure
     checks.require_storage(c.storage, Path(c.artifacts), is_secret=c.dp.is_secret)
@@ -151,10 +143,7 @@ def recipe(config: Experiment) -> GeneratorRecipe:
 
 
 def module_of(config: Experiment, *, with_weights: bool = True) -> BuildModule:
-    """Return the function that builds the clients' module from a data set; see ``worker.build_module``.
-
-    with_weights: load the file ``model.weights``, if there is one.
-    """
+    """Return the function that builds the clients' module from a data set; see ``worker.build_module``."""
     m, c = config.model, config.client
     weights = {"weights": m.weights, "digest": config.source.get("weights")} if with_weights else {}
     return partial(

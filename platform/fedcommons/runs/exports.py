@@ -9,11 +9,7 @@ NEEDS = ("onnx", "onnxscript")
 
 
 def require(form: str) -> None:
-    """Check that a trained model can be exported to the format ``form``.
-
-    Raises:
-        UserError: there is no such format, or a package is missing.
-    """
+    """Check that a trained model can be exported to the format ``form``."""
     if form != "onnx":
         raise unknown("export", form, ["onnx"])
     if missing := [name for name in NEEDS if find_spec(name) is None]:

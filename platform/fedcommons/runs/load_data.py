@@ -35,10 +35,6 @@ def load(data: Data) -> Dataset:
     """Load the data set and split it into training, validation and test examples.
 
     A loader with a parameter ``seed`` gets a seed that depends on the data set's name only.
-
-    Raises:
-        UserError: there is no such data set, or ``datasets.load`` raises this error.
-        ClientError: the loader of the data set failed.
     """
     loader = registry.find("data", data.name)
     seed = seed_for("data set", data.name) % 2**32  # many libraries accept no larger seed
@@ -52,14 +48,7 @@ def load(data: Data) -> Dataset:
 
 
 def require_same(dataset: Dataset, digest: str | None) -> None:
-    """Check that this host has the same examples as the host that started the sweep.
-
-    Args:
-        digest: the hash of the data set on the host that started the sweep; None if it is unknown.
-
-    Raises:
-        UserError: this host has different examples.
-    """
+    """Check that this host has the same examples as the host that started the sweep (``digest``, None: unknown)."""
     if digest not in (None, dataset.digest):
         raise UserError(
             f"host {socket.gethostname()} has other data: the examples of data.name {dataset.name} are not those of "
@@ -141,9 +130,6 @@ def _require_places(name: str, rows: Callable[[int], Sequence[Any]], n: int, n_b
     The partition is called with the n examples repeated until there are more than ``n_before``, the number of examples
     before the split. A partition that only uses its arguments then returns a row number of at least ``n_before``. A
     partition that reads row numbers from a file fails, or returns only row numbers below ``n_before``.
-
-    Raises:
-        UserError: the partition reads row numbers from a file.
     """
     times = n_before // n + 1
     try:

@@ -54,11 +54,7 @@ def share(stage: Stage, client_data: ClientDatasets, generated: Sequence[Contrib
 
 
 def contribute(stage: Stage, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
-    """Return the clients' contributions: call the sharing strategy's ``make`` and check the result's types.
-
-    Raises:
-        ClientError: ``make`` failed or did not return ``Contributions``.
-    """
+    """Return the clients' contributions: call the sharing strategy's ``make`` and check the result's types."""
     with user_code_context(stage, "make"):
         return _contributions(stage.make(client_data, generated))
 
@@ -144,9 +140,6 @@ def share_by_method(shared: Shared, algorithm: object, n_classes: int | None, se
     """Return ``shared`` with the examples that a federated method itself shares before round 1 (see ``Shares``).
 
     A method without the function ``share`` changes nothing.
-
-    Raises:
-        UserError: the method changed the clients' examples, or declared ledger entries of clients that do not exist.
     """
     if not isinstance(algorithm, Shares):
         return shared

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedcommons.data.examples import Examples
+from fedcommons.generators.condensation import clipped
 from fedcommons.seeding import generator
 from fedcommons.storage.atomic_files import sha256
 
@@ -61,9 +62,7 @@ def pixels(x: Tensor) -> Tensor:
 
 def bounded(features: Fourier, x: Tensor) -> Tensor:
     """Return the feature vectors (..., D) of images x with norms clipped to 1; vectors that are not finite become 0."""
-    phi = features(x)
-    short = phi / phi.norm(dim=-1, keepdim=True).clamp_min(1)
-    return torch.where(short.isfinite().all(-1, keepdim=True), short, 0.0)
+    return clipped(features(x))
 
 
 def sums(features: Fourier, examples: Examples, n_classes: int) -> Tensor:

@@ -72,11 +72,7 @@ class Snapshots:
         return self.entries.keys() - self._damaged
 
     def look(self) -> Mapping[str, Entry]:
-        """Read the list of the newest snapshot and return ``entries``, which are empty if there is no snapshot.
-
-        Raises:
-            StorageError: a request to the storage failed, or the list is malformed.
-        """
+        """Read the list of the newest snapshot and return ``entries``, which are empty if there is no snapshot."""
         key = f"{self.name}/{MANIFEST}"
         self._damaged = set()
         size, tag = self.storage.look(key) or (0, object_store.NEW)
@@ -104,11 +100,7 @@ class Snapshots:
         return entries
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of the file ``name`` in the snapshot; None if it is missing or damaged.
-
-        Raises:
-            StorageError: a request to the storage failed.
-        """
+        """Return the content of the file ``name`` in the snapshot; None if it is missing or damaged."""
         if (entry := self.entries.get(name)) is None:
             return None
         content = self._object(entry)
@@ -195,10 +187,7 @@ class Snapshots:
                 shutil.copyfile(folder / name, target / name, follow_symlinks=False)
 
     def is_same(self, folder: Path, *names: str) -> bool:
-        """Return whether files have the same content in the folder and in the snapshot.
-
-        names: the files to compare; () compares all files of the snapshot.
-        """
+        """Return whether the files ``names`` (none: all) have the same content in the folder and in the snapshot."""
         return all(
             _digest(_read(folder, n, e.size)) == e.content for n, e in self.entries.items() if not names or n in names
         )
@@ -239,10 +228,7 @@ class Snapshots:
         self._sent = {digest: entry for digest, entry in self._sent.items() if entry.object in named_objects}
 
     def _is_own(self, entries: Mapping[str, Entry]) -> bool:
-        """Return whether this instance wrote the list with ``entries``.
-
-        True if the list names objects that ``self.entries`` lacks, and this instance wrote all these objects.
-        """
+        """Return whether ``entries`` has objects that ``self.entries`` lacks, and this instance wrote all of them."""
         unknown = {*entries.values()} - {*self.entries.values()}
         return bool(unknown) and unknown <= {*self._sent.values(), *self._stale}
 

@@ -13,7 +13,7 @@ from fedcommons.errors import UserError
 from fedcommons.flat_tensors import data
 from fedcommons.testing.comparing import require
 from fedcommons.testing.federations import Federation, digits
-from fedcommons.testing.spy import Spy, before_each_training
+from fedcommons.testing.spy import Spy, before_each_call
 
 MOST = 1e-5
 """Maximum relative difference (Euclidean norm) between a client's tensors with and without ``client.batched``."""
@@ -63,6 +63,6 @@ def its_work_can_be_priced(algorithm: Algorithm, local: LocalSGD) -> None:
     if not capabilities_of(algorithm).trains_locally:
         federation, trainings = digits(method=algorithm).training(local), list[None]()
         executor = federation.serial(algorithm)
-        before_each_training(executor.worker.work, lambda: trainings.append(None))
+        before_each_call(executor.worker.work, "local", lambda: trainings.append(None))
         federation.run(algorithm, federation.plan(2), executor)
         require(not trainings, "trains_locally is False, but clients call work.local")

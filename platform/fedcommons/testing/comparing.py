@@ -13,11 +13,7 @@ Results = Sequence[tuple[Standing, dict[str, float]]]
 
 
 def require(condition: object, sentence: str) -> None:
-    """Raise an AssertionError with the message ``sentence`` if ``condition`` is false, also under `python -O`.
-
-    Raises:
-        AssertionError: ``condition`` is false.
-    """
+    """Raise an AssertionError with the message ``sentence`` if ``condition`` is false, also under `python -O`."""
     if not condition:
         raise AssertionError(sentence)
 
@@ -58,11 +54,7 @@ def differing(a: Mapping[Any, object], b: Mapping[Any, object]) -> list[Any]:
 
 
 def require_same(a: Mapping[Any, object], b: Mapping[Any, object], sentence: str, cause: str = "") -> None:
-    """Check that two mappings are equal.
-
-    Raises:
-        AssertionError: they differ; the message is ``sentence``, the first keys that differ, and the ``cause``.
-    """
+    """Check that two mappings are equal; a message has ``sentence``, the first keys that differ, and ``cause``."""
     unequal = differing(a, b)
     require(not unequal, f"{sentence} {listed(unequal)}" + (f": {cause}" if cause else ""))
 

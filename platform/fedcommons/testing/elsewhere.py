@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -17,15 +18,9 @@ from fedcommons.testing.comparing import outcome, require, require_same
 from fedcommons.testing.federations import Federation
 
 
-def require_the_bits_of_one_process(
-    algorithm: Algorithm, federation: Federation, executor: Executor, plan: Plan | None = None
-) -> None:
-    """Check that ``executor`` and the serial executor give the same bits. plan: the run's settings; None: three rounds.
-
-    Raises:
-        AssertionError: state, memory or metrics differ.
-    """
-    plan = plan or federation.plan(3, participation=0.8, blocks=4)
+def require_the_bits_of_one_process(algorithm: Algorithm, federation: Federation, executor: Executor) -> None:
+    """Check that ``executor`` and a serial executor give the same bits in three rounds."""
+    plan = federation.plan(3, participation=0.8, blocks=4)
     elsewhere, in_process = outcome(federation.run(algorithm, plan, executor)), federation.run(algorithm, plan)
     cause = "a client's round depends on more than message, memory, data and seed"
     where = "clients trained by other workers, or in another order, give other bits of"
@@ -79,16 +74,12 @@ def require_the_same_of_ray(algorithm: Algorithm, federation: Federation, actors
     from fedcommons.runtime import ray_cluster
 
     home = sys.modules.get(type(algorithm).__module__)
-    started = not ray.is_initialized()
-    ray_cluster.connect(num_cpus=actors)
-    try:
+    with ExitStack() as stack:
+        if not ray.is_initialized():
+            stack.callback(ray.shutdown)
+        ray_cluster.connect(num_cpus=actors)
         if home is not None and not home.__name__.startswith("fedcommons."):
             cloudpickle.register_pickle_by_value(home)  # actors may be unable to import a script of the user
         executor = RayActors(federation.build(algorithm), federation.data, actors, 0)
-        try:
-            require_the_bits_of_one_process(algorithm, federation, executor)
-        finally:
-            executor.close()
-    finally:
-        if started:
-            ray.shutdown()
+        stack.callback(executor.close)
+        require_the_bits_of_one_process(algorithm, federation, executor)

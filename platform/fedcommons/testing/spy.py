@@ -16,7 +16,6 @@ from fedcommons.core.algorithm import Algorithm, ChoosesClients, Facts, Message,
 from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
-from fedcommons.core.local_training import LocalResult
 from fedcommons.data.clients import ClientData
 from fedcommons.flat_tensors import Flat, Payload
 from fedcommons.testing.comparing import copies, differing, raw
@@ -115,12 +114,12 @@ def sent(call: Call) -> int:
     return sum(map(len, {**raw(call.reply.sums), **raw(call.reply.each)}.values()))
 
 
-def before_each_training(work: Work, do: Callable[[], None]) -> None:
-    """Replace ``work.local`` by a function that calls ``do`` before it trains the module."""
-    inner = work.local
+def before_each_call(owner: object, method: str, do: Callable[[], None]) -> None:
+    """Replace a method of ``owner`` by a function that calls ``do`` first."""
+    inner = getattr(owner, method)
 
-    def local(*args: Any, **named: Any) -> LocalResult:
+    def call(*args: Any, **named: Any) -> Any:
         do()
         return inner(*args, **named)
 
-    work.local = local  # pyright: ignore[reportAttributeAccessIssue]
+    object.__setattr__(owner, method, call)  # a worker is frozen

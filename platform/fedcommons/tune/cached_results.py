@@ -11,10 +11,7 @@ from fedcommons.storage.atomic_files import write_json
 
 
 def write(file: Path, facts: Mapping[str, Any], what: str, result: Mapping[str, Any]) -> None:
-    """Write a result (JSON values) to ``file``, with the inputs ``facts`` that it was computed from.
-
-    what: the key of the result in the file.
-    """
+    """Write a result (JSON values) to ``file``, with the inputs ``facts`` that it was computed from."""
     write_json(file, {"facts": facts, what: result})
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from math import floor
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,14 +10,13 @@ import torch
 from fedcommons.config import dotted, registry
 from fedcommons.config.experiment import Experiment
 from fedcommons.core.worker import default_device, fresh_torch
-from fedcommons.data.datasets import data_folder
 from fedcommons.federation import hosts
 from fedcommons.federation.client_sampling import joining
 from fedcommons.runs import assemble, build
 from fedcommons.runtime import cpu_kind, ray_cluster
 from fedcommons.runtime.gpu_memory import CONTEXT
 from fedcommons.runtime.torch_settings import has_gpu
-from fedcommons.tune import cost
+from fedcommons.tune import cost, sweep
 from fedcommons.tune.small_rounds import SmallRounds
 
 SHAPE = (
@@ -64,7 +62,7 @@ def with_share(configs: Sequence[Experiment], processes: int) -> list[Experiment
     try:
         on_it = PlacementGroupSchedulingStrategy(place)
         task: Any = ray.remote(num_cpus=1, num_gpus=1, scheduling_strategy=on_it, max_calls=1)(hosts.run_if_same)
-        tasks = [task.remote(driver, measured, base_folder, _absolute(c)) for c in shapes.values()]
+        tasks = [task.remote(driver, measured, base_folder, sweep.with_absolute_paths(c)) for c in shapes.values()]
         measurements: list[tuple[int, int]] = ray.get(tasks)
     finally:
         ray_cluster.free(place)
@@ -77,16 +75,8 @@ def with_share(configs: Sequence[Experiment], processes: int) -> list[Experiment
     ]
 
 
-def _absolute(config: Experiment) -> Experiment:
-    """Return the config with the absolute path of its data folder."""
-    return dotted.override(config, {"data.dir": str(Path(data_folder(config.data.dir)).resolve())})
-
-
 def measured(here: str, config: Experiment) -> tuple[int, int]:
-    """Return (bytes of GPU memory that the experiment uses, bytes of the GPU), in a Ray task; (0, 0) without a GPU.
-
-    here: the folder to which the names of user-defined components are relative.
-    """
+    """Return (bytes of GPU memory that the experiment uses, bytes of the GPU), in a Ray task; (0, 0) without a GPU."""
     registry.work_in(here)
     if not has_gpu():
         return 0, 0

@@ -39,11 +39,7 @@ def asha(cells: Sequence[Trial]) -> Any:
 
 
 def require_optuna() -> None:
-    """Check that Optuna, an optional package, is installed.
-
-    Raises:
-        UserError: Optuna is not installed.
-    """
+    """Check that Optuna, an optional package, is installed."""
     if find_spec("optuna") is None:
         raise UserError("--search optuna needs the package optuna, which is not installed: pip install optuna")
 
@@ -93,11 +89,7 @@ def proposed(
 
 
 def space(options: parse.Options) -> dict[str, Any]:
-    """Return the fields that ``--space`` and ``--seeds`` sweep, with their values or distributions.
-
-    Raises:
-        UserError: a field cannot be swept.
-    """
+    """Return the fields that ``--space`` and ``--seeds`` sweep, with their values or distributions."""
     swept = dict(search_space.read_space(options.space, options.fields, options.chosen))
     parse.refuse_fields(options, dict.fromkeys(swept, "space"))
     if options.seeds is not None:

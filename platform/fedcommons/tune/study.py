@@ -160,12 +160,12 @@ def chosen_runs(frame: Any, methods: Iterable[str]) -> dict[tuple[float, str], A
     return {pair: runs for pair, runs in by_pair.items() if not runs.empty}
 
 
-def with_choice(runs: Any, keys: Sequence[str], rate: str = "rate") -> Any:
+def with_choice(runs: Any, keys: Sequence[str]) -> Any:
     """Return the frame with the column ``chosen``: whether a run has its line's best learning rate.
 
     keys: columns that name a line. The best rate has the highest validation accuracy (``tables.at_best_rate``).
     """
     from fedcommons.reports import tables
 
-    best = [tables.at_best_rate(group, rate).index for _, group in runs.groupby(list(keys), dropna=False)]
+    best = [tables.at_best_rate(group, "rate").index for _, group in runs.groupby(list(keys), dropna=False)]
     return runs.copy().assign(chosen=runs.index.isin([i for index in best for i in index]))

@@ -33,11 +33,7 @@ MOST, MAX_LISTED, FEW = 10_000, 1_000, 16
 
 
 def require_few(n: int) -> None:
-    """Refuse a sweep of too many trials, before any trial is created.
-
-    Raises:
-        UserError: there are more than ``MOST`` trials.
-    """
+    """Refuse a sweep of more than ``MOST`` trials, before any trial is created."""
     if n > MOST:
         raise UserError(f"a sweep has at most {MOST:,} cells, and these values make {n:,}: give fewer values.")
 
@@ -85,10 +81,7 @@ def together(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def cell(config: Experiment, varied: Mapping[str, str]) -> Trial:
-    """Return the trial of an experiment, named after some fields and a hash of all fields that decide the result.
-
-    varied: field -> short label in the trial's name.
-    """
+    """Return a trial, named after the fields ``varied`` (field -> label) and a hash of all that decides results."""
     fields = config.flat
     chosen = [registry.label(config.algorithm), registry.label(config.sharing.setting)]
     labels = [f"{label}{_short(fields[name])}" for name, label in varied.items() if name in fields]

@@ -15,11 +15,7 @@ LATE_S = 60.0
 
 
 def open_folder(out: Path) -> AbstractContextManager[None]:
-    """Create the folder ``out``, and lock it while the context is open, so that no other sweep writes to it.
-
-    Raises:
-        UserError: the folder cannot be written, another process has locked it, or it has files that belong to no sweep.
-    """
+    """Create the folder ``out``, and lock it while the context is open, so that no other sweep writes to it."""
     return file_lock.open_lock(out, _stranger, "folder of a sweep")
 
 
@@ -47,9 +43,6 @@ def require_shared(
 
     pin: labels that the hosts must have. storages: the storage of each run, or None. artifacts: the stores of runs
     without a storage. makes_artifacts: generators will be stored, so these stores are created and checked.
-
-    Raises:
-        UserError: a host has different source files, does not share a folder, or does not answer.
     """
     shared = [("--out", out)] if None in storages else []
     for folder in dict.fromkeys(map(Path, artifacts)):
