@@ -37,7 +37,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     )
     parser = grid.parser(__doc__, argv, {"settings": POOLS[0]}, more, "advise")
     check = "train with some p to the last round and compare with the predictions"
-    grid.add_options(parser, [("check", bool, False, check)])
+    parser.add_options([("check", bool, False, check)])
     parser.hide({"sharing.p"})
     options = parse.parse(parser, argv)
     grid.refuse_fields(options, {"sharing.p": "p"})

@@ -38,7 +38,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         raise unknown("preset", preset, PRESETS)
     dataset, rounds = PRESETS[preset]
     parser = parse.Parser(description=__doc__)
-    grid.add_options(parser, (
+    parser.add_options((
         ("preset", str, preset, f"{', '.join(PRESETS)}: sets the defaults of dataset and rounds"),
         ("dataset", Annotated[str, "digits | mnist"], dataset, "digits or mnist"),
         ("data-dir", str | None, None, "folder with the data sets; default: FEDCOMMONS_DATA, else ./data"),
