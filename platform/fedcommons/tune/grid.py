@@ -161,18 +161,28 @@ def cell(options: parse.Options, fields: Mapping[str, Any]) -> sweep.Trial:
     return sweep.cell(choose(fields, options.fields), VARIED)
 
 
-def combined(options: parse.Options, *lists: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Return all combinations of values, one from each list.
+def lists(options: parse.Options) -> dict[str, Sequence[Any]]:
+    """Return the values that the options of ``GRID`` list, by the field that an option varies; seeds come last."""
+    return {
+        "partition.alpha": values(options, "alphas", float), "algorithm": values(options, "algorithms"),
+        "sharing.setting": values(options, "settings"), "seed": values(options, "seeds", int),
+    }  # fmt: skip
+
+
+def combined(options: parse.Options, lists: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Return all combinations of the listed values, by field.
 
     A dry run with more than ``sweep.MAX_LISTED`` combinations returns a random sample of ``sweep.FEW`` combinations.
 
     Raises:
         UserError: there are more combinations than a sweep may have trials.
     """
-    if print_count(options, n := prod(map(len, lists))):
-        return search_space.some(lists, sweep.FEW)
-    sweep.require_few(n)
-    return list(product(*lists))
+    if print_count(options, n := prod(map(len, lists.values()))):
+        points = search_space.some([*lists.values()], sweep.FEW)
+    else:
+        sweep.require_few(n)
+        points = product(*lists.values())
+    return [dict(zip(lists, point, strict=True)) for point in points]
 
 
 def print_count(options: parse.Options, n: int) -> bool:
