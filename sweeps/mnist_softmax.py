@@ -68,10 +68,8 @@ def train_all(datasets: "Mapping[int, Dataset]", options: parse.Options, display
 
     cells, settings = [], [(seed, name, p) for seed in datasets for name in PARTITIONS for p in options.p]
     for number, (seed, name, p) in enumerate(settings, 1):
-        data, test = (
-            clients(datasets[seed], name, p, seed),
-            Labelled.from_examples(datasets[seed].test, datasets[seed].classes),
-        )
+        data = clients(datasets[seed], name, p, seed)
+        test = Labelled.from_examples(datasets[seed].test, datasets[seed].classes)
         swapped = n_swapped(p, data.a.shape[1])
         facts = {"seed": seed, "partition": name, "p": p, "swapped": swapped, "zeta_sq": zeta_sq(data)}
         for epochs in options.epochs:
