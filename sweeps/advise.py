@@ -27,17 +27,13 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     more = (
         ("p", str, "0.05,0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9", "shares p to predict, in [0, 1), separated by commas"),
         ("speed-up", Annotated[float, "(1, inf)"], 2.0, "wanted factor by which the number of rounds decreases, > 1"),
-        (
-            "probe-rounds",
-            Annotated[int, "[1, 1e9]"],
-            3,
-            "rounds of the probe run, in which the clients share no images",
-        ),
+        ("probe-rounds", Annotated[int, "[1, 1e9]"], 3,
+         "rounds of the probe run, in which the clients share no images"),
         ("check-p", str, "0.1,0.25,0.5", "with --check: shares p to train with, in addition to p = 0"),
-    )
+    )  # fmt: skip
     parser = grid.parser(__doc__, argv, {"settings": POOLS[0]}, more, "advise")
     check = "train with some p to the last round and compare with the predictions"
-    grid.add_options(parser, [("check", bool, False, check)])
+    parser.add_options([("check", bool, False, check)])
     parser.hide({"sharing.p"})
     options = parse.parse(parser, argv)
     grid.refuse_fields(options, {"sharing.p": "p"})
@@ -81,9 +77,8 @@ def cells(options: parse.Options) -> dict[tuple[float, float], list[sweep.Trial]
     shares = dict.fromkeys((0.0, *grid.values(options, "check-p", float)))
     runs = {}
     for c, p in product(configs(options), shares):
-        sharing: dict[str, Any] = (
-            {"sharing.setting": options.settings, "sharing.p": p} if p else {"sharing.setting": "real"}
-        )
+        sharing: dict[str, Any] = {"sharing.setting": options.settings if p else "real"}
+        sharing |= {"sharing.p": p} if p else {}
         if not options.measure.every:  # these runs measure nothing, so they have no measure.samples
             sharing |= {"measure.every": 0, "measure.samples": None}
         each = [{**c.flat, **sharing, "seed": seed} for seed in grid.values(options, "seeds", int)]

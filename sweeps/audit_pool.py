@@ -26,7 +26,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     setting = {"sharing.setting": "shuffled_synthetic"}
     parser = parse.parser(__doc__, argv, {**presets.preset(preset, dataset), **setting})
     few = preset == "smoke"
-    grid.add_options(parser, (
+    parser.add_options((
         ("preset", str, "small", ", ".join(presets.PRESETS)),
         ("seeds", str, "", "seeds, separated by commas (default: seed)"),
         ("attacked", Annotated[int | None, "[0, 1e9]"], None,

@@ -4,7 +4,6 @@ python sweeps/compare.py runs/tune runs/mine --x p --y zeta_hat_sq --colour alph
 """
 
 from collections.abc import Sequence
-from itertools import takewhile
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
@@ -31,17 +30,15 @@ AXES = {
 }
 
 
-def arguments(argv: Sequence[str]):
-    """Parse the folders of runs, which come first, and then the options."""
-    named = list(takewhile(lambda word: not word.startswith("-"), argv))
+def arguments(argv: Sequence[str]) -> parse.Options:
     parser = parse.Parser(description=__doc__, usage="compare.py DIR [DIR ...] [options]")
     for name, (default, text) in AXES.items():
         parser.add_argument(f"--{name}", type=str if default else str | None, default=default, help=text)
     parser.add_argument("--out", type=str, default="runs/compare", help="folder for compare.png and compare.csv")
-    options = parse.parse(parser, argv[len(named) :])
-    if not named:
+    options = parse.parse(parser, argv)
+    if not options.words:
         raise UserError("name at least one folder with runs: compare.py DIR [DIR ...] --x NAME --y NAME")
-    options.folders = [user_path("DIR", name) for name in named]
+    options.folders = [user_path("DIR", name) for name in options.words]
     return options
 
 

@@ -10,7 +10,6 @@ import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
-from itertools import takewhile
 from pathlib import Path
 
 from fedcommons.cli import parse
@@ -25,20 +24,17 @@ ALLOWED = r"[^/\\#?%:\x00-\x1f\x7f-\x9f]{1,128}"
 """Pattern of names of users, teams and projects at W&B."""
 
 
-def arguments(argv: Sequence[str]):
-    """Parse the folders of runs, which come first, and then the options."""
-    named = list(takewhile(lambda word: not word.startswith("-"), argv))
+def arguments(argv: Sequence[str]) -> parse.Options:
     parser = parse.Parser(description=__doc__, usage="dashboard.py [DIR ...] [options]")
-    text = "W&B user or team; with it the workspace is created on W&B's server, which needs a login"
-    parser.add_argument("--entity", type=str | None, default=None, help=text)
-    text = "W&B project; default: that of the first run, or fedcommons"
-    parser.add_argument("--project", type=str | None, default=None, help=text)
-    parser.add_argument("--name", type=str, default=NAME, help="name of the workspace")
-    parser.add_argument(
-        "--out", type=str, default="runs/dashboard.json", help="file of the workspace, without --entity"
-    )
-    options = parse.parse(parser, argv[len(named) :])
-    if not named and options.entity is None:
+    parser.add_options((
+        ("entity", str | None, None,
+         "W&B user or team; with it the workspace is created on W&B's server, which needs a login"),
+        ("project", str | None, None, "W&B project; default: that of the first run, or fedcommons"),
+        ("name", str, NAME, "name of the workspace"),
+        ("out", str, "runs/dashboard.json", "file of the workspace, without --entity"),
+    ))  # fmt: skip
+    options = parse.parse(parser, argv)
+    if not options.words and options.entity is None:
         raise UserError(
             "name at least one folder with runs, DIR [DIR ...], or --entity ME for all runs of the project at W&B."
         )
@@ -51,7 +47,7 @@ def arguments(argv: Sequence[str]):
         raise UserError(f"--name has 1 to 128 characters of ASCII, got {quote(options.name)}.")
     if not find_spec("wandb_workspaces"):
         raise UserError("dashboards need the package wandb-workspaces: pip install 'fedcommons[dashboard]'.")
-    options.folders = [user_path("DIR", name) for name in named]
+    options.folders = [user_path("DIR", name) for name in options.words]
     return options
 
 

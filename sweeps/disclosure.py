@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display
@@ -54,21 +53,17 @@ def grid(options: parse.Options) -> list[sweep.Trial]:
     """Return a trial for every value of the field that sets how much a sharing strategy discloses."""
     base, trials = grids.base(options), []
     shares, rhos, epsilons = (grids.values(options, name, float) for name in ("shares", "rhos", "epsilons"))
-    for alpha, algorithm, setting, seed in product(
-        grids.values(options, "alphas", float), grids.values(options, "algorithms"), grids.values(options, "settings"),
-        grids.values(options, "seeds", int),
-    ):  # fmt: skip
-        values: dict[str, Any] = {
-            "seed": seed, "algorithm": algorithm, "partition.alpha": alpha, "sharing.setting": setting,
-        }  # fmt: skip
+    lists = grids.lists(options)
+    for values in product(*lists.values()):
+        point = dict(zip(lists, values, strict=True))
         sweep.require_few(len(trials) + 1)
-        plain = authors.cell(options, {**base, **values})
+        plain = authors.cell(options, {**base, **point})
         if "c" in plain.config.sharing.constants:
-            trials += [authors.cell(options, {**base, **values, "sharing.c": c}) for c in shares]
+            trials += [authors.cell(options, {**base, **point, "sharing.c": c}) for c in shares]
         elif "target_epsilon" in plain.config.sharing.constants:
-            trials += [authors.cell(options, {**base, **values, "sharing.target_epsilon": e}) for e in epsilons]
+            trials += [authors.cell(options, {**base, **point, "sharing.target_epsilon": e}) for e in epsilons]
         elif plain.config.generator is not None:
-            trials += [authors.cell(options, {**base, **values, "generator.rho": rho}) for rho in rhos]
+            trials += [authors.cell(options, {**base, **point, "generator.rho": rho}) for rho in rhos]
         else:
             trials.append(plain)
     return grids.once(trials)

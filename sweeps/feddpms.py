@@ -16,17 +16,16 @@ from itertools import product
 from typing import Any
 
 from fedcommons.cli import parse
-from fedcommons.tune import grid, sweep
-from fedcommons.tune.study import Entry, Report, Results, Study
+from fedcommons.tune import grid
+from fedcommons.tune.study import Entry, Report, Results, Row, Study, expand
 from papers.feddpms import presets
 
 ALGORITHMS = "feddpms,fedvae,fedavg,fedprox,moon,fedmix"
 AUTOENCODERS = ("feddpms", "fedvae")
 CONSTANTS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "sigmas": ("sigma", float), "quotas": ("quota", int), "privacies": ("privacy", str), "helpers": ("helpers", int),
-    "preliminary": ("preliminary_rounds", float),
 }  # fmt: skip
-"""Options of table 5 and figure 3, each with the constant of FedDPMS that it varies and the type of the values."""
+"""Options of table 5, each with the constant of FedDPMS that it varies and the type of the values."""
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
@@ -53,47 +52,43 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def entries(options: parse.Options) -> list[Entry]:
-    """Return the entries of each table (label ``table``), each trial once per table."""
+    """Return an entry for each table (label ``table``), method, learning rate and seed, each trial once per table.
+
+    All methods train the same encoder; some methods add a decoder.
+    """
+    rows: list[Row] = []
     algorithms, alphas = grid.values(options, "algorithms"), grid.values(options, "alphas", float)
-    tables = {"Table 1": [c for alpha, a in product(alphas, algorithms) for c in _cells(options, a, alpha)]}
+    rates = [options.client.lr] if options.lrs is None else grid.values(options, "lrs", float)
+
+    def add(table: str, algorithm: str, alpha: float, **fields: Any) -> None:
+        row = {"algorithm": algorithm, "partition.alpha": alpha, "sharing.setting": "real", **fields}
+        if "model.name" not in options.asked:
+            row["model.name"] = "vae" if algorithm in AUTOENCODERS else "encoder"
+        rows.extend(({"table": table}, {**row, "client.lr": rate}) for rate in rates)
+
+    for alpha, algorithm in product(alphas, algorithms):
+        add("Table 1", algorithm, alpha)
     federations = grid.pairs(options, "clients", (int, int), "N:images such as 10:430") if options.clients else ()
-    tables["Table 2"] = [
-        cell
-        for (n, images), a in product(federations, algorithms)
-        for cell in _cells(options, a, alphas[0], {"partition.n_clients": n, "data.limit": images})
-    ]
+    for (n, images), algorithm in product(federations, algorithms):
+        add("Table 2", algorithm, alphas[0], **{"partition.n_clients": n, "data.limit": images})
     receives = grid.listed(options, "receives")
-    ablated = [("fedavg", {}), *(("feddpms", {"feddpms.receive": name}) for name in receives)] if receives else []
-    tables["Ablations"] = [c for alpha, (a, more) in product(alphas, ablated) for c in _cells(options, a, alpha, more)]
-    tables |= {"Table 5": [], "Figure 3": []}
+    for alpha in alphas if receives else ():
+        add("Ablations", "fedavg", alpha)
+        for name in receives:
+            add("Ablations", "feddpms", alpha, **{"feddpms.receive": name})
     for option, (field, kind) in CONSTANTS.items():
-        of_rounds = option == "preliminary"
-        for value in grid.listed(options, option, kind, "[0, 1)" if of_rounds else ""):
-            value = _preliminary(value, options.federation.rounds) if of_rounds else value
-            tables["Figure 3" if of_rounds else "Table 5"] += _cells(
-                options, "feddpms", alphas[0], {f"feddpms.{field}": value}
-            )
-    return [Entry(cell, {"table": table}) for table, cells in tables.items() for cell in grid.once(cells)]
+        for value in grid.listed(options, option, kind):
+            add("Table 5", "feddpms", alphas[0], **{f"feddpms.{field}": value})
+    for share in grid.listed(options, "preliminary", float, "[0, 1)"):
+        rounds = _preliminary(share, options.federation.rounds)
+        add("Figure 3", "feddpms", alphas[0], **{"feddpms.preliminary_rounds": rounds})
+    return list({(e["table"], e.cell.name): e for e in expand(options, rows)}.values())
 
 
 def _preliminary(share: float, rounds: int) -> int | None:
     """Return ``share`` of the rounds as the number of rounds of stage I; None for the default share, 0.4."""
     last = round(share * rounds)
     return None if last == round(0.4 * rounds) else last
-
-
-def _cells(
-    options: parse.Options, algorithm: str, alpha: float, values: Mapping[str, Any] | None = None
-) -> list[sweep.Trial]:
-    """Return a trial per learning rate and seed. All methods train the same encoder; some methods add a decoder."""
-    model = "vae" if algorithm in AUTOENCODERS else "encoder"
-    field = {} if "model.name" in options.asked else {"model.name": model}
-    rates = [options.client.lr] if options.lrs is None else grid.values(options, "lrs", float)
-    fixed = {"algorithm": algorithm, "partition.alpha": alpha, "sharing.setting": "real", **field, **(values or {})}
-    seeds = grid.values(options, "seeds", int)
-    sweep.require_few(len(rates) * len(seeds) * len(options.alphas.split(",")))
-    every = {**grid.base(options), **fixed}
-    return [grid.cell(options, {**every, "client.lr": rate, "seed": seed}) for rate, seed in product(rates, seeds)]
 
 
 def render(results: Results) -> Report:

@@ -48,15 +48,9 @@ def entries(options: parse.Options) -> list[Entry]:
     shared = P if p is None else p
     p_real = shared if options.p_real is None else options.p_real
     cells = []
-    for alpha, algorithm, setting, seed in grids.combined(
-        options, grids.values(options, "alphas", float), grids.values(options, "algorithms"),
-        grids.values(options, "settings"), grids.values(options, "seeds", int),
-    ):  # fmt: skip
-        values: dict[str, Any] = {
-            "seed": seed, "algorithm": algorithm, "partition.alpha": alpha, "sharing.setting": setting,
-            "sharing.p": p_real if setting == "shuffled_real" else p,
-        }  # fmt: skip
-        cells.append(grids.cell(options, {**base, **values}))
+    for point in grids.combined(options, grids.lists(options)):
+        share = p_real if point["sharing.setting"] == "shuffled_real" else p
+        cells.append(grids.cell(options, {**base, **point, "sharing.p": share}))
     return [Entry(cell, {}) for cell in grids.once(cells)]
 
 

@@ -33,7 +33,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         raise unknown("preset", preset, PRESETS)
     chosen = PRESETS[preset]
     parser = parse.Parser(description=__doc__)
-    grid.add_options(parser, (
+    parser.add_options((
         ("preset", str, preset,
          f"{', '.join(PRESETS)}: pixels, images, test images, and defaults of the options below"),
         ("dataset", Annotated[str, "digits | mnist"], chosen.dataset, "digits or mnist"),

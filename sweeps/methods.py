@@ -97,7 +97,7 @@ def play(
         return sweep.run_cells(todo, out, display)
     tuning = grid.once(e.cell for e in entries if e["tuning"])
     outcome = sweep.run_cells(sweep.todo(tuning, out, display), out, display)
-    best = best_rates(load(entries, options, out, display.say).runs)
+    best = best_rates(load(entries, options, out, display).runs)
     chosen = [e.cell for e in entries if not e["tuning"] and best.get((e["at"], e["method"])) == e["rate"]]
     return sweep.together([outcome, sweep.run_cells(sweep.todo(grid.once(chosen), out, display), out, display)])
 

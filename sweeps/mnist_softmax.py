@@ -38,7 +38,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         raise unknown("preset", preset, PRESETS)
     dataset, rounds = PRESETS[preset]
     parser = parse.Parser(description=__doc__)
-    grid.add_options(parser, (
+    parser.add_options((
         ("preset", str, preset, f"{', '.join(PRESETS)}: sets the defaults of dataset and rounds"),
         ("dataset", Annotated[str, "digits | mnist"], dataset, "digits or mnist"),
         ("data-dir", str | None, None, "folder with the data sets; default: FEDCOMMONS_DATA, else ./data"),
@@ -68,10 +68,8 @@ def train_all(datasets: "Mapping[int, Dataset]", options: parse.Options, display
 
     cells, settings = [], [(seed, name, p) for seed in datasets for name in PARTITIONS for p in options.p]
     for number, (seed, name, p) in enumerate(settings, 1):
-        data, test = (
-            clients(datasets[seed], name, p, seed),
-            Labelled.from_examples(datasets[seed].test, datasets[seed].classes),
-        )
+        data = clients(datasets[seed], name, p, seed)
+        test = Labelled.from_examples(datasets[seed].test, datasets[seed].classes)
         swapped = n_swapped(p, data.a.shape[1])
         facts = {"seed": seed, "partition": name, "p": p, "swapped": swapped, "zeta_sq": zeta_sq(data)}
         for epochs in options.epochs:

@@ -33,7 +33,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     fields = {**presets.preset(preset, dataset), **private_presets.fields(preset), **client_fields}
     parser = parse.parser(__doc__, argv, fields)
     few = preset == "smoke"
-    grid.add_options(parser, (
+    parser.add_options((
         ("preset", str, "small", ", ".join(private_presets.PRIVATE)),
         ("sizes", str, "40,80" if few else "129,322,645,1290", "numbers of images n, separated by commas"),
         ("clients", Annotated[int, "[1, 1000]"], 10,

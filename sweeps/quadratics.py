@@ -35,7 +35,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         raise unknown("preset", preset, PRESETS)
     shares, rounds, seeds = PRESETS[preset]
     parser = parse.Parser(description=__doc__)
-    grid.add_options(parser, (
+    parser.add_options((
         ("preset", str, "paper", f"{', '.join(PRESETS)}: sets p, rounds and seeds"),
         ("target", float, q.TARGET, "error eps to be reached"),
         ("seeds", str, ",".join(map(str, range(seeds))), "seeds of samples, swaps and orders, separated by commas"),

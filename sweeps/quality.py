@@ -30,7 +30,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     preset, dataset = grid.preset_and_dataset(argv, large="digits")
     fields = presets.preset(preset, dataset, parse.early(argv, "generator.name", "ddpm"))
     parser = parse.parser(__doc__, argv, {**fields, "sharing.setting": "shuffled_synthetic"})
-    grid.add_options(parser, (
+    parser.add_options((
         ("preset", str, "small", ", ".join(presets.PRESETS)),
         ("seeds", str, "", "seeds, separated by commas (default: seed)"),
         ("generators", str, "", "generators, separated by commas (default: generator.name)"),

@@ -37,30 +37,25 @@ ROW = {"partition.alpha": 0.01, "sharing.setting": "real", "measure.every": 0, "
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    """Parse the method, then the options."""
-    named = [word for word in argv[:1] if not word.startswith("-")]
     parser = parse.Parser(description=__doc__, usage="referee.py METHOD [options]")
     size = Annotated[float | None, "[0, 1e6]"]
-    for name, kind, default, text in (
+    parser.add_options((
         ("constants", str, "", 'constants of the method, such as "mu=0.1 layers=*"'),
         ("special-case", str | None, None, 'constants with which it equals another method: "mu=0 is fedavg"'),
         ("strategy", str | None, None, "server of a client of Flower's form, such as their.py:Server"),
         ("down", size, None, "claim: bytes that a client receives in a round, in multiples of the model's bytes"),
         ("up", size, None, "claim: bytes that a client sends in a round, in multiples of the model's bytes"),
         ("out", str, "runs/referee", "folder for referee.md and referee.html"),
-    ):
-        parser.add_argument(f"--{name}", type=kind, default=default, help=text)
-    for name, text in (
-        ("exact", "claim: it reaches the minimiser of all clients' losses, however they differ"),
-        ("rate", "claim: it converges as FedAvg: on quadratics within Corollary I's bound"),
-        ("private", "claim: with DP-SGD all that clients send has a privacy guarantee, which tests do not refute"),
-        ("no-row", "do not run the method and FedAvg on table 1, which takes a minute"),
-    ):
-        parser.add_argument(f"--{name}", action="store_true", help=text)
-    options = parse.parse(parser, argv[len(named) :])
-    if not named:
+        ("exact", bool, False, "claim: it reaches the minimiser of all clients' losses, however they differ"),
+        ("rate", bool, False, "claim: it converges as FedAvg: on quadratics within Corollary I's bound"),
+        ("private", bool, False,
+         "claim: with DP-SGD all that clients send has a privacy guarantee, which tests do not refute"),
+        ("no-row", bool, False, "do not run the method and FedAvg on table 1, which takes a minute"),
+    ))  # fmt: skip
+    options = parse.parse(parser, argv)
+    if len(options.words) != 1:
         raise UserError("name a method: referee.py METHOD [options], such as fedprox or my_lab.py:FedAvgM")
-    options.method = named[0]
+    (options.method,) = options.words
     return options
 
 

@@ -22,7 +22,7 @@ VARIED = {"partition.name": "", "federation.participation": "C", "client.lr": "l
 def arguments(argv: Sequence[str]) -> parse.Options:
     """Parse the options, and check the names of rows and the seeds; ``rows`` becomes a sequence."""
     parser = parse.Parser(description=__doc__)
-    grid.add_options(parser, (
+    parser.add_options((
         ("rows", str, SMALL, f"rows to run, separated by commas, of {', '.join(ROWS)}"),
         ("seeds", str, "0,1,2,3,4", "seeds, separated by commas; with fewer than three there is no verdict"),
         ("data-dir", str | None, None, "folder with the data sets; default: FEDCOMMONS_DATA, else ./data"),

@@ -5,23 +5,20 @@ python sweeps/report.py runs/table1 runs/tune runs/mine --out report.html --titl
 """
 
 from collections.abc import Sequence
-from itertools import takewhile
 
 from fedcommons.cli import parse
 from fedcommons.errors import UserError
 from fedcommons.storage.paths import user_path
 
 
-def arguments(argv: Sequence[str]):
-    """Parse the folders of runs, which come first, and then the options."""
-    named = list(takewhile(lambda word: not word.startswith("-"), argv))
+def arguments(argv: Sequence[str]) -> parse.Options:
     parser = parse.Parser(description=__doc__, usage="report.py RUNS [RUNS ...] [options]")
     parser.add_argument("--out", type=str, default="report.html", help="the file; an earlier report is replaced")
     parser.add_argument("--title", type=str | None, default=None, help="title of the page; default: the folders' names")
-    options = parse.parse(parser, argv[len(named) :])
-    if not named:
+    options = parse.parse(parser, argv)
+    if not options.words:
         raise UserError("name at least one folder with runs: report.py RUNS [RUNS ...] --out report.html")
-    options.folders = [user_path("RUNS", name) for name in named]
+    options.folders = [user_path("RUNS", name) for name in options.words]
     return options
 
 

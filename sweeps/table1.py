@@ -7,16 +7,16 @@ python sweeps/table1.py --preset authors --dataset cifar10 --data-dir DIR    # a
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from fedcommons.cli import parse
 from fedcommons.config.experiment import Experiment
 from fedcommons.errors import UserError, quote
 from fedcommons.tune import grid as grids
-from fedcommons.tune import main, sweep
+from fedcommons.tune import sweep
+from fedcommons.tune.study import Entry, Study
 from papers.fedssyn import authors
 from papers.fedssyn.published import fedssyn_table1
-from papers.fedssyn.table1 import Growing, pairs_first
+from papers.fedssyn.table1 import play, report
 
 ALGORITHMS = "fedavg,scaffold,fedprox,feddyn,fedpvr"
 COLUMNS = "10:1,10:0.4,40:0.2,100:0.1"
@@ -63,25 +63,21 @@ def grid(options: parse.Options) -> list[sweep.Trial]:
     papers = options.preset in ("paper", "authors") and options.target == Experiment().target
     targets = {key[:4]: target for key, (target, _) in fedssyn_table1().items()} if papers else {}
     cells, owned = [], {"client.lr"} if options.lrs is not None else ()
-    for (n, c), alpha, algorithm, setting, rate, seed in grids.combined(
-        options, federations, grids.values(options, "alphas", float), grids.values(options, "algorithms"),
-        grids.values(options, "settings"), rates, grids.values(options, "seeds", int),
-    ):  # fmt: skip
-        values: dict[str, Any] = {
-            "seed": seed, "algorithm": algorithm, "partition.alpha": alpha, "sharing.setting": setting,
-            "partition.n_clients": n, "federation.participation": c, "client.lr": rate,
-            "target": targets.get((options.data.name, n, c, alpha), options.target),
-        }  # fmt: skip
-        cells.append(authors.cell(options, {**base, **values}, owned))
+    lists = {"federation": federations, **grids.lists(options)}
+    seeds = lists.pop("seed")
+    for point in grids.combined(options, {**lists, "client.lr": rates, "seed": seeds}):
+        n, c = point.pop("federation")
+        target = targets.get((options.data.name, n, c, point["partition.alpha"]), options.target)
+        of_federation = {"partition.n_clients": n, "federation.participation": c, "target": target}
+        cells.append(authors.cell(options, {**base, **point, **of_federation}, owned))
     return grids.once(cells)
 
 
-def table1(argv: Sequence[str]) -> int:
-    options = arguments(argv)
-    cells = grid(options)
-    growing, ordered = Growing(cells, options), cells if options.dry_run else pairs_first(cells)
-    return main.run(options, "table1", ordered, growing.report, play=growing.run_cells)
+def entries(options: parse.Options) -> list[Entry]:
+    return [Entry(cell, {}) for cell in grid(options)]
 
+
+table1 = Study("table1", arguments, entries, report, play)
 
 if __name__ == "__main__":
     parse.main(table1)

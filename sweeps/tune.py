@@ -31,7 +31,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         help="NAME=V1,V2,... or NAME=uniform(LOW,HIGH), loguniform, randint; may stand several times; "
         f"NAME: a field or {', '.join(SHORT_NAMES)}",
     )  # fmt: skip
-    for name, kind, default, text in (
+    parser.add_options((
         ("seeds", str | None, None, "seeds, separated by commas; every point runs with every seed"),
         ("samples", Annotated[int, "[1, 10000]"], 10,
          "random draws for each grid point; with optuna: number of points per environment"),
@@ -46,9 +46,8 @@ def arguments(argv: Sequence[str]) -> parse.Options:
          "max or min; default: max for accuracies, min for losses, bytes, epsilons and convergence parameters; needed "
          "for user-defined metrics"),
         ("out", str, "runs/tune", "folder of the sweep"),
-    ):  # fmt: skip
-        parser.add_argument(f"--{name}", type=kind, default=default, help=text)
-    parser.add_argument("--resume", action="store_true", help="continue the sweep in that folder")
+        ("resume", bool, False, "continue the sweep in that folder"),
+    ))  # fmt: skip
     parse.add_shared(parser)
     options = parse.parse(parser, argv)
     options.mode = metrics.mode(options.metric, options.target) if options.mode is None else options.mode

@@ -5,7 +5,6 @@ python sweeps/watch.py runs/table1 runs/tune --port 8765
 """
 
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import Annotated
 
 from fedcommons.cli import parse
@@ -13,18 +12,16 @@ from fedcommons.errors import UserError
 from fedcommons.storage.paths import user_path
 
 
-def arguments(argv: Sequence[str]):
-    """Parse the folders of runs, which come first, and then the options."""
-    named = list(takewhile(lambda word: not word.startswith("-"), argv))
+def arguments(argv: Sequence[str]) -> parse.Options:
     parser = parse.Parser(description=__doc__, usage="watch.py RUNS [RUNS ...] [options]")
     parser.add_argument(
         "--port", type=Annotated[int, "[0, 65535]"], default=0, help="port on 127.0.0.1; 0: any free port"
     )
     parser.add_argument("--title", type=str | None, default=None, help="title of the page; default: the folders' names")
-    options = parse.parse(parser, argv[len(named) :])
-    if not named:
+    options = parse.parse(parser, argv)
+    if not options.words:
         raise UserError("name at least one folder with runs: watch.py RUNS [RUNS ...]")
-    options.folders = [user_path("RUNS", name) for name in named]
+    options.folders = [user_path("RUNS", name) for name in options.words]
     for folder in options.folders:
         if not folder.is_dir():
             raise UserError(f"{folder} is not a folder.")

@@ -8,9 +8,7 @@ from typing import Any
 from fedcommons.config import target
 from fedcommons.reports import columns, tables
 from fedcommons.reports.cells import plain
-from fedcommons.reports.frames import load_rounds
 from fedcommons.reports.intervals import ends
-from fedcommons.reports.series import course
 from fedcommons.tune import grid
 from fedcommons.tune.study import Report, Results, gaps, with_choice
 
@@ -92,19 +90,12 @@ def notes(results: Results, runs: Any) -> list[str]:
 def picture(runs: Any, path: Path, title: str, smoke: bool) -> None:
     """Draw test accuracy over rounds: a panel for each alpha, a curve (mean and range over seeds) for each method."""
     from fedcommons.reports import plots
+    from papers.curves import accuracy_curves
 
-    alphas, names = list(dict.fromkeys(map(plain, runs["at"]))), list(dict.fromkeys(runs["method"]))
-    rounds = load_rounds(*runs["run"])
-    figure, (row,) = plots.panels(1, len(alphas), (1.8 + 4 * len(alphas), 4.2), sharey=True)
-    for axes, alpha in zip(row, alphas, strict=True):
-        inside = runs[[plain(at) == alpha for at in runs["at"]]]
-        of_method = {name: rounds["run"].isin(inside.loc[inside["method"] == name, "run"]) for name in names}
-        frames = {name: rounds.loc[is_its_own, :] for name, is_its_own in of_method.items()}
-        plots.curves(axes, {name: course(frame, target.ACCURACY) for name, frame in frames.items()}, names)
-        axes.set(xlabel="round", title="" if alpha is None else f"alpha {alpha:g}")
+    size = (1.8 + 4 * runs["at"].nunique(dropna=False), 4.2)
+    figure, grid = accuracy_curves(runs, list(runs["method"].unique()), {"round": "round"}, size)
+    for axes in grid.flat:
         axes.locator_params("x", integer=True)
-    row[0].set_ylabel("test accuracy" + plots.percent(row[0].yaxis))
-    several = runs["seed"].nunique() > 1
-    spread = "\nline: mean, band: minimum to maximum over seeds" * several
+    spread = "\nline: mean, band: minimum to maximum over seeds" * (runs["seed"].nunique() > 1)
     plots.finish(figure, f"Accuracy over rounds; {title}{spread}", "method", "outside right upper")
     plots.save(figure, path, 120, smoke)

@@ -9,7 +9,7 @@ import pytest
 
 from fedcommons.cli import parse, search_space
 from fedcommons.cli.argv import Given
-from fedcommons.cli.values import value_of
+from fedcommons.cli.values import split, value_of
 from fedcommons.config.fields import Field
 from fedcommons.errors import UserError
 
@@ -31,7 +31,7 @@ def readers(kind: type, text: str, folder: Path) -> dict[str, Callable[[], Any]]
         "option": lambda: parse.parse(parser, [f"--x={text}"]).x,
         "file": lambda: parse.parse(parser, ["--config", str(folder / "c.yaml")]).x,
         "member": lambda: value_of(Given("x", [text]), tuple[kind, ...])[0],
-        "list": lambda: parse.split("--x", text, kind)[0],
+        "list": lambda: split("--x", text, kind)[0],
         "space": lambda: search_space.read_space([f"client.lr={text}"], known, {})["client.lr"][0],  # pyright: ignore
     }
 

@@ -181,6 +181,7 @@ def test_a_run_reports_rejected_replies_once_and_tables_in_a_footnote(
     assert found["why"] in reported[0]
     assert reported[0].startswith("round 1: 1 reply")
     assert reported[1].startswith(note)
-    assert of_table1.written([cell], grid.finished([cell], tmp_path), tmp_path, given).count(note) == 1
+    table = of_table1.contents([cell], grid.finished([cell], tmp_path), given).write("table1", given, tmp_path)
+    assert table.count(note) == 1
     assert (tmp_path / "table1.md").read_text().count(f"{cell.name}: {note}") == 1
     assert tables.rejected_notes(pd.DataFrame([{"run": "quiet"}])) == []

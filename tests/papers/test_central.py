@@ -36,7 +36,7 @@ def test_it_learns_digits_and_the_same_seed_gives_the_same_bits(digits: Dataset)
         network.hidden = nn.Sequential(network.hidden, nn.Dropout(0.1))  # pyright: ignore[reportAttributeAccessIssue]
         module = Classifier(network, lr=0.1, mean=digits.mean, std=digits.std)
         torch.seed()  # what state the default generator is in must not matter
-        accuracies = central.fit(module, digits.train, digits.test, epochs=epochs, batch_size=16, seed=seed)
+        accuracies = central.fit(module, central.Batches(digits.train, 16, seed), digits.test, epochs)
         return accuracies, nn.utils.parameters_to_vector(module.parameters()).detach()
 
     accuracies, _ = trained(0, epochs=3)

@@ -14,7 +14,6 @@ import fedcommons
 from fedcommons.cli.display import Display
 from fedcommons.reports.frames import load_runs
 from fedcommons.tune import sweep
-from fedcommons.tune.sweep import Trial
 from papers.commons.measured import at_rates, best_of, best_rates, rounds_to_target
 from papers.commons.ways import WAYS
 
@@ -54,23 +53,23 @@ def test_all_rows_have_one_protocol_and_one_that_is_not_defined_says_why(commons
         "federation.rounds", "federation.participation", "client.epochs", "client.batch_size", "client.momentum",
         "model.channels", "seed",
     )  # fmt: skip
-    rows = [e for e in entries(commons) if isinstance(e.cell, Trial)]
+    rows = entries(commons)
     flats = [e.cell.config.flat for e in rows]
-    assert {e.way for e in rows} == WAYS.keys()
+    assert {e["way"] for e in rows} == WAYS.keys()
     assert len({tuple(flat[name] for name in protocol) for flat in flats}) == 1
-    assert {e.way for e in rows if e.cell.config.model.name != "encoder"} == {"FedDPMS"}
-    assert all(e.cell.config.flat[name] == value for e in rows for name, value in e.rates)
+    assert {e["way"] for e in rows if e.cell.config.model.name != "encoder"} == {"FedDPMS"}
+    assert all(e.cell.config.flat[name] == value for e in rows for name, value in e["rates"])
     fedssyn, buffers = "one-shot Fedssyn (DDPM)", ("--model.batch_norm", "true")  # which its server does not take
-    rows = entries(commons, "--ways", f"real,{fedssyn}", *buffers, "--lrs", "0.1,0.2")
-    assert [type(e.cell) for e in rows] == [Trial, Trial, str]
-    assert "BatchNorm" in rows[-1].cell
+    options = commons.arguments([*QUICK, "--ways", f"real,{fedssyn}", *buffers, "--lrs", "0.1,0.2"])
+    assert len(commons.entries(options)) == 2
+    assert "BatchNorm" in options.undefined[0.1, fedssyn]
 
 
 def test_the_first_seeds_validation_chooses_a_rate_and_one_at_which_any_seed_diverged_is_passed_over(
     commons: ModuleType, recorded: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = entries(commons, "--ways", "real", "--lrs", "0.2,0.1", "--seeds", "3,1")
-    of = {(e.rates[0][1], e.seed): e.cell.name for e in rows}
+    of = {(e["rates"][0][1], e["seed"]): e.cell.name for e in rows}
     validation = {of[0.1, 3]: 0.9, of[0.2, 3]: 0.8, of[0.1, 1]: 0.9, of[0.2, 1]: 0.8}
 
     def run(rest: sweep.Todo, out: Path, display: Display) -> sweep.Outcome:
@@ -87,13 +86,13 @@ def test_the_first_seeds_validation_chooses_a_rate_and_one_at_which_any_seed_div
 
     monkeypatch.setattr(sweep, "run_cells", run)
     with Display() as display:
-        outcome = commons.run_cells(rows, None, tmp_path, display)
+        outcome = commons.play(rows, None, None, tmp_path, display)
     assert not outcome.failures
     assert best_rates(rows, load_runs(tmp_path), tmp_path) == {("real", 0.1): (("client.lr", 0.2),)}
     (tmp_path / of[0.1, 1] / "error.txt").unlink()
     rates = best_rates(rows, load_runs(tmp_path), tmp_path)
     assert rates == {("real", 0.1): (("client.lr", 0.1),)}
-    chosen = [(e.rates, e.seed) for e in at_rates(rows, rates)]
+    chosen = [(e["rates"], e["seed"]) for e in at_rates(rows, rates)]
     assert chosen == [((("client.lr", 0.1),), seed) for seed in (3, 1)]
 
 
@@ -104,12 +103,12 @@ def test_the_table_from_small_runs(commons: ModuleType, tmp_path: Path) -> None:
             "--out", str(out), "--artifacts", str(tmp_path / "artifacts"), "--lrs", "0.1"]  # fmt: skip
     options = commons.arguments(argv)
     rows = commons.entries(options)
-    finished = [e for e in rows if e.way in ways and e.seed == 0]
+    finished = [e for e in rows if e["way"] in ways and e["seed"] == 0]
     for e in finished:
         fedcommons.run(e.cell.config, out / e.cell.name)
     (out / "client_work.json").write_text(json.dumps({e.cell.name: 1.5 for e in finished}))
     with Display() as display:
-        commons.report(rows, options, out, display)
+        commons.commons.report(rows, options, out, display)
     with (out / "commons.csv").open() as file:
         lines = {line["way"]: line for line in csv.DictReader(file)}
     assert list(lines) == ways

@@ -119,7 +119,7 @@ def test_the_note_on_chosen_rates_names_the_end_of_the_list(
     given = table1.arguments(["--lrs=0.3,0.1,0.2", "--algorithms=fedavg", "--settings=real", "--seeds=0"])
     for cell in (cells := table1.grid(given)):
         recorded(tmp_path / cell.name, cell.config, 3, {"validation/accuracy": cell.config.client.lr})
-    text = of_table1.Growing(cells, given).write(tmp_path, print)
+    text = of_table1.contents(cells, grids.finished(cells, tmp_path), given).text
     assert ("(0.3)" in text, "seeds of the table" in text) == (True, True)
 
 

@@ -9,12 +9,12 @@ from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
 from io import TextIOWrapper
-from math import isfinite
+from itertools import takewhile
 from typing import Annotated, Any, NoReturn, TextIO
 
 from fedcommons.cli.argv import Given, Line, read, started, typed
 from fedcommons.cli.parser import Option, Options, Parser
-from fedcommons.cli.values import NULLS, number, value_of
+from fedcommons.cli.values import NULLS, value_of
 from fedcommons.config import hints
 from fedcommons.config.dotted import (
     NO_SHARING,
@@ -143,6 +143,8 @@ def parse(parser: Parser, argv: Sequence[str]) -> Options:
 
     If an option occurs twice, the last value counts. In options of ``PATHS``, a leading ``~`` means the home folder.
     """
+    if words := list(takewhile(lambda word: not word.startswith("-"), argv)) if parser.usage else []:
+        argv = argv[len(words) :]
     names = {*parser.options, "help", "version", *(["print_config"] if parser.fields else [])}
     full = {item.name: full_name(item.name, names, parser.chosen, parser.short) for item in read(argv)}
     items = [replace(item, name=full[item.name]) if full[item.name] in names else item for item in read(argv)]
@@ -171,7 +173,7 @@ def parse(parser: Parser, argv: Sequence[str]) -> Options:
             sys.exit(1)
         sys.exit(0)
     asked = {item.name for item in items} & parser.fields.keys()
-    result = Options(values, parser.fields, asked, parser.chosen, started(argv))
+    result = Options(values, parser.fields, asked, parser.chosen, started(argv), words)
     changed = sorted(n for n in result.asked if n.startswith("dp.") and result[n] != parser.fields[n].default)
     used = {"dp.local", *(["dp.delta"] if {"generator.delta", "sharing.delta"} & result.fields.keys() else [])}
     used |= {"dp.noise"} if _may_draw_noise(result) else set()
@@ -259,27 +261,6 @@ def early(argv: Sequence[str], name: str, default: str) -> str:
 def named(argv: Sequence[str]) -> set[str]:
     """Return the names of the options that the user set, on the command line or in config files."""
     return {item.name for item in read(argv)}
-
-
-def split(option: str, text: str, kind: Callable[[str], Any] = str, allowed: str = "") -> tuple:
-    """Return the values of a comma-separated list. Numbers must be finite.
-
-    option: name of the option for messages. kind: type of the values, or a function that converts a text to a value.
-    allowed: range of the values, as in ``Field``.
-    """
-    values = []
-    for part in map(str.strip, str(text).split(",")):
-        try:
-            values.append(number(kind, part) if kind in (int, float) else kind(part))
-            if kind is float and not isfinite(values[-1]):
-                raise ValueError
-        except (ValueError, OverflowError):
-            what = "finite float" if kind is float else kind.__name__
-            raise UserError(f"{option} takes {what} values separated by commas, got {quote(part)}.") from None
-    if "" in values or len(set(values)) < len(values):
-        raise UserError(f"{option} takes different values separated by commas, got {quote(text)}.")
-    Field(kind, None, "", allowed).check(option, tuple(values))
-    return tuple(values)
 
 
 def main(function: Callable[[Sequence[str]], int], *, resumes: bool = True) -> NoReturn:

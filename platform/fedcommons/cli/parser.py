@@ -3,7 +3,7 @@
 import shlex
 import time
 from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -23,19 +23,23 @@ FIRST = ("preset", "algorithm", "algorithms", "methods", "sharing.setting", "set
          "seed", "seeds", "target", "model.name", "out", "resume", "dry_run")  # fmt: skip
 """The options that users change most, in the order of ``--help``."""
 
+NewOption = tuple[str, Any, Any, str]
+"""Name, type, default and help text of an option."""
+
 
 class Options(dict[str, Any]):
     """The values of a script's options, by dotted name: ``options.client.lr``, ``options["client.lr"]``.
 
     fields: dotted name -> field, of the options that are fields of the experiment. asked: names of the fields that the
-    user set. chosen: kind -> names of the components that any run of the command may use.
-    started: see ``argv.started``.
+    user set. chosen: kind -> names of the components that any run of the command may use. started: see
+    ``argv.started``. words: words before the first option, for scripts that take arguments other than options.
     """
 
     def __init__(self, values: Mapping[str, Any], fields: Mapping[str, Field], asked: Collection[str],
-                 chosen: Mapping[str, Sequence[str]], started: float = 0) -> None:  # fmt: skip
+                 chosen: Mapping[str, Sequence[str]], started: float = 0,
+                 words: Sequence[str] = ()) -> None:  # fmt: skip
         super().__init__(values)
-        self.__dict__.update(fields=fields, asked=frozenset(asked), chosen=chosen, started=started)
+        self.__dict__.update(fields=fields, asked=frozenset(asked), chosen=chosen, started=started, words=words)
 
     def __getitem__(self, name: str) -> Any:
         return super().__getitem__(name.replace("-", "_"))
@@ -98,6 +102,12 @@ class Parser:
         flag = action == "store_true"
         option_field = field_of(bool if flag else type, False if flag else default, help)
         self.options[option.removeprefix("--").replace("-", "_")] = Option(option_field, flag, action == "append")
+
+    def add_options(self, options: Iterable[NewOption]) -> None:
+        """Add options; the type bool makes a flag."""
+        for name, kind, default, text in options:
+            action = "store_true" if kind is bool else None
+            self.add_argument(f"--{name}", type=kind, default=default, help=text, action=action)
 
     def set_defaults(self, defaults: Mapping[str, Any]) -> None:
         """Change default values. defaults: name of the option -> new default."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcommons.cli import parse
+from fedcommons.cli.values import split
 from fedcommons.config.dotted import SHORT_NAMES, full_name, is_ignored, unchosen_field_error
 from fedcommons.config.fields import Field
 from fedcommons.errors import UserError, quote, unknown
@@ -105,7 +105,7 @@ def _values(field: str, its: Field, text: str) -> Any:
     if kind is tuple:
         raise UserError(f"--space: {field} cannot be swept, because its value is a list.")
     if not call:
-        return list(parse.split(f"--space {field}", text, kind if kind is not bool else truth, its.allowed))
+        return list(split(f"--space {field}", text, kind if kind is not bool else truth, its.allowed))
     name, arguments = call.groups()
     if name not in LIMITS:
         raise unknown("distribution", name, LIMITS)
@@ -114,7 +114,7 @@ def _values(field: str, its: Field, text: str) -> Any:
         allowed = " or ".join(n for n, limits in LIMITS.items() if limits[0] is kind) or "a list of values only"
         raise UserError(f"--space {field} takes {allowed}, as it is {kind.__name__}; got {name}.")
     try:
-        low, high = parse.split(f"--space {field}", arguments, kind)
+        low, high = split(f"--space {field}", arguments, kind)
         if not least <= low < high <= most:
             raise ValueError
     except (UserError, ValueError):

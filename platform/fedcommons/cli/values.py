@@ -4,13 +4,13 @@ All numbers are read by ``number``. A list is written ``[16,32]``.
 """
 
 import re
-from collections.abc import Sequence
-from math import isinf
+from collections.abc import Callable, Sequence
+from math import isfinite, isinf
 from types import NoneType
 from typing import Any, get_args, get_origin
 
 from fedcommons.cli.argv import Given, joined
-from fedcommons.config.fields import members
+from fedcommons.config.fields import Field, members
 from fedcommons.errors import UserError, quote
 
 NULLS = ("null", "Null", "NULL", "~")
@@ -135,3 +135,24 @@ def number(kind: type, text: str) -> Any:
     if isinf(value := float(text)):
         raise OverflowError
     return value
+
+
+def split(option: str, text: str, kind: Callable[[str], Any] = str, allowed: str = "") -> tuple:
+    """Return the values of a comma-separated list. Numbers must be finite.
+
+    option: name of the option for messages. kind: type of the values, or a function that converts a text to a value.
+    allowed: range of the values, as in ``Field``.
+    """
+    values = []
+    for part in map(str.strip, str(text).split(",")):
+        try:
+            values.append(number(kind, part) if kind in (int, float) else kind(part))
+            if kind is float and not isfinite(values[-1]):
+                raise ValueError
+        except (ValueError, OverflowError):
+            what = "finite float" if kind is float else kind.__name__
+            raise UserError(f"{option} takes {what} values separated by commas, got {quote(part)}.") from None
+    if "" in values or len(set(values)) < len(values):
+        raise UserError(f"{option} takes different values separated by commas, got {quote(text)}.")
+    Field(kind, None, "", allowed).check(option, tuple(values))
+    return tuple(values)

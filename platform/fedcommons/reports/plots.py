@@ -127,16 +127,22 @@ def partition_of(folder: Path) -> None:
     counts = np.array(lists)
     clients, classes = counts.shape
     figure, ((axes,),) = panels(1, 1, (1.5 + 0.35 * min(classes, 30), 1.2 + 0.3 * min(clients, 40)))
-    image = axes.imshow(counts, cmap="Blues", aspect="auto")
-    axes.set(xlabel="class", ylabel="client", title="training images of each client")
-    if clients <= 20 and classes <= 20:
-        axes.set(xticks=range(classes), yticks=range(clients))
-        for (i, c), n in np.ndenumerate(counts):
-            if n:
-                colour = "w" if n > counts.max() / 2 else "k"
-                axes.text(c, i, str(n), ha="center", va="center", fontsize=7, color=colour)
+    image = class_counts(axes, counts, counts.max(), "training images of each client")
     figure.colorbar(image, label="training images of the class")
     save(figure, folder / "partition.png", 100)
+
+
+def class_counts(axes: Axes, counts: np.ndarray, most: int, title: str) -> Any:
+    """Draw numbers of examples, (clients, classes), as coloured squares; most: number that has the darkest colour."""
+    image = axes.imshow(counts, cmap="Blues", aspect="auto", vmax=most)
+    axes.set(xlabel="class", ylabel="client", title=title)
+    if max(counts.shape) <= 20:
+        axes.set(xticks=range(counts.shape[1]), yticks=range(counts.shape[0]))
+        for (i, c), n in np.ndenumerate(counts):
+            if n:
+                colour = "w" if n > most / 2 else "k"
+                axes.text(c, i, str(n), ha="center", va="center", fontsize=7, color=colour)
+    return image
 
 
 def image_grid(

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.cli import parse, search_space
-from fedcommons.cli.values import number
+from fedcommons.cli.parser import NewOption
+from fedcommons.cli.values import number, split
 from fedcommons.config import presets, registry, target
 from fedcommons.config.dotted import SHORT_NAMES, choose, same_results
 from fedcommons.config.experiment import Experiment
@@ -31,10 +32,6 @@ VARIED = {
 """Fields that appear in the names of run folders, and their short names there."""
 
 
-Option = tuple[str, Any, Any, str]
-"""Name, type, default and help text of an option."""
-
-
 def preset_and_dataset(
     argv: Sequence[str], names: Collection[str] = presets.PRESETS, small: str = "digits", large: str = "cifar10"
 ) -> tuple[str, str]:
@@ -48,22 +45,13 @@ def preset_and_dataset(
     return preset, parse.early(argv, "data.name", small if preset in ("smoke", "small") else large)
 
 
-def add_options(parser: parse.Parser, options: Iterable[Option]) -> None:
-    """Add options to the parser; the type bool makes a flag."""
-    for name, kind, default, text in options:
-        if kind is bool:
-            parser.add_argument(f"--{name}", action="store_true", help=text)
-        else:
-            parser.add_argument(f"--{name}", type=kind, default=default, help=text)
-
-
 def study_parser(
     doc: str | None,
     argv: Sequence[str],
     stem: str,
     names: Collection[str],
     fields: Mapping[str, Any],
-    options: Iterable[Option],
+    options: Iterable[NewOption],
     *,
     lists: Mapping[str, str] | None = None,
     short: Mapping[str, str] | None = None,
@@ -72,11 +60,11 @@ def study_parser(
 
     doc: text whose first line is the title of ``--help``. stem: the beginning of the default folder's name. names: the
     study's presets. fields: values of the fields in the chosen preset. options: options of the study, see
-    ``add_options``. lists: see ``parse.parser``. short: short names of options in addition to those of fields.
+    ``Parser.add_options``. lists: see ``parse.parser``. short: short names of options in addition to those of fields.
     """
     result = parse.parser(doc, argv, fields, lists)
     folder = f"runs/{stem}-{parse.early(argv, 'preset', 'small')}-{registry.label(fields['data.name'])}"
-    add_options(result, (
+    result.add_options((
         ("preset", str, "small", f"{', '.join(names)}: sets the defaults of all fields"),
         ("seeds", str, "0", "seeds, separated by commas"),
         *options,
@@ -92,7 +80,7 @@ def parser(
     doc: str | None,
     argv: Sequence[str],
     defaults: Mapping[str, str],
-    more: Iterable[Option],
+    more: Iterable[NewOption],
     stem: str,
     fields: Mapping[str, Any] | None = None,
 ) -> parse.Parser:
@@ -118,8 +106,8 @@ def parser(
 
 
 def values(options: parse.Options, name: str, kind: Callable[[str], Any] = str, allowed: str = "") -> tuple[Any, ...]:
-    """Return the values that the option ``name`` lists, separated by commas; see ``parse.split``."""
-    return parse.split(f"--{name}", options[name], kind, allowed)
+    """Return the values that the option ``name`` lists, separated by commas; see ``split``."""
+    return split(f"--{name}", options[name], kind, allowed)
 
 
 def listed(options: parse.Options, name: str, kind: Callable[[str], Any] = str, allowed: str = "") -> tuple[Any, ...]:
@@ -170,18 +158,28 @@ def cell(options: parse.Options, fields: Mapping[str, Any]) -> sweep.Trial:
     return sweep.cell(choose(fields, options.fields), VARIED)
 
 
-def combined(options: parse.Options, *lists: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Return all combinations of values, one from each list.
+def lists(options: parse.Options) -> dict[str, Sequence[Any]]:
+    """Return the values that the options of ``GRID`` list, by the field that an option varies; seeds come last."""
+    return {
+        "partition.alpha": values(options, "alphas", float), "algorithm": values(options, "algorithms"),
+        "sharing.setting": values(options, "settings"), "seed": values(options, "seeds", int),
+    }  # fmt: skip
+
+
+def combined(options: parse.Options, lists: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Return all combinations of the listed values, by field.
 
     A dry run with more than ``sweep.MAX_LISTED`` combinations returns a random sample of ``sweep.FEW`` combinations.
 
     Raises:
         UserError: there are more combinations than a sweep may have trials.
     """
-    if print_count(options, n := prod(map(len, lists))):
-        return search_space.some(lists, sweep.FEW)
-    sweep.require_few(n)
-    return list(product(*lists))
+    if print_count(options, n := prod(map(len, lists.values()))):
+        points = search_space.some([*lists.values()], sweep.FEW)
+    else:
+        sweep.require_few(n)
+        points = product(*lists.values())
+    return [dict(zip(lists, point, strict=True)) for point in points]
 
 
 def print_count(options: parse.Options, n: int) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fedcommons.cli import parse, search_space
 from fedcommons.cli.search_space import SearchSpace
+from fedcommons.cli.values import split
 from fedcommons.errors import UserError
 from fedcommons.reports.cells import ENVIRONMENT
 from fedcommons.seeding import seed_for
@@ -96,7 +97,7 @@ def space(options: parse.Options) -> dict[str, Any]:
         if "seed" in swept:
             raise UserError("--seeds and --space seed both name the seeds; use one of them.")
         parse.refuse_fields(options, {"seed": "seeds"})
-        swept = {**swept, "seed": list(parse.split("--seeds", options.seeds, int))}
+        swept = {**swept, "seed": list(split("--seeds", options.seeds, int))}
     if not options.dp.local and any(name.startswith("dp.") for name in swept):
         raise UserError("sigma and the other dp fields change nothing without --dp.local true.")
     sampled = [n for n, values in around(swept).items() if not isinstance(values, list)]

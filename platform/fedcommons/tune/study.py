@@ -46,6 +46,7 @@ class Results:
     runs: Any  # pandas' types are too wide to check
     options: parse.Options
     out: Path
+    display: Display
 
     @property
     def configs(self) -> list[Experiment]:
@@ -59,6 +60,14 @@ class Results:
     @property
     def smoke(self) -> bool:
         return grid.is_smoke(self.options)
+
+    def groups(self, *labels: str) -> dict[tuple[Any, ...], Any]:
+        """Return the rows of ``runs``, in the order of the entries, by their entries' values of these labels."""
+        cells: dict[tuple[Any, ...], list[str]] = {}
+        for entry in self.finished:
+            cells.setdefault(tuple(entry[label] for label in labels), []).append(entry.cell.name)
+        runs = self.runs.drop_duplicates("cell").set_index("cell")
+        return {key: runs.loc[names] for key, names in cells.items()}
 
 
 @dataclass(frozen=True)
@@ -115,7 +124,7 @@ class Study:
 
     def report(self, entries: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
         """Write the files from the folders of the finished runs in ``out``, and display the table."""
-        results = load(entries, options, out, display.say)
+        results = load(entries, options, out, display)
         if results.runs.empty:
             return
         if (missing := (n := len(self.trials(entries))) - results.runs["cell"].nunique()) > 0:
@@ -132,18 +141,18 @@ def expand(options: parse.Options, rows: Sequence[Row], *, by_seed: bool = False
     return [Entry(grid.cell(options, {**base, **fields, "seed": seed}), labels) for (labels, fields), seed in pairs]
 
 
-def load(entries: Sequence[Entry], options: parse.Options, out: Path, say: Callable[[str], None]) -> Results:
-    """Return the results of the finished runs in ``out``; ``say`` is called for each run that cannot be read."""
+def load(entries: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> Results:
+    """Return the results of the finished runs in ``out``, and display a message for each run that cannot be read."""
     import pandas as pd
 
-    runs = grid.finished(grid.once(entry.cell for entry in entries), out, say)
+    runs = grid.finished(grid.once(entry.cell for entry in entries), out, display.say)
     if not runs.empty:
         runs = runs.copy().assign(cell=[Path(run).name for run in runs["run"]])
         names = set(runs["cell"])
         lines = [{**entry.labels, "cell": entry.cell.name} for entry in entries if entry.cell.name in names]
         others = runs.drop(columns=[*entries[0].labels], errors="ignore")
         runs = pd.DataFrame(lines).merge(others, on="cell", how="left").copy()
-    return Results(entries, runs, options, out)
+    return Results(entries, runs, options, out, display)
 
 
 def gaps(runs: Any, others: Any) -> list[float]:

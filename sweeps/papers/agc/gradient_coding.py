@@ -167,13 +167,9 @@ def draw(problem: Problem, setting: Setting, repetition: int, seed: int) -> Draw
     """
     labels, n_classes, rounds = problem.y.numpy(), problem.n_classes, setting.rounds
     recipe = Partition(setting.partition, n_clients=n_classes, constants=PARTITIONS[setting.partition])
+    own_seed = seed_for(seed, "repetition", repetition)
     rows = load_data.partition_rows(
-        recipe.name,
-        recipe.constants,
-        labels,
-        n_classes,
-        seed_for(seed, "repetition", repetition),
-        n_clients=recipe.n_clients,
+        recipe.name, recipe.constants, labels, n_classes, own_seed, n_clients=recipe.n_clients
     ).rows
     owner = np.empty(len(labels), dtype=np.int64)
     for client, of_client in enumerate(rows):
@@ -224,9 +220,8 @@ def play_block(problem: Problem, setting: Setting, draws: Sequence[Draws]) -> Pl
     lr, quantities = like.new_full((b,), setting.lr), []
     for r in range(setting.rounds):
         outputs = torch.addmm(test_logits, problem.test_products, moved.to(measured)).view(-1, k, b)
-        right = outputs[torch.arange(len(outputs)), problem.test_y] == outputs.amax(
-            1
-        )  # a prediction is right if its logit is largest; argmax would be twenty times slower
+        # a prediction is right if its logit is largest; argmax would be twenty times slower
+        right = outputs[torch.arange(len(outputs)), problem.test_y] == outputs.amax(1)
         p = torch.addmm(logits, problem.products, moved).view(m, k, b).softmax(1)
         p[images, problem.y] -= 1
         # repetitions run one after another, so that the (M, M) matrix stays in the cache

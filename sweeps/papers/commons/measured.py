@@ -15,11 +15,11 @@ from fedcommons.reports.cells import Cell
 from fedcommons.runs import assemble, build
 from fedcommons.tracking.run_folder import read_rounds, read_summary
 from fedcommons.tune import cost, dry_run
-from fedcommons.tune.sweep import Trial
+from fedcommons.tune.study import Entry
 from fedcommons.tune.work_counts import Amounts, count_work
 from papers.commons import left
 from papers.commons.decide import Row
-from papers.commons.ways import WAYS, Entry, Rates, Way
+from papers.commons.ways import WAYS, Rates, Way
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help does not need it
     import pandas as pd
@@ -74,8 +74,6 @@ def best_of(lines: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
 
 def failed(entry: Entry, out: Path) -> bool:
     """Return whether an error, such as divergence, ended the run of this entry."""
-    if not isinstance(entry.cell, Trial):
-        return False
     folder = out / entry.cell.name
     return (folder / "error.txt").exists() and not (folder / "summary.json").exists()
 
@@ -87,19 +85,18 @@ def best_rates(entries: Sequence[Entry], runs: "pd.DataFrame", out: Path) -> dic
     In a tie, the rates that were tried first are chosen. A row without valid rates is missing. Test data is not used.
     """
     done = set() if runs.empty else set(runs["run"])
-    unstable = {(e.way, e.alpha, e.rates) for e in entries if failed(e, out)}
+    unstable = {(e["way"], e["alpha"], e["rates"]) for e in entries if failed(e, out)}
     scores: dict[tuple[str, float], dict[Rates, float]] = {}
     for e in entries:
-        if not isinstance(e.cell, Trial) or e.seed != entries[0].seed or (e.way, e.alpha, e.rates) in unstable:
-            continue
-        if (run := str(out / e.cell.name)) in done:
-            scores.setdefault((e.way, e.alpha), {})[e.rates] = best_of(read_rounds(Path(run)))[0]
+        row, run = (e["way"], e["alpha"]), str(out / e.cell.name)
+        if e["seed"] == entries[0]["seed"] and run in done and (*row, e["rates"]) not in unstable:
+            scores.setdefault(row, {})[e["rates"]] = best_of(read_rounds(Path(run)))[0]
     return {row: max(score, key=lambda rates: score[rates]) for row, score in scores.items()}
 
 
 def at_rates(entries: Sequence[Entry], rates: Mapping[tuple[str, float], Rates]) -> list[Entry]:
     """Return the entries at the chosen learning rates; rates: the chosen rates by (row of the table, alpha)."""
-    return [e for e in entries if rates.get((e.way, e.alpha)) == e.rates]
+    return [e for e in entries if rates.get((e["way"], e["alpha"])) == e["rates"]]
 
 
 @fresh_torch()
@@ -124,16 +121,14 @@ def measured(entries: Sequence[Entry], runs: "pd.DataFrame", out: Path) -> list[
     """Return the results of each row and alpha with finished runs, at the best learning rates (``best_rates``)."""
     rows = []
     at_best = at_rates(entries, best_rates(entries, runs, out))
-    for way, alpha in dict.fromkeys((e.way, e.alpha) for e in at_best):
-        of_row = [e for e in at_best if (e.way, e.alpha) == (way, alpha)]
-        cells = {str(out / e.cell.name): e for e in of_row if isinstance(e.cell, Trial)}
+    for way, alpha in dict.fromkeys((e["way"], e["alpha"]) for e in at_best):
+        cells = {str(out / e.cell.name): e for e in at_best if (e["way"], e["alpha"]) == (way, alpha)}
         best = runs.loc[runs["run"].isin(cells), :].sort_values("seed")
         rows.append(_measured(way, alpha, best, cells[best["run"].iloc[0]]))
     return rows
 
 
 def _measured(way: str, alpha: float, runs: "pd.DataFrame", first: Entry) -> Measured:
-    assert isinstance(first.cell, Trial)
     config, courses = first.cell.config, [read_rounds(Path(run)) for run in runs["run"]]
     with_clients = [len(taking_part(lines)) for lines in courses]
     sent = (runs["bytes_down"] + runs["bytes_up"]).tolist()
@@ -155,7 +150,7 @@ def _measured(way: str, alpha: float, runs: "pd.DataFrame", first: Entry) -> Mea
     return Measured(
         row=row,
         alpha=alpha,
-        rates=first.rates,
+        rates=first["rates"],
         runs=runs,
         to_target=[rounds_to_target(config.target, lines) for lines in courses],
         last=runs["last_accuracy"].tolist(),

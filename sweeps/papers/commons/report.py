@@ -12,10 +12,10 @@ from fedcommons.config import target
 from fedcommons.reports import tables
 from fedcommons.reports.intervals import format_rounds
 from fedcommons.storage.atomic_files import write_json
-from fedcommons.tune import grid, sweep
-from fedcommons.tune.study import Report
+from fedcommons.tune import grid
+from fedcommons.tune.study import Entry, Report, Results
 from papers.commons import decide
-from papers.commons.ways import Entry, Rates, budget
+from papers.commons.ways import Rates, budget
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help does not need it
     from papers.commons.measured import Measured
@@ -26,28 +26,27 @@ HEAD = (
 )  # fmt: skip
 
 
-def report(entries: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
-    """Write table, CSV, picture and guide from the folders of finished runs, and display the table and the guide."""
+def report(results: Results) -> Report | None:
+    """Return table, CSV, picture and guide of the rows that have finished runs."""
     from papers.commons.measured import measured
-
-    cells = grid.once(e.cell for e in entries if isinstance(e.cell, sweep.Trial))
-    rows = measured(entries, grid.finished(cells, out, display.say), out)
-    if not rows:
-        return
     from papers.commons.picture import draw
 
-    seconds = _seconds(rows, out, display)
-    undefined = {f"{e.way}, alpha {e.alpha:g}": e.cell for e in entries if isinstance(e.cell, str)}
+    entries, options = results.entries, results.options
+    rows = measured(entries, results.runs.drop_duplicates("cell"), results.out)
+    if not rows:
+        return None
+    seconds = _seconds(rows, results.out, results.display)
+    undefined = {f"{way}, alpha {alpha:g}": reason for (alpha, way), reason in options.undefined.items()}
     lines = [_line(result, seconds[name_of(result)]) for result in rows]
-    missing = f"{_not_defined(entries)}{_not_finished(entries, rows)}"
+    missing = "".join(f"\n{row}: not defined: {reason}\n" for row, reason in undefined.items())
+    missing += _not_finished(entries, rows)
     table = f"{tables.markdown(HEAD, lines)}{missing}{tables.numbered(_notes(rows, options))}"
     records = [_record(result, seconds[name_of(result)]) for result in rows]
-    title, smoke = grid.title([cell.config for cell in cells], with_target=False), grid.is_smoke(options)
-    result = Report(
+    title = grid.title(results.configs, with_target=False)
+    return Report(
         f"{table}\n{_guides(rows)}", records, {"preset": options.preset, "rows": records, "undefined": undefined},
-        {"commons.png": lambda path: draw(rows, path, title, smoke)},
+        {"commons.png": lambda path: draw(rows, path, title, results.smoke)},
     )  # fmt: skip
-    display.say("\n" + result.write("commons", options, out))
 
 
 def name_of(measured: "Measured") -> str:
@@ -100,21 +99,15 @@ def _percent(values: Sequence[float]) -> str:
     return tables.mean_std([100 * value for value in values], 1)
 
 
-def _not_defined(entries: Sequence[Entry]) -> str:
-    """Return a line for each method (``way``) and alpha that cannot run, with the reason."""
-    errors = {(e.alpha, e.way): e.cell for e in entries if isinstance(e.cell, str)}
-    return "".join(f"\n{way}, alpha {alpha:g}: not defined: {reason}\n" for (alpha, way), reason in errors.items())
-
-
 def _not_finished(entries: Sequence[Entry], rows: "Sequence[Measured]") -> str:
     """Return a line for each method (``way``) and alpha of which some seeds, or all seeds, have no finished run."""
     text = ""
-    seeds = {e.seed for e in entries}
+    seeds = list(dict.fromkeys(e["seed"] for e in entries))
     ended = {(result.alpha, result.row.way): len(result.row.best) for result in rows}
-    for alpha, way in dict.fromkeys((e.alpha, e.way) for e in entries if isinstance(e.cell, sweep.Trial)):
+    for alpha, way in dict.fromkeys((e["alpha"], e["way"]) for e in entries):
         n = ended.get((alpha, way), 0)
         if not n:
-            text += f"\n{way}, alpha {alpha:g}: no row: at all learning rates, the run with seed {entries[0].seed} "
+            text += f"\n{way}, alpha {alpha:g}: no row: at all learning rates, the run with seed {seeds[0]} "
             text += "has not ended or the run of some seed failed\n"
         elif n < len(seeds):
             text += f"\n{way}, alpha {alpha:g}: {n} of {len(seeds)} seeds; the other runs have not ended\n"

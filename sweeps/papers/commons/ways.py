@@ -13,7 +13,6 @@ from typing import Any
 
 from fedcommons.cli import parse
 from fedcommons.config import presets
-from fedcommons.tune.sweep import Trial
 from papers.fedssyn import private_presets
 
 LR = "client.lr"
@@ -39,20 +38,6 @@ class Way:
 
 Rates = tuple[tuple[str, float], ...]
 """The learning rates of a row, as pairs (field, value)."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A run of one row of the table (way) at one alpha, with one choice of learning rates and one seed.
-
-    cell: the trial, or an error sentence if the run is impossible.
-    """
-
-    way: str
-    alpha: float
-    rates: Rates
-    seed: int
-    cell: Trial | str
 
 
 _POOL = {"algorithm": "fedavg", "sharing.setting": "shuffled_synthetic", "sharing.audit": True}

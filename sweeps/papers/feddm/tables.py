@@ -6,7 +6,6 @@ for other methods), ``level`` (noise level), ``chosen``, and the columns of ``lo
 """
 
 from collections.abc import Sequence
-from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,10 +19,10 @@ from fedcommons.federation import checkpoint
 from fedcommons.flat_tensors import data
 from fedcommons.reports import columns, plots, series, tables
 from fedcommons.reports.cells import Cell, until_target
-from fedcommons.reports.frames import load_rounds
 from fedcommons.reports.intervals import ends
 from fedcommons.tune import study
 from fedcommons.tune.study import Report, Results
+from papers import curves
 from papers.feddm import surrogate
 
 MB = 10**6
@@ -108,24 +107,14 @@ def _validated(runs: Any) -> str:
 
 def courses(frame: Any, path: Path, smoke: bool) -> None:
     """Draw figure 2: test accuracy over rounds, and over MB sent by all clients; a column for each alpha."""
-    main = frame.loc[frame["chosen"] & (frame["table"] == METHODS), ["run", "method", "at"]]
+    main = frame[frame["chosen"] & (frame["table"] == METHODS)]
     if main.empty:
         return
-    rounds: Any = load_rounds(*main["run"].unique()).merge(main, on="run")
-    rounds["total"] = rounds["comm/total_bytes"].fillna(0) / MB
-    alphas, methods = main["at"].unique(), main["method"].unique()
-    axes_of = (("round", "round"), ("total", "MB sent so far, all clients, both ways"))
-    figure, grid = plots.panels(2, len(alphas), (2.6 * max(2, len(alphas)) + 1, 6.4), sharey=True)
-    for (i, (column, words)), (j, alpha) in product(enumerate(axes_of), enumerate(alphas)):
-        courses = {}
-        for method in methods:
-            group = rounds[(rounds["method"] == method) & (rounds["at"] == alpha)]
-            x = group.groupby("round")[column].mean()
-            courses[method] = {x[r]: spread for r, spread in series.course(group, "test/accuracy").items()}
-        plots.curves(grid[i][j], courses, methods)
-        grid[i][j].set_xlabel(words, fontsize=9)
-        grid[0][j].set_title(f"alpha {alpha:g}", fontsize=10)
-        grid[i][0].set_ylabel("test accuracy" + plots.percent(grid[i][0].yaxis))
+    methods, width = list(main["method"].unique()), 2.6 * max(2, main["at"].nunique()) + 1
+    axes_of = {"round": "round", curves.SENT: "MB sent so far, all clients, both ways"}
+    figure, grid = curves.accuracy_curves(main, methods, axes_of, (width, 6.4))
+    for axes in grid.flat:
+        axes.xaxis.label.set_size(9)
     seeds = frame["seed"].nunique()
     spread = f"line: mean over {seeds} seeds, band: minimum to maximum" if seeds > 1 else "one seed, so no band"
     title = f"Accuracy over rounds and over MB, {frame['dataset'].iloc[0]}"

@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 from fedcommons.federation import checkpoint
 from fedcommons.federation.client_memory import ClientMemory
 from fedcommons.flat_tensors import data
-from fedcommons.reports.plots import panels, save
+from fedcommons.reports.plots import class_counts, panels, save
 from fedcommons.tracking.run_folder import read_class_counts, read_config
 
 SHOWN = 6  # number of decoded images per class in the picture
@@ -71,15 +71,9 @@ def picture(path: Path, exchange: Exchange, dataset: str, smoke: bool) -> None:
     received = exchange.after - exchange.before
     for axes, counts, title in ((left, exchange.before, "before the exchange"),
                                 (middle, exchange.after, "after it (red: received)")):  # fmt: skip
-        axes.imshow(counts, cmap="Blues", aspect="auto", vmax=exchange.after.max())
-        axes.set(xlabel="class", ylabel="client", title=f"images of each client, {title}")
-        if classes <= 20 and len(counts) <= 20:
-            turned = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if dataset in NAMES else {}
-            axes.set_xticks(range(classes), names, **turned)
-            axes.set_yticks(range(len(counts)))
-            for (i, c), n in np.ndenumerate(counts):
-                colour = "w" if n > exchange.after.max() / 2 else "k"
-                axes.text(c, i, str(n) if n else "", ha="center", va="center", fontsize=7, color=colour)
+        class_counts(axes, counts, exchange.after.max(), f"images of each client, {title}")
+        if max(counts.shape) <= 20 and dataset in NAMES:
+            axes.set_xticks(range(classes), names, rotation=45, ha="right", rotation_mode="anchor")
     for i, c in zip(*np.nonzero(received), strict=True):
         middle.add_patch(Rectangle((c - 0.46, i - 0.46), 0.92, 0.92, fill=False, edgecolor="#c0392b", linewidth=1.5))
     rows = [np.concatenate(list(_padded(exchange.images[c])), axis=2) for c in exchange.images]

@@ -140,15 +140,8 @@ def work(options: parse.Options, say: Callable[[str], None], on_step: OnStep | N
     files = {seed: out / f"seed_{seed}.json" for seed in ready}
     if not options.resume and any(file.exists() for file in files.values()):
         raise UserError(f"--out: {out} holds audits already; add --resume to keep them or name another folder.")
-    facts = {
-        seed: {
-            **deciding(prepared.record),
-            "attacked": client,
-            "shadows": options.shadows,
-            "canaries": options.canaries,
-        }
-        for seed, (prepared, client) in ready.items()
-    }
+    of_all = {"shadows": options.shadows, "canaries": options.canaries}
+    facts = {s: {**deciding(prepared.record), "attacked": client, **of_all} for s, (prepared, client) in ready.items()}
     earlier = {seed: cached_results.read(files[seed], facts[seed], "audit") for seed in ready}
     records = {}
     for number, (seed, (prepared, client)) in enumerate(ready.items(), 1):

@@ -1,6 +1,6 @@
 """Table, CSVs and pictures of the audit of a pool of synthetic images, from the stored audits of all seeds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -112,14 +112,12 @@ def words(records: Mapping[int, Record], shadows: int) -> str:
     few, many = min(r["validation"] for r in audits), max(r["validation"] for r in audits)
     n = f"{few:,}" if few == many else f"{few:,} to {many:,}"
     trained = f"trained on {n} validation images" if many else "untrained, as there are no validation images"
-    images, clients, canaries = (
-        " or ".join(f"{value:,}" for value in sorted(set(values)))
-        for values in (
-            [r["spaces"]["pixels"]["all"]["images"] for r in audits],
-            [r["client"] for r in audits],
-            [r["epsilon"]["canaries"] for r in audits],
-        )
-    )
+
+    def either(values: Iterable[int]) -> str:
+        return " or ".join(f"{value:,}" for value in sorted(set(values)))
+
+    images = either(r["spaces"]["pixels"]["all"]["images"] for r in audits)
+    clients, canaries = either(r["client"] for r in audits), either(r["epsilon"]["canaries"] for r in audits)
     notes = [
         f"[ ]: 95 % interval within a seed; in the last column minimum and maximum over seeds. Partition, generators "
         f"and attacks depend on the seed. Synthetic images: {images}.",

@@ -63,14 +63,14 @@ class Central:
 
 
 @dataclass
-class _Batches:
+class Batches:
     """Minibatches for a Trainer, augmented as clients' batches are. Seed and number of the epoch decide the order."""
 
     examples: Examples
     batch_size: int
-    drop_last: bool
-    augment: bool
     seed: int
+    drop_last: bool = False
+    augment: bool = False
     passes: int = 0
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -102,21 +102,11 @@ class _TestAccuracy(Callback):
         self.accuracies.append(right / len(self.test))
 
 
-def fit(
-    module: LightningModule,
-    train: Examples,
-    test: Examples,
-    *,
-    epochs: int,
-    batch_size: int,
-    seed: int,
-    drop_last: bool = False,
-    augment: bool = False,
-) -> list[float]:
-    """Train ``module`` on ``train`` and return its accuracy on ``test``, in [0, 1], after each epoch."""
+def fit(module: LightningModule, batches: Batches, test: Examples, epochs: int) -> list[float]:
+    """Train ``module`` on ``batches`` and return its accuracy on ``test``, in [0, 1], after each epoch."""
     accuracy = _TestAccuracy(test)
-    set_default_generator(seed, "central dropout")
-    lightning_trainer.fit(module, _Batches(train, batch_size, drop_last, augment, seed), epochs, [accuracy])
+    set_default_generator(batches.seed, "central dropout")
+    lightning_trainer.fit(module, batches, epochs, [accuracy])
     return accuracy.accuracies
 
 
@@ -144,17 +134,9 @@ def _train(central: Central) -> dict[str, Any]:
     train = _union(prepared) if synthetic else prepared.train
     module = module_of(c)(prepared.dataset)
     _require_logits(module, prepared.dataset)
+    batches = Batches(train, c.client.batch_size, c.seed, c.client.drop_last, prepared.dataset.augment)
     with onednn(c.client.onednn):
-        accuracies = fit(
-            module,
-            train,
-            prepared.dataset.test,
-            epochs=central.epochs,
-            batch_size=c.client.batch_size,
-            seed=c.seed,
-            drop_last=c.client.drop_last,
-            augment=prepared.dataset.augment,
-        )
+        accuracies = fit(module, batches, prepared.dataset.test, central.epochs)
     return {
         "dataset": c.data.name,
         "algorithm": "central",
@@ -196,12 +178,10 @@ def seconds_of(line: Central) -> float:
     """Return the estimated seconds of training a central model, from timed steps and test evaluations."""
     ready = build(line.config)
     step, image = measure(line, ready.dataset)
-    synthetic = line.source == "central_synthetic"
-    n, b = (
-        sum(need.n for need in ready.requests) if synthetic else len(ready.dataset.train),
-        line.config.client.batch_size,
-    )
-    return line.epochs * (-(-n // b) * step + len(ready.dataset.test) * image)
+    is_synthetic = line.source == "central_synthetic"
+    n = sum(need.n for need in ready.requests) if is_synthetic else len(ready.dataset.train)
+    steps = -(-n // line.config.client.batch_size)
+    return line.epochs * (steps * step + len(ready.dataset.test) * image)
 
 
 @fresh_torch()
@@ -210,13 +190,9 @@ def measure(line: Central, dataset: Dataset) -> tuple[float, float]:
     c, test = line.config.client, dataset.test
     torch.set_num_threads(1)
     module = module_of(line.config)(dataset)
-    some, one_image = dataset.train[slice(0, 2 * c.batch_size)], test[slice(0, 1)]
-
-    def train(test: Examples, epochs: int) -> None:
-        fit(module, some, test, epochs=epochs, batch_size=c.batch_size, seed=0, augment=dataset.augment)
-
+    some, one_image, chunk = dataset.train[slice(0, 2 * c.batch_size)], test[slice(0, 1)], test[slice(0, CHUNK)]
+    batches, steps = Batches(some, c.batch_size, 0, augment=dataset.augment), -(-len(some) // c.batch_size)
     # This is a warm-up, because Lightning imports modules at its first training.
-    fit(module, one_image, one_image, epochs=1, batch_size=1, seed=0)
-    steps, chunk = -(-len(some) // c.batch_size), test[slice(0, CHUNK)]
-    start, step = cost.per_epoch(lambda epochs: train(one_image, epochs), steps)
-    return step, max(0.0, cost.seconds_of(lambda: train(chunk, 1)) - start - steps * step) / len(chunk)
+    fit(module, Batches(one_image, 1, 0), one_image, 1)
+    start, step = cost.per_epoch(lambda epochs: fit(module, batches, one_image, epochs), steps)
+    return step, max(0.0, cost.seconds_of(lambda: fit(module, batches, chunk, 1)) - start - steps * step) / len(chunk)

@@ -118,10 +118,9 @@ def section(title: str, curves: Sequence[Curve]) -> str:
     lines = []
     for item in curves:
         spreads = {name: item.course(name) for name in names}
-        cells = {
-            r: [_show(course.get(r), _form(name)) for name, course in spreads.items()] for r in rounds_of_table(curves)
-        }
-        lines += [[item.label, r, *texts] for r, texts in cells.items() if any(texts)]
+        for r in rounds_of_table(curves):
+            texts = [_show(course.get(r), _form(name)) for name, course in spreads.items()]
+            lines += [[item.label, r, *texts]] if any(texts) else []
     return f"## {title}\n\n{ends}\n{markdown(['curve', 'round', *names], lines)}"
 
 

@@ -1,5 +1,8 @@
 """Report of figures 5, A.7 and A.8 of Fedssyn from the run folders: tables with footnotes, CSV, pictures."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from fedcommons.reports import tables
 from fedcommons.reports.frames import load_rounds
 from fedcommons.tune import grid
@@ -60,21 +63,17 @@ def report(results: Results) -> Report | None:
     from papers.fedssyn import courses
 
     rounds, smoke = load_rounds(*results.runs["run"].unique()), results.smoke
-    over_p, over_epochs = (
-        [
-            courses.curve(label, runs, rounds.loc[rounds["run"].isin(runs["run"]), :])
-            for label, runs in results.runs[results.runs["figure"] == name].groupby("curve", sort=False)
-        ]
-        for name in ("a7", "a8")
-    )
-    records_a7, of_a8 = (
-        [
-            {"curve": item.label, **line}
-            for item in some
-            for line in tables.records(item.runs, (*tables.RUN, "generator.epochs"))
-        ]
-        for some in (over_p, over_epochs)
-    )
+
+    def curves(figure: str) -> list[courses.Curve]:
+        of_figure = results.runs[results.runs["figure"] == figure].groupby("curve", sort=False)
+        return [courses.curve(str(label), runs, rounds.loc[rounds["run"].isin(runs["run"]), :])
+                for label, runs in of_figure]  # fmt: skip
+
+    def records(curves: Sequence[courses.Curve]) -> list[dict[str, Any]]:
+        each = [(c.label, tables.records(c.runs, (*tables.RUN, "generator.epochs"))) for c in curves]
+        return [{"curve": label, **line} for label, lines in each for line in lines]
+
+    over_p, over_epochs = curves("a7"), curves("a8")
     if not over_p:
         return None
     title = grid.title([e.cell.config for e in results.entries if e["figure"] == "a7"], with_target=False)
@@ -90,5 +89,5 @@ def report(results: Results) -> Report | None:
     notes = [*footnotes(results), *tables.rejected_notes(runs), *tables.lost_notes(runs)]
     return Report(
         text + tables.numbered(notes), courses.rows([*over_p, *over_epochs]),
-        {"preset": results.options.preset, "cells": records_a7, "a8": of_a8}, pictures,
+        {"preset": results.options.preset, "cells": records(over_p), "a8": records(over_epochs)}, pictures,
     )  # fmt: skip

@@ -43,11 +43,8 @@ DRAWS, DIRECTIONS = 25, 4
 
 def of_merf(stage: MERF, client_data: ClientDatasets, stated: Release, canaries: int, delta: float) -> Estimate:
     """Return the estimate of epsilon from messages that clients compute from one image and from no image."""
-    phi, classes, seeds = (
-        stage.phi(client_data),
-        client_data.n_classes or 0,
-        count(seed_for(client_data.seed, "audit of sums")),
-    )
+    phi, classes = stage.phi(client_data), client_data.n_classes or 0
+    seeds = count(seed_for(client_data.seed, "audit of sums"))
     image, senders = client_data.clients.store[np.arange(1)], len(client_data.clients) if stage.noise == "summed" else 1
     added = sums(phi, image, classes).flatten()
 
@@ -116,7 +113,6 @@ def work(options: parse.Options, say: Callable[[str], None]) -> None:
         "[ ]: 95 % interval of mu. Epsilon is that of the interval's lower end.",
         *faults,
     ]
-    text = tables.markdown(head, lines) + tables.numbered(notes)
-    text = grid.stamped(text, options)
+    text = grid.stamped(tables.markdown(head, lines) + tables.numbered(notes), options)
     write_text(path, text)
     say("\n" + text)

@@ -21,17 +21,15 @@ rho: share of a client's n_i images that its generator sees; n~: synthetic image
 
 def records(results: Results, central: Mapping[int, float]) -> list[dict[str, Any]]:
     """Return a record for each pool, over the finished seeds. Accuracies are in %."""
-    last = dict(zip(results.runs["cell"], results.runs["last_accuracy"], strict=True))
-    groups: dict[tuple[Any, ...], dict[int, float]] = {}
-    for e in results.finished:
-        accuracies = groups.setdefault(tuple(e.labels.values()), {})
-        accuracies[e.cell.config.seed] = 100 * float(last[e.cell.name])
-    return [
-        {**dict(zip(KEY, key, strict=True)), "seeds": len(accuracies), "last": fmean(accuracies.values()),
-         "sd": stdev(accuracies.values()) if len(accuracies) > 1 else 0.0, "accuracies": list(accuracies.values()),
-         "ahead": is_above([value - central[seed] for seed, value in accuracies.items() if seed in central])}
-        for key, accuracies in groups.items()
-    ]  # fmt: skip
+    result = []
+    for key, runs in results.groups(*KEY).items():
+        last = runs["last_accuracy"].mul(100).tolist()
+        differences = [value - central[seed] for seed, value in zip(runs["seed"], last, strict=True) if seed in central]
+        result.append(
+            {**dict(zip(KEY, key, strict=True)), "seeds": len(last), "last": fmean(last),
+             "sd": stdev(last) if len(last) > 1 else 0.0, "accuracies": last, "ahead": is_above(differences)}
+        )  # fmt: skip
+    return result
 
 
 def is_above(differences: Sequence[float]) -> bool | None:

@@ -26,6 +26,8 @@ from fedcommons.tune import cost
 from fedcommons.tune.sweep import require_few
 from papers.fedssyn import private_presets
 
+COLUMNS = ("n", "pool", "noise_multiplier", "seed", "accuracy")
+
 
 def configs(options: parse.Options, n: int, seed: int) -> dict[str, Experiment]:
     """Return the experiments with generators of n images: one without privacy, and one for each target epsilon."""
@@ -133,12 +135,11 @@ def taught(examples: Examples, test: Examples) -> float:
 def study(
     options: parse.Options, say: Callable[[str], None], on_step: OnStep | None = None
 ) -> Iterator[list[dict[str, Any]]]:
-    """Yield the list of records after each n: a record has a pool's accuracies by seed and its noise multiplier."""
-    sizes, seeds = options.lists["sizes"], options.lists["seeds"]
-    records = []
-    for n in sizes:
-        by_pool: dict[str, dict[str, Any]] = {}
-        for place, seed in enumerate(seeds):
+    """Yield all rows (``COLUMNS``) after each n: the accuracy of each pool with each seed, and of the real images."""
+    rows = []
+    for n in options.lists["sizes"]:
+        of_size: list[tuple[str, float | None, int, float]] = []
+        for seed in options.lists["seeds"]:
             of_each = configs(options, n, seed)
             for pool, config in {**of_each, **released(options, n, seed)}.items():
                 with fresh_torch():
@@ -146,12 +147,13 @@ def study(
                 if generated is None:
                     continue
                 images, sigma, data = generated
-                real = by_pool.setdefault("real images", {"n": n, "pool": "real images", "sigma": None, "accuracy": []})
-                if len(real["accuracy"]) == place:  # true only for the first pool of a seed
-                    again = real["accuracy"][:1]  # all seeds have the same n images, so one training suffices
-                    real["accuracy"] += again or [taught(data.train, data.test)]
-                record = by_pool.setdefault(pool, {"n": n, "pool": pool, "sigma": sigma, "accuracy": []})
-                record["accuracy"].append(taught(images, data.test))
-                say(f"{n} images, {pool}, seed {seed}: {100 * record['accuracy'][-1]:.1f} % of test images are right")
-        records += by_pool.values()
-        yield records
+                if seed not in (row[2] for row in of_size):  # true only for the first pool of a seed
+                    # all seeds have the same n real images, so one training suffices
+                    real = of_size[0][3] if of_size else taught(data.train, data.test)
+                    of_size.append(("real images", None, seed, real))
+                of_size.append((pool, sigma, seed, accuracy := taught(images, data.test)))
+                say(f"{n} images, {pool}, seed {seed}: {100 * accuracy:.1f} % of test images are right")
+        pools = list(dict.fromkeys(pool for pool, *_ in of_size))
+        of_size.sort(key=lambda row: pools.index(row[0]))
+        rows += [dict(zip(COLUMNS, (n, *row), strict=True)) for row in of_size]
+        yield rows

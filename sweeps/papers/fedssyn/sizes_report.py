@@ -2,30 +2,32 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 from fedcommons.cli import parse
 from fedcommons.config.dotted import choose
 from fedcommons.errors import quote
 from fedcommons.reports import tables
+from fedcommons.reports.cells import plain
 from fedcommons.tune import grid
 from fedcommons.tune.study import Report
 from papers.fedssyn import private_presets
 
 
-def report(records: Sequence[dict[str, Any]], options: parse.Options, out: Path) -> str:
-    """Write the table, the CSV and the picture into ``out``, and return the table."""
-    lines = [
-        [str(r["n"]), r["pool"], "-" if r["sigma"] is None else f"{r['sigma']:.3g}",
-         tables.mean_std([100 * a for a in r["accuracy"]], 1)]
-        for r in records
-    ]  # fmt: skip
+def report(rows: Sequence[dict[str, Any]], options: parse.Options, out: Path) -> str:
+    """Write the table, the CSV and the picture of the rows of ``sizes.study`` into ``out``, and return the table."""
+    import pandas as pd
+
+    frame: Any = pd.DataFrame(rows)
+    lines = []
+    for (n, pool), group in frame.groupby(["n", "pool"], sort=False):
+        sigma = plain(group["noise_multiplier"].iloc[0])
+        accuracies = tables.mean_std(group["accuracy"].mul(100).tolist(), 1)
+        lines.append([n, pool, "-" if sigma is None else f"{sigma:.3g}", accuracies])
     text = tables.markdown(["images", "pool", "noise multiplier", "accuracy, %"], lines)
     title, smoke = f"{options['data.name']}: test accuracy after training on a private pool", grid.is_smoke(options)
-    pictures = {"private_sizes.png": lambda path: picture(records, title, path, smoke)}
-    report = Report(text + tables.numbered(notes(options)), by_seed(records, options), None, pictures)
-    return report.write("private_sizes", options, out)
+    pictures = {"private_sizes.png": lambda path: picture(frame, title, path, smoke)}
+    return Report(text + tables.numbered(notes(options)), rows, None, pictures).write("private_sizes", options, out)
 
 
 def notes(options: parse.Options) -> list[str]:
@@ -51,33 +53,23 @@ def notes(options: parse.Options) -> list[str]:
     ]
 
 
-def by_seed(records: Sequence[dict[str, Any]], options: parse.Options) -> list[dict[str, Any]]:
-    """Return a row of the CSV for each number of images, pool and seed."""
-    return [
-        {"n": r["n"], "pool": r["pool"], "noise_multiplier": r["sigma"], "seed": seed, "accuracy": accuracy}
-        for r in records
-        for seed, accuracy in zip(options.lists["seeds"], r["accuracy"], strict=True)
-    ]
-
-
-def picture(records: Sequence[dict[str, Any]], title: str, path: Path, smoke: bool) -> None:
+def picture(frame: Any, title: str, path: Path, smoke: bool) -> None:
     """Draw accuracy over the number of images: each pool's mean and standard deviation, side by side at each number."""
     from fedcommons.reports import plots
     from fedcommons.reports.series import looks
 
-    look = looks(r["pool"] for r in records)
-    sizes = list(dict.fromkeys(r["n"] for r in records))
+    look, sizes = looks(frame["pool"]), list(frame["n"].unique())
     drawing, ((axes,),) = plots.panels(1, 1, (2 + 1.7 * len(sizes), 5))
     for i, (pool, (colour, marker, dash)) in enumerate(look.items()):
-        points = [(r["n"], [100 * a for a in r["accuracy"]]) for r in records if r["pool"] == pool]
-        spread = [stdev(a) if len(a) > 1 else 0 for _, a in points]
-        at = [sizes.index(n) + 0.04 * (i - (len(look) - 1) / 2) for n, _ in points]
+        accuracy = frame[frame["pool"] == pool].groupby("n", sort=False)["accuracy"]
+        at = [sizes.index(n) + 0.04 * (i - (len(look) - 1) / 2) for n, _ in accuracy]
         words = f"a private generator, {pool}" if pool.startswith("epsilon") else pool
-        axes.errorbar(at, [fmean(a) for _, a in points], spread, color=colour, marker=marker, ls=dash, lw=1, ms=5,
-                      capsize=3, label="a generator without privacy" if pool == "plain" else words)  # fmt: skip
+        words = "a generator without privacy" if pool == "plain" else words
+        axes.errorbar(at, 100 * accuracy.mean(), 100 * accuracy.std().fillna(0), color=colour, marker=marker, ls=dash,
+                      lw=1, ms=5, capsize=3, label=words)  # fmt: skip
     axes.set(xlabel="training images of a client (not to scale)", ylabel="accuracy of a logistic regression, %")
     axes.set_xticks(range(len(sizes)), [f"{n:,}" for n in sizes])
-    seeds = max(len(r["accuracy"]) for r in records)
+    seeds = frame["seed"].nunique()
     spread_of = f"mean over {seeds} seeds; bar: ± standard deviation" if seeds > 1 else "one seed"
     plots.finish(drawing, f"{title}; {spread_of}", "Trained on real images, or on images of")
     plots.save(drawing, path, 110, smoke)

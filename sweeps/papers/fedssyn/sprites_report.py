@@ -22,15 +22,11 @@ SHOWN = 3
 
 def records(results: Results) -> list[dict[str, Any]]:
     """Return a record for each pool: accuracies in %, and their mean over the seeds of finished runs."""
-    by_name = {row["cell"]: row for row in results.runs.to_dict("records")}
-    groups: dict[tuple[float | None, int, float], list[dict[str, Any]]] = {}
-    for e in results.finished:
-        groups.setdefault((e["rho"], e["epochs"], e["number"]), []).append(by_name[e.cell.name])
     result = []
-    for (rho, epochs, number), group in groups.items():
-        last, best = ([100 * float(row[name]) for row in group] for name in ("last_accuracy", "best_accuracy"))
+    for (rho, epochs, number), runs in results.groups("rho", "epochs", "number").items():
+        last, best = (runs[name].mul(100).tolist() for name in ("last_accuracy", "best_accuracy"))
         result.append(
-            {"rho": rho, "epochs": epochs, "number": number, "seeds": len(group), "last": fmean(last),
+            {"rho": rho, "epochs": epochs, "number": number, "seeds": len(last), "last": fmean(last),
              "sd": stdev(last) if len(last) > 1 else 0.0, "best": fmean(best), "accuracies": last}
         )  # fmt: skip
     return result
@@ -127,13 +123,9 @@ def report(results: Results) -> Report:
     pooled = next((e.cell.config.flat for e in done if e["rho"] is not None), {})
     training = {"B": "batch_size", "learning rate": "lr", "C": "capacity", "ramp": "ramp", "filters": "filters"}
     constants = [f"{w} = {pooled[f'generator.{n}']:g}" for w, n in training.items() if f"generator.{n}" in pooled]
-    is_procedural = data == "procedural_sprites"
+    drawn = ["The sprites are drawn by this package from the factors of dSprites; they are not dSprites."]
     notes = [
-        *(
-            ["The sprites are drawn by this package from the factors of dSprites; they are not dSprites."]
-            if is_procedural
-            else []
-        ),
+        *drawn * (data == "procedural_sprites"),
         "12 clients, each with one shape in one quadrant; labels are shapes. Every client trains a generator on the "
         "share rho of its images, and all generated images are shuffled and divided among the clients. Epochs: of the "
         "generators; fewer epochs are checkpoints of the same training.",

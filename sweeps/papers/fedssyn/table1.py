@@ -1,6 +1,7 @@
 """Report of Table 1 of Fedssyn: lines and notes of the table, which is written again after each finished run."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.reports import columns, tables
 from fedcommons.reports.frames import load_rounds
 from fedcommons.tune import grid, sweep
-from fedcommons.tune.study import Report
+from fedcommons.tune.study import Entry, Report, Results
 from papers.fedssyn import authors
 from papers.fedssyn.published import fedssyn_table1
 
@@ -53,14 +54,12 @@ def footnotes(cells: Sequence[sweep.Trial], options: parse.Options) -> list[str]
     return [*notes, f"Not as in the paper: {different}."] if different else notes
 
 
-def written(cells: Sequence[sweep.Trial], runs: "pd.DataFrame", out: Path, options: parse.Options) -> str:
-    """Write tables, picture and summary of the finished ``runs``; return the table (empty without runs)."""
+def contents(cells: Sequence[sweep.Trial], runs: "pd.DataFrame", options: parse.Options) -> Report:
+    """Return the table of the finished ``runs``, its CSV, summary and picture; cells: all trials of the table."""
     import pandas as pd
 
     from papers.fedssyn.table1_pictures import rounds_to_target
 
-    if runs.empty:
-        return ""
     compared = tables.compared(runs)
     names = [*tables.RUN, *columns.others(compared[0])]
     part = [f"So far: {len(runs)} of {len(cells)} runs."] if len(runs) < len(cells) else []
@@ -73,7 +72,21 @@ def written(cells: Sequence[sweep.Trial], runs: "pd.DataFrame", out: Path, optio
     return Report(
         table, tables.records(chosen, names), {"preset": options.preset, "cells": tables.records(runs, names)},
         {"table1.png": lambda path: rounds_to_target(path, compared, title + rates, grid.is_smoke(options))},
-    ).write("table1", options, out)  # fmt: skip
+    )  # fmt: skip
+
+
+def report(results: Results) -> Report:
+    """Return the contents of the whole table, with a further picture of accuracy over rounds."""
+    from papers.fedssyn.table1_pictures import accuracy_over_rounds
+
+    runs, title = results.runs, grid.title(results.configs)
+    result = contents([e.cell for e in results.entries], runs, results.options)
+
+    def picture(path: Path) -> None:
+        rounds = load_rounds(*runs["run"])
+        accuracy_over_rounds(path, tables.compared(runs), rounds, title, results.smoke)
+
+    return replace(result, pictures={**result.pictures, "table1_rounds.png": picture})
 
 
 def row(cell: sweep.Trial) -> tuple:
@@ -89,48 +102,29 @@ def pairs_first(cells: Sequence[sweep.Trial]) -> list[sweep.Trial]:
     return sorted(cells, key=lambda cell: (rows.index(row(cell)), cell.config.generator is None))
 
 
-class Growing:
-    """The table while its trials run: each finished run rewrites it, and each completed row is printed once."""
+def play(
+    entries: Sequence[Entry], options: parse.Options, todo: sweep.Todo, out: Path, display: Display
+) -> sweep.Outcome:
+    """Run the remaining trials; after each of them write the table, and display each row that is now complete."""
+    cells, printed = [e.cell for e in entries], set[tuple]()
+    rows: dict[str, dict[str, Any]] = {}  # finished runs by the trial's name, so that each run is read once
 
-    def __init__(self, cells: Sequence[sweep.Trial], options: parse.Options) -> None:
-        self.cells, self.options = cells, options
-        self.printed: set[tuple] = set()
-        self.rows: dict[str, dict[str, Any]] = {}  # finished runs by the trial's name, so that each run is read once
-
-    def run_cells(self, todo: sweep.Todo, out: Path, display: Display) -> sweep.Outcome:
-        """Run the remaining trials; after each of them the table is written again."""
-        return sweep.run_cells(todo, out, display, on_end=lambda: self.grow(out, display))
-
-    def report(self, out: Path, display: Display) -> None:
-        """Write the table and both pictures, and display the table."""
-        from papers.fedssyn.table1_pictures import accuracy_over_rounds
-
-        display.say("\n" + self.write(out, display.say))
-        runs, title = self.frame(self.cells), grid.title([c.config for c in self.cells])
-        if not runs.empty:
-            cells, rounds = tables.compared(runs), load_rounds(*runs["run"])
-            accuracy_over_rounds(out / "table1_rounds.png", cells, rounds, title, grid.is_smoke(self.options))
-
-    def grow(self, out: Path, display: Display) -> None:
-        """Write the table, and print each row whose last trial has finished since the last call."""
-        self.write(out, lambda text: None)
-        for key in dict.fromkeys(map(row, self.cells)):
-            group = [cell for cell in self.cells if row(cell) == key]
-            if key not in self.printed and all(cell.name in self.rows for cell in group):
-                self.printed.add(key)
-                display.say(tables.effect(tables.compared(self.frame(group))))
-
-    def write(self, out: Path, say: Callable[[str], None]) -> str:
-        """Write the table of finished runs and return it; ``say`` is called with a message for each unreadable run."""
-        new = grid.finished([cell for cell in self.cells if cell.name not in self.rows], out, say)
-        self.rows |= {Path(line["run"]).name: line for line in new.to_dict("records")}
-        return written(self.cells, self.frame(self.cells), out, self.options)
-
-    def frame(self, cells: Sequence[sweep.Trial]) -> "pd.DataFrame":
-        """Return the finished runs of these trials, as rows of ``load_runs``."""
+    def grow() -> None:
         import pandas as pd
 
-        return pd.DataFrame([self.rows[cell.name] for cell in cells if cell.name in self.rows])
+        new = grid.finished([cell for cell in cells if cell.name not in rows], out, lambda text: None)
+        rows.update((Path(line["run"]).name, line) for line in new.to_dict("records"))
+        if not rows:
+            return
+        runs = pd.DataFrame([rows[cell.name] for cell in cells if cell.name in rows])
+        contents(cells, runs, options).write("table1", options, out)
+        for key in dict.fromkeys(map(row, cells)):
+            group = [cell for cell in cells if row(cell) == key]
+            if key not in printed and all(cell.name in rows for cell in group):
+                printed.add(key)
+                display.say(tables.effect(tables.compared(pd.DataFrame([rows[cell.name] for cell in group]))))
+
+    return sweep.run_cells(replace(todo, trials=pairs_first(todo.trials)), out, display, on_end=grow)
 
 
 def published(cells: Sequence[sweep.Trial], options: parse.Options) -> Mapping[tuple, str]:

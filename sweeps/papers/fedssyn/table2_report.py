@@ -128,30 +128,16 @@ def report(results: Results) -> Report:
 
 def draw(frame: Any, path: Path, title: str, options: parse.Options) -> None:
     """Draw test accuracy over rounds and over MB, with a column for each alpha."""
-    from fedcommons.reports import plots, series
+    from fedcommons.reports import plots
+    from papers.curves import SENT, accuracy_curves
 
     if frame.empty:
         return
-    alphas, methods = list(dict.fromkeys(frame["at"])), [m for m in METHODS if m in set(frame["method"])]
-    figure, grid = plots.panels(2, len(alphas), (4.2 * len(alphas), 6.4), sharey=True)
-    for j, alpha in enumerate(alphas):
-        over_rounds, over_bytes = {}, {}
-        for method in methods:
-            runs = frame[frame["chosen"] & (frame["at"] == alpha) & (frame["method"] == method)]
-            if runs.empty:
-                continue
-            rounds: Any = load_rounds(*runs["run"])
-            over_rounds[method] = series.course(rounds, "test/accuracy")
-            sent = rounds.groupby("round")["comm/total_bytes"].mean() / MB
-            over_bytes[method] = {sent[r]: spread for r, spread in over_rounds[method].items()}
-        plots.curves(grid[0][j], over_rounds, methods)
-        plots.curves(grid[1][j], over_bytes, methods)
-        grid[0][j].set_title(f"alpha {alpha:g}", fontsize=10)
-        grid[0][j].set(xlabel="round")
-        grid[0][j].locator_params("x", integer=True)
-        grid[1][j].set(xlabel="MB sent so far, all clients, both ways")
-    for row in grid:
-        row[0].set_ylabel("test accuracy" + plots.percent(row[0].yaxis))
+    methods = [m for m in METHODS if m in set(frame["method"])]
+    words, size = {"round": "round", SENT: "MB sent so far, all clients, both ways"}, (4.2 * frame["at"].nunique(), 6.4)
+    figure, grid = accuracy_curves(frame[frame["chosen"]], methods, words, size)
+    for axes in grid[0]:
+        axes.locator_params("x", integer=True)
     several = bool((frame.groupby(["at", "method"])["seed"].nunique() > 1).any())
     spread = "\nline: mean, band: minimum to maximum over seeds" * several
     plots.finish(figure, f"Accuracy over rounds and over MB; {title}{spread}")

@@ -21,7 +21,7 @@ from fedcommons.reports.intervals import number, quantile
 from fedcommons.reports.plots import finish, panels, save
 from fedcommons.tracking.run_folder import read_rounds, read_summary
 from fedcommons.tune.study import Report, Results
-from papers.replications.rows import ROWS, Quantity
+from papers.replications.rows import PUBLISHED, ROWS, Quantity
 
 LEAST, WIDE = 3, 0.1
 """Smallest number of seeds for a verdict; half-width / mean above which a prediction interval is called wide."""
@@ -73,8 +73,8 @@ def compared(runs: Mapping[tuple[str, str], Mapping[int, Mapping[str, float | No
     """Return a comparison for each published number of the rows that have runs, in the order of the rows."""
     return [
         Compared(name, quantity, {seed: numbers[quantity.words] for seed, numbers in by_seed.items()})
-        for name, row in ROWS.items()
-        for quantity in row.quantities
+        for name in ROWS
+        for quantity in PUBLISHED[name]
         if (by_seed := runs.get((name, quantity.variant)))
     ]
 
@@ -159,11 +159,10 @@ def numbers(folder: Path, quantities: Sequence[Quantity]) -> dict[str, float | N
 
 def report(results: Results) -> Report:
     runs: dict[tuple[str, str], dict[int, dict[str, float | None]]] = {}
-    for entry in results.finished:
-        row, variant = entry["row"], entry["variant"]
-        quantities = [q for q in ROWS[row].quantities if q.variant == variant]
-        values = numbers(results.out / entry.cell.name, quantities)
-        runs.setdefault((row, variant), {})[entry.cell.config.seed] = values
+    for (row, variant), group in results.groups("row", "variant").items():
+        quantities = [q for q in PUBLISHED[row] if q.variant == variant]
+        seeds_and_runs = zip(group["seed"].tolist(), group["run"], strict=True)
+        runs[row, variant] = {seed: numbers(Path(run), quantities) for seed, run in seeds_and_runs}
     comparisons, seeds = compared(runs), results.options.seeds
     lines = records(comparisons)
     return Report(
