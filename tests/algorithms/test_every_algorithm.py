@@ -69,11 +69,9 @@ def fewer(method: Any) -> Any:
 
 
 SEVERAL_STEPS = {
-    "same_seed_same_bits_other_seed_other_bits",
-    "clients_with_one_sample_take_part",
-    "late_clients_by_any_rule_break_no_promise",
-    "clients_at_once_train_as_one_after_another",
-}
+    "same_seed_same_bits_other_seed_other_bits", "clients_with_one_sample_take_part",
+    "late_clients_by_any_rule_break_no_promise", "clients_at_once_train_as_one_after_another",
+}  # fmt: skip
 """Checks in which the order of batches, or partial work, counts."""
 
 

@@ -36,11 +36,9 @@ def by_loops(real: Tensor, made: Tensor, k: int) -> dict[str, float]:
     in_made = [[far(x, y) <= r for y, r in zip(made, of_made, strict=True)] for x in real]
     return {
         "precision": float(np.mean([any(row) for row in in_real])),
-        "recall": float(np.mean([any(row) for row in in_made])),
-        "density": float(np.sum(in_real)) / (k * len(made)),
-        "coverage": float(np.mean(np.any(in_real, 0))),
-        "kernel_distance": mmd_by_loops(real, made),
-    }
+        "recall": float(np.mean([any(row) for row in in_made])), "density": float(np.sum(in_real)) / (k * len(made)),
+        "coverage": float(np.mean(np.any(in_real, 0))), "kernel_distance": mmd_by_loops(real, made),
+    }  # fmt: skip
 
 
 def mmd_by_loops(real: Tensor, made: Tensor) -> float:

@@ -351,18 +351,14 @@ class Module(Classifier):
 }
 
 PLACES: dict[str, str] = {
-    "global state (one.ROWS)": "one.ROWS = (0.5,)",
-    "global state (two.QUEUE)": "two.QUEUE.append(0.5)",
+    "global state (one.ROWS)": "one.ROWS = (0.5,)", "global state (two.QUEUE)": "two.QUEUE.append(0.5)",
     "global state (package.three.ROWS)": "three.ROWS.append(0.5)",
-    "global state (package.four.cached)": "four.cached(0.5)",
-    "class state (Module.seen)": "one.Module.seen = 0.5",
-    "work (names)": "work.seen = 0.5",
-    "optimizer state (seen)": "work.optimizer.seen = 0.5",
+    "global state (package.four.cached)": "four.cached(0.5)", "class state (Module.seen)": "one.Module.seen = 0.5",
+    "work (names)": "work.seen = 0.5", "optimizer state (seen)": "work.optimizer.seen = 0.5",
     "module state (network.last.seen)": "work.module.network.last.seen = 0.5",
-    "method state (seen)": "method.seen = 0.5",
-    "class state (Method.rows)": "Method.rows.append(0.5)",
+    "method state (seen)": "method.seen = 0.5", "class state (Method.rows)": "Method.rows.append(0.5)",
     "commons": "commons.append(0.5)",
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

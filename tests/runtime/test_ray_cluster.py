@@ -27,12 +27,9 @@ from fedcommons.errors import UserError
 from fedcommons.runtime import ray_cluster
 
 CALLS = (
-    "NodeInfoGcsService/GetClusterId",
-    "InternalKVGcsService/InternalKVKeys",
-    "NodeManagerService/GetSystemConfig",
-    "ObjectManagerService/Pull",
-    "CoreWorkerService/GetCoreWorkerStats",
-)
+    "NodeInfoGcsService/GetClusterId", "InternalKVGcsService/InternalKVKeys", "NodeManagerService/GetSystemConfig",
+    "ObjectManagerService/Pull", "CoreWorkerService/GetCoreWorkerStats",
+)  # fmt: skip
 """One of each service of Ray's; every port has one of them."""
 
 UNIMPLEMENTED, UNAUTHENTICATED = 12, 16
