@@ -113,15 +113,15 @@ def test_pools_of_generators_sizes_and_epochs_stand_in_one_table(
             return list(csv.DictReader(file))
 
     monkeypatch.chdir(tmp_path)
-    argv = ["--preset", "smoke", "--generators", "gan", "--rhos", "1", "--checkpoints", "0.1,1", "--epochs", "2"]
-    script = sweeps("quality")
-    assert script.quality([*argv, "--seeds", "0,1", "--out", "many", "--artifacts", "store"]) == 0
+    few, script = ["--preset", "smoke", "--partition.n_clients", "2", "--epochs", "2"], sweeps("quality")
+    argv = [*few, "--generators", "gan", "--rhos", "1", "--checkpoints", "0.1,1", "--seeds", "0,1"]
+    assert script.quality([*argv, "--out", "many", "--artifacts", "store"]) == 0
     assert (tmp_path / "many" / "quality.png").exists()
     result = lines("many")
     assert sorted((of["generator"], of["epochs"]) for of in result) == sorted(2 * [("gan", "1"), ("gan", "5")])
     assert (tmp_path / "many" / "quality.md").read_text().count("±") >= 2 * 7
-    one = ["--generator", "gan", "--rho", "1", "--seed", "1", "--epochs", "2", "--out", "one", "--artifacts", "other"]
-    assert script.quality(["--preset", "smoke", *one]) == 0
+    one = ["--generator", "gan", "--rho", "1", "--seed", "1", "--out", "one", "--artifacts", "other"]
+    assert script.quality([*few, *one]) == 0
     (alone,) = lines("one")
     assert alone in result  # a pool is judged alike beside others, and trained alike without checkpoints
     with pytest.raises(UserError, match="real makes no images"):

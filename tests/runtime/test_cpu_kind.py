@@ -142,7 +142,7 @@ def main(folder: Path) -> None:
     found: dict[str, Any] = {"actors": two.map(where, ModelTask(FEDERATION.model), [0, 1])}
     require_the_bits_of_one_process(METHOD, FEDERATION, two)
     two.close()
-    found["fast"] = refused(lambda: RayActors(FEDERATION.build(METHOD), FEDERATION.data, 2, 0, transport="fast"))
+    found["fast"] = refused(lambda: RayActors(FEDERATION.build(METHOD), FEDERATION.data, 1, 0, transport="fast"))
     found["described"] = ray_cluster.describe(0)
     found["too many"] = refused(lambda: ray_cluster.require_actors(3, 0))
     with mock.patch.dict(os.environ, {CHOICE: "odd"}):  # which this machine is not

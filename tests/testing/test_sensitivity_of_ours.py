@@ -61,11 +61,9 @@ class MeanImage:
 
 GENERATORS: dict[str, tuple[MeanImage, str]] = {
     "halves clipped": (MeanImage(part=clipped_halves), "sum of means, call 1, noise 0 moves by 1.41"),
-    "labels": (
-        MeanImage(more=lambda examples: {"labels": torch.bincount(examples.y, minlength=10)}),
-        "labels moves by .* label replaced",
-    ),
-}
+    "labels": (MeanImage(more=lambda examples: {"labels": torch.bincount(examples.y, minlength=10)}),
+               "labels moves by .* label replaced"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("plant", GENERATORS)
