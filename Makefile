@@ -22,7 +22,7 @@ snapshots: $(VENV)/.installed
 # Only files with such tests are read, or those that ARGS names: importing all of tests/ takes longer than some tests.
 MARKED = $(if $(filter tests/%,$(ARGS)),,$(shell grep --files-with-matches 'mark\.$(1)' --recursive --include='test_*.py' tests))
 test-ray: $(VENV)/.installed
-	$(RUN) -m pytest -m ray -n 2 --dist loadfile $(call MARKED,ray) $(ARGS)
+	$(RUN) -m pytest -m ray -n 2 --dist loadfile --timeout 1800 $(call MARKED,ray) $(ARGS)
 
 # Needs root, iproute2, openssh-server and rsync; skips with the reason where they lack.
 test-cluster: $(VENV)/.installed

@@ -168,7 +168,7 @@ def test_two_ray_nodes_give_the_bits_of_one_process_on_nodes_of_one_kind_and_act
     # a Ray of its own; the name is short because sockets lie there
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as scratch:
         done = subprocess.run(
-            [sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, timeout=500,
+            [sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, timeout=1500,
             env={**ours, "RAY_TMPDIR": scratch},
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
