@@ -235,7 +235,7 @@ def wandb_file() -> Callable[[Path], WandbFile]:
 
     def read(folder: Path) -> WandbFile:
         newest = max(folder.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while not (found := WandbFile(list(_wandb_records(newest)))).has_ended and time.monotonic() < deadline:
             time.sleep(0.05)  # W&B's own process writes it
         return found

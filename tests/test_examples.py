@@ -60,7 +60,7 @@ def test_the_notebook_runs(shared_ray: dict[str, str], tmp_path: Path) -> None:
     # smaller, so that it takes two thirds of the time
     small = text.replace('rounds\\": 8', 'rounds\\": 2').replace('experiment(\\"small', 'experiment(\\"smoke')
     book = nbformat.reads(small, as_version=4)
-    client = NotebookClient(book, timeout=500, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}})
+    client = NotebookClient(book, timeout=1500, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}})
     client.execute(env=shared_ray)
     assert len(load_runs(tmp_path / "notebook-runs" / "sweep")) == 4
     assert (tmp_path / "notebook-runs" / "accuracy.png").read_bytes().startswith(b"\x89PNG")

@@ -125,7 +125,7 @@ def test_the_wheel_has_every_module_the_licence_and_the_list(builds: list[list[P
 def test_the_installed_command_lists_the_sweeps_and_runs_them(builds: list[list[Path]], tmp_path: Path) -> None:
     target, here = tmp_path / "installed", tmp_path / "here"
     options = ["--quiet", "--no-deps", "--no-index", "--disable-pip-version-check", "--target", str(target)]
-    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(builds[0][0])], check=True, timeout=100)
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(builds[0][0])], check=True, timeout=300)
     here.mkdir()
 
     def fedcommons(*words: str) -> subprocess.CompletedProcess[str]:

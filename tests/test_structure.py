@@ -29,30 +29,17 @@ def modules() -> Iterator[tuple[str, ast.Module]]:
 def reads_fields(tree: ast.Module) -> bool:
     """Return whether the module has a chain such as ``config.federation.rounds`` or ``c.config.flat``."""
     chains = [n.value for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr in FIELDS]
-    return any(
-        (isinstance(value, ast.Name) and value.id in NAMES)
-        or (isinstance(value, ast.Attribute) and value.attr in NAMES)
-        for value in chains
-    )
+    return bool(NAMES & {getattr(value, "id", getattr(value, "attr", None)) for value in chains})
 
 
 def takers(tree: ast.Module) -> list[str]:
     """Return the functions with a parameter that is an experiment, a section, or a mapping of dotted names."""
-    imports = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
-    kinds = {
-        a.name
-        for n in imports
-        if n.module in ("fedcommons.config.experiment", "fedcommons.config.schema")
-        for a in n.names
-    }
+    sources = "fedcommons.config.experiment", "fedcommons.config.schema"
+    imports = [n.names for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module in sources]
+    kinds = {a.name for names in imports for a in names}
     functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
-    return [
-        f.name
-        for f in functions
-        for a in (*f.args.args, *f.args.kwonlyargs)
-        if a.arg == "flat"
-        or (a.annotation and kinds & {n.id for n in ast.walk(a.annotation) if isinstance(n, ast.Name)})
-    ]
+    taken = [(f.name, a) for f in functions for a in (*f.args.args, *f.args.kwonlyargs)]
+    return [f for f, a in taken if a.arg == "flat" or kinds & {n.id for n in ast.walk(a) if isinstance(n, ast.Name)}]
 
 
 def imported(tree: ast.Module) -> set[str]:

@@ -62,17 +62,14 @@ def test_a_constant_is_allowed_up_to_its_limits(name: str) -> None:
 SGD = {"client.optimizer": "sgd", "client.momentum": 0.0, "dp.local": False, "straggler.partial": "method"}
 ADAM, MOMENTUM, DP = {"client.optimizer": "adam"}, {"client.momentum": 0.9}, {"dp.local": True}
 CHECKED: list[tuple[Any, dict[str, Any], str | None]] = [
-    (FedNova(), ADAM, "client.optimizer must be sgd for fednova"),
-    (FedNova(), MOMENTUM, None),
-    (SCAFFOLD(), MOMENTUM, "client.momentum must be 0 for scaffold.*scaffold.option 1"),
-    (SCAFFOLD(1), MOMENTUM, None),
+    (FedNova(), ADAM, "client.optimizer must be sgd for fednova"), (FedNova(), MOMENTUM, None),
+    (SCAFFOLD(), MOMENTUM, "client.momentum must be 0 for scaffold.*scaffold.option 1"), (SCAFFOLD(1), MOMENTUM, None),
     (SCAFFOLD(1), DP, "scaffold.option must be 2 with dp.local"),
-    (FedPVR(), MOMENTUM, "client.momentum must be 0 for fedpvr.*use momentum 0"),
-    (FedPVR(), DP, None),
+    (FedPVR(), MOMENTUM, "client.momentum must be 0 for fedpvr.*use momentum 0"), (FedPVR(), DP, None),
     (GradientCoding(), {"straggler.partial": "take"}, "straggler.partial"),
     (MOON(), {"model.name": "linear", "model.projection": 8}, None),
     (MOON(), {"model.name": "linear", "model.projection": None}, "model.name linear has no features"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("algorithm", "fields", "said"), CHECKED)
@@ -160,14 +157,12 @@ COMING = Facts(4, [1] * 4, 1, arrival=[0.5] * 4)
 
 @pytest.mark.parametrize(
     ("algorithm", "facts", "said"),
-    [
-        (FedPVR(layers="network.last,head*"), COMING, r"'head\*' matches no layer; .*network.conv1, .*network.last"),
-        (FedPer("network.first"), COMING, "^fedper.layers.*matches no layer.*network.last"),
-        (FedPer(None), COMING, "^fedper.layers.*has no head.*network.last"),
-        (GradientCoding(), replace(COMING, arrival=None), "probability that a client's reply arrives"),
-        (GradientCoding(), replace(COMING, arrival=[0.5, 0.0, 0.5, 0.5]), "probability that a client's reply arrives"),
-    ],
-)
+    [(FedPVR(layers="network.last,head*"), COMING, r"'head\*' matches no layer; .*network.conv1, .*network.last"),
+     (FedPer("network.first"), COMING, "^fedper.layers.*matches no layer.*network.last"),
+     (FedPer(None), COMING, "^fedper.layers.*has no head.*network.last"),
+     (GradientCoding(), replace(COMING, arrival=None), "probability that a client's reply arrives"),
+     (GradientCoding(), replace(COMING, arrival=[0.5, 0.0, 0.5, 0.5]), "probability that a client's reply arrives")],
+)  # fmt: skip
 def test_layers_and_replies_that_are_not_there_are_refused(
     algorithm: Algorithm, facts: Facts, said: str, digits: Digits
 ) -> None:
@@ -180,14 +175,11 @@ TWO = {name: torch.ones(2, 2) for name in ("body.1", "head.0", "head.1")}
 
 @pytest.mark.parametrize(
     ("head", "batch_norm", "model", "said"),
-    [
-        ((), (), TWO, "names its head"),
-        (("lost",), (), TWO, "lost is frozen"),
-        (("head.0",), (), {"head.0": torch.ones(2, 2, 3, 3)}, r"linear layer, .* shape \(2, 2, 3, 3\)"),
-        (("head.0", "head.1"), ("body.1", "head.1"), TWO, "head without BatchNorm, .* head.1 is of BatchNorm"),
-        (("head.0", "head.1"), ("body.1",), TWO, None),
-    ],
-)
+    [((), (), TWO, "names its head"), (("lost",), (), TWO, "lost is frozen"),
+     (("head.0",), (), {"head.0": torch.ones(2, 2, 3, 3)}, r"linear layer, .* shape \(2, 2, 3, 3\)"),
+     (("head.0", "head.1"), ("body.1", "head.1"), TWO, "head without BatchNorm, .* head.1 is of BatchNorm"),
+     (("head.0", "head.1"), ("body.1",), TWO, None)],
+)  # fmt: skip
 def test_a_head_without_a_feature_vector_is_refused_by_fedgen(
     head: tuple[str, ...], batch_norm: tuple[str, ...], model: Mapping[str, Tensor], said: str | None
 ) -> None:

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
@@ -21,6 +21,9 @@ from fedcommons.flat_tensors import Flat, Payload, add, data, flat, sub
 from fedcommons.testing import CHECKS, digits
 from fedcommons.testing.contract import LOCAL
 from fedcommons.testing.elsewhere import require_the_bits_of_one_process
+
+if TYPE_CHECKING:
+    from fedcommons.federation.ray_executor import RayActors
 
 
 class _RoundsOfTheServerAlone(FedAvg):
@@ -46,11 +49,9 @@ AUGMENTED = LocalSGD(epochs=2, batch_size=5, augment=True)
 OURS: dict[str, Callable[[], Algorithm]] = {"rounds of the server alone": _RoundsOfTheServerAlone}
 CONTRACT = [*KINDS["algorithm"].components, *OURS]
 IMPLIED = {
-    "a_client_that_sits_out_keeps_its_memory",
-    "continuing_from_a_checkpoint_is_never_having_stopped",
-    "neither_the_worker_nor_the_order_decides_a_bit",
-    "what_a_module_draws_is_keyed_in_every_mode",
-}
+    "a_client_that_sits_out_keeps_its_memory", "continuing_from_a_checkpoint_is_never_having_stopped",
+    "neither_the_worker_nor_the_order_decides_a_bit", "what_a_module_draws_is_keyed_in_every_mode",
+}  # fmt: skip
 """Checks that are left out, as the check of late clients repeats each of them under harder conditions."""
 
 
@@ -69,11 +70,9 @@ def fewer(method: Any) -> Any:
 
 
 SEVERAL_STEPS = {
-    "same_seed_same_bits_other_seed_other_bits",
-    "clients_with_one_sample_take_part",
-    "late_clients_by_any_rule_break_no_promise",
-    "clients_at_once_train_as_one_after_another",
-}
+    "same_seed_same_bits_other_seed_other_bits", "clients_with_one_sample_take_part",
+    "late_clients_by_any_rule_break_no_promise", "clients_at_once_train_as_one_after_another",
+}  # fmt: skip
 """Checks in which the order of batches, or partial work, counts."""
 
 
@@ -123,8 +122,8 @@ def methods(make: Callable[[str], Algorithm]) -> Mapping[str, Algorithm]:
     return {name: make(name) for name in CONTRACT}
 
 
-@pytest.fixture(scope="module", params=["fast", "calls"])
-def actors(methods: Mapping[str, Algorithm], ray_session: None, request: pytest.FixtureRequest) -> Iterator[Executor]:
+@pytest.fixture(scope="module")
+def actors(methods: Mapping[str, Algorithm], ray_session: None) -> Iterator["RayActors"]:
     """Two actors that hold what one process does in the test below."""
     from ray import cloudpickle
 
@@ -134,14 +133,26 @@ def actors(methods: Mapping[str, Algorithm], ray_session: None, request: pytest.
     every = cast("Algorithm", _AnyOf(methods))
     federation = digits(dropout=0.3, method=every).training(AUGMENTED)
     served = replace(federation.data, pool=federation.data.clients, serves=True)  # for methods that need a pool
-    executor = RayActors(federation.build(every), served, 2, 0, transport=request.param)
+    executor = RayActors(federation.build(every), served, 2, 0, transport="fast")
     yield executor
     executor.close()
 
 
+@pytest.fixture(scope="module", params=["sockets", "calls"])
+def transport(actors: "RayActors", request: pytest.FixtureRequest) -> None:
+    """The same actors, first by sockets, then by Ray's calls, which they use from the first large message on."""
+    if request.param == "calls":
+        large = torch.zeros(17 * 2**20, dtype=torch.uint8)
+        assert actors.map(lambda worker, shared, job: shared.nbytes, large, [0, 1]) == [large.nbytes] * 2
+    assert {actor.socket is None for actor in actors.actors} == {request.param == "calls"}
+
+
 @pytest.mark.ray
+@pytest.mark.usefixtures("transport")
 @pytest.mark.parametrize("name", CONTRACT)
-def test_ray_actors_give_the_bits_of_one_process(name: str, methods: Mapping[str, Algorithm], actors: Executor) -> None:
+def test_ray_actors_give_the_bits_of_one_process(
+    name: str, methods: Mapping[str, Algorithm], actors: "RayActors"
+) -> None:
     """With dropout and augmentation on."""
     algorithm = cast("Algorithm", _AnyOf(methods, name))
     require_the_bits_of_one_process(algorithm, digits(dropout=0.3, method=algorithm).training(AUGMENTED), actors)

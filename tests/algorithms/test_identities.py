@@ -63,10 +63,8 @@ def second_moment(method: Adaptive, v: float, d: float) -> float:
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 @pytest.mark.parametrize(
     "method",
-    [
-        FedAdagrad(), FedAdagrad(0.8, 0.3, 0.2), FedAdam(), FedAdam(0.5, 0.7, 0.05, 0.02), FedYogi(),
-        FedYogi(0.5, 0.3, 0.1, 0.05), FedYogi(0.0, 0.0, 0.1, 0.05),
-    ],
+    [FedAdagrad(), FedAdagrad(0.8, 0.3, 0.2), FedAdam(), FedAdam(0.5, 0.7, 0.05, 0.02), FedYogi(),
+     FedYogi(0.5, 0.3, 0.1, 0.05), FedYogi(0.0, 0.0, 0.1, 0.05)],
 )  # fmt: skip
 def test_algorithm_2_element_by_element(method: Adaptive, weighting: str, least_squares: Problem) -> None:
     problem = least_squares(sizes=(8, 3, 12, 5))
@@ -153,14 +151,10 @@ def bits(x: Flat) -> bytes:
 
 SMALL_GENERATOR = FedGEN(iterations=2, noise_size=3, hidden=8, batch_size=6, weight=0.0)
 EXACT: "dict[str, Algorithm]" = {
-    "FedProx(mu=0)": FedProx(mu=0.0),
-    "FedPVR(layers=())": FedPVR(layers=""),
-    "MOON(mu=0)": MOON(mu=0.0),
-    "FedAvgM(0, 1)": FedAvgM(0.0, 1.0),
-    "FedGEN(weight=0)": SMALL_GENERATOR,
-    "FedVAE": FedVAE(),
+    "FedProx(mu=0)": FedProx(mu=0.0), "FedPVR(layers=())": FedPVR(layers=""), "MOON(mu=0)": MOON(mu=0.0),
+    "FedAvgM(0, 1)": FedAvgM(0.0, 1.0), "FedGEN(weight=0)": SMALL_GENERATOR, "FedVAE": FedVAE(),
     "Ditto's server": Ditto(),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", EXACT)

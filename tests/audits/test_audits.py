@@ -216,15 +216,12 @@ OF_SUMS = ["--sharing", "merf", "--sharing.target_epsilon", "10"]
 
 @pytest.mark.parametrize(
     ("more", "said"),
-    [
-        (["--seeds", "0,1", "--seed", "2"], "option --seeds instead"),
-        (["--setting", "real"], "trains no generators"),
-        (["--canaries", "3"], r"--canaries must lie in \[4, 1e9\], got 3"),
-        (["--generator", "user_parts:Parrot", "--attacked", "4", "--dry-run"], r"--attacked .* got 4"),
-        ([*OF_SUMS[:2], "--sharing.noise_multiplier", "0"], "without noise"),
-        ([*OF_SUMS, "--shadows", "5"], "--shadows is for audits of generators"),
-    ],
-)
+    [(["--seeds", "0,1", "--seed", "2"], "option --seeds instead"), (["--setting", "real"], "trains no generators"),
+     (["--canaries", "3"], r"--canaries must lie in \[4, 1e9\], got 3"),
+     (["--generator", "user_parts:Parrot", "--attacked", "4", "--dry-run"], r"--attacked .* got 4"),
+     ([*OF_SUMS[:2], "--sharing.noise_multiplier", "0"], "without noise"),
+     ([*OF_SUMS, "--shadows", "5"], "--shadows is for audits of generators")],
+)  # fmt: skip
 def test_what_cannot_be_audited_is_refused(
     more: list[str], said: str, here: Path, sweeps: Callable[[str], ModuleType]
 ) -> None:

@@ -36,11 +36,9 @@ def by_loops(real: Tensor, made: Tensor, k: int) -> dict[str, float]:
     in_made = [[far(x, y) <= r for y, r in zip(made, of_made, strict=True)] for x in real]
     return {
         "precision": float(np.mean([any(row) for row in in_real])),
-        "recall": float(np.mean([any(row) for row in in_made])),
-        "density": float(np.sum(in_real)) / (k * len(made)),
-        "coverage": float(np.mean(np.any(in_real, 0))),
-        "kernel_distance": mmd_by_loops(real, made),
-    }
+        "recall": float(np.mean([any(row) for row in in_made])), "density": float(np.sum(in_real)) / (k * len(made)),
+        "coverage": float(np.mean(np.any(in_real, 0))), "kernel_distance": mmd_by_loops(real, made),
+    }  # fmt: skip
 
 
 def mmd_by_loops(real: Tensor, made: Tensor) -> float:
@@ -115,15 +113,15 @@ def test_pools_of_generators_sizes_and_epochs_stand_in_one_table(
             return list(csv.DictReader(file))
 
     monkeypatch.chdir(tmp_path)
-    argv = ["--preset", "smoke", "--generators", "gan", "--rhos", "1", "--checkpoints", "0.1,1", "--epochs", "2"]
-    script = sweeps("quality")
-    assert script.quality([*argv, "--seeds", "0,1", "--out", "many", "--artifacts", "store"]) == 0
+    few, script = ["--preset", "smoke", "--partition.n_clients", "2", "--epochs", "2"], sweeps("quality")
+    argv = [*few, "--generators", "gan", "--rhos", "1", "--checkpoints", "0.1,1", "--seeds", "0,1"]
+    assert script.quality([*argv, "--out", "many", "--artifacts", "store"]) == 0
     assert (tmp_path / "many" / "quality.png").exists()
     result = lines("many")
     assert sorted((of["generator"], of["epochs"]) for of in result) == sorted(2 * [("gan", "1"), ("gan", "5")])
     assert (tmp_path / "many" / "quality.md").read_text().count("±") >= 2 * 7
-    one = ["--generator", "gan", "--rho", "1", "--seed", "1", "--epochs", "2", "--out", "one", "--artifacts", "other"]
-    assert script.quality(["--preset", "smoke", *one]) == 0
+    one = ["--generator", "gan", "--rho", "1", "--seed", "1", "--out", "one", "--artifacts", "other"]
+    assert script.quality([*few, *one]) == 0
     (alone,) = lines("one")
     assert alone in result  # a pool is judged alike beside others, and trained alike without checkpoints
     with pytest.raises(UserError, match="real makes no images"):

@@ -41,14 +41,12 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "--model.projection 256": {"model.projection": 256}, "--tracking.group ''": {"tracking.group": ""},
     "--federation.memory_mb .inf": {"federation.memory_mb": float("inf")},
     "--cnn.channels '[\"8\", 1_6]'": {"model.channels": (8, 16)},
-    "--rounds 3 --clients=5 --epochs 2 --batch-size 4": {
-        "federation.rounds": 3, "partition.n_clients": 5, "client.epochs": 2, "client.batch_size": 4,
-    },
+    "--rounds 3 --clients=5 --epochs 2 --batch-size 4": {"federation.rounds": 3, "partition.n_clients": 5,
+                                                         "client.epochs": 2, "client.batch_size": 4},
     "--partition iid": {"partition.name": "iid"}, "--alpha .5 --dirichlet_classes.recut": {"partition.alpha": 0.5},
     "--algorithm fedavg --algorithm feddyn --feddyn.alpha 1": {"algorithm": "feddyn", "feddyn.alpha": 1.0},
-    "--setting local_synthetic --ddpm.epochs 3 --rho 1": {
-        "sharing.setting": "local_synthetic", "sharing.p": None, "generator.epochs": 3, "generator.rho": 1.0,
-    },
+    "--setting local_synthetic --ddpm.epochs 3 --rho 1": {"sharing.setting": "local_synthetic", "sharing.p": None,
+                                                          "generator.epochs": 3, "generator.rho": 1.0},
     "--setting shuffled_real --p 0.5 --sharing none": {}, "--resume=false --resume": {},
     "--preset smoke --dataset mnist": {**SMOKE, "data.name": "mnist", "client.onednn": True},
     "--algorithm feddpms --dp.noise secret": {"algorithm": "feddpms", "dp.noise": "secret"},

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report_runs import quiet
 
 from fedcommons.config import presets, target
 from fedcommons.config.dotted import deciding, from_dict, override, to_dict
@@ -23,10 +24,6 @@ FIELDS = {
 
 def config(**values: Any) -> Experiment:
     return presets.experiment("smoke", "digits", {**FIELDS, **{n.replace("__", "."): v for n, v in values.items()}})
-
-
-def quiet(text: str) -> None:
-    pass
 
 
 def test_a_target_is_a_metric_and_a_bound() -> None:
@@ -135,12 +132,10 @@ def test_a_run_ends_with_its_target_and_so_does_one_that_goes_on(tmp_path: Path)
 
 @pytest.mark.parametrize(
     "values",
-    [
-        {"target": "convergence/zeta_sq >= 1e9", "measure__every": 2, "measure__samples": 16},
-        {**PATIENCE, "federation__stop_patience": 2, "client__lr": 1e-30, "federation__rounds": 9},
-    ],
+    [{"target": "convergence/zeta_sq >= 1e9", "measure__every": 2, "measure__samples": 16},
+     {**PATIENCE, "federation__stop_patience": 2, "client__lr": 1e-30, "federation__rounds": 9}],
     ids=["target", "patience"],
-)
+)  # fmt: skip
 @pytest.mark.long
 def test_rounds_that_are_not_evaluated_neither_refuse_nor_end_a_run(values: Mapping[str, Any], tmp_path: Path) -> None:
     """Of rounds 1, 2, 4 and 5 nothing is known."""

@@ -131,18 +131,14 @@ ODD: dict[str, Callable[[], nn.Module]] = {
     "one row for all": one_for_all,
     "each row twice": lambda: pixels(lambda m, x: plain(m, torch.cat([x, x]))[: len(x)]),
     "the mean of the batch taken off": lambda: pixels(lambda m, x: plain(m, x - x.mean(0))),
-    "rows folded by sample": folded,
-    "no dimension of the batch": no_batch,
-    "changed by a hook": hooked,
-}
+    "rows folded by sample": folded, "no dimension of the batch": no_batch, "changed by a hook": hooked,
+}  # fmt: skip
 """Layers that do not see the samples' rows in order, one each."""
 
 FAST: dict[str, Callable[[], nn.Module]] = {
-    "CNN with BatchNorm": lambda: CNN(SHAPE, 10, batch_norm=True),
-    "ResNet with GroupNorm": resnet,
-    "words": words,
+    "CNN with BatchNorm": lambda: CNN(SHAPE, 10, batch_norm=True), "ResNet with GroupNorm": resnet, "words": words,
     "norms": norms,
-}
+}  # fmt: skip
 SLOW: dict[str, Callable[[], nn.Module]] = {
     "called twice": called_twice,
     "a kind of its own": lambda: nn.Sequential(nn.Flatten(), Doubled(D, 10)),

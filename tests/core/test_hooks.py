@@ -253,14 +253,12 @@ def test_a_transferred_batch_precedes_evaluation_too_and_minus_one_skips_an_epoc
 
 @pytest.mark.parametrize(
     ("hook", "word"),
-    [
-        ({"on_train_batch_start": lambda self, batch, at: -1}, "no step"),
-        ({"optimizer_step": lambda self, epoch, at, optimizer, closure: None}, "closure"),
-        ({"on_train_start": lambda self: self.net.requires_grad_(True)}, "unfreezes net.bias"),
-        ({"on_train_start": lambda self: setattr(self.trainer, "should_stop", True)}, "should_stop"),
-        ({"training_step": lambda self, batch, at: None}, "training_step gives None for batch 0"),
-    ],
-)
+    [({"on_train_batch_start": lambda self, batch, at: -1}, "no step"),
+     ({"optimizer_step": lambda self, epoch, at, optimizer, closure: None}, "closure"),
+     ({"on_train_start": lambda self: self.net.requires_grad_(True)}, "unfreezes net.bias"),
+     ({"on_train_start": lambda self: setattr(self.trainer, "should_stop", True)}, "should_stop"),
+     ({"training_step": lambda self, batch, at: None}, "training_step gives None for batch 0")],
+)  # fmt: skip
 def test_a_hook_that_cannot_be_served_is_named(hook: dict[str, Any], word: str) -> None:
     module = type("Wrong", (Net,), hook)()
     if "unfreezes" in word:

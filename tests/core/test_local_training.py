@@ -247,11 +247,9 @@ def test_a_batch_number_counts_steps_of_the_epoch_and_for_a_methods_loss_of_the_
 
 @pytest.mark.parametrize(
     ("values", "words"),
-    [
-        ({"dp.local": True, "client.precision": "fp16-mixed"}, r"client\.precision must be .* with dp\.local"),
-        ({"dp.local": True, "client.accumulate": 2}, r"client\.accumulate must be 1 with dp\.local, got 2"),
-    ],
-)
+    [({"dp.local": True, "client.precision": "fp16-mixed"}, r"client\.precision must be .* with dp\.local"),
+     ({"dp.local": True, "client.accumulate": 2}, r"client\.accumulate must be 1 with dp\.local, got 2")],
+)  # fmt: skip
 def test_a_precision_is_refused_or_another_experiment(values: dict[str, object], words: str) -> None:
     with pytest.raises(UserError, match=words):
         build(experiment("smoke", values=values))

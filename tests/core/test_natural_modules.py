@@ -263,13 +263,10 @@ def test_a_run_may_be_judged_by_other_metrics_than_accuracy(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [
-        ("nothing", r"returns \(3,\) .*no logits of 10 classes"),
-        ("listed", r"updates a metric \(MeanMetric\) that is not one"),
-        ("late", r"updates a metric \(MeanMetric\) that its steps have made"),
-        ("size", "it logs n, a name"),
-    ],
-)
+    [("nothing", r"returns \(3,\) .*no logits of 10 classes"),
+     ("listed", r"updates a metric \(MeanMetric\) that is not one"),
+     ("late", r"updates a metric \(MeanMetric\) that its steps have made"), ("size", "it logs n, a name")],
+)  # fmt: skip
 @pytest.mark.long
 def test_a_module_that_cannot_be_judged_is_refused_before_any_work(kind: str, words: str) -> None:
     with pytest.raises(UserError, match=words):

@@ -238,17 +238,15 @@ def test_a_graphs_step_that_waits_is_named_with_its_client() -> None:
 
 @pytest.mark.parametrize(
     ("module", "of_batched", "of_graphs"),
-    [
-        (Net, None, None), (partial(Net, norm=True), "statistics of its batches", None),
-        (partial(Net, dropout=0.5), "random", None),
-        (partial(Net, change="reads its clock"), "reads self.current_epoch", "reads self.current_epoch"),
-        (partial(Net, change="reads its place"), "batch_idx", r"\(batch_idx\)"),
-        (partial(Net, change="branches"), "data-dependent|vmap", None),
-        (partial(Net, change="draws from numpy"), None, "random numbers from Python or numpy"),
-        (partial(Net, lambda p: ([sgd := torch.optim.SGD(p, 0.1)], [StepLR(sgd, 1)])), "scheduler", "scheduler"),
-        (partial(Net, lambda p: torch.optim.RMSprop(p, 0.1)), "is RMSprop", "is RMSprop"),
-        (partial(Net, lambda p: torch.optim.SGD(p, 0.1, momentum=0.5, dampening=0.5)), None, "dampening"),
-    ],
+    [(Net, None, None), (partial(Net, norm=True), "statistics of its batches", None),
+     (partial(Net, dropout=0.5), "random", None),
+     (partial(Net, change="reads its clock"), "reads self.current_epoch", "reads self.current_epoch"),
+     (partial(Net, change="reads its place"), "batch_idx", r"\(batch_idx\)"),
+     (partial(Net, change="branches"), "data-dependent|vmap", None),
+     (partial(Net, change="draws from numpy"), None, "random numbers from Python or numpy"),
+     (partial(Net, lambda p: ([sgd := torch.optim.SGD(p, 0.1)], [StepLR(sgd, 1)])), "scheduler", "scheduler"),
+     (partial(Net, lambda p: torch.optim.RMSprop(p, 0.1)), "is RMSprop", "is RMSprop"),
+     (partial(Net, lambda p: torch.optim.SGD(p, 0.1, momentum=0.5, dampening=0.5)), None, "dampening")],
     ids=range(10),
 )  # fmt: skip
 def test_a_module_that_batching_or_graphs_cannot_take_says_why_and_stays_unchanged(
@@ -267,14 +265,12 @@ def test_a_module_that_batching_or_graphs_cannot_take_says_why_and_stays_unchang
 
 @pytest.mark.parametrize(
     ("values", "words"),
-    [
-        ({"client.batched": True, "model.batch_norm": True}, "client.batched .*model cnn: .*statistics"),
-        ({"client.batched": True, "dp.local": True}, "client.batched needs dp.local false"),
-        ({"client.batched": True, "algorithm": "feddm"}, "client.batched changes nothing for feddm"),
-        ({"client.graphs": True, "client.batched": True}, "client.graphs needs .*client.batched false"),
-        ({"client.graphs": True, "client.optimizer": "adam"}, "client.graphs .*model cnn: its optimizer is Adam"),
-    ],
-)
+    [({"client.batched": True, "model.batch_norm": True}, "client.batched .*model cnn: .*statistics"),
+     ({"client.batched": True, "dp.local": True}, "client.batched needs dp.local false"),
+     ({"client.batched": True, "algorithm": "feddm"}, "client.batched changes nothing for feddm"),
+     ({"client.graphs": True, "client.batched": True}, "client.graphs needs .*client.batched false"),
+     ({"client.graphs": True, "client.optimizer": "adam"}, "client.graphs .*model cnn: its optimizer is Adam")],
+)  # fmt: skip
 def test_what_does_not_go_together_is_refused_before_any_work(values: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         build(experiment("smoke", "digits", values))

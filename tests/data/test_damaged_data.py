@@ -90,13 +90,11 @@ def test_damaged_files_are_refused_in_one_sentence(changed: dict[str, bytes | No
 
 
 ODD: dict[str, Callable[[Path], object]] = {
-    "another object": lambda path: path.write_bytes(pickle.dumps([1, 2])),
-    "a folder": Path.mkdir,
+    "another object": lambda path: path.write_bytes(pickle.dumps([1, 2])), "a folder": Path.mkdir,
     "a link to itself": lambda path: path.symlink_to(path.name),
-    "a link to /dev/zero": lambda path: path.symlink_to("/dev/zero"),
-    "a FIFO": os.mkfifo,
+    "a link to /dev/zero": lambda path: path.symlink_to("/dev/zero"), "a FIFO": os.mkfifo,
     "a sparse file of a terabyte": lambda path: (path.touch(), os.truncate(path, 2**40)),
-}
+}  # fmt: skip
 CIFAR = {
     "cifar10": ("cifar-10-batches-py", [*(f"data_batch_{n}" for n in range(1, 6)), "test_batch", "batches.meta"]),
     "cifar100": ("cifar-100-python", ["train", "test", "meta"]),

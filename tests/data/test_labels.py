@@ -101,14 +101,11 @@ def test_real_labels_are_shared_and_judged_by_the_loss_alone(lab: str, tmp_path:
 
 @pytest.mark.parametrize(
     ("data", "fields", "words"),
-    [
-        ("reals", {"partition.name": "dirichlet_niid"}, "dirichlet_niid divides classes"),
-        ("reals", {"sharing.setting": "shuffled_synthetic"}, "torch.float32 examples"),
-        ("reals", {"algorithm": "feddm"}, "feddm works by class"),
-        ("nothing", {}, "model.name linear needs labels"),
-        ("reals", {"model.name": "lab.py:WideNetwork"}, r"2x4 and 7x1"),
-    ],
-)
+    [("reals", {"partition.name": "dirichlet_niid"}, "dirichlet_niid divides classes"),
+     ("reals", {"sharing.setting": "shuffled_synthetic"}, "torch.float32 examples"),
+     ("reals", {"algorithm": "feddm"}, "feddm works by class"), ("nothing", {}, "model.name linear needs labels"),
+     ("reals", {"model.name": "lab.py:WideNetwork"}, r"2x4 and 7x1")],
+)  # fmt: skip
 def test_what_works_by_class_is_refused(data: str, fields: dict[str, Any], words: str, lab: str) -> None:
     with pytest.raises(UserError, match=words):
         build.build(experiment(lab, data, **{n: value.replace("lab.py", lab) for n, value in fields.items()}))

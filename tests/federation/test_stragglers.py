@@ -30,15 +30,10 @@ if TYPE_CHECKING:
 
 N = 20
 RULES: Mapping[str, Rule] = {
-    "independent": Independent(0.3),
-    "per client": PerClient(tuple(i / N for i in range(N))),
-    "groups": Groups(0.4, 3),
-    "deadline": Deadline(1.3),
-    "deadline, equally fast": Deadline(1.5, client_spread=0),
-    "deadline, steady": Deadline(0.8, spread=0),
-    "fastest": Fastest(5, client_spread=0),
-    "slow": Slow(0.4),
-}
+    "independent": Independent(0.3), "per client": PerClient(tuple(i / N for i in range(N))), "groups": Groups(0.4, 3),
+    "deadline": Deadline(1.3), "deadline, equally fast": Deadline(1.5, client_spread=0),
+    "deadline, steady": Deadline(0.8, spread=0), "fastest": Fastest(5, client_spread=0), "slow": Slow(0.4),
+}  # fmt: skip
 
 
 def late_clients(rule: Rule, joined: Sequence[int], round: int, seed: int = 0) -> Mapping[int, float]:

@@ -130,19 +130,17 @@ def test_with_little_noise_it_learns() -> None:
 
 @pytest.mark.parametrize(
     ("values", "sentence"),
-    [
-        ({"generator__target_epsilon": 1.0}, "generator.noise_multiplier, not both"),
-        ({**TARGET, "generator__target_epsilon": 100.1, "generator__accountant": "prv"}, "at most 100 with .* prv"),
-        ({"generator__target_epochs": 3}, "generator.target_epochs is for generator.target_epsilon"),
-        ({"generator__delta": 1e-6}, "generator.delta must be dp.delta = 1e-05, got 1e-06"),
-        ({"generator__delta": 0.01, "dp__delta": 0.01}, "delta must be below 1/n = 0.00372.*client 0.*269"),
-        ({"generator__batch_size": 270}, "batch_size must be at most .* client 0's generator is trained on 269"),
-        ({"generator__channels": (8,)}, "generator.channels must be two or more multiples of 8"),
-        ({"generator__physical_batch": 10**8}, "smaller generator.physical_batch"),
-        ({**TARGET, "generator__target_epsilon": 0.05}, "client 0: .* noise multiplier above 100"),
-        ({**TARGET, "generator__epochs": 9, "generator__target_epochs": 8}, "target_epochs must be at least .* = 9"),
-    ],
-)
+    [({"generator__target_epsilon": 1.0}, "generator.noise_multiplier, not both"),
+     ({**TARGET, "generator__target_epsilon": 100.1, "generator__accountant": "prv"}, "at most 100 with .* prv"),
+     ({"generator__target_epochs": 3}, "generator.target_epochs is for generator.target_epsilon"),
+     ({"generator__delta": 1e-6}, "generator.delta must be dp.delta = 1e-05, got 1e-06"),
+     ({"generator__delta": 0.01, "dp__delta": 0.01}, "delta must be below 1/n = 0.00372.*client 0.*269"),
+     ({"generator__batch_size": 270}, "batch_size must be at most .* client 0's generator is trained on 269"),
+     ({"generator__channels": (8,)}, "generator.channels must be two or more multiples of 8"),
+     ({"generator__physical_batch": 10**8}, "smaller generator.physical_batch"),
+     ({**TARGET, "generator__target_epsilon": 0.05}, "client 0: .* noise multiplier above 100"),
+     ({**TARGET, "generator__epochs": 9, "generator__target_epochs": 8}, "target_epochs must be at least .* = 9")],
+)  # fmt: skip
 def test_a_run_is_refused(values: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         build(experiment(**values))

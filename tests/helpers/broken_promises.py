@@ -189,15 +189,11 @@ BROKEN: dict[str, tuple[Any, ...]] = {
     ),
     "the_loss_falls": (Broken(server_lr=-1.0), Broken(server_lr=0.0)),
     "same_seed_same_bits_other_seed_other_bits": (
-        DRAWS_FROM_NUMPY,
-        Broken(given=lambda given: vars(given).update(seed=0)),
+        DRAWS_FROM_NUMPY, Broken(given=lambda given: vars(given).update(seed=0)),
     ),
     "nothing_that_is_handed_in_is_changed": (
-        SPOILS_MESSAGE,
-        SPOILS_MEMORY,
-        Broken(given=lambda given: spoil(given.data.x)),
+        SPOILS_MESSAGE, SPOILS_MEMORY, Broken(begin=spoil), Broken(given=lambda given: spoil(given.data.x)),
         Broken(given=lambda given: spoil(given.data.commons.x)),
-        Broken(begin=spoil),
         Broken(message=lambda state, message, client: Message({"model": spoil(state["model"])}, message.individual)),
         Broken(total=lambda state, total, replies: {"step": spoil(total["step"])}),
         Broken(total=lambda _, total, replies: {**total, "spoilt": spoil(next(iter(replies.values())).each["n"])}),
@@ -225,11 +221,10 @@ BROKEN: dict[str, tuple[Any, ...]] = {
     "batch_norms_statistics_follow_the_policy": (Broken(reply=_forget_the_statistics),),
     "all_that_is_sent_is_named_by_a_release": (_declares("step"), _declares("step", "n", "delta")),
     "personal_models_are_whole_and_asking_changes_nothing": (
-        Personally(own=lambda model, took_part: select(model, [*model][1:])),
-        Personally(own=_moved),
+        Personally(own=lambda model, took_part: select(model, [*model][1:])), Personally(own=_moved),
         Personally(own=lambda model, took_part: scale(model, 0.5 if took_part else float("nan"))),
     ),
     "clients_at_once_train_as_one_after_another": (SPOILS_MESSAGE,),
     "its_work_can_be_priced": (Repeats("many"), DeniesItsLocalSteps()),
-}
+}  # fmt: skip
 """The checks of the contract by name, each with algorithms that the check must reject."""

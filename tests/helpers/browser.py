@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+expect.set_options(timeout=60_000)  # of milliseconds; on a busy machine five seconds are too few
 CHROMIUM = shutil.which("chromium")
 
 needed = pytest.mark.skipif(CHROMIUM is None, reason="apt-get install chromium")

@@ -68,12 +68,10 @@ def test_vgg11_starts_as_the_authors_do_and_drops_out_in_training_only() -> None
 
 @pytest.mark.parametrize(
     ("make", "shape"),
-    [
-        (lambda shape: CNN(shape, 3), (2, 9, 7)), (lambda shape: CNN(shape, 3), (1, 4, 4)),
-        (lambda shape: Linear(shape, 10), DIGITS), (lambda shape: MLP(shape, 100, hidden=(7,)), CIFAR),
-        (lambda shape: VGG11(shape, 100), CIFAR), (lambda shape: ConvNet(shape, 3, width=4), (2, 9, 7)),
-        (lambda shape: Conv5(shape, 3), (2, 31, 40)),
-    ],
+    [(lambda shape: CNN(shape, 3), (2, 9, 7)), (lambda shape: CNN(shape, 3), (1, 4, 4)),
+     (lambda shape: Linear(shape, 10), DIGITS), (lambda shape: MLP(shape, 100, hidden=(7,)), CIFAR),
+     (lambda shape: VGG11(shape, 100), CIFAR), (lambda shape: ConvNet(shape, 3, width=4), (2, 9, 7)),
+     (lambda shape: Conv5(shape, 3), (2, 31, 40))],
 )  # fmt: skip
 def test_a_network_is_its_last_layer_on_its_embedding(make: Callable[[Any], Any], shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)

@@ -98,7 +98,7 @@ def test_images_fitted_to_noisy_sums_are_pools_too_and_spend_what_they_say(priva
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("ray_session")
+@pytest.mark.usefixtures("one_core")
 def test_the_table_tells_the_epsilon_of_each_pool_and_each_generator_is_trained_once(
     private: ModuleType, tmp_path: Path
 ) -> None:

@@ -87,14 +87,10 @@ def test_the_coefficients_are_those_of_all_copies_and_all_late_clients(n_clients
     copied, copied_elsewhere = (holders(n_clients, d, owner, False) for owner in (0, 1))
     ours = copies.coefficients(n_clients, d, float(q))
     enumerated = copies.Pairs(
-        same_private=result(private, private),
-        same_mixed=result(private, copied),
-        same_open=result(copied, copied),
-        itself=result(copied, copied, itself=True),
-        other_private=result(private, elsewhere),
-        other_mixed=result(private, copied_elsewhere),
-        other_open=result(copied, copied_elsewhere),
-    )
+        same_private=result(private, private), same_mixed=result(private, copied), same_open=result(copied, copied),
+        itself=result(copied, copied, itself=True), other_private=result(private, elsewhere),
+        other_mixed=result(private, copied_elsewhere), other_open=result(copied, copied_elsewhere),
+    )  # fmt: skip
     assert vars(ours) == pytest.approx(vars(enumerated), rel=1e-12)
     before = copies.without_copies(float(q))
     assert (before.same_private, before.other_private) == (ours.same_private, ours.other_private)

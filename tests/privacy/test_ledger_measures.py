@@ -153,14 +153,12 @@ def test_no_client_discloses_more_than_its_own_data(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("values", "words"),
-    [
-        ({"feddm.ipc": 11}, r"feddm\.ipc .*feddm\.least = 10 .*got 11"),
-        ({"dp.local": True}, r"dp\.local .*feddm\.init noise"),
-        ({"dp.local": True, "feddm.init": "noise", "feddm.sigma": 1.0}, r"feddm\.sigma 0"),
-        ({"dp.local": True, "feddm.init": "noise", "feddm.iterations": 0}, r"feddm\.iterations of at least 1"),
-        ({"feddm.sigma": 1.0, "feddm.iterations": 0}, r"feddm\.sigma must be 0"),
-    ],
-)
+    [({"feddm.ipc": 11}, r"feddm\.ipc .*feddm\.least = 10 .*got 11"),
+     ({"dp.local": True}, r"dp\.local .*feddm\.init noise"),
+     ({"dp.local": True, "feddm.init": "noise", "feddm.sigma": 1.0}, r"feddm\.sigma 0"),
+     ({"dp.local": True, "feddm.init": "noise", "feddm.iterations": 0}, r"feddm\.iterations of at least 1"),
+     ({"feddm.sigma": 1.0, "feddm.iterations": 0}, r"feddm\.sigma must be 0")],
+)  # fmt: skip
 def test_what_it_is_not_defined_for_is_refused(values: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         build(presets.experiment("small", "digits", {"algorithm": "feddm", **values}))

@@ -220,12 +220,10 @@ def another_users(path: Path) -> None:
 
 
 DAMAGE: dict[str, Callable[[Path], object]] = {
-    "shorter": lambda path: path.write_bytes(path.read_bytes()[:-1]),
-    "read by others": lambda path: path.chmod(0o640),
+    "shorter": lambda path: path.write_bytes(path.read_bytes()[:-1]), "read by others": lambda path: path.chmod(0o640),
     "a link": lambda path: path.symlink_to(path.rename(path.with_name("elsewhere"))),
-    "a pipe": lambda path: (path.unlink(), os.mkfifo(path, 0o600)),
-    "another user's": another_users,
-}
+    "a pipe": lambda path: (path.unlink(), os.mkfifo(path, 0o600)), "another user's": another_users,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DAMAGE)

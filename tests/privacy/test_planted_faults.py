@@ -64,10 +64,8 @@ def test_the_audit_finds_faults_of_training(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [
-        ("none", "epsilon is above"), ("half", "the noise multiplier is about"),
-        ("the same in each step", "the noise multiplier is about"), ("the same for each client", "epsilon is above"),
-    ],
+    [("none", "epsilon is above"), ("half", "the noise multiplier is about"),
+     ("the same in each step", "the noise multiplier is about"), ("the same for each client", "epsilon is above")],
 )  # fmt: skip
 @pytest.mark.long
 def test_the_audit_finds_faults_of_noise(name: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,14 +191,10 @@ def alternating(*sigmas: float) -> DPSGD:
 
 @pytest.mark.parametrize(
     ("dp", "uncovered"),
-    [
-        (DPSGD(0.0, 1.0), {"delta": 10}),
-        (DPSGD(1.0, 1.0), {}),
-        (alternating(1.0, 1.0, 0.0, *[1.0] * 1000), {"delta": 1}),
-        (alternating(1.0, 2.0), {"delta": 10}),
-    ],
+    [(DPSGD(0.0, 1.0), {"delta": 10}), (DPSGD(1.0, 1.0), {}),
+     (alternating(1.0, 1.0, 0.0, *[1.0] * 1000), {"delta": 1}), (alternating(1.0, 2.0), {"delta": 10})],
     ids=["no noise", "noise", "one step without", "steps of two kinds"],
-)
+)  # fmt: skip
 def test_only_steps_that_all_have_the_same_noise_are_covered(
     dp: DPSGD, uncovered: dict[str, int], digits: Digits
 ) -> None:

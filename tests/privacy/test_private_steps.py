@@ -129,10 +129,8 @@ WITH, WITHOUT = list(range(SIZE)), list(range(1, SIZE))  # two batches; the firs
 SEEDED, SALT, ANOTHER = b"", b"a" * 32, b"b" * 32
 
 LOCAL: dict[str, tuple[dict[str, Any], bool]] = {
-    "dropout": ({"dropout": 0.5}, False),
-    "crops": ({}, True),
-    "noise of the module's own": ({"noise": 0.5}, False),
-}
+    "dropout": ({"dropout": 0.5}, False), "crops": ({}, True), "noise of the module's own": ({"noise": 0.5}, False),
+}  # fmt: skip
 """What ``digits`` gets, and ``augment``."""
 
 GENERATORS = ["private_ddpm", "private_cvae", "private_gan"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from report_runs import quiet
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import presets
@@ -135,10 +136,6 @@ POOL = {
 def config(tmp_path: Path, **values: Any) -> Experiment:
     named = {name.replace("__", "."): value for name, value in values.items()}
     return presets.experiment("smoke", "digits", {**FIELDS, "artifacts": str(tmp_path / "artifacts"), **named})
-
-
-def quiet(text: str) -> None:
-    pass
 
 
 def outputs(folder: Path) -> dict[str, bytes]:

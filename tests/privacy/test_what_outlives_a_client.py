@@ -95,15 +95,12 @@ def _write(module: Any, x: Tensor) -> None:
 
 PLANTS: dict[str, tuple[Callable[[Any], object] | None, Callable[[Any, Tensor], object] | None, str, str]] = {
     "a buffer that is replaced": (_queue, _enqueue, "module state (queue)", OUTLIVED),
-    "the optimizer's attribute": (
-        lambda m: setattr(m, "optimizer_class", OfItsOwn), None, "optimizer state (last)", OUTLIVED
-    ),
-    "the optimizer's group": (
-        None, lambda m, x: _group(m).update(weight_decay=float(x)), "optimizer state (0.weight_decay)", STEERED.reason
-    ),
+    "the optimizer's attribute": (lambda m: setattr(m, "optimizer_class", OfItsOwn), None, "optimizer state (last)",
+                                  OUTLIVED),
+    "the optimizer's group": (None, lambda m, x: _group(m).update(weight_decay=float(x)),
+                              "optimizer state (0.weight_decay)", STEERED.reason),
     "the learning rate": (None, lambda m, x: _group(m).update(lr=0.1 + 1e-3 * float(x)), "", STEERED.reason),
-    "momentum": (None, _steer_momentum, "", STEERED.reason),
-    "weights": (None, _write, "", WRITTEN.reason),
+    "momentum": (None, _steer_momentum, "", STEERED.reason), "weights": (None, _write, "", WRITTEN.reason),
 }  # fmt: skip
 """What a step may leave its batch in: how the module begins, what it does with a batch; the name, and why."""
 
@@ -351,18 +348,14 @@ class Module(Classifier):
 }
 
 PLACES: dict[str, str] = {
-    "global state (one.ROWS)": "one.ROWS = (0.5,)",
-    "global state (two.QUEUE)": "two.QUEUE.append(0.5)",
+    "global state (one.ROWS)": "one.ROWS = (0.5,)", "global state (two.QUEUE)": "two.QUEUE.append(0.5)",
     "global state (package.three.ROWS)": "three.ROWS.append(0.5)",
-    "global state (package.four.cached)": "four.cached(0.5)",
-    "class state (Module.seen)": "one.Module.seen = 0.5",
-    "work (names)": "work.seen = 0.5",
-    "optimizer state (seen)": "work.optimizer.seen = 0.5",
+    "global state (package.four.cached)": "four.cached(0.5)", "class state (Module.seen)": "one.Module.seen = 0.5",
+    "work (names)": "work.seen = 0.5", "optimizer state (seen)": "work.optimizer.seen = 0.5",
     "module state (network.last.seen)": "work.module.network.last.seen = 0.5",
-    "method state (seen)": "method.seen = 0.5",
-    "class state (Method.rows)": "Method.rows.append(0.5)",
+    "method state (seen)": "method.seen = 0.5", "class state (Method.rows)": "Method.rows.append(0.5)",
     "commons": "commons.append(0.5)",
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

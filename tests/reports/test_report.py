@@ -226,7 +226,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 def ask(server: Server, path: str, method: str = "GET", host: str | None = None) -> tuple[int, str, dict[str, str]]:
     """Status, content and headers of the answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=300)
     connection.putrequest(method, path, skip_host=True)
     connection.putheader("Host", host or f"127.0.0.1:{server.server_port}")
     connection.endheaders()
@@ -247,7 +247,7 @@ def test_only_a_get_with_the_token_and_this_host_is_answered(server: Server) -> 
     for host in HOSTS:
         assert ask(server, f"/{token}/", host=host.format(port=port))[:2] == (403, ""), host
     assert ask(server, f"/{token}/", "POST")[:2] == (501, "")
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=300) as connection:
         connection.sendall(b"\x00\xff\n\n\r\n\r\n")  # bytes that are no request end nothing
     assert ask(server, f"/{token}/")[0] == 200
 
@@ -278,6 +278,6 @@ def test_the_command_prints_its_address_and_ends_on_a_signal(folder: Path) -> No
         assert process.stdout is not None
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{32}/\n", process.stdout.readline())
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=300)
     assert process.returncode == 143
     assert "Traceback" not in errors

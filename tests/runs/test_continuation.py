@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report_runs import quiet
 
 from fedcommons.cli.display import Display
 from fedcommons.config import presets
@@ -23,10 +24,6 @@ FEDDPMS = {"algorithm": "feddpms", "model__name": "vae", "model__channels": (2, 
 
 
 class Killed(Exception):
-    pass
-
-
-def quiet(text: str) -> None:
     pass
 
 
@@ -106,12 +103,10 @@ def test_what_cannot_go_on_is_refused_and_left_as_it_was(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("plans", "values", "why"),
-    [
-        ((4, 6), {"client__lr_schedule": "cosine"}, "client.lr_schedule cosine depends"),
-        ((2, 6), FEDDPMS, "algorithm feddpms depends on federation.rounds"),
-    ],
+    [((4, 6), {"client__lr_schedule": "cosine"}, "client.lr_schedule cosine depends"),
+     ((2, 6), FEDDPMS, "algorithm feddpms depends on federation.rounds")],
     ids=["a schedule", "a method"],
-)
+)  # fmt: skip
 @pytest.mark.long
 def test_what_knows_the_number_of_rounds_is_not_extended(
     plans: tuple[int, int], values: dict[str, Any], why: str, tmp_path: Path

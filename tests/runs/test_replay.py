@@ -68,14 +68,12 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, int], BlockResul
 
 @pytest.mark.parametrize(
     "fields",
-    [
-        {"algorithm": "scaffold", "federation.blocks": 1, "federation.memory_mb": 0.001},
-        {"model.batch_norm": True, "federation.participation": 0.8, "straggler.q": 0.4},
-        {**QUICK, "algorithm": "fedmix"},
-        {"dp.local": True, "algorithm": "fedprox", "straggler.rule": "deadline", "straggler.deadline": 0.5},
-    ],
+    [{"algorithm": "scaffold", "federation.blocks": 1, "federation.memory_mb": 0.001},
+     {"model.batch_norm": True, "federation.participation": 0.8, "straggler.q": 0.4},
+     {**QUICK, "algorithm": "fedmix"},
+     {"dp.local": True, "algorithm": "fedprox", "straggler.rule": "deadline", "straggler.deadline": 0.5}],
     ids=["memory in files", "stragglers", "pool and means", "noise and partial work"],
-)
+)  # fmt: skip
 @pytest.mark.long
 def test_a_client_that_is_run_again_does_what_it_did(
     fields: Mapping[str, Any], config: Experiment, tmp_path: Path, trained: dict[tuple[int, int], BlockResult]

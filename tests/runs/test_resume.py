@@ -196,14 +196,11 @@ def test_a_folder_in_use_or_of_the_user_is_no_place_for_results(
 
 NAME = b'"round": 3'
 DAMAGES: dict[str, Callable[[list[bytes]], list[bytes]]] = {
-    "truncated": lambda lines: [lines[3][:9] + b"\n"],
-    "no round": lambda lines: [lines[3].replace(NAME + b", ", b"")],
-    "a float": lambda lines: [lines[3].replace(NAME, NAME + b".0")],
-    "empty": lambda lines: [b"\n", lines[3]],
-    "twice": lambda lines: [lines[3], lines[3]],
-    "missing": lambda lines: [],
+    "truncated": lambda lines: [lines[3][:9] + b"\n"], "no round": lambda lines: [lines[3].replace(NAME + b", ", b"")],
+    "a float": lambda lines: [lines[3].replace(NAME, NAME + b".0")], "empty": lambda lines: [b"\n", lines[3]],
+    "twice": lambda lines: [lines[3], lines[3]], "missing": lambda lines: [],
     "out of order": lambda lines: [lines[4], lines[3]],
-}
+}  # fmt: skip
 INSTEAD = {
     "NUL": b"\0" * 40, "not UTF-8": b'{"round": 3, "\xff": 1}', "a list": b"[3]", "brackets": b"[" * 100_000,
     "no metrics": b'{"round": 3}', "text": b'{"round": 3, "test/accuracy": "0.5"}',
@@ -227,10 +224,8 @@ def test_a_file_counts_up_to_its_first_damaged_line(name: str, runs: Path, tmp_p
 
 @pytest.mark.parametrize(
     ("run", "name", "line", "new", "first"),
-    [
-        ("cut", "rounds.jsonl", 5, b"\0" * 40, 5), ("cut", "rounds.jsonl", 4, b'{"round": 4, "te', 3),
-        ("cut", "timing.jsonl", 0, b"", 0), ("whole", "rounds.jsonl", 2, None, 0),
-    ],
+    [("cut", "rounds.jsonl", 5, b"\0" * 40, 5), ("cut", "rounds.jsonl", 4, b'{"round": 4, "te', 3),
+     ("cut", "timing.jsonl", 0, b"", 0), ("whole", "rounds.jsonl", 2, None, 0)],
 )  # fmt: skip
 @pytest.mark.long
 def test_a_run_with_a_damaged_line_falls_back_to_the_last_checkpoint_that_fits(

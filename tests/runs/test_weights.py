@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from report_runs import quiet
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -192,10 +193,6 @@ class Net(nn.Module):
 def done(tmp_path_factory: pytest.TempPathFactory) -> Result:
     folder = tmp_path_factory.mktemp("models") / "run"
     return run(experiment("smoke", values=FIELDS), folder, say=quiet)
-
-
-def quiet(text: str) -> None:
-    pass
 
 
 def accuracy(result: Result, module: torch.nn.Module, which: str) -> float:

@@ -142,7 +142,7 @@ def main(folder: Path) -> None:
     found: dict[str, Any] = {"actors": two.map(where, ModelTask(FEDERATION.model), [0, 1])}
     require_the_bits_of_one_process(METHOD, FEDERATION, two)
     two.close()
-    found["fast"] = refused(lambda: RayActors(FEDERATION.build(METHOD), FEDERATION.data, 2, 0, transport="fast"))
+    found["fast"] = refused(lambda: RayActors(FEDERATION.build(METHOD), FEDERATION.data, 1, 0, transport="fast"))
     found["described"] = ray_cluster.describe(0)
     found["too many"] = refused(lambda: ray_cluster.require_actors(3, 0))
     with mock.patch.dict(os.environ, {CHOICE: "odd"}):  # which this machine is not
@@ -169,7 +169,7 @@ def test_two_ray_nodes_give_the_bits_of_one_process_on_nodes_of_one_kind_and_act
     # a Ray of its own; the name is short because sockets lie there
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as scratch:
         done = subprocess.run(
-            [sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, timeout=500,
+            [sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, timeout=1500,
             env={**ours, "RAY_TMPDIR": scratch},
         )  # fmt: skip
     assert done.returncode == 0, done.stderr

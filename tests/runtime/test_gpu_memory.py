@@ -242,11 +242,9 @@ def test_of_batched_clients_a_whole_block_is_played(blocks: int, share: float, e
         sizes.update(shape[0] for shape in biases if len(shape) == 2)
 
     values = {
-        "federation.gpus_per_actor": "auto",
-        "client.batched": True,
-        "federation.blocks": blocks,
+        "federation.gpus_per_actor": "auto", "client.batched": True, "federation.blocks": blocks,
         "federation.participation": share,
-    }
+    }  # fmt: skip
     handle = register_optimizer_step_post_hook(seen)
     try:
         play(presets.experiment("smoke", values={**values, "partition.n_clients": 10, "data.limit": 100}))

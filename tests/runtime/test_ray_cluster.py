@@ -27,12 +27,9 @@ from fedcommons.errors import UserError
 from fedcommons.runtime import ray_cluster
 
 CALLS = (
-    "NodeInfoGcsService/GetClusterId",
-    "InternalKVGcsService/InternalKVKeys",
-    "NodeManagerService/GetSystemConfig",
-    "ObjectManagerService/Pull",
-    "CoreWorkerService/GetCoreWorkerStats",
-)
+    "NodeInfoGcsService/GetClusterId", "InternalKVGcsService/InternalKVKeys", "NodeManagerService/GetSystemConfig",
+    "ObjectManagerService/Pull", "CoreWorkerService/GetCoreWorkerStats",
+)  # fmt: skip
 """One of each service of Ray's; every port has one of them."""
 
 UNIMPLEMENTED, UNAUTHENTICATED = 12, 16
@@ -92,7 +89,7 @@ def grpc_status(host: str, port: int, call: str, token: str = "") -> int | None:
     literal = b"".join(b"\0" + b"".join(bytes([len(t)]) + t.encode() for t in pair) for pair in headers.items())
     request = frame(4, 0, 0, b"") + frame(1, 4, 1, literal) + frame(0, 1, 1, bytes(5))
     answer = b""
-    with socket.create_connection((host, port), timeout=30) as connection:
+    with socket.create_connection((host, port), timeout=120) as connection:
         connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + request)
         while not (status := re.search(rb"grpc-status[\x01\x02](\d+)", answer)) and (part := connection.recv(65536)):
             answer += part
@@ -128,7 +125,7 @@ def test_no_port_that_ray_opens_answers_without_the_token(ours: Any) -> None:
             continue
         if without == {None}:  # the agent of runtime environments speaks HTTP
             with pytest.raises(HTTPError, match="401"):
-                urlopen(f"http://{host}:{port}/get_runtime_envs_info", data=b"", timeout=30)
+                urlopen(f"http://{host}:{port}/get_runtime_envs_info", data=b"", timeout=120)
             continue
         assert without == {UNIMPLEMENTED, UNAUTHENTICATED}
         assert 0 in {grpc_status(host, port, call, facts["token"]) for call in CALLS}
@@ -166,8 +163,8 @@ def test_sigterm_ends_ray_and_its_folder_which_only_we_can_enter(ours: Any) -> N
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     family = psutil.Process(process.pid).children(recursive=True)
     process.terminate()
-    assert process.wait(timeout=60) == 143
-    _, alive = psutil.wait_procs(family, timeout=30)
+    assert process.wait(timeout=120) == 143
+    _, alive = psutil.wait_procs(family, timeout=120)
     assert [member.name() for member in alive] == []
     assert not folder.exists()
 
@@ -217,7 +214,7 @@ def test_an_address_where_no_ray_answers_is_refused(tmp_path: Path) -> None:
     with socket.create_server(("", 0)) as silent:  # takes calls and says nothing
         port = silent.getsockname()[1]
         process = process_of(tmp_path, RAY_ADDRESS=f"localhost:{port}", JOIN_S="1")
-        _, refused = process.communicate(timeout=100)
+        _, refused = process.communicate(timeout=300)
     assert process.returncode == 1
     assert re.match(f"refused: RAY_ADDRESS='localhost:{port}': no Ray answers .* 1 s", refused)
 

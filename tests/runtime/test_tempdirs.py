@@ -66,7 +66,7 @@ def test_it_goes_with_its_process(
 ) -> None:
     if number:
         process.send_signal(number)
-    _, said = process.communicate("", timeout=60)
+    _, said = process.communicate("", timeout=300)
     assert process.returncode == code, said
     assert list(base.iterdir()) == []
 

@@ -149,18 +149,14 @@ SET: dict[str, Callable[[], object]] = {
     "tf32 of cuBLAS": lambda: setattr(backends.cuda.matmul, "fp32_precision", "tf32"),
     "tf32 as before": lambda: setattr(backends.cuda.matmul, "allow_tf32", True),
     "old and new": lambda: (torch.set_float32_matmul_precision("medium"), setattr(backends, "fp32_precision", "tf32")),
-    "denormals": lambda: torch.set_flush_denormal(True),
-    "float64": lambda: torch.set_default_dtype(torch.float64),
-    "device": lambda: torch.set_default_device("meta"),
-    "anomalies": lambda: torch.autograd.set_detect_anomaly(True),
-    "deterministic": lambda: torch.use_deterministic_algorithms(True),
-    "threads": lambda: torch.set_num_threads(2),
+    "denormals": lambda: torch.set_flush_denormal(True), "float64": lambda: torch.set_default_dtype(torch.float64),
+    "device": lambda: torch.set_default_device("meta"), "anomalies": lambda: torch.autograd.set_detect_anomaly(True),
+    "deterministic": lambda: torch.use_deterministic_algorithms(True), "threads": lambda: torch.set_num_threads(2),
     "no oneDNN": lambda: setattr(backends.mkldnn, "enabled", False),
     "oneDNN deterministic": lambda: setattr(backends.mkldnn, "deterministic", True),
     "no NNPACK": lambda: backends.nnpack.set_flags(False),
-    "cuDNN": lambda: backends.cudnn.set_flags(False, True, 3, False),
-    "numpy": lambda: np.seterr(all="raise"),
-}
+    "cuDNN": lambda: backends.cudnn.set_flags(False, True, 3, False), "numpy": lambda: np.seterr(all="raise"),
+}  # fmt: skip
 """What one line of a caller's can set."""
 
 

@@ -53,14 +53,12 @@ def noise(stage: Any, start: ClientDatasets, client: int = 0, step: int = 0) -> 
 
 @pytest.mark.parametrize(
     ("stage", "of_each"),
-    [
-        (replace(STAGES["merf"], noise_multiplier=2.0), 2.0),
-        (replace(STAGES["merf"], noise_multiplier=2.0, noise="summed"), 2.0 / sqrt(5)),
-        (replace(STAGES["merf"], noise_multiplier=2.0, noise="summed", may_miss=2), 2.0 / sqrt(3)),
-        (replace(STAGES["ndpdc"], noise_multiplier=2.0), 2.0),
-    ],
+    [(replace(STAGES["merf"], noise_multiplier=2.0), 2.0),
+     (replace(STAGES["merf"], noise_multiplier=2.0, noise="summed"), 2.0 / sqrt(5)),
+     (replace(STAGES["merf"], noise_multiplier=2.0, noise="summed", may_miss=2), 2.0 / sqrt(3)),
+     (replace(STAGES["ndpdc"], noise_multiplier=2.0), 2.0)],
     ids=["local", "summed", "summed, two may be missing", "ndpdc"],
-)
+)  # fmt: skip
 def test_noise_has_the_variance_that_is_stated_and_is_new_for_every_client_and_step(stage: Any, of_each: float) -> None:
     """Of the sum over clients, too: to four standard errors."""
     start = clients(10, 20, 30, 40)
@@ -216,14 +214,11 @@ def test_a_secret_run_earns_its_epsilon_and_goes_on_with_its_salts_only(
 
 @pytest.mark.parametrize(
     ("name", "values", "words"),
-    [
-        ("merf", {"target_epsilon": None}, "not neither"),
-        ("ndpdc", {"delta": 1e-3}, r"sharing\.delta .*dp\.delta"),
-        ("merf", {"target_epsilon": None, "noise_multiplier": 1e-9}, r"noise_multiplier .* 0.0001, got 1e-09"),
-        ("merf", {"may_miss": 1}, r"sharing\.may_miss .*summed"),
-        ("merf", {"noise": "summed", "may_miss": 10}, r"sharing\.may_miss .*below .*10"),
-        ("ndpdc", {"target_epsilon": 0.1, "iterations": 10_000}, "target_epsilon 0.1 .*above 100"),
-    ],
+    [("merf", {"target_epsilon": None}, "not neither"), ("ndpdc", {"delta": 1e-3}, r"sharing\.delta .*dp\.delta"),
+     ("merf", {"target_epsilon": None, "noise_multiplier": 1e-9}, r"noise_multiplier .* 0.0001, got 1e-09"),
+     ("merf", {"may_miss": 1}, r"sharing\.may_miss .*summed"),
+     ("merf", {"noise": "summed", "may_miss": 10}, r"sharing\.may_miss .*below .*10"),
+     ("ndpdc", {"target_epsilon": 0.1, "iterations": 10_000}, "target_epsilon 0.1 .*above 100")],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused(name: str, values: dict[str, Any], words: str) -> None:
     asked = {"target_epsilon": 1.0, **values}
@@ -251,13 +246,11 @@ def test_the_limits_are_allowed_and_noise_below_them_covers_nothing(name: str) -
 
 @pytest.mark.parametrize(
     ("stage", "start", "words"),
-    [
-        (STAGES["merf"], clients(x=lambda x: x.float()), "uint8"),
-        *((stage, replace(clients(), n_classes=None), "not classes") for stage in STAGES.values()),
-        (replace(STAGES["merf"], fit="generator"), clients(x=lambda x: x.flatten(1)), r"sharing.fit .*\(64,\)"),
-        (STAGES["ndpdc"], clients(x=lambda x: x[..., :1]), "2x2"),
-    ],
-)
+    [(STAGES["merf"], clients(x=lambda x: x.float()), "uint8"),
+     *((stage, replace(clients(), n_classes=None), "not classes") for stage in STAGES.values()),
+     (replace(STAGES["merf"], fit="generator"), clients(x=lambda x: x.flatten(1)), r"sharing.fit .*\(64,\)"),
+     (STAGES["ndpdc"], clients(x=lambda x: x[..., :1]), "2x2")],
+)  # fmt: skip
 def test_other_examples_are_refused(stage: Any, start: ClientDatasets, words: str) -> None:
     STAGES["ndpdc"].check_data(clients(x=lambda x: x[..., :2, :2].contiguous()))
     with pytest.raises(UserError, match=words):

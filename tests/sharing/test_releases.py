@@ -81,15 +81,13 @@ class Sure(Release):
 
 @pytest.mark.parametrize(
     ("event", "why"),
-    [
-        (replace(EVENTS[4], client=N), "a release of client 5"),
-        (replace(EVENTS[4], client=-1), "a release of client -1"),
-        (Sure(4, ("synthetic images",)), "must declare the data that leave a client as Release"),
-        (replace(EVENTS[4], what="images"), "a tuple of names"),
-        (Release(4, ("images",), n_disclosed=-5), "whole number of at least 0, got -5"),
-    ],
+    [(replace(EVENTS[4], client=N), "a release of client 5"),
+     (replace(EVENTS[4], client=-1), "a release of client -1"),
+     (Sure(4, ("synthetic images",)), "must declare the data that leave a client as Release"),
+     (replace(EVENTS[4], what="images"), "a tuple of names"),
+     (Release(4, ("images",), n_disclosed=-5), "whole number of at least 0, got -5")],
     ids=["a client too many", "nobody", "a class of its own", "a text", "less than none"],
-)
+)  # fmt: skip
 def test_events_of_nobody_or_of_another_class_are_refused(event: Release, why: str) -> None:
     events = (*EVENTS[:4], event)
     with pytest.raises(UserError, match=rf"sharing stage Declares .*{why}"):

@@ -183,12 +183,10 @@ def test_a_users_stage_has_owners_releases_and_weights() -> None:
 
 @pytest.mark.parametrize(
     ("change", "kind", "words"),
-    [
-        *(({"n_own": n_own}, UserError, "n_own .*0 or more") for n_own in (3, [float("nan")] * 5, [-1] * 5)),
-        *(({"nbytes": once}, UserError, "nbytes .*number of bytes") for once in (-1, 1.5)),
-        ({"received": [NONE] * 4}, ClientError, "shorter"),
-        ({"weights": [np.ones(264)] * 4}, ClientError, "one weight"),
-    ],
+    [*(({"n_own": n_own}, UserError, "n_own .*0 or more") for n_own in (3, [float("nan")] * 5, [-1] * 5)),
+     *(({"nbytes": once}, UserError, "nbytes .*number of bytes") for once in (-1, 1.5)),
+     ({"received": [NONE] * 4}, ClientError, "shorter"),
+     ({"weights": [np.ones(264)] * 4}, ClientError, "one weight")],
 )  # fmt: skip
 def test_rows_weights_and_numbers_are_of_every_client(change: dict[str, Any], kind: type, words: str) -> None:
     with pytest.raises(kind, match=words):

@@ -84,11 +84,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "sidecar truncated": (lambda path: sidecar(path).write_text(sidecar(path).read_text()[:20]), "is incomplete"),
     "no checksum of facts": (lambda path: write_json(sidecar(path), {"sha256": "0"}), "checksum 'facts_sha256'"),
     "no tensors with a right checksum": (not_tensors, "was truncated or altered"),
-    "other facts": (
-        lambda path: write_json(sidecar(path), {**json.loads(sidecar(path).read_text()), "x": 1}),
-        "altered",
-    ),
-}
+    "other facts": (lambda path: write_json(sidecar(path), {**json.loads(sidecar(path).read_text()), "x": 1}),
+                    "altered"),
+}  # fmt: skip
 
 
 def test_written_content_replaces_what_was_there_and_leaves_nothing_beside_it(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_a_resumed_sweep_sends_what_could_not_be_sent(place: str, tmp_path: Path
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("ray_session")
+@pytest.mark.usefixtures("one_core")
 def test_a_sweep_is_resumed_on_a_machine_that_has_nothing(
     bucket: Callable[[], str], sweeps: Callable[[str], ModuleType], tmp_path: Path
 ) -> None:

@@ -120,19 +120,14 @@ def test_the_command_judges_a_client_of_another_form_and_runs_its_row(
 
 @pytest.mark.parametrize(
     ("argv", "said"),
-    [
-        ("", "name a method"),
-        ("fedprx", "did you mean 'fedprox'"),
-        ("fedprox --constants nu=1", "unknown option '--fedprox.nu'"),
-        ("fedprox --constants mu", "name=value"),
-        ("fedprox --special-case mu=0", "is METHOD"),
-        ("fedprox --strategy their.py:Average", "a client of Flower's form"),
-        ("their.py:FlowerProximal --constants nu=1", "takes no constant 'nu'"),
-        ("their.py:Neither", "none of the interfaces"),
-        ("their.py:AsksForMore", "asks for loader"),
-        ("their.py:FlowerStyle --strategy their.py:Neither", "no aggregate_fit"),
-    ],
-)
+    [("", "name a method"), ("fedprx", "did you mean 'fedprox'"),
+     ("fedprox --constants nu=1", "unknown option '--fedprox.nu'"), ("fedprox --constants mu", "name=value"),
+     ("fedprox --special-case mu=0", "is METHOD"),
+     ("fedprox --strategy their.py:Average", "a client of Flower's form"),
+     ("their.py:FlowerProximal --constants nu=1", "takes no constant 'nu'"),
+     ("their.py:Neither", "none of the interfaces"), ("their.py:AsksForMore", "asks for loader"),
+     ("their.py:FlowerStyle --strategy their.py:Neither", "no aggregate_fit")],
+)  # fmt: skip
 def test_bad_input_is_refused(
     argv: str, said: str, script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

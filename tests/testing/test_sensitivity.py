@@ -137,12 +137,10 @@ FALSE: dict[str, tuple[Act, str]] = {
     "less noise of its own": (by_hand(1.9), "all that was sent moves by"),
     "one number of noise": (by_hand(numbers=1), "mean: 64 numbers move .* only 1 of noise"),
     "noise drawn again": (by_sum(noise_taken_back), "stream of mean, call 1 is opened twice"),
-    "a sum with another stream": (
-        by_sum(lambda total, draws: total.blur(2.0, np.random.default_rng(0))),
-        "does not come from a stream",
-    ),
+    "a sum with another stream": (by_sum(lambda total, draws: total.blur(2.0, np.random.default_rng(0))),
+                                  "does not come from a stream"),
     "a sum clipped by the data": (by_sum(clip=lambda x: float(x.norm(dim=1).max())), "other clipping or noise"),
-}
+}  # fmt: skip
 """Of each kind of false claim: the client's act, and what the sentence says."""
 
 

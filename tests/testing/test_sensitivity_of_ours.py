@@ -61,11 +61,9 @@ class MeanImage:
 
 GENERATORS: dict[str, tuple[MeanImage, str]] = {
     "halves clipped": (MeanImage(part=clipped_halves), "sum of means, call 1, noise 0 moves by 1.41"),
-    "labels": (
-        MeanImage(more=lambda examples: {"labels": torch.bincount(examples.y, minlength=10)}),
-        "labels moves by .* label replaced",
-    ),
-}
+    "labels": (MeanImage(more=lambda examples: {"labels": torch.bincount(examples.y, minlength=10)}),
+               "labels moves by .* label replaced"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("plant", GENERATORS)
@@ -144,13 +142,10 @@ def test_a_stages_false_release_is_found(plant: str) -> None:
 
 
 OTHERWISE: dict[str, dict[str, Any]] = {
-    "feddm": {"init": "noise"},
-    "feddpms": {"privacy": "sound"},
-    "shuffled_real": {"p": 0.3},
-    "raw_copies": {"c": 0.3},
+    "feddm": {"init": "noise"}, "feddpms": {"privacy": "sound"}, "shuffled_real": {"p": 0.3}, "raw_copies": {"c": 0.3},
     "merf": {"noise_multiplier": 3.0, "features": 40, "per_class": 2, "steps": 3},
     "ndpdc": {"noise_multiplier": 3.0, "iterations": 3, "per_class": 2, "width": 8, "batch": 2},
-}
+}  # fmt: skip
 """Constants that make a part private, or that it must be given."""
 
 BY_DP_SGD = [name for name in KINDS["generator"].components if "noise_multiplier" in constants("generator", name)]

@@ -121,9 +121,7 @@ PLACES: Mapping[str, Callable[[Path], object]] = {
     "a link to zeros": lambda path: cleared(path).symlink_to("/dev/zero"),
     "a link to a folder": lambda path: cleared(path).symlink_to(outside(path)),
     "a link to itself": lambda path: cleared(path).symlink_to(path.name),
-    "a pipe": lambda path: os.mkfifo(cleared(path)),
-    "a folder": lambda path: cleared(path).mkdir(),
-    "nothing": cleared,
+    "a pipe": lambda path: os.mkfifo(cleared(path)), "a folder": lambda path: cleared(path).mkdir(), "nothing": cleared,
 }  # fmt: skip
 CONTENTS: Mapping[str, Callable[[Path], object]] = {
     "ten sparse GB": sparse,
@@ -177,12 +175,9 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 Damage = tuple[int, str, float, bytes, Any]
 """Number of a file, over all files; kind of damage; place in the file, as a share of its length; bytes; a value."""
 DAMAGES: st.SearchStrategy[Damage] = st.tuples(
-    st.integers(0, 200),
-    st.sampled_from(["cut", "doubled", "flipped", "inserted", "line", *["value"] * 5]),
-    st.floats(0, 1),
-    st.binary(min_size=1, max_size=6),
-    VALUES,
-)
+    st.integers(0, 200), st.sampled_from(["cut", "doubled", "flipped", "inserted", "line", *["value"] * 5]),
+    st.floats(0, 1), st.binary(min_size=1, max_size=6), VALUES,
+)  # fmt: skip
 
 
 def altered(value: Any, at: float, new: Any) -> Any:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def is_free() -> bool:
 
 def soon(condition: Callable[[], bool]) -> bool:
     """Whether it holds before long: nodes report now and then what is taken."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.1)
     return condition()
@@ -89,7 +90,7 @@ def test_after_an_interrupted_sweep_the_next_one_runs_and_leaves_no_byte_in_the_
 def test_interrupted_actors_and_waits_for_a_place_give_it_back(tmp_path: Path, interrupts: Press) -> None:
     interrupts(lambda: "CREATED" in states())  # while the actors start
     with pytest.raises(KeyboardInterrupt):
-        run(experiment("smoke", values={**FIELDS, **ACTORS}), tmp_path / "run")
+        run(experiment("smoke", values={**FIELDS, **ACTORS, "federation.rounds": 10**6}), tmp_path / "run")
     assert soon(is_free)
     interrupts(lambda: "PENDING" in states())
     with pytest.raises(KeyboardInterrupt):
@@ -103,7 +104,7 @@ def test_without_a_free_core_actors_and_sweeps_say_so_and_wait_for_one_that_is_f
 ) -> None:
     assert soon(is_free)
     holder: Any = ray.remote(num_cpus=int(ray.cluster_resources()["CPU"]))(threading.Event).remote()
-    assert not ray.get(holder.is_set.remote(), timeout=60)
+    assert not ray.get(holder.is_set.remote(), timeout=180)
     build, data = digits().build(FedAvg()), digits().data
     with pytest.raises(UserError, match=r"federation\.actors = 2 .* each needs 1 CPU .* Ray has 0 CPU"):
         RayActors(build, data, 2, 0, wait_s=1)
@@ -151,7 +152,7 @@ STRUCK = {
 def test_an_actor_killed_once_is_replaced_and_a_client_that_kills_it_every_time_is_named(
     transport: str, ray_session: None, tmp_path: Path
 ) -> None:
-    """The rounds before have the bits of one process that nothing happens to, and in the end the actor is freed."""
+    """Finished rounds have the bits of one process, and in the end the actor is freed. By calls, it is killed once."""
     lab, folder, whole = tmp_path, tmp_path / "run", tmp_path / "whole"
     (lab / "lab.py").write_text(LAB)
     fields = {**STRUCK, "algorithm": f"{lab / 'lab.py'}:Struck", "struck.at": str(lab)}
@@ -159,13 +160,15 @@ def test_an_actor_killed_once_is_replaced_and_a_client_that_kills_it_every_time_
     places = {**ACTORS, "federation.transport": transport}
     actors = experiment("smoke", values={**fields, **places})
     (lab / "round-2").write_text("once")
-    (lab / "round-3").write_text("always")
-    with pytest.raises(ClientError, match=r"client 3, round 3, Struck: .* died 3 times"):
+    if is_fatal := transport == "fast":
+        (lab / "round-3").write_text("always")
+    named = pytest.raises(ClientError, match=r"client 3, round 3, Struck: .* died 3 times")
+    with named if is_fatal else nullcontext():
         run(actors, folder, say=lambda _: None)
     assert [*lab.glob("round-2-was-ray*")]
     assert soon(is_free)
     played, wanted = ((at / "rounds.jsonl").read_text().splitlines() for at in (folder, whole))
-    assert played == wanted[:3]  # of rounds 0, 1 and 2
+    assert played == wanted[: 3 if is_fatal else 4]  # of rounds 0, 1 and 2, or of all
 
 
 def test_a_sweep_that_has_lost_its_places_is_stopped() -> None:

@@ -131,12 +131,8 @@ def test_counts_in_closed_form(tmp_path: Path) -> None:
 def test_rounds_are_counted_until_the_clients_have_sent_what_they_send_once(q: float, tmp_path: Path) -> None:
     tiny = {"federation.rounds": 6, "measure.every": 0, "straggler.q": q, "seed": 1}
     values = {
-        "algorithm": "fedcvae",
-        "fedcvae.channels": (2,),
-        "fedcvae.samples": 10,
-        "fedcvae.local_epochs": 4,
-        **tiny,
-    }
+        "algorithm": "fedcvae", "fedcvae.channels": (2,), "fedcvae.samples": 10, "fedcvae.local_epochs": 4, **tiny,
+    }  # fmt: skip
     seen = Counter[str]()
 
     def note(round: int, metrics: Mapping[str, float | None]) -> None:

@@ -11,47 +11,37 @@ import pytest
 from fedcommons.errors import UserError
 
 REFUSED: dict[str, dict[str, str]] = {
-    "advise": {
-        "--p 0.5,1": "--p must lie in [0, 1)", "--settings local_synthetic": "mean 'shuffled_synthetic'",
-        "--sharing.p 0.5": "option --p instead", "--partition.name iid": "no alpha",
-        "--model.batch_norm true --federation.buffers keep --measure.every 0": "must be 0",
-    },
+    "advise": {"--p 0.5,1": "--p must lie in [0, 1)", "--settings local_synthetic": "mean 'shuffled_synthetic'",
+               "--sharing.p 0.5": "option --p instead", "--partition.name iid": "no alpha",
+               "--model.batch_norm true --federation.buffers keep --measure.every 0": "must be 0"},
     "commons": {"--ways reel": "did you mean 'real'", "--algorithms fedavg": "--algorithms is not for commons"},
     "communication_saved": {"": "--from is missing", "--from /nowhere.csv": "cannot be read"},
     "convergence_parameters": {"--generator-p 1": "must lie in (0, 1)", "--measure.every 0": "must be at least 1"},
-    "feddm": {
-        "--rates ,": "finite float", "--data.validation 0": "must be above 0", "--algorithms fedavg": "add feddm",
-        "--study-alpha 0.1,0.5": "--study-alpha takes",
-    },
+    "feddm": {"--rates ,": "finite float", "--data.validation 0": "must be above 0", "--algorithms fedavg": "add feddm",
+              "--study-alpha 0.1,0.5": "--study-alpha takes"},
     "feddpms": {"--clients 10": "pairs N:images", "--lrs 0.01,0.001 --data.validation 0": "by validation"},
     "figure3": {"--p-real 1": "--p-real must lie in [0, 1)", "--preset authors": "unknown preset 'authors'"},
-    "gradient_coding": {
-        "--shares=0.01": "less than one", "--pairs=0.5": "q:d", "--pairs=1:3": "q in [0, 1)",
-        "--pairs=0.3:0": "d in [1, 1e9]", "--pairs=0.5:10": "[1, 9] for 10 clients",
-        "--pairs=0.5:3,0.5:3": "different values",
-    },
-    "methods": {
-        "--algorithms fedavg,one_shot": "trains on a pool", "--methods fedavg,fedporx": "did you mean 'fedprox'",
-        "--sharing shuffled_synthetic": "must be real", "--lrs 0.1,0.2 --tuning-seeds 0": "got 0 in both",
-        "--partition.name iid --alphas 0.1": "--alphas varies", "--lrs 0.1 --data.validation 0": "by validation",
-    },
+    "gradient_coding": {"--shares=0.01": "less than one", "--pairs=0.5": "q:d", "--pairs=1:3": "q in [0, 1)",
+                        "--pairs=0.3:0": "d in [1, 1e9]", "--pairs=0.5:10": "[1, 9] for 10 clients",
+                        "--pairs=0.5:3,0.5:3": "different values"},
+    "methods": {"--algorithms fedavg,one_shot": "trains on a pool",
+                "--methods fedavg,fedporx": "did you mean 'fedprox'", "--sharing shuffled_synthetic": "must be real",
+                "--lrs 0.1,0.2 --tuning-seeds 0": "got 0 in both",
+                "--partition.name iid --alphas 0.1": "--alphas varies",
+                "--lrs 0.1 --data.validation 0": "by validation"},
     "mnist_softmax": {"--lr=.inf": "--lr must lie in (0, inf)", "--data-dir=/nowhere --dataset=mnist": "is not there"},
-    "quadratics": {
-        "--p 0.5,1.1": "p must lie in [0, 1]", "--target 1e-36": "target must lie in (", "--fit plan": "mean 'plain'",
-        "--rounds 100001": "rounds must lie in [1, 100000]", "--models sever": "'server'",
-    },
+    "quadratics": {"--p 0.5,1.1": "p must lie in [0, 1]", "--target 1e-36": "target must lie in (",
+                   "--fit plan": "mean 'plain'", "--rounds 100001": "rounds must lie in [1, 100000]",
+                   "--models sever": "'server'"},
     "replicate": {"--rows R13": "unknown row", "--rows R9": "not run here"},
     "sensitivity": {"--partition.alpha 1": "alpha is not", "--partition.name iid": "partition.alpha"},
-    "table2": {
-        "--methods fedsyn": "fedssyn", "--data.validation 0": "must be above 0",
-        "--lr 0.1 --rates 0.2": "option --rates",
-    },
+    "table2": {"--methods fedsyn": "fedssyn", "--data.validation 0": "must be above 0",
+               "--lr 0.1 --rates 0.2": "option --rates"},
     "fedcvae": {"--preset paper --dataset cifar10": "data.name 'cifar10'", "--data.validation 0": "--rates"},
     "dsprites": {"--checkpoints 2": "--checkpoints"}, "private_fedssyn": {"--epsilons 0": "epsilon"},
-    "private_sizes": {
-        "--sizes many": "--sizes", "--generator ddpm": "private_ddpm", "--sizes 8": "generator.batch_size",
-        "--ways ndpdc --sizes 40,400 --epsilons 10,0.01": "target_epsilon 0.01",
-    },
+    "private_sizes": {"--sizes many": "--sizes", "--generator ddpm": "private_ddpm",
+                      "--sizes 8": "generator.batch_size",
+                      "--ways ndpdc --sizes 40,400 --epsilons 10,0.01": "target_epsilon 0.01"},
 }  # fmt: skip
 ROWS = [(name, words, part) for name, rows in REFUSED.items() for words, part in rows.items()]
 

@@ -8,15 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from report_runs import quiet
 
 import fedcommons as fc
 from fedcommons import experiment, run, sweep
 from fedcommons.errors import UserError
 
 FIELDS = {"wandb": "off", "federation.rounds": 2, "client.epochs": 1, "measure.every": 0, "data.limit": 80}
-
-
-def quiet(text: str) -> None: ...
 
 
 def test_every_name_can_be_imported_and_a_wrong_one_is_refused() -> None:
