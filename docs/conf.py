@@ -22,6 +22,7 @@ html_copy_source = html_show_sourcelink = False
 html_show_sphinx = html_use_index = False
 
 myst_enable_extensions = ["dollarmath", "deflist", "colon_fence"]
+myst_fence_as_directive = ["math"]  # a git host shows such blocks as formulas, too
 myst_heading_anchors = 4  # links such as privacy.md#threat-model work here as they do on a git host
 nb_execution_mode = "off"  # the notebook holds its outputs; tests/test_examples.py runs the notebook
 suppress_warnings = ["myst.header"]  # a page of results may go from # to ###
