@@ -177,13 +177,12 @@ class RayActors:
         set_up_process()  # this process adds the blocks' sums, so it needs the actors' settings
         share = ray_cluster.bundle(gpus_per_actor)
         gpus = share.get("GPU", 0)
-        self.reserved = None
+        self.reserved, self.actors = None, list[_Actor]()
         if get_current_placement_group() is None:  # inside a sweep, the trial has already reserved the resources
             what, pin = f"federation.actors = {actors}", ray_cluster.node_labels(gpus_per_actor)
             self.reserved = ray_cluster.reserve([share] * actors, pin, what, wait_s, ", or use fewer actors")
         place = PlacementGroupSchedulingStrategy(self.reserved) if self.reserved else None
         self.kind = ray.remote(num_cpus=1, num_gpus=gpus, scheduling_strategy=place)(_Process)
-        self.actors: list[_Actor] = []
         try:
             self.build, self.data, self.gpus, self.transport = build, ray.put(data), gpus, transport
             self.actors += [self._start() for _ in range(actors)]
@@ -216,13 +215,14 @@ class RayActors:
         self, number: int, sent: _Shared[S], function: Callable[[Worker, S, J], R], index: int, job: J, died: Exception
     ) -> R:
         """Run a job again on actor ``number``, which replaces an actor that died; return the result of the job."""
-        for _ in range(DEATHS - 1):
+        for deaths in range(2, DEATHS + 1):
             try:
                 self.actors[number].send(sent, function, [job])
                 return self.actors[number].receive()[0]
             except LOST as error:
                 died = error
-                self._renew(number)
+                if deaths < DEATHS:  # otherwise the run fails and needs no actor
+                    self._renew(number)
         raise WorkerDied(index, DEATHS, " ".join(str(died).split())) from died
 
     def _renew(self, number: int) -> None:
