@@ -66,8 +66,7 @@ def build_trials(points: Sequence[Mapping[str, Any]], options: parse.Options) ->
     set_by_user = {*options.asked, *points[0]}
     labels = {name: name.rpartition(".")[2] for name in points[0]}
     configs = [choose({**options.base, **point}, options.fields) for point in points]
-    trials = [sweep.cell(authors.settled(options.preset, config, set_by_user), labels) for config in configs]
-    return list({c.name: c for c in trials}.values())
+    return grid.once(sweep.cell(authors.settled(options.preset, config, set_by_user), labels) for config in configs)
 
 
 def cells(options: parse.Options) -> tuple[list[sweep.Trial], list[str]]:
