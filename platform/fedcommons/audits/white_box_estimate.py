@@ -97,6 +97,7 @@ def estimate(scores: np.ndarray, inside: np.ndarray, release: Release, delta: fl
         scores: (T, k), the score of each direction in each step, or (k,), the sums over steps.
         inside: (k,) bool, the included directions.
         release: states the sampling rate q, the noise multiplier sigma and the number of steps.
+        delta: the delta of the (epsilon, delta) guarantee.
 
     Raises:
         ValueError: there are fewer than two included or two excluded directions, or the release has no guarantee.

@@ -303,7 +303,10 @@ def parts_of_own(config: Experiment) -> list[str]:
 
 
 def unchosen_field_error(name: str, chosen: Mapping[str, Sequence[str]]) -> UserError | None:
-    """Return an error that names the components which have the field ``name``; None if no component has it."""
+    """Return an error that names the components which have the field ``name``; None if no component has it.
+
+    ``name`` is a field that the chosen components, ``chosen`` (kind -> names), do not have.
+    """
     kind, names = registry.owners(name) or ("", [])
     if name.startswith("generator.") and not chosen.get("generator") and (names or name in common_fields()):
         if any(generates(setting) for setting in chosen["sharing"]):

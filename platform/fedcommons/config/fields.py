@@ -39,7 +39,10 @@ class Field:
         return (*kinds, int) if float in kinds else kinds
 
     def check(self, name: str, value: Any) -> None:
-        """Check that a value of the right type, or each member of a tuple, is allowed; None always is."""
+        """Check that a value of the right type is in the field's range or choice; for a tuple, check each member.
+
+        None always passes. name: name of the field for the error message.
+        """
         if not self.allowed or value is None:
             return
         many: Sequence[Any] = value if isinstance(value, tuple) else (value,)

@@ -29,7 +29,11 @@ def digest_of(data: bytes) -> str:
 
 
 def content(name: str, most: float) -> bytes:
-    """Return the content of the weights file ``name``. most: maximum size of the file, in bytes."""
+    """Return the content of the weights file ``name``. most: maximum size of the file, in bytes.
+
+    Raises:
+        UserError: the path is not a regular file, or the file is too large or cannot be read.
+    """
     path = _file(name)
     if (size := path.stat().st_size) > most:
         raise UserError(f"model.weights {quote(name)} has {size:,} bytes; at most {most:,.0f} are allowed.")

@@ -106,7 +106,10 @@ def _sets(name: str, returned: Any) -> list[Columns]:
 
 
 def _examples(name: str, sets: list[Columns], stated: Any) -> list[Examples]:
-    """Return the sets as tensors; ``stated``: the stated number of classes."""
+    """Return the sets as tensors; ``stated``: the stated number of classes.
+
+    Equal group names, and equal values of a factor, get equal numbers in all sets.
+    """
     what, examples = f"data set {name}", []
     for columns in sets:
         x = examples_of(what, columns)
@@ -127,7 +130,10 @@ def _examples(name: str, sets: list[Columns], stated: Any) -> list[Examples]:
 
 
 def _constant(returned: Any, name: str, default: Any) -> Any:
-    """Return the entry or attribute ``name`` of the data set, or of the first set of a pair; else ``default``."""
+    """Return the value that the data set, or the first set of a pair, states as entry or attribute ``name``.
+
+    If no value is stated, return ``default``.
+    """
     if isinstance(returned, Mapping):
         return returned.get(name, default)
     if hasattr(returned, name):

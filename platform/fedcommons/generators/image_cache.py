@@ -68,7 +68,10 @@ def make(job: Job, step: Step | None = None) -> JobResult:
 
 
 def _telling(function: Callable[..., Any], step: Step | None, what: str) -> dict[str, Any]:
-    """Return {"progress": function that calls ``step``} if ``function`` has this parameter and there is a step."""
+    """Return keyword arguments for ``function``: a ``progress`` that calls ``step`` with (done, total, ``what``).
+
+    If ``step`` is None or ``function`` has no parameter ``progress``, return {}.
+    """
     if step is None or not takes(function, "progress"):
         return {}
     return {"progress": lambda number, total: step(number, total, what)}

@@ -238,7 +238,10 @@ def requests_of_clients(
 
 
 def _counts(examples: Examples, client: int, client_data: ClientDatasets, recipe: GeneratorRecipe) -> np.ndarray:
-    """Return the class counts (classes,), noisy if ``label_noise`` > 0; ones if all noisy counts are 0."""
+    """Return the class counts (classes,) of ``examples``, with noise if ``label_noise`` > 0.
+
+    If all noisy counts are 0, return ones.
+    """
     counts = np.bincount(examples.y.numpy(), minlength=client_data.n_classes or 0)
     if not recipe.label_noise:
         return counts

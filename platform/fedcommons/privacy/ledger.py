@@ -115,7 +115,14 @@ class Ledger:
         leaks: Mapping[str, str] = NOTHING,
         exposed: Collection[int] = (),
     ) -> "Ledger":
-        """Return this ledger with the releases of one more round, and what the round adds to the other fields."""
+        """Return this ledger with the releases of one more round.
+
+        Args:
+            round: the releases of the round.
+            outlived: names of objects that carried data from a client of the round to later clients; see ``Ledger``.
+            leaks: name -> reason, for other objects that carried data without noise into the round; see ``Ledger``.
+            exposed: the clients that ran a training without a privacy guarantee in the round.
+        """
         if not (round or outlived or exposed):
             return self
         outlived = tuple(sorted({*self.outlived, *outlived}))

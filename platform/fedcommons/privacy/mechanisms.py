@@ -22,7 +22,11 @@ def mechanisms(
 ) -> dict[str, list[dict[str, Any]]]:
     """Return tables of the releases with a privacy guarantee, with one row per client and pair (q, sigma).
 
-    shared: the releases before round 1. clip: clipping norm of local training; None if local training is not private.
+    Args:
+        ledger: the run's privacy ledger.
+        shared: the releases before round 1.
+        delta: the delta of the (epsilon, delta) guarantees of the run.
+        clip: clipping norm of local training; None if local training is not private.
 
     Returns:
         ``updates``: at most one table, of the updates that the server averages. ``commons``: one table for each kind of

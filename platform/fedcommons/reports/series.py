@@ -90,7 +90,10 @@ def text(cell: Cell, name: str) -> str:
 
 
 def label(value: object, name: str = "") -> str:
-    """Format a value of column ``name`` for a legend: three digits, ``none`` for None, ``no sharing`` for real."""
+    """Format a value for a legend: three significant digits, ``none`` for None, ``no sharing`` for the strategy real.
+
+    name: the value's column.
+    """
     if (name, value) == ("sharing.setting", "real"):
         return NO_SHARING_SHOWN
     return "none" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)

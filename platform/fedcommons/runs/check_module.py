@@ -39,6 +39,7 @@ def try_module(
     The module makes a local step on two examples. Then its initial parameters are loaded again.
 
     Args:
+        name: the module's component name, ``model.name``.
         largest: the number of examples of the largest set on which the module is evaluated.
         chunk: the number of examples in a batch of the evaluation.
         measured: whether the estimators of convergence parameters call ``training_step``, without Lightning's hooks.

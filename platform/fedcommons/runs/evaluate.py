@@ -120,6 +120,10 @@ def worst(clients: Mapping[str, Sequence[float]]) -> dict[str, float]:
 def summarise(ready: Assembled, lines: Sequence[Mapping[str, Any]], end: Standing) -> dict[str, Any]:
     """Return the summary of a run. It has no times and paths, so a resumed run has the same summary.
 
+    Args:
+        lines: the lines of rounds.jsonl.
+        end: the state after the last round.
+
     Accuracies and rounds-to-target are those of the server model on the test data. They are None for a method without a
     server model, whose clients have personal models. With ``evaluate.clients`` the summary also has the clients'
     metrics of the last round. Fields:

@@ -26,8 +26,12 @@ def leaks_of(
 ) -> dict[str, str]:
     """Return the leaks of a run by name, each with the reason why no epsilon covers the run's rounds.
 
-    computed: see ``Dataset``. stage: the run's sharing strategy if clients train by DP-SGD, else None. contributed: the
-    result of the strategy's ``make``.
+    Args:
+        computed: names of the values that were computed from all clients' examples (``Dataset.computed``).
+        stop: the run's stopping rule.
+        stage: the run's sharing strategy if clients train by DP-SGD, else None.
+        client_data: the clients' real data sets, the strategy's input.
+        contributed: the result of the strategy's ``make``.
     """
     reason = "computed from all clients' examples, without noise"
     leaks = {what: f"{reason} ({STATE.get(what, 'state it in the data set')})" for what in computed}

@@ -40,7 +40,13 @@ def say_before_rounds(ready: Assembled, folder: Path, say: Callable[[str], None]
 
 
 def _trains_alone(plan: Plan, algorithm: Algorithm, work: Work, state: State, rows: ClientData, seed: int) -> str:
-    """Return why ``client.batched`` has no effect, or ""; checked on the first client, with the examples ``rows``."""
+    """Return why ``client.batched`` has no effect; "" if it has one. Only the first client's training is checked.
+
+    Args:
+        work: the module, device and local training of a worker process.
+        state: the server's state before round 1.
+        rows: the examples of the first client.
+    """
     joined = joining_of(algorithm, plan.facts.n_clients, plan.participation)
     if joined is not None and joined <= plan.blocks:
         fewer = f"{joined} clients of a round are in a block each; lower federation.blocks below {joined}"

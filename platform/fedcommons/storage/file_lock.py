@@ -109,6 +109,7 @@ def open_lock(
     """Create the folder that ``--out`` names, and lock it during the ``with`` block.
 
     Args:
+        folder: the folder.
         stranger: returns the name of a file that does not belong in such a folder; None if there is no such file.
         kind: what such a folder is called in messages, such as ``run folder``.
         say, patience: see ``locked``.

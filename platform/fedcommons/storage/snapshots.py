@@ -228,7 +228,10 @@ class Snapshots:
         self._sent = {digest: entry for digest, entry in self._sent.items() if entry.object in named_objects}
 
     def _is_own(self, entries: Mapping[str, Entry]) -> bool:
-        """Return whether ``entries`` has objects that ``self.entries`` lacks, and this instance wrote all of them."""
+        """Return whether this instance wrote the list with ``entries``.
+
+        True if the list names objects that ``self.entries`` lacks, and this instance wrote all these objects.
+        """
         unknown = {*entries.values()} - {*self.entries.values()}
         return bool(unknown) and unknown <= {*self._sent.values(), *self._stale}
 

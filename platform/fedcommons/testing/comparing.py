@@ -54,7 +54,11 @@ def differing(a: Mapping[Any, object], b: Mapping[Any, object]) -> list[Any]:
 
 
 def require_same(a: Mapping[Any, object], b: Mapping[Any, object], sentence: str, cause: str = "") -> None:
-    """Check that two mappings are equal; a message has ``sentence``, the first keys that differ, and ``cause``."""
+    """Check that two mappings are equal.
+
+    Raises:
+        AssertionError: they differ; the message is ``sentence``, the first keys that differ, and the ``cause``.
+    """
     unequal = differing(a, b)
     require(not unequal, f"{sentence} {listed(unequal)}" + (f": {cause}" if cause else ""))
 

@@ -167,7 +167,10 @@ def _of_noise(first: Side, second: Side, kind: Kind) -> str:
 
 
 def _of_sums(pairs: Sequence[tuple[Sum, Sum]], kind: Kind) -> str:
-    """Return a sentence on the first protected sum that differs too much, or ""; later sums depend on it."""
+    """Return a sentence on the first protected sum that differs too much, or an empty text.
+
+    Only the first such sum is reported, because later sums depend on it.
+    """
     for first, second in pairs:
         if first.release.covered and not first.keeps(second, kind.times):
             if not first.is_like(second):

@@ -135,7 +135,10 @@ class _Nobody:
 
 
 class StagePlay:
-    """Runs of a sharing strategy on both data sets; is_bare: whether it declared a value as unprotected."""
+    """Runs of a sharing strategy on both neighbouring data sets.
+
+    is_bare: whether the strategy declared a value as unprotected in one of the runs (set by ``faults``).
+    """
 
     def __init__(self, stage: Stage, kind: Kind, label_noise: float, seed: int) -> None:
         self.stage, self.kind, self.seed, self.is_bare = stage, kind, seed, False

@@ -149,7 +149,10 @@ def _another(x: Flat, number: int) -> Flat:
 def _trained(
     algorithm: Adapted, federation: Federation, client: int, x: Flat | None = None, work: Work | None = None
 ) -> tuple[Flat, float]:
-    """Train a client from the weights ``x`` (None: untrained); return its model and its weight in the average."""
+    """Train a client from the weights ``x`` (None: untrained); return its model and its weight in the average.
+
+    work: the training objects of a worker; None: of a new worker.
+    """
     x = x or federation.model
     message, data = Message({"model": x}), federation.data.clients[client]
     reply = algorithm.client(work or federation.work(), message, {}, data, 1, 0)

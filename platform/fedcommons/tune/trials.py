@@ -46,6 +46,8 @@ def run(
         cells: experiments with absolute paths, by trial name, which is the name of the folder in ``out``.
         data: hashes of the experiments' data sets, by trial name.
         lacking: the generators and images that the experiments need and the artifact store lacks.
+        progress: the callback that Tune calls with its events.
+        scheduler: a Ray Tune scheduler that may stop trials, or None.
 
     Raises:
         UserError: Ray has no resources for any trial.
@@ -147,7 +149,11 @@ def remove_all() -> None:
 def _resources(
     federations: Mapping[str, Federation], pin: Mapping[str, str], params: Mapping[str, Any]
 ) -> tune.PlacementGroupFactory:
-    """Return the resources that a trial reserves, for its process or for its actors, which train the clients."""
+    """Return the resources that a trial reserves, for its process or for its actors, which train the clients.
+
+    A generator's trial gets the resources of the first experiment that needs it. federations: by trial name. pin:
+    labels that the nodes must have. params: the trial's parameters.
+    """
     f = federations[params["generator"]["cells"][0] if "generator" in params else params["cell"]]
     share = ray_cluster.bundle(f.gpus_per_actor)
     # If a trial has actors, its process only waits for the actors, so no core is reserved for the process.
