@@ -77,7 +77,10 @@ def facts(compared: Sequence[Compared], label: int | None = None) -> dict[str, A
 
 
 def audit(subjects: Sequence[Subject], spaces: Mapping[str, Space], seed: int) -> "Audit":
-    """Compare every client's images in every space of distances, such as pixels and features."""
+    """Compare every client's images in every space of distances, such as pixels and features.
+
+    seed: seed of the random copies of training images that measure the power of the audit.
+    """
     return Audit({name: [compare(client, space, seed) for client in subjects] for name, space in spaces.items()}, seed)
 
 

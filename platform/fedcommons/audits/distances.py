@@ -86,6 +86,9 @@ def feature_space(module: nn.Module) -> Space:
     """Return the space of distances between features: inputs of the module's head (last layer), in evaluation mode.
 
     The module must not be trained on the compared images. Embeddings of 18 variants of each record stay in memory.
+
+    Raises:
+        ValueError: the module has no head; see ``Head``.
     """
     embed = embedding(module)
 
@@ -102,7 +105,11 @@ def feature_space(module: nn.Module) -> Space:
 
 
 def embedding(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Return the function from examples (n, ...) to features (n, d), the inputs of the module's head (last layer)."""
+    """Return the function from examples (n, ...) to features (n, d), the inputs of the module's head (last layer).
+
+    Raises:
+        ValueError: the module has no head; see ``Head``.
+    """
     head = Head(module)
 
     def points(x: Tensor) -> Tensor:

@@ -39,6 +39,9 @@ def bound(
     The generator is trained on the examples and about half of the canaries. The guess is that the m/4 canaries with
     the highest scores (function ``by``) are included. The mean score of each class is subtracted, and so are the
     scores of a second generator without canaries, because some images are easier than others.
+
+    Raises:
+        ValueError: there are fewer than four canaries, so there would be no guess.
     """
     if (m := len(canaries)) < FEWEST:
         raise ValueError(f"at least {FEWEST} canaries are needed for one guess, got {m}")

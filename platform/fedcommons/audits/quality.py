@@ -38,6 +38,9 @@ def compared(real: Tensor, synthetic: Tensor, k: int = 5) -> dict[str, float]:
 
     k: number of nearest neighbours. If both kinds of points have one distribution, density is 1 on average, and
     coverage is about 1 - 2^-k for n = m. All measures depend on n and m, so compare only pools with equal n and m.
+
+    Raises:
+        ValueError: there are k or fewer points of a kind.
     """
     if min(len(real), len(synthetic)) <= k:
         sizes = f"{len(real)} real and {len(synthetic)} synthetic"
@@ -117,6 +120,10 @@ def pool_quality(
     ``work.local`` trains two classifiers from ``work.initial``: one on real images, one on pool images. Each gets the
     same number of images, at most ``most``. The classifier trained on real images computes the features. k: number of
     nearest neighbours.
+
+    Raises:
+        UserError: there are k or fewer images of a kind.
+        ValueError: the module has no head; see ``core.features.Head``.
     """
     if min(map(len, (real, pool, test))) <= k:
         sizes = f"{len(real):,} real, {len(pool):,} synthetic, {len(test):,} test"

@@ -137,7 +137,11 @@ def fields_of(
 
 
 def parameters_of(thing: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a class or function; ValueError if Python does not know them, as in C code."""
+    """Return the parameters of a class or function, name -> ``inspect.Parameter``.
+
+    Raises:
+        ValueError: Python does not know the parameters, as for some functions written in C.
+    """
     try:
         return inspect.signature(thing).parameters
     except (ValueError, TypeError):

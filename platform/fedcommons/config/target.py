@@ -51,7 +51,11 @@ class Target:
 
 
 def read(value: float | str) -> Target:
-    """Return the target for the value of the field ``target``: a test accuracy, or a text with metric and bound."""
+    """Return the target for the value of the field ``target``: a test accuracy, or a text with metric and bound.
+
+    Raises:
+        UserError: the value is not a valid target.
+    """
     if not isinstance(value, str):
         if not 0 < value <= 1:  # this check rejects nan too
             raise UserError(f"target must lie in (0, 1], got {quote(value)}.")
@@ -125,6 +129,9 @@ def validation_metric(text: str) -> tuple[str, str]:
     """Return the metric's name in rounds.jsonl and its better direction, "max" or "min".
 
     text: the value of ``federation.stop_metric``, such as "accuracy" or "validation/f1 max".
+
+    Raises:
+        UserError: the text names no validation metric, or its better direction is unknown.
     """
     match = re.fullmatch(r"(?:validation/)?([^\s/]+)(?:\s+(max|min))?", text.strip())
     if not match:

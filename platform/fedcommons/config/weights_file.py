@@ -13,7 +13,11 @@ LARGEST = 64 * 2**30
 
 
 def digest(name: str) -> str:
-    """Return the hash of a weights file: 24 hexadecimal digits. A file that has not changed is read only once."""
+    """Return the hash of a weights file: 24 hexadecimal digits. A file that has not changed is read only once.
+
+    Raises:
+        UserError: the file cannot be read, or ``name`` is not a file.
+    """
     path = _file(name)
     return _digest(name, path, path.stat().st_size, path.stat().st_mtime_ns)
 

@@ -125,6 +125,9 @@ class Rows(Sequence[np.ndarray]):
         """Build ``Rows`` from one vector of row numbers per client.
 
         weights: one vector per client with the weights of its rows in the loss; None: all weights are 1.
+
+        Raises:
+            ValueError: a client does not have one weight for each row.
         """
         sizes, weight = np.array([len(r) for r in rows]), None
         if weights is not None:
@@ -219,7 +222,11 @@ class Clients(Sequence[ClientData]):
         return self.rows.sizes.tolist()
 
     def counts(self, n_classes: int | None) -> Tensor:
-        """Return the number of each client's examples per class: (N, classes) int64."""
+        """Return the number of each client's examples per class: (N, classes) int64.
+
+        Raises:
+            UserError: the labels are not classes.
+        """
         if n_classes is None:
             raise UserError("class counts are asked for, but the labels of this data set are not classes.")
         return torch.from_numpy(self.rows.counts(self.store.y.numpy(force=True), n_classes))

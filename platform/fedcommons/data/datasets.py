@@ -21,7 +21,10 @@ from fedcommons.storage.paths import user_path
 
 
 def data_folder(dir: str | None) -> Path:
-    """Return the folder of the data sets: ``dir``, or the environment variable FEDCOMMONS_DATA, or ./data."""
+    """Return the folder of the data sets: ``dir``, or the environment variable FEDCOMMONS_DATA, or ./data.
+
+    dir: the value of the configuration field ``data.dir``, or None.
+    """
     return user_path("data.dir" if dir else "FEDCOMMONS_DATA", dir or os.environ.get("FEDCOMMONS_DATA") or "data")
 
 

@@ -40,6 +40,9 @@ def as_tensor(whose: str, what: str, value: Any) -> Tensor:
 
     The tensor shares memory with ``value`` if this memory is writable. A memory-mapped file or an array from Ray is
     copied. ``whose`` and ``what``: names of the component and of its value, for messages.
+
+    Raises:
+        UserError: ``value`` contains no real numbers, or masked or sparse numbers.
     """
     if isinstance(value, list) and value and all(isinstance(item, Tensor) for item in value):
         tensors = [item.detach().cpu() for item in value]  # numpy accepts neither tensors with gradients nor bfloat16
@@ -61,7 +64,11 @@ def as_tensor(whose: str, what: str, value: Any) -> Tensor:
 
 
 def as_array(whose: str, what: str, value: Any) -> np.ndarray:
-    """Convert ``value`` to a numpy array of numbers; ``whose`` and ``what`` are names for messages."""
+    """Convert ``value`` to a numpy array of numbers; ``whose`` and ``what`` are names for messages, see ``as_tensor``.
+
+    Raises:
+        UserError: ``value`` contains no numbers of at most 64 bits, or masked numbers.
+    """
     mode = getattr(value, "mode", "L") if hasattr(value, "convert") else "L"
     if mode not in ("L", "RGB", "F"):  # PIL images of other modes hold other numbers, such as palette indices
         raise UserError(

@@ -62,7 +62,11 @@ def is_column(thing: Any) -> bool:
 
 
 def columns_of(what: str, part: Any) -> Columns:
-    """Return the columns of the set of examples ``part``; ``what``: name of the data set for messages."""
+    """Return the columns of the set of examples ``part``; ``what``: name of the data set for messages.
+
+    Raises:
+        UserError: the form of ``part`` is unknown.
+    """
     if not is_set(part):
         raise UserError(f"{what}: train and test must each be (x, y) or a map-style Dataset, got {kind_of(part)}.")
     if isinstance(part, Examples):
@@ -147,7 +151,11 @@ def _is_same(a: Any, b: Any) -> bool:
 
 
 def examples_of(what: str, columns: Columns) -> Tensor:
-    """Return the inputs x as a tensor (n, ...); uint8 images as (n, C, H, W), float64 as float32."""
+    """Return the inputs x as a tensor (n, ...); uint8 images as (n, C, H, W), float64 as float32.
+
+    Raises:
+        UserError: x contains no valid numbers or has an invalid shape.
+    """
     x = _stacked(what, columns.x) if isinstance(columns.x, list) else as_tensor(what, "examples", columns.x)
     if x.dim() == 0:
         raise UserError(f"{what}: labels must be one for each of the 0 examples, which are a single number.")
@@ -210,6 +218,9 @@ def numbers_of(what: str, which: str, sets: list[Any], lengths: list[int]) -> li
     Return the numbers, (n,) int64 per set, in the order of the sorted names or values; None for a set without the
     column. sets: one column (n,) or None per set, such as train and test. lengths: number of examples per set.
     what, which: names of the data set and of the column, for messages.
+
+    Raises:
+        UserError: a column does not have one value for each example.
     """
     arrays = [item.numpy(force=True) if isinstance(item, Tensor) else item for item in sets]
     columns = {i: np.asarray(item) for i, item in enumerate(arrays) if item is not None}

@@ -33,7 +33,10 @@ COPIES = 4
 
 @dataclass(frozen=True)
 class Autoencoder:
-    """The constants and the network of a CVAE with or without privacy. This is a base class, not a generator."""
+    """The constants and the network of a CVAE with or without privacy. This is a base class, not a generator.
+
+    sampling: names of the constants that only sampling uses.
+    """
 
     epochs: Annotated[int, "[1, 1e9]"] = 500
     """number of passes over the training images, the share generator.rho of the client's images"""

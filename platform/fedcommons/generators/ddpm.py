@@ -32,7 +32,10 @@ COPIES = 5
 
 @dataclass(frozen=True)
 class Diffusion:
-    """The hyperparameters and the network of a DDPM, with or without privacy. This is a base class, not a generator."""
+    """The hyperparameters and the network of a DDPM, with or without privacy. This is a base class, not a generator.
+
+    sampling: names of the hyperparameters that only sampling uses.
+    """
 
     epochs: Annotated[int, "[1, 1e9]"] = 500
     """number of passes over the training images, the share generator.rho of the client's images"""

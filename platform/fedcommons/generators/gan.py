@@ -40,7 +40,10 @@ COPIES = 9
 
 @dataclass(frozen=True)
 class Adversarial:
-    """The constants and the networks of a GAN with or without privacy. This is a base class, not a generator."""
+    """The constants and the networks of a GAN with or without privacy. This is a base class, not a generator.
+
+    sampling: names of the constants that only sampling uses (none).
+    """
 
     epochs: Annotated[int, "[1, 1e9]"] = 500
     """number of passes over the training images, the share generator.rho of the client's images"""

@@ -58,6 +58,9 @@ def make(job: Job, step: Step | None = None) -> JobResult:
 
     ``step`` is called after each step if the generator reports its progress. If the job uses stored weights
     and fails, for example because the code now uses other names or shapes, the generator is trained again.
+
+    Raises:
+        ClientError: the images do not have the type and shape of the real images.
     """
     try:
         return with_room(partial(_run_job, job, step))

@@ -206,6 +206,9 @@ def requests_of_clients(
     The drawn images do not depend on the learning rate. All runs in which a client contributes at most the default
     number of images, n_total/N, use the same images. Labels have the class shares of the images on which the generator
     is trained.
+
+    Raises:
+        UserError: the labels are not classes, or the share rho of a client's images is less than one image.
     """
     if client_data.n_classes is None:
         raise UserError("generators draw examples of given classes, but the labels of this data set are not classes.")

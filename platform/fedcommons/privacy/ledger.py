@@ -137,13 +137,19 @@ class Ledger:
 
     @property
     def uncovered(self) -> Mapping[str, int]:
-        """Return name of the data -> number of releases without a guarantee; ``outlived`` and ``leaks`` count once."""
+        """Return name of the data -> number of releases without a privacy guarantee.
+
+        The objects in ``outlived`` and ``leaks`` count as one release each.
+        """
         shared, sent = self.commons.uncovered, {**self.updates.uncovered, **dict.fromkeys(self.outlived, 1)}
         sent |= {name: 1 for name in self.leaks if name not in shared}
         return Counter(shared) + Counter(sent)
 
     def epsilon_of_rounds(self, client: int, delta: float) -> float | None:
-        """Return the epsilon of what a client released in rounds; None if one of its trainings has no guarantee."""
+        """Return the epsilon, at ``delta``, of all data that a client released in rounds, without data before round 1.
+
+        The result is None if a training of the client has no privacy guarantee.
+        """
         if client in self.exposed:
             return None
         kinds = self.before, self.commons.covered, self.updates.covered
@@ -158,7 +164,10 @@ class Ledger:
         return max((self.epsilon_of_rounds(client, delta) or 0.0 for client in clients), default=0.0)
 
     def epsilon_of_all(self, client: int, delta: float) -> float | None:
-        """Return the epsilon of all releases of a client; None if any client's release has no guarantee."""
+        """Return the epsilon, at ``delta``, of all releases of a client.
+
+        The result is None if any release of any client has no privacy guarantee.
+        """
         if self.uncovered:
             return None
         shared, sent = (released.covered.get(client, {}) for released in (self.commons, self.updates))

@@ -46,13 +46,21 @@ def name_of(salt: bytes) -> str:
 
 
 def new() -> bytes:
-    """Create a salt for a run, and store it under its name."""
+    """Create a salt for a run, and store it under its name.
+
+    Raises:
+        UserError: the salt cannot be stored.
+    """
     salt = secrets.token_bytes(SIZE)
     return _keep(f"run-{name_of(salt)}", salt)
 
 
 def of_artifact(key: str) -> bytes:
-    """Return the stored salt of the set of synthetic images with this key; if there is none, store a new salt."""
+    """Return the stored salt of the set of synthetic images with this key; if there is none, store a new salt.
+
+    Raises:
+        UserError: the stored salt cannot be read, or the new salt cannot be stored.
+    """
     path = folder() / f"artifact-{key}"
     return _read(path) if os.path.lexists(path) else _keep(path.name, secrets.token_bytes(SIZE))
 

@@ -143,7 +143,10 @@ def recipe(config: Experiment) -> GeneratorRecipe:
 
 
 def module_of(config: Experiment, *, with_weights: bool = True) -> BuildModule:
-    """Return the function that builds the clients' module from a data set; see ``worker.build_module``."""
+    """Return the function that builds the clients' module from a data set; see ``worker.build_module``.
+
+    with_weights: load the file ``model.weights``, if there is one.
+    """
     m, c = config.model, config.client
     weights = {"weights": m.weights, "digest": config.source.get("weights")} if with_weights else {}
     return partial(

@@ -187,7 +187,10 @@ def require_plain(optimizer: torch.optim.Optimizer) -> None:
 
 
 def require_hooks(algorithm: Algorithm, module: LightningModule, loop: LocalSGD, model: str) -> None:
-    """Refuse a module with a hook that local training does not call, or calls for some of the batches only."""
+    """Refuse a module with a hook that local training does not call, or calls for some of the batches only.
+
+    model: the label of the module in the error message.
+    """
     called = hooks.overridden(module, hooks.CALLED)
     called += [f"on the gradient of {name}" for name in gradient_hooks(module)]
     if not called:

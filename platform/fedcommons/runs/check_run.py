@@ -22,7 +22,10 @@ from fedcommons.runtime import memory_limit
 
 
 def checked(spec: RunSpec, *, judges_delta: bool) -> RunSpec:
-    """Check a run and return it with the module's facts in its plan, and with notes for the user."""
+    """Check a run and return it with the module's facts in its plan, and with notes for the user.
+
+    judges_delta: whether delta is checked against the clients' numbers of examples.
+    """
     algorithm, dataset, loop, seen = spec.algorithm, spec.dataset, spec.local, spec.evaluation
     sizes = [len(rows) for rows in spec.partition.rows]
     require_pool(algorithm, spec.stage)

@@ -50,7 +50,10 @@ class Stop(Callback):
             target.require_logged("federation.stop_metric", self.watched, result.standing.round, result.metrics)
 
     def reason_to_stop(self, lines: Lines) -> str | None:
-        """Return why the run ends after the last line; None if it continues, or if all planned rounds are done."""
+        """Return why the run ends after the last line; None if it continues, or if all planned rounds are done.
+
+        lines: the lines of rounds.jsonl so far.
+        """
         last = lines[-1]["round"] if lines else 0
         if self.rule == "never" or not 1 <= last < self.rounds:
             return None
@@ -71,7 +74,10 @@ class Stop(Callback):
 
 
 def best_round(lines: Lines, metric: str, way: str) -> int:
-    """Return the number of the first round with the best value of the metric; 0 if no round from 1 on has a value."""
+    """Return the number of the first round with the best value of the metric; 0 if no round from 1 on has a value.
+
+    lines: the lines of rounds.jsonl. way: "max" or "min", the better direction.
+    """
     values = [(line[metric], line["round"]) for line in lines if line["round"] >= 1 and line.get(metric) is not None]
     sign = -1 if way == "max" else 1
     return min(((sign * value, number) for value, number in values), default=(0, 0))[1]

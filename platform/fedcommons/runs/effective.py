@@ -40,7 +40,10 @@ def of_data(
 
 
 def of_local_steps(loop: LocalSGD, clients: Clients, ledger: Ledger) -> dict[str, Any]:
-    """Return clients' epochs (as reduced by ``client.equal_work``), batch size and noise multiplier, by field name."""
+    """Return epochs (as reduced by ``client.equal_work``), batch size and noise multiplier of clients, by field name.
+
+    clients: the clients' training data. ledger: the privacy ledger of the run, with the noise of each update.
+    """
     each = list(zip(clients.sizes, clients.n_own.tolist(), strict=True))
     values: dict[str, Any] = {
         "client.epochs": joined([loop.epochs_for(n, n_own) for n, n_own in each]),
@@ -56,7 +59,10 @@ def of_local_steps(loop: LocalSGD, clients: Clients, ledger: Ledger) -> dict[str
 
 
 def of_sharing(left_open: Collection[str], shared: Shared, constants: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that the run computed for fields of the sharing strategy, such as ``sharing.p``, by name."""
+    """Return the values that the run computed for fields of the sharing strategy, such as ``sharing.p``, by field name.
+
+    left_open: see ``of_data``. constants: the result of the strategy's ``effective_constants``.
+    """
     values: dict[str, Any] = {}
     if "sharing.p" in left_open:
         pool = shared.data.pool  # the server may use a pool that no client receives
@@ -68,7 +74,10 @@ def of_sharing(left_open: Collection[str], shared: Shared, constants: Mapping[st
 def of_generators(
     left_open: Collection[str], needs: Sequence[GenerationRequest], releases: Sequence[Release]
 ) -> dict[str, Any]:
-    """Return the values that the run computed for fields of the generators, such as noise multipliers, by name."""
+    """Return the values that the run computed for fields of the generators, such as noise multipliers, by name.
+
+    left_open: see ``of_data``. needs: the generation requests. releases: the ledger's entries before round 1.
+    """
     each = [constants_of(need.recipe.generator, len(need.examples)) for need in needs]
     values = {f"generator.{name}": joined([values[name] for values in each]) for name in (each[0] if each else ())}
     if "generator.noise_multiplier" in left_open:

@@ -35,6 +35,10 @@ def load(data: Data) -> Dataset:
     """Load the data set and split it into training, validation and test examples.
 
     A loader with a parameter ``seed`` gets a seed that depends on the data set's name only.
+
+    Raises:
+        UserError: there is no such data set, or ``datasets.load`` raises this error.
+        ClientError: the loader of the data set failed.
     """
     loader = registry.find("data", data.name)
     seed = seed_for("data set", data.name) % 2**32  # many libraries accept no larger seed
@@ -48,7 +52,11 @@ def load(data: Data) -> Dataset:
 
 
 def require_same(dataset: Dataset, digest: str | None) -> None:
-    """Check that this host has the same examples as the host that started the sweep (``digest``, None: unknown)."""
+    """Check that this host has the same examples as the host that started the sweep.
+
+    Args:
+        digest: the hash of the data set on the host that started the sweep; None if it is unknown.
+    """
     if digest not in (None, dataset.digest):
         raise UserError(
             f"host {socket.gethostname()} has other data: the examples of data.name {dataset.name} are not those of "

@@ -52,7 +52,11 @@ def write(path: Path, module: LightningModule, round: int, data: Dataset) -> Non
 
 
 def read(path: Path) -> tuple[dict[str, torch.Tensor], int, Dataset] | None:
-    """Return the tensors by name, the round, and the data set without examples; None if there is no such file."""
+    """Return the tensors by name, the round, and the data set without examples; None if there is no such file.
+
+    Raises:
+        UserError: the file is damaged, or is not a regular file.
+    """
     try:
         with safe_read.open_file(path, memory_limit.memory()) as file:
             if file is None:
@@ -128,7 +132,11 @@ class BestModel(Callback):
 
 
 def to_onnx(module: LightningModule, data: Dataset, path: Path) -> None:
-    """Write the module's ``forward`` as ONNX, for batches of any size; data: states shape and type of the input."""
+    """Write the module's ``forward`` as ONNX, for batches of any size; data: states shape and type of the input.
+
+    Raises:
+        UserError: torch cannot export the module.
+    """
     x = torch.zeros(2, *data.shape, dtype=data.train.x.dtype)
     try:
         with torch.no_grad():
@@ -154,6 +162,9 @@ def load_weights(module: nn.Module, name: str, digest: str | None) -> None:
     """Copy the weights of a file into the module; if the module is on the meta device, only check the weights.
 
     name: the file's path. digest: the hash that the file must have.
+
+    Raises:
+        UserError: the file cannot be read or has changed; or its names, shapes or types differ from the module's.
     """
     state = module.state_dict()
     most = MAX_SIZE_RATIO * sum(t.nbytes for t in state.values()) + 2**20

@@ -21,7 +21,11 @@ from fedcommons.runs.checks import refuse
 
 
 def begin(algorithm: Algorithm, model: Flat, facts: Facts, seed: int) -> State:
-    """Call the method's ``start`` and return its result, the server's state before round 1."""
+    """Call the method's ``start`` and return its result, the server's state before round 1.
+
+    Raises:
+        ClientError: the method's ``start`` failed, or returned no valid state.
+    """
     with user_code_context(algorithm, "start"):
         state = algorithm.start(model, facts, seed)
         require_state(state, model.layout, has_model="model" in state or not isinstance(algorithm, Personal))
@@ -37,6 +41,9 @@ def plan_of(
 
     rule: the rule that picks stragglers. train, rows: training examples, and those of each client. partial_work: take,
     drop, or method (as the method defines).
+
+    Raises:
+        UserError: the rule refuses this number of clients.
     """
     slow = None if rule == Independent() else rule
     n, joins = len(rows), joining_of(algorithm, len(rows), participation)

@@ -28,6 +28,9 @@ def begin_salt(folder: Path, shared: Sequence[str]) -> bytes:
 
     shared: hashes of other salts, those of the generators and the sharing strategy (``RunSpec.salts``). These salts
     key the noise of data that clients share before round 1.
+
+    Raises:
+        UserError: the run's salt or another salt is lost, or the run's salt cannot be stored.
     """
     salts.require_outside(folder)
     if any(os.path.lexists(folder / name) for name in BEGUN):  # the run has begun, and noise.json names its salt
@@ -38,7 +41,11 @@ def begin_salt(folder: Path, shared: Sequence[str]) -> bytes:
 
 
 def read_salt(folder: Path, shared: Sequence[str]) -> bytes:
-    """Return the salt that the run in ``folder`` began with; shared: see ``begin_salt``."""
+    """Return the salt that the run in ``folder`` began with; shared: see ``begin_salt``.
+
+    Raises:
+        UserError: the salt of the run, of a generator or of the sharing strategy is lost.
+    """
     name, generators = _salt_names(folder / FILE)
     with suppress(ValueError, KeyError, TypeError):  # an interrupted run may lack this file
         if safe_read.json_of(folder / PARTITION)["noise"] != name:

@@ -57,7 +57,10 @@ class OwnMeasure(Callback):
 
 
 def measured_here(worker: Worker, at: ModelTask, component: tuple[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Return the numbers of a measure by name, computed in this worker on the model of ``at``."""
+    """Return the numbers of a measure by name, computed in this worker on the model of ``at``.
+
+    component: name and constants of the measure, which this process imports and builds.
+    """
     (name, constants), seed = component, seed_for(at.seed, "measure")
     at.load(worker.work)
     set_default_generator(seed)

@@ -41,6 +41,9 @@ def build_module(
     ``n_classes`` is the number of values in a label; without labels it is None.
 
     digest: the hash of ``weights``. training: lr, momentum, weight_decay and optimizer.
+
+    Raises:
+        UserError: the module cannot be built for this data set.
     """
     set_default_generator(seed, "initial weights")
     offered = {

@@ -49,6 +49,9 @@ def owners_of(stage: str, client_data: ClientDatasets, store: Examples, rows: np
 
     rows: (m,) contributed rows. owners: (m,) clients that the strategy states as owners of ``rows``. They are used for
     synthetic rows only. The owner of a real row follows from the partition.
+
+    Raises:
+        UserError: a stated owner is not a client, or the numbers of ``rows`` and ``owners`` differ.
     """
     stated = numbers(stage, "owners", owners, len(client_data.clients))
     if len(rows) != len(stated):
@@ -165,6 +168,9 @@ def events(what: str, releases: Iterable[Any], n_clients: int) -> list[Release]:
     """Check declared privacy ledger entries and return them as a list; ``what``: name of the declaring component.
 
     An entry with client -1 belongs to no client. It must be unprotected and disclose no example.
+
+    Raises:
+        UserError: an entry is not a ``Release``, has invalid names or numbers, or names a client that does not exist.
     """
     declared = list(releases)
     for event in declared:

@@ -140,6 +140,9 @@ def share_by_method(shared: Shared, algorithm: object, n_classes: int | None, se
     """Return ``shared`` with the examples that a federated method itself shares before round 1 (see ``Shares``).
 
     A method without the function ``share`` changes nothing.
+
+    Raises:
+        UserError: the method changed the clients' examples, or declared ledger entries of clients that do not exist.
     """
     if not isinstance(algorithm, Shares):
         return shared

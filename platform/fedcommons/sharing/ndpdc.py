@@ -101,7 +101,11 @@ class NDPDC:
         return min(1.0, self.batch / self.class_size if self.class_size else self.batch * classes / max(n, 1))
 
     def sigma(self, n: int, classes: int) -> float:
-        """Return the noise multiplier of a client with n examples, for data with ``classes`` classes."""
+        """Return the noise multiplier of a client with n examples, for data with ``classes`` classes.
+
+        Raises:
+            UserError: even the largest noise multiplier does not reach the target epsilon.
+        """
         if self.target_epsilon is None:
             return self.noise_multiplier or 0.0
         return Target(self.target_epsilon, self.delta, rounds=1).sigma(self.rate(n, classes), self.iterations)

@@ -113,6 +113,9 @@ def optimal_copies(owned: tuple[int, ...], opened: tuple[int, ...], d: int) -> E
 
     owned: h, number of each client's examples, with a sum K > 0. opened: o, number of each client's examples that are
     not private.
+
+    Raises:
+        RuntimeError: the solver finds no integer solution.
     """
     from scipy.optimize import Bounds, milp  # scipy takes a second to import
     from scipy.sparse import coo_array

@@ -45,7 +45,10 @@ class RawCopies:
             raise UserError("sharing.c, the share of images that is not private, must be set for raw_copies.")
 
     def check_data(self, client_data: ClientDatasets) -> None:
-        """Check that the constants fit the clients' data, and that the copies fit into memory."""
+        """Check that the constants c, d and ``placement`` fit the clients' data, and that the copies fit into memory.
+
+        c: share of images that are not private. d: number of other clients that get a copy of such an image.
+        """
         c, n, n_clients = self.c or 0.0, sum(client_data.clients.sizes), len(client_data.clients)
         if n_clients < 2:
             raise UserError("sharing.setting raw_copies needs at least 2 clients, got 1: no other can get a copy.")

@@ -65,6 +65,9 @@ class Contributions:
         """Return contributions in which client i contributes the synthetic examples ``generated[i]``.
 
         The store of the result has the real examples first, then the synthetic examples.
+
+        Raises:
+            ValueError: synthetic examples have another type or shape than the real examples.
         """
         real, new = client_data.clients.store, [contribution.examples for contribution in generated]
         for examples in new:
@@ -201,6 +204,9 @@ def shorter_of(stage: Stage) -> tuple[Stage, float]:
     """Return the strategy to run in a dry run, and the factor by which ``stage`` is slower than this strategy.
 
     If ``stage`` has no function ``shorter``, return ``stage`` and factor 1.
+
+    Raises:
+        UserError: ``shorter`` does not return a strategy of the same type and a positive finite number.
     """
     if not isinstance(stage, TakesLong):
         return stage, 1.0

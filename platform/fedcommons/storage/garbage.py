@@ -31,7 +31,11 @@ class Garbage:
 
 
 def find(storage: object_store.Bucket | object_store.Disk) -> Iterator[Garbage]:
-    """Yield the garbage of a storage, or of a folder of artifacts."""
+    """Yield the garbage of a storage, or of a folder of artifacts.
+
+    Raises:
+        StorageError: the objects of the storage cannot be listed, or the list of a snapshot is malformed.
+    """
     named = dict[str, set[str]]()
     # The objects are listed first. So a snapshot's list that is read later names all objects that are still in use.
     for key, size, age in sorted(storage.list_objects()):

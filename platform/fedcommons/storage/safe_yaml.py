@@ -18,7 +18,11 @@ _SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def yaml_of(text: str) -> Any:
-    """Return the plain value of a YAML text. Aliases are rejected, as nine lines with aliases can mean 10^9 values."""
+    """Return the plain value of a YAML text. Aliases are rejected, as nine lines with aliases can mean 10^9 values.
+
+    Raises:
+        ValueError, yaml.YAMLError: see ``require_small``.
+    """
     require_small(text)
     return yaml.load(text, _SAFE_LOADER)
 

@@ -72,7 +72,11 @@ class Snapshots:
         return self.entries.keys() - self._damaged
 
     def look(self) -> Mapping[str, Entry]:
-        """Read the list of the newest snapshot and return ``entries``, which are empty if there is no snapshot."""
+        """Read the list of the newest snapshot and return ``entries``, which are empty if there is no snapshot.
+
+        Raises:
+            StorageError: a request to the storage failed, or the list is malformed.
+        """
         key = f"{self.name}/{MANIFEST}"
         self._damaged = set()
         size, tag = self.storage.look(key) or (0, object_store.NEW)
@@ -100,7 +104,11 @@ class Snapshots:
         return entries
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of the file ``name`` in the snapshot; None if it is missing or damaged."""
+        """Return the content of the file ``name`` in the snapshot; None if it is missing or damaged.
+
+        Raises:
+            StorageError: a request to the storage failed.
+        """
         if (entry := self.entries.get(name)) is None:
             return None
         content = self._object(entry)
@@ -187,7 +195,10 @@ class Snapshots:
                 shutil.copyfile(folder / name, target / name, follow_symlinks=False)
 
     def is_same(self, folder: Path, *names: str) -> bool:
-        """Return whether the files ``names`` (none: all) have the same content in the folder and in the snapshot."""
+        """Return whether files have the same content in the folder and in the snapshot.
+
+        names: the files to compare; () compares all files of the snapshot.
+        """
         return all(
             _digest(_read(folder, n, e.size)) == e.content for n, e in self.entries.items() if not names or n in names
         )

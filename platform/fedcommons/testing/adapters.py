@@ -197,7 +197,11 @@ def arrays_of(x: Flat) -> list[np.ndarray]:
 
 
 def flat_of(arrays: Sequence[Any], like: Flat) -> Flat:
-    """Return a copy of the arrays as a flat vector like ``like``, after a check of their number and shapes."""
+    """Return a copy of the arrays as a flat vector with the names, shapes and type of ``like``.
+
+    Raises:
+        ValueError: the number or the shapes of the arrays differ from ``like``.
+    """
     shapes, expected = [tuple(np.shape(array)) for array in arrays], [*like.layout.shapes]
     if shapes != expected:
         raise ValueError(f"the arrays have shapes {quote(shapes)}, but the model has shapes {quote(expected)}")

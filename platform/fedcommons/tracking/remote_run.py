@@ -61,6 +61,9 @@ class RunMirror:
     storage: bucket or folder. name: NAME. folder: the local run folder. say: called with one sentence per message.
     upload_error: why the last upload failed; empty after success. has_lost: whether another process has written to the
     snapshots since this process last read or wrote them.
+
+    Raises:
+        UserError: the storage cannot be reached or written, or it lies in the run folder.
     """
 
     def __init__(self, storage: str, name: str, folder: Path, say: Callable[[str], None] = print) -> None:
@@ -194,6 +197,9 @@ class RunMirror:
         """Upload the folder at the end of the run.
 
         lacking: why the storage lacks other files of the run, such as artifacts; empty if no file is lacking.
+
+        Raises:
+            ClientError: the storage lacks files of the run.
         """
         self.wait()
         self._not_before = 0.0

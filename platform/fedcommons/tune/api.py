@@ -242,7 +242,11 @@ def sweep(experiments: Iterable[Experiment], folder: str | Path, *, show: bool =
 
 
 def listed(experiments: Iterable[Experiment]) -> list[Experiment]:
-    """Return the experiments as a list; ``experiments`` may also be a single experiment."""
+    """Return the experiments as a list; ``experiments`` may also be a single experiment.
+
+    Raises:
+        UserError: an item is no experiment, or there are too many experiments.
+    """
     items = [experiments] if isinstance(experiments, Experiment) else experiments
     some: list[Any] = list(islice(items, MOST + 1)) if isinstance(items, Iterable) else [items]
     require_few(len(some))
@@ -252,7 +256,11 @@ def listed(experiments: Iterable[Experiment]) -> list[Experiment]:
 
 
 def named(experiments: list[Experiment]) -> list[Trial]:
-    """Return a trial (name and experiment) per different experiment, named after the fields in which they differ."""
+    """Return a trial (name and experiment) per different experiment, named after the fields in which they differ.
+
+    Raises:
+        UserError: the list is empty.
+    """
     if not experiments:
         raise UserError("a sweep needs at least one experiment.")
     flat = [dict(values_of(experiment)) for experiment in experiments]

@@ -11,7 +11,10 @@ from fedcommons.storage.atomic_files import write_json
 
 
 def write(file: Path, facts: Mapping[str, Any], what: str, result: Mapping[str, Any]) -> None:
-    """Write a result (JSON values) to ``file``, with the inputs ``facts`` that it was computed from."""
+    """Write a result (JSON values) to ``file``, with the inputs ``facts`` that it was computed from.
+
+    what: the key of the result in the file.
+    """
     write_json(file, {"facts": facts, what: result})
 
 

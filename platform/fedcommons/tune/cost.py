@@ -125,7 +125,10 @@ def _once(do: Callable[[], Any]) -> float:
 
 
 def per_epoch(train: Callable[[int], Any], steps: int) -> tuple[float, float]:
-    """Return the seconds of ``train(epochs)`` before its first step, and of a step; ``steps``: in an epoch."""
+    """Return (seconds of the set-up before the first step, seconds of a step) of the training function ``train``.
+
+    train: called with a number of epochs. steps: number of steps in an epoch.
+    """
     single = seconds_of(lambda: train(1))
     if single > SLOW:
         return 0.0, single / steps

@@ -78,7 +78,10 @@ class ExtraJob:
 
 
 def makespan(seconds: Iterable[float], places: int) -> float:
-    """Return the seconds until the last job ends; jobs start in their order, each when a process is free."""
+    """Return the seconds until the last job ends, if jobs start in the given order, each as soon as a process is free.
+
+    seconds: duration of each job. places: number of parallel processes.
+    """
     free = [0.0] * places
     for job_seconds in seconds:
         heapq.heappush(free, heapq.heappop(free) + job_seconds)
@@ -96,6 +99,9 @@ def print_costs(
         extra: further jobs of the sweep.
         in_ray: whether trials run as parallel processes of Ray; else in this process.
         total: number of trials in the sweep, if ``cells`` is only a sample of them.
+
+    Raises:
+        UserError: a trial cannot be run.
     """
     display.say("Timing short rounds ...")
     bill = Bill((total or len(cells)) / max(1, len(cells)))

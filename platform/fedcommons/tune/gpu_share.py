@@ -76,7 +76,10 @@ def with_share(configs: Sequence[Experiment], processes: int) -> list[Experiment
 
 
 def measured(here: str, config: Experiment) -> tuple[int, int]:
-    """Return (bytes of GPU memory that the experiment uses, bytes of the GPU), in a Ray task; (0, 0) without a GPU."""
+    """Return (bytes of GPU memory that the experiment uses, bytes of the GPU), in a Ray task; (0, 0) without a GPU.
+
+    here: the folder to which the names of user-defined components are relative.
+    """
     registry.work_in(here)
     if not has_gpu():
         return 0, 0

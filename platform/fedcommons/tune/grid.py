@@ -138,7 +138,10 @@ def rate_owners(options: parse.Options, argv: Sequence[str], of_rates: Mapping[s
 
 
 def require_validation(options: parse.Options, name: str, *, several: bool = False) -> None:
-    """Refuse an option that lists learning rates (``several``: more than one) without validation data to choose by."""
+    """Refuse an option that lists learning rates if there are no validation data to choose by.
+
+    several: refuse the option only if it lists more than one learning rate.
+    """
     if options[name] and (not several or "," in options[name]) and options.data.validation == 0:
         raise UserError(f"--{name} chooses by validation accuracy: data.validation must be above 0.")
 
@@ -226,7 +229,10 @@ def method_note(cells: Sequence[Experiment]) -> str:
 
 
 def departures(cells: Sequence[Experiment], varied: Iterable[str]) -> str:
-    """Return, as text, the fields except ``varied`` that decide results and differ from preset ``paper``."""
+    """Return, as text, the fields that decide results and differ from preset ``paper``; "" if there are none.
+
+    varied: fields that the sweep varies, which are left out.
+    """
     # The named fields change results by rounding errors at most.
     hidden = {*varied, "measure.every", "measure.samples", "measure.smoothness", "client.onednn"}
     differing: dict[str, str] = {}

@@ -78,7 +78,11 @@ def dry_run(
 
 
 def conclude(outcome: Outcome, options: parse.Options, stem: str, display: Display) -> int:
-    """Write ``report.html``, print its verdict, failures, durations and the folder; return the exit code."""
+    """Write ``report.html``, and print its verdict, failures, durations and the folder.
+
+    Returns:
+        The exit code, 1 after a failure.
+    """
     out, smoke = Path(options.out), grid.is_smoke(options)  # runs of the preset smoke are too small for a verdict
     verdict = write_page(out, stem + f" ({presets.SMOKE})" * smoke, display)
     if verdict and not smoke:

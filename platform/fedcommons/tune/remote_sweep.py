@@ -50,12 +50,21 @@ class SweepMirror:
                     mirror.end()
 
     def fetch(self, name: str) -> None:
-        """Download the run of trial ``name`` from the storage, unless the run in ``out`` is finished."""
+        """Download the run of trial ``name`` from the storage, unless the run in ``out`` is finished.
+
+        Raises:
+            UserError: the storage cannot be reached, or ``RunMirror.fetch`` raises this error.
+        """
         if read_summary(self.out / name) is None and (mirror := self._mirror(name)):
             mirror.fetch()
 
     def upload(self, name: str) -> None:
-        """Upload the run of trial ``name`` to the storage."""
+        """Upload the run of trial ``name`` to the storage.
+
+        Raises:
+            UserError: the storage cannot be reached.
+            ClientError: the storage does not accept the run.
+        """
         if mirror := self._mirror(name):
             mirror.end()
 

@@ -26,7 +26,11 @@ SHARING = "sharing.setting"
 
 
 def frame(cells: Sequence[Trial], out: Path, metric: str, say: Callable[[str], None]) -> "pd.DataFrame":
-    """Return a table of the trials whose run has finished a round, after a check that it has the column ``metric``."""
+    """Return a table with one row per trial whose run has finished at least one round.
+
+    Raises:
+        UserError: no run has the column ``metric``.
+    """
     runs = grid.frame(cells, out, say)
     if len(runs) and metric not in runs:
         numeric = runs.select_dtypes("number").columns

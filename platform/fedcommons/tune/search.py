@@ -90,7 +90,11 @@ def proposed(
 
 
 def space(options: parse.Options) -> dict[str, Any]:
-    """Return the fields that ``--space`` and ``--seeds`` sweep, with their values or distributions."""
+    """Return the fields that ``--space`` and ``--seeds`` sweep, with their values or distributions.
+
+    Raises:
+        UserError: a field cannot be swept.
+    """
     swept = dict(search_space.read_space(options.space, options.fields, options.chosen))
     parse.refuse_fields(options, dict.fromkeys(swept, "space"))
     if options.seeds is not None:

@@ -81,7 +81,10 @@ def together(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def cell(config: Experiment, varied: Mapping[str, str]) -> Trial:
-    """Return a trial, named after the fields ``varied`` (field -> label) and a hash of all that decides results."""
+    """Return the trial of an experiment, named after some fields and a hash of all fields that decide the result.
+
+    varied: field -> short label in the trial's name.
+    """
     fields = config.flat
     chosen = [registry.label(config.algorithm), registry.label(config.sharing.setting)]
     labels = [f"{label}{_short(fields[name])}" for name, label in varied.items() if name in fields]

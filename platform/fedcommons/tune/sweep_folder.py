@@ -15,7 +15,11 @@ LATE_S = 60.0
 
 
 def open_folder(out: Path) -> AbstractContextManager[None]:
-    """Create the folder ``out``, and lock it while the context is open, so that no other sweep writes to it."""
+    """Create the folder ``out``, and lock it while the context is open, so that no other sweep writes to it.
+
+    Raises:
+        UserError: the folder cannot be written, another process has locked it, or it has files that belong to no sweep.
+    """
     return file_lock.open_lock(out, _stranger, "folder of a sweep")
 
 
