@@ -90,6 +90,9 @@ def require_sgd(name: str, fields: Mapping[str, Any], *, momentum: bool, instead
     """Check that clients train with SGD, and without momentum unless the method allows ``momentum``.
 
     name: name of the method. instead: alternative to momentum 0, for the message.
+
+    Raises:
+        UserError: the optimizer or the momentum is another.
     """
     if fields["client.optimizer"] != "sgd":
         raise UserError(f"client.optimizer must be sgd for {name}, whose formulas count SGD steps.")

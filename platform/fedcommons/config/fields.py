@@ -42,6 +42,9 @@ class Field:
         """Check that a value of the right type is in the field's range or choice; for a tuple, check each member.
 
         None always passes. name: name of the field for the error message.
+
+        Raises:
+            UserError: the value is not allowed.
         """
         if not self.allowed or value is None:
             return

@@ -113,6 +113,9 @@ def require_logged(field: str, metric: str, round: int, logged: Collection[str])
     no training metric, so that round passes the check.
     field: name of the field that requires the metric. metric: full name of the metric. round: number of the round.
     logged: names of the metrics that the round logged.
+
+    Raises:
+        NotLogged: the metric is missing.
     """
     is_of_rounds = metric.startswith(_OF_ROUNDS)
     if metric in logged or round != int(is_of_rounds):

@@ -199,7 +199,11 @@ class _Finder(ModuleFinder):
         module.__file__ = file
 
     def follow(self, name: str) -> None:
-        """Read the user's modules that the module ``name`` imports, or raise UserError if one is missing."""
+        """Read the user's modules that the module ``name`` imports.
+
+        Raises:
+            UserError: an imported module of the user is missing.
+        """
         self.imported[name], self.importer, module = set(), name, cast(Any, self.modules[name])
         if name:
             self.import_hook(name)  # adds the packages that contain the module to ``modules``

@@ -22,7 +22,11 @@ training, such as client.lr, are not refused, as presets set them for all method
 
 
 def validate(config: Experiment) -> None:
-    """Check the fields of an experiment, without loading its data."""
+    """Check the fields of an experiment, without loading its data.
+
+    Raises:
+        UserError: the config is invalid for every data set.
+    """
     c, flat = config, config.flat
     known_fields = fields_for({kind: [name] for kind, name in config.chosen.items()})
     for name, field in known_fields.items():

@@ -44,7 +44,11 @@ def smoothness(p: float, l_max: float, l_pool: float) -> float:
 
 
 def share(p: float) -> float:
-    """Check that p, the share of the pool in mixtures, is in [0, 1], and return p."""
+    """Check p, the share of the pool in mixtures, and return p.
+
+    Raises:
+        UserError: p is outside [0, 1].
+    """
     if not 0 <= p <= 1:
         raise UserError(f"p, the share of shared data, must lie in [0, 1], got {p:g}.")
     return p

@@ -51,7 +51,11 @@ def gradients(module: LightningModule, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def require_apart(module: nn.Module) -> None:
-    """Refuse BatchNorm layers without running statistics or in training mode, which mix the samples of a batch."""
+    """Check that the loss of a sample does not depend on the other samples in the batch.
+
+    Raises:
+        ValueError: a BatchNorm layer has no running statistics or uses the statistics of the batch.
+    """
     for name, layer in module.named_modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm) and (layer.training or layer.running_mean is None):
             raise ValueError(

@@ -181,7 +181,11 @@ def _torchvision(
 
 
 def _require_small(folder: Path) -> None:
-    """Check that no file in a folder is larger than ``MOST_BYTES``. A missing folder passes the check."""
+    """Check that no file in a folder is larger than ``MOST_BYTES``. A missing folder passes the check.
+
+    Raises:
+        ValueError: a file is larger than ``MOST_BYTES``.
+    """
     for path in folder.iterdir() if os.path.isdir(folder) else ():
         if os.path.isfile(path) and (size := os.path.getsize(path)) > MOST_BYTES:
             raise ValueError(f"{path.name} has {size:,} bytes, more than any file of the data set")

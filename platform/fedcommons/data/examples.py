@@ -128,7 +128,11 @@ class Dataset:
 
     @property
     def classes(self) -> int:
-        """Return ``n_classes``, the number of classes, after a check that the labels are classes."""
+        """Return ``n_classes``, the number of classes, after a check that the labels are classes.
+
+        Raises:
+            UserError: the labels are not classes.
+        """
         if self.n_classes is None:
             raise UserError(f"the labels of {self.name} are not classes.")
         return self.n_classes

@@ -187,7 +187,11 @@ def _heart(u: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Read the images, (n, S, S) pixels 0 and 1, and the values of the six published factors, (n, 6)."""
+    """Read the images, (n, S, S) pixels 0 and 1, and the values of the six published factors, (n, 6).
+
+    Raises:
+        UserError: the file is missing, damaged or not the published file.
+    """
     where = f"data set dsprites: {os.path.realpath(path)}"
     if not path.is_file():
         raise UserError(

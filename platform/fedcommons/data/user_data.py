@@ -147,6 +147,9 @@ def _as_stated(what: str, y: Tensor, n_classes: Any) -> Tensor:
     """Return labels as floats if the stated ``n_classes`` is None, otherwise as int64 classes.
 
     With ``n_classes`` None, labels that are all 0 keep their type, because zeros stand for missing labels.
+
+    Raises:
+        UserError: ``n_classes`` is not None, but some labels are not whole numbers.
     """
     if n_classes is None:
         return y.float() if y.any() else y
@@ -181,7 +184,11 @@ def _notes(name: str, stated: Any, columns: list[Columns], sets: list[Examples])
 
 
 def _classes(name: str, stated: Any, sets: list[Examples]) -> int | None:
-    """Return the stated ``n_classes``, or the largest label plus 1; None if the labels are not classes."""
+    """Return the stated ``n_classes``, or the largest label plus 1; None if the labels are not classes.
+
+    Raises:
+        UserError: labels are outside of 0 ... n_classes - 1, or ``n_classes`` is not stated and a class would be empty.
+    """
     if sets[0].y.is_floating_point() or stated is None:
         return None
     labels = torch.cat([part.y for part in sets]).unique()

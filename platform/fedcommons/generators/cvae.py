@@ -146,7 +146,11 @@ class PrivateCVAE(ByDPSGD, Autoencoder):
 
 
 def require_levels(channels: tuple[int, ...], shape: tuple[int, ...], data: str) -> None:
-    """Check that ``channels`` has entries, and that the image's smaller side can be halved once per entry."""
+    """Check that an image of the given ``shape`` can be halved once per entry of ``channels``.
+
+    Raises:
+        UserError: ``channels`` is empty, or 2^(number of entries) is larger than the image's smaller side.
+    """
     side = min(shape[1:])
     if not channels or 2 ** len(channels) > side:
         raise UserError(

@@ -97,7 +97,11 @@ def for_client(generator: Generator, n: int) -> Generator:
 
 
 def require_images(names: str, dtype: torch.dtype, data: str) -> None:
-    """Check that the data set ``data`` has uint8 images, because the generators ``names`` draw only uint8 images."""
+    """Check that the data set ``data`` has uint8 images, because the generators ``names`` draw only uint8 images.
+
+    Raises:
+        UserError: ``dtype`` is not uint8.
+    """
     if dtype != torch.uint8:
         raise UserError(
             f"generator.name {names} draw uint8 images, but {data} has {dtype} examples: use a "

@@ -99,7 +99,11 @@ def _run_job(job: Job, step: Step | None) -> JobResult:
 
 
 def _fitted(need: GenerationRequest, epochs: Sequence[int], step: Step | None) -> dict[int, TrainedGenerator]:
-    """Call the generator's ``fit``, check the result, and return the trained generator for each number of epochs."""
+    """Call the generator's ``fit``, check the result, and return the trained generator for each number of epochs.
+
+    Raises:
+        ValueError: ``fit`` did not return a mapping with a TrainedGenerator for each of ``epochs``.
+    """
     generator, what = need.recipe.generator, "a TrainedGenerator for each of the epochs"
     noise = {"noise": need.noise} if takes_noise(generator) else {}
     more = noise | _telling(generator.fit, step, "training")
@@ -120,6 +124,9 @@ def require_like(x: Tensor, name: str, n: int, expected: Tensor) -> None:
     """Check that a generator drew n examples whose type and shape are those of the real examples x.
 
     name: the generator's name. expected: the examples that the generator drew, which are checked.
+
+    Raises:
+        ClientError: number, type or shape of the drawn examples are wrong, or the tensor is sparse or has no values.
     """
     if expected.dtype != x.dtype or expected.shape != (n, *x.shape[1:]):
         raise ClientError(

@@ -136,7 +136,11 @@ class GenerationRequest:
 
 
 def require_constants(generator: Generator) -> None:
-    """Check that a generator's ``epochs`` is a positive integer and its ``sampling`` is a tuple of names."""
+    """Check that a generator's ``epochs`` is a positive integer and its ``sampling`` is a tuple of names.
+
+    Raises:
+        ClientError: ``epochs`` or ``sampling`` has another value.
+    """
     with user_code_context(generator, "epochs"):
         if index(generator.epochs) < 1:
             raise ValueError(f"it must be a whole number of at least 1, got {generator.epochs}")
@@ -186,7 +190,11 @@ def contributions(p: float | None, client_data: ClientDatasets) -> list[int]:
 
 
 def check_contributions(p: float | None, client_data: ClientDatasets) -> None:
-    """Check that the share p is 0 or makes some client contribute an image, and that all images fit into memory."""
+    """Check that the share p is 0 or makes some client contribute an image, and that all images fit into memory.
+
+    Raises:
+        UserError: p > 0, but no client would contribute an image, or the images do not fit into memory.
+    """
     sizes, largest = contributions(p, client_data), max(client_data.clients.sizes)
     if p and max(sizes) < 1:
         least = 1 / (2 * largest + 1)

@@ -83,7 +83,11 @@ def epsilon(q: float, sigma: float, steps: int, delta: float, accountant: str = 
 
 
 def require_reachable(target: float, q: float, steps: int, delta: float, accountant: str = "rdp") -> None:
-    """Check that a noise multiplier of at most ``LARGEST_SIGMA`` reaches the target epsilon at ``delta``."""
+    """Check that a noise multiplier of at most ``LARGEST_SIGMA`` reaches the target epsilon at ``delta``.
+
+    Raises:
+        UserError: the target epsilon needs a larger noise multiplier.
+    """
     if (least := epsilon(q, LARGEST_SIGMA, steps, delta, accountant)) > target:
         raise UserError(
             f"target_epsilon {target:g} would need a noise multiplier above {LARGEST_SIGMA:g}, at which epsilon "

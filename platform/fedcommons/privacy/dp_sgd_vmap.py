@@ -34,7 +34,11 @@ Draw = Callable[[int, Rows], Sequence[Tensor]]
 
 
 def require_examples_apart(module: nn.Module) -> None:
-    """Refuse layers with statistics of the batch: BatchNorm, or InstanceNorm with running statistics."""
+    """Check that the loss of an example depends on no other example of the batch.
+
+    Raises:
+        UserError: a layer computes statistics of the batch (BatchNorm, or InstanceNorm with running statistics).
+    """
     for name, layer in module.named_modules():
         tracks = isinstance(layer, nn.modules.instancenorm._InstanceNorm) and layer.track_running_stats
         if tracks or isinstance(layer, nn.modules.batchnorm._BatchNorm):

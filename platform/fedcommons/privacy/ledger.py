@@ -244,7 +244,11 @@ def _spent(events: Mapping[tuple[float, float], int]) -> Spent:
 
 
 def refuse_large_delta(delta: float, sizes: Sequence[int]) -> None:
-    """Check that delta is below 1/n_i for each client i; ``sizes``: n_i, the numbers of examples."""
+    """Check that delta is below 1/n_i for each client i; ``sizes``: n_i, the numbers of examples.
+
+    Raises:
+        UserError: delta is 1/n_i or more for some client.
+    """
     largest = max(range(len(sizes)), key=lambda i: sizes[i])
     if delta * sizes[largest] >= 1:
         raise UserError(
@@ -254,6 +258,10 @@ def refuse_large_delta(delta: float, sizes: Sequence[int]) -> None:
 
 
 def require_small_delta(ledger: Ledger, delta: float, sizes: Sequence[int]) -> None:
-    """Check that delta is small enough (``refuse_large_delta``) if the ledger has releases with a privacy guarantee."""
+    """Check that delta is small enough (``refuse_large_delta``), if the ledger has releases with a privacy guarantee.
+
+    Raises:
+        UserError: delta is 1/n_i or more for some client with n_i examples.
+    """
     if ledger.commons.covered or ledger.updates.covered:
         refuse_large_delta(delta, sizes)

@@ -87,14 +87,22 @@ def of_run(name: str, run: Path) -> bytes:
 
 
 def require_writable(store: Path) -> None:
-    """Check before training that salts can be stored, outside of the images' ``store``, and create their folder."""
+    """Check before training that salts can be stored, and create the folder of salts.
+
+    Raises:
+        UserError: salts cannot be stored, or the folder of salts is in ``store``, the folder of synthetic images.
+    """
     require_outside(store)
     with _writable_folder() as where, tempfile.TemporaryFile(dir=where):
         pass
 
 
 def require_outside(place: Path) -> None:
-    """Check that the folder of salts is not in ``place``, a folder of results that other users may read."""
+    """Check that the folder of salts is not in ``place``, a folder of results that other users may read.
+
+    Raises:
+        UserError: the folder of salts is in ``place``.
+    """
     where = folder()
     if where.resolve().is_relative_to(place.resolve()):
         raise UserError(

@@ -26,7 +26,11 @@ from fedcommons.seeding import wide_key
 
 
 def check(config: Experiment) -> None:
-    """Check the fields of an experiment and their combinations, without loading its data."""
+    """Check the fields of an experiment and their combinations, without loading its data.
+
+    Raises:
+        UserError: the config is invalid for every data set.
+    """
     validate(config)
     f = config.federation
     if load_data.takes_n_clients(config.partition.name):  # other partitions get N from the data
@@ -39,7 +43,11 @@ def check(config: Experiment) -> None:
 @fresh_torch()
 @before_any_work()
 def build(config: Experiment) -> RunSpec:
-    """Check the config, load the data, partition it among the clients, and build the run's components."""
+    """Check the config, load the data, partition it among the clients, and build the run's components.
+
+    Raises:
+        UserError: a field is invalid, or does not fit the data set, the model or another field.
+    """
     check(config)
     c, f, e, m = config, config.federation, config.evaluate, config.measure
     checks.require_storage(c.storage, Path(c.artifacts), is_secret=c.dp.is_secret)

@@ -66,7 +66,11 @@ class Callback(Protocol):
 
 
 def require_callbacks(callbacks: Sequence[object]) -> None:
-    """Check that all objects are callbacks, each of another class."""
+    """Check that all objects are callbacks, each of another class.
+
+    Raises:
+        UserError: an object lacks a function of ``Callback``, or two callbacks have the same class name.
+    """
     names = set[str]()
     for callback in callbacks:
         if not isinstance(callback, Callback):

@@ -46,6 +46,9 @@ def try_module(
 
     Returns:
         A note for the user if the module logs numbers that may not be means over examples; else an empty list.
+
+    Raises:
+        UserError: the module fails a check.
     """
     # The second example has the largest label, which a model with too few outputs refuses.
     top = int(dataset.train.y.argmax()) if dataset.n_classes else 0
@@ -125,6 +128,9 @@ def _require_loss(module: LightningModule, batch: tuple[Tensor, Tensor], advice:
     """Check that ``training_step`` returns a loss outside of local training, where no Lightning hook is called.
 
     advice: the end of the error message if an attribute is missing that a hook would set; empty if there is no hook.
+
+    Raises:
+        ValueError: ``training_step`` returns no loss.
     """
     try:
         loss = module.training_step(batch, 0)
@@ -142,7 +148,11 @@ def _require_loss(module: LightningModule, batch: tuple[Tensor, Tensor], advice:
 
 
 def _require_supported(module: LightningModule) -> None:
-    """Refuse a module with a feature that local training does not support."""
+    """Refuse a module with a feature that local training does not support.
+
+    Raises:
+        ValueError: the module has such a feature.
+    """
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     for name, tensor in tensors.items():
         if is_lazy(tensor):
@@ -169,7 +179,11 @@ def _require_supported(module: LightningModule) -> None:
 
 @contextmanager
 def _uncompiled() -> Iterator[None]:
-    """Refuse calls of code that torch.compile compiled, such as a method or a function of the user's file."""
+    """Refuse calls of code that torch.compile compiled, such as a method or a function of the user's file.
+
+    Raises:
+        ValueError: compiled code was called.
+    """
     try:
         with torch.compiler.set_stance("fail_on_recompile"):
             yield
@@ -180,7 +194,11 @@ def _uncompiled() -> Iterator[None]:
 
 
 def require_plain(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer whose ``step`` needs a closure, such as LBFGS."""
+    """Refuse an optimizer whose ``step`` needs a closure, such as LBFGS.
+
+    Raises:
+        ValueError: the optimizer needs a closure.
+    """
     closure = signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         raise ValueError(f"{type(optimizer).__name__} needs a closure, and a local step computes one gradient only")
@@ -190,6 +208,9 @@ def require_hooks(algorithm: Algorithm, module: LightningModule, loop: LocalSGD,
     """Refuse a module with a hook that local training does not call, or calls for some of the batches only.
 
     model: the label of the module in the error message.
+
+    Raises:
+        UserError: the module has a hook that is not called for every batch.
     """
     called = hooks.overridden(module, hooks.CALLED)
     called += [f"on the gradient of {name}" for name in gradient_hooks(module)]
@@ -252,6 +273,9 @@ def _require_pixels(name: str, module: nn.Module, x: Tensor, like: Tensor | None
 
     name: the algorithm's name. x: images, of which only the shape is used. like: a parameter of the model, whose device
     and type the pixels get; None: CPU, float32.
+
+    Raises:
+        UserError: the logits differ. The model scales only uint8 images, and has no method ``normalise`` for floats.
     """
     device, kind = (torch.device("cpu"), torch.float32) if like is None else (like.device, like.dtype)
     images = torch.arange(x.numel(), device=device).remainder(256).to(torch.uint8).view(x.shape)
@@ -267,7 +291,11 @@ def _require_pixels(name: str, module: nn.Module, x: Tensor, like: Tensor | None
 
 
 def require_precision(precision: str, module: nn.Module) -> None:
-    """Refuse a ``client.precision`` other than fp32 for a float64 model, on which the precision has no effect."""
+    """Refuse a value of ``client.precision`` that has no effect on the model.
+
+    Raises:
+        UserError: the model is in float64, and the precision is not fp32.
+    """
     if precision != "fp32" and any(p.dtype == torch.float64 for p in module.parameters()):
         raise UserError(f"client.precision must be fp32 for a float64 model, on which {precision} has no effect.")
 
@@ -277,6 +305,9 @@ def require_statistics(module: nn.Module, *, private: bool, measured: bool) -> N
 
     private: local training uses DP-SGD, which needs separate gradients of the examples. measured: convergence
     parameters are measured at a server model that has no BatchNorm statistics.
+
+    Raises:
+        UserError: the module has BatchNorm, and ``private`` or ``measured`` is True.
     """
     if not any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
         return
@@ -290,6 +321,9 @@ def try_a_step(loop: LocalSGD, model: str, module: LightningModule, dataset: Dat
     """Check on a batch of two examples that the module works with the faster training loops that are requested.
 
     The faster loops are ``client.batched``, ``client.graphs`` and ``dp.at_once`` above 1. model: the component's name.
+
+    Raises:
+        UserError: the module does not work with a requested option.
     """
     some, work = dataset.train[slice(0, 2)], Work(module, torch.device("cpu"))
     batch = some.x.clone(), some.y.clone()

@@ -9,7 +9,11 @@ NEEDS = ("onnx", "onnxscript")
 
 
 def require(form: str) -> None:
-    """Check that a trained model can be exported to the format ``form``."""
+    """Check that a trained model can be exported to the format ``form``.
+
+    Raises:
+        UserError: there is no such format, or a package is missing.
+    """
     if form != "onnx":
         raise unknown("export", form, ["onnx"])
     if missing := [name for name in NEEDS if find_spec(name) is None]:

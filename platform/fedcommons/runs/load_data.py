@@ -56,6 +56,9 @@ def require_same(dataset: Dataset, digest: str | None) -> None:
 
     Args:
         digest: the hash of the data set on the host that started the sweep; None if it is unknown.
+
+    Raises:
+        UserError: this host has different examples.
     """
     if digest not in (None, dataset.digest):
         raise UserError(
@@ -138,6 +141,9 @@ def _require_places(name: str, rows: Callable[[int], Sequence[Any]], n: int, n_b
     The partition is called with the n examples repeated until there are more than ``n_before``, the number of examples
     before the split. A partition that only uses its arguments then returns a row number of at least ``n_before``. A
     partition that reads row numbers from a file fails, or returns only row numbers below ``n_before``.
+
+    Raises:
+        UserError: the partition reads row numbers from a file.
     """
     times = n_before // n + 1
     try:

@@ -47,7 +47,11 @@ def labels() -> dict[str, str]:
 
 
 def require_this_kind() -> None:
-    """Check that the labels of this process's Ray node are true, because a cluster file may set wrong labels."""
+    """Check that the labels of this process's Ray node are true, because a cluster file may set wrong labels.
+
+    Raises:
+        UserError: the node's CPU or version of torch differs from its labels.
+    """
     import ray
 
     stated, actual = ray.get_runtime_context().get_node_labels(), labels()

@@ -10,7 +10,11 @@ MODELS = 4
 
 
 def require_model(model: Flat) -> None:
-    """Check that this machine has enough RAM for a run with this model."""
+    """Check that this machine has enough RAM for a run with this model.
+
+    Raises:
+        UserError: the run needs more RAM than the machine has.
+    """
     require("the model", MODELS * nbytes({"model": model}), "model.channels or model.projection")
 
 
@@ -18,6 +22,9 @@ def require(what: str, needed: int, field: str) -> None:
     """Check that this machine has ``needed`` bytes of RAM.
 
     what: name of the object that needs the RAM. field: option that the user can make smaller. Both are for the message.
+
+    Raises:
+        UserError: the machine has less RAM than ``needed``.
     """
     has = memory()
     if needed > has:

@@ -181,6 +181,9 @@ def _require_answer(address: str) -> None:
     """Check that a Ray answers at the address within ``JOIN_S`` seconds.
 
     A separate process, which an alarm ends, tries the connection: ``ray.init`` would try for minutes and ignore Ctrl-C.
+
+    Raises:
+        UserError: no Ray answers, or it refuses the connection.
     """
     code = (
         f"import ray, signal, sys; signal.alarm({JOIN_S})\n"
@@ -324,7 +327,11 @@ def free(group: "PlacementGroup") -> None:
 
 
 def require_actors(n: int, gpus_per_actor: float | str) -> None:
-    """Check that Ray can run ``n`` actors at the same time; otherwise Ray would wait forever."""
+    """Check that Ray can run ``n`` actors at the same time; otherwise Ray would wait forever.
+
+    Raises:
+        UserError: the usable nodes have too few resources, or no node is usable (see ``cpu_kind.choose_kind``).
+    """
     import ray
 
     resources = cpu_kind.resources(ray.nodes(), node_labels(gpus_per_actor))

@@ -30,7 +30,11 @@ RAW = "raw examples"
 
 
 def require_unchanged(stage: str, client_data: ClientDatasets, store: Examples) -> None:
-    """Check that the clients' real data are unchanged, and are the first rows of a strategy's ``store``."""
+    """Check that the clients' real data are unchanged, and are the first rows of a strategy's ``store``.
+
+    Raises:
+        UserError: the real data changed, or ``store`` does not begin with the real data.
+    """
     if client_data.now != client_data.before:
         raise UserError(
             f"sharing stage {stage} must not change the clients' real examples or rows, but it (or a component that "
@@ -68,6 +72,9 @@ def numbers(stage: str, what: str, vector: Any, n: int) -> np.ndarray:
     """Return ``vector`` as (m,) int64, after a check that it contains integers in 0 ... n - 1.
 
     ``what``: name of the vector for messages. An empty vector may be of any type.
+
+    Raises:
+        UserError: a number is not an integer, or is not in 0 ... n - 1.
     """
     values = np.asarray(vector)
     if values.ndim != 1 or (len(values) and values.dtype.kind not in "iu"):
@@ -78,7 +85,11 @@ def numbers(stage: str, what: str, vector: Any, n: int) -> np.ndarray:
 
 
 def own_counts(stage: str, n_own: Any, n_clients: int) -> np.ndarray | None:
-    """Check ``Assigned.n_own``, None or a number of at least 0 per client, and return it as a vector (n_clients,)."""
+    """Return ``Assigned.n_own``, the number of rows that count as a client's own, as a vector (n_clients,), or None.
+
+    Raises:
+        UserError: ``n_own`` is neither None nor one number of at least 0 for each client.
+    """
     values = np.asarray(n_own)
     if n_own is not None and not (values.shape == (n_clients,) and values.dtype.kind in "iuf" and (values >= 0).all()):
         what = f"n_own as a number of 0 or more for each of {n_clients} clients"
@@ -125,6 +136,9 @@ def nbytes(stage: str, client_data: ClientDatasets, stated: Any, n_sent: int) ->
     """Return the number of bytes of the exchange, summed over clients.
 
     stated: number of bytes that the strategy states; None: the bytes of the ``n_sent`` examples and their labels.
+
+    Raises:
+        UserError: ``stated`` is neither None nor a number of bytes.
     """
     if stated is None:
         return images_nbytes(n_sent, client_data.shape, client_data.itemsize, client_data.label_nbytes)
@@ -155,7 +169,11 @@ def copied(store: Examples, n_real: int, rows: np.ndarray) -> np.ndarray:
 
 
 def require_known(stage: str, client_data: ClientDatasets, rows: np.ndarray, owners: np.ndarray) -> None:
-    """Check that every synthetic row in ``rows`` has a known owner, the client from whose data it was computed."""
+    """Check that every synthetic row in ``rows`` has a known owner, the client from whose data it was computed.
+
+    Raises:
+        UserError: some synthetic rows have no known owner.
+    """
     unknown = np.unique(rows[(rows >= len(client_data.clients.store)) & (owners[rows] < 0)])
     if len(unknown):
         raise UserError(
@@ -217,6 +235,9 @@ def require_once(stage: object, data: RunData) -> None:
     DP-SGD bounds the effect of each listed row on a step, and a noisy mean bounds each row's contribution. So an
     example that is listed k times may have k times the effect. Weights of examples do no harm, because the gradient of
     a weighted loss is clipped too.
+
+    Raises:
+        UserError: a client's training data contain a real example more than once.
     """
     if data.clients is data.real:
         return
@@ -242,6 +263,9 @@ def require_own(
     The privacy ledger charges the guarantee of a generator (its receipt) to one client. So the privacy loss of another
     client's example would not be recorded, and an example that occurs k times may have k times the effect.
     needs: generation requests with the generators' training examples. generated: one result per request.
+
+    Raises:
+        UserError: a private generator is trained on other examples, or on an example more than once.
     """
     name, clients = type(stage).__name__, [need.client for need in needs]
     private = [any(r and r.release(0).covered for r in (draw.receipt, draw.of_labels)) for draw in generated]

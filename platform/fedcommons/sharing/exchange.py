@@ -54,7 +54,11 @@ def share(stage: Stage, client_data: ClientDatasets, generated: Sequence[Contrib
 
 
 def contribute(stage: Stage, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
-    """Return the clients' contributions: call the sharing strategy's ``make`` and check the result's types."""
+    """Return the clients' contributions: call the sharing strategy's ``make`` and check the result's types.
+
+    Raises:
+        ClientError: ``make`` failed or did not return ``Contributions``.
+    """
     with user_code_context(stage, "make"):
         return _contributions(stage.make(client_data, generated))
 

@@ -27,7 +27,11 @@ class Noisy(Protocol):
 
 
 def check(self: Noisy, fields: Mapping[str, Any]) -> None:
-    """Check that one of target epsilon and noise multiplier is set, and that ``delta`` is dp.delta in ``fields``."""
+    """Check that a strategy's privacy constants are consistent; ``fields``: the experiment's fields (see ``Stage``).
+
+    Raises:
+        UserError: not exactly one of target epsilon and noise multiplier is set, or a constant has no valid value.
+    """
     if (self.target_epsilon is None) == (self.noise_multiplier is None):
         which = "neither" if self.target_epsilon is None else "both"
         raise UserError(f"set either sharing.target_epsilon or sharing.noise_multiplier, not {which}.")

@@ -72,7 +72,11 @@ class Store:
         self._flaw = ""
 
     def require_writable(self) -> None:
-        """Check that artifacts can be written, before they are computed; nothing is written."""
+        """Check that artifacts can be written, before they are computed; nothing is written.
+
+        Raises:
+            UserError: the folder cannot be created or written.
+        """
         folder = self.folder
         # ``os.path.exists`` returns False for a path that this user has no permission to look up.
         existing = next(p for p in (folder.resolve(), *folder.resolve().parents) if os.path.exists(p))

@@ -13,7 +13,11 @@ Results = Sequence[tuple[Standing, dict[str, float]]]
 
 
 def require(condition: object, sentence: str) -> None:
-    """Raise an AssertionError with the message ``sentence`` if ``condition`` is false, also under `python -O`."""
+    """Raise an AssertionError with the message ``sentence`` if ``condition`` is false, also under `python -O`.
+
+    Raises:
+        AssertionError: ``condition`` is false.
+    """
     if not condition:
         raise AssertionError(sentence)
 

@@ -19,7 +19,11 @@ from fedcommons.testing.federations import Federation
 
 
 def require_the_bits_of_one_process(algorithm: Algorithm, federation: Federation, executor: Executor) -> None:
-    """Check that ``executor`` and a serial executor give the same bits in three rounds."""
+    """Check that ``executor`` and a serial executor give the same bits in three rounds.
+
+    Raises:
+        AssertionError: state, memory or metrics differ.
+    """
     plan = federation.plan(3, participation=0.8, blocks=4)
     elsewhere, in_process = outcome(federation.run(algorithm, plan, executor)), federation.run(algorithm, plan)
     cause = "a client's round depends on more than message, memory, data and seed"

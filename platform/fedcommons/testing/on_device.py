@@ -61,6 +61,9 @@ def a_gpu_that_is_not_there_gives_the_bits_of_the_cpu(algorithm: Algorithm, fede
     """Check training on the simulated GPU.
 
     The results must have the CPU's bits. No local step may wait for the GPU or copy tensors between CPU and GPU.
+
+    Raises:
+        AssertionError: the message describes the first violation.
     """
     with PretendGPU() as gpu:
         on_gpu = two_rounds(algorithm, federation.on(GPU), gpu)

@@ -59,7 +59,11 @@ class Progress(Callback):
         return {}  # Tune pickles its callbacks into a record that is not used; a display cannot be pickled
 
     def on_step_end(self, iteration: int, trials: list, **info: Any) -> None:
-        """Stop the sweep if no trial has got resources for ``PLACE_S``: nodes left, or other programs use Ray."""
+        """Stop the sweep if no trial gets resources from Ray: nodes have left, or other programs use all resources.
+
+        Raises:
+            ClientError: no trial has run for ``PLACE_S``.
+        """
         now = self.clock()
         if self.placed is None or any(trial.status == "RUNNING" for trial in trials):
             self.placed = now

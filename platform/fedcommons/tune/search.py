@@ -40,7 +40,11 @@ def asha(cells: Sequence[Trial]) -> Any:
 
 
 def require_optuna() -> None:
-    """Check that Optuna, an optional package, is installed."""
+    """Check that Optuna, an optional package, is installed.
+
+    Raises:
+        UserError: Optuna is not installed.
+    """
     if find_spec("optuna") is None:
         raise UserError("--search optuna needs the package optuna, which is not installed: pip install optuna")
 

@@ -33,7 +33,11 @@ MOST, MAX_LISTED, FEW = 10_000, 1_000, 16
 
 
 def require_few(n: int) -> None:
-    """Refuse a sweep of more than ``MOST`` trials, before any trial is created."""
+    """Refuse a sweep of too many trials, before any trial is created.
+
+    Raises:
+        UserError: there are more than ``MOST`` trials.
+    """
     if n > MOST:
         raise UserError(f"a sweep has at most {MOST:,} cells, and these values make {n:,}: give fewer values.")
 

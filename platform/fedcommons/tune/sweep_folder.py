@@ -47,6 +47,9 @@ def require_shared(
 
     pin: labels that the hosts must have. storages: the storage of each run, or None. artifacts: the stores of runs
     without a storage. makes_artifacts: generators will be stored, so these stores are created and checked.
+
+    Raises:
+        UserError: a host has different source files, does not share a folder, or does not answer.
     """
     shared = [("--out", out)] if None in storages else []
     for folder in dict.fromkeys(map(Path, artifacts)):
