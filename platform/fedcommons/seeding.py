@@ -8,10 +8,10 @@ CPU. torch's GPU generator and numpy's generator use all bits. Random numbers th
 to guess come from ``wide_generator``.
 """
 
-import hashlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,16 +26,12 @@ def seed_for(*key: int | str) -> int:
     Args:
         key: integers and strings that identify the use of the seed; their order and types matter.
     """
-    return _hash(key, 8) >> 1
+    return int.from_bytes(blake2b(repr(key).encode(), digest_size=8).digest(), "little") >> 1
 
 
 def wide_key(*key: int | str) -> int:
     """Return the 128-bit seed of ``wide_generator`` for a key."""
-    return _hash(key, 16)
-
-
-def _hash(key: tuple[int | str, ...], size: int) -> int:
-    return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=size).digest(), "little")
+    return int.from_bytes(blake2b(repr(key).encode(), digest_size=16).digest(), "little")
 
 
 def generator(*key: int | str, device: "torch.device | str" = "cpu") -> "torch.Generator":

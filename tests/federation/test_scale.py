@@ -2,16 +2,19 @@
 
 import tracemalloc
 from collections.abc import Callable
+from cProfile import Profile
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from closed_forms import Digits
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.clients import Clients, Rows
@@ -20,14 +23,7 @@ from fedcommons.federation import rounds
 from fedcommons.federation.rounds import Plan
 from fedcommons.federation.stragglers import Independent
 
-if TYPE_CHECKING:
-    from conftest import Federation
-
-    Digits = Callable[..., Federation]
-
 N = 1_000_000
-
-
 STORE = Examples(torch.arange(20, dtype=torch.uint8).view(20, 1, 1, 1), torch.arange(20) % 10)
 
 
@@ -63,7 +59,7 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "gradient_coding", "ditto"])
 @pytest.mark.long
 def test_a_round_of_a_million_clients_costs_what_its_participants_cost(
-    name: str, quick: Callable[[str], Algorithm], digits: "Digits", monkeypatch: pytest.MonkeyPatch
+    name: str, quick: Callable[[str], Algorithm], digits: Digits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     algorithm = quick(name)
     small = digits(method=algorithm)
@@ -87,3 +83,12 @@ def test_a_round_of_a_million_clients_costs_what_its_participants_cost(
     assert asked == rounds.answering(algorithm, plan, before.state, 2)[1]
     assert len(now.memory) <= 8
     assert max(peak, tensors.nbytes) < 500_000  # bytes; a vector with one byte for each client takes twice that
+
+
+def test_the_engine_calls_few_functions_per_client(digits: Digits) -> None:
+    calls = []
+    for n in (10, 30):
+        federation, profile = digits(sizes=[5] * n, linear=True).training(LocalSGD(1, 5)), Profile()
+        profile.runcall(federation.run, FedAvg(), federation.plan(2))
+        calls.append(sum(e.callcount for e in profile.getstats() if "platform/fedcommons" in str(e.code)))
+    assert (calls[1] - calls[0]) / 40 < 105

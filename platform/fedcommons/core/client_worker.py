@@ -76,6 +76,9 @@ class Work:
         self.counters = [(counter, counter.clone()) for counter in counters]
         self.initial, self.initial_buffers = self.snapshot(), copy(self.buffers)
         optimizer, schedulers = optimizers.read(module.configure_optimizers())
+        if device.type == "cpu" and type(optimizer).__module__.startswith("torch.optim"):
+            for group in optimizer.param_groups:
+                group["foreach"] = group.get("foreach") or False  # torch's choice on a CPU, made once and not per step
         self.optimizer, self.logged = optimizer, Logged(module)
         self.schedulers = Schedulers(optimizer, schedulers, module.lr_scheduler_step) if schedulers else None
         self.factor = 1.0

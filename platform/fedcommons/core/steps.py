@@ -7,7 +7,7 @@ are defined elsewhere: ``PrivateStep`` for DP-SGD (``privacy/dp_sgd``) and ``Gra
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -44,8 +44,7 @@ class NoLoss(ValueError):
     """Error: a loss function returned None instead of a number."""
 
 
-@dataclass(frozen=True)
-class PlainStep:
+class PlainStep(NamedTuple):
     """A step on the loss of one batch. changes: called after the backward pass; the last change updates the weights."""
 
     loss: Loss

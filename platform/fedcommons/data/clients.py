@@ -177,8 +177,7 @@ class Rows(Sequence[np.ndarray]):
         return replace(self, flat=self.flat.to(device), weight=weight)
 
     def _slice(self, client: int, vector: Tensor) -> Tensor:
-        start = self.starts.item(client)
-        return vector[start : start + self.sizes.item(client)]
+        return vector.narrow(0, self.starts.item(client), self.sizes.item(client))
 
 
 class Clients(Sequence[ClientData]):

@@ -11,15 +11,7 @@ from operator import index
 import torch
 from torch import Tensor
 
-from fedcommons.core.algorithm import (
-    BUFFERS,
-    Algorithm,
-    ChoosesClients,
-    Facts,
-    Message,
-    Reply,
-    State,
-)
+from fedcommons.core.algorithm import BUFFERS, Algorithm, ChoosesClients, Facts, Message, Reply, State
 from fedcommons.core.averaging import summed_weight
 from fedcommons.core.block_sum import add_blocks, cut
 from fedcommons.core.capabilities import capabilities_of
@@ -206,15 +198,9 @@ def call(algorithm: Algorithm, plan: Plan, now: Standing, number: int) -> Call:
             common = messages[joined[0]].common
     name = type(algorithm).__name__
     task = RoundTask(
-        algorithm=name,
-        round=number,
-        common=common,
-        seed=plan.seed,
-        buffers=now.buffers,
-        keep_buffers=plan.keep_buffers,
-        buffers_singly=capabilities_of(algorithm).sees_statistics,
-        max_norm=plan.max_norm,
-    )
+        algorithm=name, round=number, common=common, seed=plan.seed, buffers=now.buffers, max_norm=plan.max_norm,
+        keep_buffers=plan.keep_buffers, buffers_singly=capabilities_of(algorithm).sees_statistics,
+    )  # fmt: skip
     shares = {i: late.get(i, 1.0) for i in joined}
     tasks = [ClientTask(i, messages[i].individual, now.memory.get(i, {}), shares[i]) for i in joined if shares[i]]
     of_all = nbytes(common) + now.buffers.buffer.nbytes
@@ -236,7 +222,7 @@ def _round(
     norms = {client: norm for r in results for client, norm in r.norms.items() if client in accepted}
     top = largest(number, norms) or now.largest
     # ``merge`` gets replies without memory, which stays with the clients, and without the experimenter's metrics.
-    replies = {i: replace(reply, memory=None, metrics={}) for i, reply in accepted.items()}
+    replies = {i: Reply({}, reply.each, weight=reply.weight) for i, reply in accepted.items()}
     state, buffers = now.state, now.buffers
     if BUFFERS in total:
         mean = scale(flat(total, BUFFERS), 1 / summed_weight(replies))
