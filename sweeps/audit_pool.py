@@ -61,7 +61,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 def audit_pool(argv: Sequence[str]) -> int:
     options = arguments(argv)
     with Display() as display:
-        display.say("Loading torch and the data ...")
+        display.load_libraries()
         from fedcommons.tune import sweep_folder
 
         if options.of_sums:

@@ -63,7 +63,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 def private_sizes(argv: Sequence[str]) -> int:
     options = arguments(argv)
     with Display() as display:
-        display.say("Loading torch and the data ...")
+        display.load_libraries()
         from fedcommons.tune import dry_run, sweep_folder
         from papers.fedssyn.sizes import jobs, of_sums, seconds, study
 

@@ -82,7 +82,7 @@ def _listed(options: parse.Options, name: str, kind: Any = str, allowed: str = "
 def quality(argv: Sequence[str]) -> int:
     options = arguments(argv)
     with Display() as display:
-        display.say("Loading torch and the data ...")
+        display.load_libraries()
         from fedcommons.tune import sweep_folder
         from papers.fedssyn.judged import price, work
 

@@ -156,7 +156,7 @@ def referee(argv: Sequence[str]) -> int:
     options = arguments(argv)
     registry.find("algorithm", options.method)
     with Display() as display:
-        display.say("Loading torch and the data ...")
+        display.load_libraries()
         from fedcommons import Claims
         from fedcommons import referee as judge
 

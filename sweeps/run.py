@@ -19,9 +19,10 @@ from fedcommons.config import presets
 from fedcommons.config.dotted import SHORT_NAMES
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.registry import KINDS
+from fedcommons.config.validate import validate
 from fedcommons.errors import ClientError, UserError
 from fedcommons.runs import exports
-from fedcommons.tracking.run_folder import is_run, read_rounds
+from fedcommons.tracking.run_folder import is_run, read_rounds, require_new
 from papers.fedssyn import authors
 
 
@@ -47,6 +48,7 @@ def run(argv: Sequence[str]) -> int:
         raise UserError("--round goes with --replay RUN_DIR and --client I.")
     options = arguments(argv)
     config = authors.settled(options.preset, parse.experiment(options), options.asked)
+    validate(config)
     if options.export is not None:
         exports.require(options.export)
     with create_display(options, to_stderr=options.json) as display:
@@ -65,11 +67,11 @@ def run(argv: Sequence[str]) -> int:
 def play(config: Experiment, options: parse.Options, display: Display) -> Mapping[str, Any]:
     """Run the experiment, or its remaining rounds, print the results and return the summary."""
     out = Path(options.out)
+    require_new(out, options.resume)
     if options.resume and not is_run(out) and config.storage is None:
         display.say(f"Nothing to resume in {out}: the run starts from the beginning.")
-    display.say("Loading torch and the data ...")
-    from fedcommons.reports import plots  # these and torch take seconds to import, and --help needs none
-    from fedcommons.runs import experiment
+    display.load_libraries(with_wandb=config.tracking.wandb != "off")
+    from fedcommons.runs import experiment  # this and torch take seconds to import, and --help needs neither
     from fedcommons.tune.gpu_share import with_share
 
     show = Rounds(display, config.federation.rounds)
@@ -77,6 +79,8 @@ def play(config: Experiment, options: parse.Options, display: Display) -> Mappin
     summary = experiment.run(
         config, out, resume=options.resume, say=display.say, on_round=show, on_step=on_step, with_share=with_share
     )
+    from fedcommons.reports import plots
+
     plots.partition_of(out)
     for line in ending(summary, read_rounds(out), options.elapsed(), out, display.width):
         display.say(line)
@@ -85,7 +89,7 @@ def play(config: Experiment, options: parse.Options, display: Display) -> Mappin
 
 def dry_run(config: Experiment, out: Path, display: Display) -> int:
     """Print the rounds, clients and predicted cost of a run without running it; return the exit code 0."""
-    display.say("Loading torch and the data ...")
+    display.load_libraries(with_wandb=config.tracking.wandb != "off")
     from fedcommons.tune.dry_run import print_costs
     from fedcommons.tune.sweep import Trial
 

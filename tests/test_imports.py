@@ -47,13 +47,26 @@ def test_neither_platform_nor_a_sweep_hides_a_module() -> None:
     assert not [path for path in FILES if len(path.read_text().splitlines()) > 350]
 
 
+LAB = """
+import sys
+import numpy as np
+def xy(): return np.random.default_rng(0).normal(size=(300, 8)), np.arange(300) % 2
+class Log:
+    def log(self, round, metrics): print("modules at round", round, *sys.modules)
+    def finish(self, summary): ...
+"""
+WORDS = "--preset=smoke --wandb=off --data=lab.py:xy --model=linear --tracking.tracker=lab.py:Log"
+
+
 @pytest.mark.long
-def test_no_library_brings_a_heavy_one_with_it() -> None:
-    """These cost every worker seconds of start-up."""
-    heavy = ("diffusers", "opacus", "wandb")
-    code = f"import sys, fedcommons.runs.experiment as _; print([m for m in {heavy} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
-    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+def test_a_first_round_imports_only_what_the_chosen_components_need(tmp_path: Path) -> None:
+    (tmp_path / "lab.py").write_text(LAB, encoding="utf-8")
+    command = [sys.executable, "-W", "ignore", ROOT / "sweeps" / "run.py", *WORDS.split()]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    loaded = set(done.stdout.partition("modules at round 1 ")[2].partition("\n")[0].split())
+    assert not loaded & {"ray", "wandb", "pandas", "altair", "diffusers", "opacus", "sklearn", "fedcommons.reports"}
+    methods = {name for name in loaded if name.startswith("fedcommons.algorithms.")}
+    assert methods == {"fedcommons.algorithms.fedavg"}, done.stderr
 
 
 def test_importing_fedcommons_imports_nothing_heavy_and_platform_stays_the_standard_library() -> None:

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from fedcommons.cli.parser import Options
 from fedcommons.errors import UserError, Warned, sentence
+from fedcommons.runtime.libraries import import_libraries
 
 WIDTH = 80
 """Maximum number of columns (characters) of a line."""
@@ -114,6 +115,11 @@ class Display:
         columns_text = os.environ.get("COLUMNS", "")
         columns = int(columns_text) if columns_text.isdecimal() else 0
         return min(WIDTH, (self.console.width if self.is_live else columns) or WIDTH)
+
+    def load_libraries(self, *, with_wandb: bool = False) -> None:
+        """Import torch and Lightning, which take seconds, and W&B if ``with_wandb``."""
+        self.say("Loading torch and the data ...")
+        import_libraries(with_wandb=with_wandb)
 
     def __enter__(self) -> "Display":
         self._before = LOG.level, LOG.propagate

@@ -16,6 +16,7 @@ import torch
 from fedcommons.data import user_data
 from fedcommons.data.examples import N_CLASSES, STANDARDISATION, Dataset, Examples, Source
 from fedcommons.errors import UserError
+from fedcommons.runtime.libraries import collection_off
 from fedcommons.seeding import keyed_globals, numpy_generator
 from fedcommons.storage.paths import user_path
 
@@ -103,7 +104,8 @@ def load(
 
 def digits() -> Source:
     """scikit-learn's 1,797 handwritten digits, 8x8, grey values 0..16 scaled to 0..255; 20 % are the test set."""
-    from sklearn.datasets import load_digits
+    with collection_off():
+        from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
     x = torch.from_numpy(np.rint(images * (255 / 16)).astype(np.uint8)).view(-1, 1, 8, 8)

@@ -9,21 +9,22 @@ from contextlib import suppress
 from functools import cached_property
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Listener
-from typing import Any, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 import ray
 from ray import exceptions as errors
 from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from fedcommons.core.block_sum import cut
 from fedcommons.core.executor import J, R, S, WorkerDied
-from fedcommons.core.worker import RunData, Worker, set_up_process
 from fedcommons.errors import ClientError, UserError, sentence
 from fedcommons.federation import actor_socket, hosts
 from fedcommons.runtime import ray_cluster, tempdirs
-from fedcommons.runtime.gpu_memory import limit_memory
+from fedcommons.runtime.libraries import import_libraries
 from fedcommons.runtime.ray_cluster import INLINE_BYTES
+
+if TYPE_CHECKING:  # an actor imports torch by ``import_libraries``, in less time
+    from fedcommons.core.worker import RunData, Worker
 
 DEATHS = 3
 """The run fails if this number of actors has died while running the same job."""
@@ -48,19 +49,19 @@ class _Process:
     """The code in an actor's process, which runs jobs of calls of Ray (``map``) or of a socket (``serve``)."""
 
     def __init__(
-        self,
-        build: Callable[[RunData], Worker],
-        data: "list[ray.ObjectRef]",
-        gpus: float,
-        driver: Mapping[str, Mapping[str, str]],
+        self, build_and_data: "list[ray.ObjectRef]", gpus: float, driver: Mapping[str, Mapping[str, str]]
     ) -> None:
+        import_libraries()
+        from fedcommons.core.worker import set_up_process
+        from fedcommons.runtime.gpu_memory import limit_memory
+
         set_up_process()
         limit_memory(gpus or 1.0)
         self.refused: UserError | ClientError | None = None
         self.listener: Listener | None = None
         try:
             # The reference is in a list, because Ray would copy the data of a reference that is an argument.
-            self.worker = hosts.run_if_same(driver, build, ray.get(data[0]))
+            self.worker = hosts.run_if_same(driver, *ray.get(build_and_data[0]))
         except (UserError, ClientError) as error:
             self.refused = error  # ``listen`` raises the error, because Ray would convert a constructor's error to text
 
@@ -118,7 +119,7 @@ class _Actor:
         self.result = self.handle.serve.remote()
         self.socket = actor_socket.connect(address, key)
 
-    def send(self, shared: _Shared[S], function: Callable[[Worker, S, J], R], jobs: Sequence[J]) -> None:
+    def send(self, shared: _Shared[S], function: Callable[[Any, S, J], R], jobs: Sequence[J]) -> None:
         """Let the actor run the jobs, whose results ``receive`` returns."""
         work = function, jobs
         if self.socket is None:
@@ -167,13 +168,15 @@ class RayActors:
 
     def __init__(
         self,
-        build: Callable[[RunData], Worker],
-        data: RunData,
+        build: "Callable[[RunData], Worker]",
+        data: "RunData",
         actors: int,
         gpus_per_actor: float | str,
         wait_s: float | None = None,
         transport: str = "auto",
     ) -> None:
+        from fedcommons.core.worker import set_up_process
+
         set_up_process()  # this process adds the blocks' sums, so it needs the actors' settings
         share = ray_cluster.bundle(gpus_per_actor)
         gpus = share.get("GPU", 0)
@@ -184,15 +187,17 @@ class RayActors:
         place = PlacementGroupSchedulingStrategy(self.reserved) if self.reserved else None
         self.kind = ray.remote(num_cpus=1, num_gpus=gpus, scheduling_strategy=place)(_Process)
         try:
-            self.build, self.data, self.gpus, self.transport = build, ray.put(data), gpus, transport
+            self.build_and_data, self.gpus, self.transport = ray.put((build, data)), gpus, transport
             self.actors += [self._start() for _ in range(actors)]
             self._await(self.actors)
         except BaseException:  # also on Ctrl-C: without ``close``, the next run would wait for the reserved resources
             self.close()
             raise
 
-    def map(self, function: Callable[[Worker, S, J], R], shared: S, jobs: Sequence[J]) -> list[R]:
+    def map(self, function: Callable[[Any, S, J], R], shared: S, jobs: Sequence[J]) -> list[R]:
         """Return the results of all jobs, in order; see ``Executor``. Each actor gets one message with all its jobs."""
+        from fedcommons.core.block_sum import cut
+
         parts, results = cut(range(len(jobs)), len(self.actors)), list[R]()
         sent = _Shared(shared, len(parts))
         if sent.is_large:
@@ -212,7 +217,7 @@ class RayActors:
         return results
 
     def _again(
-        self, number: int, sent: _Shared[S], function: Callable[[Worker, S, J], R], index: int, job: J, died: Exception
+        self, number: int, sent: _Shared[S], function: Callable[[Any, S, J], R], index: int, job: J, died: Exception
     ) -> R:
         """Run a job again on actor ``number``, which replaces an actor that died; return the result of the job."""
         for deaths in range(2, DEATHS + 1):
@@ -233,7 +238,7 @@ class RayActors:
         self._await([self.actors[number]])
 
     def _start(self) -> _Actor:
-        return _Actor(self.kind.remote(self.build, [self.data], self.gpus, hosts.facts()))
+        return _Actor(self.kind.remote([self.build_and_data], self.gpus, hosts.facts()))
 
     def _await(self, actors: Sequence[_Actor]) -> None:
         """Wait until the actors have built their workers, and connect to the actors' sockets."""
@@ -265,4 +270,4 @@ class RayActors:
             ray.kill(actor.handle)
         if self.reserved is not None:
             ray_cluster.free(self.reserved)
-        self.actors, self.data, self.reserved = [], None, None
+        self.actors, self.build_and_data, self.reserved = [], None, None

@@ -70,6 +70,12 @@ def is_run(path: Path) -> bool:
     return os.path.lexists(path / "config.yaml") and os.path.lexists(path / "environment.json")
 
 
+def require_new(path: Path, resume: bool) -> None:
+    """Refuse the folder of an existing run without ``resume``."""
+    if is_run(path) and not resume:
+        raise UserError(f"{path} holds a run already; add --resume to continue it or choose another --out.")
+
+
 def stranger(path: Path) -> str | None:
     """Return the name of a foreign file in ``path``; None if there is none, or if ``path`` is a run folder already."""
     if is_run(path):
@@ -98,8 +104,7 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
             require_plain(path)
             if is_run(path):
-                if not resume:
-                    raise UserError(f"{path} holds a run already; add --resume to continue it or choose another --out.")
+                require_new(path, resume)
                 _require_same(path, config, data)
                 require_same_rounding(path)
             remove_unfinished(path, FILES)
@@ -233,8 +238,7 @@ def _require_same(path: Path, config: Experiment, data: str | None) -> None:
         )
     if differ := [name for name in differ if name != "federation.rounds"]:
         began, now = _facts(path / "environment.json"), _sources(config.chosen, config.source)
-        old, new = began.get("sources"), now.get("sources")
-        names = [name + _changed(old, new, name.removeprefix("source.")) for name in differ]
+        names = [name + _changed(began, now, name.removeprefix("source.")) for name in differ]
         raise UserError(f"{path} holds a run with another {', '.join(names)}; choose another --out.")
     if data is not None:
         require_same_data(path, config.data.name, data)
@@ -264,8 +268,8 @@ def _sources(names: Mapping[str, str], digests: Mapping[str, str]) -> dict[str, 
     return {"sources": files} if files else {}
 
 
-def _changed(old_sources: Any, new_sources: Any, kind: str) -> str:
-    old, new = (sources.get(kind) if isinstance(sources, dict) else None for sources in (old_sources, new_sources))
+def _changed(began: Mapping[str, Any], now: Mapping[str, Any], kind: str) -> str:
+    old, new = (s.get(kind) if isinstance(s := facts.get("sources"), dict) else None for facts in (began, now))
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return ""
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
@@ -285,8 +289,7 @@ def _facts(path: Path) -> Mapping[str, Any]:
 
 def read_class_counts(path: Path) -> list[list[int]]:
     """Return the numbers of training images by class, a list per client; empty if the labels are not classes."""
-    file = path / "partition.json"
-    facts = _facts(file)
+    facts = _facts(file := path / "partition.json")
     if "sizes" in facts and "class_counts" not in facts:
         return []
     rows = counts if isinstance(counts := facts.get("class_counts"), list) else []

@@ -4,9 +4,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 from pytorch_lightning import LightningModule
 from torch import Tensor
 
@@ -31,6 +30,9 @@ from fedcommons.tune.gpu_share import with_share
 from fedcommons.tune.remote_sweep import SweepMirror
 from fedcommons.tune.sweep import MOST, Trial, cell, open_sweep, require_few, run_cells, todo
 
+if TYPE_CHECKING:  # pandas takes half a second to import, and a run needs none
+    import pandas as pd
+
 
 @dataclass(frozen=True)
 class Result:
@@ -45,7 +47,7 @@ class Result:
     may_run: Collection[str] | None = None
 
     @property
-    def rounds(self) -> pd.DataFrame:
+    def rounds(self) -> "pd.DataFrame":
         """Return the metrics as a table with one row per round; see ``load_rounds``."""
         return load_rounds(self.folder)
 
@@ -212,7 +214,7 @@ def run(
     )
 
 
-def sweep(experiments: Iterable[Experiment], folder: str | Path, *, show: bool = False) -> pd.DataFrame:
+def sweep(experiments: Iterable[Experiment], folder: str | Path, *, show: bool = False) -> "pd.DataFrame":
     """Run each experiment in a separate subfolder of ``folder``; return a table with one row per run (``load_runs``).
 
     Finished runs are only read, interrupted runs continue, and each generator is trained once for all runs. Ray is

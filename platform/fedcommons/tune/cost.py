@@ -317,7 +317,8 @@ def overhead(wandb: str) -> tuple[float, float, int]:
 @lru_cache(maxsize=1)
 def start_up() -> float:
     """Return the seconds that a new process needs for its imports before it can begin a run."""
-    command = [sys.executable, "-P", "-W", "ignore", "-c", "import fedcommons.runs.experiment"]
+    imports = "from fedcommons.runtime import libraries as l; l.import_libraries(); import fedcommons.runs.experiment"
+    command = [sys.executable, "-P", "-W", "ignore", "-c", imports]
     return _once(partial(subprocess.run, command, check=True))
 
 

@@ -71,7 +71,7 @@ def dry_run(
     extra: Callable[[], "Sequence[ExtraJob]"] = tuple, total: int | None = None,
 ) -> None:  # fmt: skip
     """Print which trials would run, and their time, memory and disk space; arguments: see ``dry_run.print_costs``."""
-    display.say("Loading torch and the data ...")
+    display.load_libraries()
     from fedcommons.tune.dry_run import print_costs
 
     print_costs(cells, out, display, on_cores, extra(), total=total)

@@ -15,11 +15,7 @@ from ray.experimental import internal_kv
 from ray.tune.search import Searcher
 
 from fedcommons.config import dotted
-from fedcommons.core.worker import set_up_process
 from fedcommons.errors import sentence
-from fedcommons.generators import image_cache
-from fedcommons.runs import build, load_data
-from fedcommons.runtime.gpu_memory import is_lost
 from fedcommons.storage.artifact_store import Store, key_of
 
 EVERY = 5.0
@@ -48,6 +44,11 @@ def make(cells: Collection[Mapping[str, Any]], images: Collection[str]) -> None:
     An error is reported to Tune and not raised, as a second attempt would fail again. If this process has lost its GPU,
     the error is also raised, so that Tune starts a new process.
     """
+    from fedcommons.core.worker import set_up_process
+    from fedcommons.generators import image_cache
+    from fedcommons.runs import build, load_data
+    from fedcommons.runtime.gpu_memory import is_lost
+
     set_up_process()
     reported = time.monotonic()
 

@@ -123,7 +123,7 @@ def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
     Raises:
         UserError: a trial cannot be run. Nothing has been run or written in this case.
     """
-    display.say("Loading torch and the data ...")
+    display.load_libraries()
     from fedcommons.generators.image_cache import missing
     from fedcommons.runs.build import build
     from fedcommons.runs.continuation import may_continue

@@ -18,9 +18,8 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.config.schema import Federation
 from fedcommons.errors import ClientError, UserError, sentence
 from fedcommons.federation import hosts
-from fedcommons.runs import experiment
 from fedcommons.runtime import cpu_kind, ray_cluster, tempdirs
-from fedcommons.runtime.gpu_memory import is_lost, limit_memory
+from fedcommons.runtime.libraries import import_libraries
 from fedcommons.storage import safe_read
 from fedcommons.storage.error_file import read_error
 from fedcommons.tracking.remote_run import name_of
@@ -177,6 +176,10 @@ def trial(params: Mapping[str, Any]) -> None:
     generator = params.get("generator")
     cells = [shared_value(name) for name in (generator["cells"] if generator else [params["cell"]])]
     registry.work_in(cells[0]["here"])
+    import_libraries(with_wandb=generator is None and cells[0]["config"]["tracking"]["wandb"] != "off")
+    from fedcommons.runs import experiment
+    from fedcommons.runtime.gpu_memory import is_lost, limit_memory
+
     if kind := cells[0]["cpu"]:  # set again, as Ray's processes do not get the driver's environment variables
         os.environ[cpu_kind.CHOICE] = kind
     if generator:
