@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sphinx.application import Sphinx
+from sphinx.util import logging
 
 DOCS = Path(__file__).parent.parent
 ROOT = DOCS.parent
@@ -39,6 +40,8 @@ def led(text: str, source: Path, page: Path) -> str:
 def read(app: Sphinx, docname: str, text: list[str]) -> None:
     page = Path(app.env.doc2path(docname))
     if page.suffix == ".md":
+        if re.search(r"(?m)^ *%", text[0]):
+            logging.getLogger(__name__).warning("a line begins with %%, a comment of MyST", location=docname)
         text[0] = led(text[0], page.parent, page)
 
 
