@@ -222,7 +222,7 @@ def _round(
     norms = {client: norm for r in results for client, norm in r.norms.items() if client in accepted}
     top = largest(number, norms) or now.largest
     # ``merge`` gets replies without memory, which stays with the clients, and without the experimenter's metrics.
-    replies = {i: Reply({}, reply.each, weight=reply.weight) for i, reply in accepted.items()}
+    replies = {i: Reply({}, r.each, weight=r.weight, releases=r.releases) for i, r in accepted.items()}
     state, buffers = now.state, now.buffers
     if BUFFERS in total:
         mean = scale(flat(total, BUFFERS), 1 / summed_weight(replies))
