@@ -34,11 +34,12 @@ def test_the_process_that_a_dry_run_starts_runs_nothing_of_it(
     trap: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stub comes before all others on the path, and imports modules that Python has not imported itself."""
-    stub = tmp_path / "stub" / "fedcommons" / "runs"
-    stub.mkdir(parents=True)
-    (stub.parent / "__init__.py").touch()
-    (stub / "__init__.py").touch()
-    (stub / "experiment.py").write_text("import grp, numpy, sqlite3, wave")
+    stub = tmp_path / "stub" / "fedcommons"
+    for name in ("__init__", "runs/__init__", "runtime/__init__"):
+        (stub / name).parent.mkdir(parents=True, exist_ok=True)
+        (stub / f"{name}.py").touch()
+    (stub / "runtime" / "libraries.py").write_text("def import_libraries(): ...")
+    (stub / "runs" / "experiment.py").write_text("import grp, numpy, sqlite3, wave")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "stub"))
     cost.start_up.cache_clear()
     try:

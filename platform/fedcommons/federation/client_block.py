@@ -41,8 +41,7 @@ NOT_DRAWN = "no noise was drawn for it"
 CPU = torch.device("cpu")
 """The device of the server's tensors."""
 
-GROUP_BYTES = 2**18
-"""Size of a group of clients whose data are copied together; it fits into a processor's cache."""
+GROUP_BYTES = 2**18  # size of a group of clients whose data are copied together; it fits into a processor's cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +115,7 @@ def train_block(worker: Worker, task: RoundTask, block: Sequence[ClientTask]) ->
     common = to_device(task.common, work.device)
     is_batched = work.loop.batched and capabilities_of(algorithm).trains_locally
     ready = _at_once(worker, task, block, common) if is_batched else {}
-    for one, rows, seed in _with_data(worker, task, block):
+    for one, rows, seed in _feed(worker, task, block):
         client = one.client
         work.begin(task.round, rows)
         if private and not before:
@@ -172,9 +171,7 @@ def train_block(worker: Worker, task: RoundTask, block: Sequence[ClientTask]) ->
     return result
 
 
-def _with_data(
-    worker: Worker, task: RoundTask, block: Sequence[ClientTask]
-) -> Iterator[tuple[ClientTask, ClientData, int]]:
+def _feed(worker: Worker, task: RoundTask, block: Sequence[ClientTask]) -> Iterator[tuple[ClientTask, ClientData, int]]:
     """Yield each client with its data and seed. The data of small clients are copied in groups, which is faster."""
     group, size = list[tuple[ClientTask, ClientData, int]](), 0
     for one in block:
@@ -198,7 +195,7 @@ def _at_once(worker: Worker, task: RoundTask, block: Sequence[ClientTask], commo
     """Train by ``torch.vmap`` all clients that can train simultaneously; return client -> result of local training."""
     work, requests = worker.work, {}
     try:
-        for one, rows, seed in _with_data(worker, task, block):
+        for one, rows, seed in _feed(worker, task, block):
             work.share = one.share
             work.begin(task.round, rows)
             set_default_generator(seed, "client")
