@@ -43,13 +43,12 @@ BITS := $(addprefix tests/,algorithms/test_identities.py algorithms/test_every_a
   runs/test_resume.py convergence/test_laboratory.py core/test_weighted_examples.py \
   $(addprefix privacy/test_,dp_sgd_vmap.py private_steps.py planted_faults.py) generators/test_private_ddpm.py \
   algorithms/test_feddpms.py)
-SAME := names_shapes or loss_falls or handed_in or workers_buffer or never_sent or survive_pickling or same_common or \
-  of_the_tensors or one_sample or named_by_a_release or be_priced
+SAME := handed_in or workers_buffer or survive_pickling or of_the_tensors or named_by_a_release or be_priced
 TEXTS := tests/cli/test_cli.py tests/reports/test_report.py
 LOCALE := LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0
 test-cpus: $(VENV)/.installed
 	for cpu in $(CPUS); do echo "$$cpu" && env $$cpu $(LOCALE) $(RUN) -m pytest -m "not slow and not ray and not browser" -n 2 \
-	  --dist worksteal --quiet -k "not ($(SAME))" $(BITS) $(TEXTS) $(ARGS) || exit; done
+	  --dist worksteal --timeout 1800 --quiet -k "not ($(SAME))" $(BITS) $(TEXTS) $(ARGS) || exit; done
 
 # The site, in docs/_build/html; warnings are errors, and nothing is fetched. -a: pages that are not written again lose their
 # index entries, which lead the search.

@@ -48,10 +48,10 @@ def run(argv: Sequence[str]) -> int:
         raise UserError("--round goes with --replay RUN_DIR and --client I.")
     options = arguments(argv)
     config = authors.settled(options.preset, parse.experiment(options), options.asked)
-    validate(config)
     if options.export is not None:
         exports.require(options.export)
     with create_display(options, to_stderr=options.json) as display:
+        validate(config)
         if options.dry_run:
             return dry_run(config, Path(options.out), display)
         summary = play(config, options, display)

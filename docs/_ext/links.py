@@ -40,7 +40,7 @@ def led(text: str, source: Path, page: Path) -> str:
 def read(app: Sphinx, docname: str, text: list[str]) -> None:
     page = Path(app.env.doc2path(docname))
     if page.suffix == ".md":
-        if re.search(r"(?m)^ *%", text[0]):
+        if re.search(r"(?m)^ *%", re.sub(r"(?ms)^ *```.*?^ *```", "", text[0])):
             logging.getLogger(__name__).warning("a line begins with %, a comment of MyST", location=docname)
         text[0] = led(text[0], page.parent, page)
 

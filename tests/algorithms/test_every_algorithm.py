@@ -139,11 +139,12 @@ def actors(methods: Mapping[str, Algorithm], ray_session: None) -> Iterator["Ray
 
 
 @pytest.fixture(scope="module", params=["sockets", "calls"])
-def transport(actors: "RayActors", request: pytest.FixtureRequest) -> None:
+def transport(actors: "RayActors", request: pytest.FixtureRequest) -> Iterator[None]:
     """The same actors, first by sockets, then by Ray's calls, which they use from the first large message on."""
     if request.param == "calls":
         large = torch.zeros(17 * 2**20, dtype=torch.uint8)
         assert actors.map(lambda worker, shared, job: shared.nbytes, large, [0, 1]) == [large.nbytes] * 2
+    yield
     assert {actor.socket is None for actor in actors.actors} == {request.param == "calls"}
 
 

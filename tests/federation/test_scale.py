@@ -87,8 +87,8 @@ def test_a_round_of_a_million_clients_costs_what_its_participants_cost(
 
 def test_the_engine_calls_few_functions_per_client(digits: Digits) -> None:
     calls = []
-    for n in (10, 30):
+    for n in (10, 10, 30):  # the first fills caches
         federation, profile = digits(sizes=[5] * n, linear=True).training(LocalSGD(1, 5)), Profile()
         profile.runcall(federation.run, FedAvg(), federation.plan(2))
         calls.append(sum(e.callcount for e in profile.getstats() if "platform/fedcommons" in str(e.code)))
-    assert (calls[1] - calls[0]) / 40 < 105
+    assert 0 < (calls[2] - calls[1]) / 40 < 105

@@ -18,7 +18,7 @@ from hosts import Host
 from fedcommons.runs.experiment import run
 from fedcommons.runtime import cpu_kind
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
 TABLE1 = "sweeps/table1.py --preset smoke --wandb off --algorithms fedavg --settings real"
@@ -72,7 +72,7 @@ import pathlib, time, ray
 ray.init(log_to_driver=False)
 head = "node:__internal_head__"
 (cores,) = [node["Resources"]["CPU"] for node in ray.nodes() if head in node["Resources"]]
-assert ray.util.placement_group([{"CPU": cores, head: 0.001}]).wait(60)
+assert ray.util.placement_group([{"CPU": cores, head: 0.001}]).wait(300)
 print("reserved", flush=True)
 while pathlib.Path("/mnt/reserve").exists():
     time.sleep(0.1)
@@ -154,10 +154,12 @@ def reserved(lab: Lab) -> Iterator[None]:
     (lab.shared / "reserve").touch()
     process = lab.start("python /mnt/reserve.py")
     assert process.stdout is not None
-    assert any("reserved" in text for text in process.stdout)
-    yield
-    (lab.shared / "reserve").unlink()
-    process.communicate(timeout=60)
+    try:
+        assert any("reserved" in text for text in process.stdout)
+        yield
+    finally:
+        (lab.shared / "reserve").unlink()
+        process.communicate(timeout=300)
 
 
 def trial_starts(process: subprocess.Popen[str], host: Host) -> None:

@@ -107,6 +107,8 @@ def test_of_two_machines_that_run_one_run_the_second_is_stopped(
     """The other one begins and ends while the first is between two checkpoints."""
 
     def other(number: int, metrics: Mapping[str, float | None]) -> None:
+        while number == 3 and (machine("a").folder / remote_run.COPY).exists():
+            time.sleep(0.01)  # the upload of round 2
         if number == 3:
             machine("b").run()
 
@@ -176,7 +178,7 @@ class Front:
         self.app = DomainDispatcherApplication(create_backend_app)
 
     def __call__(self, environ: dict[str, Any], answer: Callable[..., Any]) -> Iterable[bytes]:
-        self.open.wait()
+        self.open.wait(20)
         if self.busy > 0:
             self.busy -= 1
             answer("503 Busy", [])
@@ -239,6 +241,27 @@ def test_rounds_go_on_while_the_storage_is_slow(
     assert not copy.exists()
     Machine(tmp_path, place, "b").run([])
     assert outputs(tmp_path / "b" / "run") == whole
+
+
+@FOLDER
+def test_a_run_that_is_killed_between_two_checkpoints_goes_on(place: str, tmp_path: Path) -> None:
+    """A second upload from the folder, by a process that has not waited for its end, is no other process."""
+    (folder := tmp_path / "run").mkdir()
+    for name in ("config.yaml", "environment.json", "rounds.jsonl"):
+        (folder / name).touch()
+    remote_run.RunMirror(place, "run", folder).begin_upload()
+    while (folder / remote_run.COPY).exists():
+        time.sleep(0.01)
+    (folder / "rounds.jsonl").write_text("{}\n")
+    said = list[str]()
+    remote_run.RunMirror(place, "run", folder, said.append).fetch()
+    assert said == []
+    (folder / remote_run.COPY).write_text("a file in place of the folder")
+    (mirror := remote_run.RunMirror(place, "run", folder, said.append)).begin_upload()
+    mirror.wait()
+    assert ["cannot be written" in line for line in said] == [True]
+    mirror.upload()
+    assert remote_run.RunMirror(place, "run", folder).snapshots.entries["rounds.jsonl"].size == 3
 
 
 BROKEN: dict[str, tuple[Callable[[pytest.MonkeyPatch], object], str]] = {

@@ -113,7 +113,9 @@ def test_without_a_free_core_actors_and_sweeps_say_so_and_wait_for_one_that_is_f
         sweep([experiment("smoke", values=FIELDS)], tmp_path)
     assert states() <= {"REMOVED"}
     threading.Timer(1, ray.kill, [holder]).start()
-    RayActors(build, data, 1, 0, wait_s=60).close()
+    executor = RayActors(build, data, 1, 0, wait_s=60, transport="calls")
+    assert executor.actors[0].socket is None
+    executor.close()
     assert soon(is_free)
 
 

@@ -7,7 +7,7 @@ from math import isfinite
 from typing import Any, Protocol, runtime_checkable
 
 from fedcommons.core.rejections import records, rejection_summary
-from fedcommons.errors import UserError, Warned, name_of
+from fedcommons.errors import ClientError, UserError, Warned, name_of
 from fedcommons.federation import checkpoint
 from fedcommons.federation.rounds import Standing
 from fedcommons.tracking.remote_run import RunMirror
@@ -175,4 +175,9 @@ class RemoteCopy(Callback):
             self.mirror.begin_upload()
 
     def on_end(self, summary: Mapping[str, Any] | None) -> None:
-        self.mirror.wait()
+        try:
+            self.mirror.wait()
+        except ClientError as error:
+            if summary is not None:
+                raise
+            self.mirror.say(Warned(f"{error}"))  # the error that stopped the run is the more important one

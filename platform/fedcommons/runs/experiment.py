@@ -21,7 +21,7 @@ from fedcommons.runs.spec import RunSpec
 from fedcommons.storage.artifact_store import Store
 from fedcommons.storage.error_file import leaving_errors
 from fedcommons.tracking.environment import has_other_code
-from fedcommons.tracking.remote_run import RunMirror, name_of
+from fedcommons.tracking.remote_run import COPY, RunMirror, name_of
 from fedcommons.tracking.run_folder import RunFolder, is_run, open_run, read_finished, read_rounds
 
 PATIENCE = 60
@@ -89,6 +89,7 @@ def run(
     if resume and has_other_code(folder):
         say(Warned(f"{folder} was begun with other source files than the present ones; its finished rounds are kept."))
     with open_run(folder, spec.record, resume, say, patience, data) as record:
+        shutil.rmtree(folder / COPY, ignore_errors=True)  # a killed process may have left it
         try:
             summary = _run(spec, store, jobs, record, mirror, resume, say, on_round, on_step)
         except NotLogged:

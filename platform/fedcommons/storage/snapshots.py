@@ -186,6 +186,8 @@ class Snapshots:
         Files in subfolders are only linked where the disk can do so, because a run replaces but never changes them.
         """
         for name in self._files(folder):
+            if (folder / name).parent.is_symlink():
+                continue  # as ``upload`` does
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             try:
                 if "/" not in name:

@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent import futures
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
@@ -141,32 +142,43 @@ class RunMirror:
 
     def upload(self) -> None:
         """Upload the folder and wait for the end. Errors: see ``wait``."""
-        self.begin_upload()
         self.wait()
+        if time.monotonic() >= self._not_before:
+            outcome = Future[None]()
+            self._send(self.folder, outcome)
+            self._outcome = outcome
+            self.wait()
 
     def begin_upload(self) -> None:
         """Begin to upload the folder's present files, in a thread, after the end of the previous upload.
 
-        After a failed upload, calls do nothing for nine times the upload's duration, so the run is slowed little.
-        Errors of the previous upload: see ``wait``.
+        After a failed upload, calls do nothing for nine times the upload's duration, so the run is slowed little. The
+        caller holds the folder's lock. Errors of the previous upload: see ``wait``.
         """
         self.wait()
         if time.monotonic() < self._not_before:
             return
-        copy = self.folder / COPY
-        shutil.rmtree(copy, ignore_errors=True)  # a killed process may have left it
-        copy.mkdir()
-        self.snapshots.copy(self.folder, copy)
-        self._outcome = Future[None]()
-        Thread(target=self._send, args=(copy, self._outcome), daemon=True).start()
+        copy, outcome = self.folder / COPY, Future[None]()
+        try:
+            shutil.rmtree(copy, ignore_errors=True)
+            copy.mkdir()
+            self.snapshots.copy(self.folder, copy)
+            Thread(target=self._send, args=(copy, outcome), daemon=True).start()
+        except (OSError, RuntimeError) as error:  # such as a full disk, or too many threads
+            shutil.rmtree(copy, ignore_errors=True)
+            outcome.set_exception(StorageError(f"{copy} cannot be written ({error})"))
+        self._outcome = outcome
 
-    def _send(self, copy: Path, outcome: "Future[None]") -> None:
+    def _send(self, folder: Path, outcome: "Future[None]") -> None:
+        """Upload the files in ``folder``, which is the run folder or its copy, and give the outcome to ``wait``."""
         began, flaw = time.monotonic(), cast("Exception | None", None)
         try:
-            self.snapshots.upload(copy)
+            self.snapshots.upload(folder)
+            self._see(self.snapshots.tag)  # at once, as the run may be killed before it waits
         except Exception as error:
             self._not_before, flaw = time.monotonic() + 9 * (time.monotonic() - began), error
-        shutil.rmtree(copy, ignore_errors=True)
+        if folder != self.folder:
+            shutil.rmtree(folder, ignore_errors=True)
         outcome.set_exception(flaw) if flaw else outcome.set_result(None)
 
     def wait(self) -> None:
@@ -177,10 +189,10 @@ class RunMirror:
         """
         if self._outcome is None:
             return
+        futures.wait([self._outcome])  # Ctrl-C here leaves the upload to a later call
         outcome, self._outcome = self._outcome, None
         try:
             outcome.result()
-            self._see(self.snapshots.tag)
             self.upload_error = ""
         except ChangedError as error:
             self.has_lost = True

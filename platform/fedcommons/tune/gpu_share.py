@@ -26,6 +26,10 @@ SHAPE = (
 """Fields, or prefixes of fields, on which the memory of a training process depends."""
 
 
+MARGIN = 1.1
+"""Factor on the measured memory, as a short round shows no fragmentation of the memory over many rounds."""
+
+
 def share(need: int, total: int, processes: int, gpus: int) -> float:
     """Return the share of a GPU for each of ``processes`` processes: 1/min(ceil(processes/gpus), total // need).
 
@@ -85,8 +89,12 @@ def measured(here: str, config: Experiment) -> tuple[int, int]:
         return 0, 0
     default_device()
     torch.cuda.reset_peak_memory_stats()
-    play(config)
-    return torch.cuda.max_memory_reserved() + CONTEXT, torch.cuda.get_device_properties(0).total_memory
+    total = torch.cuda.get_device_properties(0).total_memory
+    try:
+        play(config)
+    except Exception:  # the run itself meets the error and reports it
+        return total, total
+    return int(MARGIN * torch.cuda.max_memory_reserved()) + CONTEXT, total
 
 
 @fresh_torch()

@@ -127,8 +127,9 @@ class Study:
         results = load(entries, options, out, display)
         if results.runs.empty:
             return
-        if (missing := (n := len(self.trials(entries))) - results.runs["cell"].nunique()) > 0:
-            display.say(f"{missing} of {n} runs are not finished: they are left out.")
+        planned = {trial.name for trial in self.trials(entries)}
+        if self.play is None and (missing := planned - set(results.runs["cell"])):
+            display.say(f"{len(missing)} of {len(planned)} runs are not finished: they are left out.")
         if report := self.render(results):
             display.say("\n" + report.write(self.name, options, out))
 
