@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -263,3 +264,19 @@ def test_without_gpus_nothing_is_measured(tmp_path: Path, monkeypatch: pytest.Mo
         assert measured(str(tmp_path), one) == (0, 0)
     with pytest.raises(UserError, match=r"^federation\.gpus_per_actor must lie in"):
         build(presets.experiment("smoke", values={"federation.gpus_per_actor": "half"}))
+
+
+@pytest.mark.parametrize(("error", "need"), [(torch.OutOfMemoryError("full"), 100), (ValueError("a bug"), 0)])
+def test_a_measurement_that_fails_limits_other_runs_only_for_lack_of_memory(
+    error: Exception, need: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def play(config: object) -> None:
+        raise error
+
+    monkeypatch.setenv(registry.HERE, str(tmp_path))  # it is set there, and is to be as before
+    monkeypatch.chdir(tmp_path)  # likewise
+    for name, value in {"has_gpu": lambda: True, "default_device": lambda: None, "play": play}.items():
+        monkeypatch.setattr(f"fedcommons.tune.gpu_share.{name}", value)
+    monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda: None)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: SimpleNamespace(total_memory=100))
+    assert measured(str(tmp_path), presets.experiment("smoke")) == (need, 100)

@@ -200,7 +200,7 @@ class RunMirror:
                 f"another process writes this run too: {error}; its files stay there, and {self.folder} has the "
                 "files of this process."
             ) from None
-        except StorageError as error:
+        except (StorageError, OSError) as error:
             if not self.upload_error:
                 self.say(Warned(f"storage: {error}; the run continues, and {self.folder} has all files."))
             self.upload_error = f"{error}"

@@ -14,7 +14,7 @@ from fedcommons.federation import hosts
 from fedcommons.federation.client_sampling import joining
 from fedcommons.runs import assemble, build
 from fedcommons.runtime import cpu_kind, ray_cluster
-from fedcommons.runtime.gpu_memory import CONTEXT
+from fedcommons.runtime.gpu_memory import CONTEXT, is_full
 from fedcommons.runtime.torch_settings import has_gpu
 from fedcommons.tune import cost, sweep
 from fedcommons.tune.small_rounds import SmallRounds
@@ -82,7 +82,8 @@ def with_share(configs: Sequence[Experiment], processes: int) -> list[Experiment
 def measured(here: str, config: Experiment) -> tuple[int, int]:
     """Return (bytes of GPU memory that the experiment uses, bytes of the GPU), in a Ray task; (0, 0) without a GPU.
 
-    here: the folder to which the names of user-defined components are relative.
+    If the experiment fails, its need is the whole GPU if memory is the reason, else 0 (unknown). here: the folder to
+    which the names of user-defined components are relative.
     """
     registry.work_in(here)
     if not has_gpu():
@@ -92,8 +93,8 @@ def measured(here: str, config: Experiment) -> tuple[int, int]:
     total = torch.cuda.get_device_properties(0).total_memory
     try:
         play(config)
-    except Exception:  # the run itself meets the error and reports it
-        return total, total
+    except Exception as error:  # the run itself meets the error and reports it
+        return total if is_full(error) else 0, total
     return int(MARGIN * torch.cuda.max_memory_reserved()) + CONTEXT, total
 
 
