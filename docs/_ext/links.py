@@ -41,7 +41,7 @@ def read(app: Sphinx, docname: str, text: list[str]) -> None:
     page = Path(app.env.doc2path(docname))
     if page.suffix == ".md":
         if re.search(r"(?m)^ *%", re.sub(r"(?ms)^ *```.*?^ *```", "", text[0])):
-            logging.getLogger(__name__).warning("a line begins with %, a comment of MyST", location=docname)
+            logging.getLogger(__name__).warning("text in a line that begins with % is hidden", location=docname)
         text[0] = led(text[0], page.parent, page)
 
 

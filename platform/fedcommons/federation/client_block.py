@@ -41,7 +41,7 @@ NOT_DRAWN = "no noise was drawn for it"
 CPU = torch.device("cpu")
 """The device of the server's tensors."""
 
-GROUP_BYTES = 2**18  # size of a group of clients whose data are copied together; it fits into a processor's cache
+GROUP_BYTES = 2**18  # the examples of more clients are not copied together; the number fits into a CPU's cache
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -180,4 +180,4 @@ class RemoteCopy(Callback):
         except ClientError as error:
             if summary is not None:
                 raise
-            self.mirror.say(Warned(f"{error}"))  # the error that stopped the run is the more important one
+            self.mirror.say(Warned(f"{error}"))  # the error that stopped the run is raised

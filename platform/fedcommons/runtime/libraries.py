@@ -29,8 +29,8 @@ def collection_off() -> Iterator[None]:
 def import_libraries(*, with_wandb: bool = False) -> None:
     """Import Lightning, with torch; before them import W&B if ``with_wandb``.
 
-    While W&B is imported, it searches all imported modules for the source of its classes. After Lightning's 3,500
-    modules, the search takes longer than the rest of the import.
+    W&B comes first, because its import searches all imported modules for the source code of its classes. After the
+    import of Lightning's 3,500 modules, this search would take longer than the rest of W&B's import.
     """
     if with_wandb:
         with suppress(Exception), tempdirs.tempdir():  # the tracker imports W&B again, and reports the error

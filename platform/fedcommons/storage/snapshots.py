@@ -181,9 +181,10 @@ class Snapshots:
         self._replace(new)
 
     def copy(self, folder: Path, target: Path) -> None:
-        """Copy the folder's files for a later ``upload(target)``, while a run goes on to write in ``folder``.
+        """Copy the folder's files to ``target``, for a later ``upload(target)`` while a run still writes in ``folder``.
 
-        Files in subfolders are only linked where the disk can do so, because a run replaces but never changes them.
+        Files in subfolders become hard links if the file system supports them, because a run writes such a file only
+        as a new file under the same name.
         """
         for name in self._files(folder):
             if (folder / name).parent.is_symlink():

@@ -150,10 +150,10 @@ class RunMirror:
             self.wait()
 
     def begin_upload(self) -> None:
-        """Begin to upload the folder's present files, in a thread, after the end of the previous upload.
+        """Wait for the end of the previous upload, then upload a copy of the folder's present files in a thread.
 
-        After a failed upload, calls do nothing for nine times the upload's duration, so the run is slowed little. The
-        caller holds the folder's lock. Errors of the previous upload: see ``wait``.
+        After a failed upload, calls do nothing for nine times the duration of the failed upload, so the run waits
+        little. The caller must hold the folder's lock. Errors of the previous upload: see ``wait``.
         """
         self.wait()
         if time.monotonic() < self._not_before:
@@ -170,7 +170,7 @@ class RunMirror:
         self._outcome = outcome
 
     def _send(self, folder: Path, outcome: "Future[None]") -> None:
-        """Upload the files in ``folder``, which is the run folder or its copy, and give the outcome to ``wait``."""
+        """Upload the files in ``folder``, the run folder or its copy, and store success or error in ``outcome``."""
         began, flaw = time.monotonic(), cast("Exception | None", None)
         try:
             self.snapshots.upload(folder)
@@ -182,7 +182,7 @@ class RunMirror:
         outcome.set_exception(flaw) if flaw else outcome.set_result(None)
 
     def wait(self) -> None:
-        """Wait for the upload that runs, if any. A failure is reported once, and later uploads try again.
+        """Wait for the end of an upload in progress. A warning reports the first of several failures in a row.
 
         Raises:
             ClientError: another process has written to the snapshots since this process last read or wrote them.

@@ -27,7 +27,7 @@ SHAPE = (
 
 
 MARGIN = 1.1
-"""Factor on the measured memory, as a short round shows no fragmentation of the memory over many rounds."""
+"""Factor on the measured memory, because memory is fragmented over many rounds, and the measured round is short."""
 
 
 def share(need: int, total: int, processes: int, gpus: int) -> float:
@@ -82,8 +82,8 @@ def with_share(configs: Sequence[Experiment], processes: int) -> list[Experiment
 def measured(here: str, config: Experiment) -> tuple[int, int]:
     """Return (bytes of GPU memory that the experiment uses, bytes of the GPU), in a Ray task; (0, 0) without a GPU.
 
-    If the experiment fails, its need is the whole GPU if memory is the reason, else 0 (unknown). here: the folder to
-    which the names of user-defined components are relative.
+    If the measured round fails, the first number is that of the whole GPU if memory is the reason, else 0: unknown.
+    here: the folder to which the names of user-defined components are relative.
     """
     registry.work_in(here)
     if not has_gpu():
