@@ -1,6 +1,6 @@
 """Seconds per round of fedcommons and of other simulators, compared with one bare PyTorch loop in the same run.
 
-python benchmarks/against_peers.py [W1 W2 W3 LR] [--peers DIR] [--environments DIR] [--repeats 3] [--json]
+python benchmarks/against_peers.py [W1 W2 W3 LR] [--peers DIR] [--environments DIR] [--repeats 3] [--memory] [--json]
 
 The workloads W1 to W3 are those of round_time.py; LR is lr_mnist.py, whole commands on MNIST (FEDCOMMONS_DATA). A rival
 (another simulator) runs as a process in a separate virtual environment, which should have the same torch version as
@@ -19,9 +19,13 @@ have it. Fairness:
   threads), at most two processes. fluke, FedLab's serial trainer and FedJAX have one process. Only FedJAX shuffles.
   Evaluation, tracking and start-up are not timed. Our processes sleep while a rival runs, except for a twentieth of a
   core that Ray always uses, also while the bare loop runs.
+
+With ``--memory``, each system runs once more, without a clock, in processes of its own. The largest sum of the
+proportional set sizes (PSS: memory shared by n processes counts as 1/n for each) of all of its processes is reported.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import secrets
@@ -100,15 +104,80 @@ def interpreter(environments: Path, name: str) -> Path:
     return environments / name / "bin" / "python"
 
 
+def pss(mark: str) -> int:
+    """Return the summed proportional set sizes, in bytes, of all processes with ``mark`` in their environment.
+
+    Ray's processes leave the process group of the command that starts them, but they inherit its environment.
+    """
+    total = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # the process ended, or belongs to another user
+            if mark.encode() in (process / "environ").read_bytes():
+                sizes = (process / "smaps_rollup").read_text(encoding="utf-8")
+                total += 1024 * next(int(line.split()[1]) for line in sizes.splitlines() if line.startswith("Pss:"))
+    return total
+
+
+def largest_pss(command: list[str | Path], peers: Path) -> int:
+    """Run a command and return the largest summed proportional set size of its processes, in bytes.
+
+    Raises:
+        RivalError: the command failed or exceeded ``TIMEOUT_S``.
+    """
+    largest = 0
+
+    def sample(mark: str) -> None:
+        nonlocal largest
+        largest = max(largest, pss(mark))
+
+    output(command, peers, sample)
+    return largest
+
+
+def command_of(rival: Rival, workload: str, peers: Path, environments: Path) -> list[str | Path]:
+    """Return the command line that runs a rival on a workload."""
+    script, *arguments = rival.command.format(workload=workload).split()
+    folder_of_script = OWN if (OWN / script).exists() else peers
+    return [interpreter(environments, rival.environment), folder_of_script / script, *arguments]
+
+
+def command_of_ours(system: str, workload: str) -> list[str | Path]:
+    """Return a command line that runs one of ``OURS`` for as many rounds as the rivals run."""
+    code = (
+        "import torch; torch.set_num_threads(1)\n"
+        f"import against_peers as a\nside = a.OURS[{system!r}]({workload!r})\n"
+        f"side.stretch(a.WORKLOADS[{workload!r}].timed); side.close()"
+    )
+    return [sys.executable, "-c", code]
+
+
 def run(rival: Rival, workload: str, peers: Path, environments: Path) -> float:
     """Run a rival and return its median seconds per round, without the first round.
 
     Raises:
         RivalError: the rival failed, exceeded ``TIMEOUT_S`` or ran only one round.
     """
-    script, *arguments = rival.command.format(workload=workload).split()
-    folder_of_script = OWN if (OWN / script).exists() else peers
-    command = [interpreter(environments, rival.environment), folder_of_script / script, *arguments]
+    lines = output(command_of(rival, workload, peers, environments), peers)
+    reports = [line.removeprefix("PEERBENCH ") for line in lines if line.startswith("PEERBENCH ")]
+    if not reports:
+        raise RivalError(f"no report: {lines[-1][:200] if lines else 'no output'}")
+    steady = json.loads(reports[-1])["round_times"][1:]
+    if not steady:
+        raise RivalError("one round only, and the first does not count")
+    return statistics.median(steady)
+
+
+def output(command: list[str | Path], peers: Path, sample: Callable[[str], None] | None = None) -> list[str]:
+    """Run a command and return the lines that it printed.
+
+    Args:
+        command: program and arguments.
+        peers: folder of the rivals' scripts, from which they import.
+        sample: called every 0.3 s, with a text that is in the environment of the command's processes only.
+
+    Raises:
+        RivalError: the command failed or exceeded ``TIMEOUT_S``.
+    """
     variables = {
         name: value for name, value in os.environ.items() if not name.startswith("RAY_")
     }  # these are for our Ray
@@ -116,9 +185,11 @@ def run(rival: Rival, workload: str, peers: Path, environments: Path) -> float:
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONWARNINGS": "ignore",
     }  # write no files into the folders of scripts
-    variables |= {"PYTHONPATH": str(peers)}  # scripts in peers/ import work.py, too
+    # scripts in peers/ import work.py, too, and our actors import round_time.py
+    variables |= {"PYTHONPATH": os.pathsep.join([str(peers), str(Path(__file__).parent)])}
     # Ray listens on all interfaces; the token protects it in rivals whose Ray supports tokens
-    variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    token = secrets.token_hex(32)
+    variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
     with (
         tempfile.TemporaryDirectory() as folder,
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log,
@@ -127,7 +198,15 @@ def run(rival: Rival, workload: str, peers: Path, environments: Path) -> float:
             command, cwd=folder, env=variables, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
-            process.wait(TIMEOUT_S)
+            if sample is None:
+                process.wait(TIMEOUT_S)
+            else:
+                end = time.monotonic() + TIMEOUT_S
+                while process.poll() is None:
+                    if time.monotonic() > end:
+                        raise subprocess.TimeoutExpired(process.args, TIMEOUT_S)
+                    sample(token)
+                    time.sleep(0.3)
         except BaseException as error:  # also after an interrupt, as the rival's processes would continue
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -136,13 +215,9 @@ def run(rival: Rival, workload: str, peers: Path, environments: Path) -> float:
             raise
         log.seek(0)
         lines = [line for line in log.read().splitlines() if line.strip()]
-    reports = [line.removeprefix("PEERBENCH ") for line in lines if line.startswith("PEERBENCH ")]
-    if not reports:
+    if process.returncode:
         raise RivalError(f"exit code {process.returncode}: {lines[-1][:200] if lines else 'no output'}")
-    steady = json.loads(reports[-1])["round_times"][1:]
-    if not steady:
-        raise RivalError("one round only, and the first does not count")
-    return statistics.median(steady)
+    return lines
 
 
 def measure(
@@ -199,6 +274,7 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, default=PEERS, metavar="DIR", help="folder of the rivals' scripts")
     parser.add_argument("--environments", type=Path, metavar="DIR", help="folder of venv-pfl, ...; default: --peers")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each rival")
+    parser.add_argument("--memory", action="store_true", help="also report the largest memory (PSS) of each system")
     parser.add_argument("--json", action="store_true", help="print seconds and ratios as JSON, as the last line")
     options = parser.parse_args()
     if unknown := set(options.workloads) - {*WORKLOADS, "LR"}:
@@ -225,6 +301,18 @@ def main() -> None:
         cells = [f"{m.seconds:.3g} s, {m.ratio:.3g}" if (m := medians.get(s)) else "-" for s in systems]
         print(f"| {workload} | {' | '.join(cells)} |", flush=True)
         table[workload] = {s: {"seconds": round(m.seconds, 5), "ratio": round(m.ratio, 3)} for s, m in medians.items()}
+        if options.memory:
+            commands = {name: command_of_ours(name, workload) for name in OURS if name.startswith("fedcommons")}
+            for r in rivals:
+                if workload in r.workloads and r.name not in failed:
+                    commands[r.name] = command_of(r, workload, peers, environments)
+            for system, command in commands.items():
+                try:
+                    table[workload][system]["pss_mb"] = round(largest_pss(command, peers) / 1e6)
+                except RivalError as error:
+                    failed[system] = f"memory: {error}"
+            sizes = [f"{m['pss_mb']} MB" if "pss_mb" in (m := table[workload].get(s, {})) else "-" for s in systems]
+            print(f"| {workload}, PSS | {' | '.join(sizes)} |", flush=True)
         failures += [f"{name} on {workload}: {why}" for name, why in failed.items()]
     for failure in failures:
         print(failure)
