@@ -4,6 +4,7 @@ A page docs/results/NAME.md asks by a comment; the facts stand below NAME in pag
 
 <!-- command -->      ``command``, ``what`` and ``minutes``, those of each of ``runs``, ``ran`` (date, machine)
 <!-- table KEY -->    the table ``tables: KEY:`` (below), its CSV, its seeds and what its brackets mean
+<!-- table FILE -->   on a page of docs/notes, which has no facts: docs/notes/FILE.csv as it is
 <!-- pages -->        all pages: title, ``paper``, ``data``, verdicts in docs/claims.csv, minutes, start of the answer
 
 A table has ``csv`` (a name or a list). Without more it is the CSV as it is; otherwise it has ``rows`` (columns that
@@ -111,12 +112,17 @@ def check(app: Sphinx) -> None:
 
 def read(app: Sphinx, docname: str, text: list[str]) -> None:
     folder, _, page = docname.partition("/")
-    if folder == "results":
-        for file in [RESULTS / "pages.yaml", ROOT / "docs" / "claims.csv", *RESULTS.glob("*.csv")]:
+    if folder in ("results", "notes"):
+        home = ROOT / "docs" / folder
+        for file in [RESULTS / "pages.yaml", ROOT / "docs" / "claims.csv", *home.glob("*.csv")]:
             app.env.note_dependency(str(file))
         every, own = pages(), pages().get(page, {})
         text[0] = text[0].replace("<!-- pages -->", overview(every)).replace("<!-- command -->", command(own))
-        text[0] = re.sub(r"<!-- table (\w+) -->", lambda asked: table(own["tables"][asked[1]], RESULTS), text[0])
+
+        def one(asked: re.Match[str]) -> str:
+            return table(own["tables"][asked[1]] if own else {"csv": f"{asked[1]}.csv"}, home)
+
+        text[0] = re.sub(r"<!-- table (\w+) -->", one, text[0])
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The numbers in the tables of docs/notes/epsilon_of_the_paper.md are what the accountants give."""
 
+import csv
 from collections.abc import Mapping
 from fractions import Fraction
 from math import log
@@ -12,21 +13,15 @@ from opacus.accountants.analysis.rdp import compute_rdp
 
 from fedcommons.privacy.accountants import epsilon, noise_for
 
-PAGE = (Path(__file__).parents[2] / "docs" / "notes" / "epsilon_of_the_paper.md").read_text()
+NOTES = Path(__file__).parents[2] / "docs" / "notes"
 DELTA = 1e-5
 GIVEN = ("setting", "command", "q", "noise multiplier", "steps")
 """Columns of what an epsilon is computed from; all others are epsilons."""
 
 
 def table_rows() -> list[Mapping[str, str]]:
-    rows, head = [], []
-    for line in PAGE.splitlines():
-        cells = [cell.strip() for cell in line.split("|")[1:-1]]
-        if not cells or not head:
-            head = cells
-        elif not cells[0].startswith("--"):
-            rows.append(dict(zip(head, cells, strict=True)))
-    return rows
+    lines = [file.read_text(encoding="utf-8").splitlines() for file in sorted(NOTES.glob("epsilon_of_*.csv"))]
+    return [row for table in lines for row in csv.DictReader(table)]
 
 
 def older_conversion(q: float, sigma: float, steps: int) -> float:
