@@ -18,6 +18,18 @@ and for every batch
 A module that overrides no hook of ``CALLED`` is trained by the plain steps of ``LocalSGD``. After each client, all
 changes that hooks have made to the module are undone, so no result depends on the process in which a client is trained.
 
+Restrictions of hooks:
+
+``configure_callbacks``  must return no callbacks
+``on_before_batch_transfer``, ``transfer_batch_to_device``, ``on_after_batch_transfer``  refused with methods that train
+                         on other examples (MOON, FedMix, FedProto, FedGEN, FedDM, distillation)
+``on_train_batch_start``  -1 for a client's first batch skips the rest of the epoch
+``on_validation_*``, ``on_save_checkpoint``, ``on_load_checkpoint``, ``train_dataloader``, ``val_dataloader``,
+                         ``configure_sharded_model``, hooks of Lightning 1  refused, because nothing calls them
+``on_test_*``, ``on_predict_*``, ``test_step``, ``predict_step``  not called
+hooks per client, and ``register_hook``  refused with ``dp.local``, ``client.batched``, ``client.graphs``,
+                         ``client.precision fp16-mixed``, and methods without local steps
+
 Departs from Lightning: ``client.clip_norm`` clips before the federated method's gradient correction.
 A ``configure_gradient_clipping`` of the module runs after the correction. The transfer hooks also run before
 ``training_step`` and ``validation_step`` outside of local training (evaluation, estimators).

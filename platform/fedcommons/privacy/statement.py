@@ -1,7 +1,25 @@
 """The privacy statement of a run: which (epsilon, delta) guarantee the shared data (commons) and all messages have.
 
-An epsilon is a guarantee only if an attacker cannot draw the noise again (option ``dp.noise`` secret). Else the name of
-the epsilon ends in ``_if_secret``: the epsilon would hold if the noise were secret. See docs/privacy.md.
+An epsilon is a guarantee only if an attacker cannot draw the noise again (option ``dp.noise`` secret). The lines of the
+section ``privacy`` in ``summary.json`` are:
+
+``noise``                      seeded or secret; null if the run has no noise
+``delta``                      delta of the (epsilon, delta) guarantee; null if the run has no noise
+``commons``                    ``nothing`` (no shared data), ``covered`` (an epsilon covers all shared data) or
+                               ``uncovered``
+``pool_epsilon_max``           largest epsilon over clients of a covered commons, else null;
+                               ``pool_epsilon_of_each_client`` has the epsilon of each client
+``pool_epsilon_of_each_view``  with ``--sharing merf`` and summed noise: epsilon of a client's data shared before round
+                               1 against each party (server, another client, ...)
+``overall``, ``epsilon_of_messages``  epsilon of all messages of the run; without a guarantee "none" and null
+``epsilon_local_training``     with ``dp.local``: epsilon of each client's local training, null if one of the client's
+                               trainings is not covered; ``largest`` is null if any client's value is null
+``..._if_secret``              with seeded noise: value of that line if the noise were secret
+``mechanisms``                 for ``updates`` and ``commons``: ``sigma``, ``q``, ``steps`` and accountant of each
+                               client, clipping norm, delta
+``uncovered``                  names of what no epsilon covers, with the number of releases
+``trusted``                    statements of user-defined components that the engine does not check
+``in_words``                   one sentence about the commons and one about the run
 """
 
 from collections.abc import Mapping, Sequence
@@ -73,14 +91,8 @@ def statement(
     the data that the party sees (``stage.Assigned``).
 
     Returns:
-        commons: "nothing" if clients shared no data, "covered" if all shared data have a guarantee, else "uncovered".
-        pool_epsilon_max: the largest epsilon over clients for the shared data, if ``commons`` is "covered", else None.
-        pool_epsilon_of_each_view: for each party, the epsilon of a client's data shared before round 1, if the parties
-        see different data. overall: the epsilon of all messages, or "none". epsilon_local_training: the epsilon of each
-        client's rounds (None without a guarantee), and the largest of them (None if one is None).
-        in_words: one sentence for the commons and one for the overall guarantee. trusted: what the engine assumes about
-        user-defined components without a check. Without ``secret``, all epsilons are None or "none", and the epsilons
-        that would hold with secret noise have names that end in ``_if_secret``.
+        The lines that the module's docstring lists, except ``mechanisms``. Without ``secret``, all epsilons are None or
+        "none", and the epsilons that would hold with secret noise have names that end in ``_if_secret``.
     """
     of_views = {party: gaussian.epsilon(mu, delta) for party, mu in (views or {}).items()}
     dp = local or bool(ledger.commons.covered or ledger.updates.covered)
