@@ -8,10 +8,11 @@ python sweeps/referee.py my_lab.py:Noisy --private        # claim: its privacy g
 python sweeps/referee.py their.py:FlowerClient --strategy their.py:Server --special-case "is fedavg"  # Flower client
 
 Claims: --special-case "mu=0 is fedavg" claims that with these constants the method equals another method. The case
-"beta=0.9 is fedavgm" tests momentum 0.9; "beta=0 is fedavg" does not test the momentum. --exact claims that the method
-converges to the minimiser of the clients' mean loss, however much the clients differ; --rate, that its error on
-quadratics is below FedAvg's bound. --down 1 and --up 1 state the number of models that travel to and from a client in a
-round. --private claims that the method's declared releases (protection of its messages) are true.
+"beta=0.9 is fedavgm" claims that with momentum 0.9 it equals FedAvgM; "beta=0 is fedavg" does not test the momentum.
+--exact claims that the method converges to the minimiser of the clients' mean loss, however much the clients differ;
+--rate, that its error on quadratics is below FedAvg's bound. --down 1 and --up 1 state the number of models that travel
+to and from a client in a round. --private claims that the method's declared releases (protection of its messages) are
+true.
 """
 
 import shlex

@@ -3,6 +3,9 @@
 python sweeps/storage_gc.py s3://BUCKET/PREFIX
 python sweeps/storage_gc.py /shared/storage --remove
 python sweeps/storage_gc.py runs/artifacts --remove
+
+Listed are temporary files, and stored objects that no snapshot (copy of a run folder) names, if they are older than a
+day. --remove never removes a file of a run, of an artifact or of a process that still writes.
 """
 
 from collections.abc import Sequence
