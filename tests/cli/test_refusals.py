@@ -131,6 +131,7 @@ run --generator.target_epsilon 1 --sharing shuffled_synthetic -> private_ddpm pr
 run --sharing shuffled_synthetic --generator private_ddpm -> target_epsilon noise_multiplier neither
 run --sharing shuffled_real -> sharing.p share | run --sigma 0.3 -> dp.noise_multiplier --dp.local
 run --federation.executor ray_actors --federation.actors 9 -> federation.actors 9 federation.blocks 4
+run --federation.transport fast -> federation.transport federation.executor ray_actors
 run --client.optimizer adam --client.momentum 0.5 -> client.momentum adam 0.5
 run --federation.participation 0.01 -> federation.participation 10 0.1
 run --algorithm scaffold --client.momentum 0.9 -> client.momentum scaffold.option 0.9
