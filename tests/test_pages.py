@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
+from math import atan, pi, sqrt
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -111,6 +112,71 @@ def test_numbers_that_differ_are_reported(monkeypatch: pytest.MonkeyPatch) -> No
     other = (one := pd.DataFrame({"method": ["x", "y"], "accuracy": [0.5, 0.75]})).assign(accuracy=[0.5, 0.5])
     assert "accuracy is 0.25 off at y" in " ".join(script.differences(one, other, ["method"], {"accuracy": 0.125}))
     assert not script.differences(one, other, ["method"], {"accuracy": 0.25})
+
+
+@pytest.fixture
+def comparisons(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(RESULTS.parent / "_ext"))
+    return import_module("comparisons")
+
+
+def test_p_values_and_holms_adjustment(comparisons: ModuleType) -> None:
+    assert comparisons.p_value([1, 3]) == pytest.approx(1 - atan(2) / (pi / 2))  # Cauchy's distribution
+    t = 6 / 4 * sqrt(3)  # mean 6, standard deviation 4; with 2 degrees of freedom P(T < t) has a closed form
+    assert comparisons.p_value([2, 6, 10]) == pytest.approx(1 - t / sqrt(2 + t**2))
+    assert (comparisons.p_value([2, 2, 2]), comparisons.p_value([0, 0])) == (0, 1)
+    assert comparisons.holm([0.01, 0.04, 0.03, 0.5]) == pytest.approx([0.04, 0.09, 0.09, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("differences", "margin", "least", "verdict"),
+    [
+        ([4, 5, 6], None, 3, "holds"),
+        ([4, 5, 6], None, 5, "on all seeds"),
+        ([4, 5, 6, 5, 4], None, 5, "holds"),
+        ([1, 5, 9], None, 3, "on all seeds"),
+        ([4, 5], None, 3, "in part"),
+        ([-1, 5, 9], None, 3, "not here"),
+        ([*[5, 6] * 9, -1], None, 3, "in part"),
+        ([1, -1, 0], 5, 3, "holds"),
+        ([4, -4, 0], 5, 3, "on all seeds"),
+        ([1, -1, 0], 0, 3, "in part"),
+        ([8, 9, 8], 5, 3, "not here"),
+    ],
+)
+def test_a_verdict_follows_from_differences(
+    comparisons: ModuleType, differences: list[float], margin: float | None, least: int, verdict: str
+) -> None:
+    assert comparisons.verdict(comparisons.Comparison(tuple(differences), margin), least) == verdict
+
+
+def test_claims_are_recounted_from_the_csv_files_of_their_pages(comparisons: ModuleType, tmp_path: Path) -> None:
+    assert comparisons.combined(["holds", "on all seeds"]) == "on all seeds"
+    assert comparisons.combined(["holds", "not here"]) == "in part"
+    assert comparisons.least_seeds({"command": "x --seeds 0,1,2", "minutes": 14}) == 5
+    assert comparisons.least_seeds({"command": "x --seeds 0,1", "minutes": 14}) == 3
+    known = comparisons.named(RESULTS.parent)
+    assert known["digits_rounds_fedavg"].differences == (7, 8, 7)  # 10, 10 and 10 rounds become 3, 2 and 3
+    assert f"{known['digits_rounds_fedavg']:fewer}" == "7.3 fewer [5.9, 8.8]"
+    rows = comparisons.rows(RESULTS.parent / "claims.csv")
+    assert known.keys() == {name for row in rows for name in comparisons.cited(row["effect"], row["more"])} | {
+        row["minus"] for row in comparisons.rows(RESULTS.parent / "comparisons.csv") if row["minus"]
+    }
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "mine.csv").write_text("way,seed,share\na,0,3\na,1,4\nb,0,1\nb,1,2\n")
+    (tmp_path / "results" / "pages.yaml").write_text("mine: {command: x}")
+    (tmp_path / "comparisons.csv").write_text(
+        "name,csv,where,rows,base,value,minus,margin\nmine,mine.csv,,way == 'a',way == 'b',share,,\n"
+    )
+    claims = tmp_path / "claims.csv"
+    claims.write_text("claim,verdict,effect,runs,more,page\nmore,,{mine},,,results/mine.md\n")
+    (claim,) = comparisons.claims(tmp_path)
+    assert [claim[key] for key in ("verdict", "effect", "runs")] == ["in part", "2.0 [2.0, 2.0]", "2 seeds, p = 0"]
+    comparisons.rows.cache_clear()
+    comparisons.claims.cache_clear()
+    claims.write_text(claims.read_text().replace("more,,", "more,holds,"))
+    with pytest.raises(ValueError, match="in part"):
+        comparisons.claims(tmp_path)
 
 
 def test_a_page_with_a_fault_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

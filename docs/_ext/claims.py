@@ -6,16 +6,14 @@
 <!-- claims -->          on a page of docs/results: the claims that the page judges
 """
 
-import csv
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
+import comparisons
+from comparisons import DOCS, VERDICTS
 from sphinx.application import Sphinx
 
-DOCS = Path(__file__).parent.parent
-VERDICTS = ("holds", "on all seeds", "in part", "not here", "not tried")
 LARGER = ("MNIST", "Fashion-MNIST", "CIFAR-10")
 """Data sets that the table of verdicts counts separately."""
 
@@ -79,8 +77,7 @@ def commands(rows: list[Row], paper: str = "") -> str:
 
 def read(app: Sphinx, docname: str, text: list[str]) -> None:
     if docname == "claims" or "<!-- claims -->" in text[0]:
-        with (DOCS / "claims.csv").open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
+        rows = comparisons.claims()
         app.env.note_dependency("claims.csv")
         text[0] = text[0].replace("<!-- claims -->", claims_of(rows, f"{docname}.md"))
     if docname == "claims":

@@ -82,12 +82,23 @@ def mask(frame: pd.DataFrame, at: Mapping[str, Any]) -> pd.Series:
     return selected
 
 
-def cell(frame: pd.DataFrame, evaluated: Callable[[str], Any], rows: pd.Series, others: pd.Series, how: Any) -> str:
+Comparisons = dict[Any, Sequence[float]]
+"""Differences by seed, by the identity of a comparison (``identity``)."""
+
+
+def cell(
+    frame: pd.DataFrame,
+    evaluated: Callable[[str], Any],
+    rows: pd.Series,
+    others: pd.Series,
+    how: Any,
+    comparisons: Comparisons,
+) -> str:
     """Format one cell. rows, others: those of the cell and of its base; how: a column as in ``results.py``."""
     statistic, expression, digits, *condition = how
     if "±" in expression:  # of a CSV that has means and deviations
         parts = ((statistic, part.strip(), digits, *condition) for part in expression.split("±"))
-        return " ± ".join(cell(frame, evaluated, rows, others, part) for part in parts)
+        return " ± ".join(cell(frame, evaluated, rows, others, part, comparisons) for part in parts)
     if condition:
         rows, others = rows & evaluated(condition[0]), others & evaluated(condition[0])
     values, before = evaluated(expression)[rows].dropna(), evaluated(expression)[others]
@@ -101,9 +112,11 @@ def cell(frame: pd.DataFrame, evaluated: Callable[[str], Any], rows: pd.Series, 
         if statistic == "ratio":
             sign = ">" if missed_by_base else "<" if missed else ""
             return "-" if missed and missed_by_base else f"{sign}{before.mean() / values.mean():.{digits}f}x"
-        values = (values.set_axis(frame["seed"][values.index]) - before.set_axis(frame["seed"][others])).dropna()
+        values = paired(frame, values, before)
     if values.empty or (statistic == "gain" and (missed or missed_by_base)):
         return "-"
+    if statistic == "gain" and len(values) > 1:
+        comparisons[identity(frame, rows, others, values)] = values.tolist()
     if missed and statistic == "seeds":
         late = frame["missed"][values.index]
         return ", ".join(">" * is_late + number(v, digits) for v, is_late in zip(values, late, strict=True))
@@ -113,19 +126,43 @@ def cell(frame: pd.DataFrame, evaluated: Callable[[str], Any], rows: pd.Series, 
     return STATISTICS[statistic](values.tolist(), digits)
 
 
-def table(spec: Mapping[str, Any], folder: Path) -> str:
-    """A table as Markdown. spec: see ``results.py``. Raises KeyError, NameError or ValueError where a column lacks."""
+def paired(frame: pd.DataFrame, values: pd.Series, before: pd.Series) -> pd.Series:
+    """Return the differences of two sides by seed."""
+    return (values.set_axis(frame["seed"][values.index]) - before.set_axis(frame["seed"][before.index])).dropna()
+
+
+def identity(frame: pd.DataFrame, rows: pd.Series, others: pd.Series, values: pd.Series) -> Any:
+    """Return what two comparisons have in common that differ in sign or unit only: CSV rows, and scaled differences."""
+    sides = frozenset(frozenset(frame["origin"][at]) for at in (rows, others))
+    largest = max(values, key=abs, default=0) or 1
+    return sides, tuple(round(one / largest, 6) for one in values)
+
+
+def read(files: Sequence[str], folder: Path, where: str = "") -> pd.DataFrame:
+    """Return the rows of CSV files, with one row per seed, and in ``origin`` the file and line of each."""
+    frames = {name: pd.read_csv(folder / name) for name in files}
+    frames = [one.assign(origin=[f"{name} {line}" for line in one.index]) for name, one in frames.items()]
+    frame = pd.concat(frames, ignore_index=True)
+    frame = frame.query(where, engine="python").reset_index(drop=True) if where else frame
+    if long := next((one.rstrip("0123456789") for one in frame if re.search(r"_seed\d+$", one)), None):
+        frame = pd.wide_to_long(frame.reset_index(), long, i="index", j="seed").reset_index()
+    if {"rounds_to_target", "rounds"} <= {*frame.columns}:  # a run that missed the target counts with all its rounds
+        frame["missed"] = frame["rounds_to_target"].isna()
+        frame["rounds_to_target"] = frame["rounds_to_target"].fillna(frame["rounds"])
+    return frame
+
+
+def table(spec: Mapping[str, Any], folder: Path, comparisons: Comparisons | None = None) -> str:
+    """A table as Markdown. spec: see ``results.py``. Raises KeyError, NameError or ValueError where a column lacks.
+
+    comparisons: receives those of the cells.
+    """
     files = [spec["csv"]] if isinstance(spec["csv"], str) else spec["csv"]
     if "rows" not in spec:
         with (folder / files[0]).open(encoding="utf-8") as file:
             return markdown([*csv.reader(file)], [f"[{files[0]}]({files[0]})"])
-    frame = pd.concat([pd.read_csv(folder / name) for name in files], ignore_index=True)
-    frame = frame.query(spec["where"], engine="python").reset_index(drop=True) if "where" in spec else frame
-    if "long" in spec:
-        frame = pd.wide_to_long(frame.reset_index(), spec["long"], i="index", j="seed").reset_index()
-    if {"rounds_to_target", "rounds"} <= {*frame.columns}:  # a run that missed the target counts with all its rounds
-        frame["missed"] = frame["rounds_to_target"].isna()
-        frame["rounds_to_target"] = frame["rounds_to_target"].fillna(frame["rounds"])
+    frame = read(files, folder, spec.get("where", ""))
+    comparisons = {} if comparisons is None else comparisons
     keys, columns = dict(spec["rows"]), dict(spec["columns"])
     if rate := spec.get("best"):
         accuracy = frame.groupby([*keys.values(), rate], dropna=False)["validation_accuracy"].transform("mean")
@@ -141,7 +178,7 @@ def table(spec: Mapping[str, Any], folder: Path) -> str:
     for at in frame.loc[:, [*keys.values()]].drop_duplicates().to_dict("records"):
         rows, others = mask(frame, at), mask(frame, {**at, **spec.get("base", {})})
         heads = [spec.get("names", {}).get(value) or shown(value) for value in at.values()]
-        lines.append([*heads, *(cell(frame, evaluated, rows, others, how) for how in columns.values())])
+        lines.append([*heads, *(cell(frame, evaluated, rows, others, how, comparisons) for how in columns.values())])
         runs = frame if "seed" in at else frame.loc[rows, :]
         counts += [len({*runs["seed"]})] if "seed" in runs else runs["seeds"].tolist() if "seeds" in runs else []
     low, high = min(counts, default=0), max(counts, default=0)

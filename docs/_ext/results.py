@@ -4,15 +4,15 @@ A page docs/results/NAME.md asks by a comment; the facts stand below NAME in pag
 
 <!-- command -->      ``command``, ``what`` and ``minutes``, those of each of ``runs``, ``ran`` (date, machine)
 <!-- table KEY -->    the table ``tables: KEY:`` (below), its CSV, its seeds and what its brackets mean
-<!-- table FILE -->   on a page of docs/notes, which has no facts: docs/notes/FILE.csv as it is
+<!-- table FILE -->   on a page of docs/notes or docs/methods, which has no facts: FILE.csv in its folder as it is
 <!-- pages -->        all pages: title, ``paper``, ``data``, verdicts in docs/claims.csv, minutes, start of the answer
 
 A table has ``csv`` (a name or a list). Without more it is the CSV as it is; otherwise it has ``rows`` (columns that
 tell its rows apart, each below its heading) and ``columns`` (heading: [statistic, expression of CSV columns, decimals
 or null, condition or nothing]), and may have ``where`` (a condition on CSV rows), ``base`` (column: value; the row
 that ``gain`` and ``ratio`` compare with), ``across`` (a column whose values, {} in a heading, become columns),
-``long`` (a prefix of columns that end in seeds), ``best`` (a column, of whose values the one with the best mean
-validation accuracy stays) and ``names`` (of row values).
+``best`` (a column, of whose values the one with the best mean validation accuracy stays) and ``names`` (of row values).
+Columns such as ``accuracy_seed7`` become one row per seed. A page says how many comparisons it makes, after *How sure*.
 The build fails and names the page where a CSV lacks a column, a command is refused, or a picture is older than the CSV
 that pictures.csv names. A picture that is drawn again: python docs/_ext/results.py PICTURE ...
 """
@@ -27,17 +27,13 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-import yaml
+from comparisons import claims, pages, summary
 from result_tables import shown, table
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
-
-
-def pages() -> dict[str, dict[str, Any]]:
-    return yaml.safe_load((RESULTS / "pages.yaml").read_text(encoding="utf-8"))
 
 
 def runs(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -54,13 +50,11 @@ def command(facts: Mapping[str, Any]) -> str:
 
 def overview(facts: Mapping[str, Mapping[str, Any]]) -> str:
     """A sortable table of all pages."""
-    with (ROOT / "docs" / "claims.csv").open(encoding="utf-8", newline="") as file:
-        claims = [(row["verdict"], row["page"]) for row in csv.DictReader(file)]
     lines = ["| page | paper or idea | data | claims | minutes | answer |", "|---" * 6 + "|"]
     for name, of in facts.items():
         title, _, text = (RESULTS / f"{name}.md").read_text(encoding="utf-8").partition("\n")
         answer = re.search(r"\*\*Answer\.\*\* (.+?\.)\s+(?=[A-Z\[`]|$)", text, re.S | re.M)
-        verdicts = [verdict for verdict, page in claims if page == f"results/{name}.md"]
+        verdicts = [claim["verdict"] for claim in claims() if claim["page"] == f"results/{name}.md"]
         counts = ", ".join(f"{verdicts.count(one)} {one}" for one in dict.fromkeys(verdicts))
         cells = [f"[{title.lstrip('# ')}]({name}.md)", of["paper"], of["data"], counts or "-", shown(of.get("minutes"))]
         cells = [" ".join(one.split()).replace("|", r"\|") for one in (*cells, answer[1] if answer else "")]
@@ -112,11 +106,15 @@ def check(app: Sphinx) -> None:
 
 def read(app: Sphinx, docname: str, text: list[str]) -> None:
     folder, _, page = docname.partition("/")
-    if folder in ("results", "notes"):
+    if folder in ("results", "notes", "methods"):
         home = ROOT / "docs" / folder
-        for file in [RESULTS / "pages.yaml", ROOT / "docs" / "claims.csv", *home.glob("*.csv")]:
+        for file in [RESULTS / "pages.yaml", *(ROOT / "docs").glob("*.csv"), *home.glob("*.csv")]:
             app.env.note_dependency(str(file))
         every, own = pages(), pages().get(page, {})
+        if counted := summary(f"{docname}.md"):
+            text[0] = re.sub(
+                r"(\*\*How sure\.\*\*.*?)\n\n", lambda sure: f"{sure[1]}\n\n{counted}\n\n", text[0], count=1, flags=re.S
+            )
         text[0] = text[0].replace("<!-- pages -->", overview(every)).replace("<!-- command -->", command(own))
 
         def one(asked: re.Match[str]) -> str:

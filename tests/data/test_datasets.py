@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from fedcommons import UserError, experiment
+from fedcommons.config.dotted import override
 from fedcommons.config.schema import Data
 from fedcommons.data import datasets, sprites
 from fedcommons.data.datasets import data_folder
 from fedcommons.data.examples import Dataset, Examples, without_images
 from fedcommons.data.sprites import EVERY, FILE, SIZES, dsprites, quadrant_shape, render, split
 from fedcommons.data.transforms import flip_and_crop
-from fedcommons.runs.build import build, load, module_of
+from fedcommons.runs.build import build, dataset_of, load, module_of
 from lightning_modules import Classifier
 
 DIGITS = load(Data())
@@ -72,6 +73,25 @@ def test_splits_are_the_same_whatever_else_the_config_or_the_process_draws() -> 
         dataset = load(Data(validation=share))
         assert [len(p) for p in parts(dataset)] == [1438 - n, n, 359]
         assert torch.equal(dataset.test.x, DIGITS.test.x)
+
+
+def test_with_split_random_the_seed_draws_test_and_validation_images() -> None:
+    config = experiment("smoke", "digits", {"data.split": "random", "data.limit": None})
+    zero, again, one = (dataset_of(override(config, {"seed": seed})) for seed in (0, 0, 1))
+    assert zero.digest == again.digest != one.digest
+    for dataset in (zero, one):
+        assert [len(part) for part in parts(dataset)] == [len(part) for part in parts(DIGITS)]
+        every, shared = (sorted(chain(*map(images, parts(each)))) for each in (dataset, DIGITS))
+        assert every == shared
+    assert len({*images(zero.test)} & {*images(one.test)}) < 120  # a fifth of 359, were the draws independent
+    assert {build(override(config, {"data.split": "fixed", "seed": seed})).dataset.digest for seed in (0, 1)} == {
+        dataset_of(override(config, {"data.split": "fixed"})).digest
+    }
+    x, y = torch.arange(100)[:, None], torch.arange(100) % 2
+    for returned, is_drawn in (((x, y), True), (((x, y), (x + 100, y)), False)):
+        mine = [datasets.load("mine", lambda returned=returned: returned, split_seed=seed) for seed in (0, 1)]
+        assert mine[0].test.x.equal(mine[1].test.x) == (not is_drawn)
+        assert not mine[0].validation.x.equal(mine[1].validation.x)
 
 
 def test_a_limit_keeps_that_many_training_images_and_smaller_limits_a_part_of_them() -> None:

@@ -114,6 +114,8 @@ def test_runs_of_other_data_stragglers_or_partitions_are_apart(folder: Path, htm
     assert [len(group.cells[0].runs) for group in groups] == [2, 2]
     titles = [group.title.rpartition(", ")[2] for group in groups]
     assert titles == [f"partitions of {tmp_path / name}" for name in ("here", "there")]
+    split = small_runs(tmp_path / "split", {f"{seed}": {"data.split": "random", "seed": seed} for seed in (0, 1)})
+    assert [len(group.cells[0].runs) for group in grouped(gather([split], quiet)[0], quiet)] == [2]
 
 
 def test_an_interval_ends_at_a_metrics_limits_and_a_missed_target_has_no_interval() -> None:

@@ -96,7 +96,7 @@ KINDS: Mapping[str, Kind] = {
         "data.name",
         {name: f"{_DATA}:{name}" for name in ("digits", "mnist", "fmnist", "cifar10", "cifar100")}
         | {name: f"fedcommons.data.sprites:{name}" for name in ("dsprites", "procedural_sprites")},
-        frozenset({"dir", "download"}),
+        frozenset({"dir", "download", "split_seed"}),
         frozenset({"seed"}),
     ),
     "partition": Kind(

@@ -35,13 +35,15 @@ def load(
     *,
     validation: float = 0.1,
     validation_from: str = "random",
+    split_seed: int | None = None,
     limit: int | None = None,
     augment: bool | None = None,
     standardise: bool = True,
 ) -> Dataset:
     """Build a data set, split off a validation set and keep at most ``limit`` of the remaining training images.
 
-    Random splits depend on the data set's name only, so runs with different seeds are evaluated on the same images.
+    Random splits depend on the data set's name and ``split_seed``. With None, runs with different seeds are evaluated
+    on the same images.
     Global random generators are also seeded by the name while the data set is built.
 
     Args:
@@ -56,8 +58,9 @@ def load(
         UserError: the data set is missing or damaged, ``user_data.read`` refuses its form, there are fewer training
             images than ``limit``, or ``standardise`` or ``augment`` does not fit examples that are not images.
     """
+    split = () if split_seed is None else (split_seed,)
     with keyed_globals("data set", name):
-        source, origin = user_data.read(name, make())
+        source, origin = user_data.read(name, make(), split)
     train = source.train
     if not standardise and train.x.dtype != torch.uint8:
         raise UserError(
@@ -69,7 +72,7 @@ def load(
             f"data.augment must be false for data set {name}: it flips and crops images, and examples are "
             f"{tuple(train.x.shape[1:])}."
         )
-    order = numpy_generator("validation split", name).permutation(len(train))
+    order = numpy_generator("validation split", name, *split).permutation(len(train))
     n_validation = int(validation * len(train))
     if validation_from == "last":
         held_out = order >= len(train) - n_validation
@@ -102,15 +105,19 @@ def load(
     )
 
 
-def digits() -> Source:
-    """scikit-learn's 1,797 handwritten digits, 8x8, grey values 0..16 scaled to 0..255; 20 % are the test set."""
+def digits(split_seed: int | None = None) -> Source:
+    """scikit-learn's 1,797 handwritten digits, 8x8, grey values 0..16 scaled to 0..255; 20 % are the test set.
+
+    split_seed: key of the test set's random split; None: the split that runs share by default.
+    """
     with collection_off():
         from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
     x = torch.from_numpy(np.rint(images * (255 / 16)).astype(np.uint8)).view(-1, 1, 8, 8)
     everything = Examples(x, torch.from_numpy(labels.astype(np.int64)))
-    order = numpy_generator("test split", "digits").permutation(len(everything))
+    split = () if split_seed is None else (split_seed,)
+    order = numpy_generator("test split", "digits", *split).permutation(len(everything))
     n_test = int(0.2 * len(everything))
     train, test = everything[np.sort(order[n_test:])], everything[np.sort(order[:n_test])]
     return Source(train, test, 10, (0.3053,), (0.3761,))

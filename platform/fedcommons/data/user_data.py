@@ -29,13 +29,14 @@ MOST_CLASSES = 10**6
 """Maximum number of classes. A larger number raises an error, because memory is needed for each client and class."""
 
 
-def read(name: str, returned: Any) -> tuple[Source, Origin]:
+def read(name: str, returned: Any, split: tuple[int, ...] = ()) -> tuple[Source, Origin]:
     """Convert the result of a data set component to a ``Source``; also return the positions of its training examples.
 
     The test tensors share no memory with the component's result. ``load`` copies the training tensors.
 
     Args:
         name: name of the data set, for messages and as the key of the random split.
+        split: further key of the random split.
         returned: a ``Source``, a pair (train, test), an object or a dict with ``train`` and ``test``, or one set of
             examples (see ``user_columns``). If there is one set, a random fifth of it becomes the test set. The object
             may have the attributes n_classes (None: labels are not classes), mean, std and ``normalised``
@@ -47,8 +48,9 @@ def read(name: str, returned: Any) -> tuple[Source, Origin]:
     columns = _sets(name, returned)
     stated = _constant(returned, "n_classes", UNSTATED)
     sets = _examples(name, columns, stated)
-    order = numpy_generator("test split", name).permutation(len(sets[0])) if len(sets) == 1 else np.arange(len(sets[0]))
-    n_test = int(TEST * len(order)) if len(sets) == 1 else 0
+    n, is_one = len(sets[0]), len(sets) == 1
+    order = numpy_generator("test split", name, *split).permutation(n) if is_one else np.arange(n)
+    n_test = int(TEST * n) if is_one else 0
     notes = _notes(name, stated, columns, sets)
     origin = Origin(np.sort(order[n_test:]), len(order), notes)
     train, test = sets if len(sets) == 2 else (sets[0][origin.rows], sets[0][np.sort(order[:n_test])])

@@ -23,7 +23,8 @@ WHO = ("dataset", "algorithm", "setting", "alpha", "p", "seed")
 """Columns that identify a run. p is the share of received examples; it is missing before the end of a run."""
 
 DIGEST = "data digest"
-"""Name of a column: hash of the content of a run's data set; None in runs of earlier versions of fedcommons."""
+"""Name of a column: hash of the content of a run's data set; None in runs of earlier versions of fedcommons, and in
+runs with ``data.split random``, whose seeds have different test sets."""
 
 _CURVES = {"round": "round", "accuracy": "test/accuracy", "loss": "test/loss", "bytes": "comm/total_bytes"}
 
@@ -52,7 +53,8 @@ def gather(folders: Sequence[Path], say: Callable[[str], None]) -> "tuple[pd.Dat
     import pandas as pd
 
     every = [(_identity(run.folder), row(run), _facts_of_run(run)) for run in read(folders, say)]
-    runs = pd.DataFrame([{"partition": found[1], **of_run, DIGEST: found[0]} for found, of_run, _ in every])
+    rows = [{"partition": found[1], **of_run, DIGEST: found[0]} for found, of_run, _ in every]
+    runs = pd.DataFrame([one | {DIGEST: None} if one.get("data.split") == "random" else one for one in rows])
     return runs.reindex(columns=[*dict.fromkeys([*runs.columns, *WHO])]), [facts for *_, facts in every]
 
 

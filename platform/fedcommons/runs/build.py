@@ -57,7 +57,7 @@ def build(config: Experiment) -> RunSpec:
         checks.refuse(part, "check", c.flat)
     if generator := parts.get("generator"):
         require_constants(generator)
-    dataset = _load(c.data, c.source.get("data"))
+    dataset = _load(c.data, c.source.get("data"), split_seed(c))
     if generator:
         checks.refuse(generator, "check_type", dataset.train.x.dtype, dataset.name)
         checks.refuse(generator, "check_shape", dataset.shape, dataset.name)
@@ -128,14 +128,20 @@ def changed_sources(config: Experiment) -> str:
     return ""
 
 
+def split_seed(config: Experiment) -> int | None:
+    """Return the seed of the random splits of an experiment's data; None for the splits that all runs share."""
+    return config.seed if config.data.split == "random" else None
+
+
 @lru_cache(maxsize=2)  # most trials of a sweep use the same data set
-def _load(data: Data, source: str | None) -> Dataset:
-    return load(data)
+def _load(data: Data, source: str | None, seed: int | None) -> Dataset:
+    return load(data, seed)
 
 
 def dataset_of(config: Experiment, *, in_usual_folder: bool = False) -> Dataset:
     """Return the experiment's data set; in_usual_folder: ignore the config's folder, and download nothing."""
-    return load(replace(config.data, dir=None, download=False) if in_usual_folder else config.data)
+    data = replace(config.data, dir=None, download=False) if in_usual_folder else config.data
+    return load(data, split_seed(config))
 
 
 def keeps_buffers(config: Experiment) -> bool:

@@ -31,10 +31,11 @@ from fedcommons.storage.atomic_files import write_json, write_text
 NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
-def load(data: Data) -> Dataset:
+def load(data: Data, split_seed: int | None = None) -> Dataset:
     """Load the data set and split it into training, validation and test examples.
 
-    A loader with a parameter ``seed`` gets a seed that depends on the data set's name only.
+    A loader with a parameter ``seed`` gets a seed that depends on the data set's name only, and a loader with a
+    parameter ``split_seed`` the one given here.
 
     Raises:
         UserError: there is no such data set, or ``datasets.load`` raises this error.
@@ -42,12 +43,12 @@ def load(data: Data) -> Dataset:
     """
     loader = registry.find("data", data.name)
     seed = seed_for("data set", data.name) % 2**32  # many libraries accept no larger seed
-    offered = {"dir": datasets.data_folder(data.dir), "download": data.download, "seed": seed}
+    offered = {"dir": datasets.data_folder(data.dir), "download": data.download, "seed": seed, "split_seed": split_seed}
     with user_code_context(registry.component_label("data", data.name)):
         return datasets.load(
             data.name, partial(loader, **{**select_arguments(loader, offered), **data.constants}),
             validation=data.validation, validation_from=data.validation_from, limit=data.limit, augment=data.augment,
-            standardise=data.standardise,
+            standardise=data.standardise, split_seed=split_seed,
         )  # fmt: skip
 
 

@@ -125,7 +125,7 @@ def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
     """
     display.load_libraries()
     from fedcommons.generators.image_cache import missing
-    from fedcommons.runs.build import build
+    from fedcommons.runs.build import build, split_seed
     from fedcommons.runs.continuation import may_continue
     from fedcommons.tune.scheduler import MissingArtifact
 
@@ -148,11 +148,11 @@ def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
         for need in ready.requests:
             by_store.setdefault((c.config.artifacts, c.config.storage), []).append(need)
             users.setdefault(key_of(need.images_facts), []).append(c.name)
-        data[c.name] = digests[c.config.data, c.config.source.get("data")] = ready.dataset.digest
+        data[c.name] = digests[c.config.data, c.config.source.get("data"), split_seed(c.config)] = ready.dataset.digest
     for note in notes:
         display.say(note)
     for c in cells:  # all runs of a table must use the same data, also finished runs
-        if digest := digests.get((c.config.data, c.config.source.get("data"))):
+        if digest := digests.get((c.config.data, c.config.source.get("data"), split_seed(c.config))):
             require_same_data(out / c.name, c.config.data.name, digest)
     missing_artifacts = []
     for (folder, storage), requests in by_store.items():
