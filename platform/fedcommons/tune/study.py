@@ -134,6 +134,8 @@ class Study:
         results = load(self.plan(entries, out), options, out, display)
         if results.runs.empty:
             return
+        if any(entry.is_tuning for entry in results.entries):  # report.html leaves the tuning out, too
+            options.reported = [out / entry.cell.name for entry in results.finished if not entry.is_tuning]
         planned = {entry.cell.name for entry in entries}
         if self.play is None and (missing := planned - set(results.runs["cell"])):
             display.say(f"{len(missing)} of {len(planned)} runs are not finished: they are left out.")
