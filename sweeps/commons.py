@@ -6,22 +6,21 @@ python sweeps/commons.py --alphas 0.01,0.1 --seeds 0,1,2
 python sweeps/commons.py --ways "real,Fedssyn (DDPM),FedDM" --lrs 0.04
 python sweeps/commons.py --dataset mnist --data-dir DIR
 
-A row of the table is a method with a sharing strategy. With the first seed, each row tries every learning rate of --lrs
-and further learning rates of its method. All seeds then use the learning rates with the best validation accuracy. If a
-seed diverges at these rates, the next best rates are used. If --lrs has one value, no rate is tried: clients use this
-value, and all other learning rates have their defaults.
+A row of the table is a method with a sharing strategy. On the seeds of --tuning-seeds, each row tries every learning
+rate of --lrs and further learning rates of its method. While the best is at an edge of its list, values beyond the edge
+are tried, at most three per end. The seeds of the table then use the learning rates with the best validation accuracy.
+If a seed diverges at these rates, the next best rates are used. If --lrs has one value, no rate is tried: clients use
+this value, and all other learning rates have their defaults.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import partial
 from itertools import product
-from pathlib import Path
 
 from fedcommons.cli import parse
-from fedcommons.cli.display import Display
 from fedcommons.config.dotted import common_fields
 from fedcommons.errors import UserError
-from fedcommons.tune import grid, sweep
+from fedcommons.tune import grid, learning_rates, sweep
 from fedcommons.tune.study import Entry, Study
 from papers.commons import ways
 from papers.commons.report import report
@@ -33,6 +32,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     more = (
         ("ways", str, ",".join(WAYS), "rows of the table (methods with their sharing strategies), separated by commas"),
         ("lrs", str, ways.RATES[preset], "learning rates of clients to choose from by validation accuracy"),
+        learning_rates.OPTION,
     )  # fmt: skip
     lists = {"settings": "shuffled_synthetic", "alphas": "0.1"}
     parser = grid.parser(__doc__, argv, lists, more, "commons", ways.base(preset, dataset))
@@ -42,11 +42,12 @@ def arguments(argv: Sequence[str]) -> parse.Options:
             raise UserError(f"--{name} is not for commons, whose rows set it: choose rows with --ways.")
     grid.refuse_fields(options, {"client.lr": "lrs"})
     grid.require_validation(options, "lrs")
+    learning_rates.tuning_seeds(options)
     return options
 
 
 def entries(options: parse.Options) -> list[Entry]:
-    """Return an entry for each row of the table, alpha, combination of learning rates, and seed.
+    """Return an entry for each row of the table, alpha and seed, after entries that choose learning rates.
 
     ``options.undefined`` becomes the error sentence of each pair (alpha, row) that cannot run.
     """
@@ -54,18 +55,19 @@ def entries(options: parse.Options) -> list[Entry]:
 
     chosen = grid.values(options, "ways", str, " | ".join(WAYS))
     alphas, seeds = grid.values(options, "alphas", float), grid.values(options, "seeds", int)
+    tuning = learning_rates.tuning_seeds(options)
     rates = grid.values(options, "lrs", float, common_fields()["client.lr"].allowed)
     tries = {name: ways.tries(WAYS[name], rates, len(rates) > 1) for name in chosen}
-    sweep.require_few(len(alphas) * sum(map(len, tries.values())) * len(seeds))
+    sweep.require_few(len(alphas) * sum(len(seeds) + len(tried) * len(tuning) for tried in tries.values()))
     base, result, options.undefined = grid.base(options), [], {}
     for alpha, (name, tried) in product(alphas, tries.items()):
-        of_row = []
+        labels = {"way": name, "alpha": alpha, "line": f"{name}, alpha {alpha:g}", "rates": tried[0]}
         try:
-            for of_rates, seed in product(tried, seeds):
-                fields = {**ways.fields(WAYS[name], options), **dict(of_rates), "partition.alpha": alpha, "seed": seed}
-                cell = grid.cell(options, {**base, **fields})
-                build(cell.config)
-                of_row.append(Entry(cell, {"way": name, "alpha": alpha, "rates": of_rates, "seed": seed}))
+            fields = {**base, **ways.fields(WAYS[name], options), **dict(tried[0]), "partition.alpha": alpha}
+            cells = [grid.cell(options, {**fields, "seed": seed}) for seed in seeds]
+            of_row = learning_rates.with_tuning([Entry(cell, labels) for cell in cells], tried, tuning)
+            for entry in of_row:
+                build(entry.cell.config)
             result += of_row
         except UserError as error:
             options.undefined[alpha, name] = str(error)
@@ -75,44 +77,8 @@ def entries(options: parse.Options) -> list[Entry]:
     return result
 
 
-def trials(entries: Sequence[Entry]) -> list[sweep.Trial]:
-    """Return the trials to run: all learning rates with the first seed, and one trial per row, alpha and other seed."""
-    first = entries[0]["seed"]
-    per_seed = {(e["way"], e["alpha"], e["seed"]): e.cell for e in reversed(entries) if e["seed"] != first}
-    return grid.once([*(e.cell for e in entries if e["seed"] == first), *per_seed.values()])
-
-
-def play(
-    entries: Sequence[Entry], options: parse.Options, todo: sweep.Todo, out: Path, display: Display
-) -> sweep.Outcome:
-    """Run the first seed at every learning rate, then all seeds at the best learning rates (``best_rates``).
-
-    If a trial fails at the best learning rates of its row, the next best rates are run. Trials that failed in an
-    earlier call run again first. A failure at learning rates that the table does not show is displayed, but is
-    not part of the outcome.
-    """
-    from papers.commons.measured import at_rates, best_rates, failed
-
-    every = grid.once(e.cell for e in entries)
-    remaining = grid.once(e.cell for e in entries if e["seed"] == entries[0]["seed"] or failed(e, out))
-    outcomes: list[sweep.Outcome] = []
-    tried: set[str] = set()
-    at_best: list[Entry] = []
-    while remaining:
-        outcomes.append(sweep.run_cells(sweep.todo(remaining, out, display), out, display))
-        tried |= {cell.name for cell in remaining}
-        at_best = at_rates(entries, best_rates(entries, grid.finished(every, out, display.say), out))
-        best = grid.once(e.cell for e in at_best)
-        remaining = [cell for cell in best if cell.name not in tried and not sweep.is_done(cell, out)]
-    outcome = sweep.together(outcomes)
-    has_row = {(e["way"], e["alpha"]) for e in at_best}
-    needed = {e.cell.name for e in [*at_best, *(e for e in entries if (e["way"], e["alpha"]) not in has_row)]}
-    for name in outcome.failures.keys() - needed:
-        display.say(f"Skipped, with its learning rates: {name}: {outcome.failures[name]}")
-    return replace(outcome, failures={n: reason for n, reason in outcome.failures.items() if n in needed})
-
-
-commons = Study("commons", arguments, entries, report, play, trials=trials)
+play, plan = partial(learning_rates.play, score=max), partial(learning_rates.plan, score=max)
+commons = Study("commons", arguments, entries, report, play, plan=plan)
 
 if __name__ == "__main__":
     parse.main(commons)

@@ -6,22 +6,21 @@ python sweeps/methods.py --algorithms fedavg,scaffold,my_lab.py:FedAvgM --alphas
 python sweeps/methods.py --lrs 0.01,0.04,0.1                   # chooses a learning rate for each method
 python sweeps/methods.py --preset paper --dataset cifar10 --data-dir DIR      # for GPUs
 
-With --lrs each method tries every learning rate on the seeds of --tuning-seeds. The seeds of the table then use the
-learning rate with the best validation accuracy. Test data, and the seeds of the table, choose nothing.
+With --lrs each method tries every learning rate on the seeds of --tuning-seeds. While the best is at an edge of the
+list, values beyond the edge are tried, at most three per end. The seeds of the table then use the learning rate with
+the best validation accuracy. Test data, and the seeds of the table, choose nothing.
 """
 
 from collections.abc import Sequence
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from fedcommons.cli import parse
-from fedcommons.cli.display import Display
 from fedcommons.config import presets, registry
 from fedcommons.errors import UserError, quote
-from fedcommons.tune import grid, sweep
-from fedcommons.tune.study import Entry, Study, load
-from papers.methods import best_rates, report
+from fedcommons.tune import grid, learning_rates, sweep
+from fedcommons.tune.study import Entry, Study
+from papers.methods import report
 
 METHODS = "fedavg,fedprox,scaffold,fednova,feddyn"
 TAKEN = {"algorithm": "algorithms", "partition.alpha": "alphas", "seed": "seeds"}
@@ -36,7 +35,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("seeds", str, "0,1,2", "seeds that the table reports, separated by commas"),
         ("lrs", str | None, None,
          "learning rates to choose from for each method and alpha, by validation accuracy; default: client.lr for all"),
-        ("tuning-seeds", str, "100", "with --lrs: seeds on which learning rates are chosen; the table leaves them out"),
+        learning_rates.OPTION,
     ), lists=dict.fromkeys(("algorithms", "methods"), METHODS),
        short={"alpha": "alphas", "seed": "seeds", "methods": "algorithms"})  # fmt: skip
     parser.hide(TAKEN)
@@ -51,20 +50,17 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         raise UserError(f"--alphas varies partition.alpha, which {options['partition.name']} does not have.")
     if options.lrs is not None:
         grid.require_validation(options, "lrs")
-        if both := {*grid.values(options, "seeds", int)} & {*grid.values(options, "tuning-seeds", int)}:
-            raise UserError(
-                f"--tuning-seeds must differ from --seeds, which the table reports, got {min(both)} in both."
-            )
+        learning_rates.tuning_seeds(options)
     return options
 
 
 def entries(options: parse.Options) -> list[Entry]:
-    """Return a trial per alpha (``at``), method, learning rate and seed. ``tuning``: the trial is not in the table."""
+    """Return an entry per alpha (``at``), method and seed, after entries that choose learning rates."""
     from fedcommons.core.capabilities import capabilities_of  # torch takes seconds to import
 
     base, result = grid.base(options), []
     alphas = grid.values(options, "alphas", float) if "partition.alpha" in options.fields else (None,)
-    methods, rates = grid.values(options, "algorithms"), grid.listed(options, "lrs", float) or (options.client.lr,)
+    methods, seeds = grid.values(options, "algorithms"), grid.values(options, "seeds", int)
     for method in methods:
         component: Any = registry.find("algorithm", method)
         if capabilities_of(component).needs_pool:
@@ -72,37 +68,19 @@ def entries(options: parse.Options) -> list[Entry]:
                 f"--algorithms {method} cannot be compared here: its server trains on a pool of synthetic images, and "
                 "methods are compared here without a pool. Use fedcommons commons instead."
             )
-    tuning = grid.values(options, "tuning-seeds", int) if options.lrs is not None else ()
-    seeds = [*((seed, True) for seed in tuning), *((seed, False) for seed in grid.values(options, "seeds", int))]
-    sweep.require_few(len(alphas) * len(methods) * len(rates) * len(seeds))
-    for alpha, method, (seed, is_tuning), rate in product(alphas, methods, seeds, rates):
-        varied = {"algorithm": method, "client.lr": rate, "seed": seed}
+    rates = grid.listed(options, "lrs", float) or (options.client.lr,)
+    sweep.require_few(len(alphas) * len(methods) * len(seeds))
+    for alpha, method, seed in product(alphas, methods, seeds):
+        varied = {"algorithm": method, "client.lr": rates[0], "seed": seed}
         cell = grid.cell(options, {**base, **varied, **({} if alpha is None else {"partition.alpha": alpha})})
-        labels = {"method": registry.label(method), "at": alpha, "rate": rate, "tuning": is_tuning}
-        result.append(Entry(cell, labels))
-    return result
+        label = registry.label(method)
+        line = label if alpha is None else f"{label}, alpha {alpha:g}"
+        result.append(Entry(cell, {"method": label, "at": alpha, "line": line}))
+    tries = [(("client.lr", rate),) for rate in rates]
+    return learning_rates.with_tuning(result, tries, learning_rates.tuning_seeds(options))
 
 
-def trials(entries: Sequence[Entry]) -> list[sweep.Trial]:
-    """Return the trials of the tuning, and one trial per line and seed of the table, at the first learning rate."""
-    reported = {(e["at"], e["method"], e.cell.config.seed): e.cell for e in reversed(entries) if not e["tuning"]}
-    return grid.once([*(e.cell for e in entries if e["tuning"]), *reversed(reported.values())])
-
-
-def play(
-    entries: Sequence[Entry], options: parse.Options, todo: sweep.Todo, out: Path, display: Display
-) -> sweep.Outcome:
-    """Run the tuning, if there is one, then all seeds of the table at the chosen learning rates."""
-    if options.lrs is None:
-        return sweep.run_cells(todo, out, display)
-    tuning = grid.once(e.cell for e in entries if e["tuning"])
-    outcome = sweep.run_cells(sweep.todo(tuning, out, display), out, display)
-    best = best_rates(load(entries, options, out, display).runs)
-    chosen = [e.cell for e in entries if not e["tuning"] and best.get((e["at"], e["method"])) == e["rate"]]
-    return sweep.together([outcome, sweep.run_cells(sweep.todo(grid.once(chosen), out, display), out, display)])
-
-
-methods = Study("methods", arguments, entries, report, play, trials=trials)
+methods = Study("methods", arguments, entries, report, learning_rates.play, plan=learning_rates.plan)
 
 if __name__ == "__main__":
     parse.main(methods)

@@ -4,6 +4,10 @@ python sweeps/table1.py                     # digits, the paper's five algorithm
 python sweeps/table1.py --preset smoke      # the same code with smaller numbers, under a minute
 python sweeps/table1.py --preset paper --dataset cifar10 --data-dir DIR      # the paper's numbers, for GPUs
 python sweeps/table1.py --preset authors --dataset cifar10 --data-dir DIR    # as the authors' released code runs it
+
+With --lrs each row and sharing strategy tries every learning rate on the seeds of --tuning-seeds. While the best is at
+an edge of the list, values beyond the edge are tried, at most three per end. The seeds of the table then use the best
+learning rate by validation accuracy.
 """
 
 from collections.abc import Sequence
@@ -12,11 +16,11 @@ from fedcommons.cli import parse
 from fedcommons.config.experiment import Experiment
 from fedcommons.errors import UserError, quote
 from fedcommons.tune import grid as grids
-from fedcommons.tune import sweep
+from fedcommons.tune import learning_rates, sweep
 from fedcommons.tune.study import Entry, Study
 from papers.fedssyn import authors
 from papers.fedssyn.published import fedssyn_table1
-from papers.fedssyn.table1 import play, report
+from papers.fedssyn.table1 import line, play, report
 
 ALGORITHMS = "fedavg,scaffold,fedprox,feddyn,fedpvr"
 COLUMNS = "10:1,10:0.4,40:0.2,100:0.1"
@@ -31,6 +35,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
          "federation.participation"),
         ("lrs", str | None, "0.01,0.05,0.1" if preset == "paper" else None,
          "learning rates to choose from by validation accuracy; default: client.lr alone"),
+        learning_rates.OPTION,
     )  # fmt: skip
     algorithms = "fedavg,scaffold" if preset == "smoke" else ALGORITHMS
     defaults = {"algorithms": algorithms, "settings": "real,shuffled_synthetic"}
@@ -39,6 +44,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     options = parse.parse(parser, argv)
     grids.refuse_fields(options, _set_by_options(options))
     grids.require_validation(options, "lrs", several=True)
+    learning_rates.tuning_seeds(options)
     return options
 
 
@@ -51,21 +57,20 @@ def _set_by_options(options: parse.Options) -> dict[str, str]:
 
 
 def grid(options: parse.Options) -> list[sweep.Trial]:
-    """Return the table's trials, in the order of the table."""
+    """Return the table's trials at the first learning rate, in the order of the table."""
     base = grids.base(options)
     federations = [(options.partition.n_clients, options.federation.participation)]
     if options.federations is not None:
         federations = grids.pairs(options, "federations", (int, float), "N:C such as 10:0.4")
     if len(set(federations)) < len(federations):
         raise UserError(f"--federations takes different pairs N:C, got {quote(options.federations)}.")
-    rates = grids.values(options, "lrs", float) if options.lrs is not None else (options.client.lr,)
     # the paper's targets apply unless the user sets a target
     papers = options.preset in ("paper", "authors") and options.target == Experiment().target
     targets = {key[:4]: target for key, (target, _) in fedssyn_table1().items()} if papers else {}
     cells, owned = [], {"client.lr"} if options.lrs is not None else ()
     lists = {"federation": federations, **grids.lists(options)}
     seeds = lists.pop("seed")
-    for point in grids.combined(options, {**lists, "client.lr": rates, "seed": seeds}):
+    for point in grids.combined(options, {**lists, "client.lr": _rates(options)[:1], "seed": seeds}):
         n, c = point.pop("federation")
         target = targets.get((options.data.name, n, c, point["partition.alpha"]), options.target)
         of_federation = {"partition.n_clients": n, "federation.participation": c, "target": target}
@@ -73,11 +78,21 @@ def grid(options: parse.Options) -> list[sweep.Trial]:
     return grids.once(cells)
 
 
+def _rates(options: parse.Options) -> tuple[float, ...]:
+    return grids.values(options, "lrs", float) if options.lrs is not None else (options.client.lr,)
+
+
 def entries(options: parse.Options) -> list[Entry]:
-    return [Entry(cell, {}) for cell in grid(options)]
+    """Return an entry for each trial of the table, after entries that choose learning rates."""
+    reported = [Entry(cell, {"line": line(cell)}) for cell in grid(options)]
+    rates, seeds = _rates(options), learning_rates.tuning_seeds(options)
+    if options.total is not None:  # a dry run that measures a sample
+        options.total += options.total // len(grids.values(options, "seeds", int)) * len(rates) * len(seeds)
+        return reported
+    return learning_rates.with_tuning(reported, [(("client.lr", rate),) for rate in rates], seeds)
 
 
-table1 = Study("table1", arguments, entries, report, play)
+table1 = Study("table1", arguments, entries, report, play, plan=learning_rates.plan)
 
 if __name__ == "__main__":
     parse.main(table1)

@@ -1,6 +1,5 @@
 """Report of the comparison of methods: a table with 95 % intervals, and a picture of all methods' curves."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -9,32 +8,21 @@ from fedcommons.config import target
 from fedcommons.reports import columns, tables
 from fedcommons.reports.cells import plain
 from fedcommons.reports.intervals import ends
-from fedcommons.tune import grid
-from fedcommons.tune.study import Report, Results, gaps, with_choice
+from fedcommons.tune import grid, learning_rates
+from fedcommons.tune.study import Report, Results, gaps
 
 CSV = ("method", "at", "rate", "MB", *tables.RUN)
 
 
-def best_rates(runs: Any) -> Mapping[tuple[Any, str], float]:
-    """Return the learning rate with the best validation accuracy on the tuning seeds, by (alpha, method)."""
-    if runs.empty or not runs["tuning"].any():
-        return {}
-    chosen = with_choice(runs[runs["tuning"].astype(bool)], ["at", "method"])
-    best = chosen.loc[chosen["chosen"], ["at", "method", "rate"]].to_numpy()
-    return {(plain(alpha), method): rate for alpha, method, rate in best}
-
-
 def report(results: Results) -> Report | None:
     """Return the report of the table's seeds, or None if no run of these seeds is finished."""
-    runs = results.runs[~results.runs["tuning"].astype(bool)]
-    if results.options.lrs is not None:
-        best = best_rates(results.runs)
-        rows = zip(runs["at"], runs["method"], runs["rate"], strict=True)
-        runs = runs[[best.get((plain(alpha), method)) == rate for alpha, method, rate in rows]]
+    reported = [e for e in results.entries if not e.is_tuning]
+    runs = results.runs[results.runs["cell"].isin([e.cell.name for e in reported])]
     if runs.empty:
         return None
+    runs = runs.assign(rate=runs["client.lr"])
     records = tables.records(runs, CSV)
-    title = grid.title([e.cell.config for e in results.entries if not e["tuning"]])
+    title = grid.title([e.cell.config for e in reported])
     return Report(
         table(runs) + tables.numbered(notes(results, runs)), records,
         {"preset": results.options.preset, "cells": records},
@@ -62,10 +50,10 @@ def table(runs: Any) -> str:
 
 def notes(results: Results, runs: Any) -> list[str]:
     options = results.options
-    configs = [e.cell.config for e in results.entries if not e["tuning"]]
+    configs = [e.cell.config for e in results.entries if not e.is_tuning]
     c = configs[0]
     rate = "The learning rate was fixed for all methods (client.lr), not chosen per method."
-    if options.lrs is not None:
+    if learning_rates.tuning_seeds(options):
         rate = (
             f"Learning rate: chosen for each method and alpha among {options.lrs} by the validation accuracy after the "
             f"last round, on seeds {options.tuning_seeds}, which the table leaves out. Test data chose nothing."
@@ -82,7 +70,7 @@ def notes(results: Results, runs: Any) -> list[str]:
         f"Target: {target.in_words(c.target)}{'' if isinstance(c.target, str) else ' test accuracy'}; >R: not within "
         "R rounds. MB: 10^6 bytes that all clients send and receive in all rounds.",
         grid.method_note(configs),
-        *(tables.edge_notes(runs, results.runs, "rate") if options.lrs is not None else []),
+        *learning_rates.notes(results.entries),
         *tables.rejected_notes(runs), *tables.lost_notes(runs),
     ]  # fmt: skip
 

@@ -12,9 +12,7 @@ import report_runs
 
 import fedcommons
 from fedcommons.cli.display import Display
-from fedcommons.reports.frames import load_runs
-from fedcommons.tune import sweep
-from papers.commons.measured import at_rates, best_of, best_rates, rounds_to_target
+from papers.commons.measured import best_of, rounds_to_target
 from papers.commons.ways import WAYS
 
 commons = report_runs.script("commons")
@@ -61,39 +59,28 @@ def test_all_rows_have_one_protocol_and_one_that_is_not_defined_says_why(commons
     assert all(e.cell.config.flat[name] == value for e in rows for name, value in e["rates"])
     fedssyn, buffers = "one-shot Fedssyn (DDPM)", ("--model.batch_norm", "true")  # which its server does not take
     options = commons.arguments([*QUICK, "--ways", f"real,{fedssyn}", *buffers, "--lrs", "0.1,0.2"])
-    assert len(commons.entries(options)) == 2
+    assert [e.is_tuning for e in commons.entries(options)] == [True, True, False]
     assert "BatchNorm" in options.undefined[0.1, fedssyn]
 
 
-def test_the_first_seeds_validation_chooses_a_rate_and_one_at_which_any_seed_diverged_is_passed_over(
-    commons: ModuleType, recorded: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_best_round_on_the_tuning_seed_chooses_and_rates_at_which_a_seed_diverged_are_passed_over(
+    commons: ModuleType, recorded: Callable[..., None], tmp_path: Path
 ) -> None:
-    rows = entries(commons, "--ways", "real", "--lrs", "0.2,0.1", "--seeds", "3,1")
-    of = {(e["rates"][0][1], e["seed"]): e.cell.name for e in rows}
-    validation = {of[0.1, 3]: 0.9, of[0.2, 3]: 0.8, of[0.1, 1]: 0.9, of[0.2, 1]: 0.8}
-
-    def run(rest: sweep.Todo, out: Path, display: Display) -> sweep.Outcome:
-        """Instead of Ray: the run with seed 1 at the best rate fails."""
-        failures = {}
-        for cell in rest.trials:
-            if cell.name == of[0.1, 1]:
-                (out / cell.name).mkdir(exist_ok=True)
-                (out / cell.name / "error.txt").touch()
-                failures[cell.name] = "it diverged"
-            else:
-                recorded(out / cell.name, cell.config, None, {"validation/accuracy": validation[cell.name]})
-        return sweep.Outcome({}, 0, failures)
-
-    monkeypatch.setattr(sweep, "run_cells", run)
-    with Display() as display:
-        outcome = commons.play(rows, None, None, tmp_path, display)
-    assert not outcome.failures
-    assert best_rates(rows, load_runs(tmp_path), tmp_path) == {("real", 0.1): (("client.lr", 0.2),)}
-    (tmp_path / of[0.1, 1] / "error.txt").unlink()
-    rates = best_rates(rows, load_runs(tmp_path), tmp_path)
-    assert rates == {("real", 0.1): (("client.lr", 0.1),)}
-    chosen = [(e["rates"], e["seed"]) for e in at_rates(rows, rates)]
-    assert chosen == [((("client.lr", 0.1),), seed) for seed in (3, 1)]
+    rows = entries(commons, "--ways", "real", "--lrs", "0.2,0.1,0.05,0.4", "--seeds", "3,1")
+    for e in rows:
+        metrics = {"validation/accuracy": {0.1: 0.9, 0.2: 0.8}.get(e.cell.config.client.lr, 0.5)}
+        if e.is_tuning:
+            recorded(tmp_path / e.cell.name, e.cell.config, None, metrics)
+            file = tmp_path / e.cell.name / "rounds.jsonl"
+            *others, last = file.read_text().splitlines()
+            file.write_text(
+                "\n".join([*others, last.replace('"validation/accuracy": 0.9', '"validation/accuracy": 0')]) + "\n"
+            )
+    chosen = [e for e in commons.plan(rows, tmp_path) if not e.is_tuning]
+    assert [(e["rates"], e.cell.config.seed) for e in chosen] == [((("client.lr", 0.1),), seed) for seed in (3, 1)]
+    (tmp_path / chosen[1].cell.name).mkdir()
+    (tmp_path / chosen[1].cell.name / "error.txt").touch()
+    assert {e["rates"] for e in commons.plan(rows, tmp_path) if not e.is_tuning} == {(("client.lr", 0.2),)}
 
 
 @pytest.mark.long
@@ -103,7 +90,7 @@ def test_the_table_from_small_runs(commons: ModuleType, tmp_path: Path) -> None:
             "--out", str(out), "--artifacts", str(tmp_path / "artifacts"), "--lrs", "0.1"]  # fmt: skip
     options = commons.arguments(argv)
     rows = commons.entries(options)
-    finished = [e for e in rows if e["way"] in ways and e["seed"] == 0]
+    finished = [e for e in rows if e["way"] in ways and e.cell.config.seed == 0]
     for e in finished:
         fedcommons.run(e.cell.config, out / e.cell.name)
     (out / "client_work.json").write_text(json.dumps({e.cell.name: 1.5 for e in finished}))

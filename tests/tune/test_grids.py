@@ -1,7 +1,6 @@
 """What the sweeps over a grid put into their runs, preset ``authors`` cell by cell, and what table1 reports."""
 
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -86,8 +85,9 @@ def test_preset_authors_sets_each_cell_and_yields_to_an_option(table1: ModuleTyp
     options = "--preset authors --alphas 0.1 --federations 10:1 --algorithms fedavg,feddyn"
     asked = configs_of(table1, f"{options} --client.lr 0.1 --generator.epochs 7")  # 0.1 is the preset's value too
     assert {(c.client.lr, c.generator and c.generator.epochs) for c in asked} == {(0.1, None), (0.1, 7)}
-    rates = configs_of(table1, f"{options} --lrs 0.05,0.1")
-    assert {c.client.lr for c in rates} == {0.05, 0.1}
+    entries = table1.entries(table1.arguments([*options.split(), "--lrs", "0.05,0.1"]))
+    rates = [e.cell.config for e in entries if e.is_tuning]
+    assert {(c.client.lr, c.seed) for c in rates} == {(0.05, 100), (0.1, 100)}
     assert len({tuning.cell(c, grids.VARIED).name for c in rates}) == len(rates) == 8
 
 
@@ -111,16 +111,6 @@ def test_notes_name_departures_from_the_paper_and_published_values_stand_beside_
     assert grids.departures([paper, other], ("seed", "fedprox.mu")) == (
         "data.limit none, 50 (paper: none); client.batch_size 256, 10 (paper: 256)"
     )
-
-
-def test_the_note_on_chosen_rates_names_the_end_of_the_list(
-    table1: ModuleType, recorded: Callable[..., None], tmp_path: Path
-) -> None:
-    given = table1.arguments(["--lrs=0.3,0.1,0.2", "--algorithms=fedavg", "--settings=real", "--seeds=0"])
-    for cell in (cells := table1.grid(given)):
-        recorded(tmp_path / cell.name, cell.config, 3, {"validation/accuracy": cell.config.client.lr})
-    text = of_table1.contents(cells, grids.finished(cells, tmp_path), given).text
-    assert ("(0.3)" in text, "seeds of the table" in text) == (True, True)
 
 
 @pytest.mark.usefixtures("untimed")

@@ -241,14 +241,6 @@ def private_notes(runs: "pd.DataFrame") -> list[str]:
     ]
 
 
-def edge_notes(chosen: "pd.DataFrame", tried: "pd.DataFrame", rate: str = "lr") -> list[str]:
-    """Return a footnote if the smallest or largest of the tried learning rates was chosen, as others may be better."""
-    rates = values(tried, rate)
-    ends = " and ".join(f"{end:g}" for end in sorted({*values(chosen, rate)} & {min(rates), max(rates)}))
-    note = f"Chosen learning rates at an end of the list ({ends}): add smaller or larger values to the list."
-    return [note] if ends else []
-
-
 def lost_notes(runs: "pd.DataFrame") -> list[str]:
     """Return a footnote with the MB of downloads for each run in which stragglers downloaded but did not reply."""
     facts = zip(*(values(runs, name) for name in ("run", "bytes_lost", "straggler.rule")), strict=True)

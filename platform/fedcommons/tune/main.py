@@ -55,12 +55,12 @@ def run(
             return code
 
 
-def write_page(out: Path, stem: str, display: Display) -> str | None:
-    """Write ``report.html`` about all runs in ``out`` and return its verdict; after an error, show a warning."""
+def write_page(out: Path, stem: str, display: Display, folders: Sequence[Path] = ()) -> str | None:
+    """Write ``report.html`` and return its verdict; after an error, warn. folders: of the runs; default: ``out``."""
     try:
         from fedcommons.reports import page  # altair takes a second to import, and a dry run needs none
 
-        return page.write(out / "report.html", [out], f"fedcommons report: {stem}", lambda text: None)
+        return page.write(out / "report.html", folders or [out], f"fedcommons report: {stem}", lambda text: None)
     except Exception as error:  # no error of the report may make hours of runs fail
         display.say(Warned(f"report.html was not written: {sentence(error)}"))
         return None
@@ -84,7 +84,7 @@ def conclude(outcome: Outcome, options: parse.Options, stem: str, display: Displ
         The exit code, 1 after a failure.
     """
     out, smoke = Path(options.out), grid.is_smoke(options)  # runs of the preset smoke are too small for a verdict
-    verdict = write_page(out, stem + f" ({presets.SMOKE})" * smoke, display)
+    verdict = write_page(out, stem + f" ({presets.SMOKE})" * smoke, display, options.get("reported", ()))
     if verdict and not smoke:
         display.say(verdict)
     for name, message in outcome.failures.items():

@@ -33,6 +33,11 @@ class Entry:
     def __getitem__(self, label: str) -> Any:
         return self.labels[label]
 
+    @property
+    def is_tuning(self) -> bool:
+        """Return whether the trial only serves to choose learning rates, so that no table reports it."""
+        return bool(self.labels.get("tuning"))
+
 
 @dataclass(frozen=True)
 class Results:
@@ -101,7 +106,7 @@ class Study:
         configurations: returns an entry for each trial and line of the table.
         render: returns the report of at least one finished run; None: nothing is written.
         play: runs the unfinished trials, and further jobs of the study, if it has any.
-        trials: returns the trials of a dry run, which are checked before any work; default: all entries' trials.
+        plan: returns the entries to report, according to the runs in a folder; default: all entries.
         extra: returns the further jobs that ``play`` runs, for the dry run.
     """
 
@@ -111,23 +116,27 @@ class Study:
     render: Callable[[Results], Report | None]
     play: Callable[[Sequence[Entry], parse.Options, Todo, Path, Display], Outcome] | None = None
     extra: Callable[[Sequence[Entry], parse.Options], "Sequence[ExtraJob]"] = lambda entries, options: ()
-    trials: Callable[[Sequence[Entry]], Sequence[Trial]] = lambda entries: grid.once(e.cell for e in entries)
+    plan: Callable[[Sequence[Entry], Path], Sequence[Entry]] = lambda entries, out: entries
 
     def __call__(self, argv: Sequence[str]) -> int:
         options = self.arguments(argv)
         entries = self.configurations(options)
+        if options.dry_run and any(entry.is_tuning for entry in entries):
+            print("Not counted: learning rates that are tried if the best one is at an edge of its list.")
         return main.run(
-            options, self.name, self.trials(entries), partial(self.report, entries, options),
+            options, self.name, grid.once(e.cell for e in entries), partial(self.report, entries, options),
             play=partial(self.play, entries, options) if self.play else sweep.run_cells,
             extra=lambda: self.extra(entries, options),
         )  # fmt: skip
 
     def report(self, entries: Sequence[Entry], options: parse.Options, out: Path, display: Display) -> None:
         """Write the files from the folders of the finished runs in ``out``, and display the table."""
-        results = load(entries, options, out, display)
+        results = load(self.plan(entries, out), options, out, display)
         if results.runs.empty:
             return
-        planned = {trial.name for trial in self.trials(entries)}
+        if any(entry.is_tuning for entry in results.entries):  # report.html leaves the tuning out, too
+            options.reported = [out / entry.cell.name for entry in results.finished if not entry.is_tuning]
+        planned = {entry.cell.name for entry in entries}
         if self.play is None and (missing := planned - set(results.runs["cell"])):
             display.say(f"{len(missing)} of {len(planned)} runs are not finished: they are left out.")
         if report := self.render(results):

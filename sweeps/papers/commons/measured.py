@@ -15,11 +15,12 @@ from fedcommons.reports.cells import Cell
 from fedcommons.runs import assemble, build
 from fedcommons.tracking.run_folder import read_rounds, read_summary
 from fedcommons.tune import cost, dry_run
+from fedcommons.tune.learning_rates import Rates
 from fedcommons.tune.study import Entry
 from fedcommons.tune.work_counts import Amounts, count_work
 from papers.commons import left
 from papers.commons.decide import Row
-from papers.commons.ways import WAYS, Rates, Way
+from papers.commons.ways import WAYS, Way
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help does not need it
     import pandas as pd
@@ -72,33 +73,6 @@ def best_of(lines: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     return max(both, key=lambda pair: pair[0])
 
 
-def failed(entry: Entry, out: Path) -> bool:
-    """Return whether an error, such as divergence, ended the run of this entry."""
-    folder = out / entry.cell.name
-    return (folder / "error.txt").exists() and not (folder / "summary.json").exists()
-
-
-def best_rates(entries: Sequence[Entry], runs: "pd.DataFrame", out: Path) -> dict[tuple[str, float], Rates]:
-    """Choose per row and alpha the learning rates with the best validation accuracy in any round of the first seed.
-
-    Learning rates at which a run of any seed failed are excluded. Otherwise the means would omit diverged seeds.
-    In a tie, the rates that were tried first are chosen. A row without valid rates is missing. Test data is not used.
-    """
-    done = set() if runs.empty else set(runs["run"])
-    unstable = {(e["way"], e["alpha"], e["rates"]) for e in entries if failed(e, out)}
-    scores: dict[tuple[str, float], dict[Rates, float]] = {}
-    for e in entries:
-        row, run = (e["way"], e["alpha"]), str(out / e.cell.name)
-        if e["seed"] == entries[0]["seed"] and run in done and (*row, e["rates"]) not in unstable:
-            scores.setdefault(row, {})[e["rates"]] = best_of(read_rounds(Path(run)))[0]
-    return {row: max(score, key=lambda rates: score[rates]) for row, score in scores.items()}
-
-
-def at_rates(entries: Sequence[Entry], rates: Mapping[tuple[str, float], Rates]) -> list[Entry]:
-    """Return the entries at the chosen learning rates; rates: the chosen rates by (row of the table, alpha)."""
-    return [e for e in entries if rates.get((e["way"], e["alpha"])) == e["rates"]]
-
-
 @fresh_torch()
 def client_seconds(config: Experiment, prices: dict[tuple, cost.GeneratorPrices]) -> float:
     """Return the seconds of work of all clients together, on one core of this machine at its current speed.
@@ -118,13 +92,14 @@ def client_seconds(config: Experiment, prices: dict[tuple, cost.GeneratorPrices]
 
 
 def measured(entries: Sequence[Entry], runs: "pd.DataFrame", out: Path) -> list[Measured]:
-    """Return the results of each row and alpha with finished runs, at the best learning rates (``best_rates``)."""
+    """Return the results of each row and alpha with finished runs."""
     rows = []
-    at_best = at_rates(entries, best_rates(entries, runs, out))
-    for way, alpha in dict.fromkeys((e["way"], e["alpha"]) for e in at_best):
-        cells = {str(out / e.cell.name): e for e in at_best if (e["way"], e["alpha"]) == (way, alpha)}
-        best = runs.loc[runs["run"].isin(cells), :].sort_values("seed")
-        rows.append(_measured(way, alpha, best, cells[best["run"].iloc[0]]))
+    reported = [e for e in entries if not e.is_tuning]
+    for way, alpha in dict.fromkeys((e["way"], e["alpha"]) for e in reported):
+        cells = {str(out / e.cell.name): e for e in reported if (e["way"], e["alpha"]) == (way, alpha)}
+        of_row = runs.loc[runs["run"].isin(cells), :].sort_values("seed")
+        if not of_row.empty:
+            rows.append(_measured(way, alpha, of_row, cells[of_row["run"].iloc[0]]))
     return rows
 
 

@@ -12,10 +12,11 @@ from fedcommons.config import target
 from fedcommons.reports import tables
 from fedcommons.reports.intervals import format_rounds
 from fedcommons.storage.atomic_files import write_json
-from fedcommons.tune import grid
+from fedcommons.tune import grid, learning_rates
+from fedcommons.tune.learning_rates import Rates
 from fedcommons.tune.study import Entry, Report, Results
 from papers.commons import decide
-from papers.commons.ways import Rates, budget
+from papers.commons.ways import budget
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help does not need it
     from papers.commons.measured import Measured
@@ -39,10 +40,11 @@ def report(results: Results) -> Report | None:
     undefined = {f"{way}, alpha {alpha:g}": reason for (alpha, way), reason in options.undefined.items()}
     lines = [_line(result, seconds[name_of(result)]) for result in rows]
     missing = "".join(f"\n{row}: not defined: {reason}\n" for row, reason in undefined.items())
-    missing += _not_finished(entries, rows)
-    table = f"{tables.markdown(HEAD, lines)}{missing}{tables.numbered(_notes(rows, options))}"
+    missing += _not_finished(entries, rows, len(grid.values(options, "seeds", int)))
+    rate_notes = learning_rates.notes(entries)
+    table = f"{tables.markdown(HEAD, lines)}{missing}{tables.numbered(_notes(rows, options, rate_notes))}"
     records = [_record(result, seconds[name_of(result)]) for result in rows]
-    title = grid.title(results.configs, with_target=False)
+    title = grid.title([e.cell.config for e in entries if not e.is_tuning], with_target=False)
     return Report(
         f"{table}\n{_guides(rows)}", records, {"preset": options.preset, "rows": records, "undefined": undefined},
         {"commons.png": lambda path: draw(rows, path, title, results.smoke)},
@@ -99,18 +101,16 @@ def _percent(values: Sequence[float]) -> str:
     return tables.mean_std([100 * value for value in values], 1)
 
 
-def _not_finished(entries: Sequence[Entry], rows: "Sequence[Measured]") -> str:
+def _not_finished(entries: Sequence[Entry], rows: "Sequence[Measured]", n_seeds: int) -> str:
     """Return a line for each method (``way``) and alpha of which some seeds, or all seeds, have no finished run."""
     text = ""
-    seeds = list(dict.fromkeys(e["seed"] for e in entries))
     ended = {(result.alpha, result.row.way): len(result.row.best) for result in rows}
     for alpha, way in dict.fromkeys((e["alpha"], e["way"]) for e in entries):
         n = ended.get((alpha, way), 0)
         if not n:
-            text += f"\n{way}, alpha {alpha:g}: no row: at all learning rates, the run with seed {seeds[0]} "
-            text += "has not ended or the run of some seed failed\n"
-        elif n < len(seeds):
-            text += f"\n{way}, alpha {alpha:g}: {n} of {len(seeds)} seeds; the other runs have not ended\n"
+            text += f"\n{way}, alpha {alpha:g}: no row: at all learning rates, a run has not ended or has failed\n"
+        elif n < n_seeds:
+            text += f"\n{way}, alpha {alpha:g}: {n} of {n_seeds} seeds; the other runs have not ended\n"
     return text
 
 
@@ -127,7 +127,18 @@ def _record(entry: "Measured", seconds: float) -> dict[str, Any]:
     return {**record, **{f"best_accuracy_seed{seed}": value for seed, value in row.best.items()}}
 
 
-def _notes(rows: "Sequence[Measured]", options: parse.Options) -> list[str]:
+def _choice(options: parse.Options) -> str:
+    if not learning_rates.tuning_seeds(options):
+        return f"No learning rate was chosen: clients use {options.lrs}, and all other learning rates have defaults."
+    return (
+        f"On seeds {options.tuning_seeds}, which the table leaves out, each row tries the learning rates {options.lrs} "
+        "of clients that train the classifier, and further learning rates of its method, one at a time. The seeds of "
+        "the table then use those with the best validation accuracy in any round (in a tie, those tried first), except "
+        "rates at which a seed's run diverged."
+    )
+
+
+def _notes(rows: "Sequence[Measured]", options: parse.Options, rate_notes: Sequence[str]) -> list[str]:
     config = rows[0].config
     c, goal = config.client, target.in_words(config.target)
     return [
@@ -138,11 +149,10 @@ def _notes(rows: "Sequence[Measured]", options: parse.Options) -> list[str]:
         "one-shot methods they make these steps at once.",
         f"Rounds to target ({goal}) counts the rounds in which clients took part, without an exchange before round 1.",
         "Last: test accuracy after the last round, server rounds included. Best: test accuracy in the round of the "
-        "best validation accuracy, whose model a run keeps; picture and guide use it. With the first seed each row "
-        f"tries the learning rates {options.lrs} of clients that train the classifier, and further learning rates of "
-        "its method, one at a time. All seeds then use those with the best validation accuracy in any round (in a tie, "
-        "those tried first), except rates at which a seed's run diverged. Learning rates of Fedssyn's generators are "
-        "fixed, by the quality of the images. Near-copies and membership advantage belong to the first seed.",
+        "best validation accuracy, whose model a run keeps; picture and guide use it.",
+        f"{_choice(options)} Learning rates of Fedssyn's generators are fixed, by the quality of the images. "
+        "Near-copies and membership advantage belong to the first seed.",
+        *rate_notes,
         "MB: 10^6 bytes that all clients send and receive; once: before round 1; a round: per round with clients.",
         "Client work: seconds of all clients on one core, generators included, computed as steps times the seconds "
         "of a step, as with --dry-run.",

@@ -13,6 +13,7 @@ from typing import Any
 
 from fedcommons.cli import parse
 from fedcommons.config import presets
+from fedcommons.tune.learning_rates import Rates
 from papers.fedssyn import private_presets
 
 LR = "client.lr"
@@ -34,10 +35,6 @@ class Way:
     bound: bool = False
     smaller: Mapping[str, Any] = field(default_factory=dict)
     large: Mapping[str, Any] = field(default_factory=dict)
-
-
-Rates = tuple[tuple[str, float], ...]
-"""The learning rates of a row, as pairs (field, value)."""
 
 
 _POOL = {"algorithm": "fedavg", "sharing.setting": "shuffled_synthetic", "sharing.audit": True}

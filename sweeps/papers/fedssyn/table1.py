@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display
-from fedcommons.config import presets
+from fedcommons.config import presets, registry
 from fedcommons.config.dotted import same_results
 from fedcommons.config.experiment import Experiment
 from fedcommons.reports import columns, tables
 from fedcommons.reports.frames import load_rounds
-from fedcommons.tune import grid, sweep
+from fedcommons.tune import grid, learning_rates, sweep
 from fedcommons.tune.study import Entry, Report, Results
 from papers.fedssyn import authors
 from papers.fedssyn.published import fedssyn_table1
@@ -29,10 +29,10 @@ def footnotes(cells: Sequence[sweep.Trial], options: parse.Options) -> list[str]
     rate = (
         f"The learning rate was fixed at {configs[0].client.lr:g} for all configurations, not chosen per configuration."
     )
-    if options.lrs is not None:
+    if learning_rates.tuning_seeds(options):
         rate = (
-            "The learning rate was chosen per configuration by validation accuracy of the last round, not by test "
-            "data, on the seeds of the table, so its numbers favour the chosen learning rates."
+            f"The learning rate was chosen per configuration among {options.lrs} by validation accuracy of the last "
+            f"round, not by test data, on seeds {options.tuning_seeds}, which the table leaves out."
         )
     elif options.preset == "authors":
         rate = f"Learning rates are those of the authors' scripts: {grid.several(configs, 'client.lr')}."
@@ -54,8 +54,13 @@ def footnotes(cells: Sequence[sweep.Trial], options: parse.Options) -> list[str]
     return [*notes, f"Not as in the paper: {different}."] if different else notes
 
 
-def contents(cells: Sequence[sweep.Trial], runs: "pd.DataFrame", options: parse.Options) -> Report:
-    """Return the table of the finished ``runs``, its CSV, summary and picture; cells: all trials of the table."""
+def contents(
+    cells: Sequence[sweep.Trial], runs: "pd.DataFrame", options: parse.Options, of_rates: Sequence[str] = ()
+) -> Report:
+    """Return the table of the finished ``runs``, its CSV, summary and picture.
+
+    cells: all trials of the table. of_rates: footnotes on the choice of learning rates.
+    """
     import pandas as pd
 
     from papers.fedssyn.table1_pictures import rounds_to_target
@@ -65,8 +70,7 @@ def contents(cells: Sequence[sweep.Trial], runs: "pd.DataFrame", options: parse.
     part = [f"So far: {len(runs)} of {len(cells)} runs."] if len(runs) < len(cells) else []
     of_runs = [*tables.private_notes(runs), *tables.rejected_notes(runs), *tables.lost_notes(runs)]
     chosen, title = pd.concat([cell.runs for cell in compared]), grid.title([c.config for c in cells])
-    edges = tables.edge_notes(chosen, runs) if options.lrs is not None else []
-    notes = [*footnotes(cells, options), *edges, *of_runs, *part]
+    notes = [*footnotes(cells, options), *of_rates, *of_runs, *part]
     table = tables.table1_markdown(compared, published(cells, options), notes) + tables.spread(compared)
     rates = "; each bar has its best learning rate by validation" * (len(set(runs["lr"])) > 1)
     return Report(
@@ -75,12 +79,16 @@ def contents(cells: Sequence[sweep.Trial], runs: "pd.DataFrame", options: parse.
     )  # fmt: skip
 
 
-def report(results: Results) -> Report:
+def report(results: Results) -> Report | None:
     """Return the contents of the whole table, with a further picture of accuracy over rounds."""
     from papers.fedssyn.table1_pictures import accuracy_over_rounds
 
-    runs, title = results.runs, grid.title(results.configs)
-    result = contents([e.cell for e in results.entries], runs, results.options)
+    cells = [e.cell for e in results.entries if not e.is_tuning]
+    runs = results.runs[results.runs["cell"].isin([cell.name for cell in cells])]
+    if runs.empty:
+        return None
+    title, of_rates = grid.title([c.config for c in cells]), learning_rates.notes(results.entries)
+    result = contents(cells, runs, results.options, of_rates)
 
     def picture(path: Path) -> None:
         rounds = load_rounds(*runs["run"])
@@ -96,6 +104,13 @@ def row(cell: sweep.Trial) -> tuple:
     return c.partition.n_clients, c.federation.participation, alpha, c.algorithm
 
 
+def line(cell: sweep.Trial) -> str:
+    """Return the name of the line to which the trial belongs with all its seeds."""
+    n, c, alpha, algorithm = row(cell)
+    texts = [columns.text(cell.config.sharing.setting, "setting"), f"N {n}", f"C {c:g}"]
+    return ", ".join([registry.label(algorithm), *texts, *([] if alpha is None else [f"alpha {alpha:g}"])])
+
+
 def pairs_first(cells: Sequence[sweep.Trial]) -> list[sweep.Trial]:
     """Sort the trials by row of the table, so that rows finish early. In a row, trials with generators come first."""
     rows = list(dict.fromkeys(map(row, cells)))
@@ -106,25 +121,31 @@ def play(
     entries: Sequence[Entry], options: parse.Options, todo: sweep.Todo, out: Path, display: Display
 ) -> sweep.Outcome:
     """Run the remaining trials; after each of them write the table, and display each row that is now complete."""
-    cells, printed = [e.cell for e in entries], set[tuple]()
     rows: dict[str, dict[str, Any]] = {}  # finished runs by the trial's name, so that each run is read once
+    every, printed = [e.cell for e in entries if not e.is_tuning], set[tuple]()
 
-    def grow() -> None:
-        import pandas as pd
+    def run(planned: Sequence[Entry], remaining: sweep.Todo) -> sweep.Outcome:
+        cells = [e.cell for e in planned if not e.is_tuning]
 
-        new = grid.finished([cell for cell in cells if cell.name not in rows], out, lambda text: None)
-        rows.update((Path(line["run"]).name, line) for line in new.to_dict("records"))
-        if not rows:
-            return
-        runs = pd.DataFrame([rows[cell.name] for cell in cells if cell.name in rows])
-        contents(cells, runs, options).write("table1", options, out)
-        for key in dict.fromkeys(map(row, cells)):
-            group = [cell for cell in cells if row(cell) == key]
-            if key not in printed and all(cell.name in rows for cell in group):
-                printed.add(key)
-                display.say(tables.effect(tables.compared(pd.DataFrame([rows[cell.name] for cell in group]))))
+        def grow() -> None:
+            import pandas as pd
 
-    return sweep.run_cells(replace(todo, trials=pairs_first(todo.trials)), out, display, on_end=grow)
+            new = grid.finished([cell for cell in cells if cell.name not in rows], out, lambda text: None)
+            rows.update((Path(line["run"]).name, line) for line in new.to_dict("records"))
+            finished = [rows[cell.name] for cell in cells if cell.name in rows]
+            if not finished:
+                return
+            of_rates = learning_rates.notes(planned)
+            contents(every, pd.DataFrame(finished), options, of_rates).write("table1", options, out)
+            for key in dict.fromkeys(map(row, cells)):
+                group = [cell for cell in cells if row(cell) == key and cell.name in rows]
+                if key not in printed and len(group) == sum(row(cell) == key for cell in every):
+                    printed.add(key)
+                    display.say(tables.effect(tables.compared(pd.DataFrame([rows[cell.name] for cell in group]))))
+
+        return sweep.run_cells(replace(remaining, trials=pairs_first(remaining.trials)), out, display, on_end=grow)
+
+    return learning_rates.play(entries, options, todo, out, display, run=run)
 
 
 def published(cells: Sequence[sweep.Trial], options: parse.Options) -> Mapping[tuple, str]:

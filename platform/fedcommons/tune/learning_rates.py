@@ -1,0 +1,220 @@
+"""Learning rates of a study: tried on tuning seeds, chosen by validation accuracy, and run on the reported seeds.
+
+The label ``line`` of an entry names its line of the table; each line chooses its own rates. The choice depends only on
+the run folders, so a resumed study chooses again without a run.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from operator import itemgetter
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fedcommons.cli import parse
+from fedcommons.cli.display import Display
+from fedcommons.cli.parser import NewOption
+from fedcommons.config.dotted import override
+from fedcommons.errors import UserError
+from fedcommons.tracking.run_folder import read_run, read_summary
+from fedcommons.tune import grid, sweep
+from fedcommons.tune.study import Entry
+from fedcommons.tune.sweep import Outcome, Todo
+
+Rates = tuple[tuple[str, float], ...]
+"""Learning rates of a trial, as pairs (field, value)."""
+
+Score = Callable[[Sequence[float]], float]
+"""Returns the score of a run from the validation accuracies of its rounds: ``LAST``, or ``max`` for the best round."""
+
+LAST: Score = itemgetter(-1)
+
+MOST_ADDED = 3
+"""Largest number of values that are added at each end of a list of learning rates."""
+
+OPTION: NewOption = (
+    "tuning-seeds", str, "100", "if --lrs lists several: seeds on which rates are chosen; the table leaves them out",
+)  # fmt: skip
+
+
+def tuning_seeds(options: parse.Options) -> tuple[int, ...]:
+    """Return the seeds on which learning rates are chosen (none may be in ``--seeds``); empty without a choice."""
+    if "," not in (options.lrs or ""):
+        return ()
+    seeds = grid.values(options, "tuning-seeds", int)
+    if both := {*grid.values(options, "seeds", int)} & {*seeds}:
+        raise UserError(f"--tuning-seeds takes seeds that --seeds does not list, got {min(both)} in both.")
+    return seeds
+
+
+def with_rates(entry: Entry, rates: Rates, /, **more: Any) -> Entry:
+    """Return the entry at these learning rates, with ``more`` labels; label ``added``: rates that no list contains."""
+    trial = sweep.cell(override(entry.cell.config, dict(rates)), grid.VARIED)
+    return Entry(trial, {"added": False, **entry.labels, "rates": rates, **more})
+
+
+def with_tuning(entries: Sequence[Entry], tries: Sequence[Rates], seeds: Sequence[int]) -> list[Entry]:
+    """Return tuning entries for each line, and the entries, whose rates are in place of the rates to be chosen.
+
+    tries: the learning rates to try. With a single element, nothing is chosen. seeds: seeds of the tuning.
+    """
+    if len(tries) < 2:
+        return [*entries]
+    lines = {entry["line"]: entry for entry in entries}
+    sweep.require_few(len(entries) + len(lines) * len(tries) * len(seeds))
+    tuning = [
+        with_rates(entry, (*rates, ("seed", seed)), rates=rates, tuning=True)
+        for entry in lines.values() for rates in tries for seed in seeds
+    ]  # fmt: skip
+    return [*tuning, *entries]
+
+
+def plan(
+    entries: Sequence[Entry], out: Path, score: Score = LAST, tried: Collection[str] | None = None
+) -> list[Entry]:  # fmt: skip
+    """Return all tuning entries, with values added at an edge, and the reported entries at the rates chosen in ``out``.
+
+    Lines whose rates are not chosen yet have no reported entry. Entries of lines without a choice stay as they are.
+    tried: names of the runs whose failure counts, as the others will run again; None: every failure counts.
+    """
+
+    def is_failed(entry: Entry) -> bool:
+        folder = out / entry.cell.name
+        has_failed = (folder / "error.txt").exists() and read_summary(folder) is None
+        return has_failed and (tried is None or entry.cell.name in tried)
+
+    chosen = {line: _choose(of_line, out, score, is_failed) for line, of_line in tuned_lines(entries).items()}
+    planned = [entry for tuning, _ in chosen.values() for entry in tuning]
+    for entry in (entry for entry in entries if not entry.is_tuning):
+        if (line := entry.labels.get("line")) not in chosen:
+            planned.append(entry)
+        elif rates := chosen[line][1]:
+            planned.append(with_rates(entry, rates))
+    return planned
+
+
+def tuned_lines(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
+    """Return the entries of each line that has tuning entries."""
+    names = dict.fromkeys(entry["line"] for entry in entries if entry.is_tuning)
+    return {name: [entry for entry in entries if entry.labels.get("line") == name] for name in names}
+
+
+def _choose(
+    of_line: Sequence[Entry], out: Path, score: Score, is_failed: Callable[[Entry], bool]
+) -> tuple[list[Entry], Rates | None]:
+    """Return a line's tuning entries, with added values, and its best rates; None: not chosen yet, or all rates failed.
+
+    The best rates have the highest mean score over the tuning seeds; in a tie, those tried first. Rates at which a run
+    of any seed failed are excluded, as the means would otherwise omit diverged seeds.
+    """
+    from fedcommons.runs.build import check
+
+    tuning, reported = [e for e in of_line if e.is_tuning], [e for e in of_line if not e.is_tuning]
+    scores: dict[Rates, float] = {}
+    excluded: set[Rates] = set()
+    n_added: Counter[tuple[str, bool]] = Counter()
+    while True:
+        tried: dict[Rates, list[Entry]] = {}
+        for entry in tuning:
+            tried.setdefault(entry["rates"], []).append(entry)
+        for rates, trials in tried.items():
+            if any(map(is_failed, trials)):
+                excluded.add(rates)
+            elif rates not in scores:
+                courses = [_accuracies(out / trial.cell.name) for trial in trials]
+                if not all(courses):
+                    return tuning, None
+                scores[rates] = fmean(map(score, courses))
+        if not (valid := [rates for rates in scores if rates not in excluded]):
+            return tuning, None
+        best, n_tuning = max(valid, key=scores.__getitem__), len(tuning)
+        for name, is_largest, rates in edges(tried, best):
+            n_added[name, is_largest] += 1
+            if n_added[name, is_largest] <= MOST_ADDED:
+                with suppress(UserError):  # a value out of the field's range is not tried
+                    added = [with_rates(trial, rates, added=True) for trial in tried[best]]
+                    check(added[0].cell.config)
+                    tuning += added
+        if len(tuning) == n_tuning:
+            if not any(is_failed(with_rates(entry, best)) for entry in reported):
+                return tuning, best
+            excluded.add(best)
+
+
+def edges(tried: Iterable[Rates], best: Rates) -> list[tuple[str, bool, Rates]]:
+    """Return each field whose best value is the smallest or largest one tried: field, is it the largest, next rates.
+
+    Compared are the values that were tried together with the best rates of all other fields. The next value continues
+    the ratio of the last two values.
+    """
+    result = []
+    for name, value in best:
+        rest = {*best} - {(name, value)}
+        values = sorted(dict(rates)[name] for rates in tried if rest <= {*rates})
+        if len(values) > 1 and value in (values[0], values[-1]):
+            neighbour = values[-2] if (is_largest := value == values[-1]) else values[1]
+            following = {**dict(best), name: float(f"{value * value / neighbour:.4g}")}
+            result.append((name, is_largest, tuple(following.items())))
+    return result
+
+
+def _accuracies(folder: Path) -> list[float]:
+    """Return the validation accuracies by round; empty if the run is not finished."""
+    summary, lines = read_run(folder)
+    values = [line["validation/accuracy"] for line in lines if line.get("validation/accuracy") is not None]
+    if summary is not None and not values:
+        raise UserError(f"{folder} has no validation accuracy, by which learning rates are chosen.")
+    return [] if summary is None else values
+
+
+def play(
+    entries: Sequence[Entry], options: parse.Options, todo: Todo, out: Path, display: Display, *,
+    score: Score = LAST, run: Callable[[Sequence[Entry], Todo], Outcome] | None = None,
+) -> Outcome:  # fmt: skip
+    """Run the tuning entries, then values added at an edge, then the reported entries at the chosen rates.
+
+    Trials that failed in an earlier call run again first. A failure at rates that the table does not show is displayed,
+    but is not part of the outcome. run: runs the trials of its second argument; its first argument is the plan.
+    """
+    run_trials = run or (lambda planned, remaining: sweep.run_cells(remaining, out, display))
+    if not (tuned := tuned_lines(entries)):
+        return run_trials(entries, todo)
+    outcomes, tried = list[Outcome](), set[str]()
+    while True:
+        planned = plan(entries, out, score, tried)
+        cells = grid.once(entry.cell for entry in planned)
+        remaining = [cell for cell in cells if cell.name not in tried and not sweep.is_done(cell, out)]
+        if outcomes and not remaining:
+            break
+        outcomes.append(run_trials(planned, sweep.todo(remaining if outcomes else cells, out, display)))
+        tried |= {cell.name for cell in remaining}
+    outcome = sweep.together(outcomes)
+    undecided = tuned.keys() - {entry.labels.get("line") for entry in planned if not entry.is_tuning}
+    needed = {entry.cell.name for entry in planned if not entry.is_tuning or entry["line"] in undecided}
+    for name in outcome.failures.keys() - needed:
+        display.say(f"Skipped, with its learning rates: {name}: {outcome.failures[name]}")
+    return replace(outcome, failures={n: reason for n, reason in outcome.failures.items() if n in needed})
+
+
+def notes(planned: Sequence[Entry]) -> list[str]:
+    """Return footnotes on a plan: the values tried in lines with added values, and chosen rates still at an edge."""
+    extended, at_edge = dict[str, list[str]](), dict[str, list[str]]()
+    for line, of_line in tuned_lines(planned).items():
+        tried = dict.fromkeys(entry["rates"] for entry in of_line if entry.is_tuning)
+        if any(entry.labels.get("added") for entry in of_line):
+            values = {name: sorted({dict(rates)[name] for rates in tried}) for name in dict(of_line[0]["rates"])}
+            text = ", ".join(f"{name} {', '.join(f'{value:g}' for value in those)}" for name, those in values.items())
+            extended.setdefault(text, []).append(line)
+        for best in {entry["rates"] for entry in of_line if not entry.is_tuning}:
+            for name, _, _ in edges(tried, best):
+                at_edge.setdefault(f"{name} {dict(best)[name]:g}", []).append(line)
+    added = f"Tried, as the best learning rate was at an edge of its list (at most {MOST_ADDED} more per end)"
+    edge = "Chosen learning rates still at an edge of the values tried, so that others may be better"
+    notes = (added, extended), (edge, at_edge)
+    return [f"{n}: {_listed(lines)}." for n, lines in notes if lines]
+
+
+def _listed(lines: Mapping[str, Sequence[str]]) -> str:
+    return "; ".join(f"{rates} for {' / '.join(names)}" for rates, names in lines.items())
