@@ -25,6 +25,7 @@ from fedcommons.tune.study import Entry, Study
 from papers.commons import ways
 from papers.commons.report import report
 from papers.commons.ways import WAYS
+from papers.fedssyn import central_trials
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
@@ -78,7 +79,10 @@ def entries(options: parse.Options) -> list[Entry]:
 
 
 play, plan = partial(learning_rates.play, score=max), partial(learning_rates.plan, score=max)
-commons = Study("commons", arguments, entries, report, play, plan=plan)
+commons = Study(
+    "commons", arguments, entries, report, partial(central_trials.play, central_trials.lines, run=play),
+    partial(central_trials.extra_jobs, central_trials.lines), plan,
+)  # fmt: skip
 
 if __name__ == "__main__":
     parse.main(commons)

@@ -7,20 +7,17 @@ python sweeps/figure3.py --preset paper --dataset cifar10 --data-dir DIR      # 
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from fedcommons.cli import parse
 from fedcommons.reports import tables
 from fedcommons.reports.columns import others
 from fedcommons.reports.frames import load_central
 from fedcommons.tune import grid as grids
-from fedcommons.tune import sweep
 from fedcommons.tune.study import Entry, Report, Results, Study
-from papers.fedssyn import central_trials
+from papers.fedssyn import central_trials, references
 
-if TYPE_CHECKING:
-    from papers.fedssyn.central import Central
-
+POOL = "shuffled_synthetic"
 P = 0.5  # as in the paper, where each client trains on equal numbers of pool images and of real images
 SETTINGS = "real,local_synthetic,shuffled_synthetic,shuffled_real"  # the sharing strategies of the figure
 CSV = ("dataset", "n_clients", "participation", "alpha", "algorithm", "setting", "seed", "p", "learning_rate",
@@ -54,21 +51,12 @@ def entries(options: parse.Options) -> list[Entry]:
     return [Entry(cell, {}) for cell in grids.once(cells)]
 
 
-def central_lines(entries: Sequence[Entry], options: parse.Options) -> "list[Central]":
-    """Return the central models to compare with: one on the real images per seed, and one on each trial's pool."""
-    from papers.fedssyn.central import Central
-
-    lines = []
-    for e in entries:
-        config = sweep.with_absolute_paths(e.cell.config)
-        epochs = options.central_epochs or config.federation.rounds
-        lines.append(Central("central_real", config, epochs))
-        if config.generator is not None:
-            lines.append(Central("central_synthetic", config, epochs))
-    return list({line.name: line for line in lines}.values())  # trials that share a central model give one line
+central_lines = partial(central_trials.lines, sources=("central_real", "central_synthetic"))
 
 
 def footnotes(results: Results, lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    from papers import client_work
+
     c = results.configs[0]
     notes = [
         f"Accuracy in %: top-1 of the server model on the whole test set; last: after round R = {c.federation.rounds}, "
@@ -84,6 +72,14 @@ def footnotes(results: Results, lines: Sequence[Mapping[str, Any]]) -> list[str]
             f"synthetic images. Both: {epochs} epochs, same model, learning rate and batch size; on the real images "
             f"{epochs * n / c.client.batch_size:.0f} steps, and a client that takes part in every round makes about "
             f"{of_client / c.client.batch_size:.0f}."
+        )
+    pools = {e.cell.name: e.cell.config for e in results.finished if e.cell.config.sharing.setting == POOL}
+    if first := dict([*pools.items()][:1]):
+        *_, generators = client_work.of_runs(first, results.out, results.display)[next(iter(first))]
+        sent = results.runs.loc[results.runs["cell"].isin(pools), "bytes_once"].mean() / 2e6
+        notes.append(
+            f"{references.SERVER}: the clients send the pool, {sent:.3g} MB, once. Their generators take "
+            f"{generators:.3g} s on one core, computed as steps times the seconds of a step."
         )
     if any(config.sharing.setting == "shuffled_real" for config in results.configs):
         notes.append(

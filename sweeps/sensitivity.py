@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 from fedcommons.cli import parse
 from fedcommons.config import presets
 from fedcommons.errors import UserError
-from fedcommons.tune import grid, sweep
+from fedcommons.tune import grid
 from fedcommons.tune.study import Entry, Row, Study, expand
 from papers.fedssyn import central_trials
 from papers.fedssyn.sensitivity_report import KEY, report
 
 if TYPE_CHECKING:
-    from papers.fedssyn.central import Central
+    pass
 
 TAKEN = {"seed": "seeds", "generator.rho": "rhos", "sharing.p": "numbers", "sharing.setting": "rhos",
          "partition.n_clients": "clients", "generator.name": "generators",
@@ -119,16 +119,7 @@ def entries(options: parse.Options) -> list[Entry]:
     return expand(options, rows, by_seed=True)
 
 
-def central_lines(entries: Sequence[Entry], _: parse.Options) -> "list[Central]":
-    """Return the models to train centrally on all real images, one per seed, for rounds x ``client.epochs`` epochs."""
-    from papers.fedssyn.central import Central
-
-    lines = []
-    for e in entries:
-        config = sweep.with_absolute_paths(e.cell.config)
-        lines.append(Central("central_real", config, config.federation.rounds * config.client.epochs))
-    return list({line.name: line for line in lines}.values())
-
+central_lines = partial(central_trials.lines, epochs="client.epochs")
 
 sensitivity = Study(
     "sensitivity", arguments, entries, partial(report, central_lines),

@@ -11,6 +11,7 @@ learning rate by validation accuracy.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from fedcommons.cli import parse
 from fedcommons.config.experiment import Experiment
@@ -18,7 +19,7 @@ from fedcommons.errors import UserError, quote
 from fedcommons.tune import grid as grids
 from fedcommons.tune import learning_rates, sweep
 from fedcommons.tune.study import Entry, Study
-from papers.fedssyn import authors
+from papers.fedssyn import authors, central_trials, references
 from papers.fedssyn.published import fedssyn_table1
 from papers.fedssyn.table1 import line, play, report
 
@@ -36,6 +37,10 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("lrs", str | None, "0.01,0.05,0.1" if preset == "paper" else None,
          "learning rates to choose from by validation accuracy; default: client.lr alone"),
         learning_rates.OPTION,
+        ("targets", str | None, None,
+         "further target accuracies, such as 0.9,0.95: the report has the rounds, bytes and work to each target"),
+        ("without-references", bool, False,
+         "leave out the rows of a server that trains on the pool alone and of a central model"),
     )  # fmt: skip
     algorithms = "fedavg,scaffold" if preset == "smoke" else ALGORITHMS
     defaults = {"algorithms": algorithms, "settings": "real,shuffled_synthetic"}
@@ -45,6 +50,8 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     grids.refuse_fields(options, _set_by_options(options))
     grids.require_validation(options, "lrs", several=True)
     learning_rates.tuning_seeds(options)
+    if options.targets is not None:
+        grids.values(options, "targets", float, "(0, 1]")
     return options
 
 
@@ -83,8 +90,9 @@ def _rates(options: parse.Options) -> tuple[float, ...]:
 
 
 def entries(options: parse.Options) -> list[Entry]:
-    """Return an entry for each trial of the table, after entries that choose learning rates."""
-    reported = [Entry(cell, {"line": line(cell)}) for cell in grid(options)]
+    """Return an entry for each trial of the table and of the server alone, after entries that choose learning rates."""
+    cells = grid(options)
+    reported = [Entry(cell, {"line": line(cell)}) for cell in [*cells, *references.server_trials(options, cells)]]
     rates, seeds = _rates(options), learning_rates.tuning_seeds(options)
     if options.total is not None:  # a dry run that measures a sample
         options.total += options.total // len(grids.values(options, "seeds", int)) * len(rates) * len(seeds)
@@ -92,7 +100,11 @@ def entries(options: parse.Options) -> list[Entry]:
     return learning_rates.with_tuning(reported, [(("client.lr", rate),) for rate in rates], seeds)
 
 
-table1 = Study("table1", arguments, entries, report, play, plan=learning_rates.plan)
+table1 = Study(
+    "table1", arguments, entries, report,
+    partial(central_trials.play, references.central_lines, run=play),
+    partial(central_trials.extra_jobs, references.central_lines), learning_rates.plan,
+)  # fmt: skip
 
 if __name__ == "__main__":
     parse.main(table1)

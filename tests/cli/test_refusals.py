@@ -148,6 +148,8 @@ run --config large.yaml -> 1,000,000
 run --replay runs/none --round 1 --client 0 -> runs/none config.yaml | run --client 3 --round 1 -> --round --replay
 run --replay nowhere --config good.yaml -> --replay --client.lr
 table1 --sharing.setting real -> sharing.setting --settings | table1 --settings real,fake -> sharing.setting 'fake'
+table1 --targets 0 -> --targets (0, 1] | table1 --targets 0.8,101 -> --targets 101 | table1 --targets= -> --targets ''
+table1 --targets 0.9,0.90 -> --targets different '0.9,0.90' | table1 --targets 80% -> --targets '80%'
 table1 --federations 10:1,10:1.0 -> different | table1 --setting shuffled_synthetic --generator= -> generator.name none
 table1 --preset authors --federations 20:1 -> Table 1 cifar100 20:1 | table1 --config good.yaml -> seed --seeds
 tune -> --space missing alpha | tune --space 'p=uniform(0,1)' -> sharing.p real

@@ -55,6 +55,7 @@ def test_a_finished_training_is_read_not_repeated(tmp_path: Path) -> None:
     line = Central("central_real", smoke(seed=2), epochs=2)
     summary = central.run(line, tmp_path / line.name)
     assert summary["images"] == 200  # data.limit of the preset
+    assert 0 < summary["validation_accuracy"] < 1
     assert (
         summary["last_accuracy"] == summary["accuracies"][-1] <= summary["best_accuracy"] == max(summary["accuracies"])
     )

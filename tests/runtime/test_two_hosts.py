@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
 TABLE1 = "sweeps/table1.py --preset smoke --wandb off --algorithms fedavg --settings real"
-BOTH = f"{TABLE1},shuffled_synthetic"
+BOTH = f"{TABLE1},shuffled_synthetic --without-references"
 
 
 @dataclass(frozen=True)

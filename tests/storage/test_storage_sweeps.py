@@ -63,8 +63,8 @@ def test_a_sweep_is_resumed_on_a_machine_that_has_nothing(
     bucket: Callable[[], str], sweeps: Callable[[str], ModuleType], tmp_path: Path
 ) -> None:
     words = ["--preset=smoke", "--algorithms=fedavg", "--settings=shuffled_synthetic", "--alphas=0.1", "--wandb=off",
-             "--federation.rounds=2", "--partition.n_clients=2", "--out=out", "--artifacts=artifacts",
-             f"--storage={(place := bucket())}"]  # fmt: skip
+             "--without-references", "--federation.rounds=2", "--partition.n_clients=2", "--out=out",
+             "--artifacts=artifacts", f"--storage={(place := bucket())}"]  # fmt: skip
     table1 = sweeps("table1").table1
     assert "2 generators trained" in sweep_output(table1, tmp_path / "a", *words)
     again = sweep_output(table1, tmp_path / "b", *words, "--resume")

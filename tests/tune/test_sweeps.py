@@ -72,17 +72,19 @@ def test_a_sweep_killed_half_way_and_resumed_leaves_what_it_promises(
     """Each of its runs has the bits of one process."""
     out, artifacts, printed = table
     script = sweeps("table1")
-    cells = script.grid(script.arguments([*TABLE1, OFF, f"--out={tmp_path}", f"--artifacts={artifacts}"]))
-    for cell in cells:
+    rows = script.entries(script.arguments([*TABLE1, OFF, f"--out={tmp_path}", f"--artifacts={artifacts}"]))
+    for cell in (cells := [entry.cell for entry in rows]):
         assert list((out / cell.name).glob("wandb/offline-run-*/*.wandb"))
         run(cell.config, tmp_path / cell.name, say=lambda _: None)
         assert (tmp_path / cell.name / "rounds.jsonl").read_bytes() == (out / cell.name / "rounds.jsonl").read_bytes()
     summary = json.loads((out / "summary.json").read_text())
-    assert {(c["alpha"], c["setting"]) for c in summary["cells"]} == {(0.1, "real"), (0.1, "shuffled_synthetic")}
+    assert {(c["alpha"], c["setting"]) for c in summary["cells"]} == {
+        (0.1, "real"), (0.1, "shuffled_synthetic"), (0.1, "server_synthetic")
+    }  # fmt: skip
     assert (out / "table1.md").read_text() in printed
     assert "failed" not in printed
     assert (out / "table1.png").read_bytes().startswith(b"\x89PNG")
-    assert len((out / "table1.csv").read_text().splitlines()) == 1 + len(cells)
+    assert len((out / "table1.csv").read_text().splitlines()) == 1 + len(cells) + 1  # the central model
 
 
 def test_ctrl_c_stops_ray_and_says_how_to_go_on(tmp_path: Path) -> None:

@@ -181,8 +181,14 @@ def _directions(base: Cell, cell: Cell) -> list[int]:
     return [(b > a) - (b < a) for a, b in zip(usual, needed, strict=True)]
 
 
-def table1_markdown(cells: Sequence[Cell], published: Mapping[tuple, str], footnotes: Sequence[str]) -> str:
-    """Return Table 1 of the Fedssyn paper in markdown. published: the paper's rounds, by ``key(cell)``."""
+def table1_markdown(
+    cells: Sequence[Cell], published: Mapping[tuple, str], footnotes: Sequence[str],
+    references: Sequence[Mapping[str, str]] = (),
+) -> str:  # fmt: skip
+    """Return Table 1 of the Fedssyn paper in markdown.
+
+    published: the paper's rounds, by ``key(cell)``. references: further lines, as title of a column -> text.
+    """
     head, values_of_cells = identified(cells)
     private, more = any(largest_epsilon(cell) is not None for cell in cells), of_clients(cells)
     head += ["target", "rounds", "speed-up", "last acc.", "best acc.", "p", "lr", "MB exchanged"]
@@ -197,6 +203,7 @@ def table1_markdown(cells: Sequence[Cell], published: Mapping[tuple, str], footn
             *[published.get(key(cell), "")] * bool(published),
         ]  # fmt: skip
         lines.append(line)
+    lines += [[reference.get(name, "-") for name in head] for reference in references]
     return markdown(head, lines) + numbered(footnotes)
 
 

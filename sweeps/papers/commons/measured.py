@@ -8,16 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from fedcommons.config import target
 from fedcommons.config.experiment import Experiment
-from fedcommons.core.worker import fresh_torch
-from fedcommons.generators.image_cache import Job
 from fedcommons.reports import tables
 from fedcommons.reports.cells import Cell
-from fedcommons.runs import assemble, build
 from fedcommons.tracking.run_folder import read_rounds, read_summary
-from fedcommons.tune import cost, dry_run
 from fedcommons.tune.learning_rates import Rates
 from fedcommons.tune.study import Entry
-from fedcommons.tune.work_counts import Amounts, count_work
 from papers.commons import left
 from papers.commons.decide import Row
 from papers.commons.ways import WAYS, Way
@@ -71,24 +66,6 @@ def best_of(lines: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     """Return the best validation accuracy and the test accuracy in its round (the first round in a tie)."""
     both = [(line["validation/accuracy"], line["test/accuracy"]) for line in lines if "validation/accuracy" in line]
     return max(both, key=lambda pair: pair[0])
-
-
-@fresh_torch()
-def client_seconds(config: Experiment, prices: dict[tuple, cost.GeneratorPrices]) -> float:
-    """Return the seconds of work of all clients together, on one core of this machine at its current speed.
-
-    Client work is the training of the clients, and the training and sampling of their generators. The seconds are the
-    number of steps times the measured seconds of a step, as in ``--dry-run``. The seconds of a run would also include
-    the server's work and other load of the machine. prices: measured seconds of generators. The function adds new
-    measurements, so that a generator is measured once.
-    """
-    prepared = build.build(config)
-    contributed, _ = cost.contribute(prepared, [cost.stand_in(need) for need in prepared.requests])
-    ready = assemble.assemble_contributed(prepared, contributed)
-    counts = count_work(ready)
-    of_clients = Amounts(trainings=counts.trainings, examples=counts.examples)
-    of_generators = dry_run.generators((Job([need], {}) for need in prepared.requests), prices)
-    return of_clients.seconds(cost.measure(ready).seconds) + of_generators
 
 
 def measured(entries: Sequence[Entry], runs: "pd.DataFrame", out: Path) -> list[Measured]:

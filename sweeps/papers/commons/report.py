@@ -1,22 +1,22 @@
 """Files that ``sweeps/commons.py`` writes: table, CSV, picture and guide (the best methods under several limits)."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.cli import parse
-from fedcommons.cli.display import Display
 from fedcommons.config import target
 from fedcommons.reports import tables
 from fedcommons.reports.intervals import format_rounds
-from fedcommons.storage.atomic_files import write_json
+from fedcommons.reports.series import value
 from fedcommons.tune import grid, learning_rates
 from fedcommons.tune.learning_rates import Rates
 from fedcommons.tune.study import Entry, Report, Results
 from papers.commons import decide
 from papers.commons.ways import budget
+from papers.fedssyn import central_trials
+from papers.fedssyn.references import CENTRAL, SERVER
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help does not need it
     from papers.commons.measured import Measured
@@ -29,6 +29,7 @@ HEAD = (
 
 def report(results: Results) -> Report | None:
     """Return table, CSV, picture and guide of the rows that have finished runs."""
+    from papers import client_work
     from papers.commons.measured import measured
     from papers.commons.picture import draw
 
@@ -36,14 +37,21 @@ def report(results: Results) -> Report | None:
     rows = measured(entries, results.runs.drop_duplicates("cell"), results.out)
     if not rows:
         return None
-    seconds = _seconds(rows, results.out, results.display)
+    priced = client_work.of_runs({name_of(row): row.config for row in rows}, results.out, results.display)
+    seconds = {name: sum(parts) for name, parts in priced.items()}
     undefined = {f"{way}, alpha {alpha:g}": reason for (alpha, way), reason in options.undefined.items()}
     lines = [_line(result, seconds[name_of(result)]) for result in rows]
+    records = [_record(result, seconds[name_of(result)]) for result in rows]
+    for cell in central_trials.at_best_rate(central_trials.lines(entries, options), entries, results.out):
+        rate, epochs = f"lr {value(cell, 'lr'):g}", f"{value(cell, 'epochs'):.0f} epochs on all real images"
+        last = cell.values("last_accuracy")
+        lines.append(["-", f"{CENTRAL} (bound)", "-", _percent(last), *["-"] * 9, rate, epochs])
+        known = {"way": CENTRAL, "bound": True, "seeds": len(last), "rates": rate, "last_accuracy": fmean(last)}
+        records.append({**dict.fromkeys(records[0]), **known})
     missing = "".join(f"\n{row}: not defined: {reason}\n" for row, reason in undefined.items())
     missing += _not_finished(entries, rows, len(grid.values(options, "seeds", int)))
     rate_notes = learning_rates.notes(entries)
     table = f"{tables.markdown(HEAD, lines)}{missing}{tables.numbered(_notes(rows, options, rate_notes))}"
-    records = [_record(result, seconds[name_of(result)]) for result in rows]
     title = grid.title([e.cell.config for e in entries if not e.is_tuning], with_target=False)
     return Report(
         f"{table}\n{_guides(rows)}", records, {"preset": options.preset, "rows": records, "undefined": undefined},
@@ -54,21 +62,6 @@ def report(results: Results) -> Report | None:
 def name_of(measured: "Measured") -> str:
     """Return the folder name of the row's first run."""
     return Path(str(measured.runs["run"].iloc[0])).name
-
-
-def _seconds(rows: "Sequence[Measured]", out: Path, display: Display) -> dict[str, float]:
-    """Return each row's seconds of client work, by the name of its first run, and cache them in client_work.json."""
-    from papers.commons.measured import client_seconds
-
-    file = out / "client_work.json"
-    cached: dict[str, float] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    prices: dict[tuple, Any] = {}
-    for number, result in enumerate(rows, 1):
-        if name_of(result) not in cached:
-            display.step("pricing client work", number, len(rows), result.row.way)
-            cached[name_of(result)] = client_seconds(result.config, prices)
-            write_json(file, cached)
-    return cached
 
 
 def _line(result: "Measured", seconds: float) -> list[object]:
@@ -147,7 +140,8 @@ def _notes(rows: "Sequence[Measured]", options: parse.Options, rate_notes: Seque
         f"{rows[0].config.model.name} (FedDPMS trains the autoencoder that contains it). Clients that train it "
         "make the steps of E epochs on their own images in each round, also if they hold other clients' images; in "
         "one-shot methods they make these steps at once.",
-        f"Rounds to target ({goal}) counts the rounds in which clients took part, without an exchange before round 1.",
+        f"Rounds to target ({goal}) counts the rounds in which clients took part, without an exchange before round 1. "
+        f"Rows named one-shot: {SERVER}. {CENTRAL}: one model, at the learning rate with the best validation accuracy.",
         "Last: test accuracy after the last round, server rounds included. Best: test accuracy in the round of the "
         "best validation accuracy, whose model a run keeps; picture and guide use it.",
         f"{_choice(options)} Learning rates of Fedssyn's generators are fixed, by the quality of the images. "

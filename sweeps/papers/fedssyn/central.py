@@ -84,11 +84,11 @@ class Batches:
             yield flip_and_crop(x, draws) if self.augment else x, y
 
 
-class _TestAccuracy(Callback):
-    """A callback that records the accuracy on the test set, in [0, 1], after every epoch."""
+class _Accuracy(Callback):
+    """A callback that records the accuracy on ``examples``, in [0, 1], after every epoch."""
 
-    def __init__(self, test: Examples) -> None:
-        self.test = test
+    def __init__(self, examples: Examples) -> None:
+        self.examples = examples
         self.accuracies: list[float] = []
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -96,17 +96,17 @@ class _TestAccuracy(Callback):
         with torch.no_grad():
             right = sum(
                 int((pl_module(x.to(pl_module.device)).argmax(1) == y.to(pl_module.device)).sum())
-                for x, y in zip(self.test.x.split(CHUNK), self.test.y.split(CHUNK), strict=True)
+                for x, y in zip(self.examples.x.split(CHUNK), self.examples.y.split(CHUNK), strict=True)
             )
         pl_module.train()
-        self.accuracies.append(right / len(self.test))
+        self.accuracies.append(right / len(self.examples))
 
 
-def fit(module: LightningModule, batches: Batches, test: Examples, epochs: int) -> list[float]:
+def fit(module: LightningModule, batches: Batches, test: Examples, epochs: int, *more: Callback) -> list[float]:
     """Train ``module`` on ``batches`` and return its accuracy on ``test``, in [0, 1], after each epoch."""
-    accuracy = _TestAccuracy(test)
+    accuracy = _Accuracy(test)
     set_default_generator(batches.seed, "central dropout")
-    lightning_trainer.fit(module, batches, epochs, [accuracy])
+    lightning_trainer.fit(module, batches, epochs, [accuracy, *more])
     return accuracy.accuracies
 
 
@@ -135,8 +135,9 @@ def _train(central: Central) -> dict[str, Any]:
     module = module_of(c)(prepared.dataset)
     _require_logits(module, prepared.dataset)
     batches = Batches(train, c.client.batch_size, c.seed, c.client.drop_last, prepared.dataset.augment)
+    validated = [_Accuracy(prepared.dataset.validation)] if len(prepared.dataset.validation) else []
     with onednn(c.client.onednn):
-        accuracies = fit(module, batches, prepared.dataset.test, central.epochs)
+        accuracies = fit(module, batches, prepared.dataset.test, central.epochs, *validated)
     return {
         "dataset": c.data.name,
         "algorithm": "central",
@@ -150,6 +151,7 @@ def _train(central: Central) -> dict[str, Any]:
         "images": len(train),
         "last_accuracy": accuracies[-1],
         "best_accuracy": max(accuracies),
+        "validation_accuracy": validated[0].accuracies[-1] if validated else None,
         "accuracies": accuracies,
         "partition": prepared.partition.fingerprint if synthetic else None,
         "facts": central.facts,

@@ -11,6 +11,10 @@ from fedcommons.reports.plots import finish, save
 from fedcommons.reports.plots import panels as empty
 from fedcommons.reports.series import looks, value
 from fedcommons.reports.tables import markdown, numbered, percent, share
+from papers.fedssyn import references
+
+NAMES = {"central_real": references.CENTRAL, "central_synthetic": references.SERVER}
+"""Names of the central models' rows."""
 
 LINES = {"central_real": ("k", 0), "central_synthetic": ("#009e73", 5)}
 """Colour of a central model's line, and offset of its dashes, so that two equal lines are visible."""
@@ -64,6 +68,8 @@ def accuracy_table(cells: Sequence[Cell], footnotes: Sequence[str]) -> str:
         [percent(cell, "last_accuracy"), percent(cell, "best_accuracy"), share(cell), text(value(cell, "lr"))]
         for cell in cells
     ]
+    for line in identities:
+        line[head.index("algorithm")] = NAMES.get(line[head.index("setting")], line[head.index("algorithm")])
     lines = [[*line, *result] for line, result in zip(identities, results, strict=True)]
     return markdown([*head, "last acc.", "best acc.", "p", "lr"], lines) + numbered(footnotes)
 

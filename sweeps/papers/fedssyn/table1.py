@@ -11,10 +11,11 @@ from fedcommons.config import presets, registry
 from fedcommons.config.dotted import same_results
 from fedcommons.config.experiment import Experiment
 from fedcommons.reports import columns, tables
+from fedcommons.reports.cells import Cell
 from fedcommons.reports.frames import load_rounds
 from fedcommons.tune import grid, learning_rates, sweep
 from fedcommons.tune.study import Entry, Report, Results
-from papers.fedssyn import authors
+from papers.fedssyn import authors, central_trials, references, targets
 from papers.fedssyn.published import fedssyn_table1
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help does not need it
@@ -24,8 +25,8 @@ VARIED = {*grid.GRID.values(), "partition.n_clients", "federation.participation"
 """Config fields in which the trials of the table may differ."""
 
 
-def footnotes(cells: Sequence[sweep.Trial], options: parse.Options) -> list[str]:
-    configs = [cell.config for cell in cells]
+def footnotes(cells: Sequence[sweep.Trial], options: parse.Options, central: Sequence[Cell] = ()) -> list[str]:
+    configs = [cell.config for cell in references.federated(cells)]
     rate = (
         f"The learning rate was fixed at {configs[0].client.lr:g} for all configurations, not chosen per configuration."
     )
@@ -43,6 +44,7 @@ def footnotes(cells: Sequence[sweep.Trial], options: parse.Options) -> list[str]
         rate,
         grid.method_note(configs),
         f"Seeds: {options.seeds}; ± is the sample standard deviation. MB: all clients, both ways, all rounds and pool.",
+        *references.notes(cells, options, central),
     ]
     if any(config.dp.local for config in configs):
         notes.append(
@@ -54,47 +56,65 @@ def footnotes(cells: Sequence[sweep.Trial], options: parse.Options) -> list[str]
     return [*notes, f"Not as in the paper: {different}."] if different else notes
 
 
+def with_servers(runs: "pd.DataFrame") -> tuple[list[Cell], list[Cell]]:
+    """Return the configurations of the table, and those of the server alone on the pool (see ``references``)."""
+    alone = runs["algorithm"].isin([references.ONE_SHOT])
+    parts = [runs.loc[alone == is_alone, :] for is_alone in (False, True)]
+    first, servers = (tables.compared(part) if len(part) else [] for part in parts)
+    return (first, servers) if first else (servers, [])
+
+
 def contents(
-    cells: Sequence[sweep.Trial], runs: "pd.DataFrame", options: parse.Options, of_rates: Sequence[str] = ()
-) -> Report:
+    cells: Sequence[sweep.Trial], runs: "pd.DataFrame", options: parse.Options, of_rates: Sequence[str] = (),
+    central: Sequence[Cell] = (),
+) -> Report:  # fmt: skip
     """Return the table of the finished ``runs``, its CSV, summary and picture.
 
-    cells: all trials of the table. of_rates: footnotes on the choice of learning rates.
+    cells: all trials of the table. of_rates: footnotes on the choice of learning rates. central: the configuration of
+    the central model, if there is one.
     """
     import pandas as pd
 
     from papers.fedssyn.table1_pictures import rounds_to_target
 
-    compared = tables.compared(runs)
+    compared, servers = with_servers(runs)
     names = [*tables.RUN, *columns.others(compared[0])]
     part = [f"So far: {len(runs)} of {len(cells)} runs."] if len(runs) < len(cells) else []
     of_runs = [*tables.private_notes(runs), *tables.rejected_notes(runs), *tables.lost_notes(runs)]
-    chosen, title = pd.concat([cell.runs for cell in compared]), grid.title([c.config for c in cells])
-    notes = [*footnotes(cells, options), *of_rates, *of_runs, *part]
-    table = tables.table1_markdown(compared, published(cells, options), notes) + tables.spread(compared)
+    chosen, title = pd.concat([cell.runs for cell in (*compared, *servers)]), grid.title([c.config for c in cells])
+    notes = [*footnotes(cells, options, central), *of_rates, *of_runs, *part]
+    alone = references.rows(compared[0], servers, central)
+    table = tables.table1_markdown(compared, published(cells, options), notes, alone) + tables.spread(compared)
     rates = "; each bar has its best learning rate by validation" * (len(set(runs["lr"])) > 1)
+    lines = tables.records(pd.concat([chosen, *(cell.runs for cell in central)]), names)
     return Report(
-        table, tables.records(chosen, names), {"preset": options.preset, "cells": tables.records(runs, names)},
+        table, lines, {"preset": options.preset, "cells": tables.records(runs, names)},
         {"table1.png": lambda path: rounds_to_target(path, compared, title + rates, grid.is_smoke(options))},
     )  # fmt: skip
 
 
 def report(results: Results) -> Report | None:
-    """Return the contents of the whole table, with a further picture of accuracy over rounds."""
+    """Return the contents of the whole table, with bytes and work to each target, and accuracies over the rounds."""
+    from papers import client_work
     from papers.fedssyn.table1_pictures import accuracy_over_rounds
 
-    cells = [e.cell for e in results.entries if not e.is_tuning]
-    runs = results.runs[results.runs["cell"].isin([cell.name for cell in cells])]
+    configs = {e.cell.name: e.cell.config for e in results.entries if not e.is_tuning}
+    runs, options = results.runs[results.runs["cell"].isin(configs)], results.options
     if runs.empty:
         return None
-    title, of_rates = grid.title([c.config for c in cells]), learning_rates.notes(results.entries)
-    result = contents(cells, runs, results.options, of_rates)
+    title, of_rates = grid.title([*configs.values()]), learning_rates.notes(results.entries)
+    models = references.central_lines(results.entries, options)
+    central = central_trials.at_best_rate(models, results.entries, results.out)
+    result = contents([e.cell for e in results.entries if not e.is_tuning], runs, options, of_rates, central)
+    cells, servers = with_servers(runs)
+    finished = {name: configs[name] for name in runs["cell"]}
+    work = client_work.of_runs(finished, results.out, results.display)
+    section = targets.section(cells, servers, grid.listed(options, "targets", float), work)
 
     def picture(path: Path) -> None:
-        rounds = load_rounds(*runs["run"])
-        accuracy_over_rounds(path, tables.compared(runs), rounds, title, results.smoke)
+        accuracy_over_rounds(path, cells, load_rounds(*runs["run"]), title, results.smoke)
 
-    return replace(result, pictures={**result.pictures, "table1_rounds.png": picture})
+    return replace(result, text=result.text + section, pictures={**result.pictures, "table1_rounds.png": picture})
 
 
 def row(cell: sweep.Trial) -> tuple:
@@ -137,7 +157,7 @@ def play(
                 return
             of_rates = learning_rates.notes(planned)
             contents(every, pd.DataFrame(finished), options, of_rates).write("table1", options, out)
-            for key in dict.fromkeys(map(row, cells)):
+            for key in dict.fromkeys(map(row, references.federated(cells))):
                 group = [cell for cell in cells if row(cell) == key and cell.name in rows]
                 if key not in printed and len(group) == sum(row(cell) == key for cell in every):
                     printed.add(key)
@@ -152,7 +172,7 @@ def published(cells: Sequence[sweep.Trial], options: parse.Options) -> Mapping[t
     """Return the paper's rounds; empty if fields outside the table's grid differ from preset paper or authors."""
     if options.preset not in ("paper", "authors") or options.target != Experiment().target:
         return {}
-    for cell in cells:
+    for cell in references.federated(cells):
         fields = {**cell.config.flat, **presets.preset(options.preset, options.data.name)}
         expected = authors.cell(options, fields).config
         if set(same_results(expected, cell.config)) - VARIED:

@@ -1,0 +1,119 @@
+"""Reference rows of Table 1: a server that trains on the pool without clients, and a central model on all real data.
+
+The server's model is a run of the method ``one_shot`` with the images, model, learning rates and seeds of the first
+method of the table. The central model is that of figure 3 (``central_trials``).
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedcommons.cli import parse
+from fedcommons.config import registry, target
+from fedcommons.config.dotted import choose
+from fedcommons.config.experiment import Experiment
+from fedcommons.errors import UserError
+from fedcommons.reports import columns, tables
+from fedcommons.reports.cells import IDENTIFYING, Cell, reached
+from fedcommons.reports.series import value
+from fedcommons.tune import grid, sweep
+from fedcommons.tune.study import Entry
+from papers.fedssyn import central_trials
+
+if TYPE_CHECKING:
+    from papers.fedssyn.central import Central
+
+ONE_SHOT = "one_shot"
+SERVER, CENTRAL = "server trains on the pool, 0 rounds", "central, all real data"
+"""Names of the rows."""
+
+NAMES = {ONE_SHOT: SERVER, "central": CENTRAL}
+"""Algorithm -> name of its row."""
+
+
+def server_strategy(config: Experiment) -> str | None:
+    """Return the sharing strategy that gives the server the pool of this experiment; None if no pool is sent."""
+    from fedcommons.core.capabilities import capabilities_of  # torch takes seconds to import
+
+    strategy: Any = registry.find("sharing", config.sharing.setting)
+    if config.sharing.setting == "shuffled_synthetic":
+        return "server_synthetic" if config.sharing.p != 0 else None
+    return config.sharing.setting if capabilities_of(strategy).serves_pool else None
+
+
+def federated(cells: Sequence[sweep.Trial]) -> list[sweep.Trial]:
+    """Return the trials without those of the server alone; all trials if the table has no other method."""
+    return [cell for cell in cells if cell.config.algorithm != ONE_SHOT] or list(cells)
+
+
+def server_trials(options: parse.Options, cells: Sequence[sweep.Trial]) -> list[sweep.Trial]:
+    """Return the trials of a server that trains on each pool of the table, unless the table has them already.
+
+    If ``one_shot`` refuses the model or the pool, there is no such trial, and ``options.refused`` is the reason.
+    """
+    from fedcommons.runs.build import build
+
+    options.refused, result = None, []
+    if options.without_references or options.get("total"):
+        return []
+    try:
+        for config in (cell.config for cell in cells if cell.config.algorithm == cells[0].config.algorithm):
+            if strategy := server_strategy(config):
+                fields = {**config.inactive, **config.flat, "algorithm": ONE_SHOT, "sharing.setting": strategy}
+                result.append(sweep.cell(choose(fields, config.inactive), grid.VARIED))
+                build(result[-1].config)
+    except UserError as error:
+        options.refused = str(error)
+        return []
+    return [cell for cell in grid.once(result) if cell.name not in {cell.name for cell in cells}]
+
+
+def central_lines(entries: Sequence[Entry], options: parse.Options) -> "list[Central]":
+    """Return the central models on all real data, if the table has a pool."""
+    if options.without_references or options.get("total") or not any(server_strategy(e.cell.config) for e in entries):
+        return []
+    return central_trials.lines(entries, options)
+
+
+def rows(first: Cell, servers: Sequence[Cell], central: Sequence[Cell]) -> list[dict[str, str]]:
+    """Return the reference rows as title -> text.
+
+    first: a configuration of the table. servers: those of the server alone. central: that of the central model, if any.
+    """
+    names, result = [*IDENTIFYING, *columns.others(first)], []
+    for cell in (*servers, *central):
+        line = {columns.head(name): columns.text(value(cell, name), name) for name in names}
+        line["algorithm"] = NAMES[line["algorithm"]]
+        if line["algorithm"] == SERVER:
+            line |= {"target": target.in_words(value(cell, "target")), "rounds": rounds(cell)}
+            line |= {"MB exchanged": f"{value(cell, 'MB'):.3g}", "ε of shared data": tables.commons_epsilon(cell)}
+        accuracies = {f"{which} acc.": tables.percent(cell, f"{which}_accuracy") for which in ("last", "best")}
+        result.append({**line, **accuracies, "lr": columns.text(value(cell, "lr"))})
+    return result
+
+
+def rounds(cell: Cell) -> str:
+    """Return the rounds with clients in which the server alone reached the target: 0, or a text if it was missed."""
+    n, missed = len(cell.runs), reached(cell.runs).count(None)
+    return "not reached" if missed == n else "0" + f" (missed by {missed} of {n})" * bool(missed)
+
+
+def notes(cells: Sequence[sweep.Trial], options: parse.Options, central: Sequence[Cell]) -> list[str]:
+    """Return the footnotes on the reference rows: steps and learning rates of the server and of the central model."""
+    from fedcommons.runs.build import build
+
+    result, c, rate = [], cells[-1].config, "with the learning rate of column lr and batch size"
+    if c.algorithm == ONE_SHOT:
+        epochs = (c.constants["server_epochs"] or c.client.epochs) * c.federation.rounds
+        images = sum(request.n for request in build(c).requests)
+        steps = f" ({epochs * -(-images // c.client.batch_size)} steps on {images} images)" if images else ""
+        result.append(
+            f"{SERVER}: no client trains. The server makes {epochs} epochs on the pool{steps}, {rate} "
+            f"{c.client.batch_size}. MB: the pool, which clients send to the server once."
+        )
+    elif options.get("refused"):
+        result.append(f"No row '{SERVER}': {options.refused}")
+    for cell in central:
+        epochs, images = int(value(cell, "epochs")), int(value(cell, "images"))
+        steps = epochs * -(-images // c.client.batch_size)
+        result.append(f"{CENTRAL}: {epochs} epochs on {images} images ({steps} steps), {rate} {c.client.batch_size}.")
+    return result
