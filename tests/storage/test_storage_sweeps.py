@@ -16,7 +16,7 @@ from fedcommons.tune.sweep import Trial
 
 
 def results(out: Path) -> dict[str, bytes]:
-    return {p.relative_to(out).as_posix(): p.read_bytes() for p in [*out.glob("*/rounds.jsonl"), *out.glob("*.md")]}
+    return {p.relative_to(out).as_posix(): p.read_bytes() for p in [*out.glob("*/rounds.jsonl"), *out.glob("*.csv")]}
 
 
 @pytest.mark.parametrize("place", ["folder"], indirect=True)

@@ -45,7 +45,7 @@ def report(results: Results) -> Report | None:
     for cell in central_trials.at_best_rate(central_trials.lines(entries, options), entries, results.out):
         rate, epochs = f"lr {value(cell, 'lr'):g}", f"{value(cell, 'epochs'):.0f} epochs on all real images"
         last = cell.values("last_accuracy")
-        lines.append(["-", f"{CENTRAL} (bound)", "-", _percent(last), *["-"] * 9, rate, epochs])
+        lines.append(["-", f"{CENTRAL} (bound)", "-", _percent(last), *"-----", "100.0 %", *"---", rate, epochs])
         known = {"way": CENTRAL, "bound": True, "seeds": len(last), "rates": rate, "last_accuracy": fmean(last)}
         records.append({**dict.fromkeys(records[0]), **known})
     missing = "".join(f"\n{row}: not defined: {reason}\n" for row, reason in undefined.items())
