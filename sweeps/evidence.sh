@@ -1,0 +1,41 @@
+#!/bin/bash
+# Runs the experiments of docs/results that take hours, one after another, at low priority, for at most MINUTES.
+#
+#   sweeps/evidence.sh OUT DATA [MINUTES]        OUT: folder of results   DATA: folder of the data sets   MINUTES: 100
+#
+# A second call with the same OUT continues where the first stopped: finished runs and generators are not repeated.
+# Learning rates are those that docs/results chose on seed 0 by validation accuracy; seeds 1 and 2 choose nothing.
+set -euo pipefail
+[ $# -ge 2 ] || { sed -n '4p' "$0" >&2; exit 2; }
+out=$(realpath -m "$1") data=$(realpath "$2") end=$((SECONDS + 60 * ${3:-100}))
+cd "$(dirname "$0")/.."
+export FEDCOMMONS_DATA=$data
+
+experiment() { # NAME SCRIPT OPTIONS: run into OUT/NAME until it is finished or the time is over
+    local name=$1 left=$((end - SECONDS)) resume=()
+    shift
+    [ -e "$out/$name/done" ] && return
+    [ "$left" -gt 0 ] || { echo "The time is over before $name; call the script again."; exit 0; }
+    [ -e "$out/$name" ] && resume=(--resume)
+    echo "$(date '+%F %T') $name: $*"
+    timeout --signal=INT --kill-after=120 "$left" nice -n 19 .venv/bin/python "sweeps/$1" "${@:2}" --out "$out/$name" "${resume[@]}" ||
+        { [ $((end - SECONDS)) -le 0 ] && { echo "The time is over in $name; call the script again."; exit 0; } || exit 1; }
+    touch "$out/$name/done"
+}
+
+generator="--generator.prediction v_prediction --generator.steps 400 --generator.sampling_steps 15"
+real="--settings real"
+pool="--settings shuffled_synthetic $generator"
+alone="--settings server_synthetic --algorithms one_shot $generator" # the server trains on the pool, in no round
+large="--alphas 0.01 --data.limit null --client.epochs 1 --client.batch_size 32 --federation.rounds 10"
+mnist="table1.py --dataset mnist $large --target 0.9 --algorithms fedavg"
+fmnist="table1.py --dataset fmnist $large --target 0.7 --algorithms fedavg"
+# shellcheck disable=SC2086  # the options are words
+for seed in 1 2; do
+    experiment "E1-mnist-real-seed$seed" $mnist $real --client.lr 0.3 --seeds $seed
+    experiment "E1-mnist-pool-seed$seed" $mnist $pool --client.lr 0.1 --seeds $seed
+    experiment "E2-mnist-alone-seed$seed" $mnist $alone --client.lr 0.03 --seeds $seed
+    experiment "E1-fmnist-real-seed$seed" $fmnist $real --client.lr 0.3 --seeds $seed
+    experiment "E1-fmnist-pool-seed$seed" $fmnist $pool --client.lr 0.1 --seeds $seed
+    experiment "E2-fmnist-alone-seed$seed" $fmnist $alone --client.lr 0.1 --seeds $seed
+done
