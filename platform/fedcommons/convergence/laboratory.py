@@ -1,16 +1,18 @@
 """Measurement of all convergence parameters at one model, together with the values that Lemma 1 predicts.
 
-D_i: real data of client i;  D~: the pool of shared examples;  p: share of the pool in mixtures;  f: the mean over
-clients of their losses on D_i;  L_i: smoothness of client i's loss. ``estimators`` defines zeta^2, sigma^2 and delta^2.
+D_i: real data of client i; D~: the pool of shared examples; p: share of the pool in mixtures; f: the mean over clients
+of their losses on D_i; L_i: smoothness of client i's loss. ``estimators`` defines zeta^2, sigma^2 and delta^2.
 
-gradient_sq                       ||grad f||^2
-zeta_sq, sigma_sq, sigma_avg_sq   zeta^2, sigma^2 and sigma_avg^2 on the clients' real data D_i
-zeta_hat_sq, sigma_hat_sq         zeta^2 and sigma^2 on the clients' training data, with shared examples
-zeta_mix_sq, sigma_mix_sq         zeta^2 and sigma^2 on the exact mixtures (1 - p) D_i + p D~
-zeta_lemma1_sq, sigma_lemma1_sq   Lemma 1's predictions of zeta_mix_sq and sigma_mix_sq
-sigma_pool_sq, delta_sq           sigma~_avg^2 and delta^2: gradient variance and shift of the pool
-L_max, L_p                        largest L_i on the clients' real data; largest L_i on the training data
-L_pool, L_lemma1                  smoothness L~_avg of the loss on the pool; Lemma 1's upper bound for the mixtures
+``gradient_sq``                      ||grad f||^2, on the clients' real data
+``zeta_sq``, ``sigma_sq``            zeta^2 and sigma^2 on the clients' real data D_i, whatever clients train on
+``sigma_avg_sq``                     sigma^2 of all clients' real examples together
+``zeta_hat_sq``, ``sigma_hat_sq``    zeta^2 and sigma^2 on the clients' training data, real and shared
+``zeta_mix_sq``, ``sigma_mix_sq``    zeta^2 and sigma^2 on the exact mixtures (1 - p) D_i + p D~ with the whole pool
+``zeta_lemma1_sq``, ``sigma_lemma1_sq``  Lemma 1's predictions of the values on the mixtures, computed from ``zeta_sq``,
+                                     ``sigma_sq``, ``sigma_pool_sq``, ``delta_sq`` and p
+``sigma_pool_sq``, ``delta_sq``      sigma^2 of the pool; squared distance of the pool's gradient from grad f
+``L_max``, ``L_p``                   largest L_i on the clients' real data; largest L_i on the training data
+``L_pool``, ``L_lemma1``             smoothness of the loss on the pool; Lemma 1's upper bound for the mixtures
 
 Without a pool, the values that need a pool are omitted. p is the share of shared examples over all clients, even if
 single clients have different shares. If only random subsets of the data are measured, L is computed on the union of the

@@ -1,7 +1,29 @@
-"""The schema of a run folder's records: a reader of files with one line per round, and checks of types and ranges.
+"""The files of a run folder, and checks of their records.
 
-Tables and figures are computed from these records, which another program may have written. This module rejects values
-of a wrong type and numbers that are too large to be added, so that the code of tables needs no checks.
+``config.yaml``          every option of the experiment; ``--config`` runs it again
+``environment.json``     Python, packages, CPU kind, commit, whether files had changed
+``partition.json``, ``partition.png``  hash of the data; sizes and class counts of the clients
+``rounds.jsonl``         a line per round: accuracy, loss, bytes, zeta², sigma², stragglers
+``timing.jsonl``         seconds of each round, in a separate file, so that the other files have the same bits on every
+                         machine
+``summary.json``         results, written last, without times and paths. ``config`` has the options as set;
+                         ``effective`` has the values in use where a rule decides (noise for a target epsilon, epochs,
+                         null options)
+``clients.jsonl``        with ``--evaluate.clients true`` or ``--measure.clients true``: a line per round with lists by
+                         client, such as each client's accuracy
+``audit.json``           with ``--sharing.audit true``
+``noise.json``           with ``--dp.noise secret``: names of the salts, which are hashes of the secret keys
+``model.safetensors``, ``best.safetensors``  server model after the last round; server model with the best validation
+                         value
+``wandb/``               W&B's files, unless ``--wandb off``: ``offline-run-*`` until ``wandb sync`` sends them
+``checkpoints/``         the last two checkpoints, from which ``--resume`` continues
+``memory/``              state of clients between rounds
+``messages.log``, ``error.txt``  messages of the run; the error that stopped it
+``.lock``                held by the process that writes
+``.storage.json``        with ``--storage``: the state of the copy
+
+Tables and figures are computed from the records, which another program may have written. This module rejects values of
+a wrong type and numbers that are too large to be added, so that the code of tables needs no checks.
 """
 
 import json

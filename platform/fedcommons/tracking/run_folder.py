@@ -1,12 +1,6 @@
-"""The run folder: the files that record a run, from which tables are computed.
+"""The run folder: the files that record a run, from which tables are computed (listed in ``record_schema``).
 
-config.yaml (all fields), environment.json, partition.json, rounds.jsonl (metrics, one line per round), timing.jsonl
-(seconds per round), clients.jsonl (with ``evaluate.clients`` or ``measure.clients``: one line per round, with lists by
-client), audit.json (with ``sharing.audit``), noise.json (with secret ``dp.noise``: the names of its salts, which are
-hashes of the secret keys), model.safetensors and best.safetensors (the server model of the last round, and of the best
-round on validation data), summary.json (written last), messages.log (the run's messages), error.txt (the error),
-checkpoints/ (the last two), memory/ (state of clients between rounds), .lock (held by the process that writes) and
-.storage.json (with ``storage``: see ``remote_run``). Other files in the folder are never changed or removed.
+Other files in the folder are never changed or removed.
 """
 
 import hashlib
