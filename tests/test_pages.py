@@ -216,11 +216,11 @@ def test_verdicts_p_values_and_counts_of_a_page(comparisons: ModuleType, tmp_pat
         comparisons.claims(typed)
 
 
-@pytest.mark.parametrize("mine", [MINE + "c,2,5\n", MINE.replace("c,2,4\n", ""), MINE.replace("c,2,4", "c,2,")])
+@pytest.mark.parametrize("mine", [MINE + MINE[15:], MINE.replace("c,2,4\n", ""), MINE.replace("c,2,4", "c,2,")])
 def test_seeds_of_two_sides_are_the_same_and_each_has_a_value(
     comparisons: ModuleType, mine: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match="less"):
+    with pytest.raises(ValueError, match=r"high|less"):
         comparisons.named(site(tmp_path / "site", mine))
 
 
