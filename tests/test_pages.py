@@ -150,9 +150,10 @@ def test_a_verdict_follows_from_differences(
     assert comparisons.verdict(comparisons.Comparison(tuple(differences), margin), least) == verdict
 
 
-def test_claims_are_recounted_from_the_csv_files_of_their_pages(comparisons: ModuleType, tmp_path: Path) -> None:
+def test_claims_are_recounted_from_the_csv_files_of_their_pages(comparisons: ModuleType) -> None:
     assert comparisons.combined(["holds", "on all seeds"]) == "on all seeds"
     assert comparisons.combined(["holds", "not here"]) == "in part"
+    assert comparisons.combined(["not here", "not here"]) == "not here"
     assert comparisons.least_seeds({"command": "x --seeds 0,1,2", "minutes": 14}) == 5
     assert comparisons.least_seeds({"command": "x --seeds 0,1", "minutes": 14}) == 3
     known = comparisons.named(RESULTS.parent)
@@ -162,21 +163,65 @@ def test_claims_are_recounted_from_the_csv_files_of_their_pages(comparisons: Mod
     assert known.keys() == {name for row in rows for name in comparisons.cited(row["effect"], row["more"])} | {
         row["minus"] for row in comparisons.rows(RESULTS.parent / "comparisons.csv") if row["minus"]
     }
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "mine.csv").write_text("way,seed,share\na,0,3\na,1,4\nb,0,1\nb,1,2\n")
-    (tmp_path / "results" / "pages.yaml").write_text("mine: {command: x}")
-    (tmp_path / "comparisons.csv").write_text(
-        "name,csv,where,rows,base,value,minus,margin\nmine,mine.csv,,way == 'a',way == 'b',share,,\n"
-    )
-    claims = tmp_path / "claims.csv"
-    claims.write_text("claim,verdict,effect,runs,more,page\nmore,,{mine},,,results/mine.md\n")
-    (claim,) = comparisons.claims(tmp_path)
-    assert [claim[key] for key in ("verdict", "effect", "runs")] == ["in part", "2.0 [2.0, 2.0]", "2 seeds, p = 0"]
-    comparisons.rows.cache_clear()
-    comparisons.claims.cache_clear()
-    claims.write_text(claims.read_text().replace("more,,", "more,holds,"))
-    with pytest.raises(ValueError, match="in part"):
-        comparisons.claims(tmp_path)
+
+
+MINE = """way,seed,share
+a,0,4\na,1,5\na,2,6
+b,0,0\nb,1,0\nb,2,0
+c,0,6\nc,1,8\nc,2,4
+"""
+SITE = {
+    "results/pages.yaml": """
+mine:
+  command: x --seeds 0,1,2
+  minutes: 1
+  tables: {main: {csv: mine.csv, rows: {by: way}, base: {way: b}, columns: {gain: [gain, share, 1]}}}
+other: {command: x}
+""",
+    "comparisons.csv": """name,csv,where,rows,base,value,minus,margin
+high,mine.csv,,way == 'a',way == 'b',share,,
+near,mine.csv,,way == 'b',way == 'a',100 * share,,2000
+less,mine.csv,,way == 'c',way == 'b',share,high,
+few,mine.csv,seed < 2,way == 'c',way == 'b',share,,
+late,mine.csv,seed > 0,way == 'c',way == 'b',share,,
+""",
+    "claims.csv": """claim,verdict,effect,runs,more,page
+one,,{high} {near},,{few},results/mine.md
+two,,{few} {less},,,results/mine.md
+three,,{late},,,results/other.md
+""",
+}
+
+
+def site(folder: Path, mine: str = MINE, **changed: str) -> Path:
+    """Write the files of a site. Differences by seed: high 4, 5, 6; near -100 times that; less 2, 3, -2; few 6, 8."""
+    (folder / "results").mkdir(parents=True)
+    for name, text in {**SITE, "results/mine.csv": mine, **changed}.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_verdicts_p_values_and_counts_of_a_page(comparisons: ModuleType, tmp_path: Path) -> None:
+    # p of high 0.0131, of c - b in the table 0.0351, of few 0.0903, of less 0.58; near is high in another unit
+    assert [(one["verdict"], one["runs"]) for one in comparisons.claims(site(tmp_path / "site"))] == [
+        ("on all seeds", "3 seeds, p = 0.052"),  # a seed costs less than five minutes; 4 * 0.0131
+        ("in part", "2 seeds, p = 0.58"),
+        ("in part", "2 seeds, p = 0.2"),
+    ]
+    assert f"{comparisons.named(tmp_path / 'site')['less']:0}".startswith("1 [")
+    counts = re.findall(r" (\d+)(?: |\.$)", comparisons.summary("results/mine.md", tmp_path / "site"))
+    assert counts == ["4", "2", "0"]
+    typed = site(tmp_path / "typed", **{"claims.csv": SITE["claims.csv"].replace("two,,", "two,holds,")})
+    with pytest.raises(ValueError, match=r"two .*in part"):
+        comparisons.claims(typed)
+
+
+@pytest.mark.parametrize("mine", [MINE + MINE[15:], MINE.replace("c,2,4\n", ""), MINE.replace("c,2,4", "c,2,")])
+def test_seeds_of_two_sides_are_the_same_and_each_has_a_value(
+    comparisons: ModuleType, mine: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"high|less"):
+        comparisons.named(site(tmp_path / "site", mine))
 
 
 def test_a_page_with_a_fault_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,7 +131,7 @@ def named(docs: Path) -> dict[str, Comparison]:
     """Return the comparisons of comparisons.csv.
 
     Raises:
-        ValueError: a side has no run, or several of a seed, or the sides have different seeds.
+        ValueError: a side has no run, or several of a seed, or no value, or the sides have different seeds.
     """
     known: dict[str, Comparison] = {}
     for line in rows(docs / "comparisons.csv"):
@@ -142,6 +142,8 @@ def named(docs: Path) -> dict[str, Comparison]:
         if not seeds[0] or seeds[0] != seeds[1] or len({*seeds[0]}) < len(seeds[0]):
             raise ValueError(f"docs/comparisons.csv: {line['name']} has runs of seeds {seeds[0]} and {seeds[1]}")
         differences = paired(frame, *(values.loc[mask] for mask in masks)).sort_index()
+        if len(differences) < len(seeds[0]):
+            raise ValueError(f"docs/comparisons.csv: {line['name']} lacks values, such as `rounds` of a missed target")
         same = identity(frame, masks[0], masks[1], differences)
         if line["minus"]:
             same, differences = (same, line["minus"]), differences - list(known[line["minus"]].differences)
@@ -167,9 +169,9 @@ def of_page(page: str, docs: Path = DOCS) -> dict[Any, float]:
     return {same: p_value(differences) for same, differences in collected.items() if len(differences) > 1}
 
 
-def summary(page: str) -> str:
+def summary(page: str, docs: Path = DOCS) -> str:
     """Return a sentence with the number of comparisons that a page makes, and of those with p < 0.05; "": none."""
-    if not (values := [*of_page(page).values()]):
+    if not (values := [*of_page(page, docs).values()]):
         return ""
     plain, adjusted = (sum(p < LEVEL for p in each) for each in (values, holm(values)))
     return (

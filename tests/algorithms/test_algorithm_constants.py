@@ -23,7 +23,6 @@ from fedcommons.algorithms.gradient_coding import GradientCoding
 from fedcommons.algorithms.moon import MOON
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.config import presets
-from fedcommons.config.dotted import fields_for
 from fedcommons.core.algorithm import Algorithm, Facts, Message
 from fedcommons.data import datasets
 from fedcommons.errors import UserError
@@ -31,33 +30,6 @@ from fedcommons.flat_tensors import flatten
 from fedcommons.runs.build import build
 from fedcommons.runs.check_module import require_distillable
 from fedcommons.testing.federations import Federation
-
-LIMITS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
-    "fedprox.mu": ((0.0, 1e38), (-1e-9,)), "scaffold.option": ((1, 2), (0, 3)), "feddyn.alpha": ((1e-30,), (0.0,)),
-    "feddyn.clip": ((None, float("inf")), (0.0,)), "moon.mu": ((0.0,), (-1.0,)), "moon.temperature": ((1e-30,), (0.0,)),
-    "fedmix.mix": ((0.0, 1.0), (-0.01, 1.01)), "fedmix.mean_size": ((1,), (0,)), "feddm.radius": ((1e-30,), (0.0,)),
-    "feddm.ipc": ((1,), (0,)), "feddm.iterations": ((0,), (-1,)), "feddm.image_momentum": ((0.0, 0.99), (1.0,)),
-    "feddpms.quota": ((1, 100_000), (0, 100_001)), "feddpms.classes": ((1,), (0,)),
-    "feddpms.decay": ((1.0,), (0.0, 1.1)), "gradient_coding.decay": ((1.0,), (0.0, 1.1)),
-    "dense.generated": ((2,), (1,)), "dense.server_momentum": ((0.0,), (1.0,)), "coboosting.generated": ((2,), (1,)),
-    "coboosting.weight_step": ((0.0, 1.0), (1.1,)), "coboosting.move": ((0.0, 255.0), (256.0,)),
-    "fedavgm.beta": ((0.0,), (1.0, -0.1)), "fedadam.tau": ((1e-30,), (0.0,)), "ditto.lam": ((0.0,), (-1.0,)),
-    "fedddpm.slow": ((0.0,), (1.0,)), "fedgen.batch_size": ((2,), (1,)), "fedgen.first": ((1,), (0,)),
-    "fedcvae.truncate": ((None, 0.01, 100.0), (0.0, 101.0)),
-}  # fmt: skip
-"""By constant: values that are allowed, and values just outside, which are refused."""
-
-
-@pytest.mark.parametrize("name", LIMITS)
-def test_a_constant_is_allowed_up_to_its_limits(name: str) -> None:
-    (algorithm, _, constant), (allowed, refused) = name.partition("."), LIMITS[name]
-    field = fields_for({"algorithm": [algorithm]})[name]
-    for value in allowed:
-        field.check(constant, value)
-    for value in refused:
-        with pytest.raises(UserError, match=constant):
-            field.check(constant, value)
-
 
 SGD = {"client.optimizer": "sgd", "client.momentum": 0.0, "dp.local": False, "straggler.partial": "method"}
 ADAM, MOMENTUM, DP = {"client.optimizer": "adam"}, {"client.momentum": 0.9}, {"dp.local": True}

@@ -53,14 +53,8 @@ def test_a_text_that_is_no_number_is_refused_everywhere(kind: type, text: str, t
 
 
 LIMITS = """
---client.lr | 1e-9 1e38 | 0 1.1e38
---seed | 0 4611686018427387904 | -1 4611686018427387905
---federation.participation | 0.1 1 | 0 1.01
 --dp.local --dp.clip | 1e-30 1e30 | 0 1.1e30 .inf
 --model.channels | [1,1000000] | [0,8] [8,1000001]
---straggler.q | 0 0.99 | -0.1 1
---federation.rounds | 1 1000000000 | 0 1000000001
---data.validation | 0 0.5 | -0.1 0.51
 """
 """Options | smallest and largest allowed | smallest and largest refused."""
 

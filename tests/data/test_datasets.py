@@ -87,6 +87,7 @@ def test_with_split_random_the_seed_draws_test_and_validation_images() -> None:
     assert {build(override(config, {"data.split": "fixed", "seed": seed})).dataset.digest for seed in (0, 1)} == {
         dataset_of(override(config, {"data.split": "fixed"})).digest
     }
+    assert build(override(config, {"seed": 1})).dataset.digest == one.digest
     x, y = torch.arange(100)[:, None], torch.arange(100) % 2
     for returned, is_drawn in (((x, y), True), (((x, y), (x + 100, y)), False)):
         mine = [datasets.load("mine", lambda returned=returned: returned, split_seed=seed) for seed in (0, 1)]
@@ -236,6 +237,10 @@ def test_drawn_sprites_are_a_data_set_for_twelve_clients() -> None:
     train = prepared.dataset.train
     assert (train.factors["shape"] == train.y).all()
     assert len(prepared.dataset.test) == 24
+    zero, one = (sprites.procedural_sprites(8, 240, seed) for seed in (0, 1))
+    assert not zero.test.x.equal(one.test.x)
+    every = [sorted(images(each.train) + images(each.test)) for each in (zero, one)]
+    assert every[0] == every[1] == sorted(chain(*map(images, parts(prepared.dataset))))
 
 
 def test_the_published_file_is_read(published: Path) -> None:
@@ -244,6 +249,8 @@ def test_the_published_file_is_read(published: Path) -> None:
     assert (len(data.train) + len(data.validation), len(data.test), data.n_classes) == (216, 24, 3)
     assert set(data.train.x.unique().tolist()) == {0, 255}
     half, whole = (dsprites(published, side=side, images=240) for side in (16, 32))
+    seeds = [dsprites(published, side=32, images=240, split_seed=seed) for seed in (0, 1)]
+    assert not seeds[0].test.x.equal(seeds[1].test.x)
     blocks = whole.train.x.float().unfold(2, 2, 2).unfold(3, 2, 2).mean((4, 5)).round()
     assert (half.train.x.float() - blocks).abs().max() <= 1
 

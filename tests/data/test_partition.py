@@ -334,21 +334,3 @@ def test_more_clients_than_rows_or_groups_are_refused(name: str) -> None:
     words = r"partition\.join .*at most" if joins else r"partition\.n_clients .*at most .*1295.*1296"
     with pytest.raises(UserError, match=words):
         deal_small(name, n_clients=1296, join=41)
-
-
-OUTSIDE = {"alpha": [0.0, 1e31], "per_client": [0], "least": [0], "spread": [-0.1, 10.1], "power": [-0.1, 10.1],
-           "n_aux": [0], "law": ["pareto"], "join": [0]}  # fmt: skip
-
-
-RANGES = [
-    (name, constant)
-    for name in registry.KINDS["partition"].components
-    for constant in sorted(registry.constants("partition", name).keys() & OUTSIDE.keys())
-]
-
-
-@pytest.mark.parametrize(("name", "constant"), RANGES)
-def test_constants_out_of_range_are_refused_by_name(name: str, constant: str) -> None:
-    for value in OUTSIDE[constant]:
-        with pytest.raises(UserError, match=rf"partition\.{constant}\b"):
-            deal_small(name, **{constant: value})

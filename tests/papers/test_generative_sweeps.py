@@ -134,26 +134,6 @@ def test_each_size_has_real_images_the_plain_pool_and_each_private_one(sizes: Mo
     assert jobs(sizes.arguments(argv)) == []  # the generators are stored
 
 
-NAMES = ("truncate", "latent", "local_epochs", "decoder_epochs", "server_epochs", "samples")
-TABLE = {  # of the released code: w, z, local epochs, decoder epochs, classifier epochs, images
-    "fedcvae-ens": (3, 10, 25, 10, 5, 5000),
-    "fedcvae-kd": (2, 100, 25, 10, 5, 5000),
-}
-
-
-def test_fedcvaes_preset_paper_has_the_papers_numbers(fedcvae: ModuleType) -> None:
-    result = entries(fedcvae, "--preset", "paper", "--dataset", "fmnist")
-    of = {e["method"]: e.cell.config.flat for e in result if e["at"] == 0.01}
-    assert {m: tuple(of[m][f"fedcvae.{name}"] for name in NAMES) for m in TABLE} == TABLE
-    for method, flat in of.items():
-        assert (flat["partition.name"], flat["partition.n_clients"]) == ("dirichlet_clients_all", 10)
-        assert (flat["model.name"], flat["data.limit"], flat["client.batch_size"]) == ("conv5", 30000, 32)
-        assert (flat["federation.rounds"] == 1) == (method != "fedavg")
-    rates = [of[m][f"fedcvae.{name}"] for m in TABLE for name in ("local_lr", "decoder_lr", "server_lr")]
-    assert rates == [1e-3, 0.01, 1e-3] * 2
-    assert {e["at"] for e in result} == {0.05, 0.01, 0.001}
-
-
 @pytest.mark.long
 def test_the_report_chooses_rates_by_validation_and_compares_seed_by_seed(
     fedcvae: ModuleType, recorded: Callable[..., None], tmp_path: Path

@@ -35,7 +35,7 @@ from papers.replications.rows import Quantity
 feddm = report_runs.script("feddm")
 
 
-def test_a_run_of_several_tables_is_run_once_and_preset_paper_has_the_papers_numbers(feddm: ModuleType) -> None:
+def test_a_run_of_several_tables_is_run_once(feddm: ModuleType) -> None:
     result = feddm.entries(feddm.arguments(["--rates=0.2,2", "--image-rates=1,0.03", "--noisy=feddm,scaffold"]))
     at_one = [e for e in result if e["at"] == 0.1 and e.cell.config.seed == 0]
     names = {(e["table"], e["method"], e["rate"]): e.cell.name for e in at_one}
@@ -46,10 +46,6 @@ def test_a_run_of_several_tables_is_run_once_and_preset_paper_has_the_papers_num
     for e in result:
         name, rates = ("feddm.image_lr", (1, 0.03)) if "feddm" in e["method"] else ("client.lr", (0.2, 2))
         assert e["method"] == "REAL" or e.cell.config.flat[name] == e["rate"] in rates
-    one = feddm.entries(feddm.arguments(["--preset", "paper", "--dataset", "cifar100"]))[0].cell.config.flat
-    wanted = {"iterations": 1000, "ipc": 5, "radius": 5.0, "server_epochs": 500, "image_lr": 1.0, "match_batch": 256}
-    assert {name: one[f"feddm.{name}"] for name in wanted} == wanted
-    assert (one["federation.rounds"], one["model.width"], one["client.batch_size"]) == (20, 128, 256)
 
 
 def frame(*lines: tuple[str, str, float | None, int, float, float]) -> pd.DataFrame:

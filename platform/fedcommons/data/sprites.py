@@ -6,8 +6,8 @@ The factor ``quadrant_shape`` is 3 times the quadrant (top left, top right, bott
 The partition ``by_factor`` creates one client for each of its 12 values, as Fedssyn does (appendix A.4).
 
 Images are sampled in a random order that depends on the data set's name only, in equal numbers for each of the 12
-values of ``quadrant_shape``. A tenth of each value's images belongs to the test set. With all 737,280 images, each
-value has 55,296 training and 6,144 test images.
+values of ``quadrant_shape``. A tenth of each value's images belongs to the test set; with ``data.split random``, the
+run's seed chooses the tenth. With all 737,280 images, each value has 55,296 training and 6,144 test images.
 """
 
 import os
@@ -49,7 +49,9 @@ Images = Annotated[int | None, "[24, 737280]"]
 Side = Annotated[int, "[8, 1024]"]
 
 
-def dsprites(dir: Path, file: str | None = None, side: Side = 64, images: Images = None) -> Source:
+def dsprites(
+    dir: Path, file: str | None = None, side: Side = 64, images: Images = None, split_seed: int | None = None
+) -> Source:
     """The published dSprites: 737,280 binary images of 64x64.
 
     Args:
@@ -69,10 +71,10 @@ def dsprites(dir: Path, file: str | None = None, side: Side = 64, images: Images
     if images is not None and images > len(pixels):
         raise UserError(f"data.images must be at most the {len(pixels):,} images that {path} has, got {images}.")
     factors = dict(zip(SIZES, classes[:, 1:].T, strict=True))  # without the first factor, the colour (always white)
-    return _source("dsprites", factors, images, lambda rows: _coarse(pixels[rows], side))
+    return _source("dsprites", factors, images, lambda rows: _coarse(pixels[rows], side), split_seed)
 
 
-def procedural_sprites(side: Side = 32, images: Images = 12000) -> Source:
+def procedural_sprites(side: Side = 32, images: Images = 12000, split_seed: int | None = None) -> Source:
     """Sprites rendered from the factors of dSprites; areas differ from those in dSprites, and edges are grey.
 
     The three shapes have equal areas. The square root of the area is 0.34 of the image side at the largest scale, and
@@ -84,9 +86,11 @@ def procedural_sprites(side: Side = 32, images: Images = 12000) -> Source:
     """
     everything = np.unravel_index(np.arange(EVERY), tuple(SIZES.values()))
     factors = dict(zip(SIZES, everything, strict=True))
-    return _source(
-        "procedural_sprites", factors, images, lambda rows: render({n: f[rows] for n, f in factors.items()}, side)
-    )
+
+    def pixels(rows: np.ndarray) -> np.ndarray:
+        return render({name: values[rows] for name, values in factors.items()}, side)
+
+    return _source("procedural_sprites", factors, images, pixels, split_seed)
 
 
 def quadrant_shape(factors: Factors) -> np.ndarray:
@@ -95,11 +99,14 @@ def quadrant_shape(factors: Factors) -> np.ndarray:
     return 3 * (2 * (factors["y"] >= half) + (factors["x"] >= half)) + factors["shape"]
 
 
-def split(cells: np.ndarray, images: int | None, name: str) -> tuple[np.ndarray, np.ndarray]:
+def split(
+    cells: np.ndarray, images: int | None, name: str, split_seed: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Sample images in equal numbers per quadrant and shape; return the sorted training rows and sorted test rows.
 
     cells: (n,) each image's ``quadrant_shape``, in 0..11. images: total number of sampled images; None: all images.
     name: name of the data set, which seeds the random choice.
+    split_seed: key of the test set's random split; None: the split that runs share by default.
 
     Raises:
         UserError: fewer than two images per quadrant and shape are requested, or more than there are.
@@ -114,16 +121,24 @@ def split(cells: np.ndarray, images: int | None, name: str) -> tuple[np.ndarray,
                 f"{wanted} are requested (see data.images) and {len(available)} exist."
             )
         chosen = available[numpy_generator("sprites", name, cell).permutation(len(available))[:wanted]]
+        if split_seed is not None:
+            chosen = numpy_generator("test split", name, split_seed, cell).permutation(chosen)
         n_test = max(1, int(TEST * wanted))
         test.append(chosen[:n_test])
         train.append(chosen[n_test:])
     return np.sort(np.concatenate(train)), np.sort(np.concatenate(test))
 
 
-def _source(name: str, factors: Factors, images: int | None, pixels: Callable[[np.ndarray], np.ndarray]) -> Source:
+def _source(
+    name: str,
+    factors: Factors,
+    images: int | None,
+    pixels: Callable[[np.ndarray], np.ndarray],
+    split_seed: int | None,
+) -> Source:
     cells = quadrant_shape(factors)
     parts = []
-    for rows in split(cells, images, name):
+    for rows in split(cells, images, name, split_seed):
         columns = {**factors, "quadrant_shape": cells}
         tensors = {which: torch.from_numpy(values[rows].astype(np.int64)) for which, values in columns.items()}
         parts.append(Examples(torch.from_numpy(pixels(rows)).unsqueeze(1), tensors["shape"], factors=tensors))
