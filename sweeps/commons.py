@@ -9,8 +9,8 @@ python sweeps/commons.py --dataset mnist --data-dir DIR
 A row of the table is a method with a sharing strategy. On the seeds of --tuning-seeds, each row tries every learning
 rate of --lrs and further learning rates of its method. While the best is at an edge of its list, values beyond the edge
 are tried, at most three per end. The seeds of the table then use the learning rates with the best validation accuracy.
-If a seed diverges at these rates, the next best rates are used. If --lrs has one value, no rate is tried: clients use
-this value, and all other learning rates have their defaults.
+Rates at which a run diverges are excluded, also on a seed of the table; the notes name these rates. If --lrs has one
+value, no rate is tried: clients use this value, and all other learning rates have their defaults.
 """
 
 from collections.abc import Sequence

@@ -8,11 +8,13 @@ python sweeps/methods.py --preset paper --dataset cifar10 --data-dir DIR      # 
 
 With --lrs each method tries every learning rate on the seeds of --tuning-seeds. While the best is at an edge of the
 list, values beyond the edge are tried, at most three per end. The seeds of the table then use the learning rate with
-the best validation accuracy. Test data, and the seeds of the table, choose nothing.
+the best validation accuracy. A learning rate at which a run diverges is excluded, also on a seed of the table; the
+notes name it. Test data choose nothing.
 """
 
 from collections.abc import Sequence
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from fedcommons.cli import parse
@@ -68,16 +70,24 @@ def entries(options: parse.Options) -> list[Entry]:
                 f"--algorithms {method} cannot be compared here: its server trains on a pool of synthetic images, and "
                 "methods are compared here without a pool. Use fedcommons commons instead."
             )
+    names = _names(methods)
     rates = grid.listed(options, "lrs", float) or (options.client.lr,)
     sweep.require_few(len(alphas) * len(methods) * len(seeds))
     for alpha, method, seed in product(alphas, methods, seeds):
         varied = {"algorithm": method, "client.lr": rates[0], "seed": seed}
         cell = grid.cell(options, {**base, **varied, **({} if alpha is None else {"partition.alpha": alpha})})
-        label = registry.label(method)
+        label = names[method]
         line = label if alpha is None else f"{label}, alpha {alpha:g}"
         result.append(Entry(cell, {"method": label, "at": alpha, "line": line}))
     tries = [(("client.lr", rate),) for rate in rates]
     return learning_rates.with_tuning(result, tries, learning_rates.tuning_seeds(options))
+
+
+def _names(methods: Sequence[str]) -> dict[str, str]:
+    """Return method -> shortest name in the table: its label, or with the file if two methods have the same label."""
+    shorten = registry.label, lambda method: Path(method).name, str
+    every = ({method: short(method) for method in methods} for short in shorten)
+    return next(names for names in every if len({*names.values()}) == len(names))
 
 
 methods = Study("methods", arguments, entries, report, learning_rates.play, plan=learning_rates.plan)

@@ -7,7 +7,8 @@ python sweeps/table1.py --preset authors --dataset cifar10 --data-dir DIR    # a
 
 With --lrs each row and sharing strategy tries every learning rate on the seeds of --tuning-seeds. While the best is at
 an edge of the list, values beyond the edge are tried, at most three per end. The seeds of the table then use the best
-learning rate by validation accuracy.
+learning rate by validation accuracy. A learning rate at which a run diverges is excluded, also on a seed of the table;
+the notes name it.
 """
 
 from collections.abc import Sequence

@@ -75,6 +75,10 @@ class ClientError(RuntimeError):
         return cls(_describe(error, where, part, doing), trace=trace)
 
 
+class DivergenceError(ClientError):
+    """Error that ends a run whose training diverged: all replies of a round, or the server's state, are not usable."""
+
+
 class Warned(str):
     """Text of a warning about a problem that does not stop the run; the text is printed even with ``--quiet``."""
 

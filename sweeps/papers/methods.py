@@ -56,7 +56,8 @@ def notes(results: Results, runs: Any) -> list[str]:
     if learning_rates.tuning_seeds(options):
         rate = (
             f"Learning rate: chosen for each method and alpha among {options.lrs} by the validation accuracy after the "
-            f"last round, on seeds {options.tuning_seeds}, which the table leaves out. Test data chose nothing."
+            f"last round, on seeds {options.tuning_seeds}, which the table leaves out. Learning rates at which a "
+            "run diverged, also on a seed of the table, are excluded. Test data chose nothing."
         )
         if fixed := sorted({name for c in configs for name in c.flat if name.endswith(".server_lr")}):
             rate += f" Not chosen: {', '.join(fixed)}; choose it by tune --space {fixed[0]}=0.01,0.1."

@@ -22,7 +22,7 @@ from fedcommons.core.algorithm import Algorithm, Message, Reply
 from fedcommons.core.client_worker import Work
 from fedcommons.core.rejections import Largest, Rejected
 from fedcommons.data.clients import ClientData
-from fedcommons.errors import ClientError
+from fedcommons.errors import ClientError, DivergenceError
 from fedcommons.federation import checkpoint
 from fedcommons.flat_tensors import Flat, Payload, data, flat, norm
 from fedcommons.reports import tables
@@ -60,7 +60,7 @@ class Spoilt(FedAvg):
 def test_a_client_that_blows_up_the_model_is_named_in_its_round(value: float, blocks: int, digits: "Digits") -> None:
     """Every number is finite; their squares are not."""
     federation, algorithm, spy = digits(), Spoilt(value), Spy(Spoilt(when=()))
-    with pytest.raises(ClientError, match=r"round 2, Spoilt: the merged model has a norm of .* overflows") as caught:
+    with pytest.raises(DivergenceError, match=r"round 2, Spoilt: the merged model has a norm .* overflows") as caught:
         federation.run(algorithm, federation.plan(3, blocks=blocks))
     assert (caught.value.client, caught.value.round) == (3, 2)
     federation.run(spy, federation.plan(2))
@@ -79,7 +79,7 @@ def test_a_client_is_named_whose_update_shows_only_in_the_next_round(digits: "Di
     assert resumed is not None
     assert (resumed.rejected, resumed.largest) == (rejected, saved.largest)
     for start in (federation.start(algorithm, federation.plan(4)), resumed):
-        with pytest.raises(ClientError, match=r"round 3, Spoilt: no reply was finite; .* client 3's") as caught:
+        with pytest.raises(DivergenceError, match=r"round 3, Spoilt: no reply was finite; .* client 3's") as caught:
             federation.run(algorithm, federation.plan(4), start=start)
         assert (caught.value.client, caught.value.round) == (3, 2)
 
@@ -141,8 +141,9 @@ def test_a_client_above_max_norm_is_as_if_it_had_not_been_there(least_squares: "
     assert now.rejected[3].replies == 3
     three = type(problem)(problem.a[:3], problem.b[:3]).federation(0.1)
     assert bits(now) == bits(three.run(algorithm, three.plan(3, blocks=1))[-1][0])
-    with pytest.raises(ClientError, match=r"every reply was rejected; client 0: .*max_norm 0.001"):
+    with pytest.raises(ClientError, match=r"every reply was rejected; client 0: .*max_norm 0.001") as caught:
         digits().run(FedAvg(), replace(digits().plan(2), max_norm=1e-3))
+    assert caught.type is ClientError  # not a DivergenceError
 
 
 def test_rejections_are_counted_with_their_first_reasons_and_reported() -> None:

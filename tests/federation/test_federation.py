@@ -22,7 +22,7 @@ from fedcommons.core.client_worker import Work
 from fedcommons.core.communication import Traffic
 from fedcommons.core.executor import Executor
 from fedcommons.data.clients import ClientData
-from fedcommons.errors import ClientError
+from fedcommons.errors import ClientError, DivergenceError
 from fedcommons.federation.client_sampling import participants
 from fedcommons.flat_tensors import Flat, Layout, Payload, data, flat
 
@@ -160,7 +160,7 @@ def test_a_bad_reply_is_rejected_counted_and_never_averaged_in(name: str, blocks
 
 def test_a_round_in_which_every_reply_is_rejected_is_an_error_and_a_block_is_not(least_squares: Problem) -> None:
     federation = least_squares().federation(0.1)
-    with pytest.raises(ClientError, match=r"round 2, _Wayward: every reply was rejected; client 0: .*not finite"):
+    with pytest.raises(DivergenceError, match=r"round 2, _Wayward: every reply was rejected; client 0: .*not finite"):
         federation.run(_Wayward(SPOILT["nan"], who=(0, 1, 2, 3)), federation.plan(2))
     now, facts = federation.run(_Wayward(SPOILT["nan"], who=(0, 1)), federation.plan(2, blocks=2))[-1]
     assert facts["rejected"] == 2

@@ -63,7 +63,7 @@ def test_all_rows_have_one_protocol_and_one_that_is_not_defined_says_why(commons
     assert "BatchNorm" in options.undefined[0.1, fedssyn]
 
 
-def test_the_best_round_on_the_tuning_seed_chooses_and_rates_at_which_a_seed_diverged_are_passed_over(
+def test_the_best_round_on_the_tuning_seed_chooses(
     commons: ModuleType, recorded: Callable[..., None], tmp_path: Path
 ) -> None:
     rows = entries(commons, "--ways", "real", "--lrs", "0.2,0.1,0.05,0.4", "--seeds", "3,1")
@@ -78,9 +78,6 @@ def test_the_best_round_on_the_tuning_seed_chooses_and_rates_at_which_a_seed_div
             )
     chosen = [e for e in commons.plan(rows, tmp_path) if not e.is_tuning]
     assert [(e["rates"], e.cell.config.seed) for e in chosen] == [((("client.lr", 0.1),), seed) for seed in (3, 1)]
-    (tmp_path / chosen[1].cell.name).mkdir()
-    (tmp_path / chosen[1].cell.name / "error.txt").touch()
-    assert {e["rates"] for e in commons.plan(rows, tmp_path) if not e.is_tuning} == {(("client.lr", 0.2),)}
 
 
 @pytest.mark.long

@@ -20,7 +20,7 @@ from fedcommons.core.executor import Executor, WorkerDied
 from fedcommons.core.rejections import Largest, Rejected, count_rejections, largest, unusable
 from fedcommons.core.returned import require_message, require_state
 from fedcommons.core.worker import give_back_freed
-from fedcommons.errors import ClientError, UserError, require_type, user_code_context
+from fedcommons.errors import ClientError, DivergenceError, UserError, require_type, user_code_context
 from fedcommons.federation.client_block import CPU, NOT_FINITE, BlockResult, ClientTask, Form, RoundTask, train_block
 from fedcommons.federation.client_memory import ClientMemory
 from fedcommons.federation.client_sampling import participants
@@ -238,8 +238,8 @@ def _round(
         if flaw := unusable(state) or unusable({"buffers": buffers}):
             text = f"round {number}, {name}: the merged {flaw}"
             if top is None:  # no reply has arrived in any round
-                raise ClientError(text)
-            raise ClientError(f"{text}; among the replies, {top} (see federation.max_norm)", top.client, top.round)
+                raise DivergenceError(text)
+            raise DivergenceError(f"{text}; among the replies, {top} (see federation.max_norm)", top.client, top.round)
     memory = now.memory.updated(number, {i: r.memory for i, r in accepted.items() if r.memory is not None})
     traffic = called.sent + Traffic(up=sum(r.up_bytes for r in results))
     outlived = {name for r in results for name in r.outlived}
@@ -265,9 +265,10 @@ def _all_rejected(name: str, number: int, rejected: Mapping[int, str], before: L
     """
     if before and before.stands_out and all(reason.endswith(NOT_FINITE) for reason in rejected.values()):
         text = f"round {number}, {name}: no reply was finite; among the replies, {before} (see federation.max_norm)"
-        return ClientError(text, before.client, before.round)
+        return DivergenceError(text, before.client, before.round)
     client, reason = next(iter(rejected.items()))
-    return ClientError(f"round {number}, {name}: every reply was rejected; client {client}: {reason}", client, number)
+    kind = DivergenceError if any(reason.endswith(NOT_FINITE) for reason in rejected.values()) else ClientError
+    return kind(f"round {number}, {name}: every reply was rejected; client {client}: {reason}", client, number)
 
 
 def _train(executor: Executor, task: RoundTask, blocks: Sequence[Sequence[ClientTask]]) -> list[BlockResult]:

@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from shlex import quote
 
-from fedcommons.errors import RUN, ClientError, clean, sentence
+from fedcommons.errors import RUN, ClientError, DivergenceError, clean, sentence
 from fedcommons.storage.atomic_files import write_text
 from fedcommons.storage.safe_read import UnreadableError, text_of
 
@@ -40,3 +40,12 @@ def read_error(folder: Path) -> str | None:
     except UnreadableError as error:
         return f"{error}"
     return None if content is None else f"{clean(content.partition(chr(10))[0])} (traceback: {path})"
+
+
+def has_diverged(folder: Path) -> bool:
+    """Return whether the traceback in ``folder/error.txt`` is that of a ``DivergenceError``."""
+    name = f"{DivergenceError.__module__}.{DivergenceError.__qualname__}: "
+    try:
+        return any(line.startswith(name) for line in (text_of(folder / "error.txt") or "").splitlines())
+    except UnreadableError:
+        return False

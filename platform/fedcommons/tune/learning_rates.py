@@ -18,6 +18,7 @@ from fedcommons.cli.display import Display
 from fedcommons.cli.parser import NewOption
 from fedcommons.config.dotted import override
 from fedcommons.errors import UserError
+from fedcommons.storage.error_file import has_diverged
 from fedcommons.tracking.run_folder import read_run, read_summary
 from fedcommons.tune import grid, sweep
 from fedcommons.tune.study import Entry
@@ -77,15 +78,15 @@ def plan(
     """Return all tuning entries, with values added at an edge, and the reported entries at the rates chosen in ``out``.
 
     Lines whose rates are not chosen yet have no reported entry. Entries of lines without a choice stay as they are.
+    Tuning entries have the label ``diverged``: the seeds whose runs diverged at the entry's rates.
     tried: names of the runs whose failure counts, as the others will run again; None: every failure counts.
     """
 
-    def is_failed(entry: Entry) -> bool:
-        folder = out / entry.cell.name
-        has_failed = (folder / "error.txt").exists() and read_summary(folder) is None
-        return has_failed and (tried is None or entry.cell.name in tried)
+    def is_diverged(entry: Entry) -> bool:
+        is_counted = tried is None or entry.cell.name in tried
+        return is_counted and _has_diverged(out / entry.cell.name)
 
-    chosen = {line: _choose(of_line, out, score, is_failed) for line, of_line in tuned_lines(entries).items()}
+    chosen = {line: _choose(of_line, out, score, is_diverged) for line, of_line in tuned_lines(entries).items()}
     planned = [entry for tuning, _ in chosen.values() for entry in tuning]
     for entry in (entry for entry in entries if not entry.is_tuning):
         if (line := entry.labels.get("line")) not in chosen:
@@ -95,6 +96,10 @@ def plan(
     return planned
 
 
+def _has_diverged(folder: Path) -> bool:
+    return has_diverged(folder) and read_summary(folder) is None
+
+
 def tuned_lines(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
     """Return the entries of each line that has tuning entries."""
     names = dict.fromkeys(entry["line"] for entry in entries if entry.is_tuning)
@@ -102,33 +107,38 @@ def tuned_lines(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
 
 
 def _choose(
-    of_line: Sequence[Entry], out: Path, score: Score, is_failed: Callable[[Entry], bool]
+    of_line: Sequence[Entry], out: Path, score: Score, is_diverged: Callable[[Entry], bool]
 ) -> tuple[list[Entry], Rates | None]:
-    """Return a line's tuning entries, with added values, and its best rates; None: not chosen yet, or all rates failed.
+    """Return a line's tuning entries, with added values, and its best rates; None: not chosen yet, or none is valid.
 
     The best rates have the highest mean score over the tuning seeds; in a tie, those tried first. Rates at which a run
-    of any seed failed are excluded, as the means would otherwise omit diverged seeds.
+    of any seed diverged are excluded, as the means would otherwise omit diverged seeds. Nothing is chosen if a tuning
+    run failed for another reason.
     """
     from fedcommons.runs.build import check
 
     tuning, reported = [e for e in of_line if e.is_tuning], [e for e in of_line if not e.is_tuning]
     scores: dict[Rates, float] = {}
-    excluded: set[Rates] = set()
+    excluded: dict[Rates, list[int]] = {}
+
+    def result(best: Rates | None) -> tuple[list[Entry], Rates | None]:
+        return [Entry(e.cell, {**e.labels, "diverged": tuple(excluded.get(e["rates"], ()))}) for e in tuning], best
+
     n_added: Counter[tuple[str, bool]] = Counter()
     while True:
         tried: dict[Rates, list[Entry]] = {}
         for entry in tuning:
             tried.setdefault(entry["rates"], []).append(entry)
         for rates, trials in tried.items():
-            if any(map(is_failed, trials)):
-                excluded.add(rates)
+            if seeds := [trial.cell.config.seed for trial in trials if is_diverged(trial)]:
+                excluded[rates] = seeds
             elif rates not in scores:
                 courses = [_accuracies(out / trial.cell.name) for trial in trials]
                 if not all(courses):
-                    return tuning, None
+                    return result(None)
                 scores[rates] = fmean(map(score, courses))
         if not (valid := [rates for rates in scores if rates not in excluded]):
-            return tuning, None
+            return result(None)
         best, n_tuning = max(valid, key=scores.__getitem__), len(tuning)
         for name, is_largest, rates in edges(tried, best):
             n_added[name, is_largest] += 1
@@ -138,9 +148,9 @@ def _choose(
                     check(added[0].cell.config)
                     tuning += added
         if len(tuning) == n_tuning:
-            if not any(is_failed(with_rates(entry, best)) for entry in reported):
-                return tuning, best
-            excluded.add(best)
+            if not (seeds := [e.cell.config.seed for e in reported if is_diverged(with_rates(e, best))]):
+                return result(best)
+            excluded[best] = seeds
 
 
 def edges(tried: Iterable[Rates], best: Rates) -> list[tuple[str, bool, Rates]]:
@@ -175,15 +185,18 @@ def play(
 ) -> Outcome:  # fmt: skip
     """Run the tuning entries, then values added at an edge, then the reported entries at the chosen rates.
 
-    Trials that failed in an earlier call run again first. A failure at rates that the table does not show is displayed,
-    but is not part of the outcome. run: runs the trials of its second argument; its first argument is the plan.
+    Trials that failed in an earlier call run again first. A run that diverged at rates that the table does not show is
+    displayed, but is no failure of the outcome, unless its line has no choice. run: runs the trials of its second
+    argument; its first argument is the plan.
     """
     run_trials = run or (lambda planned, remaining: sweep.run_cells(remaining, out, display))
     if not (tuned := tuned_lines(entries)):
         return run_trials(entries, todo)
-    outcomes, tried = list[Outcome](), set[str]()
+    outcomes, tried, lines = list[Outcome](), set[str](), dict[str, set[str]]()
     while True:
         planned = plan(entries, out, score, tried)
+        for entry in planned:
+            lines.setdefault(entry.cell.name, set()).add(entry.labels.get("line", ""))
         cells = grid.once(entry.cell for entry in planned)
         remaining = [cell for cell in cells if cell.name not in tried and not sweep.is_done(cell, out)]
         if outcomes and not remaining:
@@ -192,28 +205,39 @@ def play(
         tried |= {cell.name for cell in remaining}
     outcome = sweep.together(outcomes)
     undecided = tuned.keys() - {entry.labels.get("line") for entry in planned if not entry.is_tuning}
-    needed = {entry.cell.name for entry in planned if not entry.is_tuning or entry["line"] in undecided}
-    for name in outcome.failures.keys() - needed:
+    needed = {entry.cell.name for entry in planned if not entry.is_tuning}
+    needed |= {name for name, of_trial in lines.items() if of_trial & undecided}
+    skipped = {name for name in outcome.failures if name not in needed and _has_diverged(out / name)}
+    for name in sorted(skipped):
         display.say(f"Skipped, with its learning rates: {name}: {outcome.failures[name]}")
-    return replace(outcome, failures={n: reason for n, reason in outcome.failures.items() if n in needed})
+    return replace(outcome, failures={n: reason for n, reason in outcome.failures.items() if n not in skipped})
 
 
 def notes(planned: Sequence[Entry]) -> list[str]:
-    """Return footnotes on a plan: the values tried in lines with added values, and chosen rates still at an edge."""
-    extended, at_edge = dict[str, list[str]](), dict[str, list[str]]()
+    """Return footnotes on a plan: excluded rates, values of lines with added values, chosen rates still at an edge."""
+    extended, at_edge, excluded = dict[str, list[str]](), dict[str, list[str]](), dict[str, list[str]]()
+    open_lines = []
     for line, of_line in tuned_lines(planned).items():
         tried = dict.fromkeys(entry["rates"] for entry in of_line if entry.is_tuning)
         if any(entry.labels.get("added") for entry in of_line):
             values = {name: sorted({dict(rates)[name] for rates in tried}) for name in dict(of_line[0]["rates"])}
             text = ", ".join(f"{name} {', '.join(f'{value:g}' for value in those)}" for name, those in values.items())
             extended.setdefault(text, []).append(line)
+        for rates, seeds in dict.fromkeys((e["rates"], e["diverged"]) for e in of_line if e.labels.get("diverged")):
+            text = ", ".join(f"{name} {value:g}" for name, value in rates)
+            excluded.setdefault(f"{text} (seed {', '.join(map(str, seeds))})", []).append(line)
+        if all(entry.is_tuning for entry in of_line):
+            open_lines.append(line)
         for best in {entry["rates"] for entry in of_line if not entry.is_tuning}:
             for name, _, _ in edges(tried, best):
                 at_edge.setdefault(f"{name} {dict(best)[name]:g}", []).append(line)
     added = f"Tried, as the best learning rate was at an edge of its list (at most {MOST_ADDED} more per end)"
     edge = "Chosen learning rates still at an edge of the values tried, so that others may be better"
-    notes = (added, extended), (edge, at_edge)
-    return [f"{n}: {_listed(lines)}." for n, lines in notes if lines]
+    diverged = "Excluded learning rates, at which a run diverged on a seed of the tuning or of the table"
+    no_choice = "No row, as a run diverged at each learning rate, or as a tuning run has failed or has not ended"
+    notes = (added, extended), (edge, at_edge), (diverged, excluded)
+    texts = [f"{n}: {_listed(lines)}." for n, lines in notes if lines]
+    return [*texts, f"{no_choice}: {' / '.join(open_lines)}."] if open_lines else texts
 
 
 def _listed(lines: Mapping[str, Sequence[str]]) -> str:

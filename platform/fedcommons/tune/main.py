@@ -55,8 +55,10 @@ def run(
             return code
 
 
-def write_page(out: Path, stem: str, display: Display, folders: Sequence[Path] = ()) -> str | None:
+def write_page(out: Path, stem: str, display: Display, folders: Sequence[Path] | None = None) -> str | None:
     """Write ``report.html`` and return its verdict; after an error, warn. folders: of the runs; default: ``out``."""
+    if folders is not None and not folders:
+        return None
     try:
         from fedcommons.reports import page  # altair takes a second to import, and a dry run needs none
 
@@ -84,7 +86,7 @@ def conclude(outcome: Outcome, options: parse.Options, stem: str, display: Displ
         The exit code, 1 after a failure.
     """
     out, smoke = Path(options.out), grid.is_smoke(options)  # runs of the preset smoke are too small for a verdict
-    verdict = write_page(out, stem + f" ({presets.SMOKE})" * smoke, display, options.get("reported", ()))
+    verdict = write_page(out, stem + f" ({presets.SMOKE})" * smoke, display, options.get("reported"))
     if verdict and not smoke:
         display.say(verdict)
     for name, message in outcome.failures.items():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display
-from fedcommons.config import presets, registry
+from fedcommons.config import presets
 from fedcommons.config.dotted import same_results
 from fedcommons.config.experiment import Experiment
 from fedcommons.reports import columns, tables
@@ -33,7 +33,8 @@ def footnotes(cells: Sequence[sweep.Trial], options: parse.Options, central: Seq
     if learning_rates.tuning_seeds(options):
         rate = (
             f"The learning rate was chosen per configuration among {options.lrs} by validation accuracy of the last "
-            f"round, not by test data, on seeds {options.tuning_seeds}, which the table leaves out."
+            f"round, not by test data, on seeds {options.tuning_seeds}, which the table leaves out, "
+            "except learning rates at which a run diverged, also on a seed of the table."
         )
     elif options.preset == "authors":
         rate = f"Learning rates are those of the authors' scripts: {grid.several(configs, 'client.lr')}."
@@ -128,7 +129,7 @@ def line(cell: sweep.Trial) -> str:
     """Return the name of the line to which the trial belongs with all its seeds."""
     n, c, alpha, algorithm = row(cell)
     texts = [columns.text(cell.config.sharing.setting, "setting"), f"N {n}", f"C {c:g}"]
-    return ", ".join([registry.label(algorithm), *texts, *([] if alpha is None else [f"alpha {alpha:g}"])])
+    return ", ".join([algorithm, *texts, *([] if alpha is None else [f"alpha {alpha:g}"])])
 
 
 def pairs_first(cells: Sequence[sweep.Trial]) -> list[sweep.Trial]:
