@@ -81,24 +81,6 @@ def test_tables_show_rounds_ends_and_how_often_lemma_1_was_exceeded() -> None:
 parameters = report_runs.script("convergence_parameters")
 
 
-def cells(parameters: ModuleType, figure: str, *options: str) -> dict[str, list[Any]]:
-    """The configs of a figure's curves."""
-    result = getattr(parameters, figure)(parameters.arguments(options))
-    return {label: [cell.config for cell in several] for label, several in result.items()}
-
-
-def test_a8_takes_shares_of_the_generators_epochs_and_preset_paper_is_the_papers(parameters: ModuleType) -> None:
-    curves = cells(parameters, "figure_a8", "--preset=paper")
-    assert [c.generator.epochs for c, *_ in curves.values()] == [50, 150, 250, 350, 450]
-
-    def facts(figure: str, curve: str) -> tuple:
-        c = cells(parameters, figure, "--preset=paper")[curve][0]
-        return c.data.name, c.model.name, c.partition.n_clients, c.partition.alpha, c.generator.rho, c.sharing.p
-
-    assert facts("figure_a7", "p = 0.06") == ("cifar10", "vgg11", 10, 0.1, 1.0, 0.06)
-    assert facts("figure_a8", "50 epochs") == ("cifar10", "vgg11", 40, 0.01, 0.75, 0.57)
-
-
 @pytest.mark.long
 def test_both_figures_from_small_runs(parameters: ModuleType, tmp_path: Path) -> None:
     out = tmp_path / "out"
