@@ -7,7 +7,7 @@ python sweeps/figure3.py --preset paper --dataset cifar10 --data-dir DIR      # 
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fedcommons.cli import parse
 from fedcommons.reports import tables
@@ -16,6 +16,9 @@ from fedcommons.reports.frames import load_central
 from fedcommons.tune import grid as grids
 from fedcommons.tune.study import Entry, Report, Results, Study
 from papers.fedssyn import central_trials, references
+
+if TYPE_CHECKING:
+    from papers.fedssyn.central import Central
 
 POOL = "shuffled_synthetic"
 P = 0.5  # as in the paper, where each client trains on equal numbers of pool images and of real images
@@ -51,7 +54,10 @@ def entries(options: parse.Options) -> list[Entry]:
     return [Entry(cell, {}) for cell in grids.once(cells)]
 
 
-central_lines = partial(central_trials.lines, sources=("central_real", "central_synthetic"))
+def central_lines(entries: Sequence[Entry], options: parse.Options) -> "list[Central]":
+    """Return the central models of the figure; their default number of epochs is federation.rounds."""
+    sources = ("central_real", "central_synthetic")
+    return central_trials.lines(entries, options, sources, lambda rounds: options.central_epochs or rounds)
 
 
 def footnotes(results: Results, lines: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -119,7 +119,7 @@ def entries(options: parse.Options) -> list[Entry]:
     return expand(options, rows, by_seed=True)
 
 
-central_lines = partial(central_trials.lines, epochs="client.epochs")
+central_lines = central_trials.lines
 
 sensitivity = Study(
     "sensitivity", arguments, entries, partial(report, central_lines),

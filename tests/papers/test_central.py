@@ -55,7 +55,11 @@ def test_a_finished_training_is_read_not_repeated(tmp_path: Path) -> None:
     line = Central("central_real", smoke(seed=2), epochs=2)
     summary = central.run(line, tmp_path / line.name)
     assert summary["images"] == 200  # data.limit of the preset
-    assert 0 < summary["validation_accuracy"] < 1
+    dataset = build(line.config).dataset  # of 359 test images, so that only their accuracy is a multiple of 1/359
+    for name, examples in (("last_accuracy", dataset.test), ("validation_accuracy", dataset.validation)):
+        right = summary[name] * len(examples)
+        assert right == pytest.approx(round(right), abs=1e-6), name
+        assert 0 < right < len(examples)
     assert (
         summary["last_accuracy"] == summary["accuracies"][-1] <= summary["best_accuracy"] == max(summary["accuracies"])
     )

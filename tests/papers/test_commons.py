@@ -14,6 +14,8 @@ import fedcommons
 from fedcommons.cli.display import Display
 from papers.commons.measured import best_of, rounds_to_target
 from papers.commons.ways import WAYS
+from papers.fedssyn import central, central_trials
+from papers.fedssyn.references import CENTRAL
 
 commons = report_runs.script("commons")
 
@@ -90,14 +92,18 @@ def test_the_table_from_small_runs(commons: ModuleType, tmp_path: Path) -> None:
     finished = [e for e in rows if e["way"] in ways and e.cell.config.seed == 0]
     for e in finished:
         fedcommons.run(e.cell.config, out / e.cell.name)
+    model = central_trials.lines(rows, options)[0]
+    assert model.epochs == 2 * model.config.client.epochs
+    assert central.run(model, out / model.name)["seed"] == 0
     (out / "client_work.json").write_text(json.dumps({e.cell.name: 1.5 for e in finished}))
     with Display() as display:
         commons.commons.report(rows, options, out, display)
     with (out / "commons.csv").open() as file:
         lines = {line["way"]: line for line in csv.DictReader(file)}
-    assert list(lines) == ways
-    alone, copies, once, feddm = lines.values()
-    assert [float(one["rounds_with_clients"]) for one in lines.values()] == [2, 2, 0, 2]
+    assert list(lines) == [*ways, CENTRAL]
+    alone, copies, once, feddm, of_central = lines.values()
+    assert [float(one["rounds_with_clients"]) for one in (alone, copies, once, feddm)] == [2, 2, 0, 2]
+    assert (of_central["bound"], of_central["seeds"], of_central["rates"]) == ("False", "1", "lr 0.1")
     assert float(once["mb_a_round"]) == 0
     assert float(once["mb"]) == float(once["mb_once"]) > 0
     assert float(alone["mb"]) == pytest.approx(2 * float(alone["mb_a_round"]))

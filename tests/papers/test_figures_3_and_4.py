@@ -122,6 +122,7 @@ def test_figure_4_from_small_runs(script: ModuleType, tmp_path: Path) -> None:
             "--wandb=off", f"--artifacts={tmp_path}/artifacts", f"--out={out}"]  # fmt: skip
     grid = entries(script, *argv)
     lines = script.central_lines(grid, script.arguments(argv))
+    assert {line.epochs for line in lines} == {2}  # a round of two epochs
     cells = [e.cell for e in grid]
     complete(script.sensitivity, argv, cells, out, lambda: [central.run(line, out / line.name) for line in lines])
     with (out / "sensitivity.csv").open() as file:

@@ -1,10 +1,14 @@
 """What the sweeps over a grid put into their runs, preset ``authors`` cell by cell, and what table1 reports."""
 
+import csv
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import pandas as pd
 import pytest
 from rich.console import Console
 from sweep_runs import rows_of
@@ -15,12 +19,14 @@ from fedcommons.config.dotted import override
 from fedcommons.config.experiment import Experiment
 from fedcommons.errors import UserError
 from fedcommons.generators.requests import contribution
+from fedcommons.reports.cells import Cell
 from fedcommons.runs.build import build, check, load
 from fedcommons.storage.artifact_store import key_of
 from fedcommons.tune import dry_run
 from fedcommons.tune import grid as grids
 from fedcommons.tune import sweep as tuning
-from papers.fedssyn import authors, references
+from fedcommons.tune.study import Entry
+from papers.fedssyn import authors, central_trials, references, targets
 from papers.fedssyn import table1 as of_table1
 
 Sweeps = Callable[[str], ModuleType]
@@ -133,8 +139,8 @@ def test_a_table_with_a_pool_has_a_server_alone_with_the_same_pool_and_a_central
         key_of(need.images_facts) for c in pools for need in build(c).requests
     }  # fmt: skip
     models = references.central_lines(rows, given)
-    assert {(m.source, m.config.client.lr, m.config.seed) for m in models} == {
-        ("central_real", lr, seed) for lr in (0.04, 0.1) for seed in (0, 1, 100)
+    assert {(m.source, m.epochs, m.config.client.lr, m.config.seed) for m in models} == {
+        ("central_real", 30 * 10, lr, seed) for lr in (0.04, 0.1) for seed in (0, 1, 100)
     }  # fmt: skip
     for words in (["--without-references"], ["--settings=real"], ["--sharing.p=0"]):
         given = table1.arguments(["--alphas=0.1", *words])
@@ -145,35 +151,108 @@ def test_a_table_with_a_pool_has_a_server_alone_with_the_same_pool_and_a_central
     assert "BatchNorm" in " ".join(of_table1.footnotes([e.cell for e in rows], given))
 
 
+def write_central(line: Any, out: Path, **values: Any) -> None:
+    """Write the summary of a trained central model, with invented numbers."""
+    c = line.config
+    facts = {"dataset": c.data.name, "algorithm": "central", "setting": line.source, "alpha": None, "n_clients": None,
+            "participation": None, "seed": c.seed, "learning_rate": c.client.lr, "epochs": line.epochs, "images": 101,
+            "last_accuracy": 0.97, "best_accuracy": 0.98, "validation_accuracy": 0.5, "partition": None,
+            **values}  # fmt: skip
+    (out / line.name).mkdir(exist_ok=True)
+    (out / line.name / "summary.json").write_text(json.dumps(facts))
+
+
 def test_each_target_has_rounds_bytes_and_work_and_says_if_the_pool_alone_reaches_it(
     table1: ModuleType, recorded: Callable[..., None], tmp_path: Path
 ) -> None:
-    """Rounds of 2 MB; the pool of FedAvg has 10 MB, that of SCAFFOLD 20 MB."""
-    words = ["--alphas=0.1", "--algorithms=fedavg,scaffold", "--targets=0.95", f"--out={tmp_path}"]
+    """Rounds of 2 MB, or 3 MB with a pool of 10 MB; of SCAFFOLD, 20 MB at alpha 0.1 and 80 MB at alpha 0.01."""
+    words = ["--alphas=0.01,0.1", "--algorithms=fedavg,scaffold", "--targets=0.95", f"--out={tmp_path}"]
     given, display = table1.arguments(words), Display(Console(quiet=True))
-    rows, sent, work = table1.entries(given), {"bytes_down": 3e7, "bytes_up": 3e7}, {}
+    rows, work = table1.entries(given), {}
     for e in rows:
-        c, pool = e.cell.config, 2e7 if e.cell.config.algorithm == "scaffold" else 1e7
-        once = {"bytes_down": 0, "bytes_up": 0, "bytes_once": 5e6}
-        of = {"real": (9, sent), POOL: (2, {**sent, "bytes_once": pool}), "server_synthetic": (1, once)}
-        reached, summary = of[c.sharing.setting]
-        recorded(tmp_path / e.cell.name, c, reached, last_accuracy=0.9, best_accuracy=0.9, **summary)
+        c, alpha = e.cell.config, e.cell.config.flat["partition.alpha"]
+        pool = 1e7 if c.algorithm == "fedavg" else 2e7 if alpha == 0.1 else 8e7
+        base = None if alpha == 0.01 else 9 if c.algorithm == "fedavg" else 12
+        of = {"real": (base, 6e7, 0), POOL: (2, 9e7, pool), "server_synthetic": (1, 0, 5e6)}
+        reached, sent, once = of[c.sharing.setting]
+        amounts = {"bytes_down": sent / 3, "bytes_up": sent * 2 / 3, "bytes_once": once}
+        recorded(tmp_path / e.cell.name, c, reached, last_accuracy=0.9, best_accuracy=0.96, **amounts)
         work[e.cell.name] = [30.0 * (c.algorithm != "one_shot"), 4.0 * bool(c.generator)]
+    (central,) = references.central_lines(rows, given)
+    write_central(central, tmp_path)
     (tmp_path / "client_work.json").write_text(json.dumps(work))
     table1.table1.report(rows, given, tmp_path, display)
     text = (tmp_path / "table1.md").read_text()
-    lines = [line[1:] for line in rows_of(text.split("## ")[1])[2:]]
-    assert lines[0] == ["no sharing", "80 %", "9", "18", "0", "", "", "9", "0"]
-    assert lines[2] == [POOL, "80 %", "2", "14", "10", "7.0 x 2 = 14", "yes", "6", "4"]
-    assert lines[6][5:7] == ["7.0 x 2 = 14", "no"]
-    assert lines[3][1:7] == ["95 %", ">30", ">70", "10", "-", "-"]
-    assert [line[:8] for line in lines[8:]] == [
-        ["server_synthetic", "80 %", "0", "5", "5", "", "", "4"],
-        ["server_synthetic", "95 %", "not reached", "5", "5", "", "", "4"],
-    ]  # fmt: skip
-    assert "below what the pool alone teaches (90.0 %)" in text
-    (alone,) = rows_of(text, "| digits   | 10 | 1 | 0.1   | server")
-    assert (alone[7], alone[9]) == ("0", "90.0")
+    lines = rows_of(text.split("## ")[1])[2:]
+    of_pools = {tuple(line[:2]): line[4:] for line in lines if line[2:4] == [POOL, "80 %"]}
+    assert of_pools == {
+        ("0.01", "fedavg"): ["2", "16", "10", ">28.0 x 2 = 56", "yes", "6", "4"],
+        ("0.01", "scaffold"): ["2", "86", "80", ">28.0 x 2 = 56", "-", "6", "4"],
+        ("0.1", "fedavg"): ["2", "16", "10", "7.0 x 2 = 14", "yes", "6", "4"],
+        ("0.1", "scaffold"): ["2", "26", "20", "10.0 x 2 = 20", "no", "6", "4"],
+    }
+    assert lines[8][2:] == ["no sharing", "80 %", "9", "18", "0", "", "", "9", "0"]
+    assert lines[11][3:] == ["95 %", ">30", ">100", "10", "-", "-", ">34", "4"]
+    assert [line[2:9] for line in lines[18:]] == [
+        ["server_synthetic", "80 %", "0", "5", "5", "", ""],
+        ["server_synthetic", "95 %", "not reached", "5", "5", "", ""],
+    ]
+    assert "in 2 of 8" in text
+    assert text.count("(90.0 %)") == 2  # the server's pool is above 80 % at both alphas
+    (alone,), (of_central,) = (rows_of(text, f"| digits   | {row}") for row in ("10 | 1 | 0.1   | server", "-"))
+    assert (alone[7], alone[9], of_central[4], of_central[9:11]) == ("0", "90.0", references.CENTRAL, ["97.0", "98.0"])
+    assert "300 epochs on 101 images (3300 steps)" in text
+    with (tmp_path / "table1.csv").open() as file:
+        algorithms = Counter(line["algorithm"] for line in csv.DictReader(file))
+    assert algorithms == {"fedavg": 4, "scaffold": 4, "one_shot": 2, "central": 1}
+
+
+def test_whether_a_pool_pays_is_computed_from_the_seeds_of_both_sides() -> None:
+    def cell(rounds: dict[int, int], once: float) -> Cell:
+        equal = {"rounds": 100, "bytes_down": 5e7, "bytes_up": 5e7, "bytes_once": once}
+        return Cell({}, pd.DataFrame([{"seed": s, "rounds_to_target": r, **equal} for s, r in rounds.items()]))
+
+    base = cell({0: 10, 1: 100, 2: 100}, 0)
+    assert targets.pays(base, cell({0: 9}, 2e7)) == ("1.0 x 1 = 1 (1 of 3 seeds)", "no")
+    assert targets.pays(base, cell({3: 9}, 2e7)) == ("-", "-")
+
+
+def test_the_central_rate_is_chosen_on_the_tuning_seeds_or_not_at_all(table1: ModuleType, tmp_path: Path) -> None:
+    words = ["--alphas=0.1", "--algorithms=fedavg", "--seeds=1,0", "--tuning-seeds=7,8", "--lrs=0.05,0.1,0.2"]
+    given = table1.arguments(words)
+    rows = table1.entries(given)
+    models = references.central_lines(rows, given)
+    for line in models:
+        c = line.config
+        best = 0.1 if c.seed >= 7 else 0.05
+        write_central(
+            line, tmp_path, validation_accuracy=0.9 if c.client.lr == best else 0.1, last_accuracy=c.client.lr
+        )
+    (row,) = central_trials.at_best_rate(models, rows, tmp_path)
+    assert (row.values("seed"), row.values("last_accuracy")) == ([0, 1], [0.1, 0.1])
+    assert "edge" not in central_trials.rate_note(row, given)
+    for line in models[:6]:  # of both tuning seeds
+        other = 0.9 * (line.config.client.lr == 0.2)
+        write_central(line, tmp_path, validation_accuracy=other)
+    (row,) = central_trials.at_best_rate(models, rows, tmp_path)
+    assert "edge" in central_trials.rate_note(row, given)
+    (tmp_path / models[0].name / "summary.json").unlink()
+    assert central_trials.at_best_rate(models, rows, tmp_path) == []
+    fixed = [e for e in rows if not e.is_tuning]
+    assert central_trials.at_best_rate(references.central_lines(fixed, given), fixed, tmp_path) == []
+
+
+def test_preset_authors_has_one_central_model_per_seed_and_a_note_for_each_number_of_epochs(table1: ModuleType) -> None:
+    words = ["--preset=authors", "--alphas=0.1", "--algorithms=fedavg", "--federations=10:1,40:0.2", "--seeds=0,1"]
+    given = table1.arguments(words)
+    models = references.central_lines([Entry(cell, {}) for cell in table1.grid(given)], given)
+    assert [(m.config.seed, m.config.client.lr, m.epochs) for m in models] == [(0, 0.05, 3000), (1, 0.05, 3000)]
+    small = table1.arguments(["--alphas=0.1", "--settings=shuffled_synthetic", "--client.drop_last=true"])
+    alone = [e.cell for e in table1.entries(small) if e.cell.config.algorithm == "one_shot"]
+    longer = [tuning.cell(override(alone[0].config, {"client.epochs": 20, "partition.n_clients": 5}), grids.VARIED)]
+    first, second = references.notes([*longer, *alone], small, [])
+    assert "600 epochs on the pool (77400 steps on 1295 images)" in first  # 129 whole batches of 10 images
+    assert "300 epochs on the pool (39000 steps on 1300 images)" in second
 
 
 @pytest.mark.usefixtures("untimed")

@@ -42,15 +42,17 @@ def report(results: Results) -> Report | None:
     undefined = {f"{way}, alpha {alpha:g}": reason for (alpha, way), reason in options.undefined.items()}
     lines = [_line(result, seconds[name_of(result)]) for result in rows]
     records = [_record(result, seconds[name_of(result)]) for result in rows]
-    for cell in central_trials.at_best_rate(central_trials.lines(entries, options), entries, results.out):
+    central = central_trials.at_best_rate(central_trials.lines(entries, options), entries, results.out)
+    for cell in central:
         rate, epochs = f"lr {value(cell, 'lr'):g}", f"{value(cell, 'epochs'):.0f} epochs on all real images"
         last = cell.values("last_accuracy")
-        lines.append(["-", f"{CENTRAL} (bound)", "-", _percent(last), *"-----", "100.0 %", *"---", rate, epochs])
-        known = {"way": CENTRAL, "bound": True, "seeds": len(last), "rates": rate, "last_accuracy": fmean(last)}
+        lines.append(["-", CENTRAL, "-", _percent(last), *"-----", "100.0 %", *"---", rate, epochs])
+        known = {"way": CENTRAL, "bound": False, "seeds": len(last), "rates": rate, "last_accuracy": fmean(last)}
         records.append({**dict.fromkeys(records[0]), **known})
     missing = "".join(f"\n{row}: not defined: {reason}\n" for row, reason in undefined.items())
     missing += _not_finished(entries, rows, len(grid.values(options, "seeds", int)))
     rate_notes = learning_rates.notes(entries)
+    rate_notes += [f"{CENTRAL}: {central_trials.rate_note(cell, options)}." for cell in central]
     table = f"{tables.markdown(HEAD, lines)}{missing}{tables.numbered(_notes(rows, options, rate_notes))}"
     title = grid.title([e.cell.config for e in entries if not e.is_tuning], with_target=False)
     return Report(
@@ -141,7 +143,7 @@ def _notes(rows: "Sequence[Measured]", options: parse.Options, rate_notes: Seque
         "make the steps of E epochs on their own images in each round, also if they hold other clients' images; in "
         "one-shot methods they make these steps at once.",
         f"Rounds to target ({goal}) counts the rounds in which clients took part, without an exchange before round 1. "
-        f"Rows named one-shot: {SERVER}. {CENTRAL}: one model, at the learning rate with the best validation accuracy.",
+        f"Rows named one-shot: {SERVER}. {CENTRAL}: one model, which trains for R x E epochs.",
         "Last: test accuracy after the last round, server rounds included. Best: test accuracy in the round of the "
         "best validation accuracy, whose model a run keeps; picture and guide use it.",
         f"{_choice(options)} Learning rates of Fedssyn's generators are fixed, by the quality of the images. "

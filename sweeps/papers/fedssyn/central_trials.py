@@ -16,6 +16,7 @@ from fedcommons.errors import sentence
 from fedcommons.reports import tables
 from fedcommons.reports.cells import Cell
 from fedcommons.reports.frames import load_central
+from fedcommons.reports.series import value
 from fedcommons.tracking.run_folder import read_summary
 from fedcommons.tune import grid, sweep
 from fedcommons.tune.study import Entry
@@ -29,13 +30,15 @@ Lines = Callable[[Sequence[Entry], parse.Options], "Sequence[Central]"]
 
 
 def lines(
-    entries: Sequence[Entry], options: parse.Options, sources: Sequence[str] = ("central_real",), epochs: str = ""
-) -> "list[Central]":
+    entries: Sequence[Entry], options: parse.Options, sources: Sequence[str] = ("central_real",),
+    epochs: Callable[[int], int] | None = None,
+) -> "list[Central]":  # fmt: skip
     """Return the central models of the trials: one on the real images per seed, and one on each trial's pool.
 
-    A study with ``--lrs`` has a model for each learning rate. Trials of another network have no central model. sources:
-    the images of the models, see ``Central``. A model trains for ``--central-epochs`` epochs, or federation.rounds,
-    times the field that ``epochs`` names.
+    A study with ``--lrs`` has a model for each learning rate; without, all models have that of the first trial. Trials
+    of another network have no central model. sources: the images of the models, see ``Central``. epochs: returns the
+    epochs of a model from federation.rounds; None: federation.rounds times client.epochs, as many as a client makes
+    that takes part in every round.
     """
     from papers.fedssyn.central import Central
 
@@ -43,9 +46,14 @@ def lines(
         [],
         grid.values(options, "lrs", float) if options.get("lrs") else (entries[0].cell.config.client.lr,),
     )
-    for e, rate in product((e for e in entries if e.cell.config.model.name == options.model.name), rates):
-        config = sweep.with_absolute_paths(override(e.cell.config, {"client.lr": rate}))
-        n = (options.get("central_epochs") or config.federation.rounds) * config.flat.get(epochs, 1)
+    of_model = [e for e in entries if e.cell.config.model.name == options.model.name]
+    # preset authors has two numbers of local epochs: the larger one, so that a seed has one model
+    local_epochs = max((e.cell.config.client.epochs for e in of_model), default=1)
+    for e, rate in product(of_model, rates):
+        fields = {"client.lr": rate, "client.epochs": local_epochs}
+        config = sweep.with_absolute_paths(override(e.cell.config, fields))
+        rounds = config.federation.rounds
+        n = epochs(rounds) if epochs else rounds * local_epochs
         of_trial = sources if config.generator is not None else ("central_real",)
         result += [Central(source, config, n) for source in of_trial]
     return list({line.name: line for line in result}.values())  # trials that share a central model give one line
@@ -54,15 +62,30 @@ def lines(
 def at_best_rate(models: "Sequence[Central]", entries: Sequence[Entry], out: Path) -> list[Cell]:
     """Return the configuration of the finished models at their best learning rate; empty if no model is finished.
 
-    The best rate has the highest validation accuracy on the seeds of the tuning, or on all seeds without a tuning.
+    Of several rates, the best has the highest validation accuracy on the seeds of the tuning. As long as a model of
+    these seeds is missing, no rate is chosen, and the result is empty.
     """
-    runs = load_central(*(out / line.name for line in models))
-    if runs.empty:
-        return []
-    tuning = runs["seed"].isin([e.cell.config.seed for e in entries if e.labels.get("tuning")])
-    best = tables.at_best_rate(runs.loc[tuning == tuning.any(), :])["lr"].iloc[0]
-    chosen = runs.loc[(runs["lr"] == best) & ~tuning, :].sort_values("seed")
-    return [] if chosen.empty else [Cell({}, chosen)]
+    seeds = {e.cell.config.seed for e in entries if e.is_tuning}
+    tuning = [line for line in models if line.config.seed in seeds]
+    reported = [line for line in models if line.config.seed not in seeds]
+    if len({line.config.client.lr for line in models}) > 1:
+        runs = load_central(*(out / line.name for line in tuning))
+        if runs.empty or len(runs) < len(tuning):
+            return []
+        best = tables.at_best_rate(runs)["lr"].iloc[0]
+        reported = [line for line in reported if line.config.client.lr == best]
+    chosen = load_central(*(out / line.name for line in reported))
+    return [] if chosen.empty else [Cell({}, chosen.sort_values("seed"))]
+
+
+def rate_note(cell: Cell, options: parse.Options) -> str:
+    """Return the learning rate of the central model's row as text, and how it was chosen."""
+    rate, listed = value(cell, "lr"), grid.listed(options, "lrs", float) if "lrs" in options else ()
+    if len(set(listed)) < 2:
+        return f"learning rate {rate:g}, not chosen by accuracy"
+    is_at_edge = rate in (min(listed), max(listed))
+    edge = " (at an edge of the list, so that another may be better)" * is_at_edge
+    return f"learning rate {rate:g}{edge}, the best of {options.lrs} by validation accuracy on the tuning seeds"
 
 
 def _train(base_folder: str, central: "Central", folder: Path) -> None:

@@ -1,10 +1,11 @@
 """Reference rows of Table 1: a server that trains on the pool without clients, and a central model on all real data.
 
 The server's model is a run of the method ``one_shot`` with the images, model, learning rates and seeds of the first
-method of the table. The central model is that of figure 3 (``central_trials``).
+method of the table. The central model (``central_trials``) trains for R x E epochs: R rounds, E epochs of a client.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.cli import parse
@@ -99,21 +100,32 @@ def rounds(cell: Cell) -> str:
 
 def notes(cells: Sequence[sweep.Trial], options: parse.Options, central: Sequence[Cell]) -> list[str]:
     """Return the footnotes on the reference rows: steps and learning rates of the server and of the central model."""
+    from fedcommons.core.local_training import LocalSGD
     from fedcommons.runs.build import build
 
-    result, c, rate = [], cells[-1].config, "with the learning rate of column lr and batch size"
-    if c.algorithm == ONE_SHOT:
-        epochs = (c.constants["server_epochs"] or c.client.epochs) * c.federation.rounds
-        images = sum(request.n for request in build(c).requests)
-        steps = f" ({epochs * -(-images // c.client.batch_size)} steps on {images} images)" if images else ""
+    result, c = [], cells[-1].config.client
+    alone = [cell.config for cell in cells if cell.config.algorithm == ONE_SHOT]
+    groups: dict[tuple[int, int, int], list[str]] = {}
+    for config in {(config.client.epochs, config.partition.n_clients): config for config in alone}.values():
+        spec, epochs = build(config), (config.constants["server_epochs"] or config.client.epochs)
+        images, epochs = sum(request.n for request in spec.requests), epochs * config.federation.rounds
+        steps = replace(spec.local, dp=None).steps_of(images, epochs)
+        groups.setdefault((epochs, steps, images), []).append(str(config.partition.n_clients))
+    for (epochs, steps, images), federations in groups.items():
+        which = f" (N = {', '.join(federations)})" * (len(groups) > 1)
+        amount = f" ({steps} steps on {images} images)" * bool(images)
         result.append(
-            f"{SERVER}: no client trains. The server makes {epochs} epochs on the pool{steps}, {rate} "
-            f"{c.client.batch_size}. MB: the pool, which clients send to the server once."
+            f"{SERVER}{which}: no client trains. The server makes {epochs} epochs on the pool{amount}, with the "
+            f"learning rate of column lr and batch size {c.batch_size}. MB: the pool, which clients send to the server "
+            "once."
         )
-    elif options.get("refused"):
+    if not alone and options.get("refused"):
         result.append(f"No row '{SERVER}': {options.refused}")
     for cell in central:
         epochs, images = int(value(cell, "epochs")), int(value(cell, "images"))
-        steps = epochs * -(-images // c.client.batch_size)
-        result.append(f"{CENTRAL}: {epochs} epochs on {images} images ({steps} steps), {rate} {c.client.batch_size}.")
+        steps = LocalSGD(epochs, c.batch_size, c.drop_last).steps_of(images, epochs)
+        rate = central_trials.rate_note(cell, options)
+        result.append(
+            f"{CENTRAL}: {epochs} epochs on {images} images ({steps} steps), batch size {c.batch_size}, {rate}."
+        )
     return result

@@ -1,6 +1,7 @@
 """Rounds, bytes and clients' work until each target accuracy, and whether a pool pays in bytes (Table 1 of Fedssyn)."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import floor
 from pathlib import Path
 from statistics import fmean
@@ -64,14 +65,23 @@ def section(
 def pays(base: Cell, cell: Cell) -> tuple[str, str]:
     """Return the bytes that fewer rounds save, as text, and whether they exceed those of the pool: yes, no or ``-``.
 
-    base, cell: configurations without and with a pool. ``-``: seeds that missed the target leave the answer open.
+    base, cell: configurations without and with a pool, compared on the seeds that both have. ``-``: there is no such
+    seed, or seeds that missed the target leave the answer open.
     """
+    n = max(len(base.runs), len(cell.runs))
+    base, cell = (
+        replace(one, runs=one.runs.loc[one.runs["seed"].isin(other.runs["seed"]), :])
+        for one, other in ((base, cell), (cell, base))
+    )
+    if base.runs.empty:
+        return "-", "-"
+    some = f" ({len(cell.runs)} of {n} seeds)" * (len(cell.runs) < n)
     (slow, missed), (fast, fast_missed) = (counted(c.runs, ROUNDS) for c in (base, cell))
     if fast_missed:
         return "-", "-"
     rounds, each = fmean(slow) - fmean(fast), fmean(run.per_round for run in until_target(base.runs)) / MB
     is_more = rounds * each > fmean(cell.values("bytes_once")) / MB
-    text = f"{'>' * bool(missed)}{rounds:.1f} x {each:.3g} = {rounds * each:.3g}"
+    text = f"{'>' * bool(missed)}{rounds:.1f} x {each:.3g} = {rounds * each:.3g}{some}"
     return text, "yes" if is_more else "-" if missed else "no"
 
 
