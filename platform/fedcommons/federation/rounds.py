@@ -267,7 +267,8 @@ def _all_rejected(name: str, number: int, rejected: Mapping[int, str], before: L
         text = f"round {number}, {name}: no reply was finite; among the replies, {before} (see federation.max_norm)"
         return DivergenceError(text, before.client, before.round)
     client, reason = next(iter(rejected.items()))
-    kind = DivergenceError if any(reason.endswith(NOT_FINITE) for reason in rejected.values()) else ClientError
+    grown = (NOT_FINITE, *(["federation.max_norm"] if number > 1 else []))  # in round 1, the limit is too low
+    kind = DivergenceError if any(word in r for r in rejected.values() for word in grown) else ClientError
     return kind(f"round {number}, {name}: every reply was rejected; client {client}: {reason}", client, number)
 
 

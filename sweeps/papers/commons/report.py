@@ -103,9 +103,10 @@ def _not_finished(entries: Sequence[Entry], rows: "Sequence[Measured]", n_seeds:
     for alpha, way in dict.fromkeys((e["alpha"], e["way"]) for e in entries):
         n = ended.get((alpha, way), 0)
         if not n:
-            text += f"\n{way}, alpha {alpha:g}: no row: at all learning rates, a run has not ended or has failed\n"
+            reason = "a tuning run has not ended or has failed, or a run diverged at each learning rate"
+            text += f"\n{way}, alpha {alpha:g}: no row: {reason}\n"
         elif n < n_seeds:
-            text += f"\n{way}, alpha {alpha:g}: {n} of {n_seeds} seeds; the other runs have not ended\n"
+            text += f"\n{way}, alpha {alpha:g}: {n} of {n_seeds} seeds; the other runs have not ended or have failed\n"
     return text
 
 

@@ -33,8 +33,8 @@ def footnotes(cells: Sequence[sweep.Trial], options: parse.Options, central: Seq
     if learning_rates.tuning_seeds(options):
         rate = (
             f"The learning rate was chosen per configuration among {options.lrs} by validation accuracy of the last "
-            f"round, not by test data, on seeds {options.tuning_seeds}, which the table leaves out, "
-            "except learning rates at which a run diverged, also on a seed of the table."
+            f"round, not by test data, on seeds {options.tuning_seeds}, which the table leaves out. "
+            "A learning rate at which a run diverged, also on a seed of the table, was excluded."
         )
     elif options.preset == "authors":
         rate = f"Learning rates are those of the authors' scripts: {grid.several(configs, 'client.lr')}."
