@@ -98,17 +98,19 @@ def _amounts(cell: Cell, work: Mapping[str, Sequence[float]]) -> list[str]:
 
 
 def below(servers: Sequence[Cell], goals: Sequence[float]) -> list[str]:
-    """Return a sentence for each target below the accuracy of the server alone, and one that offers a higher target."""
-    result, best = [], 0.0
+    """Return a sentence per target: whether the server alone exceeds it. If so, the last offers a higher target."""
+    result, best, is_below = [], 0.0, False
     for server in servers:
         accuracy = fmean(server.values("last_accuracy"))
         best = max(best, accuracy)
         for goal in dict.fromkeys([value(server, "target"), *goals]):
-            if not isinstance(goal, str) and goal < accuracy:
-                taught = f"this target is below what the pool alone teaches ({100 * accuracy:.1f} %)."
-                result.append(f"Target {target.in_words(goal)} ({columns.place(server)}): {taught}")
+            if not isinstance(goal, str):
+                is_below |= goal < accuracy
+                taught = f"{'below' if goal < accuracy else 'not below'} what the pool alone teaches"
+                place = columns.place(server)
+                result.append(f"Target {target.in_words(goal)} ({place}): it is {taught} ({100 * accuracy:.1f} %).")
     above = (floor(100 * best) + 1) / 100
-    if result and max(goals, default=0) < above < 1:
+    if is_below and max(goals, default=0) < above < 1:
         listed = ",".join(f"{goal:g}" for goal in (*goals, above))
-        result.append(f"--targets {listed} adds a target above the accuracy of the pool alone.")
+        result[-1] += f" --targets {listed} adds a target above the accuracy of the pool alone."
     return result
