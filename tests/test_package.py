@@ -116,7 +116,7 @@ def test_the_wheel_has_every_module_the_licence_and_the_list(builds: list[list[P
         "fedcommons/__init__.pyi",
     }
     assert others <= modules
-    assert {Path(name).suffix for name in modules} <= {".py", ".pyi", ".typed", ".csv", ".html", ".css", ".js"}
+    assert {Path(name).suffix for name in modules} <= {".py", ".pyi", ".sh", ".typed", ".csv", ".html", ".css", ".js"}
     with tarfile.open(source) as files:
         assert {"LICENSE", "README.md"} <= {name.partition("/")[2] for name in files.getnames()}
 

@@ -130,7 +130,7 @@ def _choose(
         for entry in tuning:
             tried.setdefault(entry["rates"], []).append(entry)
         for rates, trials in tried.items():
-            if seeds := [trial.cell.config.seed for trial in trials if is_diverged(trial)]:
+            if seeds := [trial.cell.seed for trial in trials if is_diverged(trial)]:
                 excluded[rates] = seeds
             elif rates not in scores:
                 courses = [_accuracies(out / trial.cell.name) for trial in trials]
@@ -148,7 +148,7 @@ def _choose(
                     check(added[0].cell.config)
                     tuning += added
         if len(tuning) == n_tuning:
-            if not (seeds := [e.cell.config.seed for e in reported if is_diverged(with_rates(e, best))]):
+            if not (seeds := [e.cell.seed for e in reported if is_diverged(with_rates(e, best))]):
                 return result(best)
             excluded[best] = seeds
 

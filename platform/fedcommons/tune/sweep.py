@@ -61,6 +61,10 @@ class Trial:
     def storage(self) -> str | None:
         return self.config.storage
 
+    @property
+    def seed(self) -> int:
+        return self.config.seed
+
 
 @dataclass(frozen=True)
 class Outcome:
