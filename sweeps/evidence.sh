@@ -4,7 +4,7 @@
 #   sweeps/evidence.sh OUT DATA [MINUTES]        OUT: folder of results   DATA: folder of the data sets   MINUTES: 100
 #
 # A second call with the same OUT continues where the first stopped: finished runs and generators are not repeated.
-# Learning rates are those that docs/results chose on seed 0 by validation accuracy; seeds 1 and 2 choose nothing.
+# Learning rates are those of docs/results, chosen by validation accuracy on seed 0. Seeds 1 and 2 choose no rate.
 set -euo pipefail
 [ $# -ge 2 ] || { sed -n '4p' "$0" >&2; exit 2; }
 out=$(realpath -m "$1") data=$(realpath "$2") end=$((SECONDS + 60 * ${3:-100}))

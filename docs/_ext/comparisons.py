@@ -2,9 +2,9 @@
 
 docs/comparisons.csv names the comparisons that docs/claims.csv cites, such as {feddm_mb:2 MB} (2 decimals).
 ``csv``: files of docs/results; ``where``: a condition on their rows; ``rows``, ``base``: conditions of the two sides;
-``value``: an expression of CSV columns, larger where the claim is right; ``minus``: a comparison whose differences are
-subtracted; ``margin``: for an equality, the largest difference that counts as none, stated before the runs (0: no
-margin was stated). A run that missed its target counts with all its rounds.
+``value``: an expression of CSV columns, larger for ``rows`` than for ``base`` if the claim is right; ``minus``: another
+comparison, whose differences are subtracted; ``margin``: for a claim of equality, differences up to this size count as
+equal; it was stated before the runs (0: none was stated). A run that missed its target counts with all its rounds.
 """
 
 import csv

@@ -78,9 +78,9 @@ class Data(Section):
     """which training images are held out for validation: random (a random sample) or last (the last images of the
     training file, as in Fedssyn's released code)"""
     split: Annotated[str, "random | fixed"] = "fixed"
-    """how random splits are drawn (validation images, the images of data.limit, and test images of a data set without a
-    test set): fixed (equal in all runs, so intervals over seeds leave out the randomness of the test set) or random
-    (by the run's seed)"""
+    """random choice of the validation images, of the images of data.limit, and of the test images of a data set without
+    a test set: fixed (equal in all runs, so intervals over seeds leave out the randomness of the test set) or random
+    (depends on the run's seed)"""
     limit: Annotated[int | None, "[1, 1e9]"] = None
     """number of training images to use, drawn at random after the validation images (null: all images)"""
     client_test: Annotated[float, "[0, 0.5]"] = 0.0

@@ -57,7 +57,7 @@ def validate(config: Experiment) -> None:
         actors, blocks = c.federation.actors, c.federation.blocks
         raise UserError(f"federation.actors must be at most federation.blocks, which is {blocks}, got {actors}.")
     if c.federation.transport == "fast" and c.federation.executor == "serial":
-        raise UserError("federation.transport fast needs federation.executor ray_actors: serial sends no messages.")
+        raise UserError("federation.transport fast needs federation.executor ray_actors, as serial sends no messages.")
     if c.measure.clients and c.evaluate.clients:
         raise UserError("measure.clients must be false with evaluate.clients true: clients.jsonl records only one.")
     if c.dp.target_epsilon is not None and not c.dp.local:

@@ -35,7 +35,7 @@ def load(data: Data, split_seed: int | None = None) -> Dataset:
     """Load the data set and split it into training, validation and test examples.
 
     A loader with a parameter ``seed`` gets a seed that depends on the data set's name only, and a loader with a
-    parameter ``split_seed`` the one given here.
+    parameter ``split_seed`` gets the argument of this name.
 
     Raises:
         UserError: there is no such data set, or ``datasets.load`` raises this error.

@@ -1,7 +1,7 @@
 """Learning rates of a study: tried on tuning seeds, chosen by validation accuracy, and run on the reported seeds.
 
-The label ``line`` of an entry names its line of the table; each line chooses its own rates. The choice depends only on
-the run folders, so a resumed study chooses again without a run.
+Entries with the same label ``line`` belong to one row of the table; rates are chosen separately for each row. The
+choice is computed from the saved run folders alone, so a resumed study repeats the choice without any training.
 """
 
 from collections import Counter
@@ -57,9 +57,10 @@ def with_rates(entry: Entry, rates: Rates, /, **more: Any) -> Entry:
 
 
 def with_tuning(entries: Sequence[Entry], tries: Sequence[Rates], seeds: Sequence[int]) -> list[Entry]:
-    """Return tuning entries for each line, and the entries, whose rates are in place of the rates to be chosen.
+    """Return one list: the tuning entries of all lines, then the entries themselves, unchanged.
 
-    tries: the learning rates to try. With a single element, nothing is chosen. seeds: seeds of the tuning.
+    The learning rates of the entries themselves are placeholders, which ``plan`` replaces by the chosen rates. tries:
+    the learning rates to try. With a single element, nothing is chosen. seeds: seeds of the tuning.
     """
     if len(tries) < 2:
         return [*entries]
@@ -77,9 +78,11 @@ def plan(
 ) -> list[Entry]:  # fmt: skip
     """Return all tuning entries, with values added at an edge, and the reported entries at the rates chosen in ``out``.
 
-    Lines whose rates are not chosen yet have no reported entry. Entries of lines without a choice stay as they are.
-    Tuning entries have the label ``diverged``: the seeds whose runs diverged at the entry's rates.
-    tried: names of the runs whose failure counts, as the others will run again; None: every failure counts.
+    A line with tuning entries has no reported entry until its rates are chosen. Entries of a line without tuning
+    entries are returned unchanged. Tuning entries have the label ``diverged``: the seeds whose runs diverged at the
+    entry's rates.
+    tried: names of the runs that this call has already started. Only their divergence excludes rates, because runs that
+    failed in an earlier call are repeated first. None: every diverged run excludes its rates.
     """
 
     def is_diverged(entry: Entry) -> bool:
@@ -154,10 +157,10 @@ def _choose(
 
 
 def edges(tried: Iterable[Rates], best: Rates) -> list[tuple[str, bool, Rates]]:
-    """Return each field whose best value is the smallest or largest one tried: field, is it the largest, next rates.
+    """Return (field, whether the best value is the largest, next rates) for each field whose best value is at an edge.
 
-    Compared are the values that were tried together with the best rates of all other fields. The next value continues
-    the ratio of the last two values.
+    A field's values are compared only among the rates at which all other fields have their best values. The next value
+    lies beyond the edge and continues the ratio of the last two values.
     """
     result = []
     for name, value in best:

@@ -106,7 +106,8 @@ class Study:
         configurations: returns an entry for each trial and line of the table.
         render: returns the report of at least one finished run; None: nothing is written.
         play: runs the unfinished trials, and further jobs of the study, if it has any.
-        plan: returns the entries to report, according to the runs in a folder; default: all entries.
+        plan: returns the entries to report, for example at the learning rates that the finished runs in a folder
+            choose; default: all entries.
         extra: returns the further jobs that ``play`` runs, for the dry run.
     """
 

@@ -42,10 +42,8 @@ def lines(
     """
     from papers.fedssyn.central import Central
 
-    result, rates = (
-        [],
-        grid.values(options, "lrs", float) if options.get("lrs") else (entries[0].cell.config.client.lr,),
-    )
+    result = list[Central]()
+    rates = grid.values(options, "lrs", float) if options.get("lrs") else (entries[0].cell.config.client.lr,)
     of_model = [e for e in entries if e.cell.config.model.name == options.model.name]
     # preset authors has two numbers of local epochs: the larger one, so that a seed has one model
     local_epochs = max((e.cell.config.client.epochs for e in of_model), default=1)
@@ -62,8 +60,8 @@ def lines(
 def at_best_rate(models: "Sequence[Central]", entries: Sequence[Entry], out: Path) -> list[Cell]:
     """Return the configuration of the finished models at their best learning rate; empty if no model is finished.
 
-    Of several rates, the best has the highest validation accuracy on the seeds of the tuning. As long as a model of
-    these seeds is missing, no rate is chosen, and the result is empty.
+    Of several rates, the best has the highest mean validation accuracy over the tuning seeds. As long as the model of
+    any rate and tuning seed is missing, no rate is chosen, and the list is empty.
     """
     seeds = {e.cell.config.seed for e in entries if e.is_tuning}
     tuning = [line for line in models if line.config.seed in seeds]

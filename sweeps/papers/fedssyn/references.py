@@ -32,7 +32,7 @@ NAMES = {ONE_SHOT: SERVER, "central": CENTRAL}
 
 
 def server_strategy(config: Experiment) -> str | None:
-    """Return the sharing strategy that gives the server the pool of this experiment; None if no pool is sent."""
+    """Return the sharing strategy by which clients send this experiment's pool to the server; None without a pool."""
     from fedcommons.core.capabilities import capabilities_of  # torch takes seconds to import
 
     strategy: Any = registry.find("sharing", config.sharing.setting)

@@ -22,8 +22,8 @@ MB = 10**6
 HEAD = ("target", "rounds", "MB", "of these the pool", "rounds saved x MB per round", "pays in bytes", "client s",
         "of these generators")  # fmt: skip
 NOTE = (
-    "All clients, until the target. MB: 10^6 bytes, both ways, with the pool. Client s: seconds on one core, computed "
-    "as steps times the seconds of a step. >: a seed missed the target and counts with all its rounds."
+    "All clients together, until the target. MB: 10^6 bytes, both ways, with the pool. Client s: seconds on one core, "
+    "computed as steps times the seconds of a step. >: at least; a seed missed the target and counts with all rounds."
 )
 
 
