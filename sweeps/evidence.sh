@@ -4,7 +4,7 @@
 #   sweeps/evidence.sh OUT DATA [MINUTES]        OUT: folder of results   DATA: folder of the data sets   MINUTES: 100
 #
 # A second call with the same OUT continues where the first stopped: finished runs and generators are not repeated.
-# Learning rates are those of docs/results, chosen by validation accuracy on seed 0. Seeds 1 and 2 choose no rate.
+# Without --lrs, learning rates are those of docs/results, chosen on seed 0 or 100, which are not reported again.
 set -euo pipefail
 [ $# -ge 2 ] || { sed -n '4p' "$0" >&2; exit 2; }
 out=$(realpath -m "$1") data=$(realpath "$2") end=$((SECONDS + 60 * ${3:-100}))
@@ -22,6 +22,12 @@ experiment() { # NAME SCRIPT OPTIONS: run into OUT/NAME until it is finished or 
         { [ $((end - SECONDS)) -le 0 ] && { echo "The time is over in $name; call the script again."; exit 0; } || exit 1; }
     touch "$out/$name/done"
 }
+
+digits="table1.py --lrs 0.02,0.04,0.1,0.25 --seeds 0,1,2,3,4 --data.split random --targets 0.8,0.97"
+# shellcheck disable=SC2086  # the options are words
+experiment "E7-digits-alpha0.01" $digits --alphas 0.01
+# shellcheck disable=SC2086
+experiment "E7-digits-alpha0.1" $digits --alphas 0.1
 
 generator="--generator.prediction v_prediction --generator.steps 400 --generator.sampling_steps 15"
 real="--settings real"
