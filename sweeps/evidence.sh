@@ -23,11 +23,9 @@ experiment() { # NAME SCRIPT OPTIONS: run into OUT/NAME until it is finished or 
     touch "$out/$name/done"
 }
 
-digits="table1.py --lrs 0.02,0.04,0.1,0.25 --seeds 0,1,2,3,4 --data.split random --targets 0.8,0.97"
+rates="--lrs 0.02,0.04,0.1,0.25 --data.split random --targets 0.8,0.97"
 # shellcheck disable=SC2086  # the options are words
-experiment "E7-digits-alpha0.01" $digits --alphas 0.01
-# shellcheck disable=SC2086
-experiment "E7-digits-alpha0.1" $digits --alphas 0.1
+experiment "E7-digits-alpha0.01" table1.py $rates --alphas 0.01 --seeds 0,1,2,3,4
 
 generator="--generator.prediction v_prediction --generator.steps 400 --generator.sampling_steps 15"
 real="--settings real"
@@ -45,3 +43,13 @@ for seed in 1 2; do
     experiment "E1-fmnist-pool-seed$seed" $fmnist $pool --client.lr 0.1 --seeds $seed
     experiment "E2-fmnist-alone-seed$seed" $fmnist $alone --client.lr 0.1 --seeds $seed
 done
+
+feddpms="feddpms.py --algorithms feddpms --receives= --client.lr 0.01 --seeds 10,11,12,13,14 --data.split random"
+# shellcheck disable=SC2086
+{
+    experiment "E7-digits-alpha0.1" table1.py $rates --alphas 0.1 --seeds 0,1,2,3,4
+    experiment "E5-digits-participation" table1.py $rates --alphas 0.01 --seeds 0,1,2 --algorithms fedavg \
+        --federations 10:0.4,40:0.2,100:0.1
+    experiment "E5-feddpms-preliminary" $feddpms --preliminary 0.3,0.4,0.5 --sigmas= --quotas=
+    experiment "E5-feddpms-table5" $feddpms --sigmas 0.5,1,2,4 --quotas 2,5,10,20
+}
