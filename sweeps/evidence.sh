@@ -29,7 +29,7 @@ experiment "E7-digits-alpha0.01" table1.py $rates --alphas 0.01 --seeds 0,1,2,3,
 
 generator="--generator.prediction v_prediction --generator.steps 400 --generator.sampling_steps 15"
 real="--settings real"
-pool="--settings shuffled_synthetic $generator"
+pool="--settings shuffled_synthetic --without-references $generator"
 alone="--settings server_synthetic --algorithms one_shot $generator" # the server trains on the pool, in no round
 large="--alphas 0.01 --data.limit null --client.epochs 1 --client.batch_size 32 --federation.rounds 10"
 mnist="table1.py --dataset mnist $large --target 0.9 --algorithms fedavg"
