@@ -1,4 +1,4 @@
-"""FedDM: table 2, figures 1 to 3 and 14 to 17, and studies of the number of images per class and of the radius.
+"""FedDM: table 2, figures 1 to 3, 11 and 14 to 17, and studies of the number of images per class and of the radius.
 
 REAL is FedDM with real images instead of fitted images. The radius limits the weights at which images are fitted.
 

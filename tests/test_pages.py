@@ -46,8 +46,10 @@ def test_a_command_of_a_page_is_one_that_its_sweep_takes(
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     (tmp_path / "runs" / "mine" / "config.yaml").write_text("seed: 0\n")
     monkeypatch.chdir(tmp_path)
-    load, claims = cache(sweeps), pd.read_csv(ROOT / "docs/claims.csv")["command"].dropna()
-    lines = [one for one in claims if "sweeps/" in one]  # the site's build checks those of pages.yaml
+    load, files = cache(sweeps), [ROOT / f"docs/{name}.csv" for name in ("claims", "papers")]
+    listed = pd.concat([pd.read_csv(file)["command"].dropna() for file in files])
+    lines = [one for one in listed if "sweeps/" in one]  # the site's build checks those of pages.yaml
+    assert all((ROOT / one.split()[-1]).exists() for one in listed if "pytest" in one)
     others = {f"docs/{page}.md" for page in played.PAGES} - {OWN_PARTS}
     folders = ("howto", "tutorials", "coming_from", "ideas", "methods", ".")
     guides = [str(path.relative_to(ROOT)) for name in folders for path in sorted((ROOT / "docs" / name).glob("*.md"))]
@@ -163,6 +165,24 @@ def test_claims_are_recounted_from_the_csv_files_of_their_pages(comparisons: Mod
     assert known.keys() == {name for row in rows for name in comparisons.cited(row["effect"], row["more"])} | {
         row["minus"] for row in comparisons.rows(RESULTS.parent / "comparisons.csv") if row["minus"]
     }
+
+
+def test_each_table_figure_and_theorem_of_the_papers_has_a_verdict_or_a_reason(
+    comparisons: ModuleType,
+) -> None:
+    claims, docs = import_module("claims"), RESULTS.parent
+    rows, items = comparisons.rows(docs / "claims.csv"), comparisons.rows(docs / "papers.csv")
+    assert [item["number"] for item in items] == [str(n) for n in range(1, 64)]
+    named = list[str]()
+    for item in items:
+        own = claims.claims_on(rows, item)
+        assert {row["in_the_paper"] for row in own} == {*filter(None, item["claims"].split(";"))}, item
+        assert own or item["verdict"] in claims.OTHERS, item
+        assert item["verdict"] != "not tried" or (item["missing"] and item["command"]), item
+        assert all((docs / page).exists() for page in item["page"].split()), item
+        named += [str(row) for row in own]
+    assert {*named} == {str(row) for row in rows if row["paper"] != "Others"}
+    assert not any(item["claims"] and item["verdict"] for item in items)  # so a row contradicts no claim
 
 
 MINE = """way,seed,share

@@ -188,6 +188,10 @@ def test_fewest_rounds_and_the_line_by_hand() -> None:
     assert np.isnan(to[3])
     assert lines.fit(to, targets) == pytest.approx((3, 2))  # 3/sqrt(eps) + 2; the last is not reached
     assert lines.fit(to[1:], targets[1:]) is None
+    assert lines.r_squared(to, (3, 2), targets) == pytest.approx(1)
+    mean = float(np.nanmean(to))
+    assert lines.r_squared(to, (0, mean), targets) == pytest.approx(0)  # a constant explains nothing
+    assert lines.r_squared(np.ones(3), (0, 1), targets[:3]) is None
 
 
 X = lines.TARGETS**-0.5

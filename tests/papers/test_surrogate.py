@@ -1,9 +1,10 @@
-"""FedDM's figure 1: matching in one dimension has a closed form, and so have slope and curvature at 0."""
+"""FedDM's figure 1: matching has a closed form, and so have slope and curvature at 0; sizes of table 3."""
 
 import numpy as np
 import pytest
 
 from fedcommons.errors import UserError
+from message_sizes import uploaded
 from papers.feddm.surrogate import Points, Recipe, draw, first, loss, match, minimiser, slope, tangent, weights
 
 
@@ -49,3 +50,8 @@ def test_slope_tangent_and_minimiser_are_those_of_the_loss() -> None:
     assert minimiser(real, best / 2) == pytest.approx(best / 2)
     with pytest.raises(UserError, match="of 1 points the classes get"):
         first(real, 0, 1)
+
+
+def test_with_nearly_equal_clients_every_client_uploads_every_class() -> None:
+    assert uploaded("CIFAR-10", 10, 1e6, 0) == 10 * 10 * 10 * 3072  # clients, classes, images per class, numbers
+    assert uploaded("CIFAR-10", 10, 0.01, 0) < 10 * 10 * 5 * 3072  # at least half of the classes are missing

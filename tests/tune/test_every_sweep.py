@@ -29,6 +29,7 @@ REFUSED: dict[str, dict[str, str]] = {
                 "--lrs 0.1,0.2 --tuning-seeds 0": "got 0 in both",
                 "--partition.name iid --alphas 0.1": "--alphas varies",
                 "--lrs 0.1 --data.validation 0": "by validation"},
+    "message_sizes": {"--partitions 3": "[40, 100000]"},
     "mnist_softmax": {"--lr=.inf": "--lr must lie in (0, inf)", "--data-dir=/nowhere --dataset=mnist": "is not there"},
     "quadratics": {"--p 0.5,1.1": "p must lie in [0, 1]", "--target 1e-36": "target must lie in (",
                    "--fit plan": "mean 'plain'", "--rounds 100001": "rounds must lie in [1, 100000]",

@@ -26,8 +26,8 @@ from papers import curves
 from papers.feddm import surrogate
 
 MB = 10**6
-METHODS, ROUND, NOISE = "methods", "round", "noise level"
-"""Names of three tables: table 2 (``METHODS``), runs of one round for a picture (``ROUND``), figure 3 (``NOISE``)."""
+METHODS, ROUND, NOISE, IPC = "methods", "round", "noise level", "images per class"
+"""Tables: table 2 (``METHODS``), runs of one round for a picture (``ROUND``), figure 3 (``NOISE``), 11 (``IPC``)."""
 _ROW = ["table", "at", "method"]
 
 
@@ -105,9 +105,9 @@ def _validated(runs: Any) -> str:
     return f"**{validation}** ({test})" if runs["chosen"].all() else f"{validation} ({test})"
 
 
-def courses(frame: Any, path: Path, smoke: bool) -> None:
-    """Draw figure 2: test accuracy over rounds, and over MB sent by all clients; a column for each alpha."""
-    main = frame[frame["chosen"] & (frame["table"] == METHODS)]
+def courses(frame: Any, path: Path, smoke: bool, table: str = METHODS) -> None:
+    """Draw figure 2 or 11: test accuracy over rounds, and over MB sent by all clients; a column for each alpha."""
+    main = frame[frame["chosen"] & (frame["table"] == table)]
     if main.empty:
         return
     methods, width = list(main["method"].unique()), 2.6 * max(2, main["at"].nunique()) + 1
@@ -215,6 +215,7 @@ def report(results: Results) -> Report:
         {"preset": results.options.preset, "entries": stands},
         {
             "feddm.png": lambda path: courses(frame, path, smoke),
+            "feddm_ipc.png": lambda path: courses(frame, path, smoke, IPC),
             "feddm_noise.png": lambda path: noise(frame, path, smoke),
             "feddm_images.png": lambda path: pictures(frame, path, smoke),
             "feddm_figure1.png": lambda path: figure1(path, smoke),

@@ -67,3 +67,11 @@ def fit_all(kind: str, shares: Sequence[float], rounds: Sequence[np.ndarray]) ->
         if kind == "authors" and line:
             a, b = line
     return lines
+
+
+def r_squared(rounds: np.ndarray, line: Line, targets: np.ndarray = TARGETS) -> float | None:
+    """Return R^2 of a line: 1 - (mean squared residual)/(variance of the rounds); None: the rounds are constant."""
+    reached = np.isfinite(rounds)
+    residuals = (rounds - line[0] * targets**-0.5 - line[1])[reached]
+    variance = rounds[reached].var()
+    return 1 - float((residuals**2).mean() / variance) if variance else None

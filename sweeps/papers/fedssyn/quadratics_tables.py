@@ -36,6 +36,7 @@ def table(
         for kind, fits in fitted.items():
             (a, b), (a0, _) = fits[k] or (None, None), fits[0] or (None, None)
             row |= {f"A_{kind}": a, f"B_{kind}": b, f"A_ratio_{kind}": None, f"theory_rounds_{kind}": None}
+            row[f"R2_{kind}"] = lines.r_squared(to[k], (a, b)) if a is not None and b is not None else None
             if a0 and a is not None and b is not None:
                 row[f"A_ratio_{kind}"] = a / a0
                 row[f"theory_rounds_{kind}"] = a0 * ratio / options.target**0.5 + b
