@@ -98,7 +98,7 @@ def _ledger(algorithm: Algorithm, federation: Federation, local: LocalSGD = PRIV
     return federation.run(algorithm, plan, start=start)[-1][0].ledger
 
 
-OTHERS = ("fedmix", "feddm", "feddpms", "fedproto", "fedgen", "one_shot", "fedcvae")
+OTHERS = ("fedmix", "feddm", "fedlap", "feddpms", "fedproto", "fedgen", "one_shot", "fedcvae")
 """Methods that share more without noise, or have other steps or none."""
 
 

@@ -142,7 +142,8 @@ def test_a_stages_false_release_is_found(plant: str) -> None:
 
 
 OTHERWISE: dict[str, dict[str, Any]] = {
-    "feddm": {"init": "noise"}, "feddpms": {"privacy": "sound"}, "shuffled_real": {"p": 0.3}, "raw_copies": {"c": 0.3},
+    "feddm": {"init": "noise"}, "fedlap": {"classes": "all"}, "feddpms": {"privacy": "sound"},
+    "shuffled_real": {"p": 0.3}, "raw_copies": {"c": 0.3},
     "merf": {"noise_multiplier": 3.0, "features": 40, "per_class": 2, "steps": 3},
     "ndpdc": {"noise_multiplier": 3.0, "iterations": 3, "per_class": 2, "width": 8, "batch": 2},
 }  # fmt: skip
@@ -156,8 +157,10 @@ SMALL_CLIP = LocalSGD(epochs=1, batch_size=3, dp=DPSGD(noise_multiplier=0.5, cli
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 10))]
 
 
-UNPROTECTED: list[tuple[str, dict[str, Any]]] = [("feddm", {}), ("feddpms", {}), ("scaffold", {"option": 1})]
-"""They declare that nothing protects images that start from real ones, codes as printed, a plain gradient."""
+UNPROTECTED: list[tuple[str, dict[str, Any]]] = [
+    ("feddm", {}), ("fedlap", {}), ("feddpms", {}), ("scaffold", {"option": 1}),
+]  # fmt: skip
+"""Nothing protects images that start from real ones, a client's classes, codes as printed, a plain gradient."""
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -89,6 +89,7 @@ KINDS: Mapping[str, Kind] = {
             "fedddpm": f"{_METHODS}.fedddpm:FedDDPM",
             "fedgen": f"{_METHODS}.fedgen:FedGEN",
             "fedcvae": f"{_METHODS}.fedcvae:FedCVAE",
+            "fedlap": f"{_METHODS}.fedlap:FedLAP",
         },
         has=("start", "down", "client", "merge"),
     ),

@@ -93,8 +93,8 @@ def require_target(algorithm: Algorithm, loop: LocalSGD, sizes: Collection[int])
     """Check that every client can reach the target epsilon; sizes: each client's number of examples."""
     if loop.dp is None or loop.dp.target is None:
         return
-    capabilities = capabilities_of(algorithm)
-    if capabilities.trains_twice or not capabilities.trains_locally:
+    capabilities, noisy_steps = capabilities_of(algorithm), getattr(algorithm, "noisy_steps", None)
+    if noisy_steps is None and (capabilities.trains_twice or not capabilities.trains_locally):
         how = "train twice in a round" if capabilities.trains_twice else "make no local steps"
         raise UserError(
             f"dp.target_epsilon is for one local training per round, and clients of {type(algorithm).__name__} {how}; "
@@ -102,9 +102,9 @@ def require_target(algorithm: Algorithm, loop: LocalSGD, sizes: Collection[int])
         )
     target = loop.dp.target
     for n in sorted(set(sizes)):
-        q, steps = loop.dp.sampling_rate(n, loop.batch_size), loop.steps_for(n, None) * target.rounds
+        batch_size, steps = noisy_steps() if noisy_steps else (loop.batch_size, loop.steps_for(n, None))
         try:
-            require_reachable(target.epsilon, q, steps, target.delta)
+            require_reachable(target.epsilon, loop.dp.sampling_rate(n, batch_size), steps * target.rounds, target.delta)
         except UserError as error:
             raise UserError(f"a client of {n} examples: dp.{error}") from None
 

@@ -62,7 +62,7 @@ def read_audit(summary: Mapping[str, Any], config: Experiment, folder: Path) -> 
         return LeakAudit.from_facts(facts)
     if config.sharing.setting in OF_SUMS:
         return _of_fitted(tuple(field for field in config.flat.items() if field[0].startswith(_OF_POOL)))
-    return _of_state(build(config), folder) if config.algorithm in ("feddm", "fedcvae") else None
+    return _of_state(build(config), folder) if config.algorithm in ("feddm", "fedlap", "fedcvae") else None
 
 
 @cache

@@ -1,0 +1,152 @@
+"""FedLAP and FedLAP-DP: clients send synthetic images whose gradients stand for those of their real images.
+
+Wang, Chen, Kerkouche, Fritz, "FedLAP-DP: Federated learning by sharing differentially private loss approximations",
+PoPETs 2024(3), arXiv:2302.01068: local approximation, global optimisation, record-level differential privacy.
+x: server model;  w: weights on a trajectory that starts at x;  r: ``radius``;  D_k, S_k: client k's real and synthetic
+images, N_k real ones of N;  L(w, D): mean loss on the images D;  C, sigma: clipping norm and noise multiplier;  B:
+``match_batch``.
+
+Client k begins with noise S_k and repeats R times (``trajectories``), at most T times (``steps``) on each trajectory:
+
+    g    <- ( sum_j g_j min(1, C/||g_j||) + N(0, sigma^2 C^2 I) ) / B   over a Poisson batch of D_k;  g_j: grad L(w, j)
+    S_k  <- S_k - image_lr grad_S L_dis(g, grad L(w, S_k))              ``image_steps`` times
+    w    <- w - eta grad L(w, S_k)                                      ``local_steps`` times, while ||w - x|| < r
+
+L_dis: sum over the layers' parameters of the mean of 1 - cos over output units, plus lambda times the squared distance.
+The server makes gradient steps  w <- w - eta sum_k N_k/N grad L(w, S_k)  from x, and stops at ||w - x|| = r. Outside of
+this ball the S_k have not been fitted.
+
+Privacy: with ``dp.local``, each g is a Gaussian mechanism on a Poisson sample, and everything else is computed from the
+g's. The ledger charges R T of them per round, at sampling rate B/N_k, also if a trajectory ends early. Each client adds
+its own noise, so the epsilon holds against the server, other clients and all of them together. With ``classes`` own, no
+epsilon covers which classes a client has; the privacy ledger lists them as uncovered. With ``classes`` all, the epsilon
+covers all that a client sends. Without ``dp.local`` (FedLAP), g is the gradient of a random batch, without guarantee.
+
+Departs from the paper: r is public. In the paper, clients without noise choose r by their loss on real images, which an
+epsilon would have to count; with noise, the authors' code has a constant r, too. T bounds a trajectory, so that the
+number of noisy gradients is known before the run. S_k begins with noise in each round, not with real images or the last
+S_k. The server's last step is shortened to the radius. Networks are in evaluation mode, and images are not augmented.
+``federation.weighting`` sets the weights of clients; with samples, they are N_k/N.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Tensor
+
+from fedcommons.algorithms import fedlap_matching
+from fedcommons.algorithms.ball import project
+from fedcommons.algorithms.server_training import ServerTask
+from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.capabilities import Capabilities
+from fedcommons.core.client_worker import Work
+from fedcommons.core.executor import Executor
+from fedcommons.core.local_training import onednn
+from fedcommons.core.worker import Worker
+from fedcommons.data.clients import ClientData
+from fedcommons.flat_tensors import Flat, Payload, flat
+from fedcommons.flat_tensors import data as data_of
+from fedcommons.privacy.release import Release
+from fedcommons.seeding import set_default_generator
+
+
+@dataclass(frozen=True)
+class FedLAP:
+    """Clients fit images to (private) gradients along a short trajectory; the server descends the images' loss.
+
+    w <- w - eta sum_k N_k/N grad L(w, S_k), until ||w - x|| = r.  x: server model;  S_k: client k's synthetic images.
+    """
+
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        needs_classes=True, refuses_batch_norm=True, trains_locally=False,
+        repeats={"train_block": "trajectories", "descend": "server_steps"},
+    )  # fmt: skip
+
+    radius: Annotated[float, "(0, 1e38]"] = 1.5
+    """r, largest distance of trajectories and of the server's steps from the server model (authors: 1.5 with noise)"""
+    ipc: Annotated[int, "[1, 1e6]"] = 10
+    """synthetic images per class"""
+    classes: Annotated[str, "own | all"] = "own"
+    """classes of a client's synthetic images: its own, which no epsilon covers, or all of the data set"""
+    trajectories: Annotated[int, "[1, 1e6]"] = 2
+    """R, trajectories per round that a client begins at the server model (authors: 4 with noise, 1 without)"""
+    steps: Annotated[int, "[1, 1e6]"] = 5
+    """T, largest number of points on a trajectory, each with a batch of real images (authors: 5, with 10 batches)"""
+    image_steps: Annotated[int, "[1, 1e6]"] = 5
+    """SGD steps on the pixels per batch of real images"""
+    local_steps: Annotated[int, "[0, 1e6]"] = 2
+    """gradient steps on the synthetic images to the next point of a trajectory"""
+    match_batch: Annotated[int, "[1, 1e9]"] = 256
+    """B, (expected) number of real images in a batch"""
+    image_lr: Annotated[float, "(0, 1e38]"] = 1.0
+    """learning rate of SGD on the pixels, with momentum 0.5 (authors: 100)"""
+    mse: Annotated[float, "[0, 1e38]"] = 0.1
+    """lambda, weight of the squared distance of gradients in the matching loss (authors: 0.1, with noise 0)"""
+    model_lr: Annotated[float, "(0, 1e38]"] = 0.1
+    """eta, learning rate of trajectories and of the server (authors: 0.1, with noise 0.002)"""
+    server_steps: Annotated[int, "[1, 1e9]"] = 100
+    """largest number of gradient steps of the server in a round"""
+
+    def noisy_steps(self) -> tuple[int, int]:
+        """Return (batch size, noisy gradients per round) of a client with DP-SGD, for ``dp.target_epsilon``."""
+        return self.match_batch, self.trajectories * self.steps
+
+    def start(self, model: Flat, facts: Facts, seed: int) -> State:
+        return {"model": model, **({"all": torch.arange(facts.n_classes or 0)} if self.classes == "all" else {})}
+
+    def down(self, state: State, round: int, client: int) -> Message:
+        return Message({name: state[name] for name in ("model", "all") if name in state})
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        labels = data_of(message.common["all"]) if "all" in message.common else data.y.unique()
+        x = flat(message.common, "model")
+        images, loss, spent = fedlap_matching.synthesise(work, x, data, labels.repeat_interleave(self.ipc), self, seed)
+        releases = [replace(spent, what=("images",), commons=True)]
+        sent = {"images": images.unflatten(0, (len(labels), -1))}
+        if self.classes == "own":
+            sent, releases = {**sent, "labels": labels}, [*releases, Release(what=("labels",), commons=True)]
+        return Reply(each=sent, weight=work.weight(data), metrics={"loss": loss}, releases=releases)
+
+    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
+        """Return the next state, with the round's synthetic ``images`` and ``labels`` for inspection."""
+        images = [data_of(reply.each["images"]) for reply in replies.values()]
+        labels = [data_of(state["all"] if "all" in state else reply.each["labels"]) for reply in replies.values()]
+        n = torch.tensor([reply.weight for reply in replies.values()], dtype=torch.float64)
+        synthetic: dict[str, Flat | Tensor] = {
+            "images": torch.cat([x.flatten(0, 1) for x in images]),
+            "labels": torch.cat([y.repeat_interleave(self.ipc) for y in labels]),
+        }
+        sizes = torch.tensor([x.shape[0] * x.shape[1] for x in images])
+        payload = {"model": state["model"], **synthetic, "sizes": sizes, "shares": n / n.sum()}
+        after = executor.map(descend, ServerTask(self, payload, round), [seed])[0]
+        return {**state, **synthetic, "model": after}
+
+
+def descend(worker: Worker, task: ServerTask[FedLAP], seed: int) -> Flat:
+    """Make gradient steps from the server model x down the clients' surrogate losses, up to the radius; return w.
+
+    The task has the ``model``, ``images`` and ``labels`` of all clients, one client after another, and per client the
+    number of images (``sizes``) and N_k/N (``shares``). ``seed`` keys random layers of the module.
+    """
+    work, how, payload = worker.work, task.method, task.payload
+    x, sizes = data_of(payload["model"]).to(work.device), data_of(payload["sizes"]).tolist()
+    images, labels = (data_of(payload[name]).to(work.device).split(sizes) for name in ("images", "labels"))
+    clients = list(zip(images, labels, data_of(payload["shares"]).tolist(), strict=True))
+    work.load(flat(payload, "model"))
+    work.module.eval()
+    set_default_generator(seed, "random layers")
+    optimizer = torch.optim.SGD(work.named.values(), how.model_lr)
+    with work.logged, onednn(work.loop.onednn):
+        for step in range((task.round - 1) * how.server_steps, task.round * how.server_steps):
+            work.clock.set(task.round, step, step)
+            optimizer.zero_grad()
+            for s_k, y_k, share in clients:
+                loss = work.module.training_step((s_k, y_k), 0)
+                assert isinstance(loss, Tensor)
+                (share * loss).backward()
+            optimizer.step()
+            if torch.linalg.vector_norm(work.params.buffer - x) >= how.radius:
+                project(work.params.buffer, x, how.radius)
+                break
+    return Flat(work.params.layout, work.params.buffer.detach().cpu().clone())

@@ -1,0 +1,200 @@
+"""FedLAP against its formulas on softmax regression, whose gradients are closed forms; its radius; its epsilon."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from closed_forms import FULL, Digits, reply_of
+from opacus.accountants import RDPAccountant
+from torch import Tensor, nn
+
+from fedcommons.algorithms.fedlap import FedLAP
+from fedcommons.config import presets
+from fedcommons.core.algorithm import Reply
+from fedcommons.core.local_training import LocalSGD
+from fedcommons.core.worker import RunData
+from fedcommons.data.clients import ClientData, Clients
+from fedcommons.data.examples import Examples
+from fedcommons.errors import UserError
+from fedcommons.flat_tensors import Flat, data, norm, sub
+from fedcommons.privacy import gaussian
+from fedcommons.privacy.dp_sgd import DPSGD, Target
+from fedcommons.privacy.noise import SEED_ALONE, Noise
+from fedcommons.runs.build import build
+from fedcommons.seeding import generator, set_default_generator
+from fedcommons.testing.federations import Federation
+from lightning_modules import Classifier
+
+SMALL = FedLAP(radius=0.7, ipc=2, trajectories=2, steps=3, image_steps=3, local_steps=2, match_batch=6, image_lr=0.5,
+               mse=0.3, model_lr=0.4, server_steps=8)  # fmt: skip
+SIZES, CLASSES = (9, 7), 3
+DP = DPSGD(noise_multiplier=0.4, clip=0.5)
+
+
+def _module() -> Classifier:
+    set_default_generator("softmax regression")
+    return Classifier(nn.Sequential(nn.Linear(4, CLASSES)), lr=0.1).double()
+
+
+def _federation(loop: LocalSGD) -> Federation:
+    """Two clients; the second one lacks a class."""
+    draws = np.random.default_rng(0)
+    y = np.concatenate([draws.integers(0, CLASSES, SIZES[0]), draws.integers(1, CLASSES, SIZES[1])])
+    store = Examples(torch.from_numpy(draws.normal(size=(sum(SIZES), 4))), torch.from_numpy(y))
+    clients = Clients(store, [np.arange(SIZES[0]), np.arange(SIZES[0], sum(SIZES))])
+    return Federation(RunData(clients, clients, {}, n_classes=CLASSES), _module, loop, "samples")
+
+
+# An independent reference: W (3, 4) and b (3,) as numbers, gradients by hand; autograd only for the pixels of S
+
+
+def _gradient(w: Tensor, b: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of the mean cross entropy:  (P - Y)^T X / n  and the mean of P - Y."""
+    gap = torch.softmax(x @ w.T + b, 1) - torch.eye(CLASSES, dtype=x.dtype)[y]
+    return gap.T @ x / len(x), gap.mean(0)
+
+
+def _distance(s: tuple[Tensor, Tensor], g: tuple[Tensor, Tensor]) -> Tensor:
+    cosines = [a @ b / a.norm() / b.norm() for a, b in zip(s[0], g[0], strict=True)]
+    squares = sum(((a - b) ** 2).sum() for a, b in zip(s, g, strict=True))
+    return 1 - torch.stack(cosines).mean() + 1 - s[1] @ g[1] / s[1].norm() / g[1].norm() + SMALL.mse * squares
+
+
+def _images(x0: tuple[Tensor, Tensor], rows: ClientData, labels: Tensor, seed: int, dp: DPSGD | None) -> Tensor:
+    images = torch.randn((len(labels), 4), generator=generator(seed, "first images")).double()
+    plain, noise = generator(seed, "real images"), Noise(SEED_ALONE).call("gradients for images", rows.x, rows.y)
+    speed, n, used = torch.zeros_like(images), len(rows), 0
+    for number in range(SMALL.trajectories * SMALL.steps):
+        if number % SMALL.steps == 0:
+            w, b = x0
+        if ((w - x0[0]) ** 2).sum() + ((b - x0[1]) ** 2).sum() >= SMALL.radius**2:
+            continue
+        if dp is None:
+            batch = torch.randperm(n, generator=plain)[: SMALL.match_batch]
+            g = _gradient(w, b, rows.x[batch], rows.y[batch])
+        else:
+            batch = np.flatnonzero(noise.stream("batch", used).random(n) < SMALL.match_batch / n)
+            total = np.zeros(CLASSES * 5)
+            for j in batch:
+                g_j = torch.cat([t.reshape(-1) for t in _gradient(w, b, rows.x[j : j + 1], rows.y[j : j + 1])]).numpy()
+                total += g_j * min(1, dp.clip / np.linalg.norm(g_j))
+            total += dp.noise_multiplier * dp.clip * noise.stream("noise", used).standard_normal(len(total))
+            mean = torch.from_numpy(total / SMALL.match_batch)
+            g = mean[: CLASSES * 4].view(CLASSES, 4), mean[CLASSES * 4 :]
+        used += 1
+        for _ in range(SMALL.image_steps):
+            images.requires_grad_()
+            (slope,) = torch.autograd.grad(_distance(_gradient(w, b, images, labels), g), images)
+            speed = 0.5 * speed + slope
+            images = images.detach() - SMALL.image_lr * speed
+        for _ in range(SMALL.local_steps):
+            of_w, of_b = _gradient(w, b, images, labels)
+            w, b = w - SMALL.model_lr * of_w, b - SMALL.model_lr * of_b
+    return images
+
+
+@pytest.mark.parametrize("dp", [None, DP])
+@pytest.mark.parametrize("classes", ["own", "all"])
+def test_a_round_is_that_of_the_formulas(classes: str, dp: DPSGD | None) -> None:
+    method, federation = replace(SMALL, classes=classes), _federation(LocalSGD(1, FULL, dp=dp))
+    state = method.start(federation.model, federation.plan(1).facts, 0)
+    x0 = federation.model["network.0.weight"].clone(), federation.model["network.0.bias"].clone()
+    replies, fitted = {}, []
+    for i, rows in enumerate(federation.data.clients):
+        work = federation.work()
+        replies[i] = method.client(work, method.down(state, 1, i), {}, rows, 1, seed := 7 + i)
+        labels = (rows.y.unique() if classes == "own" else torch.arange(CLASSES)).repeat_interleave(2)
+        fitted.append((_images(x0, rows, labels, seed, dp), labels))
+        assert torch.allclose(data(replies[i].each["images"]).flatten(0, 1), fitted[i][0], rtol=0, atol=1e-6)
+        assert ("labels" in replies[i].each) == (classes == "own")
+    after = method.merge(federation.serial(method), state, {}, replies, 1, 0)["model"]
+    w, b = x0
+    for _ in range(method.server_steps):
+        steps = [_gradient(w, b, *client) for client in fitted]
+        w = w - 0.4 * (9 / 16 * steps[0][0] + 7 / 16 * steps[1][0])
+        b = b - 0.4 * (9 / 16 * steps[0][1] + 7 / 16 * steps[1][1])
+        moved = torch.cat([(w - x0[0]).flatten(), b - x0[1]])
+        if moved.norm() >= 0.7:
+            moved *= 0.7 / moved.norm()
+            break
+    assert isinstance(after, Flat)
+    assert torch.allclose(after.buffer - federation.model.buffer, moved, rtol=0, atol=1e-6)
+    assert moved.norm() > 0.1
+
+
+# The radius
+
+
+def _client(method: FedLAP, dp: DPSGD | None = None) -> Reply:
+    federation = _federation(LocalSGD(1, FULL, dp=dp))
+    return reply_of(replace(method, classes="own"), _module(), federation.data.clients[0], federation.loop)
+
+
+def test_the_server_stops_at_the_radius(digits: Digits) -> None:
+    federation, ends = digits(linear=True), {}
+    for radius, steps in ((0.05, 50), (0.05, 400), (1e9, 50)):
+        method = replace(SMALL, radius=radius, server_steps=steps)
+        ends[radius, steps] = federation.run(method, federation.plan(1))[-1][0].model
+    first, longer, free = ends.values()
+    assert norm(sub(first, federation.model)) == pytest.approx(0.05, rel=1e-5)
+    assert torch.equal(first.buffer, longer.buffer)  # later steps would move it along the sphere
+    assert norm(sub(free, federation.model)) > 0.2
+
+
+@pytest.mark.parametrize("dp", [None, DP])
+def test_a_trajectory_ends_at_the_radius_and_is_charged_whole(dp: DPSGD | None) -> None:
+    """Beyond a tiny radius after its first point, it draws no more real images."""
+    once, ended, free = (
+        _client(replace(SMALL, trajectories=1, steps=steps, radius=radius), dp)
+        for steps, radius in ((1, 0.7), (3, 1e-9), (3, 1e9))
+    )
+    assert torch.equal(data(once.each["images"]), data(ended.each["images"]))
+    assert not torch.equal(data(free.each["images"]), data(ended.each["images"]))
+    assert [reply.releases[0].steps for reply in (once, ended, free)] == ([1, 3, 3] if dp else [0, 0, 0])
+
+
+# Privacy
+
+DELTA = 1e-5
+
+
+def test_epsilon_is_that_of_all_noisy_gradients_and_covers_all_that_is_sent_only_without_own_classes() -> None:
+    for classes, uncovered in (("all", {}), ("own", {"labels": 4})):
+        federation, method = _federation(LocalSGD(1, FULL, dp=DP)), replace(SMALL, classes=classes)
+        ledger = federation.run(method, federation.plan(2))[-1][0].ledger
+        assert ledger.uncovered == uncovered
+        for i, n in enumerate(SIZES):
+            accountant = RDPAccountant()
+            accountant.history = [(DP.noise_multiplier, 6 / n, 2 * 2 * 3)]
+            assert ledger.commons.epsilon(i, DELTA) == pytest.approx(accountant.get_epsilon(DELTA), rel=1e-6)
+    whole = federation.run(replace(SMALL, match_batch=100), federation.plan(1))[-1][0].ledger  # q = 1
+    exact = gaussian.delta(whole.commons.epsilon(0, DELTA), (2 * 3) ** 0.5 / DP.noise_multiplier)
+    assert exact == pytest.approx(DELTA, rel=1e-6)
+
+
+def test_without_noise_nothing_is_covered() -> None:
+    for dp in (None, replace(DP, noise_multiplier=0.0)):
+        federation = _federation(LocalSGD(1, FULL, dp=dp))
+        ledger = federation.run(replace(SMALL, classes="all"), federation.plan(1))[-1][0].ledger
+        assert (dict(ledger.uncovered), dict(ledger.commons.covered)) == ({"images": 2}, {})
+
+
+def test_a_target_epsilon_is_met_by_every_client() -> None:
+    federation = _federation(LocalSGD(1, FULL, dp=replace(DP, target=Target(4.0, DELTA, 2))))
+    ledger = federation.run(replace(SMALL, classes="all"), federation.plan(2))[-1][0].ledger
+    assert all(3.9 <= ledger.commons.epsilon(i, DELTA) <= 4.0 for i in (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [({"fedlap.radius": 0.0}, r"fedlap\.radius.*\(0, "), ({"fedlap.classes": "some"}, r"fedlap\.classes.*all, own"),
+     ({"dp.local": True, "dp.clip": 0.0}, r"dp\.clip"), ({"dp.target_epsilon": 1.0}, r"needs dp\.local true"),
+     ({"dp.local": True, "dp.target_epsilon": 0.001}, r"a client of \d+ examples: dp\.target_epsilon 0\.001"),
+     ({"model.batch_norm": True}, "FedLAP is not defined for a model with BatchNorm"),
+     ({"client.clip_norm": 1.0}, r"client\.clip_norm.*fedlap")],
+)  # fmt: skip
+def test_what_it_is_not_defined_for_is_refused_before_any_work(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        build(presets.experiment("smoke", "digits", {"algorithm": "fedlap", **values}))
