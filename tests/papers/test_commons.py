@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import report_runs
+from sweep_runs import saved_figures
 
 import fedcommons
 from fedcommons.cli.display import Display
@@ -83,7 +84,7 @@ def test_the_best_round_on_the_tuning_seed_chooses(
 
 
 @pytest.mark.long
-def test_the_table_from_small_runs(commons: ModuleType, tmp_path: Path) -> None:
+def test_the_table_from_small_runs(commons: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, ways = tmp_path / "out", ["real", "raw copies", "one-shot Fedssyn (DDPM)", "FedDM"]
     argv = [*QUICK, "--ways", ",".join([*ways, "DENSE"]), "--seeds", "0,1", "--generator.epochs", "1",
             "--out", str(out), "--artifacts", str(tmp_path / "artifacts"), "--lrs", "0.1"]  # fmt: skip
@@ -96,8 +97,11 @@ def test_the_table_from_small_runs(commons: ModuleType, tmp_path: Path) -> None:
     assert model.epochs == 2 * model.config.client.epochs
     assert central.run(model, out / model.name)["seed"] == 0
     (out / "client_work.json").write_text(json.dumps({e.cell.name: 1.5 for e in finished}))
+    figures = saved_figures(monkeypatch)
     with Display() as display:
         commons.commons.report(rows, options, out, display)
+    shown = {str(line.get_label()): line.get_xdata() for axes in figures[0].axes for line in axes.get_lines()}
+    assert shown[CENTRAL] == [100 * central.run(model, out / model.name)["last_accuracy"]] * 2
     with (out / "commons.csv").open() as file:
         lines = {line["way"]: line for line in csv.DictReader(file)}
     assert list(lines) == [*ways, CENTRAL]
