@@ -291,6 +291,11 @@ def test_a_page_with_a_fault_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     page: dict[str, Any] = {"command": "sweeps/table1.py --seeds 0", "tables": {"main": table}}
     assert "| FedAvg | 60.0 ± 14.1 | >6 (missed by 1 of 2) | 0.7 ± 9.0 |" in results.table(table, tmp_path)
     assert not [*results.faults("mine", page, tmp_path)]
+    mine.write_text("method,seed,rounds_to_target\nfedavg,0,3\nfedavg,1,5\nscaffold,0,2\nscaffold,1,\n")
+    gains = {name: [name, "rounds_to_target", 1] for name in ("gain", "ratio")}
+    text = results.table(table | {"columns": gains, "base": {"method": "fedavg"}}, tmp_path)
+    assert "| SCAFFOLD | - | - |" in text  # a run missed the target, and no column has the number of its rounds
+    mine.write_text("method,seed,share,rounds_to_target,rounds\nfedavg,0,0.5,3,9\nfedavg,1,0.7,,9\n")
     columns["%"][1], page["command"] = "shares", "sweeps/table1.py --sees 0"
     mine.write_text(mine.read_text() + "scaffold,0,0.5,3,9\n")
     page["tables"] |= {"unused": table | {"columns": {}}}
