@@ -13,7 +13,7 @@ from fedcommons.reports.series import value
 from fedcommons.tune import grid, learning_rates
 from fedcommons.tune.learning_rates import Rates
 from fedcommons.tune.study import Entry, Report, Results
-from papers.commons import decide
+from papers.commons import decide, targets
 from papers.commons.ways import budget
 from papers.fedssyn import central_trials
 from papers.fedssyn.references import CENTRAL, SERVER
@@ -55,6 +55,8 @@ def report(results: Results) -> Report | None:
     if central.about:
         rate_notes.append(f"{CENTRAL if central.cells else f'No row {CENTRAL!r}'}: {central.about}.")
     table = f"{tables.markdown(HEAD, lines)}{missing}{tables.numbered(_notes(rows, options, rate_notes))}"
+    if goals := grid.listed(options, "targets", float):
+        table += targets.section(rows, goals, priced)
     title = grid.title([e.cell.config for e in entries if not e.is_tuning], with_target=False)
     of_central = [accuracy for cell in central.cells for accuracy in cell.values("last_accuracy")]
     return Report(
