@@ -25,7 +25,7 @@ from fedcommons.tune.study import Entry, Study
 from papers.commons import ways
 from papers.commons.report import report
 from papers.commons.ways import WAYS
-from papers.fedssyn import central_trials
+from papers.fedssyn import central_trials, targets
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
@@ -34,6 +34,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("ways", str, ",".join(WAYS), "rows of the table (methods with their sharing strategies), separated by commas"),
         ("lrs", str, ways.RATES[preset], "learning rates of clients to choose from by validation accuracy"),
         learning_rates.OPTION,
+        targets.OPTION,
     )  # fmt: skip
     lists = {"settings": "shuffled_synthetic", "alphas": "0.1"}
     parser = grid.parser(__doc__, argv, lists, more, "commons", ways.base(preset, dataset))
@@ -44,6 +45,8 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     grid.refuse_fields(options, {"client.lr": "lrs"})
     grid.require_validation(options, "lrs")
     learning_rates.tuning_seeds(options)
+    if options.targets is not None:
+        grid.values(options, "targets", float, "(0, 1]")
     return options
 
 

@@ -20,7 +20,7 @@ from fedcommons.errors import UserError, quote
 from fedcommons.tune import grid as grids
 from fedcommons.tune import learning_rates, sweep
 from fedcommons.tune.study import Entry, Study
-from papers.fedssyn import authors, central_trials, references
+from papers.fedssyn import authors, central_trials, references, targets
 from papers.fedssyn.published import fedssyn_table1
 from papers.fedssyn.table1 import line, play, report
 
@@ -38,8 +38,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("lrs", str | None, "0.01,0.05,0.1" if preset == "paper" else None,
          "learning rates to choose from by validation accuracy; default: client.lr alone"),
         learning_rates.OPTION,
-        ("targets", str | None, None,
-         "further target accuracies, such as 0.9,0.95: the report has the rounds, bytes and work to each target"),
+        targets.OPTION,
         ("without-references", bool, False,
          "leave out the rows of a server that trains on the pool alone and of a central model"),
     )  # fmt: skip
@@ -74,13 +73,13 @@ def grid(options: parse.Options) -> list[sweep.Trial]:
         raise UserError(f"--federations takes different pairs N:C, got {quote(options.federations)}.")
     # the paper's targets apply unless the user sets a target
     papers = options.preset in ("paper", "authors") and options.target == Experiment().target
-    targets = {key[:4]: target for key, (target, _) in fedssyn_table1().items()} if papers else {}
+    of_paper = {key[:4]: target for key, (target, _) in fedssyn_table1().items()} if papers else {}
     cells, owned = [], {"client.lr"} if options.lrs is not None else ()
     lists = {"federation": federations, **grids.lists(options)}
     seeds = lists.pop("seed")
     for point in grids.combined(options, {**lists, "client.lr": _rates(options)[:1], "seed": seeds}):
         n, c = point.pop("federation")
-        target = targets.get((options.data.name, n, c, point["partition.alpha"]), options.target)
+        target = of_paper.get((options.data.name, n, c, point["partition.alpha"]), options.target)
         of_federation = {"partition.n_clients": n, "federation.participation": c, "target": target}
         cells.append(authors.cell(options, {**base, **point, **of_federation}, owned))
     return grids.once(cells)

@@ -108,12 +108,31 @@ def test_a_page_shows_what_comes_of_its_sweeps(
     assert not wrong_facts(page, run, tmp_path, on_ray)
 
 
-def test_numbers_that_differ_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def regenerate(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(RESULTS))
-    script = import_module("regenerate")
+    return import_module("regenerate")
+
+
+def test_numbers_that_differ_are_reported(regenerate: ModuleType) -> None:
     other = (one := pd.DataFrame({"method": ["x", "y"], "accuracy": [0.5, 0.75]})).assign(accuracy=[0.5, 0.5])
-    assert "accuracy is 0.25 off at y" in " ".join(script.differences(one, other, ["method"], {"accuracy": 0.125}))
-    assert not script.differences(one, other, ["method"], {"accuracy": 0.25})
+    assert "accuracy is 0.25 off at y" in " ".join(regenerate.differences(one, other, ["method"], {"accuracy": 0.125}))
+    assert not regenerate.differences(one, other, ["method"], {"accuracy": 0.25})
+
+
+def test_pages_that_ran_longest_ago_are_regenerated_first(
+    regenerate: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    minutes, dates = {"a": 5, "b": 9, "c": 1, "d": 2}, {"c": "2026-11-25", "d": "2026-11-24", "b": ""}
+    assert regenerate.within(16, minutes, dates) == ["a", "b", "d"]
+    assert regenerate.within(8, minutes, dates) == ["a", "d", "c"]  # b never fits, and hinders no other page
+    monkeypatch.setattr(regenerate, "RECORD", tmp_path / "regenerated.csv")
+    regenerate.RECORD.write_text("page,date,minutes,torch,machine,outcome\nquadratics,2026-11-25,1,2,x,agrees\n")
+    regenerate.record("table1_mnist", 2, ["x differs"])
+    rows = regenerate.last_runs()
+    assert rows.keys() == {*pd.read_csv(regenerate.RECORD)["page"]} == regenerate.pages().keys()
+    assert (rows["quadratics"]["outcome"], rows["table1_mnist"]["outcome"]) == ("agrees", "x differs")
+    assert (rows["table1_small_digits_rates"]["date"], rows["table1_small_digits_rates"]["outcome"]) == ("", "never")
 
 
 @pytest.fixture
@@ -244,6 +263,42 @@ def test_seeds_of_two_sides_are_the_same_and_each_has_a_value(
         comparisons.named(site(tmp_path / "site", mine))
 
 
+def test_seeds_of_a_comparison_and_of_what_is_subtracted_are_the_same(comparisons: ModuleType, tmp_path: Path) -> None:
+    other = "rest,mine.csv,seed < 2,way == 'c',way == 'b',share,late,\n"  # seeds 0, 1 minus seeds 1, 2
+    with pytest.raises(ValueError, match=r"rest has seeds \(0, 1\), late \(1, 2\)"):
+        comparisons.named(site(tmp_path / "site", **{"comparisons.csv": SITE["comparisons.csv"] + other}))
+
+
+@pytest.mark.parametrize(
+    ("made", "reported"),
+    [
+        (MINE, []),
+        (MINE.replace("a,0,4", "a,0,5"), []),  # high: 5.3, inside [2.5, 7.5]
+        (re.sub(r"a,(\d),\d", r"a,\1,0", MINE), ["high is 0", "near is 0"]),  # the effect of a vanished
+        (MINE.replace("c,2,4", "c,2,-40"), ["less is"]),  # few and late have wide intervals
+        (MINE.replace("c,1,8\n", ""), ["less: ValueError", "few: ValueError", "late: ValueError"]),
+    ],
+)
+def test_an_effect_that_vanished_is_reported(
+    regenerate: ModuleType, made: str, reported: list[str], tmp_path: Path
+) -> None:
+    (folder := tmp_path / "made").mkdir()
+    (folder / "mine.csv").write_text(made)
+    sentences = regenerate.changed(site(tmp_path / "site"), folder)
+    assert [text.startswith(start) for text, start in zip(sentences, reported, strict=True)] == [True] * len(reported)
+    assert not regenerate.changed(tmp_path / "site", tmp_path)  # no file of a comparison was made
+
+
+@pytest.mark.parametrize(("share", "is_reported"), [(9, False), (0, True), (-4, True)])
+def test_with_one_seed_a_comparison_keeps_its_sign(
+    regenerate: ModuleType, share: int, is_reported: bool, tmp_path: Path
+) -> None:
+    one_seed = "name,csv,where,rows,base,value,minus,margin\nhigh,mine.csv,seed == 0,way == 'a',way == 'b',share,,\n"
+    (tmp_path / "mine.csv").write_text(MINE.replace("a,0,4", f"a,0,{share}"))
+    sentences = regenerate.changed(site(tmp_path / "site", **{"comparisons.csv": one_seed}), tmp_path)
+    assert bool(sentences) == is_reported
+
+
 def test_a_page_with_a_fault_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(RESULTS.parent / "_ext"))
     results, mine = import_module("results"), tmp_path / "mine.csv"
@@ -256,6 +311,11 @@ def test_a_page_with_a_fault_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     page: dict[str, Any] = {"command": "sweeps/table1.py --seeds 0", "tables": {"main": table}}
     assert "| FedAvg | 60.0 ± 14.1 | >6 (missed by 1 of 2) | 0.7 ± 9.0 |" in results.table(table, tmp_path)
     assert not [*results.faults("mine", page, tmp_path)]
+    mine.write_text("method,seed,rounds_to_target\nfedavg,0,3\nfedavg,1,5\nscaffold,0,2\nscaffold,1,\n")
+    gains = {name: [name, "rounds_to_target", 1] for name in ("gain", "ratio")}
+    text = results.table(table | {"columns": gains, "base": {"method": "fedavg"}}, tmp_path)
+    assert "| SCAFFOLD | - | - |" in text  # a run missed the target, and no column has the number of its rounds
+    mine.write_text("method,seed,share,rounds_to_target,rounds\nfedavg,0,0.5,3,9\nfedavg,1,0.7,,9\n")
     columns["%"][1], page["command"] = "shares", "sweeps/table1.py --sees 0"
     mine.write_text(mine.read_text() + "scaffold,0,0.5,3,9\n")
     page["tables"] |= {"unused": table | {"columns": {}}}

@@ -39,13 +39,15 @@ class Comparison:
     """Differences of paired runs, one per seed.
 
     margin: of an equality; None: the claim is that the differences are positive. same: identity, see ``identity``.
-    holm: the p value after the adjustment for the number of comparisons of the page; None with one seed.
+    holm: the p value after the adjustment for the number of comparisons of the page; None with one seed. seeds: of the
+    differences, in their order.
     """
 
     differences: tuple[float, ...]
     margin: float | None = None
     same: Any = None
     holm: float | None = None
+    seeds: tuple[int, ...] = ()
 
     @property
     def n(self) -> int:
@@ -126,29 +128,36 @@ def pages(docs: Path = DOCS) -> dict[str, dict[str, Any]]:
     return yaml.safe_load((docs / "results" / "pages.yaml").read_text(encoding="utf-8"))
 
 
-@cache
-def named(docs: Path) -> dict[str, Comparison]:
-    """Return the comparisons of comparisons.csv.
+def compare(line: Row, folder: Path, known: Mapping[str, Comparison]) -> Comparison:
+    """Return the comparison of a row of comparisons.csv, from CSV files in a folder. known: those of earlier rows.
 
     Raises:
-        ValueError: a side has no run, or several of a seed, or no value, or the sides have different seeds.
+        ValueError: a side has no run, or several of a seed, or no value, or the sides or ``minus`` have other seeds.
     """
+    frame = read(line["csv"].split(), folder, line["where"])
+    masks = [pd.Series(frame.eval(line[side], engine="python"), index=frame.index) for side in ("rows", "base")]
+    values = pd.Series(frame.eval(line["value"], engine="python"), index=frame.index)
+    seeds = [sorted(frame["seed"][mask]) for mask in masks]
+    if not seeds[0] or seeds[0] != seeds[1] or len({*seeds[0]}) < len(seeds[0]):
+        raise ValueError(f"docs/comparisons.csv: {line['name']} has runs of seeds {seeds[0]} and {seeds[1]}")
+    differences = paired(frame, *(values.loc[mask] for mask in masks)).sort_index()
+    if len(differences) < len(seeds[0]):
+        raise ValueError(f"docs/comparisons.csv: {line['name']} lacks values, such as `rounds` of a missed target")
+    same = identity(frame, masks[0], masks[1], differences)
+    if minus := line["minus"]:
+        if known[minus].seeds != (now := tuple(differences.index)):
+            raise ValueError(f"docs/comparisons.csv: {line['name']} has seeds {now}, {minus} {known[minus].seeds}")
+        same, differences = (same, minus), differences - list(known[minus].differences)
+    margin = float(line["margin"]) if line["margin"] else None
+    return Comparison(tuple(differences), margin, same, seeds=tuple(differences.index))
+
+
+@cache
+def named(docs: Path) -> dict[str, Comparison]:
+    """Return the comparisons of comparisons.csv; errors: see ``compare``."""
     known: dict[str, Comparison] = {}
     for line in rows(docs / "comparisons.csv"):
-        frame = read(line["csv"].split(), docs / "results", line["where"])
-        masks = [pd.Series(frame.eval(line[side], engine="python"), index=frame.index) for side in ("rows", "base")]
-        values = pd.Series(frame.eval(line["value"], engine="python"), index=frame.index)
-        seeds = [sorted(frame["seed"][mask]) for mask in masks]
-        if not seeds[0] or seeds[0] != seeds[1] or len({*seeds[0]}) < len(seeds[0]):
-            raise ValueError(f"docs/comparisons.csv: {line['name']} has runs of seeds {seeds[0]} and {seeds[1]}")
-        differences = paired(frame, *(values.loc[mask] for mask in masks)).sort_index()
-        if len(differences) < len(seeds[0]):
-            raise ValueError(f"docs/comparisons.csv: {line['name']} lacks values, such as `rounds` of a missed target")
-        same = identity(frame, masks[0], masks[1], differences)
-        if line["minus"]:
-            same, differences = (same, line["minus"]), differences - list(known[line["minus"]].differences)
-        margin = float(line["margin"]) if line["margin"] else None
-        known[line["name"]] = Comparison(tuple(differences), margin, same)
+        known[line["name"]] = compare(line, docs / "results", known)
     return known
 
 

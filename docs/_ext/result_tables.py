@@ -102,10 +102,13 @@ def cell(
     if condition:
         rows, others = rows & evaluated(condition[0]), others & evaluated(condition[0])
     values, before = evaluated(expression)[rows].dropna(), evaluated(expression)[others]
+    is_open = "_to_target" in expression and evaluated(expression)[rows | others].isna().any()
     if statistic in PER_SEED and "seed" in frame and len({*frame["seed"][rows]}) < sum(rows):
         raise ValueError("a row has several runs of a seed: add a column to `rows`, or a condition")
     counts = "_to_target" in expression and "missed" in frame
     missed, missed_by_base = (sum(frame["missed"][at]) if counts else 0 for at in (rows, others))
+    if statistic in ("gain", "ratio") and is_open and not rows.equals(others):
+        return "-"  # a run missed the target, and the CSV has no number of rounds for it
     if statistic in ("gain", "ratio"):
         if values.empty or before.empty or rows.equals(others):
             return ""

@@ -1,20 +1,29 @@
 """Makes result pages' numbers anew by the commands of the pages, and compares them with those that are committed.
 
-make nightly PART=pages                                          # the cheapest pages, as many as an hour holds
-make nightly PART=pages ARGS="--minutes 600"                     # more of them
+make nightly PART=pages                                          # as many pages as an hour holds
+make nightly PART=pages ARGS="--minutes 600"                     # more of them, also those of more than an hour
 make nightly PART=pages ARGS="--pages quadratics,figure3_small_digits"
 
-``pages.yaml`` names for each page its command, its minutes on two idle cores, and what is compared: a committed CSV,
-the file that the command writes, the columns that tell its rows apart, and how far each other column may be off, in
-any row. On one kind of machine and the same versions all differences are 0; elsewhere training rounds otherwise. What
-came of it stands in ``regenerated.csv``; the exit code is 1 if a page differs. ``docs/_ext/results.py`` makes tables.
+Pages that never ran come first, then those that ran longest ago; of equal ones, the cheapest. ``pages.yaml`` names for
+each page, and for further runs of a page, the command, its minutes on two idle cores, and what is compared: a committed
+CSV and the file that the command writes. The CSV may have ``rows``, the columns that tell its rows apart, and
+``tolerance``, how far other columns may be off, in any row. On one kind of machine and the same versions all
+differences are 0; elsewhere training rounds otherwise.
+
+Comparisons of docs/comparisons.csv that use these CSV files alone are computed anew, paired by seed. A comparison is
+reported if its new mean lies outside its committed 95 % interval, so no effect whose interval excludes 0 can vanish
+unseen. If the committed interval has no width (one seed, or equal differences), the new mean must have the same sign.
+
+The outcomes stand in ``regenerated.csv``; the exit code is 1 if a page differs. ``docs/_ext/results.py`` makes tables.
 """
 
 import argparse
+import csv
 import datetime
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -28,20 +37,30 @@ import yaml
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 RECORD = HERE / "regenerated.csv"
+sys.path.insert(0, str(HERE.parent / "_ext"))
+
+import comparisons  # noqa: E402
+
+COLUMNS = ("page", "date", "minutes", "torch", "machine", "outcome")
 
 
 def pages() -> dict[str, dict[str, Any]]:
-    """Return what ``pages.yaml`` says of each page that has something to compare."""
+    """Return what ``pages.yaml`` says of each page that has something to compare; further runs: by their first CSV."""
     facts = yaml.safe_load((HERE / "pages.yaml").read_text(encoding="utf-8"))
-    return {page: entry for page, entry in facts.items() if "compare" in entry}
+    every = {page: entry for page, entry in facts.items() if "compare" in entry}
+    further = [run for entry in facts.values() for run in entry.get("runs", []) if "compare" in run]
+    return every | {next(iter(run["compare"])).removesuffix(".csv"): run for run in further}
 
 
-def within(budget: float, minutes: Mapping[str, float]) -> list[str]:
-    """The cheapest pages, as many as ``budget`` minutes hold together."""
+def within(budget: float, minutes: Mapping[str, float], dates: Mapping[str, str]) -> list[str]:
+    """Return the pages that ran longest ago, as many as ``budget`` minutes hold; of equal dates the cheapest first.
+
+    A page of more minutes than remain is left out. dates: of the last run, by page; missing or empty: never.
+    """
     chosen, spent = [], 0.0
-    for page in sorted(minutes, key=lambda name: (minutes[name], name)):
-        if (spent := spent + minutes[page]) <= budget:
-            chosen.append(page)
+    for page in sorted(minutes, key=lambda name: (dates.get(name, ""), minutes[name], name)):
+        if spent + minutes[page] <= budget:
+            chosen, spent = [*chosen, page], spent + minutes[page]
     return chosen
 
 
@@ -66,8 +85,33 @@ def differences(
     return found
 
 
-def regenerate(page: str, facts: Mapping[str, Any], data: str, out: Path) -> list[str]:
-    """Run a page's command; what differs, nothing if all agrees."""
+def changed(docs: Path, made: Path) -> list[str]:
+    """Return a sentence for each comparison whose new mean differs, as the module's docstring says.
+
+    made: a folder of CSV files with the names of the committed ones; comparisons of other files are left out.
+    """
+    result, again = [], dict[str, comparisons.Comparison]()
+    for line in comparisons.rows(docs / "comparisons.csv"):
+        name = line["name"]
+        if all((made / file).exists() for file in line["csv"].split()):
+            old = comparisons.named(docs)[name]
+            try:
+                new = again[name] = comparisons.compare(line, made, again)
+            except (KeyError, NameError, ValueError) as error:
+                result.append(f"{name}: {type(error).__name__}: {error}")
+                continue
+            is_same = old.low <= new.mean <= old.high if old.low < old.high else sign(old.mean) == sign(new.mean)
+            if not is_same:
+                result.append(f"{name} is {new:4}, committed: {old:4}")
+    return result
+
+
+def sign(number: float) -> int:
+    return (number > 0) - (number < 0)
+
+
+def regenerate(facts: Mapping[str, Any], data: str, out: Path) -> list[str]:
+    """Run a page's command; return what differs, nothing if all agrees. A call that was interrupted is continued."""
     script, *words = shlex.split(facts["command"].replace("DIR", data))
     says = subprocess.run(
         [sys.executable, script, "--help"], cwd=ROOT, capture_output=True, text=True, encoding="utf-8", check=True
@@ -76,11 +120,21 @@ def regenerate(page: str, facts: Mapping[str, Any], data: str, out: Path) -> lis
     done = subprocess.run([sys.executable, script, *words, *again, "--out", str(out)], cwd=ROOT, check=False)
     if done.returncode:
         return [f"the command ended with exit code {done.returncode}"]
-    found = []
+    found, renamed = [], out / "committed_names"
+    renamed.mkdir(exist_ok=True)
     for name, how in facts["compare"].items():
-        committed, made = pd.read_csv(HERE / name), pd.read_csv(out / how["file"])
-        found += [f"{name}: {what}" for what in differences(committed, made, how["rows"], how["tolerance"])]
-    return found
+        made = pd.read_csv(shutil.copy(out / how["file"], renamed / name))
+        if "tolerance" in how:
+            off = differences(pd.read_csv(HERE / name), made, how["rows"], how["tolerance"])
+            found += [f"{name}: {what}" for what in off]
+    return found + changed(HERE.parent, renamed)
+
+
+def last_runs() -> dict[str, dict[str, str]]:
+    """Return the row of each page in ``regenerated.csv``; a page without a row never ran."""
+    with RECORD.open(encoding="utf-8") as file:
+        known = {row["page"]: row for row in csv.DictReader(file)}
+    return {page: known.get(page, {"page": page, "date": "", "outcome": "never"}) for page in sorted(pages())}
 
 
 def record(page: str, minutes: float, found: Sequence[str]) -> None:
@@ -91,8 +145,7 @@ def record(page: str, minutes: float, found: Sequence[str]) -> None:
         "page": page, "date": datetime.date.today().isoformat(), "minutes": f"{minutes:.1f}",
         "torch": torch.__version__, "machine": platform.machine(), "outcome": "; ".join(found) or "agrees",
     }  # fmt: skip
-    old = pd.read_csv(RECORD, dtype=str) if RECORD.exists() else pd.DataFrame(columns=list(row))
-    whole = pd.concat([old.loc[old["page"] != page], pd.DataFrame([row])]).sort_values("page")
+    whole = pd.DataFrame((last_runs() | {page: row}).values(), columns=COLUMNS)
     (new := RECORD.with_suffix(".new")).write_text(whole.to_csv(index=False), encoding="utf-8")
     new.rename(RECORD)
 
@@ -105,23 +158,38 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "nightly", help="where runs go, a folder a page")
     parser.add_argument("--dry-run", action="store_true", help="name the pages and their commands, and stop")
     options = parser.parse_args(argv)
-    minutes = {page: float(facts["minutes"]) for page, facts in there.items()}
-    chosen = options.pages.split(",") if options.pages else within(options.minutes, minutes)
-    if lacking := [page for page in chosen if page not in there]:
-        parser.error(f"--pages: there is no page {lacking[0]!r}; there are {', '.join(there)}.")
     data = os.environ.get("FEDCOMMONS_DATA", "")
-    if lacking := [page for page in chosen if "DIR" in there[page]["command"].split() and not data]:
-        parser.error(f"{lacking[0]} needs data that were downloaded: name their folder in FEDCOMMONS_DATA.")
+    without_data = [page for page in there if "DIR" in there[page]["command"].split() and not data]
+    minutes = {page: float(facts["minutes"]) for page, facts in there.items()}
+    if options.pages:
+        chosen = options.pages.split(",")
+        if lacking := [page for page in chosen if page not in there]:
+            parser.error(f"--pages: there is no page {lacking[0]!r}; there are {', '.join(there)}.")
+        if lacking := [page for page in chosen if page in without_data]:
+            parser.error(f"{lacking[0]} needs data that were downloaded: name their folder in FEDCOMMONS_DATA.")
+    else:
+        dates = {page: row["date"] for page, row in last_runs().items()}
+        chosen = within(options.minutes, {page: minutes[page] for page in there if page not in without_data}, dates)
+        for reason, pages_of in (
+            ("FEDCOMMONS_DATA names no folder of data", without_data),
+            (f"longer than --minutes {options.minutes:g}", [page for page in there if minutes[page] > options.minutes]),
+        ):
+            print(f"Left out, {reason}: {', '.join(pages_of) or 'no page'}.", flush=True)
     bad = 0
     for page in chosen:
         print(f"{page}: {minutes[page]:g} min: python {there[page]['command']}", flush=True)
         if options.dry_run:
             continue
-        started = time.perf_counter()
-        found = regenerate(page, there[page], data, options.out / page)
+        started, folder = time.perf_counter(), options.out / page
+        found = regenerate(there[page], data, folder)
         record(page, (time.perf_counter() - started) / 60, found)
         print(f"{page}: {'; '.join(found) or 'agrees'}", flush=True)
         bad += bool(found)
+        # The next night must not resume runs that the code of today made; runs that differ are kept.
+        shutil.rmtree(kept := folder.with_name(f"{page}.differs"), ignore_errors=True)
+        if found and folder.exists():
+            folder.rename(kept)
+        shutil.rmtree(folder, ignore_errors=True)
     return 1 if bad else 0
 
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import report_runs
+from sweep_runs import rows_of, saved_figures
 
 import fedcommons
 from fedcommons.cli.display import Display
 from papers.commons.measured import best_of, rounds_to_target
+from papers.commons.targets import Until, until
 from papers.commons.ways import WAYS
 from papers.fedssyn import central, central_trials
 from papers.fedssyn.references import CENTRAL
@@ -36,6 +38,9 @@ def test_rounds_are_those_with_clients_and_best_is_chosen_by_validation() -> Non
         ([4, 4], [0.1, 0.2], None),
     ):
         assert rounds_to_target(0.8, course(clients, accuracies)) == expected
+    lines = [{**line, "comm/total_bytes": 1e6 * min(line["round"], 2)} for line in course([4, 4, 0], [0.2, 0.3, 0.9])]
+    assert until(0.3, lines) == until(0.8, lines) == Until(2, 1.0, 2.0, False)  # the server alone in round 3
+    assert (until(0.2, lines), until(0.95, lines)) == (Until(1, 0.5, 1.0, False), Until(2, 1.0, 2.0, True))
     assert best_of(course([1, 1, 1], [0.3, 0.6, 0.3])) == (0.7, 0.3)  # validation data prefer round 1 here
 
 
@@ -83,10 +88,11 @@ def test_the_best_round_on_the_tuning_seed_chooses(
 
 
 @pytest.mark.long
-def test_the_table_from_small_runs(commons: ModuleType, tmp_path: Path) -> None:
+def test_the_table_from_small_runs(commons: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, ways = tmp_path / "out", ["real", "raw copies", "one-shot Fedssyn (DDPM)", "FedDM"]
     argv = [*QUICK, "--ways", ",".join([*ways, "DENSE"]), "--seeds", "0,1", "--generator.epochs", "1",
-            "--out", str(out), "--artifacts", str(tmp_path / "artifacts"), "--lrs", "0.1"]  # fmt: skip
+            "--out", str(out), "--artifacts", str(tmp_path / "artifacts"), "--lrs", "0.1",
+            "--targets", "0.001,1"]  # fmt: skip
     options = commons.arguments(argv)
     rows = commons.entries(options)
     finished = [e for e in rows if e["way"] in ways and e.cell.config.seed == 0]
@@ -96,8 +102,11 @@ def test_the_table_from_small_runs(commons: ModuleType, tmp_path: Path) -> None:
     assert model.epochs == 2 * model.config.client.epochs
     assert central.run(model, out / model.name)["seed"] == 0
     (out / "client_work.json").write_text(json.dumps({e.cell.name: 1.5 for e in finished}))
+    figures = saved_figures(monkeypatch)
     with Display() as display:
         commons.commons.report(rows, options, out, display)
+    shown = {str(line.get_label()): line.get_xdata() for axes in figures[0].axes for line in axes.get_lines()}
+    assert shown[CENTRAL] == [100 * central.run(model, out / model.name)["last_accuracy"]] * 2
     with (out / "commons.csv").open() as file:
         lines = {line["way"]: line for line in csv.DictReader(file)}
     assert list(lines) == [*ways, CENTRAL]
@@ -111,5 +120,11 @@ def test_the_table_from_small_runs(commons: ModuleType, tmp_path: Path) -> None:
     assert 0.05 < float(copies["disclosed"]) < 0.15
     assert float(feddm["near_copies"]) > 0.5  # two steps on the pixels from real images
     text = (out / "commons.md").read_text()
+    of_targets = {tuple(line[1:3]): line[3:] for line in rows_of(text.split("## Rounds")[1]) if line[0] == "0.1"}
+    assert of_targets["real", "0.1 %"] == ["1", f"{float(alone['mb']) / 2:.3g}", "0.75"]  # of 1.5 s
+    assert of_targets["real", "100 %"][0] == ">2"
+    assert of_targets["one-shot Fedssyn (DDPM)", "0.1 %"][:2] == ["0", f"{float(once['mb']):.3g}"]
+    assert of_targets["one-shot Fedssyn (DDPM)", "100 %"][0] == "not reached"
+    assert "Target 0.1 % (alpha 0.1, one-shot Fedssyn (DDPM)): it is below" in text
     assert [part for part in ("DENSE, alpha 0.1: no row", "1 of 2 seeds") if part not in text] == []
     assert (out / "commons.png").read_bytes().startswith(b"\x89PNG")

@@ -16,7 +16,7 @@ from sweep_runs import complete, rows_of, saved_figures
 
 from fedcommons.cli.display import Display
 from fedcommons.reports import tables
-from papers.fedssyn import central
+from papers.fedssyn import central, references
 from papers.fedssyn.figures import Dot, accuracy_dots, accuracy_table, panels
 from papers.fedssyn.sensitivity_report import figure, is_above, table
 
@@ -55,6 +55,8 @@ def test_figure_3s_table_and_panels_have_each_dot_and_central_model(
     (axes,) = figures[0].axes
     means = [np.asarray(line.get_xydata())[0, 0] for line in axes.get_lines() if line.get_marker() == "o"]
     assert means == [55.0, 90.0]
+    lines = {str(line.get_label()): np.asarray(line.get_xdata()).mean() for line in axes.get_lines()}
+    assert [lines[name] for name in (references.CENTRAL, references.SERVER)] == pytest.approx([97, 95])
 
 
 figure3 = report_runs.script("figure3")

@@ -26,6 +26,7 @@ from fedcommons.reports.cells import Cell, cells, drop_duplicates, varied
 from fedcommons.reports.frames import load_clients
 from fedcommons.runs import build
 from fedcommons.tracking.run_folder import STOPPED, read_clients, read_rounds
+from papers.fedssyn import references
 from papers.fedssyn.published import fedssyn_table1
 from papers.fedssyn.table1_pictures import accuracy_over_rounds, rounds_to_target
 
@@ -307,8 +308,16 @@ def test_the_bars_of_table_1_are_means_and_their_ranges(tmp_path: Path, monkeypa
     assert [np.asarray(line.get_xdata()).tolist() for line in axes.get_lines()] == [[16, 20], [4, 30]]
     assert [text.get_text() for text in axes.texts] == ["18", ">17 (missed by 1 of 2)"]
     lines = pd.DataFrame([{"run": one["run"], "round": r, "test/accuracy": 0.1 * r} for one in runs for r in range(3)])
-    accuracy_over_rounds(tmp_path / "c.png", compared(*runs), lines, "digits", smoke=True)
-    assert np.asarray(figures[1].axes[0].get_lines()[0].get_ydata()).tolist() == pytest.approx([0, 0.1, 0.2])
+    alone = [row("server_synthetic", s, 0, algorithm="one_shot", last_accuracy=0.4 + 0.2 * s) for s in range(2)]
+    elsewhere = row("server_synthetic", 0, 0, algorithm="one_shot", **{"partition.alpha": 0.1})
+    central = [Cell({}, pd.DataFrame({"algorithm": ["central"] * 2, "last_accuracy": [0.9, 0.98]}))]
+    accuracy_over_rounds(
+        tmp_path / "c.png", compared(*runs), lines, "digits", True, compared(*alone, elsewhere), central
+    )
+    drawn = {str(line.get_label()): np.asarray(line.get_ydata()) for line in figures[1].axes[0].get_lines()}
+    assert [*drawn] == ["no sharing", "shuffled_synthetic", "target", references.SERVER, references.CENTRAL]
+    assert drawn["no sharing"].tolist() == pytest.approx([0, 0.1, 0.2])
+    assert [drawn[name].mean() for name in (references.SERVER, references.CENTRAL)] == pytest.approx([0.5, 0.94])
 
 
 def test_every_picture_has_the_same_style(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

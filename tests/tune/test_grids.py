@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from shutil import rmtree
 from types import ModuleType
 from typing import Any
 
@@ -140,7 +141,7 @@ def test_a_table_with_a_pool_has_a_server_alone_with_the_same_pool_and_a_central
     }  # fmt: skip
     models = references.central_lines(rows, given)
     assert {(m.source, m.epochs, m.config.client.lr, m.config.seed) for m in models} == {
-        ("central_real", 30 * 10, lr, seed) for lr in (0.04, 0.1) for seed in (0, 1, 100)
+        ("central_real", 30 * 10, lr, seed) for lr, seed in ((0.04, 0), (0.04, 1), (0.04, 100), (0.1, 100))
     }  # fmt: skip
     for words in (["--without-references"], ["--settings=real"], ["--sharing.p=0"]):
         given = table1.arguments(["--alphas=0.1", *words])
@@ -217,29 +218,39 @@ def test_whether_a_pool_pays_is_computed_from_the_seeds_of_both_sides() -> None:
     assert targets.pays(base, cell({3: 9}, 2e7)) == ("-", "-")
 
 
-def test_the_central_rate_is_chosen_on_the_tuning_seeds_or_not_at_all(table1: ModuleType, tmp_path: Path) -> None:
+def test_the_central_rate_is_chosen_on_the_tuning_seeds_also_beyond_the_list(
+    table1: ModuleType, tmp_path: Path
+) -> None:
     words = ["--alphas=0.1", "--algorithms=fedavg", "--seeds=1,0", "--tuning-seeds=7,8", "--lrs=0.05,0.1,0.2"]
     given = table1.arguments(words)
     rows = table1.entries(given)
     models = references.central_lines(rows, given)
-    for line in models:
-        c = line.config
-        best = 0.1 if c.seed >= 7 else 0.05
-        write_central(
-            line, tmp_path, validation_accuracy=0.9 if c.client.lr == best else 0.1, last_accuracy=c.client.lr
-        )
-    (row,) = central_trials.at_best_rate(models, rows, tmp_path)
-    assert (row.values("seed"), row.values("last_accuracy")) == ([0, 1], [0.1, 0.1])
-    assert "edge" not in central_trials.rate_note(row, given)
-    for line in models[:6]:  # of both tuning seeds
-        other = 0.9 * (line.config.client.lr == 0.2)
-        write_central(line, tmp_path, validation_accuracy=other)
-    (row,) = central_trials.at_best_rate(models, rows, tmp_path)
-    assert "edge" in central_trials.rate_note(row, given)
+
+    def train(best: float) -> None:
+        """Write the models of the plan as long as it grows; their accuracy is best at ``best``."""
+        while new := [m for m in central_trials.plan(models, rows, tmp_path) if not (tmp_path / m.name).exists()]:
+            for line in new:
+                rate = line.config.client.lr
+                write_central(line, tmp_path, validation_accuracy=1 - abs(rate - best), last_accuracy=rate)
+
+    train(0.1)
+    row = central_trials.at_best_rate(models, rows, tmp_path)
+    assert (row.cells[0].values("seed"), row.cells[0].values("last_accuracy")) == ([0, 1], [0.1, 0.1])
+    assert ("edge" in row.about, "0.05, 0.1, 0.2 by" in row.about) == (False, True)
+    assert len([*tmp_path.iterdir()]) == 2 * 3 + 2  # the reported seeds have a model at the best rate only
+    for best, tried, chosen in ((0.3, "0.05, 0.1, 0.2, 0.4 by", 0.2), (9, "0.05, 0.1, 0.2, 0.4, 0.8, 1.6 by", 1.6)):
+        for folder in tmp_path.iterdir():
+            rmtree(folder)
+        train(best)
+        row = central_trials.at_best_rate(models, rows, tmp_path)
+        assert row.cells[0].values("last_accuracy") == [chosen] * 2
+        assert ("edge" in row.about, tried in row.about) == (best == 9, True)
     (tmp_path / models[0].name / "summary.json").unlink()
-    assert central_trials.at_best_rate(models, rows, tmp_path) == []
+    row = central_trials.at_best_rate(models, rows, tmp_path)
+    assert row.cells == ()
+    assert "tuning seeds" in references.notes([e.cell for e in rows], given, row)[-1]
     fixed = [e for e in rows if not e.is_tuning]
-    assert central_trials.at_best_rate(references.central_lines(fixed, given), fixed, tmp_path) == []
+    assert not central_trials.at_best_rate(references.central_lines(fixed, given), fixed, tmp_path / "none").cells
 
 
 def test_preset_authors_has_one_central_model_per_seed_and_a_note_for_each_number_of_epochs(table1: ModuleType) -> None:
@@ -250,7 +261,7 @@ def test_preset_authors_has_one_central_model_per_seed_and_a_note_for_each_numbe
     small = table1.arguments(["--alphas=0.1", "--settings=shuffled_synthetic", "--client.drop_last=true"])
     alone = [e.cell for e in table1.entries(small) if e.cell.config.algorithm == "one_shot"]
     longer = [tuning.cell(override(alone[0].config, {"client.epochs": 20, "partition.n_clients": 5}), grids.VARIED)]
-    first, second = references.notes([*longer, *alone], small, [])
+    first, second = references.notes([*longer, *alone], small)
     assert "600 epochs on the pool (77400 steps on 1295 images)" in first  # 129 whole batches of 10 images
     assert "300 epochs on the pool (39000 steps on 1300 images)" in second
 

@@ -56,10 +56,14 @@ def run(
 
 
 def write_page(out: Path, stem: str, display: Display, folders: Sequence[Path] | None = None) -> str | None:
-    """Write ``report.html`` and return its verdict; after an error, warn. folders: of the runs; default: ``out``."""
-    if folders is not None and not folders:
-        return None
+    """Write ``report.html`` and return its verdict; after an error, warn. folders: of the runs; default: ``out``.
+
+    Without any folder, a page of an earlier call is removed, because its numbers may belong to other rates.
+    """
     try:
+        if folders is not None and not folders:
+            (out / "report.html").unlink(missing_ok=True)
+            return None
         from fedcommons.reports import page  # altair takes a second to import, and a dry run needs none
 
         return page.write(out / "report.html", folders or [out], f"fedcommons report: {stem}", lambda text: None)

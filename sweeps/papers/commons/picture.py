@@ -9,6 +9,7 @@ from matplotlib.lines import Line2D
 from fedcommons.reports import plots
 from papers.commons import decide
 from papers.commons.measured import Measured
+from papers.fedssyn import references
 
 PRIVATE, PLAIN, BOUND = "*", "o", "s"
 """Markers: methods whose shared data have an epsilon; other methods; upper bounds."""
@@ -16,10 +17,11 @@ PRIVATE, PLAIN, BOUND = "*", "o", "s"
 ON_FRONT, OFF_FRONT = "#0072b2", "0.6"
 
 
-def draw(rows: Sequence[Measured], path: Path, title: str, smoke: bool) -> None:
+def draw(rows: Sequence[Measured], path: Path, title: str, smoke: bool, central: Sequence[float] = ()) -> None:
     """Draw a line of the picture for each method: accuracy, megabytes, share of examples disclosed.
 
-    Methods on the Pareto front of accuracy and a cost are blue in the panel of the cost.
+    Methods on the Pareto front of accuracy and a cost are blue in the panel of the cost. central: accuracies of the
+    central model, by seed, of which a dashed line shows the mean.
     """
     alphas = list(dict.fromkeys(measured.alpha for measured in rows))
     most = max(sum(measured.alpha == alpha for measured in rows) for alpha in alphas)
@@ -36,6 +38,8 @@ def draw(rows: Sequence[Measured], path: Path, title: str, smoke: bool) -> None:
             on_front = [free[i] for i in decide.front([(costs[i], of_alpha[i].row.accuracy) for i in free])]
             for y, measured in enumerate(of_alpha):
                 _point(axes, costs[y], y, measured, ON_FRONT if y in on_front else OFF_FRONT)
+        if central:
+            references.draw(accuracy.axvline, references.CENTRAL, [100 * value for value in central])
         names = ["FedAvg, no sharing" if m.row.way == "real" else m.row.way for m in of_alpha]
         accuracy.set_yticks(range(len(of_alpha)), names, fontsize=8)
         accuracy.set(xlabel="test accuracy, %")

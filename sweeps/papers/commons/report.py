@@ -13,7 +13,7 @@ from fedcommons.reports.series import value
 from fedcommons.tune import grid, learning_rates
 from fedcommons.tune.learning_rates import Rates
 from fedcommons.tune.study import Entry, Report, Results
-from papers.commons import decide
+from papers.commons import decide, targets
 from papers.commons.ways import budget
 from papers.fedssyn import central_trials
 from papers.fedssyn.references import CENTRAL, SERVER
@@ -43,7 +43,7 @@ def report(results: Results) -> Report | None:
     lines = [_line(result, seconds[name_of(result)]) for result in rows]
     records = [_record(result, seconds[name_of(result)]) for result in rows]
     central = central_trials.at_best_rate(central_trials.lines(entries, options), entries, results.out)
-    for cell in central:
+    for cell in central.cells:
         rate, epochs = f"lr {value(cell, 'lr'):g}", f"{value(cell, 'epochs'):.0f} epochs on all real images"
         last = cell.values("last_accuracy")
         lines.append(["-", CENTRAL, "-", _percent(last), *"-----", "100.0 %", *"---", rate, epochs])
@@ -52,12 +52,16 @@ def report(results: Results) -> Report | None:
     missing = "".join(f"\n{row}: not defined: {reason}\n" for row, reason in undefined.items())
     missing += _not_finished(entries, rows, len(grid.values(options, "seeds", int)))
     rate_notes = learning_rates.notes(entries)
-    rate_notes += [f"{CENTRAL}: {central_trials.rate_note(cell, options)}." for cell in central]
+    if central.about:
+        rate_notes.append(f"{CENTRAL if central.cells else f'No row {CENTRAL!r}'}: {central.about}.")
     table = f"{tables.markdown(HEAD, lines)}{missing}{tables.numbered(_notes(rows, options, rate_notes))}"
+    if goals := grid.listed(options, "targets", float):
+        table += targets.section(rows, goals, priced)
     title = grid.title([e.cell.config for e in entries if not e.is_tuning], with_target=False)
+    of_central = [accuracy for cell in central.cells for accuracy in cell.values("last_accuracy")]
     return Report(
         f"{table}\n{_guides(rows)}", records, {"preset": options.preset, "rows": records, "undefined": undefined},
-        {"commons.png": lambda path: draw(rows, path, title, results.smoke)},
+        {"commons.png": lambda path: draw(rows, path, title, results.smoke, of_central)},
     )  # fmt: skip
 
 

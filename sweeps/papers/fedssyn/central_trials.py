@@ -1,10 +1,11 @@
 """Training of a figure's central models (reference lines), each as a Ray task."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,18 +13,21 @@ from fedcommons.cli import parse
 from fedcommons.cli.display import Display
 from fedcommons.config import registry
 from fedcommons.config.dotted import override
-from fedcommons.errors import sentence
+from fedcommons.errors import UserError, sentence
 from fedcommons.reports import tables
 from fedcommons.reports.cells import Cell
 from fedcommons.reports.frames import load_central
 from fedcommons.reports.series import value
 from fedcommons.tracking.run_folder import read_summary
-from fedcommons.tune import grid, sweep
+from fedcommons.tune import grid, learning_rates, sweep
 from fedcommons.tune.study import Entry
 
 if TYPE_CHECKING:
     from fedcommons.tune.dry_run import ExtraJob
     from papers.fedssyn.central import Central
+
+LR = "client.lr"
+"""Name of the field of the learning rate."""
 
 Lines = Callable[[Sequence[Entry], parse.Options], "Sequence[Central]"]
 """A function that returns the central models of a study."""
@@ -35,10 +39,11 @@ def lines(
 ) -> "list[Central]":  # fmt: skip
     """Return the central models of the trials: one on the real images per seed, and one on each trial's pool.
 
-    A study with ``--lrs`` has a model for each learning rate; without, all models have that of the first trial. Trials
-    of another network have no central model. sources: the images of the models, see ``Central``. epochs: returns the
-    epochs of a model from federation.rounds; None: federation.rounds times client.epochs, as many as a client makes
-    that takes part in every round.
+    A study with ``--lrs`` has a model for each learning rate and tuning seed; the reported seeds have the first rate,
+    which ``plan`` replaces. Without ``--lrs``, all models have the rate of the first trial. Trials of another network
+    have no central model. sources: the images of the models, see ``Central``. epochs: returns the epochs of a model
+    from federation.rounds; None: federation.rounds times client.epochs, as many as a client makes that takes part in
+    every round.
     """
     from papers.fedssyn.central import Central
 
@@ -47,8 +52,9 @@ def lines(
     of_model = [e for e in entries if e.cell.config.model.name == options.model.name]
     # preset authors has two numbers of local epochs: the larger one, so that a seed has one model
     local_epochs = max((e.cell.config.client.epochs for e in of_model), default=1)
-    for e, rate in product(of_model, rates):
-        fields = {"client.lr": rate, "client.epochs": local_epochs}
+    pairs = [(e, rate) for e in of_model for rate in (rates if e.is_tuning else rates[:1])]
+    for e, rate in pairs:
+        fields = {LR: rate, "client.epochs": local_epochs}
         config = sweep.with_absolute_paths(override(e.cell.config, fields))
         rounds = config.federation.rounds
         n = epochs(rounds) if epochs else rounds * local_epochs
@@ -57,33 +63,75 @@ def lines(
     return list({line.name: line for line in result}.values())  # trials that share a central model give one line
 
 
-def at_best_rate(models: "Sequence[Central]", entries: Sequence[Entry], out: Path) -> list[Cell]:
-    """Return the configuration of the finished models at their best learning rate; empty if no model is finished.
+@dataclass(frozen=True)
+class Chosen:
+    """The central model at its best learning rate: its configuration, or no ``cells`` if a model is missing.
 
-    Of several rates, the best has the highest mean validation accuracy over the tuning seeds. As long as the model of
-    any rate and tuning seed is missing, no rate is chosen, and the list is empty.
+    about: how the learning rate was chosen, or why there is no configuration; empty if a study has no central model.
     """
+
+    cells: Sequence[Cell] = ()
+    about: str = ""
+
+
+NO_MODEL = Chosen()
+
+
+def plan(models: "Sequence[Central]", entries: Sequence[Entry], out: Path) -> "list[Central]":
+    """Return the models of the tuning seeds, then those of the reported seeds at the rate that the former choose.
+
+    The best learning rate has the highest mean validation accuracy over the tuning seeds. While it is at an edge of the
+    rates tried, the tuning seeds have models at values beyond the edge, as in ``learning_rates``. As long as the model
+    of any rate and tuning seed is missing in ``out``, the reported seeds have no model. Without tuning seeds, all
+    models are returned.
+    """
+    from fedcommons.runs.build import check
+
     seeds = {e.cell.config.seed for e in entries if e.is_tuning}
     tuning = [line for line in models if line.config.seed in seeds]
     reported = [line for line in models if line.config.seed not in seeds]
-    if len({line.config.client.lr for line in models}) > 1:
+    n_added = Counter[bool]()
+    while tuning:
         runs = load_central(*(out / line.name for line in tuning))
-        if runs.empty or len(runs) < len(tuning):
-            return []
-        best = tables.at_best_rate(runs)["lr"].iloc[0]
-        reported = [line for line in reported if line.config.client.lr == best]
-    chosen = load_central(*(out / line.name for line in reported))
-    return [] if chosen.empty else [Cell({}, chosen.sort_values("seed"))]
+        if len(runs) < len(tuning):
+            return tuning
+        best, n_tuning = float(tables.at_best_rate(runs)["lr"].iloc[0]), len(tuning)
+        tried = {((LR, line.config.client.lr),) for line in tuning}
+        for _, is_largest, rates in learning_rates.edges(tried, ((LR, best),)):
+            n_added[is_largest] += 1
+            if n_added[is_largest] <= learning_rates.MOST_ADDED:
+                with suppress(UserError):  # a value out of the field's range is not tried
+                    added = [_at(line, dict(rates)[LR]) for line in tuning if line.config.client.lr == best]
+                    check(added[0].config)
+                    tuning += added
+        if len(tuning) == n_tuning:
+            return [*tuning, *(_at(line, best) for line in reported)]
+    return reported
 
 
-def rate_note(cell: Cell, options: parse.Options) -> str:
-    """Return the learning rate of the central model's row as text, and how it was chosen."""
-    rate, listed = value(cell, "lr"), grid.listed(options, "lrs", float) if "lrs" in options else ()
-    if len(set(listed)) < 2:
-        return f"learning rate {rate:g}, not chosen by accuracy"
-    is_at_edge = rate in (min(listed), max(listed))
-    edge = " (at an edge of the list, so that another may be better)" * is_at_edge
-    return f"learning rate {rate:g}{edge}, the best of {options.lrs} by validation accuracy on the tuning seeds"
+def _at(line: "Central", rate: float) -> "Central":
+    return replace(line, config=sweep.with_absolute_paths(override(line.config, {LR: rate})))
+
+
+def at_best_rate(models: "Sequence[Central]", entries: Sequence[Entry], out: Path) -> Chosen:
+    """Return the configuration of the finished models of the reported seeds, see ``plan``."""
+    seeds = {e.cell.config.seed for e in entries if e.is_tuning}
+    planned = plan(models, entries, out)
+    reported = [line for line in planned if line.config.seed not in seeds]
+    runs = load_central(*(out / line.name for line in reported))
+    if runs.empty:
+        which = "has failed or has not ended"
+        kind = "a central model of the tuning seeds" if planned and not reported else "the training of central models"
+        return Chosen(about=f"{kind} {which}" * bool(models))
+    cells = [Cell({}, runs.sort_values("seed"))]
+    rate, tried = value(cells[0], "lr"), sorted({line.config.client.lr for line in planned if line not in reported})
+    if len(tried) < 2:
+        return Chosen(cells, f"learning rate {rate:g}, not chosen by accuracy")
+    edge = " (at an edge of the values tried, so that another may be better)" * (rate in (tried[0], tried[-1]))
+    values = ", ".join(f"{one:g}" for one in tried)
+    return Chosen(
+        cells, f"learning rate {rate:g}{edge}, the best of {values} by validation accuracy on the tuning seeds"
+    )
 
 
 def _train(base_folder: str, central: "Central", folder: Path) -> None:
@@ -136,7 +184,10 @@ def play(
     started, models = time.perf_counter(), lines(entries, options)
     if not models:
         return outcome
-    failures = {**outcome.failures, **train(models, out, display)}
+    failures, tried = dict(outcome.failures), set[str]()
+    while new := [line for line in plan(models, entries, out) if line.name not in tried]:
+        failures |= train(new, out, display)
+        tried |= {line.name for line in new}
     seconds = {**outcome.seconds, "central models": time.perf_counter() - started}
     return replace(outcome, seconds=seconds, failures=failures)
 

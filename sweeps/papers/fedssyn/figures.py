@@ -16,9 +16,6 @@ from papers.fedssyn import references
 NAMES = {"central_real": references.CENTRAL, "central_synthetic": references.SERVER}
 """Names of the central models' rows."""
 
-LINES = {"central_real": ("k", 0), "central_synthetic": ("#009e73", 5)}
-"""Colour of a central model's line, and offset of its dashes, so that two equal lines are visible."""
-
 WHITE = {"color": "w", "pad": 0.3, "alpha": 0.8}
 MEANING = "dots and dashed lines: mean over seeds; bars and bands: minimum to maximum"
 
@@ -87,9 +84,8 @@ def accuracy_dots(path: Path, panels: Sequence[Panel], title: str, smoke: bool) 
     least = min((value for seeds in every for value in seeds), default=0)
     for axes, panel in zip(grid.flat, panels, strict=False):
         for name, values in panel.lines:
-            colour, offset = LINES[name]
-            axes.axvline(fmean(values), color=colour, linestyle=(offset, (5, 5)), linewidth=1.4, label=name)
-            axes.axvspan(min(values), max(values), color=colour, alpha=0.12, lw=0)
+            references.draw(axes.axvline, NAMES[name], values)
+            axes.axvspan(min(values), max(values), color=references.LINES[NAMES[name]][0], alpha=0.12, lw=0)
         for dot in panel.dots:
             y, mean, colour = rows.index((dot.group, dot.setting)), fmean(dot.values), look[dot.setting][0]
             axes.plot([min(dot.values), max(dot.values)], [y, y], color=colour, lw=1.6, marker="|", ms=7)

@@ -4,8 +4,9 @@ The server's model is a run of the method ``one_shot`` with the images, model, l
 method of the table. The central model (``central_trials``) trains for R x E epochs: R rounds, E epochs of a client.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.cli import parse
@@ -30,6 +31,9 @@ SERVER, CENTRAL = "server trains on the pool, 0 rounds", "central, all real data
 NAMES = {ONE_SHOT: SERVER, "central": CENTRAL}
 """Algorithm -> name of its row."""
 
+LINES = {SERVER: ("#009e73", 5), CENTRAL: ("k", 0)}
+"""Colour of a row's line in pictures, and offset of its dashes, so that two equal lines are visible."""
+
 
 def server_strategy(config: Experiment) -> str | None:
     """Return the sharing strategy by which clients send this experiment's pool to the server; None without a pool."""
@@ -39,6 +43,12 @@ def server_strategy(config: Experiment) -> str | None:
     if config.sharing.setting == "shuffled_synthetic":
         return "server_synthetic" if config.sharing.p != 0 else None
     return config.sharing.setting if capabilities_of(strategy).serves_pool else None
+
+
+def draw(line: Callable[..., object], name: str, accuracies: Sequence[float], label: str = "") -> None:
+    """Draw the mean accuracy of a reference row by ``line``, such as ``axes.axhline``; label: default: name."""
+    colour, offset = LINES[name]
+    line(fmean(accuracies), color=colour, linestyle=(offset, (5, 5)), linewidth=1, label=label or name)
 
 
 def federated(cells: Sequence[sweep.Trial]) -> list[sweep.Trial]:
@@ -98,7 +108,9 @@ def rounds(cell: Cell) -> str:
     return "not reached" if missed == n else "0" + f" (missed by {missed} of {n})" * bool(missed)
 
 
-def notes(cells: Sequence[sweep.Trial], options: parse.Options, central: Sequence[Cell]) -> list[str]:
+def notes(
+    cells: Sequence[sweep.Trial], options: parse.Options, central: central_trials.Chosen = central_trials.NO_MODEL
+) -> list[str]:
     """Return the footnotes on the reference rows: steps and learning rates of the server and of the central model."""
     from fedcommons.core.local_training import LocalSGD
     from fedcommons.runs.build import build
@@ -121,11 +133,11 @@ def notes(cells: Sequence[sweep.Trial], options: parse.Options, central: Sequenc
         )
     if not alone and options.get("refused"):
         result.append(f"No row '{SERVER}': {options.refused}")
-    for cell in central:
+    for cell in central.cells:
         epochs, images = int(value(cell, "epochs")), int(value(cell, "images"))
         steps = LocalSGD(epochs, c.batch_size, c.drop_last).steps_of(images, epochs)
-        rate = central_trials.rate_note(cell, options)
-        result.append(
-            f"{CENTRAL}: {epochs} epochs on {images} images ({steps} steps), batch size {c.batch_size}, {rate}."
-        )
+        amount = f"{epochs} epochs on {images} images ({steps} steps), batch size {c.batch_size}"
+        result.append(f"{CENTRAL}: {amount}, {central.about}.")
+    if central.about and not central.cells:
+        result.append(f"No row '{CENTRAL}': {central.about}.")
     return result

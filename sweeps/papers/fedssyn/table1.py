@@ -25,7 +25,9 @@ VARIED = {*grid.GRID.values(), "partition.n_clients", "federation.participation"
 """Config fields in which the trials of the table may differ."""
 
 
-def footnotes(cells: Sequence[sweep.Trial], options: parse.Options, central: Sequence[Cell] = ()) -> list[str]:
+def footnotes(
+    cells: Sequence[sweep.Trial], options: parse.Options, central: central_trials.Chosen = central_trials.NO_MODEL
+) -> list[str]:
     configs = [cell.config for cell in references.federated(cells)]
     rate = (
         f"The learning rate was fixed at {configs[0].client.lr:g} for all configurations, not chosen per configuration."
@@ -67,12 +69,11 @@ def with_servers(runs: "pd.DataFrame") -> tuple[list[Cell], list[Cell]]:
 
 def contents(
     cells: Sequence[sweep.Trial], runs: "pd.DataFrame", options: parse.Options, of_rates: Sequence[str] = (),
-    central: Sequence[Cell] = (),
+    central: central_trials.Chosen = central_trials.NO_MODEL,
 ) -> Report:  # fmt: skip
     """Return the table of the finished ``runs``, its CSV, summary and picture.
 
-    cells: all trials of the table. of_rates: footnotes on the choice of learning rates. central: the configuration of
-    the central model, if there is one.
+    cells: all trials of the table. of_rates: footnotes on the choice of learning rates. central: the central model.
     """
     import pandas as pd
 
@@ -84,10 +85,10 @@ def contents(
     of_runs = [*tables.private_notes(runs), *tables.rejected_notes(runs), *tables.lost_notes(runs)]
     chosen, title = pd.concat([cell.runs for cell in (*compared, *servers)]), grid.title([c.config for c in cells])
     notes = [*footnotes(cells, options, central), *of_rates, *of_runs, *part]
-    alone = references.rows(compared[0], servers, central)
+    alone = references.rows(compared[0], servers, central.cells)
     table = tables.table1_markdown(compared, published(cells, options), notes, alone) + tables.spread(compared)
     rates = "; each bar has its best learning rate by validation" * (len(set(runs["lr"])) > 1)
-    lines = tables.records(pd.concat([chosen, *(cell.runs for cell in central)]), names)
+    lines = tables.records(pd.concat([chosen, *(cell.runs for cell in central.cells)]), names)
     return Report(
         table, lines, {"preset": options.preset, "cells": tables.records(runs, names)},
         {"table1.png": lambda path: rounds_to_target(path, compared, title + rates, grid.is_smoke(options))},
@@ -113,7 +114,7 @@ def report(results: Results) -> Report | None:
     section = targets.section(cells, servers, grid.listed(options, "targets", float), work)
 
     def picture(path: Path) -> None:
-        accuracy_over_rounds(path, cells, load_rounds(*runs["run"]), title, results.smoke)
+        accuracy_over_rounds(path, cells, load_rounds(*runs["run"]), title, results.smoke, servers, central.cells)
 
     return replace(result, text=result.text + section, pictures={**result.pictures, "table1_rounds.png": picture})
 

@@ -17,6 +17,7 @@ from fedcommons.reports.columns import method, place, setting
 from fedcommons.reports.intervals import format_rounds
 from fedcommons.reports.plots import curves, finish, panels, percent, save
 from fedcommons.reports.series import course, looks, value
+from papers.fedssyn import references
 
 if TYPE_CHECKING:  # pandas takes a second to import
     import pandas as pd
@@ -71,8 +72,15 @@ def _bar(axes: Axes, y: float, cell: Cell, colour: str) -> None:
     axes.annotate(text, (max(needed), y), (5, 0), textcoords="offset points", va="center", fontsize=8)
 
 
-def accuracy_over_rounds(path: Path, cells: Sequence[Cell], rounds: "pd.DataFrame", title: str, smoke: bool) -> None:
-    """Draw a row of panels for each federation, a column for each method, a curve for each sharing strategy."""
+def accuracy_over_rounds(
+    path: Path, cells: Sequence[Cell], rounds: "pd.DataFrame", title: str, smoke: bool, servers: Sequence[Cell] = (),
+    central: Sequence[Cell] = (),
+) -> None:  # fmt: skip
+    """Draw a row of panels for each federation, a column for each method, a curve for each sharing strategy.
+
+    servers, central: configurations of the server alone and of the central model, whose last accuracy is a dashed line.
+    """
+    several_pools = len({setting(cell) for cell in servers}) > 1
     places, methods, settings = (list(dict.fromkeys(map(key, cells))) for key in (place, method, setting))
     size = (max(NARROWEST, 0.8 + 2.1 * len(methods)), 1.3 + 1.9 * len(places))
     figure, grid = panels(len(places), len(methods), size, sharey=True)
@@ -84,6 +92,13 @@ def accuracy_over_rounds(path: Path, cells: Sequence[Cell], rounds: "pd.DataFram
         aim = target.read(value((inside or cells)[0], "target"))
         if aim.metric == target.ACCURACY:
             grid[i, j].axhline(aim.bound, color="0.4", lw=0.8, ls=":", label="target")
+        for cell in (cell for cell in servers if place(cell) == where):
+            pool = f" ({setting(cell)})" * several_pools
+            references.draw(
+                grid[i, j].axhline, references.SERVER, cell.values("last_accuracy"), references.SERVER + pool
+            )
+        for cell in central:
+            references.draw(grid[i, j].axhline, references.CENTRAL, cell.values("last_accuracy"))
         grid[i, j].set(xlabel="round", title=name if i == 0 else "")
     for axes, where in zip(grid[:, 0], places, strict=True):
         axes.set_ylabel("\n".join([*where.split(", ", 1), f"test accuracy{percent(axes.yaxis)}"]), fontsize=8)
