@@ -6,27 +6,28 @@ x: server model;  w: weights on a trajectory that starts at x;  r: ``radius``;  
 images, N_k real ones of N;  L(w, D): mean loss on the images D;  C, sigma: clipping norm and noise multiplier;  B:
 ``match_batch``.
 
-Client k begins with noise S_k and repeats R times (``trajectories``), at most T times (``steps``) on each trajectory:
+Client k begins with noise S_k and repeats R times (``trajectories``), T times (``steps``) on each trajectory from x:
 
     g    <- ( sum_j g_j min(1, C/||g_j||) + N(0, sigma^2 C^2 I) ) / B   over a Poisson batch of D_k;  g_j: grad L(w, j)
     S_k  <- S_k - image_lr grad_S L_dis(g, grad L(w, S_k))              ``image_steps`` times
-    w    <- w - eta grad L(w, S_k)                                      ``local_steps`` times, while ||w - x|| < r
+    w    <- w - eta grad L(w, S_k)                                      ``local_steps`` times, then w <- P(w)
 
-L_dis: sum over the layers' parameters of the mean of 1 - cos over output units, plus lambda times the squared distance.
-The server makes gradient steps  w <- w - eta sum_k N_k/N grad L(w, S_k)  from x, and stops at ||w - x|| = r. Outside of
-this ball the S_k have not been fitted.
+P: projection onto the ball ||w - x|| <= r.  L_dis: sum over parameters of the mean of 1 - cos over output units, plus
+``mse`` times the squared distance. The server makes gradient steps  w <- w - eta sum_k N_k/N grad L(w, S_k)  from x,
+and stops at ||w - x|| = r. Clients have not fitted the S_k outside of this ball.
 
 Privacy: with ``dp.local``, each g is a Gaussian mechanism on a Poisson sample, and everything else is computed from the
-g's. The ledger charges R T of them per round, at sampling rate B/N_k, also if a trajectory ends early. Each client adds
-its own noise, so the epsilon holds against the server, other clients and all of them together. With ``classes`` own, no
-epsilon covers which classes a client has; the privacy ledger lists them as uncovered. With ``classes`` all, the epsilon
-covers all that a client sends. Without ``dp.local`` (FedLAP), g is the gradient of a random batch, without guarantee.
+g's. The privacy ledger charges R T of them per round, at sampling rate B/N_k. Each client adds its own noise, so the
+epsilon holds against the server, other clients and all of them together. With ``classes`` own, no epsilon covers which
+classes a client has; the ledger lists them as uncovered. With ``classes`` all, the epsilon covers all that a client
+sends. Without ``dp.local`` (FedLAP), g is the gradient of a random batch, without guarantee.
 
 Departs from the paper: r is public. In the paper, clients without noise choose r by their loss on real images, which an
-epsilon would have to count; with noise, the authors' code has a constant r, too. T bounds a trajectory, so that the
-number of noisy gradients is known before the run. S_k begins with noise in each round, not with real images or the last
-S_k. The server's last step is shortened to the radius. Networks are in evaluation mode, and images are not augmented.
-``federation.weighting`` sets the weights of clients; with samples, they are N_k/N.
+epsilon would have to count; with noise, the authors' code has a constant r, too. A trajectory has T points, so that the
+number of noisy gradients is known before the run; at the radius it is projected, and does not end. S_k begins with
+noise in each round, not with real images or the last S_k. The server's last step is shortened to the radius. Networks
+are in evaluation mode, and images are not augmented. ``federation.weighting`` sets the weights of clients; with
+samples, they are N_k/N.
 """
 
 from dataclasses import dataclass, replace
@@ -72,7 +73,7 @@ class FedLAP:
     trajectories: Annotated[int, "[1, 1e6]"] = 2
     """R, trajectories per round that a client begins at the server model (authors: 4 with noise, 1 without)"""
     steps: Annotated[int, "[1, 1e6]"] = 5
-    """T, largest number of points on a trajectory, each with a batch of real images (authors: 5, with 10 batches)"""
+    """T, points on a trajectory, each with a batch of real images (authors: 5 points with 10 batches each)"""
     image_steps: Annotated[int, "[1, 1e6]"] = 5
     """SGD steps on the pixels per batch of real images"""
     local_steps: Annotated[int, "[0, 1e6]"] = 2
@@ -82,7 +83,7 @@ class FedLAP:
     image_lr: Annotated[float, "(0, 1e38]"] = 1.0
     """learning rate of SGD on the pixels, with momentum 0.5 (authors: 100)"""
     mse: Annotated[float, "[0, 1e38]"] = 0.1
-    """lambda, weight of the squared distance of gradients in the matching loss (authors: 0.1, with noise 0)"""
+    """weight of the squared distance of gradients in the matching loss (authors: 0.1, with noise 0)"""
     model_lr: Annotated[float, "(0, 1e38]"] = 0.1
     """eta, learning rate of trajectories and of the server (authors: 0.1, with noise 0.002)"""
     server_steps: Annotated[int, "[1, 1e9]"] = 100
@@ -136,7 +137,8 @@ def descend(worker: Worker, task: ServerTask[FedLAP], seed: int) -> Flat:
     work.load(flat(payload, "model"))
     work.module.eval()
     set_default_generator(seed, "random layers")
-    optimizer = torch.optim.SGD(work.named.values(), how.model_lr)
+    optimizer, w = torch.optim.SGD(work.named.values(), how.model_lr), work.params.buffer
+    stopped = torch.zeros((), dtype=torch.bool, device=work.device)
     with work.logged, onednn(work.loop.onednn):
         for step in range((task.round - 1) * how.server_steps, task.round * how.server_steps):
             work.clock.set(task.round, step, step)
@@ -145,8 +147,12 @@ def descend(worker: Worker, task: ServerTask[FedLAP], seed: int) -> Flat:
                 loss = work.module.training_step((s_k, y_k), 0)
                 assert isinstance(loss, Tensor)
                 (share * loss).backward()
+            before = w.clone()
             optimizer.step()
-            if torch.linalg.vector_norm(work.params.buffer - x) >= how.radius:
-                project(work.params.buffer, x, how.radius)
+            reached = torch.linalg.vector_norm(w - x) >= how.radius
+            project(w, x, how.radius)
+            w.copy_(torch.where(stopped, before, w))
+            stopped = stopped | reached
+            if work.device.type == "cpu" and stopped:  # on a GPU, this question would wait for the step
                 break
-    return Flat(work.params.layout, work.params.buffer.detach().cpu().clone())
+    return Flat(work.params.layout, w.detach().cpu().clone())

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedcommons.algorithms.ball import project
 from fedcommons.core.client_worker import Work
 from fedcommons.core.local_training import onednn
 from fedcommons.data.clients import ClientData
@@ -53,8 +54,6 @@ def synthesise(
         for number in range(how.trajectories * steps):
             if number % steps == 0:
                 work.load(x)
-            elif torch.linalg.vector_norm(work.params.buffer - x.buffer) >= how.radius:
-                continue  # to the next trajectory
             g = real_gradient(number)
             set_default_generator(seed, "random layers", number)  # private draws must not decide the draws below
             for _ in range(how.image_steps):
@@ -67,6 +66,7 @@ def synthesise(
                 with torch.no_grad():
                     for p, change in zip(params, changes, strict=True):
                         p -= how.model_lr * change
+            project(work.params.buffer, x.buffer, how.radius)
     return images.detach(), torch.stack(losses).mean(), release(how.trajectories * steps)
 
 
@@ -90,11 +90,12 @@ RealGradients = tuple[Callable[[int], Sequence[Tensor]], Callable[[int], Release
 def plain_gradients(work: Work, data: ClientData, how: "FedLAP", seed: int) -> RealGradients:
     """Return the functions for gradients of random batches, which nothing protects."""
     draws, params = generator(seed, "real images"), list(work.named.values())
+    batches = [torch.randperm(len(data), generator=draws)[: how.match_batch] for _ in range(how.noisy_steps()[1])]
+    rows = torch.stack(batches).to(data.y.device)  # copied once, as a GPU would wait for each copy
 
     def gradient(number: int) -> Sequence[Tensor]:
-        rows = torch.randperm(len(data), generator=draws)[: how.match_batch].to(data.y.device)
         set_default_generator(seed, "random layers of real images", number)
-        loss = work.module.training_step(tuple(column[rows] for column in data.columns), number)
+        loss = work.module.training_step(tuple(column[rows[number]] for column in data.columns), number)
         assert isinstance(loss, Tensor)
         return torch.autograd.grad(loss, params, materialize_grads=True)
 
