@@ -4,8 +4,13 @@ n_ic: number of client i's examples of class c;   n_i, n_c, n: sums over classes
 p_i = n_i. / n_i: client i's distribution of labels;   q = n_.c / n: distribution of all labels;
 N: number of clients;   C: number of classes that occur.
 
-Each metric is 0 for clients with equal distributions of labels, except ``size_imbalance``, which reads no labels.
-``zeta_sq`` (``convergence/laboratory.py``) measures how much the clients' gradients differ at a model.
+``hellinger``          mean Hellinger distance of p_i from q
+``hellinger_between``  root mean square Hellinger distance between two clients' p_i, as FedArtML computes it
+``ssdi``               Skew-Scarcity Disentanglement Indicator, (``lcd``^2 + ``lds``^2)^(1/2)
+``lcd``, ``lds``       the indicator's parts of missing classes (label coverage deficiency) and of present classes
+``size_imbalance``     1 - N_eff/N, where N_eff = n^2 / sum_i n_i^2 is the effective number of clients
+
+All metrics are in [0, 1], and 0 if all clients have equal distributions of labels and, for the last one, equal sizes.
 """
 
 from collections.abc import Sequence
