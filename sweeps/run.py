@@ -22,7 +22,7 @@ from fedcommons.config.registry import KINDS
 from fedcommons.config.validate import validate
 from fedcommons.errors import ClientError, UserError
 from fedcommons.runs import exports
-from fedcommons.tracking.run_folder import is_run, read_rounds, require_new
+from fedcommons.tracking.run_folder import is_run, read_heterogeneity, read_rounds, require_new
 from papers.fedssyn import authors
 
 
@@ -82,7 +82,8 @@ def play(config: Experiment, options: parse.Options, display: Display) -> Mappin
     from fedcommons.reports import plots
 
     plots.partition_of(out)
-    for line in ending(summary, read_rounds(out), options.elapsed(), out, display.width):
+    metrics = read_heterogeneity(out)
+    for line in ending(summary, read_rounds(out), options.elapsed(), out, display.width, metrics):
         display.say(line)
     return summary
 

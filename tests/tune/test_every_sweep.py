@@ -25,6 +25,8 @@ REFUSED: dict[str, dict[str, str]] = {
     "gradient_coding": {"--shares=0.01": "less than one", "--pairs=0.5": "q:d", "--pairs=1:3": "q in [0, 1)",
                         "--pairs=0.3:0": "d in [1, 1e9]", "--pairs=0.5:10": "[1, 9] for 10 clients",
                         "--pairs=0.5:3,0.5:3": "different values"},
+    "heterogeneity": {"--partitions iid,quantity:x": "got 'quantity:x'", "--lr 0.1": "option --lrs",
+                      "--lrs 0.1,0.2 --tuning-seeds 0": "got 0 in both"},
     "methods": {"--algorithms fedavg,one_shot": "trains on a pool",
                 "--methods fedavg,fedporx": "did you mean 'fedprox'", "--sharing shuffled_synthetic": "must be real",
                 "--lrs 0.1,0.2 --tuning-seeds 0": "got 0 in both",

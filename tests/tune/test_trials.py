@@ -24,6 +24,7 @@ from fedcommons.config import presets
 from fedcommons.config.dotted import override, to_dict
 from fedcommons.errors import UserError, Warned
 from fedcommons.runs import experiment as runs
+from fedcommons.tracking.run_folder import read_heterogeneity
 from fedcommons.tune import cached_results, trials
 from fedcommons.tune import sweep as tuning
 from fedcommons.tune.progress import Pile, Progress
@@ -112,11 +113,18 @@ def test_quiet_shows_warnings_and_the_log_file_has_all(tmp_path: Path) -> None:
 def test_the_end_of_a_run_is_some_lines_that_fit_with_the_metrics_that_there_are(tmp_path: Path) -> None:
     summary = runs.run(experiment("smoke", values=FIELDS), tmp_path / "run", say=quiet)
     rounds = [json.loads(text) for text in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
-    text = ending(summary, rounds, 12.0, Path("runs/run"), 40)
+    metrics = read_heterogeneity(tmp_path / "run")
+    text = ending(summary, rounds, 12.0, Path("runs/run"), 40, metrics)
     assert all(len(one) <= 40 and "{" not in one for one in text)
     assert len(ending(summary, rounds, 12.0, Path("runs/run"), 5)) >= len(text)  # a terminal too narrow for any text
     joined = " ".join(" ".join(text).split())
-    for part in ("fedavg on digits", f"accuracy {summary['last_accuracy']:.3f}", "12 s", "Overall guarantee"):
+    for part in (
+        "fedavg on digits",
+        f"accuracy {summary['last_accuracy']:.3f}",
+        "12 s",
+        "Overall guarantee",
+        f"SSDI {metrics['ssdi']:.2f}",
+    ):
         assert part in joined
     missed = ending({**summary, "rounds": 30, "rounds_to_target": None}, rounds, 12.0, Path("runs/run"), 80)
     assert f"{'target':13}accuracy 0.2: >30 rounds" in missed

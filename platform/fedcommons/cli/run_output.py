@@ -5,11 +5,14 @@ import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fedcommons.cli.display import LOG, Display, duration, log, remaining_text
 from fedcommons.config.dotted import NO_SHARING_SHOWN
 from fedcommons.config.registry import label
+
+NOTHING: Mapping[str, float] = MappingProxyType({})
 
 HEAD = 13
 """Width, in characters, of the column of names in the summary of a run."""
@@ -84,16 +87,18 @@ def _number(value: float | None) -> str:
 
 
 def ending(
-    summary: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], seconds: float, out: Path, width: int
-) -> list[str]:
+    summary: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], seconds: float, out: Path, width: int,
+    heterogeneity: Mapping[str, float] = NOTHING,
+) -> list[str]:  # fmt: skip
     """Return about ten lines that summarise a run.
 
     summary: content of summary.json. lines: lines of rounds.jsonl. seconds: duration of this command. out: run folder.
-    width: maximum number of characters of a line.
+    width: maximum number of characters of a line. heterogeneity: metrics of the partition (``data.heterogeneity``).
     """
     entries = {
         "run": f"{label(summary['algorithm'])} on {label(summary['dataset'])}, {_setting(summary)}, "
         f"{summary['n_clients']} clients",
+        **({"partition": _heterogeneity(heterogeneity)} if heterogeneity else {}),
         "rounds": f"{summary['rounds']}; this command took {duration(seconds)}",
         **_results(summary, last := lines[-1] if lines else {}),
         "target": _target(summary),
@@ -114,6 +119,12 @@ def ending(
         entries["noise"] = "; ".join(noise)
     entries["files"] = f"{out}: summary.json, rounds.jsonl, config.yaml, checkpoints"
     return [summary_line for name, text in entries.items() for summary_line in _wrapped(name, text, width)]
+
+
+def _heterogeneity(metrics: Mapping[str, float]) -> str:
+    """Return the metrics of label skew, or without classes that of the sizes, as text."""
+    names = {"hellinger": "Hellinger distance of labels", "ssdi": "SSDI", "size_imbalance": "size imbalance"}
+    return ", ".join(f"{text} {metrics[name]:.2f}" for name, text in names.items() if name in metrics)
 
 
 def _setting(summary: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from fedcommons.data import client_test_sets, datasets
 from fedcommons.data import partition as partitions
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Dataset, Examples, Origin
+from fedcommons.data.heterogeneity import describe
 from fedcommons.data.partition import Partitioned, default_n_aux
 from fedcommons.data.transforms import SIZES, shift_features
 from fedcommons.data.user_arrays import read_only
@@ -206,7 +207,8 @@ def write_partition(folder: Path, partition: Partitioned, tests: Clients | None,
     facts = {
         "data": data,
         "fingerprint": partition.fingerprint,
-        "sizes": [len(rows) for rows in partition.rows],
+        "heterogeneity": describe(sizes := [len(rows) for rows in partition.rows], partition.class_counts),
+        "sizes": sizes,
         **({} if partition.class_counts is None else {"class_counts": partition.class_counts.tolist()}),
         **({} if tests is None else {"test_sizes": tests.sizes}),
         **({"noise": salts.name_of(salt)} if salt else {}),

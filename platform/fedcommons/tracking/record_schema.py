@@ -2,7 +2,8 @@
 
 ``config.yaml``          every option of the experiment; ``--config`` runs it again
 ``environment.json``     Python, packages, CPU kind, commit, whether files had changed
-``partition.json``, ``partition.png``  hash of the data; sizes and class counts of the clients
+``partition.json``, ``partition.png``  hash of the data; sizes and class counts of the clients, and how much the
+                         clients' labels and sizes differ (``heterogeneity``)
 ``rounds.jsonl``         a line per round: accuracy, loss, bytes, zeta², sigma², stragglers
 ``timing.jsonl``         seconds of each round, in a separate file, so that the other files have the same bits on every
                          machine

@@ -293,6 +293,13 @@ def read_class_counts(path: Path) -> list[list[int]]:
     return rows
 
 
+def read_heterogeneity(path: Path) -> dict[str, float]:
+    """Return the metrics of ``data.heterogeneity`` by name; empty if an earlier version wrote the run."""
+    metrics = _facts(path / "partition.json").get("heterogeneity")
+    numbers = metrics.items() if isinstance(metrics, dict) else ()
+    return {str(name): float(value) for name, value in numbers if isinstance(value, int | float)}
+
+
 def read_rounds(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a run's rounds.jsonl for rounds 0, 1, ..., before the first damaged line."""
     return record_schema.lines(path / "rounds.jsonl")[0]
