@@ -6,7 +6,8 @@ python sweeps/advise.py --check                          # also trains with ever
 
 The probe is a set of ordinary runs of --probe-rounds rounds, without sharing and with the shares of --probe-p. Its
 generators train for fewer epochs. With --lrs, validation accuracy after the probe's last round without sharing chooses
-each federation's learning rate, on the seeds of --tuning-seeds.
+each federation's learning rate, on the seeds of --tuning-seeds. On digits the probe named no p that is close to the
+best one (docs/results/advise_digits.md), so add --check.
 """
 
 from collections.abc import Sequence

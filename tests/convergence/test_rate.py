@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pandas as pd
@@ -113,6 +114,7 @@ def test_a_method_that_corrects_drift_reaches_the_minimiser_linearly_and_fedavg_
         rate.is_linear(FedAvg())
 
 
+sweep = report_runs.script("advise")
 AT = Measured(gradient_sq=0.5, zeta_sq=9.0, sigma_sq=4.0, sigma_pool_sq=12.0, delta_sq=0.3, L_max=8.0, L_pool=3.0)
 WORK = LocalWork(n_clients=10, tau=100, batch_size=4)
 SHARES = [0.0, 0.1, 0.25, 0.5, 0.75, 0.9]
@@ -189,9 +191,9 @@ def test_the_number_of_local_steps_equals_a_count_by_hand() -> None:
 
 
 @pytest.mark.long
-def test_the_report_has_the_finished_federations(tmp_path: Path) -> None:
+def test_the_report_has_the_finished_federations(sweep: ModuleType, tmp_path: Path) -> None:
     """The probe and the check are ordinary runs, and the report reads their folders."""
-    sweep, out = report_runs.script("advise"), tmp_path / "advise"
+    out = tmp_path / "advise"
     argv = ["--preset=smoke", "--wandb=off", "--alphas=0.1", "--p=0.5", "--probe-p=0.25", "--check", "--target=0.1",
             "--probe-rounds=1", "--data.limit=80", "--generator.name=cvae", "--model.name=linear",
             "--partition.n_clients=2", f"--out={out}", f"--artifacts={tmp_path}/artifacts"]  # fmt: skip

@@ -1,7 +1,7 @@
 """Report of sweeps/advise.py: accuracies of the probe, predicted rounds by share p, and measured rounds."""
 
 from collections.abc import Mapping, Sequence
-from math import ceil
+from math import ceil, nan
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -106,7 +106,7 @@ def lines_of(results: Results) -> tuple[list[dict[str, Any]], dict[tuple[float, 
             {
                 "dataset": first["dataset"], "participation": c, "alpha": alpha, "seeds": len(seeds),
                 "lr": first["client.lr"], **line, "rule": 1 - line["p"],
-                "theory": advisor.theory(at, line["p"], work, at.gradient_sq),
+                "theory": advisor.theory(at, line["p"], work, at.gradient_sq) if at.gradient_sq else nan,
                 "mb": per_image * line["p"] / (1 - line["p"]),
                 **(compare(tried, line["p"], options.target) if {0.0, line["p"]} <= tried.keys() else {}),
             }
