@@ -1,123 +1,97 @@
-"""Predict how much sharing is enough: a short probe run and Corollary I give the effect of a share p of pool images.
+"""Predict how much sharing is enough: a few rounds with some shares p of pool images give the rounds for every p.
 
-python sweeps/advise.py                                  # digits, alpha 0.01 and 0.1: under a minute on a laptop
+python sweeps/advise.py                                  # digits, alpha 0.01 and 0.1: some minutes on a laptop
 python sweeps/advise.py --alphas 0.05 --speed-up 3       # the smallest p that is predicted to train three times faster
-python sweeps/advise.py --check                          # also trains with four values of p, and compares
-python sweeps/advise.py --settings shuffled_real         # predicts for swapped real instead of synthetic images
+python sweeps/advise.py --check                          # also trains with every p to the target, and compares
+
+The probe is a set of ordinary runs of --probe-rounds rounds, without sharing and with the shares of --probe-p. Its
+generators train for fewer epochs. With --lrs, validation accuracy after the probe's last round without sharing chooses
+each federation's learning rate, on the seeds of --tuning-seeds. On digits the probe named no p that is close to the
+best one (docs/results/advise_digits.md), so add --check.
 """
 
 from collections.abc import Sequence
 from itertools import product
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from fedcommons.cli import parse
-from fedcommons.cli.display import create_display
-from fedcommons.config.dotted import choose, override
-from fedcommons.config.experiment import Experiment
-from fedcommons.errors import UserError, unknown
-from fedcommons.tune import grid, main, sweep
-from fedcommons.tune.remote_sweep import SweepMirror
-from papers.fedssyn import authors
+from fedcommons.config import presets
+from fedcommons.errors import UserError, quote
+from fedcommons.tune import grid, learning_rates, sweep
+from fedcommons.tune.study import Entry, Study
+from papers.fedssyn.advice import report
 
-POOLS = ("shuffled_synthetic", "shuffled_real")
+POOL = "shuffled_synthetic"
+TAKEN = {"partition.alpha": "alphas", "federation.participation": "participations", "seed": "seeds", "sharing.p": "p"}
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    more = (
-        ("p", str, "0.05,0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9", "shares p to predict, in [0, 1), separated by commas"),
+    preset, dataset = grid.preset_and_dataset(argv, grid.PRESETS)
+    usual = presets.preset(preset, dataset, parse.early(argv, "generator.name", "ddpm"))
+    fields = {**usual, "measure.every": 0, "sharing.setting": POOL, "federation.stop": "target"}
+    parser = grid.study_parser(__doc__, argv, "advise", grid.PRESETS, fields, (
+        ("alphas", str, "0.01,0.1", "Dirichlet concentrations, separated by commas"),
+        ("participations", str, "1", "shares C of the clients that take part in a round, separated by commas"),
+        ("p", str, "0.05,0.1,0.25,0.5", "shares p to predict, in (0, 1), separated by commas"),
         ("speed-up", Annotated[float, "(1, inf)"], 2.0, "wanted factor by which the number of rounds decreases, > 1"),
-        ("probe-rounds", Annotated[int, "[1, 1e9]"], 3,
-         "rounds of the probe run, in which the clients share no images"),
-        ("check-p", str, "0.1,0.25,0.5", "with --check: shares p to train with, in addition to p = 0"),
-    )  # fmt: skip
-    parser = grid.parser(__doc__, argv, {"settings": POOLS[0]}, more, "advise")
-    check = "train with some p to the last round and compare with the predictions"
-    parser.add_options([("check", bool, False, check)])
-    parser.hide({"sharing.p"})
+        ("probe-p", str, "0.1,0.25", "shares p with which the probe trains, besides p = 0"),
+        ("probe-rounds", Annotated[int, "[1, 1e9]"], 5, "rounds of each run of the probe"),
+        ("probe-epochs", Annotated[int | None, "[1, 1e9]"], None,
+         "epochs of the generators of the probe; default: a fifth of generator.epochs"),
+        ("check", bool, False, "train with every p to the target and compare with the predictions"),
+        ("lrs", str | None, None, "learning rates to choose from for each federation; default: client.lr for all"),
+        learning_rates.OPTION,
+    ), short={"alpha": "alphas"})  # fmt: skip
+    parser.hide(TAKEN)
     options = parse.parse(parser, argv)
-    grid.refuse_fields(options, {"sharing.p": "p"})
-    for name in ("p", "check-p"):
-        grid.values(options, name, float, "[0, 1)")
+    parse.refuse_fields(options, {**TAKEN, **({} if options.lrs is None else {"client.lr": "lrs"})})
+    for name in ("p", "probe-p"):
+        grid.values(options, name, float, "(0, 1)")
+    grid.values(options, "participations", float, "(0, 1]")
     if "partition.alpha" not in options.fields:
         raise UserError(
             f"partition.name {options.partition.name} has no alpha, and the predictions are made per alpha."
         )
-    if options.settings not in POOLS:
-        raise unknown("--settings", options.settings, POOLS)
-    if options.algorithms != "fedavg":
-        raise UserError(f"--algorithms must be fedavg, which Corollary I is about, got {options.algorithms}.")
-    for name, value, needed in (
-        ("client.optimizer", options.client.optimizer, "sgd"), ("client.momentum", options.client.momentum, 0),
-        ("dp.local", options.dp.local, False), ("client.equal_work", options.client.equal_work, True),
-    ):  # fmt: skip
-        if value != needed:
-            raise UserError(f"{name} must be {needed}, as Corollary I assumes, got {value}.")
+    if options.sharing.setting != POOL:
+        raise UserError(f"sharing.setting must be {POOL}, got {quote(options.sharing.setting)}.")
+    if isinstance(options.target, str):
+        raise UserError(f"target must be a test accuracy in (0, 1], got {quote(options.target)}.")
+    grid.require_validation(options, "lrs", several=True)
+    learning_rates.tuning_seeds(options)
     return options
 
 
-def configs(options: parse.Options) -> list[Experiment]:
-    """Return an experiment for each alpha, with the requested sharing strategy and the first seed."""
-    seed, base = grid.values(options, "seeds", int)[0], grid.base(options)
-    pool = {"sharing.setting": options.settings, "sharing.p": 0.5 if options.settings == "shuffled_real" else None}
-    alphas = grid.values(options, "alphas", float)
-    sweep.require_few(len(alphas) * len(options.seeds.split(",")) * len(options.check_p.split(",")))
-    common = {**base, "seed": seed, "measure.every": max(1, options.measure.every), **pool}
-    return [choose({**common, "partition.alpha": alpha}, options.fields) for alpha in alphas]
+def entries(options: parse.Options) -> list[Entry]:
+    """Return the trials of the probe, and with ``--check`` the trials to the target, by C, alpha, p and seed.
+
+    Labels: C, at (alpha), p, check (whether the trial belongs to ``--check``). The last trial of a federation (line),
+    the probe without sharing, is the trial that chooses the learning rate.
+    """
+    base, seeds = grid.base(options), grid.values(options, "seeds", int)
+    places = [*product(grid.values(options, "participations", float), grid.values(options, "alphas", float))]
+    rates = grid.listed(options, "lrs", float) or (options.client.lr,)
+    shares, probe = (grid.values(options, name, float) for name in ("p", "probe-p"))
+    sweep.require_few(len(places) * len(seeds) * (2 + len(probe) + len(shares)))
+    epochs = options.probe_epochs or max(1, options.generator.epochs // 5)
+    short = {"federation.rounds": options.probe_rounds, "federation.stop": "never", "generator.epochs": epochs}
+    at_end = {"measure.every": options.probe_rounds, "measure.smoothness": True}
+    result = []
+    for c, alpha in places:
+        fields = {**base, "partition.alpha": alpha, "federation.participation": c, "client.lr": rates[0]}
+        runs = [(p, True, {}) for p in (0.0, *shares)] if options.check else []
+        runs += [(p, False, short) for p in (*probe, 0.0)]
+        for (p, check, more), seed in product(runs, seeds):
+            theory = at_end if not check and p == max(probe) and seed == seeds[0] else {}
+            sharing = {"sharing.p": p} if p else {"sharing.setting": "real"}
+            cell = grid.cell(options, {**fields, **more, **theory, **sharing, "seed": seed})
+            result.append(
+                Entry(cell, {"C": c, "at": alpha, "line": f"alpha {alpha:g}, C {c:g}", "p": p, "check": check})
+            )
+    tries = [(("client.lr", rate),) for rate in rates]
+    return learning_rates.with_tuning(result, tries, learning_rates.tuning_seeds(options))
 
 
-def probed(config: Experiment, options: parse.Options) -> Experiment:
-    """Return the short probe run of this experiment, which measures all convergence parameters in each round."""
-    rounds = {"federation.rounds": options.probe_rounds, "measure.every": 1, "measure.smoothness": True}
-    return override(config, rounds)
-
-
-def cells(options: parse.Options) -> dict[tuple[float, float], list[sweep.Trial]]:
-    """Return the trials of ``--check`` by (alpha, share p of pool images), one trial per seed."""
-    shares = dict.fromkeys((0.0, *grid.values(options, "check-p", float)))
-    runs = {}
-    for c, p in product(configs(options), shares):
-        sharing: dict[str, Any] = {"sharing.setting": options.settings if p else "real"}
-        sharing |= {"sharing.p": p} if p else {}
-        if not options.measure.every:  # these runs measure nothing, so they have no measure.samples
-            sharing |= {"measure.every": 0, "measure.samples": None}
-        each = [{**c.flat, **sharing, "seed": seed} for seed in grid.values(options, "seeds", int)]
-        runs[c.partition.alpha, p] = [authors.cell(options, fields) for fields in each]
-    return runs
-
-
-def advise(argv: Sequence[str]) -> int:
-    options = arguments(argv)
-    out, wanted, runs = Path(options.out), configs(options), cells(options) if options.check else {}
-    several = [run for each in runs.values() for run in each]
-    with create_display(options) as display:
-        if options.dry_run:
-            probes = [sweep.Trial(f"probe, alpha {c.partition.alpha:g}", probed(c, options)) for c in wanted]
-            main.dry_run([*probes, *several], out, display, options.on_cores)
-            return 0
-        mirror = SweepMirror(several, out, display.say)
-        mirror.begin(options.resume)
-        todo = sweep.todo(several, out, display)
-        from fedcommons.runs.build import build
-        from papers.fedssyn.advice import report
-        from papers.fedssyn.probe import predictions
-
-        ready = [build(c) for c in wanted]
-        with sweep.open_sweep(out, options.resume, display.say):  # opened only after all invalid requests are refused
-            mirror.claim()
-            predicted = {
-                c.partition.alpha: (run, *predictions(run, options, display))
-                for c, run in zip(wanted, ready, strict=True)
-            }
-            report(predicted, {}, options, out, display)
-            if not runs:
-                return 0
-            ended = sweep.run_cells(todo, out, display)
-            report(predicted, runs, options, out, display)
-            code = main.conclude(ended, options, "advise", display)
-            mirror.end()
-            return code
-
+advise = Study("advise", arguments, entries, report, learning_rates.play, plan=learning_rates.plan)
 
 if __name__ == "__main__":
     parse.main(advise)

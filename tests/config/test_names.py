@@ -40,8 +40,6 @@ def cells_of(module: ModuleType, argv: Sequence[str]) -> list[Trial]:
         return [one for one in cells if name != "table1" or one.config.algorithm != "one_shot"]
     if name == "convergence_parameters":
         return [*chain(*module.figure_a7(options).values(), *module.figure_a8(options).values())]
-    if name == "advise":
-        return [*chain.from_iterable(module.cells(options).values())]
     if name == "private_sizes":
         return [cell(config, {}) for config in sizes.configs(options, 129, 0).values()]
     return [cell(options.config, {})] if name in ("audit_pool", "quality") else module.grid(options)

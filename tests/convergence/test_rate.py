@@ -1,41 +1,35 @@
-"""The rate on quadratics: a bound, and faults that exceed it; Corollary I by hand, the advisor and its probe."""
+"""The rate on quadratics: a bound, and faults that exceed it; Corollary I by hand, and the advisor."""
 
-import json
 from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+import pandas as pd
 import pytest
 import report_runs
-from sweep_runs import rows_of
 
 from fedcommons.algorithms.ditto import Ditto
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddm import FedDM
 from fedcommons.algorithms.one_shot import OneShot
 from fedcommons.algorithms.scaffold import SCAFFOLD
-from fedcommons.config import presets
 from fedcommons.config.dotted import override
 from fedcommons.config.experiment import Experiment
-from fedcommons.convergence import lemma1, rates
-from fedcommons.convergence.advisor import LocalWork, Probed, predict, probed, relative_rounds
-from fedcommons.convergence.laboratory import Estimate
+from fedcommons.convergence import advisor, lemma1, rates
+from fedcommons.convergence.advisor import LocalWork, Measured, theory
 from fedcommons.convergence.rates import on_quadratics
 from fedcommons.core.algorithm import Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_reply
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.data.clients import ClientData
-from fedcommons.errors import UserError
 from fedcommons.flat_tensors import Flat, Payload, add, copy, flat
-from fedcommons.runs import assemble, build, experiment
-from fedcommons.storage.artifact_store import Store
+from fedcommons.runs import experiment
 from fedcommons.testing import rate
 from fedcommons.tracking.run_folder import read_rounds
-from papers.fedssyn.advice import Advice, advice_table, local_work
-from papers.fedssyn.probe import probe
+from papers.fedssyn import advice
 
 
 def test_fedavg_stays_within_the_bound_on_any_quadratics() -> None:
@@ -121,7 +115,7 @@ def test_a_method_that_corrects_drift_reaches_the_minimiser_linearly_and_fedavg_
 
 
 sweep = report_runs.script("advise")
-AT = Probed(gradient_sq=0.5, zeta_sq=9.0, sigma_sq=4.0, sigma_pool_sq=12.0, delta_sq=0.3, L_max=8.0, L_pool=3.0)
+AT = Measured(gradient_sq=0.5, zeta_sq=9.0, sigma_sq=4.0, sigma_pool_sq=12.0, delta_sq=0.3, L_max=8.0, L_pool=3.0)
 WORK = LocalWork(n_clients=10, tau=100, batch_size=4)
 SHARES = [0.0, 0.1, 0.25, 0.5, 0.75, 0.9]
 
@@ -131,113 +125,85 @@ def test_the_corollary_s_terms_by_hand() -> None:
     assert rates.non_convex(0.25, n=4, tau=9, zeta_sq=16, step_sq=25, smooth=2) == noise + drift + descent
 
 
-def test_the_ratio_by_hand_and_where_one_term_rules() -> None:
+def test_the_ratio_of_the_theory_by_hand_and_where_one_term_rules() -> None:
     for p in SHARES:
         smooth = lemma1.smoothness(p, AT.L_max, AT.L_pool) / AT.L_max
         drift = replace(AT, zeta_sq=1e12, sigma_sq=0, sigma_pool_sq=0, delta_sq=0)
-        of_drift = relative_rounds(drift, p, LocalWork(10**9, 100, 10**9), 0.5)
+        of_drift = theory(drift, p, LocalWork(10**9, 100, 10**9), 0.5)
         assert of_drift == pytest.approx((1 - p) * smooth, rel=1e-4, abs=1e-3)
-        assert relative_rounds(AT, p, WORK, 1e9) == pytest.approx(smooth, rel=1e-3)  # plain descent
+        assert theory(AT, p, WORK, 1e9) == pytest.approx(smooth, rel=1e-3)  # plain descent
         noise = lemma1.sigma_sq(p, 4.0, 12.0, 9.0, 0.3) / 4
-        assert relative_rounds(AT, p, WORK, 1e-20) == pytest.approx(smooth * noise, rel=1e-3)
+        assert theory(AT, p, WORK, 1e-20) == pytest.approx(smooth * noise, rel=1e-3)
     p, epsilon = 0.5, 0.5
     sigma_sq = (0.5 * 4 + 0.5 * 12 + 0.25 * 9.3) / 4  # of a batch
     with_pool = 5.5 * (sigma_sq / (10 * 0.25) + (100 * 1.5 + 10 * sqrt(sigma_sq)) / 0.5**1.5 + 200)
     without = 8 * (1 / (10 * 0.25) + (100 * 3 + 10) / 0.5**1.5 + 200)
-    assert relative_rounds(AT, p, WORK, epsilon) == pytest.approx(with_pool / without, rel=1e-12)
+    assert theory(AT, p, WORK, epsilon) == pytest.approx(with_pool / without, rel=1e-12)
 
 
-def test_a_prediction_is_of_the_last_model_and_uncertain_estimates_widen_its_band() -> None:
-    probes = [[replace(AT, zeta_sq=z, gradient_sq=g)] for z, g in ((1.0, 2.0), (30.0, 0.1), (9.0, 0.5))]
-    result = predict(probes, SHARES, WORK)
-    assert [f.relative for f in result] == [relative_rounds(AT, p, WORK, 0.5) for p in SHARES]
-    assert (result[0].relative, result[0].low, result[0].high) == (1, 1, 1)  # p = 0
-    for f in result[1:]:
-        every = [relative_rounds(v[0], f.p, WORK, v[0].gradient_sq * k) for v in probes for k in (1, 0.1)]
-        assert (f.low, f.high) == (min(every), max(every))
-        assert f.low < f.high
-    with pytest.raises(UserError, match="gradient is zero"):
-        predict([[AT], [replace(AT, gradient_sq=0.0)]], SHARES, WORK)
-    sure = {name: Estimate(getattr(AT, name)) for name in Probed.__dataclass_fields__}
-    unsure = sure | {"zeta_sq": Estimate(9.0, 1.0), "delta_sq": Estimate(0.3, 1.0)}
-    assert probed(sure) == [AT]
-    ends = [(v.zeta_sq, v.delta_sq) for v in probed(unsure)]
-    assert ends == [(9, 0.3), (9 - 2.365, 0.3), (9 + 2.365, 0.3), (9, 0), (9, 0.3 + 2.365)]  # no square is negative
-    zero = sure | {"gradient_sq": Estimate(0.5, 1.0)}  # its interval reaches a gradient of zero
-    narrow, wide, last = (predict([probed(e)], [0.5], WORK)[0] for e in (sure, unsure, zero))
-    assert narrow.relative == wide.relative
-    assert wide.low < narrow.low < narrow.high < wide.high
-    assert 0 < last.low < last.high < 1
+def test_the_first_round_is_linear_between_rounds_and_the_first_of_several() -> None:
+    curve = [0.1, 0.3, 0.2, 0.6]
+    assert [advisor.first_round(curve, a) for a in (0.05, 0.1, 0.2, 0.3, 0.5, 0.6, 0.61)] == pytest.approx(
+        [0, 0, 0.5, 1, 2.75, 3, None]
+    )
+
+
+def test_the_ratio_is_to_the_largest_accuracy_that_both_curves_reach() -> None:
+    slow, fast = [0.1, 0.2, 0.3, 0.4, 0.5], [0.1, 0.3, 0.5, 0.7, 0.9]
+    assert advisor.ratio(fast, slow) == pytest.approx(0.5)  # to 0.5
+    assert advisor.ratio(slow, fast) == pytest.approx(2)
+    assert advisor.ratio([0.1, 0.05, 0.1], slow) == advisor.ratio(slow, [0.1, 0.1, 0.1]) == 1  # nothing is learnt
+
+
+def test_the_prediction_fits_all_shares_and_its_range_has_the_single_seeds() -> None:
+    for k in (0.0, 1.0, 2.5, -0.5):
+        assert advisor.exponent((p, (1 - p) ** k) for p in (0.1, 0.25)) == pytest.approx(k)
+    slow, fast = [0.1, 0.2, 0.3], [0.1, 0.3, 0.5]
+    curves = {0.0: [slow, slow], 0.5: [fast, slow]}  # k is 1 with the first seed, and 0 with the second
+    (half,) = advice.predict(curves, [0.75])
+    assert half == pytest.approx({"p": 0.75, "predicted": 0.25**0.5, "low": 0.25, "high": 1})
+
+
+def test_the_measured_ratio_counts_a_missed_target_with_all_rounds() -> None:
+    curves = {0.0: [[0.0, 0.2, 0.4], [0.0, 0.1, 0.2]], 0.5: [[0.0, 0.4], [0.0, 0.2, 0.6]]}
+    one = advice.compare(curves, 0.5, 0.3)
+    assert (one["missed"], one["missed_without"]) == (0, 1)
+    assert (one["rounds"], one["rounds_without"]) == pytest.approx(((0.75 + 1.25) / 2, (1.5 + 2) / 2))
+    assert (one["least"], one["most"]) == pytest.approx((0.75 / 1.5, 1.25 / 2))
+
+
+def test_the_named_share_is_the_smallest_that_is_enough_and_none_is_a_step_of_its_own() -> None:
+    ratios = {0.5: 0.5, 0.1: 0.9, 0.9: 0.1}
+    assert [advisor.smallest_enough(ratios, times) for times in (2, 3, 11)] == [0.5, 0.9, None]
+    assert advice.steps_apart(0.9, "none", [*ratios]) == 1
+    assert advice.steps_apart("none", 0.1, [*ratios]) == 3
+    same = {"predicted": 0.5, "rule": 0.75, "theory": 0.9, "measured": 0.4, "participation": 1, "named_by_rule": 0.9}
+    lines = [{**same, "alpha": a, "p": p, "named": "none", "best": b} for a, b in ((1, 0.1), (2, 0.9)) for p in ratios]
+    assert "2 federations: probe 0.10, rule 1 - p 0.35, theory 0.50" in advice.verdict(lines)
+    assert "in 1 of 2 (named by 1 - p: 1)" in advice.verdict(lines)
 
 
 def test_the_number_of_local_steps_equals_a_count_by_hand() -> None:
     asked = {"federation.participation": 0.35, "client.epochs": 3, "client.batch_size": 4}
     config, sizes = override(Experiment(), asked), [3, 9] * 5
-    assert local_work(config, sizes) == LocalWork(3, (3 * 1 + 3 * 3) / 2, 4)
-    assert local_work(override(config, {"client.drop_last": True}), sizes).tau == (3 * 1 + 3 * 2) / 2
-
-
-def test_the_advice_is_the_smallest_share_that_is_enough() -> None:
-    same = {"rounds": "5", "outcome": 0.4, "outcome_least": 0.3, "outcome_most": 0.45}
-    lines: list[dict] = [
-        {**same, "p": p, "relative": r, "low": r / 2, "high": r, "images": 100 * p, "mb": p}
-        for p, r in ((0.1, 0.9), (0.5, 0.5), (0.9, 0.1))
-    ]
-    some = Advice(0.1, "the pool", lines, "")
-    assert "2 times faster: 0.5, which discloses 50 images" in some.sentence(2)
-    assert some.sentence(11) == "No p of the grid is predicted to be 11 times faster."
-    rows = rows_of(advice_table([Advice(0.1, "the pool", lines, "12")], 2))
-    assert [row[-3:] for row in rows[2:]] == [["5", "0.40 [0.30, 0.45]", said] for said in ("no", "yes", "no")]
-    assert rows[3][:6] == ["0.5", "0.50", "0.25 to 0.50", "2.0x", "50", "0.50"]
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Experiment:
-    short = {"model.name": "linear", "partition.n_clients": 2, "federation.rounds": 2, "tracking.wandb": "off",
-             "artifacts": str(tmp_path / "artifacts"), "measure.every": 1}  # fmt: skip
-    return presets.experiment("smoke", "digits", short)
+    assert advice.local_work(config, sizes) == LocalWork(3, (3 * 1 + 3 * 3) / 2, 4)
+    assert advice.local_work(override(config, {"client.drop_last": True}), sizes).tau == (3 * 1 + 3 * 2) / 2
 
 
 @pytest.mark.long
-def test_the_probe_is_a_run_without_sharing_or_measures_an_existing_pool(config: Experiment, tmp_path: Path) -> None:
-    def lines(run: Experiment, name: str) -> list[dict]:
-        experiment.run(run, tmp_path / name)
-        return read_rounds(tmp_path / name)
-
-    without = lines(override(config, {"measure.smoothness": True}), "run")
-    ideal = override(config, {"sharing.setting": "shuffled_synthetic", "measure.every": 0})
-    result = probe(ideal, None, lambda _: None)
-    assert [accuracy for accuracy, _ in result] == [line["test/accuracy"] for line in without]
-    for (_, estimates), line in zip(result, without, strict=True):
-        for name in ("gradient_sq", "zeta_sq", "sigma_sq", "L_max"):
-            assert estimates[name].value == line[f"convergence/{name}"]
-        # an ideal pool is the clients' data together: the law of total variance, for clients of equal sizes
-        assert 0 <= estimates["delta_sq"].value < 1e-12
-        total = estimates["zeta_sq"].value + estimates["sigma_sq"].value
-        assert estimates["sigma_pool_sq"].value == pytest.approx(total, rel=1e-5)
-        assert 0 < estimates["L_pool"].value < estimates["L_max"].value
-    small = {"data.limit": 60, "federation.rounds": 1}
-    generator = {"generator.epochs": 1, "generator.channels": (8, 8), "generator.sampling_steps": 2}
-    setting = {"sharing.setting": "shuffled_synthetic", "measure.smoothness": True}
-    pool = override(config, {**small, **setting, **generator})
-    first = lines(pool, "pool")[0]  # the untrained model
-    synthetic = assemble.contributions(build.build(pool), Store(tmp_path / "artifacts"))
-    (_, estimates), _ = probe(pool, synthetic, lambda _: None)
-    for name in ("zeta_sq", "sigma_pool_sq", "delta_sq", "L_pool"):
-        assert estimates[name].value == first[f"convergence/{name}"]
-
-
-@pytest.mark.long
-def test_the_check_compares_predictions_with_finished_runs(sweep: ModuleType, tmp_path: Path) -> None:
+def test_the_report_has_the_finished_federations(sweep: ModuleType, tmp_path: Path) -> None:
+    """The probe and the check are ordinary runs, and the report reads their folders."""
     out = tmp_path / "advise"
-    argv = ["--preset=smoke", "--wandb=off", "--alphas=0.1", "--p=0.2,0.5", "--target=0.1", "--check-p=0.5",
-            "--probe-rounds=1", "--data.limit=80", "--generator.channels=[8,8]", "--generator.sampling_steps=2",
-            f"--out={out}", f"--artifacts={tmp_path}/artifacts"]  # fmt: skip
-    assert sweep.advise(argv) == 0
-    (base,), (pool,) = sweep.cells(sweep.arguments([*argv, "--check"])).values()
-    finished = {p: experiment.run(one.config, out / one.name) for p, one in ((0.0, base), (0.5, pool))}
-    assert sweep.advise([*argv, "--check", "--resume"]) == 0
-    small, half = json.loads((out / "summary.json").read_text())["predictions"]
-    assert (small["p"], half["p"], small["outcome"]) == (0.2, 0.5, None)
-    ratio = finished[0.5]["rounds_to_target"] / finished[0.0]["rounds_to_target"]
-    assert half["outcome"] == half["outcome_least"] == ratio
+    argv = ["--preset=smoke", "--wandb=off", "--alphas=0.1", "--p=0.5", "--probe-p=0.25", "--check", "--target=0.1",
+            "--probe-rounds=1", "--data.limit=80", "--generator.name=cvae", "--model.name=linear",
+            "--partition.n_clients=2", f"--out={out}", f"--artifacts={tmp_path}/artifacts"]  # fmt: skip
+    for entry in sweep.entries(sweep.arguments(argv)):
+        experiment.run(entry.cell.config, out / entry.cell.name)
+    assert sweep.advise([*argv, "--resume"]) == 0
+    (line,) = pd.read_csv(out / "advise.csv").to_dict("records")
+    names = {(entry["p"], entry["check"]): entry.cell.name for entry in sweep.entries(sweep.arguments(argv))}
+    first, usual = names[0.25, False], names[0.0, False]
+    ratio = advisor.ratio(*([r["test/accuracy"] for r in read_rounds(out / name)] for name in (first, usual)))
+    assert line["predicted"] == pytest.approx(0.5 ** advisor.exponent([(0.25, ratio)]))
+    assert line["mb"] > 0
+    assert 0 < line["theory"] < 1

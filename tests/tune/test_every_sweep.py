@@ -11,9 +11,10 @@ import pytest
 from fedcommons.errors import UserError
 
 REFUSED: dict[str, dict[str, str]] = {
-    "advise": {"--p 0.5,1": "--p must lie in [0, 1)", "--settings local_synthetic": "mean 'shuffled_synthetic'",
+    "advise": {"--p 0.5,1": "--p must lie in (0, 1)", "--sharing.setting real": "must be shuffled_synthetic",
                "--sharing.p 0.5": "option --p instead", "--partition.name iid": "no alpha",
-               "--model.batch_norm true --federation.buffers keep --measure.every 0": "must be 0"},
+               "--participations 0": "(0, 1]", "--lrs 0.1,0.2 --tuning-seeds 0": "got 0 in both",
+               "--model.batch_norm true --federation.buffers keep": "must be 0"},
     "commons": {"--ways reel": "did you mean 'real'", "--algorithms fedavg": "--algorithms is not for commons",
                 "--lrs 0.1,0.2 --seeds 7,8 --tuning-seeds 8": "got 8 in both", "--targets 0.9,1.2": "--targets"},
     "communication_saved": {"": "--from is missing", "--from /nowhere.csv": "cannot be read"},

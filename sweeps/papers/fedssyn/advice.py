@@ -1,130 +1,38 @@
-"""Report of sweeps/advise.py: rounds predicted with sharing relative to no sharing, its cost, and measured effects."""
+"""Report of sweeps/advise.py: accuracies of the probe, predicted rounds by share p, and measured rounds."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from math import ceil
+from math import ceil, nan
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from fedcommons.cli import parse
-from fedcommons.cli.display import Display
-from fedcommons.config import registry
+from fedcommons.config import target
 from fedcommons.config.experiment import Experiment
-from fedcommons.convergence.advisor import LocalWork, Prediction
-from fedcommons.core.communication import images_nbytes
+from fedcommons.convergence import advisor
+from fedcommons.convergence.advisor import LocalWork, Measured
 from fedcommons.federation.client_sampling import joining
 from fedcommons.reports import tables
-from fedcommons.reports.cells import reached
+from fedcommons.reports.frames import load_rounds
 from fedcommons.reports.plots import finish, panels, save
-from fedcommons.tune import grid, sweep
-from fedcommons.tune.study import Report
+from fedcommons.tracking.run_folder import read_class_counts
+from fedcommons.tune import grid, learning_rates
+from fedcommons.tune.study import Report, Results
 
-if TYPE_CHECKING:  # torch takes seconds to import
-    from fedcommons.runs.spec import RunSpec
-
-Runs = Mapping[tuple[float, float], Sequence[sweep.Trial]]
-"""Runs of the study by (alpha, share p of shared data), a trial for each seed."""
+Lines = Sequence[Mapping[str, Any]]
+Curves = Mapping[float, Sequence[Sequence[float]]]
+"""Test accuracies of rounds 0, 1, 2, ... by share p, one curve per seed."""
 
 NOTES = (
-    "Rounds p / 0: rounds with sharing divided by rounds without, by Lemma 1 and Corollary I (non-convex) at the "
-    "probe's last model, for the accuracy epsilon = ||grad f||^2 of this model. Band: minimum to maximum over the "
-    "probe's models, over epsilon and a tenth of it, and over the estimates' 95 % intervals.",
-    "The corollary is an upper bound on rounds, for the best step size and full participation. A quotient of two upper "
-    "bounds is not a bound: the effect of sharing may be larger or smaller than predicted.",
-    "Images: mean number that a client sends to the server. MB: 10^6 bytes of all clients' images and labels, up and "
-    "down, sent once.",
+    "Predicted: rounds with the share p divided by rounds without sharing, (1 - p)^k, where k fits the ratios of the "
+    "probe, to the largest accuracy that two of its curves reach. Range: the predictions of single seeds.",
+    "Theory: Lemma 1 and Corollary I (non-convex) at the last model of the probe, for FedAvg with SGD, full "
+    "participation and the best step size. It is a quotient of two upper bounds, so it is no bound.",
+    "MB: 10^6 bytes of all clients' images and labels, up and down, sent once.",
+    "Measured: mean rounds to the target at p divided by mean rounds at p = 0, and minimum to maximum over seeds. "
+    "Accuracy is linear between rounds; a run that missed the target counts with all its rounds.",
 )
-TRIED = (
-    "Outcome: mean rounds to the target at p divided by mean rounds at p = 0, and [minimum, maximum] of the quotients "
-    "per seed. In band: whether the outcome lies in the band."
-)
-
-
-@dataclass(frozen=True)
-class Advice:
-    """The prediction at one alpha (Dirichlet), with a line for each share p of shared data; pool: the pool in words.
-
-    Keys of a line: p; relative: predicted rounds divided by rounds at p = 0; low, high: the prediction's band; images:
-    number of images that a client sends; mb: MB of all clients; rounds: measured rounds to the target, as text;
-    outcome: measured rounds divided by rounds at p = 0 (None: the share was not run); outcome_least, outcome_most:
-    minimum and maximum of this quotient over seeds. ``base``: measured rounds at p = 0, empty if no share was run.
-    """
-
-    alpha: float
-    pool: str
-    lines: Sequence[Mapping[str, Any]]
-    base: str
-
-    def sentence(self, speed_up: float) -> str:
-        """Return a sentence: the smallest p that is predicted to train ``speed_up`` times faster, and its cost."""
-        enough = [line for line in self.lines if line["relative"] <= 1 / speed_up]
-        if not enough:
-            return f"No p of the grid is predicted to be {speed_up:g} times faster."
-        best = min(enough, key=lambda line: line["p"])
-        return (
-            f"Smallest p predicted to be {speed_up:g} times faster: {best['p']:g}, which discloses "
-            f"{best['images']:.0f} images of every client and costs {best['mb']:.2f} MB."
-        )
-
-
-def advice_table(sections: Sequence[Advice], speed_up: float) -> str:
-    """Return a Markdown table and a sentence of advice for each alpha, then footnotes that explain the columns."""
-    text = []
-    for section in sections:
-        head = ["p", "rounds p / 0", "band", "speed-up", "images per client", "MB once"]
-        tried = ["rounds", "outcome p / 0", "in band"] if section.base else []
-        lines = [_line(line, bool(tried)) for line in section.lines]
-        without = f" Without sharing it took {section.base} rounds." if section.base else ""
-        text.append(f"alpha = {section.alpha:g}, predicted for {section.pool}.{without}\n")
-        text.append(tables.markdown([*head, *tried], lines))
-        text.append(section.sentence(speed_up) + "\n")
-    notes = [*NOTES, *([TRIED] if any(section.base for section in sections) else [])]
-    return "\n".join(text) + tables.numbered(notes)
-
-
-def _line(line: Mapping[str, Any], tried: bool) -> list[str]:
-    low, high, ratio = line["low"], line["high"], line["outcome"]
-    cells = [
-        f"{line['p']:g}", f"{line['relative']:.2f}", f"{low:.2f} to {high:.2f}", f"{1 / line['relative']:.1f}x",
-        f"{line['images']:.0f}", f"{line['mb']:.2f}",
-    ]  # fmt: skip
-    if tried:
-        cells += [
-            line["rounds"],
-            *(("", "") if ratio is None else (_spread(line), "yes" if low <= ratio <= high else "no")),
-        ]
-    return cells
-
-
-def _spread(line: Mapping[str, Any]) -> str:
-    return f"{line['outcome']:.2f} [{line['outcome_least']:.2f}, {line['outcome_most']:.2f}]"
-
-
-def advice_panels(path: Path, sections: Sequence[Advice], title: str, smoke: bool) -> None:
-    """Draw a panel for each alpha: predicted and measured rounds, divided by rounds without sharing, with bands."""
-    figure, grid = panels(1, len(sections), (1.2 + 4.2 * len(sections), 4), sharey=True)
-    for axes, section in zip(grid[0], sections, strict=True):
-        p, relative, low, high = ([line[name] for line in section.lines] for name in ("p", "relative", "low", "high"))
-        axes.fill_between(p, low, high, color="#0072b2", alpha=0.2, lw=0, label="band of the prediction")
-        axes.plot(p, relative, color="#0072b2", label="predicted, at the probe's last model")
-        tried = [line for line in section.lines if line["outcome"] is not None]
-        if tried:
-            at, mean, least, most = (
-                np.array([line[name] for line in tried]) for name in ("p", "outcome", "outcome_least", "outcome_most")
-            )
-            axes.errorbar(
-                at, mean, (mean - least, most - mean), fmt="o", color="#d55e00", ms=5, capsize=4,
-                label="measured: mean over seeds; bar: minimum to maximum",
-            )  # fmt: skip
-        axes.axhline(1, color="0.6", lw=0.8)
-        axes.set_title(f"alpha = {section.alpha:g}", fontsize=10)
-        axes.set(xlabel="share p of shared data", ylim=(0, None))
-    grid[0][0].set_ylabel("rounds with sharing / rounds without")
-    finish(figure, f"Predicted and measured rounds to the target; {title}")
-    save(figure, path, 120, smoke)
 
 
 def local_work(config: Experiment, sizes: Sequence[int]) -> LocalWork:
@@ -134,49 +42,176 @@ def local_work(config: Experiment, sizes: Sequence[int]) -> LocalWork:
     return LocalWork(joining(len(sizes), config.federation.participation), tau, c.batch_size)
 
 
-def costs(ready: "RunSpec", p: float) -> tuple[float, float]:
-    """Return the mean number of images that a client sends at share p, and MB of all clients' images, up plus down."""
-    images = registry.make("sharing", ready.names["sharing"], {"p": p}).sizes(ready.client_data)
-    return fmean(images), 2 * images_nbytes(sum(images), ready.dataset.shape, ready.client_data.itemsize) / 1e6
+def predict(curves: Curves, shares: Sequence[float]) -> list[dict[str, float]]:
+    """Return a line for each share p: p, predicted (rounds at p divided by rounds at p = 0), low and high.
 
-
-def outcome(alpha: float, p: float, runs: Runs, out: Path) -> dict[str, Any]:
-    """Return the keys rounds and outcome... of a line of ``Advice``, from the finished runs in ``out``."""
-    result: dict[str, Any] = {"rounds": "", "outcome": None, "outcome_least": None, "outcome_most": None}
-    shared, base = (grid.finished(runs.get((alpha, share), ()), out) for share in (p, 0.0))
-    if shared.empty or base.empty:
-        return result
-    result["rounds"] = tables.rounds(shared)
-    at, without = (dict(zip(side["seed"].tolist(), reached(side), strict=True)) for side in (shared, base))
-    if None in (*at.values(), *without.values()):
-        return result
-    ratios = [rounds / base_rounds for seed, rounds in at.items() if rounds and (base_rounds := without.get(seed))]
-    ratio = tables.mean_rounds(shared)[0] / tables.mean_rounds(base)[0]
-    return {**result, "outcome": ratio, "outcome_least": min(ratios, default=None),
-            "outcome_most": max(ratios, default=None)}  # fmt: skip
-
-
-def report(
-    advice: Mapping[float, tuple["RunSpec", Sequence[Prediction], str]], runs: Runs, options: parse.Options, out: Path,
-    display: Display,
-) -> None:  # fmt: skip
-    """Write table, CSV, picture and summary into ``out``, and display the table.
-
-    advice: by alpha, the prepared experiment, the predictions for it, and the pool in words.
+    curves: of the probe, with the same seeds for every p; p = 0 is one of them. low, high: extremes over seeds.
     """
-    sections = []
-    for alpha, (ready, predicted, pool) in advice.items():
-        lines = []
-        for prediction in predicted:
-            images, mb = costs(ready, prediction.p)
-            facts = {"alpha": alpha, **asdict(prediction), "images": images, "mb": mb}
-            lines.append({**facts, **outcome(alpha, prediction.p, runs, out)})
-        sections.append(Advice(alpha, pool, lines, outcome(alpha, 0.0, runs, out)["rounds"]))
-    records = [line for section in sections for line in section.lines]
-    tried = [cell.config for each in runs.values() for cell in each]
-    title, smoke = grid.title(tried or [ready.record for ready, *_ in advice.values()]), grid.is_smoke(options)
-    result = Report(
-        advice_table(sections, options.speed_up), records, {"preset": options.preset, "predictions": records},
-        {"advise.png": lambda path: advice_panels(path, sections, title, smoke)},
+    of_seeds = [
+        advisor.exponent((p, advisor.ratio(each[i], without)) for p, each in curves.items() if p)
+        for i, without in enumerate(curves[0.0])
+    ]
+    lines = []
+    for p in shares:
+        ends = [(1 - p) ** k for k in of_seeds]
+        lines.append({"p": p, "predicted": (1 - p) ** fmean(of_seeds), "low": min(ends), "high": max(ends)})
+    return lines
+
+
+def compare(curves: Curves, p: float, level: float) -> dict[str, float]:
+    """Return measured (rounds at p divided by rounds at p = 0), its minimum and maximum over seeds, and the rounds.
+
+    curves: with the same seeds for every p. level: the target accuracy. missed: number of runs that missed the target.
+    """
+    times = {share: [advisor.first_round(each, level) for each in curves[share]] for share in (0.0, p)}
+    rounds = {q: [len(c) - 1 if t is None else t for c, t in zip(curves[q], times[q], strict=True)] for q in times}
+    ratios = [at / without for at, without in zip(rounds[p], rounds[0.0], strict=True)]
+    return {
+        "measured": fmean(rounds[p]) / fmean(rounds[0.0]), "least": min(ratios), "most": max(ratios),
+        "rounds": fmean(rounds[p]), "rounds_without": fmean(rounds[0.0]),
+        "missed": times[p].count(None), "missed_without": times[0.0].count(None),
+    }  # fmt: skip
+
+
+def steps_apart(first: float | str, second: float | str, shares: Sequence[float]) -> int:
+    """Return the number of steps between two shares p of the grid ``shares``; "none" is the step after the largest."""
+    steps = [*sorted(shares), "none"]
+    return abs(steps.index(first) - steps.index(second))
+
+
+def lines_of(results: Results) -> tuple[list[dict[str, Any]], dict[tuple[float, float], Curves]]:
+    """Return the lines of the CSV, and the probe's curves by (C, alpha), for federations whose probe is finished."""
+    options, lines, probes = results.options, list[dict[str, Any]](), dict[tuple[float, float], Curves]()
+    seeds, shares = grid.values(options, "seeds", int), grid.values(options, "p", float)
+    runs = results.runs[results.runs["cell"].isin([e.cell.name for e in results.entries if not e.is_tuning])]
+    configs = {e.cell.name: e.cell.config for e in results.entries}
+    for (c, alpha), group in runs.groupby(["C", "at"], sort=False):
+        rounds = load_rounds(*group["run"])
+        whole = {run: of_run for run, of_run in rounds.groupby("run")}
+        curves: dict[bool, dict[float, list[list[float]]]] = {False: {}, True: {}}
+        for (check, p), cell in group.sort_values("seed").groupby(["check", "p"]):
+            if len(cell) == len(seeds):
+                curves[bool(check)][p] = [whole[run][target.ACCURACY].dropna().tolist() for run in cell["run"]]
+        probe, tried, p_probe = curves[False], curves[True], max(group["p"][~group["check"]])
+        if set(probe) != {0.0, *grid.values(options, "probe-p", float)}:
+            continue
+        largest = group[~group["check"] & (group["p"] == p_probe)].sort_values("bytes_once")
+        first = largest[largest["seed"] == seeds[0]].iloc[0]
+        last = whole[first["run"]].dropna(subset="zeta_sq").iloc[-1]
+        at = Measured(**{name: max(last[name], 0.0) for name in Measured.__dataclass_fields__})
+        work = local_work(configs[first["cell"]], [sum(row) for row in read_class_counts(Path(first["run"]))])
+        per_image = largest["bytes_once"].mean() * (1 - p_probe) / p_probe / 1e6
+        probes[c, alpha] = probe
+        of_place = [
+            {
+                "dataset": first["dataset"], "participation": c, "alpha": alpha, "seeds": len(seeds),
+                "lr": first["client.lr"], **line, "rule": 1 - line["p"],
+                "theory": advisor.theory(at, line["p"], work, at.gradient_sq) if at.gradient_sq else nan,
+                "mb": per_image * line["p"] / (1 - line["p"]),
+                **(compare(tried, line["p"], options.target) if {0.0, line["p"]} <= tried.keys() else {}),
+            }
+            for line in predict(probe, shares)
+        ]  # fmt: skip
+        for name, source in {"named": "predicted", "named_by_rule": "rule", "best": "measured"}.items():
+            if all(source in line for line in of_place):
+                p = advisor.smallest_enough({line["p"]: line[source] for line in of_place}, options.speed_up)
+                of_place = [{**line, name: "none" if p is None else p} for line in of_place]
+        lines += of_place
+    return lines, probes
+
+
+def verdict(lines: Lines) -> str:
+    """Return the comparison of the predictions with the measured ratios: mean errors, and shares that were named."""
+    tried = [line for line in lines if "best" in line]
+    if not tried:
+        return ""
+    shares = sorted({line["p"] for line in tried})
+    errors = {
+        name: fmean(abs(line[name] - line["measured"]) for line in tried) for name in ("predicted", "rule", "theory")
+    }
+    places = list({(line["participation"], line["alpha"]): line for line in tried}.values())
+    near = {
+        name: sum(steps_apart(line[name], line["best"], shares) <= 1 for line in places)
+        for name in ("named", "named_by_rule")
+    }
+    return (
+        f"Mean error of rounds p / 0 over {len(places)} federations: probe {errors['predicted']:.2f}, rule 1 - p "
+        f"{errors['rule']:.2f}, theory {errors['theory']:.2f}. The named p is at most one step from the best p in "
+        f"{near['named']} of {len(places)} (named by 1 - p: {near['named_by_rule']}).\n"
+    )
+
+
+def spread(values: Sequence[float], scale: float = 1, digits: int = 2) -> str:
+    mean, low, high = (f"{scale * value:.{digits}f}" for value in (fmean(values), min(values), max(values)))
+    return mean if low == high else f"{mean} [{low}, {high}]"
+
+
+def section(lines: Lines, probe: Curves, speed_up: float) -> str:
+    """Return the Markdown of a federation: accuracies of the probe after each round, predictions, and the named p."""
+    one = lines[0]
+    rounds = range(1, len(probe[0.0][0]))
+    courses = [[f"{p:g}", *(spread([c[r] for c in each], 100, 1) for r in rounds)] for p, each in sorted(probe.items())]
+    head, tried = ["p", "1 - p", "predicted", "range", "theory", "MB once"], "best" in one
+    rows = [
+        [f"{a['p']:g}", f"{a['rule']:.2f}", f"{a['predicted']:.2f}", f"{a['low']:.2f} to {a['high']:.2f}",
+         f"{a['theory']:.2f}", f"{a['mb']:.3f}",
+         *([f"{a['rounds']:.1f}", f"{a['measured']:.2f} [{a['least']:.2f}, {a['most']:.2f}]"] if tried else [])]
+        for a in lines
+    ]  # fmt: skip
+    text = f"{one['dataset']}, C = {one['participation']:g}, alpha = {one['alpha']:g}, learning rate {one['lr']:g}"
+    named = f"Smallest p predicted to be {speed_up:g} times faster: {one['named']}."
+    named += f" Measured: {one['best']}; {one['rounds_without']:.1f} rounds without sharing." if tried else ""
+    return "\n".join([
+        f"{text}. Test accuracy of the probe after each round, %:\n",
+        tables.markdown(["p", *(f"round {r}" for r in rounds)], courses),
+        tables.markdown([*head, *(["rounds", "measured"] if tried else [])], rows), named + "\n",
+    ])  # fmt: skip
+
+
+def picture(path: Path, lines: Lines, title: str, smoke: bool) -> None:
+    """Draw a panel for each C and alpha: predicted and measured rounds, divided by the rounds without sharing."""
+    rows, columns = ([*dict.fromkeys(line[name] for line in lines)] for name in ("participation", "alpha"))
+    figure, grid = panels(len(rows), len(columns), (1.2 + 3 * len(columns), 0.8 + 2.6 * len(rows)), sharey=True)
+    for i, c in enumerate(rows):
+        grid[i][0].set_ylabel("rounds with sharing / without")
+        for axes, alpha in zip(grid[i], columns, strict=True):
+            some = [line for line in lines if (line["participation"], line["alpha"]) == (c, alpha)]
+            p, predicted, low, high, theory = (
+                [float(name != "p"), *(line[name] for line in some)]
+                for name in ("p", "predicted", "low", "high", "theory")
+            )
+            axes.fill_between(p, low, high, color="#0072b2", alpha=0.2, lw=0, label="range of the probe over seeds")
+            axes.plot(p, predicted, color="#0072b2", label="predicted by the probe")
+            axes.plot(p, [1 - share for share in p], color="0.5", ls="--", label="1 - p")
+            axes.plot(p, theory, color="#009e73", ls=":", label="theory (Corollary I)")
+            if tried := [line for line in some if "measured" in line]:
+                at, mean, least, most = (
+                    np.array([q[name] for q in tried]) for name in ("p", "measured", "least", "most")
+                )
+                axes.errorbar(
+                    at, mean, (np.maximum(mean - least, 0), np.maximum(most - mean, 0)), fmt="o", color="#d55e00",
+                    ms=4, capsize=3, label="measured: mean; bar: range over seeds",
+                )  # fmt: skip
+            axes.set_title(f"C = {c:g}, alpha = {alpha:g}", fontsize=10)
+            axes.set(xlabel="share p of shared data", ylim=(0, None))
+    finish(figure, f"Predicted and measured rounds to the target; {title}")
+    save(figure, path, 110, smoke)
+
+
+def report(results: Results) -> Report | None:
+    """Return the report of all federations whose probe is finished, or None if there is none."""
+    lines, probes = lines_of(results)
+    if not lines:
+        return None
+    texts = [
+        section(
+            [line for line in lines if (line["participation"], line["alpha"]) == place], probe, results.options.speed_up
+        )
+        for place, probe in probes.items()
+    ]
+    title = grid.title([e.cell.config for e in results.entries if not e.is_tuning])
+    notes = tables.numbered([*NOTES, *learning_rates.notes(results.entries)])
+    return Report(
+        "\n".join([*texts, verdict(lines)]) + notes, lines, {"preset": results.options.preset, "predictions": lines},
+        {"advise.png": lambda path: picture(path, lines, title, results.smoke)},
     )  # fmt: skip
-    display.say("\n" + result.write("advise", options, out))
