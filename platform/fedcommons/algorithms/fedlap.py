@@ -82,7 +82,7 @@ class FedLAP:
     """B, (expected) number of real images in a batch"""
     image_lr: Annotated[float, "(0, 1e38]"] = 1.0
     """learning rate of SGD on the pixels, with momentum 0.5 (authors: 100)"""
-    mse: Annotated[float, "[0, 1e38]"] = 0.1
+    mse: Annotated[float, "[0, 1e38]"] = 0.0
     """weight of the squared distance of gradients in the matching loss (authors: 0.1, with noise 0)"""
     model_lr: Annotated[float, "(0, 1e38]"] = 0.1
     """eta, learning rate of trajectories and of the server (authors: 0.1, with noise 0.002)"""

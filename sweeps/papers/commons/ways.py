@@ -50,7 +50,7 @@ _AT_SERVER = "server E epochs per round on the pool"
 _TO_TWO = "copies of 10 % of the images, each to two other clients"
 _FEDDM = {"algorithm": "feddm", "feddm.ipc": 3, "feddm.iterations": 20, "feddm.image_lr": 0.01,
           "feddm.server_epochs": 30, "feddm.server_batch": 64, "feddm.server_lr": 0.05}  # fmt: skip
-_FEDLAP = {"algorithm": "fedlap", "fedlap.trajectories": 1, "fedlap.local_steps": 1, "fedlap.image_lr": 10.0}
+_FEDLAP = {"algorithm": "fedlap", "fedlap.trajectories": 1, "fedlap.local_steps": 1, "fedlap.radius": 3.0}
 _FITS = (
     "clients {trajectories} x {steps} x {image_steps} steps on the pixels, server up to {server_steps} steps per round"
 )
@@ -116,13 +116,13 @@ WAYS: Mapping[str, Way] = {
     "FedLAP": Way(
         _FEDLAP,
         _FITS,
-        {"fedlap.image_lr": (10.0, 3.0, 30.0), "fedlap.model_lr": (0.1, 0.03, 0.3)},
+        {"fedlap.image_lr": (30.0, 10.0, 100.0), "fedlap.model_lr": (0.1, 0.03, 0.3)},
         smaller={"fedlap.ipc": 1, "fedlap.steps": 2, "fedlap.image_steps": 1, "fedlap.server_steps": 5},
         large={"fedlap.match_batch": 64},
     ),
     "FedLAP-DP": Way(
-        {**_FEDLAP, "fedlap.steps": 2, "fedlap.classes": "all", "fedlap.mse": 0.0, "dp.local": True,
-         "dp.target_epsilon": 10.0, "dp.clip": 1.0},
+        {**_FEDLAP, "fedlap.steps": 2, "fedlap.classes": "all", "dp.local": True, "dp.target_epsilon": 10.0,
+         "dp.clip": 1.0},
         f"{_FITS}, epsilon 10",
         {"fedlap.image_lr": (10.0, 3.0, 30.0), "fedlap.model_lr": (0.1, 0.03, 0.3)},
         smaller={"fedlap.ipc": 1, "fedlap.image_steps": 1, "fedlap.server_steps": 5},
