@@ -170,6 +170,7 @@ def test_a_pool_of_copies_is_called_memorised(here: Path, sweeps: Callable[[str]
         assert (found["memorised"], found["near_copies"], found["images"]) == (True, 200, 200)
     assert record["spaces"]["pixels"]["all"]["identical"] == 200
     assert record["attacks"]["pool"]["auc"] > 0.8
+    assert record["attacks"]["pool"]["worst"]["images"] >= 1
     e = record["epsilon"]
     assert (e["canaries"], e["guesses"]) == (40, 10)
     assert e["right"] >= 8

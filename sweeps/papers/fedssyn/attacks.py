@@ -10,6 +10,7 @@ from pytorch_lightning import LightningModule
 
 from fedcommons.audits import membership, one_run
 from fedcommons.audits.copies import audit
+from fedcommons.audits.exposed import Exposed, worst_case
 from fedcommons.audits.lower_bound import LowerBound
 from fedcommons.audits.membership import Attack, Losing
 from fedcommons.audits.nearest_neighbours import Subject
@@ -45,16 +46,24 @@ def classifier(prepared: RunSpec) -> LightningModule:
     return work.module
 
 
-def attacked(prepared: RunSpec, subject: Subject, shadows: int, say: Callable[[str], None]) -> dict[str, Attack]:
-    """Run membership inference attacks on ``shadows`` generators that are trained like the generator of ``subject``."""
+def attacked(
+    prepared: RunSpec, subject: Subject, shadows: int, say: Callable[[str], None]
+) -> dict[str, tuple[Attack, Exposed | None]]:
+    """Run membership inference attacks on ``shadows`` generators that are trained like the generator of ``subject``.
+
+    Return for each attack its success on all images, and on the most exposed images.
+    """
     generator, data, seed = recipe(prepared.record).generator, prepared.dataset, prepared.record.seed
     seen = subject.training[subject.matched]
     images = Examples(torch.cat([seen.x, subject.held_out.x]), torch.cat([seen.y, subject.held_out.y]))
     inside = membership.halves(images.y.numpy(), shadows, seed)
     kinds = {"pool": membership.by_pool, **({"loss": membership.by_loss} if isinstance(generator, Losing) else {})}
     scores = membership.scores(generator, images, inside, data.classes, seed, [*kinds.values()], data.flip, say)
-    ratios = (membership.likelihood_ratios(each, inside) for each in scores)
-    return {name: membership.attack(each, inside, seed) for name, each in zip(kinds, ratios, strict=True)}
+    return {
+        name: (membership.attack(membership.likelihood_ratios(each, inside), inside, seed),
+               worst_case(each, inside, seed))
+        for name, each in zip(kinds, scores, strict=True)
+    }  # fmt: skip
 
 
 def bounded(prepared: RunSpec, subject: Subject, canaries: int) -> tuple[float | None, LowerBound]:
@@ -113,7 +122,10 @@ def audited(
         "spaces": result.record(),
         "validation": len(prepared.dataset.validation),
         "client": client,
-        "attacks": {name: {**attack.record(), "roc": pictures.curve(attack)} for name, attack in attacks.items()},
+        "attacks": {
+            name: {**attack.record(), "roc": pictures.curve(attack), "worst": worst and worst.record()}
+            for name, (attack, worst) in attacks.items()
+        },
         "epsilon": {"at_least": bound.bound, "ceiling": bound.ceiling, "guesses": bound.r, "right": bound.v,
                     "canaries": bound.m, "reported": reported, "verdict": bound.verdict(reported)},
         "pairs": pictures.pairs(result.compared["pixels"]),

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedcommons.audits.exposed import SHARE
 from fedcommons.audits.membership import Attack
 from fedcommons.audits.nearest_neighbours import Compared
 from fedcommons.cli import parse
@@ -82,6 +83,9 @@ def table(records: Mapping[int, Record]) -> str:
         rates = [tuple(100 * v for v in (a["tpr_at_1_percent_fpr"], *a["tpr_interval"])) for a in results]
         add(f"{ATTACKERS[name]}: TPR at 1 % FPR, %", [_interval(*v) for v in rates],
             [v[0] for v in rates])  # fmt: skip
+        if all(worst := [a.get("worst") for a in results]):
+            texts = [_interval(w["auc"], *w["auc_interval"], digits=3) for w in worst]
+            add(f"{ATTACKERS[name]}: AUC, most exposed images", texts, [w["auc"] for w in worst], 3)
     bounds = [r["epsilon"] for r in audits]
     add("canaries: guesses right", [f"{e['right']} of {e['guesses']}" for e in bounds])
     add("epsilon is at least (if all were right)", [f"{e['at_least']:.3g} ({e['ceiling']:.3g})" for e in bounds],
@@ -132,7 +136,8 @@ def words(records: Mapping[int, Record], shadows: int) -> str:
         "its generator did not see.",
         "Attacks: was this image a training image of the generator? An attacker with the pool uses the distance to the "
         "closest synthetic image; an attacker with the generator uses its loss. Each seed has "
-        f"{shadows} generators, trained like the generator of client {clients}.",
+        f"{shadows} generators, trained like the generator of client {clients}. Most exposed images: the "
+        f"{100 * SHARE:g} % that half of these generators identify best; the other half judges the attack on them.",
         f"Canaries: {canaries} test images; one more generator is trained with a random half of them, and one without "
         "canaries, for comparison. Epsilon is at least this number with confidence 95 %; in brackets the largest "
         "number that the guesses could show. No epsilon is reported if the images have no privacy guarantee.",
@@ -157,10 +162,14 @@ def attacks(records: Mapping[int, Record]) -> list[dict[str, Any]]:
     for seed, record in records.items():
         for name, a in record["attacks"].items():
             (low, high), (least, most), e = a["auc_interval"], a["tpr_interval"], record["epsilon"]
+            worst = a.get("worst") or {}
+            ends = worst.get("auc_interval", (None, None))
             lines.append(
                 {"seed": seed, "client": record["client"], "attack": name, "auc": a["auc"], "auc_low": low,
                  "auc_high": high, "tpr_at_1_percent_fpr": a["tpr_at_1_percent_fpr"], "tpr_low": least,
-                 "tpr_high": most, **{f"epsilon_{key}": value for key, value in e.items()}}
+                 "tpr_high": most, "worst_images": worst.get("images"), "worst_auc": worst.get("auc"),
+                 "worst_auc_low": ends[0], "worst_auc_high": ends[1], "worst_tpr_at_1_percent_fpr": worst.get("tpr_at"),
+                 **{f"epsilon_{key}": value for key, value in e.items()}}
             )  # fmt: skip
     return lines
 
