@@ -1,5 +1,7 @@
 """FedLAP against its formulas on softmax regression, whose gradients are closed forms; its radius; its epsilon."""
 
+import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +11,9 @@ import torch
 from closed_forms import FULL, Digits, reply_of
 from opacus.accountants import RDPAccountant
 from torch import Tensor, nn
+from torchmetrics import CatMetric
 
+from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedlap import FedLAP
 from fedcommons.config import presets
 from fedcommons.core.algorithm import Reply
@@ -23,6 +27,7 @@ from fedcommons.privacy import gaussian
 from fedcommons.privacy.dp_sgd import DPSGD, Target
 from fedcommons.privacy.noise import SEED_ALONE, Noise
 from fedcommons.runs.build import build
+from fedcommons.runs.checks import require_target
 from fedcommons.seeding import generator, set_default_generator
 from fedcommons.testing.federations import Federation
 from lightning_modules import Classifier
@@ -36,6 +41,17 @@ DP = DPSGD(noise_multiplier=0.4, clip=0.5)
 def _module() -> Classifier:
     set_default_generator("softmax regression")
     return Classifier(nn.Sequential(nn.Linear(4, CLASSES)), lr=0.1).double()
+
+
+class Users(Classifier):
+    """A user-defined model that calls a function at each training step, on the images."""
+
+    def __init__(self, act: Callable[["Users", Tensor], Tensor]) -> None:
+        super().__init__(_module().network, lr=0.1)
+        self.act, self.kept = act, CatMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step((self.act(self, batch[0]), *batch[1:]), batch_idx)
 
 
 def _federation(loop: LocalSGD) -> Federation:
@@ -151,23 +167,89 @@ def test_a_trajectory_stays_within_the_radius() -> None:
     assert (free - still).abs().max() > 1e-3
 
 
+def test_no_point_follows_the_last_one_of_a_trajectory() -> None:
+    seen: list[int] = []
+    reply_of(SMALL, Users(lambda _, x: seen.append(len(x)) or x), _federation(LocalSGD(1, FULL)).data.clients[0])
+    assert seen.count(6) == 2 * 3 * (1 + 3) + 2 * (3 - 1) * 2  # real batches and synthetic images are six each
+
+
+@pytest.mark.parametrize("dp", [None, DP])
+def test_a_straggler_visits_fewer_points(dp: DPSGD | None) -> None:
+    images = []
+    for steps, share in ((4, 0.5), (2, 1.0), (4, 1.0)):
+        federation, method = _federation(LocalSGD(1, FULL, dp=dp)), replace(SMALL, steps=steps)
+        work, state = federation.work(), {"model": federation.model}
+        work.share = share
+        reply = method.client(work, method.down(state, 1, 0), {}, federation.data.clients[0], 1, 0)
+        images.append(data(reply.each["images"]))
+    assert torch.equal(images[0], images[1])
+    assert not torch.equal(images[0], images[2])
+
+
+@pytest.mark.parametrize("draw", [np.random.random, random.random])
+def test_draws_of_a_users_model_follow_from_the_seed(draw: Callable[[], float]) -> None:
+    ends = []
+    for seed in (1, 2):
+        np.random.seed(seed)  # noqa: NPY002  (users' models use this generator)
+        random.seed(seed)
+        federation = replace(_federation(LocalSGD(1, FULL)), module=lambda: Users(lambda _, x: x + draw()))
+        ends.append(federation.run(SMALL, federation.plan(1))[-1][0].state)
+    assert all(torch.equal(*(data(end[name]) for end in ends)) for name in ("images", "model"))
+
+
 # Privacy
 
 DELTA = 1e-5
 
 
 def test_epsilon_is_that_of_all_noisy_gradients_and_covers_all_that_is_sent_only_without_own_classes() -> None:
-    for classes, uncovered in (("all", {}), ("own", {"labels": 4})):
-        federation, method = _federation(LocalSGD(1, FULL, dp=DP)), replace(SMALL, classes=classes)
-        ledger = federation.run(method, federation.plan(2))[-1][0].ledger
-        assert ledger.uncovered == uncovered
-        for i, n in enumerate(SIZES):
-            accountant = RDPAccountant()
-            accountant.history = [(DP.noise_multiplier, 6 / n, 2 * 2 * 3)]
-            assert ledger.commons.epsilon(i, DELTA) == pytest.approx(accountant.get_epsilon(DELTA), rel=1e-6)
-    whole = federation.run(replace(SMALL, match_batch=100), federation.plan(1))[-1][0].ledger  # q = 1
+    federation, method = _federation(LocalSGD(1, FULL, dp=DP)), replace(SMALL, classes="all")
+    ledger = federation.run(method, federation.plan(2))[-1][0].ledger
+    assert (dict(ledger.uncovered), dict(ledger.n_disclosed)) == ({}, {})
+    for i, n in enumerate(SIZES):
+        accountant = RDPAccountant()
+        accountant.history = [(DP.noise_multiplier, 6 / n, 2 * 2 * 3)]
+        assert ledger.commons.epsilon(i, DELTA) == pytest.approx(accountant.get_epsilon(DELTA), rel=1e-6)
+    whole = federation.run(replace(method, match_batch=100), federation.plan(1))[-1][0].ledger  # q = 1
     exact = gaussian.delta(whole.commons.epsilon(0, DELTA), (2 * 3) ** 0.5 / DP.noise_multiplier)
     assert exact == pytest.approx(DELTA, rel=1e-6)
+    own = federation.run(SMALL, federation.plan(2))[-1][0].ledger  # their classes are in number and labels of images
+    assert sorted((name.split()[0], times) for name, times in own.commons.uncovered.items()) == [
+        ("images", 4),
+        ("labels", 4),
+    ]
+    assert (dict(own.commons.covered), own.n_disclosed) == ({}, dict(enumerate(SIZES)))
+
+
+def _keeps(module: Users, x: Tensor) -> Tensor:
+    """Store a real example, and put it in place of the synthetic images of the next call."""
+    if len(x) == 1:
+        module.kept.update(x)
+    elif module.kept.update_count:
+        x = torch.as_tensor(module.kept.compute())[-1:] + 0 * x
+    return x
+
+
+def _writes(module: Users, x: Tensor) -> Tensor:
+    module.network[0].bias.data.add_(float(x.detach()[0, 0]))  # pyright: ignore
+    return x
+
+
+def _moves(module: Users, x: Tensor) -> Tensor:
+    module.network[0].bias.data = module.network[0].bias.data + float(x.detach()[0, 0])  # pyright: ignore
+    return x
+
+
+@pytest.mark.parametrize(
+    ("act", "reason"), [(_keeps, "user-defined"), (_writes, "writes the weights"), (_moves, "writes the weights")]
+)
+def test_images_of_a_users_model_are_uncovered(act: Callable[[Users, Tensor], Tensor], reason: str) -> None:
+    federation = replace(_federation(LocalSGD(1, FULL, dp=DP)), module=lambda: Users(act))
+    ledger = federation.run(replace(SMALL, classes="all"), federation.plan(1))[-1][0].ledger
+    names = [name for name in ledger.uncovered if name.startswith("images ")]
+    assert len(names) == 1
+    assert reason in names[0]
+    assert (dict(ledger.commons.covered), ledger.n_disclosed) == ({}, dict(enumerate(SIZES)))
 
 
 def test_without_noise_nothing_is_covered() -> None:
@@ -175,6 +257,7 @@ def test_without_noise_nothing_is_covered() -> None:
         federation = _federation(LocalSGD(1, FULL, dp=dp))
         ledger = federation.run(replace(SMALL, classes="all"), federation.plan(1))[-1][0].ledger
         assert (dict(ledger.uncovered), dict(ledger.commons.covered)) == ({"images": 2}, {})
+        assert ledger.n_disclosed == dict(enumerate(SIZES))
 
 
 def test_a_target_epsilon_is_met_by_every_client() -> None:
@@ -183,14 +266,29 @@ def test_a_target_epsilon_is_met_by_every_client() -> None:
     assert all(3.9 <= ledger.commons.epsilon(i, DELTA) <= 4.0 for i in (0, 1))
 
 
+PRIVATE = {"dp.local": True, "fedlap.classes": "all"}
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [({"fedlap.radius": 0.0}, r"fedlap\.radius.*\(0, "), ({"fedlap.classes": "some"}, r"fedlap\.classes.*all, own"),
-     ({"dp.local": True, "dp.clip": 0.0}, r"dp\.clip"), ({"dp.target_epsilon": 1.0}, r"needs dp\.local true"),
-     ({"dp.local": True, "dp.target_epsilon": 0.001}, r"a client of \d+ examples: dp\.target_epsilon 0\.001"),
+     ({"dp.local": True}, r"needs fedlap\.classes all"), ({**PRIVATE, "dp.clip": 0.0}, r"dp\.clip"),
+     ({**PRIVATE, "dp.target_epsilon": 1.0, "fedlap.trajectories": 10**6, "fedlap.match_batch": 10**6},
+      r"q = 1, 15000000 steps"),
+     ({"dp.target_epsilon": 1.0}, r"needs dp\.local true"),
+     ({**PRIVATE, "dp.target_epsilon": 0.001}, r"a client of \d+ examples: dp\.target_epsilon 0\.001"),
      ({"model.batch_norm": True}, "FedLAP is not defined for a model with BatchNorm"),
      ({"client.clip_norm": 1.0}, r"client\.clip_norm.*fedlap")],
 )  # fmt: skip
 def test_what_it_is_not_defined_for_is_refused_before_any_work(values: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         build(presets.experiment("smoke", "digits", {"algorithm": "fedlap", **values}))
+
+
+def test_a_method_with_local_training_states_no_noisy_steps() -> None:
+    class Both(FedAvg):
+        def noisy_steps(self) -> tuple[int, int]:
+            return 1, 1
+
+    with pytest.raises(UserError, match="trains_locally"):
+        require_target(Both(), LocalSGD(1, 5, dp=replace(DP, target=Target(4.0, DELTA, 1))), [9])

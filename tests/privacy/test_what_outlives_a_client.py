@@ -218,7 +218,8 @@ def test_values_are_compared_and_not_objects() -> None:
 @pytest.mark.parametrize("name", KINDS["algorithm"].components)
 @pytest.mark.long
 def test_no_method_of_ours_keeps_anything(name: str, quick: Callable[[str], Algorithm]) -> None:
-    constants = {"feddm": {"init": "noise", "iterations": 2, "least": 1, "ipc": 1}, "feddpms": {"quota": 2, "tries": 2}}
+    constants = {"feddm": {"init": "noise", "iterations": 2, "least": 1, "ipc": 1}, "feddpms": {"quota": 2, "tries": 2},
+                 "fedlap": {"classes": "all", "steps": 2, "server_steps": 2}}  # fmt: skip
     method = registry.make("algorithm", name, constants[name]) if name in constants else quick(name)
     loop = replace(PRIVATE, schedule=lambda round: 1 / round)
     federation = digits(sizes=(9, 16, 12), method=method, dropout=0.3).training(loop)

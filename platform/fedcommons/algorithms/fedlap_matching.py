@@ -15,16 +15,19 @@ from torch.nn import functional as F
 
 from fedcommons.algorithms.ball import project
 from fedcommons.core.client_worker import Work
-from fedcommons.core.local_training import onednn
+from fedcommons.core.local_training import NO_CONTEXT, onednn
 from fedcommons.data.clients import ClientData
 from fedcommons.flat_tensors import Flat
 from fedcommons.privacy.dp_sgd import PrivateStep
-from fedcommons.privacy.release import Release
+from fedcommons.privacy.release import UNCOVERED, Release
 from fedcommons.privacy.weight_guard import Written
-from fedcommons.seeding import generator, set_default_generator
+from fedcommons.seeding import generator, keyed_besides_torch, set_default_generator
 
 if TYPE_CHECKING:
     from fedcommons.algorithms.fedlap import FedLAP
+
+USER_CODE = Release(reason="a user-defined model may store real examples and read them in steps on the images")
+"""The privacy ledger entry of gradients of a user-defined model, as no noise follows on steps on the images."""
 
 MOMENTUM = 0.5
 """Momentum of SGD on the pixels, as in the authors' code."""
@@ -50,7 +53,7 @@ def synthesise(
         assert isinstance(loss, Tensor)
         return torch.autograd.grad(loss, params, create_graph=graph, materialize_grads=True)
 
-    with work.logged, onednn(work.loop.onednn):
+    with work.logged, onednn(work.loop.onednn), keyed_besides_torch(seed) if work.has_user_code else NO_CONTEXT:
         for number in range(how.trajectories * steps):
             if number % steps == 0:
                 work.load(x)
@@ -61,7 +64,7 @@ def synthesise(
                 losses.append(loss.detach())
                 (images.grad,) = torch.autograd.grad(loss, images)
                 optimizer.step()
-            for _ in range(how.local_steps):
+            for _ in range(how.local_steps if (number + 1) % steps else 0):  # the last point needs no next one
                 changes = gradient(number, graph=False)
                 with torch.no_grad():
                     for p, change in zip(params, changes, strict=True):
@@ -99,7 +102,7 @@ def plain_gradients(work: Work, data: ClientData, how: "FedLAP", seed: int) -> R
         assert isinstance(loss, Tensor)
         return torch.autograd.grad(loss, params, materialize_grads=True)
 
-    return gradient, lambda _: Release(n_disclosed=len(data))
+    return gradient, lambda _: UNCOVERED
 
 
 def private_gradients(work: Work, data: ClientData, how: "FedLAP", seed: int) -> RealGradients:
@@ -119,6 +122,7 @@ def private_gradients(work: Work, data: ClientData, how: "FedLAP", seed: int) ->
         return [p.grad for p in params if p.grad is not None]
 
     def release(steps: int) -> Release:
-        return step.release(steps, work.times_listed(data), is_moved=work.has_user_code and work.gather())
+        spent = step.release(steps, work.times_listed(data), is_moved=work.has_user_code and work.gather())
+        return USER_CODE if spent.covered and work.has_user_code else spent
 
     return gradient, release

@@ -147,8 +147,9 @@ class Algorithm(Protocol):
 
     ``capabilities = Capabilities(...)``: properties that change what the engine does or refuses (see ``Capabilities``).
     ``check(fields)``: raises ``UserError`` if the algorithm is not defined for an experiment's fields.
-    ``noisy_steps()``: allows ``dp.target_epsilon`` to an algorithm without ``work.local``; returns the batch size and
-    a client's number of noisy gradients per round; the algorithm adds the noise that ``DPSGD.of_client`` states.
+    ``noisy_steps()``: allows ``dp.target_epsilon`` to an algorithm without ``work.local``, which ``capabilities`` must
+    state (``trains_locally=False``); returns the batch size and a client's number of noisy gradients per round; the
+    algorithm adds the noise that ``DPSGD.of_client`` states.
     """
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:

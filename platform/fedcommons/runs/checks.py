@@ -100,6 +100,8 @@ def require_target(algorithm: Algorithm, loop: LocalSGD, sizes: Collection[int])
             f"dp.target_epsilon is for one local training per round, and clients of {type(algorithm).__name__} {how}; "
             "use dp.noise_multiplier."
         )
+    if noisy_steps and capabilities.trains_locally:
+        raise UserError(f"{type(algorithm).__name__}: noisy_steps needs the capability trains_locally=False.")
     target = loop.dp.target
     for n in sorted(set(sizes)):
         batch_size, steps = noisy_steps() if noisy_steps else (loop.batch_size, loop.steps_for(n, None))
