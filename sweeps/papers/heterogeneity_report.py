@@ -39,7 +39,12 @@ def report(results: Results) -> Report | None:
             "is_missed": bool(reached != reached or reached is None), "last_accuracy": run["last_accuracy"],
         })  # fmt: skip
     lines = correlations(federations)
-    head = ["metric", "outcome", "rank correlation [95 % interval]", "larger than that of zeta^2 in round 3 by"]
+    head = [
+        "metric",
+        "outcome",
+        "rank correlation [95 % interval]",
+        "absolute correlation minus that of zeta^2 in round 3",
+    ]
     cells = [[one["metric"], OUTCOMES[one["outcome"]], *(f"{one[n]:.2f} [{one[n + '_low']:.2f}, {one[n + '_high']:.2f}]"
              for n in ("correlation", "gain"))] for one in lines]  # fmt: skip
     notes = [

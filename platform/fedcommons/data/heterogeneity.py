@@ -10,7 +10,8 @@ N: number of clients;   C: number of classes that occur.
 ``lcd``, ``lds``       the indicator's parts of missing classes (label coverage deficiency) and of present classes
 ``size_imbalance``     1 - N_eff/N, where N_eff = n^2 / sum_i n_i^2 is the effective number of clients
 
-All metrics are in [0, 1], and 0 if all clients have equal distributions of labels and, for the last one, equal sizes.
+All metrics are in [0, 1]. ``size_imbalance`` is 0 if all clients have equal sizes, the others if all clients have equal
+distributions of labels.
 """
 
 from collections.abc import Sequence

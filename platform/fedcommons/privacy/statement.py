@@ -153,7 +153,7 @@ def _of_commons(commons: Released, delta: float, secret: bool) -> str:
     names = _list(commons.names)
     if not commons.uncovered:
         return f"Commons ({names}): {guarantee}{'' if secret else f'; as run: none, because {DRAWN_AGAIN}'}."
-    covered = f", for {names} alone {guarantee}, if the rest were public;" if commons.covered else ","
+    covered = f", for {names} alone {guarantee}, if the other shared data were public;" if commons.covered else ","
     return f"Commons: no guarantee{covered} as there is no protection for {_list(commons.uncovered)}."
 
 
