@@ -159,7 +159,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.long
 def test_a_pool_of_copies_is_called_memorised(here: Path, sweeps: Callable[[str], ModuleType]) -> None:
-    argv = [*PARROT, "--shadows", "4", "--canaries", "40", "--out", "out"]
+    argv = [*PARROT, "--shadows", "12", "--canaries", "40", "--out", "out"]
     sweep = sweeps("audit_pool")
     assert sweep.audit_pool([*argv, "--dry-run"]) == 0
     assert not (here / "out").exists()

@@ -47,6 +47,8 @@ def test_a_mechanism_that_ignores_its_data_has_no_exposed_examples() -> None:
     assert abs(np.mean([one.auc for one in every]) - 0.5) < 0.015
     assert np.mean([one.auc_interval[0] <= 0.5 <= one.auc_interval[1] for one in every]) > 0.8
     assert {one.tpr_at for one in every} == {None}  # 9 non-members in a half show no rate of 1 %
+    twenty = [worst_case(*releases(np.zeros(20), 12, seed), seed, draws=2) for seed in range(400)]  # one image
+    assert abs(np.mean([one.auc for one in twenty if one]) - 0.5) < 0.02  # a half with members only counts as 0.5
     many = worst_case(*releases(np.zeros(60), 4000, 0), 0, draws=2)
     assert many is not None
     assert many.tpr_at == pytest.approx(0.01, abs=0.006)
@@ -57,4 +59,4 @@ def test_a_small_shift_of_all_examples_and_too_few_generators() -> None:
     worst = worst_case(scores, inside, 1)
     assert worst is not None
     assert worst.auc == pytest.approx(norm.cdf(1 / sqrt(2)), abs=0.06)  # no example is more exposed than another
-    assert worst_case(scores[:3], inside[:3], 1) is None
+    assert worst_case(scores[:11], inside[:11], 1) is None

@@ -166,6 +166,20 @@ def test_another_snapshot_that_took_its_name_there_removes_nothing_here(
     assert outputs(machine("a").folder) == whole
 
 
+@FOLDER
+@pytest.mark.long
+def test_a_folder_of_an_older_version_goes_on_and_other_data_do_not(machine: Machines, place: str) -> None:
+    """An older version wrote fewer facts into partition.json, or its CPU rounded them otherwise."""
+    (here := machine("a")).run(last=3)
+    facts = json.loads((file := here.folder / "partition.json").read_text())
+    machine("b").run(last=5)
+    file.write_text(json.dumps({**facts, "fingerprint": "0"}))
+    with pytest.raises(UserError, match="holds another run than"):
+        here.run()
+    file.write_text(json.dumps({name: value for name, value in facts.items() if name != "heterogeneity"}))
+    here.run()
+
+
 class Front:
     """The emulated S3 with faults, as a WSGI application.
 

@@ -84,13 +84,16 @@ def size_imbalance(sizes: Sequence[int] | np.ndarray) -> float:
 
 
 def describe(sizes: Sequence[int] | np.ndarray, counts: np.ndarray | None) -> dict[str, float]:
-    """Return all metrics by name. counts: (N, C); None: labels are no classes, so only the sizes are compared."""
+    """Return all metrics by name, rounded to six digits, so that CPUs that round otherwise give the same.
+
+    counts: (N, C); None: labels are no classes, so only the sizes are compared.
+    """
     metrics = {"size_imbalance": size_imbalance(sizes)}
     if counts is not None:
         lcd, lds = ssdi(counts)
         metrics |= {"hellinger": hellinger(counts), "hellinger_between": hellinger_between(counts)}
         metrics |= {"ssdi": hypot(lcd, lds), "lcd": lcd, "lds": lds}
-    return metrics
+    return {name: round(value, 6) for name, value in metrics.items()}
 
 
 def _distributions(counts: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
-from typing import cast
+from typing import Any, cast
 from urllib.parse import quote
 
 from fedcommons.config import dotted
@@ -123,8 +123,10 @@ class RunMirror:
 
     def _is_other(self) -> bool:
         """Return whether the snapshot is of another run, as its config, data or secret salt differ."""
-        if (self.folder / "partition.json").exists() and not self.snapshots.is_same(self.folder, "partition.json"):
-            return True
+        if (file := self.folder / "partition.json").exists() and not self.snapshots.is_same(self.folder, file.name):
+            ours, stored = _identity(file.read_bytes()), _identity(self.snapshots.read(file.name) or b"")
+            if ours is None or ours != stored:
+                return True
         if self.snapshots.is_same(self.folder, "config.yaml"):
             return False
         ours = read_config(self.folder)
@@ -232,3 +234,11 @@ class RunMirror:
 
     def _see(self, tag: str) -> None:
         write_json(self.folder / SEEN, {"storage": self.storage, "tag": tag})
+
+
+def _identity(text: bytes) -> dict[str, Any] | None:
+    """Return what identifies a run in a ``partition.json``, whose other facts depend on the version; None: damaged."""
+    with suppress(ValueError):
+        if isinstance(facts := safe_read.parsed(text), dict):
+            return {name: facts.get(name) for name in ("data", "fingerprint", "noise")}
+    return None
