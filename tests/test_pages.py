@@ -274,8 +274,10 @@ def test_seeds_of_a_comparison_and_of_what_is_subtracted_are_the_same(comparison
     [
         (MINE, []),
         (MINE.replace("a,0,4", "a,0,5"), []),  # high: 5.3, inside [2.5, 7.5]
-        (re.sub(r"a,(\d),\d", r"a,\1,0", MINE), ["high is 0", "near is 0"]),  # the effect of a vanished
-        (MINE.replace("c,2,4", "c,2,-40"), ["less is"]),  # few and late have wide intervals
+        (re.sub(r"a,(\d),\d", r"a,\1,0", MINE), ["high is 0", "near is 0", "less is"]),  # the effect of a vanished
+        (MINE.replace("c,2,4", "c,2,-40"), ["less is", "late is"]),  # few has no seed 2
+        ("way,seed,share\na,0,-10\na,1,4\na,2,14\n" + MINE[33:], ["high is", "near is"]),  # the means lie inside
+        (MINE + "a,3,5\nb,3,0\nc,3,6\n", ["high is", "near is", "less is", "late is"]),  # a further seed
         (MINE.replace("c,1,8\n", ""), ["less: ValueError", "few: ValueError", "late: ValueError"]),
     ],
 )
@@ -297,6 +299,29 @@ def test_with_one_seed_a_comparison_keeps_its_sign(
     (tmp_path / "mine.csv").write_text(MINE.replace("a,0,4", f"a,0,{share}"))
     sentences = regenerate.changed(site(tmp_path / "site", **{"comparisons.csv": one_seed}), tmp_path)
     assert bool(sentences) == is_reported
+
+
+def test_a_page_that_fails_has_an_outcome_and_only_folders_of_the_script_change(
+    regenerate: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "import sys\nfrom pathlib import Path\nif '--help' not in sys.argv: Path(sys.argv[-1]).mkdir()\n"
+    (script := tmp_path / "x.py").write_text(text)
+    page = {"command": str(script), "minutes": 1, "compare": {"mine.csv": {"file": "lost.csv"}}}
+    monkeypatch.setattr(regenerate, "pages", lambda: {"theirs": page, "mine": page, "late": page | {"compare": {}}})
+    monkeypatch.setattr(regenerate, "RECORD", tmp_path / "regenerated.csv")
+    regenerate.RECORD.write_text("page,date,minutes,torch,machine,outcome\n")
+    (tmp_path / "theirs").mkdir()
+    for old in ("late", "late.differs", "mine.differs"):  # of another commit; the command refuses a folder that exists
+        (tmp_path / old / "runs").mkdir(parents=True)
+        (tmp_path / old / regenerate.MARK).write_text("another")
+    assert regenerate.main(["--pages", "theirs,mine,late", "--out", str(tmp_path)]) == 1
+    outcomes = {name: row["outcome"] for name, row in regenerate.last_runs().items()}
+    assert "did not make" in outcomes["theirs"]
+    assert outcomes["mine"].startswith("FileNotFoundError")
+    assert outcomes["late"] == "agrees"
+    assert {each.name for each in tmp_path.iterdir() if each.is_dir()} == {"theirs", "late.differs", "mine.differs"}
+    assert (tmp_path / "mine.differs" / regenerate.MARK).read_text() != "another"
+    assert (tmp_path / "late.differs" / regenerate.MARK).read_text() == "another"  # no run replaces it
 
 
 def test_a_page_with_a_fault_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,11 @@ CSV and the file that the command writes. The CSV may have ``rows``, the columns
 differences are 0; elsewhere training rounds otherwise.
 
 Comparisons of docs/comparisons.csv that use these CSV files alone are computed anew, paired by seed. A comparison is
-reported if its new mean lies outside its committed 95 % interval, so no effect whose interval excludes 0 can vanish
-unseen. If the committed interval has no width (one seed, or equal differences), the new mean must have the same sign.
+reported if its seeds or its verdict differ, or if its new mean lies outside its committed 95 % interval. If the
+committed interval has no width (one seed, or equal differences), the new mean must have the same sign.
+
+A page runs in a folder of ``--out`` that this script makes and marks with the commit. An interrupted run is continued
+at the same commit alone; a folder without the mark is not changed.
 
 The outcomes stand in ``regenerated.csv``; the exit code is 1 if a page differs. ``docs/_ext/results.py`` makes tables.
 """
@@ -42,6 +45,10 @@ sys.path.insert(0, str(HERE.parent / "_ext"))
 import comparisons  # noqa: E402
 
 COLUMNS = ("page", "date", "minutes", "torch", "machine", "outcome")
+MARK = "nightly.txt"
+"""A file with the commit, in each folder that this script made."""
+LEAST_SEEDS = 3
+"""What *holds* needs where a seed is expensive; with it a verdict changes wherever one with a larger number does."""
 
 
 def pages() -> dict[str, dict[str, Any]]:
@@ -100,8 +107,9 @@ def changed(docs: Path, made: Path) -> list[str]:
             except (KeyError, NameError, ValueError) as error:
                 result.append(f"{name}: {type(error).__name__}: {error}")
                 continue
-            is_same = old.low <= new.mean <= old.high if old.low < old.high else sign(old.mean) == sign(new.mean)
-            if not is_same:
+            is_near = old.low <= new.mean <= old.high if old.low < old.high else sign(old.mean) == sign(new.mean)
+            verdicts = {comparisons.verdict(one, LEAST_SEEDS) for one in (old, new)}
+            if not is_near or len(verdicts) > 1 or new.seeds != old.seeds:
                 result.append(f"{name} is {new:4}, committed: {old:4}")
     return result
 
@@ -111,7 +119,7 @@ def sign(number: float) -> int:
 
 
 def regenerate(facts: Mapping[str, Any], data: str, out: Path) -> list[str]:
-    """Run a page's command; return what differs, nothing if all agrees. A call that was interrupted is continued."""
+    """Run a page's command; return what differs, nothing if all agrees. Runs in ``out`` are continued."""
     script, *words = shlex.split(facts["command"].replace("DIR", data))
     says = subprocess.run(
         [sys.executable, script, "--help"], cwd=ROOT, capture_output=True, text=True, encoding="utf-8", check=True
@@ -128,6 +136,28 @@ def regenerate(facts: Mapping[str, Any], data: str, out: Path) -> list[str]:
             off = differences(pd.read_csv(HERE / name), made, how["rows"], how["tolerance"])
             found += [f"{name}: {what}" for what in off]
     return found + changed(HERE.parent, renamed)
+
+
+def outcome(facts: Mapping[str, Any], data: str, folder: Path) -> list[str]:
+    """Run a page in its folder; return what differs, or why the page could not run. Runs that differ are kept."""
+    kept = folder.with_name(f"{folder.name}.differs")
+    if foreign := [each.name for each in (folder, kept) if each.exists() and not (each / MARK).exists()]:
+        return [f"--out has a folder {foreign[0]} that this script did not make"]
+    try:
+        commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True, encoding="utf-8")
+        if folder.exists() and (folder / MARK).read_text(encoding="utf-8") != commit:
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / MARK).write_text(commit, encoding="utf-8")
+        found = regenerate(facts, data, folder / "runs")
+    except (OSError, KeyError, TypeError, ValueError, subprocess.CalledProcessError) as error:
+        found = [f"{type(error).__name__}: {error}".replace(f"{folder}{os.sep}", "")]
+    # A later call must not resume runs that have ended.
+    if found and folder.exists():
+        shutil.rmtree(kept, ignore_errors=True)
+        folder.rename(kept)
+    shutil.rmtree(folder, ignore_errors=True)
+    return found
 
 
 def last_runs() -> dict[str, dict[str, str]]:
@@ -180,16 +210,11 @@ def main(argv: Sequence[str]) -> int:
         print(f"{page}: {minutes[page]:g} min: python {there[page]['command']}", flush=True)
         if options.dry_run:
             continue
-        started, folder = time.perf_counter(), options.out / page
-        found = regenerate(there[page], data, folder)
+        started = time.perf_counter()
+        found = outcome(there[page], data, options.out.resolve() / page)
         record(page, (time.perf_counter() - started) / 60, found)
         print(f"{page}: {'; '.join(found) or 'agrees'}", flush=True)
         bad += bool(found)
-        # The next night must not resume runs that the code of today made; runs that differ are kept.
-        shutil.rmtree(kept := folder.with_name(f"{page}.differs"), ignore_errors=True)
-        if found and folder.exists():
-            folder.rename(kept)
-        shutil.rmtree(folder, ignore_errors=True)
     return 1 if bad else 0
 
 
