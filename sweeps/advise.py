@@ -45,8 +45,8 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     parser.hide(TAKEN)
     options = parse.parse(parser, argv)
     parse.refuse_fields(options, {**TAKEN, **({} if options.lrs is None else {"client.lr": "lrs"})})
-    for name in ("p", "probe-p"):
-        grid.values(options, name, float, "(0, 1)")
+    grid.values(options, "p", float, "(0, 1)")
+    grid.values(options, "probe-p", float, "[1e-6, 1)")  # the fit divides by log(1 - p)^2
     grid.values(options, "participations", float, "(0, 1]")
     if "partition.alpha" not in options.fields:
         raise UserError(
@@ -54,6 +54,10 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         )
     if options.sharing.setting != POOL:
         raise UserError(f"sharing.setting must be {POOL}, got {quote(options.sharing.setting)}.")
+    if options.evaluate.every != 1:
+        raise UserError(
+            f"evaluate.every must be 1, as the curves need the accuracy of each round, got {options.evaluate.every}."
+        )
     if isinstance(options.target, str):
         raise UserError(f"target must be a test accuracy in (0, 1], got {quote(options.target)}.")
     grid.require_validation(options, "lrs", several=True)

@@ -18,6 +18,7 @@ from typing import Any
 from fedcommons.cli import parse
 from fedcommons.config import presets
 from fedcommons.config.dotted import common_fields
+from fedcommons.errors import UserError, quote
 from fedcommons.tune import grid, learning_rates
 from fedcommons.tune.study import Entry, Study, expand
 from papers.heterogeneity_report import report
@@ -41,6 +42,14 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     ), short={"seed": "seeds"})  # fmt: skip
     options = parse.parse(parser, argv)
     parse.refuse_fields(options, {"seed": "seeds", "client.lr": "lrs"})
+    if options.federation.rounds < 3:
+        raise UserError(
+            f"federation.rounds must be at least 3 for zeta_sq of round 3, got {options.federation.rounds}."
+        )
+    if options.federation.stop != "never":
+        raise UserError(f"federation.stop must be never in this sweep, got {quote(options.federation.stop)}.")
+    if options.measure.every not in (1, 3):
+        raise UserError(f"measure.every must be 1 or 3 for zeta_sq of round 3, got {options.measure.every}.")
     grid.require_validation(options, "lrs", several=True)
     grid.values(options, "partitions", partition)
     learning_rates.tuning_seeds(options)

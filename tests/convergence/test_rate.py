@@ -15,6 +15,7 @@ from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddm import FedDM
 from fedcommons.algorithms.one_shot import OneShot
 from fedcommons.algorithms.scaffold import SCAFFOLD
+from fedcommons.cli.display import Display
 from fedcommons.config.dotted import override
 from fedcommons.config.experiment import Experiment
 from fedcommons.convergence import advisor, lemma1, rates
@@ -29,6 +30,7 @@ from fedcommons.flat_tensors import Flat, Payload, add, copy, flat
 from fedcommons.runs import experiment
 from fedcommons.testing import rate
 from fedcommons.tracking.run_folder import read_rounds
+from fedcommons.tune import study
 from papers.fedssyn import advice
 
 
@@ -170,6 +172,8 @@ def test_the_measured_ratio_counts_a_missed_target_with_all_rounds() -> None:
     assert (one["missed"], one["missed_without"]) == (0, 1)
     assert (one["rounds"], one["rounds_without"]) == pytest.approx(((0.75 + 1.25) / 2, (1.5 + 2) / 2))
     assert (one["least"], one["most"]) == pytest.approx((0.75 / 1.5, 1.25 / 2))
+    untrained = advice.compare(curves, 0.5, 0.0)
+    assert [untrained[name] for name in ("measured", "least", "most", "rounds_without")] == [1, 1, 1, 0]
 
 
 def test_the_named_share_is_the_smallest_that_is_enough_and_none_is_a_step_of_its_own() -> None:
@@ -197,11 +201,15 @@ def test_the_report_has_the_finished_federations(sweep: ModuleType, tmp_path: Pa
     argv = ["--preset=smoke", "--wandb=off", "--alphas=0.1", "--p=0.5", "--probe-p=0.25", "--check", "--target=0.1",
             "--probe-rounds=1", "--data.limit=80", "--generator.name=cvae", "--model.name=linear",
             "--partition.n_clients=2", f"--out={out}", f"--artifacts={tmp_path}/artifacts"]  # fmt: skip
-    for entry in sweep.entries(sweep.arguments(argv)):
+    options = sweep.arguments(argv)
+    entries = sweep.entries(options)
+    for entry in entries:
+        if not entry["check"]:  # all runs of the check are finished, and no run of the probe
+            assert advice.report(study.load(entries, options, out, Display())) is None
         experiment.run(entry.cell.config, out / entry.cell.name)
     assert sweep.advise([*argv, "--resume"]) == 0
     (line,) = pd.read_csv(out / "advise.csv").to_dict("records")
-    names = {(entry["p"], entry["check"]): entry.cell.name for entry in sweep.entries(sweep.arguments(argv))}
+    names = {(entry["p"], entry["check"]): entry.cell.name for entry in entries}
     first, usual = names[0.25, False], names[0.0, False]
     ratio = advisor.ratio(*([r["test/accuracy"] for r in read_rounds(out / name)] for name in (first, usual)))
     assert line["predicted"] == pytest.approx(0.5 ** advisor.exponent([(0.25, ratio)]))

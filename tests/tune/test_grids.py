@@ -245,6 +245,9 @@ def test_the_central_rate_is_chosen_on_the_tuning_seeds_also_beyond_the_list(
         row = central_trials.at_best_rate(models, rows, tmp_path)
         assert row.cells[0].values("last_accuracy") == [chosen] * 2
         assert ("edge" in row.about, tried in row.about) == (best == 9, True)
+    assert "of 2 seeds" not in row.about
+    (tmp_path / central_trials.plan(models, rows, tmp_path)[-1].name / "summary.json").unlink()
+    assert "1 of 2 seeds" in central_trials.at_best_rate(models, rows, tmp_path).about
     (tmp_path / models[0].name / "summary.json").unlink()
     row = central_trials.at_best_rate(models, rows, tmp_path)
     assert row.cells == ()

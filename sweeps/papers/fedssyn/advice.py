@@ -26,12 +26,15 @@ Curves = Mapping[float, Sequence[Sequence[float]]]
 
 NOTES = (
     "Predicted: rounds with the share p divided by rounds without sharing, (1 - p)^k, where k fits the ratios of the "
-    "probe, to the largest accuracy that two of its curves reach. Range: the predictions of single seeds.",
+    "probe, to the largest accuracy that two of its curves reach. A ratio is 1 if one of the two never exceeds the "
+    "untrained model. Range: the predictions of single seeds. The curves are of test accuracy, not of validation "
+    "accuracy, so test data name the share p.",
     "Theory: Lemma 1 and Corollary I (non-convex) at the last model of the probe, for FedAvg with SGD, full "
     "participation and the best step size. It is a quotient of two upper bounds, so it is no bound.",
     "MB: 10^6 bytes of all clients' images and labels, up and down, sent once.",
     "Measured: mean rounds to the target at p divided by mean rounds at p = 0, and minimum to maximum over seeds. "
-    "Accuracy is linear between rounds; a run that missed the target counts with all its rounds.",
+    "Accuracy is linear between rounds; a run that missed the target counts with all its rounds. The ratio is 1 if the "
+    "runs at p = 0 need no round, as the untrained model reaches the target.",
 )
 
 
@@ -62,12 +65,17 @@ def compare(curves: Curves, p: float, level: float) -> dict[str, float]:
     """Return measured (rounds at p divided by rounds at p = 0), its minimum and maximum over seeds, and the rounds.
 
     curves: with the same seeds for every p. level: the target accuracy. missed: number of runs that missed the target.
+    A ratio is 1 if the rounds at p = 0 are 0.
     """
+
+    def ratio(at: float, without: float) -> float:
+        return at / without if without else 1.0
+
     times = {share: [advisor.first_round(each, level) for each in curves[share]] for share in (0.0, p)}
     rounds = {q: [len(c) - 1 if t is None else t for c, t in zip(curves[q], times[q], strict=True)] for q in times}
-    ratios = [at / without for at, without in zip(rounds[p], rounds[0.0], strict=True)]
+    ratios = [*map(ratio, rounds[p], rounds[0.0])]
     return {
-        "measured": fmean(rounds[p]) / fmean(rounds[0.0]), "least": min(ratios), "most": max(ratios),
+        "measured": ratio(fmean(rounds[p]), fmean(rounds[0.0])), "least": min(ratios), "most": max(ratios),
         "rounds": fmean(rounds[p]), "rounds_without": fmean(rounds[0.0]),
         "missed": times[p].count(None), "missed_without": times[0.0].count(None),
     }  # fmt: skip
@@ -92,9 +100,10 @@ def lines_of(results: Results) -> tuple[list[dict[str, Any]], dict[tuple[float, 
         for (check, p), cell in group.sort_values("seed").groupby(["check", "p"]):
             if len(cell) == len(seeds):
                 curves[bool(check)][p] = [whole[run][target.ACCURACY].dropna().tolist() for run in cell["run"]]
-        probe, tried, p_probe = curves[False], curves[True], max(group["p"][~group["check"]])
+        probe, tried = curves[False], curves[True]
         if set(probe) != {0.0, *grid.values(options, "probe-p", float)}:
             continue
+        p_probe = max(probe)
         largest = group[~group["check"] & (group["p"] == p_probe)].sort_values("bytes_once")
         first = largest[largest["seed"] == seeds[0]].iloc[0]
         last = whole[first["run"]].dropna(subset="zeta_sq").iloc[-1]

@@ -83,7 +83,7 @@ def table(records: Mapping[int, Record]) -> str:
         rates = [tuple(100 * v for v in (a["tpr_at_1_percent_fpr"], *a["tpr_interval"])) for a in results]
         add(f"{ATTACKERS[name]}: TPR at 1 % FPR, %", [_interval(*v) for v in rates],
             [v[0] for v in rates])  # fmt: skip
-        if all(worst := [a.get("worst") for a in results]):
+        if worst := _worst(audits, name):
             texts = [_interval(w["auc"], *w["auc_interval"], digits=3) for w in worst]
             add(f"{ATTACKERS[name]}: AUC, most exposed images", texts, [w["auc"] for w in worst], 3)
     bounds = [r["epsilon"] for r in audits]
@@ -94,6 +94,12 @@ def table(records: Mapping[int, Record]) -> str:
                              for e in bounds])  # fmt: skip
     head = ["", *(f"seed {seed}" for seed in records), *(["mean [lowest, highest]"] if len(audits) > 1 else [])]
     return tables.markdown(head, lines)
+
+
+def _worst(audits: Sequence[Record], name: str) -> list[Record]:
+    """Return each seed's attack ``name`` on the most exposed images; nothing if a seed has too few shadows for it."""
+    results = [r["attacks"][name].get("worst") for r in audits]
+    return results if all(results) else []
 
 
 def _interval(value: float, low: float, high: float, digits: int = 1) -> str:
@@ -122,6 +128,10 @@ def words(records: Mapping[int, Record], shadows: int) -> str:
 
     images = either(r["spaces"]["pixels"]["all"]["images"] for r in audits)
     clients, canaries = either(r["client"] for r in audits), either(r["epsilon"]["canaries"] for r in audits)
+    exposed = (
+        f" Most exposed images: the {100 * SHARE:g} % that half of these generators identify best; the other half "
+        "judges the attack on them."
+    ) * any(_worst(audits, name) for name in audits[0]["attacks"])
     notes = [
         f"[ ]: 95 % interval within a seed; in the last column minimum and maximum over seeds. Partition, generators "
         f"and attacks depend on the seed. Synthetic images: {images}.",
@@ -136,8 +146,7 @@ def words(records: Mapping[int, Record], shadows: int) -> str:
         "its generator did not see.",
         "Attacks: was this image a training image of the generator? An attacker with the pool uses the distance to the "
         "closest synthetic image; an attacker with the generator uses its loss. Each seed has "
-        f"{shadows} generators, trained like the generator of client {clients}. Most exposed images: the "
-        f"{100 * SHARE:g} % that half of these generators identify best; the other half judges the attack on them.",
+        f"{shadows} generators, trained like the generator of client {clients}.{exposed}",
         f"Canaries: {canaries} test images; one more generator is trained with a random half of them, and one without "
         "canaries, for comparison. Epsilon is at least this number with confidence 95 %; in brackets the largest "
         "number that the guesses could show. No epsilon is reported if the images have no privacy guarantee.",

@@ -125,12 +125,13 @@ def at_best_rate(models: "Sequence[Central]", entries: Sequence[Entry], out: Pat
         return Chosen(about=f"{kind} {which}" * bool(models))
     cells = [Cell({}, runs.sort_values("seed"))]
     rate, tried = value(cells[0], "lr"), sorted({line.config.client.lr for line in planned if line not in reported})
+    few = f"; {len(runs)} of {len(reported)} seeds are finished" * (len(runs) < len(reported))
     if len(tried) < 2:
-        return Chosen(cells, f"learning rate {rate:g}, not chosen by accuracy")
+        return Chosen(cells, f"learning rate {rate:g}, not chosen by accuracy{few}")
     edge = " (at an edge of the values tried, so that another may be better)" * (rate in (tried[0], tried[-1]))
     values = ", ".join(f"{one:g}" for one in tried)
     return Chosen(
-        cells, f"learning rate {rate:g}{edge}, the best of {values} by validation accuracy on the tuning seeds"
+        cells, f"learning rate {rate:g}{edge}, the best of {values} by validation accuracy on the tuning seeds{few}"
     )
 
 
