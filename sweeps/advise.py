@@ -18,8 +18,7 @@ from fedcommons.cli import parse
 from fedcommons.config import presets
 from fedcommons.errors import UserError, quote
 from fedcommons.tune import grid, learning_rates, sweep
-from fedcommons.tune.study import Entry, Study
-from papers.fedssyn.advice import report
+from fedcommons.tune.study import Entry, Report, Results, Study
 
 POOL = "shuffled_synthetic"
 TAKEN = {"partition.alpha": "alphas", "federation.participation": "participations", "seed": "seeds", "sharing.p": "p"}
@@ -95,7 +94,13 @@ def entries(options: parse.Options) -> list[Entry]:
     return learning_rates.with_tuning(result, tries, learning_rates.tuning_seeds(options))
 
 
-advise = Study("advise", arguments, entries, report, learning_rates.play, plan=learning_rates.plan)
+def render(results: Results) -> Report | None:
+    from papers.fedssyn.advice import report  # matplotlib takes long to import
+
+    return report(results)
+
+
+advise = Study("advise", arguments, entries, render, learning_rates.play, plan=learning_rates.plan)
 
 if __name__ == "__main__":
     parse.main(advise)
