@@ -15,7 +15,7 @@ from fedcommons.tune.learning_rates import Rates
 from fedcommons.tune.study import Entry, Report, Results
 from papers.commons import decide, targets
 from papers.commons.ways import budget
-from papers.fedssyn import central_trials
+from papers.fedssyn import central_trials, references
 from papers.fedssyn.references import CENTRAL, SERVER
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help does not need it
@@ -89,7 +89,7 @@ def _rates(rates: Rates) -> str:
 
 def _to_target(result: "Measured") -> str:
     if not result.row.rounds:
-        return "not reached" if None in result.to_target else "0"
+        return references.rounds(result.to_target)
     counts = [result.row.rounds if reached is None else reached for reached in result.to_target]
     if missed := result.to_target.count(None):
         return format_rounds(counts, missed)

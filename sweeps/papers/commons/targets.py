@@ -10,7 +10,7 @@ from fedcommons.config import target
 from fedcommons.reports import tables
 from fedcommons.reports.intervals import format_rounds
 from fedcommons.tracking.run_folder import read_rounds
-from papers.fedssyn.references import ONE_SHOT
+from papers.fedssyn import references
 from papers.fedssyn.targets import below
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help does not need it
@@ -54,14 +54,15 @@ def section(rows: "Sequence[Measured]", goals: Sequence[float], work: Mapping[st
         courses = [read_rounds(Path(run)) for run in result.runs["run"]]
         trained, *generators = work[Path(result.runs["run"].iloc[0]).name]
         own = result.config.target
-        if result.config.algorithm == ONE_SHOT:
+        if result.config.algorithm == references.ONE_SHOT:
             servers.append((f"alpha {result.alpha:g}, {result.row.way}", own, fmean(result.last)))
         for goal in dict.fromkeys([own, *goals]):
             runs = [until(goal, course) for course in courses]
             missed = sum(run.is_missed for run in runs)
             seconds = trained * fmean(run.share for run in runs) + sum(generators)
             sign, rounds = ">" * bool(missed and result.row.rounds), [run.rounds for run in runs]
-            text = format_rounds(rounds, missed) if result.row.rounds else "not reached" if missed else "0"
+            alone = references.rounds([None if run.is_missed else 0 for run in runs])
+            text = format_rounds(rounds, missed) if result.row.rounds else alone
             mb = fmean(run.mb for run in runs)
             lines.append([f"{result.alpha:g}", result.row.way, target.in_words(goal), text, f"{sign}{mb:.3g}",
                           f"{sign}{seconds:.3g}"])  # fmt: skip

@@ -95,16 +95,19 @@ def rows(first: Cell, servers: Sequence[Cell], central: Sequence[Cell]) -> list[
         line = {columns.head(name): columns.text(value(cell, name), name) for name in names}
         line["algorithm"] = NAMES[line["algorithm"]]
         if line["algorithm"] == SERVER:
-            line |= {"target": target.in_words(value(cell, "target")), "rounds": rounds(cell)}
+            line |= {"target": target.in_words(value(cell, "target")), "rounds": rounds(reached(cell.runs))}
             line |= {"MB exchanged": f"{value(cell, 'MB'):.3g}", "ε of shared data": tables.commons_epsilon(cell)}
         accuracies = {f"{which} acc.": tables.percent(cell, f"{which}_accuracy") for which in ("last", "best")}
         result.append({**line, **accuracies, "lr": columns.text(value(cell, "lr"))})
     return result
 
 
-def rounds(cell: Cell) -> str:
-    """Return the rounds with clients in which the server alone reached the target: 0, or a text if it was missed."""
-    n, missed = len(cell.runs), reached(cell.runs).count(None)
+def rounds(to_target: Sequence[object]) -> str:
+    """Return the rounds with clients in which the server alone reached the target: 0, or a text if a run missed it.
+
+    to_target: the rounds of each run; None: it missed the target.
+    """
+    n, missed = len(to_target), [*to_target].count(None)
     return "not reached" if missed == n else "0" + f" (missed by {missed} of {n})" * bool(missed)
 
 

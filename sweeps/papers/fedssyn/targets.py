@@ -11,7 +11,7 @@ from fedcommons.cli.parser import NewOption
 from fedcommons.config import target
 from fedcommons.core.communication import sent
 from fedcommons.reports import columns, tables
-from fedcommons.reports.cells import ROUNDS, Cell, counted, until_target
+from fedcommons.reports.cells import ROUNDS, Cell, counted, reached, until_target
 from fedcommons.reports.series import value
 from fedcommons.tracking.run_folder import read_rounds
 from papers.fedssyn import references
@@ -34,8 +34,8 @@ NOTE = (
 
 def at_target(runs: "pd.DataFrame", goal: float | str) -> "pd.DataFrame":
     """Return the runs with the target ``goal`` and the rounds to this target, instead of their own target."""
-    reached = [target.first(goal, read_rounds(Path(run))) for run in runs["run"]]
-    return runs.assign(target=[goal] * len(runs), rounds_to_target=reached)
+    needed = [target.first(goal, read_rounds(Path(run))) for run in runs["run"]]
+    return runs.assign(target=[goal] * len(runs), rounds_to_target=needed)
 
 
 def section(
@@ -57,7 +57,10 @@ def section(
             if base and base is not cell:
                 comparison = pays(Cell(base.fields, at_target(base.runs, goal)), now)
                 verdicts.append(comparison[1])
-            rounds, numbers = references.rounds(now) if is_server else tables.rounds(now.runs), _amounts(now, work)
+            rounds, numbers = (
+                references.rounds(reached(now.runs)) if is_server else tables.rounds(now.runs),
+                _amounts(now, work),
+            )
             first = [*(identity[i] for i in shown), target.in_words(goal), rounds]
             lines.append([*first, *numbers[:2], *comparison, *numbers[2:]])
     rule = "A pool pays in bytes when rounds saved x bytes per round > bytes of the pool"
