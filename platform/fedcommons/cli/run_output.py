@@ -124,7 +124,8 @@ def ending(
 def _heterogeneity(metrics: Mapping[str, float]) -> str:
     """Return the metrics of label skew, or without classes that of the sizes, as text."""
     names = {"hellinger": "Hellinger distance of labels", "ssdi": "SSDI", "size_imbalance": "size imbalance"}
-    return ", ".join(f"{text} {metrics[name]:.2f}" for name, text in names.items() if name in metrics)
+    texts = (f"{text} {metrics[name]:.2f}" for name, text in names.items() if name in metrics)
+    return f"{', '.join(texts)} (0: equal clients; at most 1)"
 
 
 def _setting(summary: Mapping[str, Any]) -> str:

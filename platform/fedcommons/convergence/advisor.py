@@ -33,7 +33,7 @@ def first_round(accuracies: Sequence[float], level: float) -> float | None:
 
 
 def ratio(shared: Sequence[float], without: Sequence[float]) -> float:
-    """Return the rounds with sharing divided by the rounds without, to the largest accuracy that both curves reach.
+    """Return (rounds with sharing) / (rounds without) until the largest accuracy that both curves reach.
 
     shared, without: accuracies of rounds 0, 1, 2, ... If a curve never exceeds the untrained model, the ratio is 1.
     """
@@ -43,7 +43,10 @@ def ratio(shared: Sequence[float], without: Sequence[float]) -> float:
 
 
 def exponent(ratios: Iterable[tuple[float, float]]) -> float:
-    """Return k, the least-squares fit of log(ratio) = k log(1 - p). ratios: pairs (p in (0, 1), ratio > 0)."""
+    """Return the least-squares fit of k in log(ratio) = k log(1 - p).
+
+    ratios: pairs (share p of shared data in (0, 1), ratio of rounds as in ``ratio``, > 0).
+    """
     logs = [(log(1 - p), log(relative)) for p, relative in ratios]
     return sum(x * y for x, y in logs) / sum(x * x for x, _ in logs)
 

@@ -237,7 +237,7 @@ class RunMirror:
 
 
 def _identity(text: bytes) -> dict[str, Any] | None:
-    """Return what identifies a run in a ``partition.json``, whose other facts depend on the version; None: damaged."""
+    """Return the facts of a ``partition.json`` that every version of fedcommons writes alike; None if it is damaged."""
     with suppress(ValueError):
         if isinstance(facts := safe_read.parsed(text), dict):
             return {name: facts.get(name) for name in ("data", "fingerprint", "noise")}
