@@ -35,7 +35,7 @@ large="--alphas 0.01 --data.limit null --client.epochs 1 --client.batch_size 32 
 mnist="table1.py --dataset mnist $large --target 0.9 --algorithms fedavg"
 fmnist="table1.py --dataset fmnist $large --target 0.7 --algorithms fedavg"
 # shellcheck disable=SC2086  # the options are words
-for seed in 1 2; do
+for seed in 1 2 3; do
     experiment "E1-mnist-real-seed$seed" $mnist $real --client.lr 0.3 --seeds $seed
     experiment "E1-mnist-pool-seed$seed" $mnist $pool --client.lr 0.1 --seeds $seed
     experiment "E2-mnist-alone-seed$seed" $mnist $alone --client.lr 0.03 --seeds $seed
