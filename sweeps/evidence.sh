@@ -32,16 +32,15 @@ real="--settings real"
 pool="--settings shuffled_synthetic --without-references $generator"
 alone="--settings server_synthetic --algorithms one_shot $generator" # the server trains on the pool, in no round
 large="--alphas 0.01 --data.limit null --client.epochs 1 --client.batch_size 32 --federation.rounds 10"
-mnist="table1.py --dataset mnist $large --target 0.9 --algorithms fedavg"
-fmnist="table1.py --dataset fmnist $large --target 0.7 --algorithms fedavg"
 # shellcheck disable=SC2086  # the options are words
-for seed in 1 2 3; do
-    experiment "E1-mnist-real-seed$seed" $mnist $real --client.lr 0.3 --seeds $seed
-    experiment "E1-mnist-pool-seed$seed" $mnist $pool --client.lr 0.1 --seeds $seed
-    experiment "E2-mnist-alone-seed$seed" $mnist $alone --client.lr 0.03 --seeds $seed
-    experiment "E1-fmnist-real-seed$seed" $fmnist $real --client.lr 0.3 --seeds $seed
-    experiment "E1-fmnist-pool-seed$seed" $fmnist $pool --client.lr 0.1 --seeds $seed
-    experiment "E2-fmnist-alone-seed$seed" $fmnist $alone --client.lr 0.1 --seeds $seed
+for data_set in "mnist 0.9 0.03" "fmnist 0.7 0.1"; do # target accuracy; learning rate of the server alone
+    set -- $data_set
+    one="table1.py --dataset $1 $large --target $2 --algorithms fedavg"
+    for seed in 1 2 3; do
+        experiment "E1-$1-real-seed$seed" $one $real --client.lr 0.3 --seeds $seed
+        experiment "E1-$1-pool-seed$seed" $one $pool --client.lr 0.1 --seeds $seed
+        experiment "E2-$1-alone-seed$seed" $one $alone --client.lr $3 --seeds $seed
+    done
 done
 
 feddpms="feddpms.py --algorithms feddpms --receives= --client.lr 0.01 --seeds 10,11,12,13,14 --data.split random"
