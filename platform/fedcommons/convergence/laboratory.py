@@ -30,9 +30,6 @@ from fedcommons.core.evaluation import ModelTask
 from fedcommons.core.executor import Executor
 from fedcommons.core.worker import RunData
 
-STUDENT_T = 2.365
-"""Quantile 0.975 of Student's t distribution with ``PARTS`` - 1 = 7 degrees of freedom."""
-
 
 @dataclass(frozen=True)
 class Estimate:
@@ -44,12 +41,6 @@ class Estimate:
 
     value: float
     standard_error: float = 0.0
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Return the 95 % confidence interval; it is too wide if the measured subsets contain most of the data."""
-        half = STUDENT_T * self.standard_error
-        return self.value - half, self.value + half
 
 
 @dataclass(frozen=True)
