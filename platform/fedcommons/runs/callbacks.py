@@ -12,7 +12,7 @@ from fedcommons.federation import checkpoint
 from fedcommons.federation.rounds import Standing
 from fedcommons.tracking.remote_run import RunMirror
 from fedcommons.tracking.run_folder import RunFolder
-from fedcommons.tracking.tracker import Tracker
+from fedcommons.tracking.tracker import Metric, Tracker, without_texts
 
 OnRound = Callable[[int, Mapping[str, float | None]], None]
 
@@ -95,15 +95,23 @@ class Tracking(Callback):
         for tracker in self.begin_others():
             self.others.append(tracker)
             for line in lines:
-                tracker.log(line["round"], {name: value for name, value in line.items() if name != "round"})
+                metrics = {name: value for name, value in line.items() if name != "round"}
+                tracker.log(line["round"], without_texts(metrics))
 
     def on_round(self, result: RoundResult) -> None:
-        number, late = result.standing.round, result.standing.stragglers
-        lists = {"late": list(late), "partial": [i for i, share in late.items() if share]}
+        now, number, late = result.standing, result.standing.round, result.standing.stragglers
+        metrics: dict[str, Metric] = {**result.metrics}
+        if "stragglers" in metrics:
+            metrics |= {"late": list(late), "partial": [i for i, share in late.items() if share]}
+        if now.rejected_now:
+            metrics["rejected_clients"] = list(now.rejected_now)
+        if now.participants is not None:
+            metrics |= self.record.log_participants(number, now.participants)
         if result.clients:
             self.record.log_clients(number, result.clients)
-        for tracker in (self.record, *self.others):
-            tracker.log(number, {**result.metrics, **(lists if "stragglers" in result.metrics else {})})
+        self.record.log(number, metrics)
+        for tracker in self.others:
+            tracker.log(number, without_texts(metrics))
         seconds = {"train": result.trained - result.began, "observe": time.perf_counter() - result.trained}
         self.record.log_times(number, seconds)
 

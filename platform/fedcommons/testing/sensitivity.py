@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from fedcommons.core.algorithm import Algorithm, Message, Reply, Shares
 from fedcommons.core.block_sum import BlockSum, add_blocks
 from fedcommons.core.local_training import LocalSGD
+from fedcommons.core.returned import split_merged
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
@@ -122,7 +123,7 @@ class Play:
                 block.add(reply.sums)
             total, seed = add_blocks([block.total]), seed_for(self.seed, "merge", number)
             sent = {i: replace(reply, sums={}, memory=None, metrics={}) for i, reply in replies.items()}
-            state = algorithm.merge(executor, now.state, total, sent, number, seed)
+            state, _ = split_merged(algorithm.merge(executor, now.state, total, sent, number, seed))
             now = rounds.Standing(number, state)
         return [sentence for client in self.sampled if (sentence := self._of_sampling(client))]
 

@@ -32,11 +32,17 @@ FILES = (
 )
 """Regular expression of the files that are first written under a temporary name."""
 
-INNER = {"checkpoints": rf"{CHECKPOINT_FILE}(\.json)?", "memory": rf"{MEMORY_FILE}(\.json)?"}
+INNER = {
+    "checkpoints": rf"{CHECKPOINT_FILE}(\.json)?", "memory": rf"{MEMORY_FILE}(\.json)?",
+    "participants": r"round-\d{6,9}\.json",
+}  # fmt: skip
 """Subfolder -> regular expression of the files that a run writes there."""
 
 STOPPED = "stopped-by-scheduler"
 """File that marks a run that the sweep's scheduler stopped early; a resumed sweep skips this run."""
+
+MOST_LISTED = 1000
+"""Maximum number of participants that a line of rounds.jsonl lists; more participants have a file of their own."""
 
 _BEFORE_CONFIG = ("environment.json", "messages.log")  # files that a run may write before its config.yaml
 
@@ -158,7 +164,19 @@ class RunFolder:
                 "program wrote to it; --resume goes on from the last checkpoint that fits."
             )
 
-    def log(self, round: int, metrics: Mapping[str, Metric]) -> None:
+    def log_participants(self, round: int, clients: Sequence[int]) -> dict[str, Any]:
+        """Return the entry of rounds.jsonl that states a round's participants: their numbers, or the hash of a file.
+
+        A file ``participants/round-NNNNNN.json`` is written for more than ``MOST_LISTED`` participants.
+        """
+        if len(clients) <= MOST_LISTED:
+            return {"participants": list(clients)}
+        (self.path / "participants").mkdir(exist_ok=True)
+        content = json.dumps(list(clients)) + "\n"
+        write_text(self.path / "participants" / f"round-{round:06d}.json", content)
+        return {record_schema.HASH: sha256(content.encode())}
+
+    def log(self, round: int, metrics: Mapping[str, Metric | str]) -> None:
         """Write a round's metrics to rounds.jsonl; values that are not finite are written as null."""
         self._append("rounds.jsonl", line_of(round, metrics))
 
@@ -182,7 +200,7 @@ class RunFolder:
         self._hashes[name].update(text.encode())
 
 
-def line_of(round: int, metrics: Mapping[str, Metric]) -> dict[str, Any]:
+def line_of(round: int, metrics: Mapping[str, Metric | str]) -> dict[str, Any]:
     """Return the line of rounds.jsonl for a round; values that are not finite become None."""
     return {"round": round, **{name: record_schema.written(value) for name, value in metrics.items()}}
 
