@@ -5,7 +5,7 @@
 ``partition.json``, ``partition.png``  hash of the data; sizes and class counts of the clients, and how much the
                          clients' labels and sizes differ (``heterogeneity``)
 ``rounds.jsonl``         a line per round: accuracy, loss, bytes, zeta², sigma², clients that took part, stragglers
-``participants/``        per round with more than 1,000 participants that are not all clients, a list of the participants
+``participants/``        a file for each round with more than 1,000 participants, unless all clients take part
 ``timing.jsonl``         seconds of each round, in a separate file, so that the other files have the same bits on every
                          machine
 ``summary.json``         results, written last, without times and paths. ``config`` has the options as set;
