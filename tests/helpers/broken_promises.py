@@ -47,6 +47,18 @@ class Sound:
         return {"model": add(flat(state, "model"), flat(total, "step"), 1 / len(replies))}
 
 
+def _size(worker: Any, shared: Mapping[str, Any], which: str) -> float:
+    return float(shared[which].buffer.norm())
+
+
+class RunsJobs(Sound):
+    """Its server runs a job whose shared data do not state their bytes."""
+
+    def merge(self, executor: Executor, state: State, total: Total, *rest: Any, **named: Any) -> State:
+        (size,) = executor.map(_size, {"step": flat(total, "step"), "none": None}, ["step"])
+        return {**super().merge(executor, state, total, *rest, **named), "size": torch.tensor(size)}
+
+
 @dataclass(frozen=True)
 class KnowsItsProcess(Sound):
     """A method whose replies are different in another process."""

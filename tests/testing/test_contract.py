@@ -10,6 +10,7 @@ from broken_promises import (
     DRAWS_FROM_NUMPY,
     KnowsItsProcess,
     Repeats,
+    RunsJobs,
     SharesNothing,
     SharesSums,
     Sound,
@@ -56,7 +57,7 @@ def test_all_violations_come_in_one_error() -> None:
 @pytest.mark.ray
 def test_real_actors_are_compared_too(ray_session: None) -> None:
     check = "ray_actors_give_the_bits_of_one_process"
-    check_algorithm(Sound(), actors=1, only=["memory_is_never_sent"])
+    check_algorithm(RunsJobs(), actors=1, only=["memory_is_never_sent"])
     with pytest.raises(AssertionError) as caught:
         check_algorithm(KnowsItsProcess(), actors=1, only=["memory_is_never_sent"])
     assert failed(caught.value) == [check]

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from fedcommons.core.algorithm import Algorithm, Message, Reply, Shares
 from fedcommons.core.block_sum import BlockSum, add_blocks
+from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.returned import split_merged
 from fedcommons.core.worker import Worker
@@ -73,6 +74,7 @@ class Players:
         seed = seed_for(task.seed, "client", task.round, client)
         work.begin(task.round, rows)
         work.noise = Noise(SEED_ALONE, task.round, client)
+        work.number = client if capabilities_of(self.worker.algorithm).knows_number else None
         message, memory = Message(task.common, individual), self.memory.get(client, {})
         with keyed_globals(seed, "client"), playing(side):
             reply = self.worker.algorithm.client(work, message, memory, rows, task.round, seed)
