@@ -12,10 +12,10 @@ from report_runs import quiet
 
 from fedcommons import ClientError, Experiment, UserError, experiment, load_rounds, load_runs
 from fedcommons.config.dotted import deciding
+from fedcommons.runs import callbacks
 from fedcommons.runs.build import noise_key
 from fedcommons.runs.experiment import run
 from fedcommons.storage.atomic_files import sha256
-from fedcommons.tracking import run_folder
 from fedcommons.tune.sweep import cell
 
 FIELDS = {
@@ -79,7 +79,7 @@ READ: Mapping[str, Callable[[Path], Rows]] = {"csv": of_csv, "tensorboard": of_t
 @pytest.mark.long
 def test_a_tracker_has_every_number_of_every_round(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also the numbers of the server; participants above the maximum number have a file, which a hash verifies."""
-    monkeypatch.setattr(run_folder, "MOST_LISTED", 1)
+    monkeypatch.setattr(callbacks, "MOST_LISTED", 1)
     fields = {
         "measure.every": 2,
         "straggler.q": 0.3,

@@ -21,7 +21,7 @@ from fedcommons.errors import ClientError, UserError
 from fedcommons.runtime.rounding_env import differing, variables
 from fedcommons.storage import file_lock, safe_read, safe_yaml
 from fedcommons.storage.atomic_files import remove_unfinished, sha256, unfinished, write_json, write_text
-from fedcommons.storage.paths import CHECKPOINT_FILE, MEMORY_FILE
+from fedcommons.storage.paths import CHECKPOINT_FILE, LIST_FILE, MEMORY_FILE
 from fedcommons.tracking import record_schema
 from fedcommons.tracking.environment import environment
 from fedcommons.tracking.tracker import Metric
@@ -32,17 +32,11 @@ FILES = (
 )
 """Regular expression of the files that are first written under a temporary name."""
 
-INNER = {
-    "checkpoints": rf"{CHECKPOINT_FILE}(\.json)?", "memory": rf"{MEMORY_FILE}(\.json)?",
-    "participants": r"round-\d{6,9}\.json",
-}  # fmt: skip
+INNER = {"checkpoints": rf"{CHECKPOINT_FILE}(\.json)?", "memory": rf"{MEMORY_FILE}(\.json)?", "participants": LIST_FILE}
 """Subfolder -> regular expression of the files that a run writes there."""
 
 STOPPED = "stopped-by-scheduler"
 """File that marks a run that the sweep's scheduler stopped early; a resumed sweep skips this run."""
-
-MOST_LISTED = 1000
-"""Maximum number of participants that a line of rounds.jsonl lists; more participants have a file of their own."""
 
 _BEFORE_CONFIG = ("environment.json", "messages.log")  # files that a run may write before its config.yaml
 
@@ -163,18 +157,6 @@ class RunFolder:
                 f"{self.path / 'rounds.jsonl'} does not hold rounds 0 to {last}, each once and in order: another "
                 "program wrote to it; --resume goes on from the last checkpoint that fits."
             )
-
-    def log_participants(self, round: int, clients: Sequence[int]) -> dict[str, Any]:
-        """Return the entry of rounds.jsonl that states a round's participants: their numbers, or the hash of a file.
-
-        A file ``participants/round-NNNNNN.json`` is written for more than ``MOST_LISTED`` participants.
-        """
-        if len(clients) <= MOST_LISTED:
-            return {"participants": list(clients)}
-        (self.path / "participants").mkdir(exist_ok=True)
-        content = json.dumps(list(clients)) + "\n"
-        write_text(self.path / "participants" / f"round-{round:06d}.json", content)
-        return {record_schema.HASH: sha256(content.encode())}
 
     def log(self, round: int, metrics: Mapping[str, Metric | str]) -> None:
         """Write a round's metrics to rounds.jsonl; values that are not finite are written as null."""
