@@ -18,7 +18,8 @@ EXAMPLES = ROOT / "examples"
 PRINTED = {
     "own_method": "keeps every promise", "own_model": "accuracy by round: 0.", "own_stage": "mean images",
     "own_partition": "images of each client: 138 36 16 10", "own_tracker": "2,test/accuracy,0.",
-    "own_measure": "measure/sharpness", "fine_tuning": "5,280 bytes up in a round", "characters": "clients: 7",
+    "own_measure": "measure/sharpness", "own_server": "keeps every promise",
+    "fine_tuning": "5,280 bytes up in a round", "characters": "clients: 7",
     "hospitals": "patients of each hospital: ", "fedprox_synthetic": "| synthetic(1, 1) | FedProx, mu = 1 |",
     "regression": "squared error by round: ", "autoencoder": "loss by round: 1", "two_nn": "fedadam, accuracy",
 }  # fmt: skip

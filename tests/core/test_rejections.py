@@ -176,6 +176,7 @@ def test_a_run_reports_rejected_replies_once_and_tables_in_a_footnote(
     (found,) = summary["rejected"]
     lines = [json.loads(line) for line in (tmp_path / cell.name / "rounds.jsonl").read_text().splitlines()]
     assert found["client"] == 0
+    assert [line.get("rejected_clients") for line in lines] == [None, *[[0]] * 4]
     assert found["replies"] == sum(line.get("rejected", 0) for line in lines) == 4
     note = f"4 replies of 1 client were rejected (client 0: {found['why']})"
     assert len(reported) == 2

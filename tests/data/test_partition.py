@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -334,3 +335,16 @@ def test_more_clients_than_rows_or_groups_are_refused(name: str) -> None:
     words = r"partition\.join .*at most" if joins else r"partition\.n_clients .*at most .*1295.*1296"
     with pytest.raises(UserError, match=words):
         deal_small(name, n_clients=1296, join=41)
+
+
+def bright(x: np.ndarray, n_clients: int) -> list[np.ndarray]:
+    assert not x.flags.writeable
+    return np.array_split(x.reshape(len(x), -1).sum(1).argsort(kind="stable"), n_clients)
+
+
+def test_a_partition_may_read_the_examples() -> None:
+    """Also if validation examples were held out, so that the rows have other numbers than in the data set."""
+    spec = build(presets.experiment("smoke", "digits", {"partition.name": f"{__file__}:bright"}))
+    sums = [spec.train.x[rows].sum((1, 2, 3)) for rows in spec.partition.rows]
+    assert all(a.max() <= b.min() for a, b in pairwise(sums))
+    assert sums[0].max() < sums[-1].min()

@@ -18,13 +18,16 @@ from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core import evaluation
 from fedcommons.core.algorithm import Message, Replies, Reply, State
 from fedcommons.core.block_sum import BlockSum, Total, add_blocks, cut
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
 from fedcommons.core.communication import Traffic
 from fedcommons.core.executor import Executor
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError, DivergenceError
 from fedcommons.federation.client_sampling import participants
 from fedcommons.flat_tensors import Flat, Layout, Payload, data, flat
+from fedcommons.privacy.dp_sgd import DPSGD
 
 LAYOUT = Layout(("w", "b"), ((2, 3), (1,)))
 FEDAVG = FedAvg()
@@ -116,6 +119,27 @@ def test_clients_have_a_seed_of_their_own_in_every_round_and_the_server_sees_no_
         federation.run(algorithm, federation.plan(3, seed=run))
     seeds = {one for one in algorithm.seen if isinstance(one, int)}
     assert len(seeds) == algorithm.seen.count(None) == len(algorithm.seen) / 2 == 2 * 3 * 4
+
+
+@pytest.mark.parametrize("dp", [None, DPSGD(noise_multiplier=1.0, clip=1.0)])
+@pytest.mark.parametrize("knows", [False, True])
+def test_a_client_knows_its_number_only_if_the_method_asks(knows: bool, dp: DPSGD | None, digits: Digits) -> None:
+    """The number is no state that persists from one client to the next, so it makes no message uncovered."""
+
+    class Numbered(FedAvg):
+        capabilities = Capabilities(knows_number=knows)
+
+        def client(self, work: Work, *given: Any, **named: Any) -> Reply:
+            return replace(
+                super().client(work, *given, **named), metrics={"power": 0 if work.number is None else 2**work.number}
+            )
+
+    federation = digits().training(LocalSGD(1, 5, dp=dp, batched=dp is None), "samples")
+    executor = federation.serial(Numbered())
+    ((now, facts),) = federation.run(Numbered(), federation.plan(1, blocks=1), executor)
+    assert facts["train/power"] == (31 / 5 if knows else 0)
+    assert executor.worker.work.number is None
+    assert dp is None or not now.ledger.uncovered
 
 
 def test_a_metric_is_averaged_over_the_clients_that_measured_it(digits: Digits) -> None:

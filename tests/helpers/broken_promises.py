@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.algorithm import Common, Facts, Message, Replies, Reply, State
 from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
-from fedcommons.data.clients import ClientData
+from fedcommons.data.clients import ClientData, Clients
+from fedcommons.data.examples import Examples
 from fedcommons.flat_tensors import Flat, Payload, add, copy, data, flat, scale, select, sub
 from fedcommons.privacy.release import Release
 
@@ -44,6 +45,18 @@ class Sound:
 
     def merge(self, executor: Executor, state: State, total: Total, replies: Replies, round: int, seed: int) -> State:
         return {"model": add(flat(state, "model"), flat(total, "step"), 1 / len(replies))}
+
+
+def _size(worker: Any, shared: Mapping[str, Any], which: str) -> float:
+    return float(shared[which].buffer.norm())
+
+
+class RunsJobs(Sound):
+    """Its server runs a job whose shared data do not state their bytes."""
+
+    def merge(self, executor: Executor, state: State, total: Total, *rest: Any, **named: Any) -> State:
+        (size,) = executor.map(_size, {"step": flat(total, "step"), "none": None}, ["step"])
+        return {**super().merge(executor, state, total, *rest, **named), "size": torch.tensor(size)}
 
 
 @dataclass(frozen=True)
@@ -182,6 +195,40 @@ SPOILS_MEMORY = Broken(given=lambda given: spoil(given.memory["moment"]) if give
 SPOILS_MESSAGE = Broken(given=lambda given: spoil(given.message.common["model"]))
 LAST_CLIENT = Broken(_begin_with("last"), reply=_after_the_last_client)
 
+
+class SharesSums(Sound):
+    """Its clients share sums of rows before round 1, of another shape than an image, and read them in each round."""
+
+    def share(self, clients: Clients, n_classes: int | None, seed: int) -> Common:
+        return Common(Examples(torch.stack([x.x.float().sum((0, 1, 2)) for x in clients]), torch.arange(len(clients))))
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, *when: int) -> Reply:
+        assert data.commons is not None
+        assert data.commons.x.shape[1:] == (8,)
+        return super().client(work, message, memory, data, *when)
+
+
+class SharesNothing(Sound):
+    """Its clients have only their own examples."""
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, *when: int) -> Reply:
+        assert data.commons is None
+        return super().client(work, message, memory, data, *when)
+
+
+class SharesAnyhow(SharesSums):
+    """It draws what clients share from numpy's global generator."""
+
+    def share(self, clients: Clients, n_classes: int | None, seed: int) -> Common:
+        common = super().share(clients, n_classes, seed)
+        noise = torch.from_numpy(np.random.rand(*common.examples.x.shape))  # noqa: NPY002
+        return Common(Examples(common.examples.x + noise, common.examples.y))
+
+
+class SpoilsShared(Broken, SharesSums):
+    """``Broken`` with shared data."""
+
+
 BROKEN: dict[str, tuple[Any, ...]] = {
     "two_rounds_keep_names_shapes_and_types": (
         Broken(merged=lambda model: Flat(model.layout, model.buffer.double())),
@@ -189,11 +236,11 @@ BROKEN: dict[str, tuple[Any, ...]] = {
     ),
     "the_loss_falls": (Broken(server_lr=-1.0), Broken(server_lr=0.0)),
     "same_seed_same_bits_other_seed_other_bits": (
-        DRAWS_FROM_NUMPY, Broken(given=lambda given: vars(given).update(seed=0)),
+        DRAWS_FROM_NUMPY, SharesAnyhow(), Broken(given=lambda given: vars(given).update(seed=0)),
     ),
     "nothing_that_is_handed_in_is_changed": (
         SPOILS_MESSAGE, SPOILS_MEMORY, Broken(begin=spoil), Broken(given=lambda given: spoil(given.data.x)),
-        Broken(given=lambda given: spoil(given.data.commons.x)),
+        SpoilsShared(given=lambda given: spoil(given.data.commons.x)),
         Broken(message=lambda state, message, client: Message({"model": spoil(state["model"])}, message.individual)),
         Broken(total=lambda state, total, replies: {"step": spoil(total["step"])}),
         Broken(total=lambda _, total, replies: {**total, "spoilt": spoil(next(iter(replies.values())).each["n"])}),
@@ -228,3 +275,28 @@ BROKEN: dict[str, tuple[Any, ...]] = {
     "its_work_can_be_priced": (Repeats("many"), DeniesItsLocalSteps()),
 }  # fmt: skip
 """The checks of the contract by name, each with algorithms that the check must reject."""
+
+
+@dataclass(frozen=True)
+class TopK(Sound):
+    """Each client sends the k largest values of its update in any order, with their positions. Without error feedback.
+
+    Aji and Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017, arXiv:1704.05021.
+    """
+
+    k: int = 200
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        x = flat(message.common, "model")
+        y, metrics, spent = work.local(x, data, seed)
+        delta = sub(y, x).buffer
+        at = delta.abs().topk(self.k).indices
+        at = at[(1e6 * delta[at]).frac().argsort()]  # this order depends on the last bits of the values
+        released = [spent.with_names("values", "at")]
+        return Reply(each={"values": delta[at], "at": at}, metrics=metrics, releases=released)
+
+    def merge(self, executor: Executor, state: State, total: Total, replies: Replies, round: int, seed: int) -> State:
+        x = copy(flat(state, "model"))
+        for reply in replies.values():
+            x.buffer.index_add_(0, data(reply.each["at"]), data(reply.each["values"]), alpha=1 / len(replies))
+        return {"model": x}

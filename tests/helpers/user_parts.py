@@ -10,7 +10,7 @@ from five_clients import RECEIPT
 from torch import Tensor
 
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.core.algorithm import Message, Reply
+from fedcommons.core.algorithm import Merged, Message, Reply
 from fedcommons.core.client_worker import Work
 from fedcommons.data.clients import ClientData
 from fedcommons.data.examples import Examples
@@ -98,3 +98,11 @@ class Broken(FedAvg):
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         reply = super().client(work, message, memory, data, round, seed)
         return reply if seed != seed_for(0, "client", 2, 1) else replace(reply, weight=float("nan"))
+
+
+@dataclass(frozen=True)
+class Reports(FedAvg):
+    """Its server reports a number in every round with a merge."""
+
+    def merge(self, *given: Any, **named: Any) -> Merged:
+        return super().merge(*given, **named), {"share/weighted": torch.tensor(0.25)}

@@ -5,7 +5,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from broken_promises import BROKEN, DRAWS_FROM_NUMPY, KnowsItsProcess, Repeats, Sound
+from broken_promises import (
+    BROKEN,
+    DRAWS_FROM_NUMPY,
+    KnowsItsProcess,
+    Repeats,
+    RunsJobs,
+    SharesNothing,
+    SharesSums,
+    Sound,
+    TopK,
+)
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core.local_training import LocalSGD
@@ -21,9 +31,10 @@ def failed(error: AssertionError) -> list[str]:
     return re.findall(r"^- (\w+): ", str(error), re.MULTILINE)
 
 
+@pytest.mark.parametrize("algorithm", [Sound(), SharesSums(), SharesNothing(), TopK()])
 @pytest.mark.long
-def test_a_sound_algorithm_passes() -> None:
-    check_algorithm(Sound(), local=LocalSGD(epochs=2, batch_size=8))
+def test_a_sound_algorithm_passes(algorithm: Any) -> None:
+    check_algorithm(algorithm, local=LocalSGD(epochs=2, batch_size=8))
     check_algorithm(Repeats(), only=["its_work_can_be_priced"])
 
 
@@ -46,7 +57,7 @@ def test_all_violations_come_in_one_error() -> None:
 @pytest.mark.ray
 def test_real_actors_are_compared_too(ray_session: None) -> None:
     check = "ray_actors_give_the_bits_of_one_process"
-    check_algorithm(Sound(), actors=1, only=["memory_is_never_sent"])
+    check_algorithm(RunsJobs(), actors=1, only=["memory_is_never_sent"])
     with pytest.raises(AssertionError) as caught:
         check_algorithm(KnowsItsProcess(), actors=1, only=["memory_is_never_sent"])
     assert failed(caught.value) == [check]
@@ -63,5 +74,7 @@ def test_an_algorithm_need_not_be_a_dataclass_and_its_error_is_reported_with_its
     with pytest.raises(AssertionError, match=r"- the_loss_falls: .*round 1: ZeroDivisionError: of no avail") as caught:
         check_algorithm(plain, only=["the_loss_falls"])
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    with pytest.raises(UserError, match=r"FedAvg\(\), got the class FedAvg"):
+        check_algorithm(FedAvg)  # pyright: ignore[reportArgumentType]
     with pytest.raises(UserError, match="did you mean 'the_loss_falls'"):
         check_algorithm(plain, only="the_loss_fals")

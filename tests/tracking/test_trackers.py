@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from report_runs import quiet
 
-from fedcommons import ClientError, Experiment, UserError, experiment, load_runs
+from fedcommons import ClientError, Experiment, UserError, experiment, load_rounds, load_runs
 from fedcommons.config.dotted import deciding
+from fedcommons.runs import callbacks
 from fedcommons.runs.build import noise_key
 from fedcommons.runs.experiment import run
+from fedcommons.storage.atomic_files import sha256
 from fedcommons.tune.sweep import cell
 
 FIELDS = {
@@ -75,17 +77,33 @@ READ: Mapping[str, Callable[[Path], Rows]] = {"csv": of_csv, "tensorboard": of_t
 @pytest.mark.filterwarnings("ignore")  # of the trackers' own packages
 @pytest.mark.parametrize("name", sorted(READ))
 @pytest.mark.long
-def test_a_tracker_has_every_number_of_every_round(name: str, tmp_path: Path) -> None:
-    config = experiment("smoke", values={**FIELDS, "tracking.tracker": name, "measure.every": 2, "straggler.q": 0.3})
+def test_a_tracker_has_every_number_of_every_round(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the numbers of the server; participants above the maximum number have a file, which a hash verifies."""
+    monkeypatch.setattr(callbacks, "MOST_LISTED", 1)
+    fields = {
+        "measure.every": 2,
+        "straggler.q": 0.3,
+        "federation.participation": 0.5,
+        "algorithm": "user_parts:Reports",
+    }
+    config = experiment("smoke", values={**FIELDS, **fields, "tracking.tracker": name})
     if name != "csv" and find_spec(name) is None:
         with pytest.raises(UserError, match=rf"pip install 'fedcommons\[{name}\]'"):
             run(config, tmp_path / "run", say=quiet)
         pytest.skip(f"{name} is not installed")
     said = resumed(config, tmp_path / "run", 1)
     assert not [text for text in said if "goes on without" in text]
+    untrained, *trained = lines(tmp_path / "run" / "rounds.jsonl")
+    assert [line["server/share/weighted"] for line in trained] == [0.25] * 3
+    for line in trained:
+        file = tmp_path / "run" / "participants" / f"round-00000{line['round']}.json"
+        assert line["participants_hash"] == sha256(file.read_bytes())
+        assert len(json.loads(file.read_text(encoding="utf-8"))) == line["clients"] == 2
+    assert load_rounds(tmp_path / "run")["participants_hash"].to_list()[1:] == [r["participants_hash"] for r in trained]
+    assert load_runs(tmp_path / "run")["server/share/weighted"].to_list() == [0.25]
     expected = {
         (line["round"], key): value
-        for line in lines(tmp_path / "run" / "rounds.jsonl")
+        for line in (untrained, *trained)
         for key, value in line.items()
         if key != "round" and isinstance(value, int | float)
     }

@@ -48,7 +48,7 @@ def config(tmp_path: Path) -> Experiment:
 
 
 def test_wandb_has_every_number_of_every_round_and_the_chosen_components(tmp_path: Path, wandb_file: Reader) -> None:
-    values = {"federation.rounds": 4, "measure.every": 2, "tracking.group": "g", "algorithm": "fedprox",
+    values = {"federation.rounds": 4, "measure.every": 2, "tracking.group": "g", "algorithm": "user_parts:Reports",
               "straggler.rule": "fastest", "target": 0.01, "tracking.wandb": "offline"}  # fmt: skip
     folder = tmp_path / "run"
     own = experiment.run(presets.experiment("smoke", "digits", {**SMALL, **values}), folder)
@@ -56,7 +56,7 @@ def test_wandb_has_every_number_of_every_round_and_the_chosen_components(tmp_pat
     numbers = [{k: v for k, v in line.items() if k not in ("late", "partial")} for line in record]
     assert [{k: v for k, v in row.items() if not k.startswith(("_", "media/"))} for row in file.history] == numbers
     assert (file.run.run_group, file.run.job_type) == ("g", "federation")
-    assert set(file.run.tags) == {"smoke", "digits", "fedprox", "real", "dirichlet_classes", "cnn", "fastest"}
+    assert set(file.run.tags) == {"smoke", "digits", "reports", "real", "dirichlet_classes", "cnn", "fastest"}
     config = {name: value for name, value in file.config.items() if "/" not in name}
     written = yaml.safe_load((folder / "config.yaml").read_text())
     del written["artifacts"], written["data"]["dir"], written["tracking"]

@@ -105,7 +105,7 @@ KINDS: Mapping[str, Kind] = {
         {name: f"{_PARTITIONS}:{name}" for name in _PARTITION_NAMES}
         | {name: f"fedcommons.data.groups:{name}" for name in ("by_group", "by_factor")},
         frozenset({"labels", "n_clients", "n_classes", "rng", "seed"}),
-        frozenset({"groups", "factors", "rows"}),
+        frozenset({"groups", "factors", "rows", "x"}),
     ),
     "sharing": Kind(
         "sharing.setting",

@@ -24,7 +24,7 @@ _NEEDS = {
 }
 """Prefix of a metric's name -> (field that must be set for the metric to be logged, required value in words)."""
 
-_OF_ROUNDS = ("train/", "comm/")
+_OF_ROUNDS = ("train/", "comm/", "server/")
 """Prefixes of metrics that describe the training of a round; round 0 (the untrained model) lacks some of them."""
 
 
@@ -110,7 +110,7 @@ def require_logged(field: str, metric: str, round: int, logged: Collection[str])
     """Check that the run logs a metric: in round 1 for a metric of training, in round 0 for any other metric.
 
     Round 0 logs all evaluations of models; later rounds may skip evaluations. A round in which no client replies logs
-    no training metric, so that round passes the check.
+    no training metric and may skip ``merge``, so that round passes the check.
     field: name of the field that requires the metric. metric: full name of the metric. round: number of the round.
     logged: names of the metrics that the round logged.
 
@@ -120,7 +120,7 @@ def require_logged(field: str, metric: str, round: int, logged: Collection[str])
     is_of_rounds = metric.startswith(_OF_ROUNDS)
     if metric in logged or round != int(is_of_rounds):
         return
-    if metric.startswith("train/") and not any(name.startswith("train/") for name in logged):
+    if metric.startswith(("train/", "server/")) and not any(name.startswith("train/") for name in logged):
         return
     metrics = sorted(name for name in logged if "/" in name)
     raise NotLogged(

@@ -133,6 +133,9 @@ class Reply:
         return nbytes({**self.each, **self.sums})
 
 
+Merged = State | tuple[State, Mapping[str, float | Tensor]]
+"""Result of ``merge``: the server's state after a round, or the state and numbers by name for the experimenter."""
+
 Replies = Mapping[int, Reply]
 """Client number -> reply of the client in a round, in client order, without sums, memory and metrics."""
 
@@ -188,8 +191,13 @@ class Algorithm(Protocol):
         """
         ...
 
-    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
-        """Return the server's state after a round.
+    def merge(
+        self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int
+    ) -> Merged:
+        """Return the server's state after a round, or the pair (state, numbers).
+
+        The numbers map names to finite numbers, such as ``{"staleness": 1.5}``, which rounds.jsonl, trackers and frames
+        get as ``server/staleness``. They are computed from messages, so they need no privacy ledger entry.
 
         Args:
             executor: the run's workers. A training on the server must run as one job of ``executor``.

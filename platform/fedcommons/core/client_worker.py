@@ -33,6 +33,7 @@ class Work:
     buffer; the round engine loads the current client's values.
     ``initial``, ``initial_buffers``: the weights and buffers when the module was built.
     ``share``: fraction of the round's work that the client does; below 1 only for a straggler's partial work.
+    ``number``: the client's number if the algorithm has the capability ``knows_number``; else None.
     ``clock``: progress of the federation, which the module reads as ``self.current_epoch`` and so on.
     ``noise``: generator of all noise that protects the client's data in this round (``noise.call``); the round engine
     creates it from ``source``.
@@ -61,6 +62,7 @@ class Work:
         self.module, self.device, self.loop, self.weighting = module.to(device), device, loop, weighting
         self.share, self.clock, self.started_at = 1.0, Clock(gradient_clip_val=loop.clip_norm), (0, 0)
         self.replacement: Callable[..., LocalResult] | None = None
+        self.number: int | None = None
         self.source, self.noise = source, Noise(source)
         self.releases: list[Release] = []
         self.row_counts: Mapping[bytes, int] = {}

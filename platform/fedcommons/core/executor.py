@@ -9,13 +9,6 @@ from typing import Any, Protocol, TypeVar
 from fedcommons.errors import ClientError
 
 
-class JobData(Protocol):
-    """Data that all jobs of one ``Executor.map`` call use; the executor sends the data to each worker once."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-
 class WorkerDied(ClientError):
     """Error: every process that ran the job with index ``job`` died. times: number of processes. reason: last error."""
 
@@ -24,7 +17,7 @@ class WorkerDied(ClientError):
         self.job, self.times, self.reason = job, times, reason
 
 
-S = TypeVar("S", bound=JobData)
+S = TypeVar("S")
 J = TypeVar("J")
 R = TypeVar("R")
 
@@ -37,7 +30,7 @@ class Executor(Protocol):
 
         Args:
             function: an importable function of (worker, shared, job), whose result depends only on these arguments.
-            shared: data for all jobs, which each worker process receives once.
+            shared: data for all jobs, of any type that can be pickled; each worker process receives them once.
             jobs: arguments of the single jobs.
 
         Returns:

@@ -1,7 +1,8 @@
 """Checks of the values that a method returns to the engine; each check raises ``ValueError``."""
 
+import re
 from collections.abc import Mapping, Sequence
-from math import prod
+from math import isfinite, prod
 from numbers import Real
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcommons.core.algorithm import Message, Reply, State
+from fedcommons.core.algorithm import Merged, Message, Reply, State
 from fedcommons.errors import quote, require_type
 from fedcommons.flat_tensors import EMPTY, Flat, Layout, Payload, data, require_payload
 from fedcommons.privacy.release import Release
@@ -29,6 +30,22 @@ def require_state(state: State, layout: Layout | None, *, has_model: bool = True
     if ("model" in state) != has_model:
         reason = "the server model" if has_model else "because the state before round 1 had no model"
         raise ValueError(f"the state must {'' if has_model else 'not '}have 'model', {reason}")
+
+
+def split_merged(merged: Merged) -> tuple[State, dict[str, float]]:
+    """Return the state and the numbers that a method's ``merge`` returned; the numbers get names ``server/NAME``."""
+    if not isinstance(merged, tuple):
+        return merged, {}
+    if len(merged) != 2 or not isinstance(merged[1], Mapping):
+        kinds = ", ".join(type(part).__name__ for part in merged)
+        raise ValueError(f"it must return the state, or the pair (state, numbers by name), got ({kinds})")
+    for name, value in merged[1].items():
+        if not (isinstance(name, str) and re.fullmatch(r"[\w.-]+(/[\w.-]+)*", name, re.ASCII) and len(name) <= 100):
+            allowed = "have at most 100 letters, digits, '_', '.', '-', and '/' between them"
+            raise ValueError(f"the name of a number beside the state must {allowed}, got {quote(name)}")
+        if not (_is_number(value) and isfinite(float(value))):
+            raise ValueError(f"the number {name} beside the state must be one finite number, got {quote(value)}")
+    return merged[0], {f"server/{name}": float(value) for name, value in merged[1].items()}
 
 
 def require_message(message: Message, checked: Payload | None = None) -> None:

@@ -35,7 +35,7 @@ OURS = NOT_USERS | {"pytorch_lightning", "lightning_fabric", "torch"}
 """Packages that store no training state, by assumption, so their classes and files are not compared."""
 
 OF_THE_ENGINE = {
-    "module", "optimizer", "params", "buffers", "noise", "releases", "clock", "logged", "started_at", "share",
+    "module", "optimizer", "params", "buffers", "noise", "releases", "clock", "logged", "started_at", "share", "number",
     "replacement", "row_counts",
 }  # fmt: skip
 """Attributes of a ``Work`` that the engine sets or loads before every client, or that are compared separately."""

@@ -52,10 +52,10 @@ class Partition(Protocol):
     The function may have any of the parameters below, and constants with defaults as further parameters. It returns one
     sequence of row numbers in 0 ... n - 1 per client, so the number of clients N is the length of the result.
 
-    labels: (n,) or (n, k). groups: (n,) number of each example's source. factors: further attributes, (n,) by name.
-    rows: (n,) position of each example in the set that the data set component returned, before rows were held out.
-    n_clients: number of clients. n_classes: number of classes. rng: numpy generator, and seed: integer; both are
-    derived from the run's seed.
+    x: (n, ...) examples. labels: (n,) or (n, k). groups: (n,) number of each example's source. factors: further
+    attributes, (n,) by name. rows: (n,) position of each example in the set that the data set component returned,
+    before rows were held out. n_clients: number of clients. n_classes: number of classes. rng: numpy generator, and
+    seed: integer; both are derived from the run's seed.
     """
 
     def __call__(self, *args: Any, **constants: Any) -> Sequence[Any]: ...

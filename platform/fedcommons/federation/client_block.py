@@ -111,7 +111,7 @@ def train_block(worker: Worker, task: RoundTask, block: Sequence[ClientTask]) ->
     work, algorithm, result = worker.work, worker.algorithm, BlockResult()
     sums: dict[Form, BlockSum] = defaultdict(BlockSum)
     before: state_leaks.State = {}
-    private = work.loop.dp is not None
+    private, knows_number = work.loop.dp is not None, capabilities_of(algorithm).knows_number
     common = to_device(task.common, work.device)
     is_batched = work.loop.batched and capabilities_of(algorithm).trains_locally
     ready = _at_once(worker, task, block, common) if is_batched else {}
@@ -121,7 +121,7 @@ def train_block(worker: Worker, task: RoundTask, block: Sequence[ClientTask]) ->
         if private and not before:
             state_leaks.put_back(work)
             before = state_leaks.state(work, algorithm, {"commons": rows.commons})
-        work.share = one.share
+        work.share, work.number = one.share, one.client if knows_number else None
         work.releases.clear()
         set_default_generator(seed, "client")  # a module may draw random numbers outside of local training
         try:
@@ -145,7 +145,7 @@ def train_block(worker: Worker, task: RoundTask, block: Sequence[ClientTask]) ->
             failed.client, failed.round = client, task.round
             raise failed from error
         finally:
-            work.share, work.replacement = 1.0, None  # the server's jobs must not use a client's values
+            work.share, work.replacement, work.number = 1.0, None, None  # server jobs must not use a client's values
         if private:
             state_leaks.put_back(work)
             after = state_leaks.state(work, algorithm, {"commons": rows.commons})
@@ -193,10 +193,10 @@ def _receive(work: Work, task: RoundTask, one: ClientTask, common: Payload) -> t
 
 def _at_once(worker: Worker, task: RoundTask, block: Sequence[ClientTask], common: Payload) -> dict[int, LocalResult]:
     """Train by ``torch.vmap`` all clients that can train simultaneously; return client -> result of local training."""
-    work, requests = worker.work, {}
+    work, requests, knows_number = worker.work, {}, capabilities_of(worker.algorithm).knows_number
     try:
         for one, rows, seed in _feed(worker, task, block):
-            work.share = one.share
+            work.share, work.number = one.share, one.client if knows_number else None
             work.begin(task.round, rows)
             set_default_generator(seed, "client")
             message, memory = _receive(work, task, one, common)
@@ -216,7 +216,7 @@ def _at_once(worker: Worker, task: RoundTask, block: Sequence[ClientTask], commo
         where = f"clients {', '.join(str(one.client) for one in block)}, round {task.round}, {task.algorithm}"
         raise ClientError.from_exception(error, where, f"{name_of(worker.algorithm)}.client", ["batched"]) from error
     finally:
-        work.share, work.replacement = 1.0, None
+        work.share, work.replacement, work.number = 1.0, None, None
 
 
 def _client(worker: Worker, task: RoundTask, message: Message, memory: Payload, rows: ClientData, seed: int) -> Reply:

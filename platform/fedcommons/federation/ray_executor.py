@@ -93,7 +93,10 @@ class _Shared(Generic[S]):
 
     def __init__(self, shared: S, actors: int) -> None:
         self.shared = shared
-        self.is_large, self.is_put = shared.nbytes > SOCKET_BYTES, shared.nbytes > INLINE_BYTES and actors > 1
+        nbytes: Any = getattr(shared, "nbytes", None)
+        if not isinstance(nbytes, int):
+            nbytes = sum(memoryview(part).nbytes for part in self.packed)
+        self.is_large, self.is_put = nbytes > SOCKET_BYTES, nbytes > INLINE_BYTES and actors > 1
 
     @cached_property
     def packed(self) -> list[bytes | memoryview]:

@@ -18,7 +18,7 @@ from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.communication import Traffic
 from fedcommons.core.executor import Executor, WorkerDied
 from fedcommons.core.rejections import Largest, Rejected, count_rejections, largest, unusable
-from fedcommons.core.returned import require_message, require_state
+from fedcommons.core.returned import require_message, require_state, split_merged
 from fedcommons.core.worker import give_back_freed
 from fedcommons.errors import ClientError, DivergenceError, UserError, require_type, user_code_context
 from fedcommons.federation.client_block import CPU, NOT_FINITE, BlockResult, ClientTask, Form, RoundTask, train_block
@@ -56,7 +56,10 @@ class Standing:
     before round 1, and if clients store the buffers in their memory (under the name ``BUFFERS``).
     rejected: the clients with rejected replies. largest: the reply with the largest norm in the last round that had
     replies; if the next round fails, this reply may be the cause. ledger: the privacy ledger of all rounds so far.
-    stragglers: straggler of the round -> share of its work, for the record only; see ``sample_clients``.
+
+    The last three fields are for the record only, so no checkpoint stores them. stragglers: straggler of the round ->
+    share of its work (``sample_clients``). participants: clients to which the server sent a message in the round; None:
+    all clients. rejected_now: participants whose replies the server rejected in the round.
     """
 
     round: int
@@ -69,6 +72,8 @@ class Standing:
     largest: Largest | None = None
     ledger: Ledger = field(default_factory=Ledger)
     stragglers: Mapping[int, float] = field(default_factory=dict)
+    participants: Sequence[int] | None = None
+    rejected_now: Sequence[int] = ()
 
     @property
     def has_model(self) -> bool:
@@ -223,7 +228,7 @@ def _round(
     top = largest(number, norms) or now.largest
     # ``merge`` gets replies without memory, which stays with the clients, and without the experimenter's metrics.
     replies = {i: Reply({}, r.each, weight=r.weight, releases=r.releases) for i, r in accepted.items()}
-    state, buffers = now.state, now.buffers
+    state, buffers, reported = now.state, now.buffers, dict[str, float]()
     if BUFFERS in total:
         mean = scale(flat(total, BUFFERS), 1 / summed_weight(replies))
         kind = now.buffers.buffer.dtype if len(now.buffers) else torch.float32
@@ -233,7 +238,8 @@ def _round(
     if accepted or not joined:
         with user_code_context(algorithm, "merge", f"round {number}"):
             seed = seed_for(plan.seed, "merge", number)
-            state = algorithm.merge(AtServer(executor), now.state, total, replies, number, seed)
+            merged = algorithm.merge(AtServer(executor), now.state, total, replies, number, seed)
+            state, reported = split_merged(merged)
             require_state(state, now.layout, has_model=now.has_model)
         if flaw := unusable(state) or unusable({"buffers": buffers}):
             text = f"round {number}, {name}: the merged {flaw}"
@@ -248,10 +254,11 @@ def _round(
     totals, refused = now.traffic + traffic, count_rejections(now.rejected, rejected)
     after = Standing(
         number, state, memory, traffic=totals, buffers=buffers, rejected=refused, largest=top, ledger=ledger,
-        stragglers=called.stragglers,
+        stragglers=called.stragglers, participants=None if len(joined) == plan.facts.n_clients else joined,
+        rejected_now=sorted(rejected),
     )  # fmt: skip
     after = with_counts(after, plan.facts)
-    facts = {"clients": len(joined), "rejected": len(rejected)} | _means(accepted) | traffic.metrics()
+    facts = {"clients": len(joined), "rejected": len(rejected)} | _means(accepted) | reported | traffic.metrics()
     if plan.straggler_rule:
         facts |= {"stragglers": len(called.stragglers), "comm/lost_bytes": traffic.lost}
     return after, facts

@@ -247,7 +247,7 @@ def row(run: Recorded) -> dict[str, Any]:
     measured: dict[str, list[float]] = {}
     for line in run.lines:
         for name, value in line.items():
-            if value is not None and name != "round" and not isinstance(value, list):
+            if value is not None and name != "round" and not isinstance(value, list | str):
                 measured.setdefault(name, []).append(value)
     for name, value in run.lines[-1].items():
         if value is None and name.startswith("privacy/"):  # an earlier round's epsilon does not hold for the run

@@ -1,20 +1,27 @@
 """Callbacks: what a run does with each finished round, such as tracking it and saving a checkpoint."""
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from fedcommons.core.rejections import records, rejection_summary
 from fedcommons.errors import ClientError, UserError, Warned, name_of
 from fedcommons.federation import checkpoint
 from fedcommons.federation.rounds import Standing
+from fedcommons.storage.atomic_files import sha256, write_text
+from fedcommons.tracking.record_schema import HASH
 from fedcommons.tracking.remote_run import RunMirror
 from fedcommons.tracking.run_folder import RunFolder
-from fedcommons.tracking.tracker import Tracker
+from fedcommons.tracking.tracker import Metric, Tracker, without_texts
 
 OnRound = Callable[[int, Mapping[str, float | None]], None]
+
+MOST_LISTED = 1000
+"""Maximum number of participants that a line of rounds.jsonl lists; more participants have a file of their own."""
 
 Lines = Sequence[Mapping[str, Any]]
 """The lines of rounds.jsonl so far."""
@@ -95,21 +102,42 @@ class Tracking(Callback):
         for tracker in self.begin_others():
             self.others.append(tracker)
             for line in lines:
-                tracker.log(line["round"], {name: value for name, value in line.items() if name != "round"})
+                metrics = {name: value for name, value in line.items() if name != "round"}
+                tracker.log(line["round"], without_texts(metrics))
 
     def on_round(self, result: RoundResult) -> None:
-        number, late = result.standing.round, result.standing.stragglers
-        lists = {"late": list(late), "partial": [i for i, share in late.items() if share]}
+        now, number, late = result.standing, result.standing.round, result.standing.stragglers
+        metrics: dict[str, Metric] = {**result.metrics}
+        if "stragglers" in metrics:
+            metrics |= {"late": list(late), "partial": [i for i, share in late.items() if share]}
+        if now.rejected_now:
+            metrics["rejected_clients"] = list(now.rejected_now)
+        if now.participants is not None:
+            metrics |= participants_entry(self.record.path, number, now.participants)
         if result.clients:
             self.record.log_clients(number, result.clients)
-        for tracker in (self.record, *self.others):
-            tracker.log(number, {**result.metrics, **(lists if "stragglers" in result.metrics else {})})
+        self.record.log(number, metrics)
+        for tracker in self.others:
+            tracker.log(number, without_texts(metrics))
         seconds = {"train": result.trained - result.began, "observe": time.perf_counter() - result.trained}
         self.record.log_times(number, seconds)
 
     def on_end(self, summary: Mapping[str, Any] | None) -> None:
         for tracker in (self.record, *self.others):
             tracker.finish(summary)
+
+
+def participants_entry(folder: Path, round: int, clients: Sequence[int]) -> dict[str, Any]:
+    """Return the entry of rounds.jsonl that states a round's participants: their numbers, or the hash of a file.
+
+    The file ``participants/round-NNNNNN.json`` in the run folder is written for more than ``MOST_LISTED`` participants.
+    """
+    if len(clients) <= MOST_LISTED:
+        return {"participants": list(clients)}
+    (folder / "participants").mkdir(exist_ok=True)
+    content = json.dumps(list(clients)) + "\n"
+    write_text(folder / "participants" / f"round-{round:06d}.json", content)
+    return {HASH: sha256(content.encode())}
 
 
 @dataclass

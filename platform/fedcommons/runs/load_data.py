@@ -92,11 +92,12 @@ def partition_rows(
     groups: np.ndarray | None = None,
     factors: Mapping[str, np.ndarray] = NOTHING,
     origin: Origin | None = None,
+    x: np.ndarray | None = None,
 ) -> Partitioned:
     """Partition the n training examples among clients by the component ``name`` with these constants.
 
     labels, groups: label and group number of each example, (n,). factors: further values of each example, (n,) by name.
-    origin: the examples' positions in the data set before it was split.
+    origin: the examples' positions in the data set before it was split. x: (n, ...) the examples; None: not known.
 
     Raises:
         UserError: there is no such partition, the data set lacks an argument of the partition, there are more clients
@@ -122,6 +123,7 @@ def partition_rows(
             "groups": None if groups is None else read_only(np.concatenate([groups] * times)),
             "factors": {name: read_only(np.concatenate([v] * times)) for name, v in factors.items()},
             "rows": read_only(np.arange(n) if origin is None else origin.rows),
+            "x": read_only(np.concatenate([x] * times)) if x is not None and "x" in requested else None,
             "n_clients": n_clients, "n_classes": n_classes,
             "rng": numpy_generator(seed, "partition", name), "seed": seed_for(seed, "partition", name),
         }  # fmt: skip
@@ -182,6 +184,7 @@ def partition_examples(
         name, constants, train.y.numpy(), dataset.n_classes, seed, n_clients=n_clients,
         groups=None if train.groups is None else train.groups.numpy(),
         factors={name: values.numpy() for name, values in train.factors.items()}, origin=dataset.origin,
+        x=train.x.numpy(),
     )  # fmt: skip
     n, computed = len(partition.rows), dict[str, Any]()
     if constants.get("n_aux", 0) is None:

@@ -8,6 +8,9 @@ from fedcommons.errors import UserError, quote
 CHECKPOINT_FILE = r"round-(\d{6,})\.safetensors"
 """Regular expression of a checkpoint's file name; its facts (plain values) are in NAME.json."""
 
+LIST_FILE = r"round-\d{6,9}\.json"
+"""Regular expression of the name of a file that lists a round's participants."""
+
 MEMORY_FILE = r"client-\d{7,}-round-\d{6,}\.safetensors"
 """Regular expression of the name of a file with a client's state between rounds; its facts are in NAME.json."""
 

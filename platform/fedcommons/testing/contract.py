@@ -66,9 +66,12 @@ def check_algorithm(
         only: names of the checks to run, for example while fixing a violation; empty: all checks.
 
     Raises:
-        UserError: there is no such check or device, or the machine has too few resources for the actors.
+        UserError: ``algorithm`` is a class, there is no such check or device, or the machine has too few resources for
+            the actors.
         AssertionError: the message has the name of each failed check and a sentence on each violation.
     """
+    if isinstance(algorithm, type):
+        raise UserError(f"check_algorithm takes an object such as {(n := algorithm.__name__)}(), got the class {n}.")
     names = [only] if isinstance(only, str) else list(only)
     if wrong := [name for name in names if name not in CHECKS]:
         raise unknown("check", wrong[0], CHECKS)
@@ -134,6 +137,8 @@ def same_seed_same_bits_other_seed_other_bits(algorithm: Algorithm, local: Local
     require_same(first, again, "the same seed gave other bits of", cause)
     same = first["state/model"] == other["state/model"] if "state/model" in first else first == other
     require(not same, "another seed gave the same model: the seed is not used")
+    common, again = (each.data.clients.commons for each in (federation, federation.shared_by(algorithm)))
+    require(not (common and again) or common.digest == again.digest, "the same seed gave other shared data")
 
 
 def _recorded(

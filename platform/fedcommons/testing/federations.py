@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedcommons.core.algorithm import Algorithm, Facts
 from fedcommons.core.capabilities import Capabilities, capabilities_of
 from fedcommons.core.client_worker import Work, trainable_parameters
+from fedcommons.core.communication import Traffic
 from fedcommons.core.executor import Executor
 from fedcommons.core.features import batch_norm_parameters, head_parameters
 from fedcommons.core.local_training import LocalSGD
@@ -29,6 +29,7 @@ from fedcommons.federation.serial_executor import Serial
 from fedcommons.federation.stragglers import Rule, arrival
 from fedcommons.flat_tensors import Flat, flatten
 from fedcommons.seeding import set_default_generator
+from fedcommons.sharing.exchange import Shared, share_by_method
 from lightning_modules import Classifier, VAEClassifier, vae
 from lightning_modules.networks import CNN, Linear
 
@@ -54,6 +55,11 @@ class Federation:
     def on(self, device: torch.device) -> Self:
         """Return a copy whose clients train on ``device``."""
         return replace(self, device=device)
+
+    def shared_by(self, method: object) -> Self:
+        """Return a copy whose clients hold the data that ``method`` shares before round 1, if it has a ``share``."""
+        shared = share_by_method(Shared(data=self.data, p=0.0, traffic=Traffic()), method, self.data.n_classes, 0)
+        return replace(self, data=shared.data)
 
     @property
     def model(self) -> Flat:
@@ -185,13 +191,13 @@ def digits(
 ) -> Federation:
     """Return a federation of handwritten digits and a tiny CNN; client i holds only digits 2i and 2i + 1 (modulo ten).
 
-    Every client also gets the mean image and the label frequencies of each client, as shared data.
     ``sizes``: number of examples of each client. ``lr``, ``momentum``: learning rate and momentum of SGD.
     ``linear``: train softmax regression without dropout instead of the CNN, so that the loss is convex.
     ``batch_norm``: use BatchNorm in the CNN. The CNN also has BatchNorm if ``method`` keeps BatchNorm with the clients,
     and it never has BatchNorm if ``method`` refuses BatchNorm.
-    ``method``: the method to test. If the method needs a decoder or other extras, the module is an autoencoder (with
-    ``linear``: of two linear layers). If the method's server needs a pool of images, the pool is the clients' data.
+    ``method``: the method to test. If it has a function ``share``, the clients hold the data that this function
+    returns. If it needs a decoder or other extras, the module is an autoencoder (with ``linear``: of two linear
+    layers). If the method's server needs a pool of images, the pool is the clients' data.
     ``noise``: standard deviation of noise that the module adds to features in training and in evaluation.
     """
     everything = _dataset()
@@ -200,11 +206,6 @@ def digits(
     store = everything.train[np.array([r for i, n in enumerate(sizes) for r in islice(of_digits[i % 5], n)])]
     ends = np.cumsum([0, *sizes])
     clients = Clients(store, [np.arange(*ab) for ab in pairwise(ends)])
-    means = Examples(
-        torch.stack([part.x.float().mean(0) for part in clients]),  # shape (clients, 1, 8, 8), pixels in [0, 255]
-        torch.stack([F.one_hot(part.y, 10).float().mean(0) for part in clients]),  # shape (clients, 10), in [0, 1]
-    )
-    clients = clients.with_commons(means)
     needs = Capabilities() if method is None else capabilities_of(method)
     mean, std, autoencoder, keep_buffers = everything.mean, everything.std, bool(needs.needs), needs.keeps_batch_norm
     batch_norm = (batch_norm or keep_buffers) and not needs.refuses_batch_norm
@@ -223,7 +224,7 @@ def digits(
     sets = {"train": store, "test": everything.test[slice(0, 100)]}
     pool = clients if needs.needs_pool else None
     data = RunData(clients, clients, sets, pool, everything.n_classes, serves=needs.needs_pool)
-    return Federation(data, module, keep_buffers=keep_buffers)
+    return Federation(data, module, keep_buffers=keep_buffers).shared_by(method)
 
 
 class Noise(nn.Module):

@@ -186,7 +186,7 @@ def _are_the_same(algorithm: Algorithm, other: Algorithm, loop: LocalSGD, weight
         for participation in (1.0, 0.6):
             federation = digits(linear=True, method=algorithm).training(loop, weighting)
             plan = federation.plan(4, participation)
-            a, b = (federation.run(method, plan)[-1][0].model for method in (algorithm, other))
+            a, b = (federation.shared_by(method).run(method, plan)[-1][0].model for method in (algorithm, other))
             off = norm(sub(a, b)) / norm(sub(b, federation.model))
             weigh = "equal weights" if weighting == "uniform" else "weights by examples"
             who = "all take part" if participation == 1 else "some take part"

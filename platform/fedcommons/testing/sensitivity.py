@@ -17,7 +17,9 @@ from dataclasses import dataclass, field, replace
 
 from fedcommons.core.algorithm import Algorithm, Message, Reply, Shares
 from fedcommons.core.block_sum import BlockSum, add_blocks
+from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.local_training import LocalSGD
+from fedcommons.core.returned import split_merged
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
@@ -72,6 +74,7 @@ class Players:
         seed = seed_for(task.seed, "client", task.round, client)
         work.begin(task.round, rows)
         work.noise = Noise(SEED_ALONE, task.round, client)
+        work.number = client if capabilities_of(self.worker.algorithm).knows_number else None
         message, memory = Message(task.common, individual), self.memory.get(client, {})
         with keyed_globals(seed, "client"), playing(side):
             reply = self.worker.algorithm.client(work, message, memory, rows, task.round, seed)
@@ -122,7 +125,7 @@ class Play:
                 block.add(reply.sums)
             total, seed = add_blocks([block.total]), seed_for(self.seed, "merge", number)
             sent = {i: replace(reply, sums={}, memory=None, metrics={}) for i, reply in replies.items()}
-            state = algorithm.merge(executor, now.state, total, sent, number, seed)
+            state, _ = split_merged(algorithm.merge(executor, now.state, total, sent, number, seed))
             now = rounds.Standing(number, state)
         return [sentence for client in self.sampled if (sentence := self._of_sampling(client))]
 

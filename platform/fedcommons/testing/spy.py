@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcommons.core.algorithm import Algorithm, ChoosesClients, Facts, Message, Personal, Replies, Reply, State
+from fedcommons.core.algorithm import Algorithm, ChoosesClients, Facts, Merged, Message, Personal, Replies, Reply, State
 from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
@@ -91,7 +91,9 @@ class Spy:
         self.calls.append(Call(round, message, memory, reply, old_memory, new_memory, raw(reply.each)))
         return reply
 
-    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
+    def merge(
+        self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int
+    ) -> Merged:
         each = {f"replies[{i}].each: ": reply.each for i, reply in replies.items()}
         with self._watched({"the state in merge: ": state, "total: ": total, **each}):
             return self.inner.merge(executor, state, total, replies, round, seed)

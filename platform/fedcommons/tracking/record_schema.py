@@ -4,7 +4,8 @@
 ``environment.json``     Python, packages, CPU kind, commit, whether files had changed
 ``partition.json``, ``partition.png``  hash of the data; sizes and class counts of the clients, and how much the
                          clients' labels and sizes differ (``heterogeneity``)
-``rounds.jsonl``         a line per round: accuracy, loss, bytes, zeta², sigma², stragglers
+``rounds.jsonl``         a line per round: accuracy, loss, bytes, zeta², sigma², clients that took part, stragglers
+``participants/``        a file for each round with more than 1,000 participants, unless all clients take part
 ``timing.jsonl``         seconds of each round, in a separate file, so that the other files have the same bits on every
                          machine
 ``summary.json``         results, written last, without times and paths. ``config`` has the options as set;
@@ -28,6 +29,7 @@ a wrong type and numbers that are too large to be added, so that the code of tab
 """
 
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -48,8 +50,9 @@ LONGEST = 4096
 _NEEDED = {"rounds.jsonl": "comm/total_bytes", "timing.jsonl": "train", "clients.jsonl": "n"}
 """File -> key that each line must have in addition to ``round``. The key's value is a number or a list of numbers."""
 
-_LISTS = ("late", "partial")
-"""Keys of rounds.jsonl whose values are lists of clients; all other values are numbers."""
+_LISTS = ("late", "partial", "participants", "rejected_clients")
+HASH = "participants_hash"
+"""``_LISTS``: keys of rounds.jsonl whose values are lists of clients. ``HASH``: the only key whose value is a text."""
 
 _TEXTS = ("dataset", "algorithm", "setting", "partition")
 _WHOLE = ("n_clients", "rounds", "rounds_to_target", "seed")
@@ -147,6 +150,8 @@ def flaw_of_line(line: Mapping[str, Any], is_of_clients: bool) -> str | None:
     is_of_clients: whether the line is from clients.jsonl, where all values except ``round`` are lists.
     """
     for name, value in line.items():
+        if name == HASH and not (isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value)):
+            return f"{quote(name)} of round {line['round']} is {quote(value)}"
         if too_large(value):
             return f"{quote(name)} of round {line['round']} is above {LARGEST:g}"
         may_be_list = is_of_clients and name != "round"
@@ -201,7 +206,9 @@ def _line(part: bytes, needed: str) -> dict[str, Any] | None:
         return None
     if not isinstance(line, dict) or type(line.get("round")) is not int or line.get(needed) is None:
         return None
-    values = [v for value in line.values() for v in (value if isinstance(value, list) else (value,))]
+    values = [
+        v for name, value in line.items() if name != HASH for v in (value if isinstance(value, list) else (value,))
+    ]
     return line if all(value is None or _is_finite(value) for value in values) else None
 
 

@@ -21,7 +21,7 @@ from fedcommons.errors import ClientError, UserError
 from fedcommons.runtime.rounding_env import differing, variables
 from fedcommons.storage import file_lock, safe_read, safe_yaml
 from fedcommons.storage.atomic_files import remove_unfinished, sha256, unfinished, write_json, write_text
-from fedcommons.storage.paths import CHECKPOINT_FILE, MEMORY_FILE
+from fedcommons.storage.paths import CHECKPOINT_FILE, LIST_FILE, MEMORY_FILE
 from fedcommons.tracking import record_schema
 from fedcommons.tracking.environment import environment
 from fedcommons.tracking.tracker import Metric
@@ -32,7 +32,7 @@ FILES = (
 )
 """Regular expression of the files that are first written under a temporary name."""
 
-INNER = {"checkpoints": rf"{CHECKPOINT_FILE}(\.json)?", "memory": rf"{MEMORY_FILE}(\.json)?"}
+INNER = {"checkpoints": rf"{CHECKPOINT_FILE}(\.json)?", "memory": rf"{MEMORY_FILE}(\.json)?", "participants": LIST_FILE}
 """Subfolder -> regular expression of the files that a run writes there."""
 
 STOPPED = "stopped-by-scheduler"
@@ -158,7 +158,7 @@ class RunFolder:
                 "program wrote to it; --resume goes on from the last checkpoint that fits."
             )
 
-    def log(self, round: int, metrics: Mapping[str, Metric]) -> None:
+    def log(self, round: int, metrics: Mapping[str, Metric | str]) -> None:
         """Write a round's metrics to rounds.jsonl; values that are not finite are written as null."""
         self._append("rounds.jsonl", line_of(round, metrics))
 
@@ -182,7 +182,7 @@ class RunFolder:
         self._hashes[name].update(text.encode())
 
 
-def line_of(round: int, metrics: Mapping[str, Metric]) -> dict[str, Any]:
+def line_of(round: int, metrics: Mapping[str, Metric | str]) -> dict[str, Any]:
     """Return the line of rounds.jsonl for a round; values that are not finite become None."""
     return {"round": round, **{name: record_schema.written(value) for name, value in metrics.items()}}
 

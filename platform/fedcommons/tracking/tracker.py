@@ -38,6 +38,11 @@ def numbers(metrics: Mapping[str, Metric]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
 
 
+def without_texts(metrics: Mapping[str, Metric | str]) -> dict[str, Metric]:
+    """Return the metrics without hashes, which are recorded in the run folder only."""
+    return {name: value for name, value in metrics.items() if not isinstance(value, str)}
+
+
 def finite(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
     """Return the metrics with None for values that are not finite."""
     return {name: None if isinstance(v, float) and not isfinite(v) else v for name, v in metrics.items()}

@@ -15,7 +15,8 @@ from fedcommons.storage.artifact_store import key_of
 from fedcommons.tracking.run_folder import is_run, read_config, read_rounds, require_plain
 
 _COPIED = ("environment.json", "config.yaml", "noise.json", "partition.json", "rounds.jsonl", "timing.jsonl",
-           "clients.jsonl", "best*.safetensors", "memory/*.safetensors*", "checkpoints/*.safetensors*")  # fmt: skip
+           "clients.jsonl", "participants/*.json", "best*.safetensors", "memory/*.safetensors*",
+           "checkpoints/*.safetensors*")  # fmt: skip
 """Files to copy, in this order: the first two make the folder a run folder, and a checkpoint names files in ``memory``.
 The files of Weights & Biases are not copied."""
 
