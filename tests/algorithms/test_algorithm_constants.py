@@ -10,6 +10,7 @@ import torch
 from closed_forms import Digits
 from torch import Tensor, nn
 
+from fedcommons import Algorithm, Facts, Message, UserError, flatten
 from fedcommons.algorithms.dense import DENSE
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedcvae import FedCVAE
@@ -23,10 +24,7 @@ from fedcommons.algorithms.gradient_coding import GradientCoding
 from fedcommons.algorithms.moon import MOON
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.config import presets
-from fedcommons.core.algorithm import Algorithm, Facts, Message
 from fedcommons.data import datasets
-from fedcommons.errors import UserError
-from fedcommons.flat_tensors import flatten
 from fedcommons.runs.build import build
 from fedcommons.runs.check_module import require_distillable
 from fedcommons.testing.federations import Federation

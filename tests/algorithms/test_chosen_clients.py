@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from fedcommons import ClientError, Executor, Facts, Replies, State, UserError
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import presets
-from fedcommons.core.algorithm import Facts, Replies, State
-from fedcommons.core.executor import Executor
-from fedcommons.errors import ClientError, UserError
 from fedcommons.flat_tensors import Flat, Payload, data, flat, scalar, scale
 from fedcommons.runs import experiment
 from fedcommons.runs.replay import replay

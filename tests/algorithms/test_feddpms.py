@@ -10,11 +10,10 @@ import pytest
 import torch
 from closed_forms import Digits
 
+from fedcommons import Facts, LocalSGD, generator
 from fedcommons.algorithms import latents
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddpms import FedDPMS
-from fedcommons.core.algorithm import Facts
-from fedcommons.core.local_training import LocalSGD
 from fedcommons.federation.client_sampling import participants
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.stragglers import Independent
@@ -23,7 +22,6 @@ from fedcommons.privacy.accountants import composed, epsilon
 from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.privacy.noise import Draws, Noise
 from fedcommons.privacy.statement import statement
-from fedcommons.seeding import generator
 from fedcommons.testing.spy import Spy
 from papers.feddpms import costs
 

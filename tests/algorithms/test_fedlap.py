@@ -13,15 +13,10 @@ from opacus.accountants import RDPAccountant
 from torch import Tensor, nn
 from torchmetrics import CatMetric
 
+from fedcommons import ClientData, Clients, Examples, LocalSGD, Reply, RunData, UserError
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedlap import FedLAP
 from fedcommons.config import presets
-from fedcommons.core.algorithm import Reply
-from fedcommons.core.local_training import LocalSGD
-from fedcommons.core.worker import RunData
-from fedcommons.data.clients import ClientData, Clients
-from fedcommons.data.examples import Examples
-from fedcommons.errors import UserError
 from fedcommons.flat_tensors import Flat, data, norm, sub
 from fedcommons.privacy import gaussian
 from fedcommons.privacy.dp_sgd import DPSGD, Target

@@ -9,6 +9,7 @@ import pytest
 import torch
 from closed_forms import FULL, Digits, Problem, descended, fixed_point, optimum, play, round_from, slope, weights_of
 
+from fedcommons import Algorithm, Clients, Flat, LocalSGD, flat
 from fedcommons.algorithms.ditto import Ditto
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedgen import FedGEN
@@ -21,11 +22,7 @@ from fedcommons.algorithms.gradient_coding import GradientCoding
 from fedcommons.algorithms.moon import MOON
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.algorithms.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
-from fedcommons.core.algorithm import Algorithm
-from fedcommons.core.local_training import LocalSGD
-from fedcommons.data.clients import Clients
 from fedcommons.federation.rounds import Standing
-from fedcommons.flat_tensors import Flat, flat
 from fedcommons.testing.federations import Federation, LeastSquares
 
 Adaptive = FedAdagrad | FedAdam | FedYogi

@@ -14,15 +14,11 @@ import torch
 from broken_noise import break_noise
 from torch import Tensor
 
+from fedcommons import Contribution, Examples, Experiment, Receipt, UserError
 from fedcommons.audits.lower_bound import lower_bound
 from fedcommons.audits.white_box_estimate import Estimate
 from fedcommons.config import presets
 from fedcommons.config.dotted import deciding
-from fedcommons.config.experiment import Experiment
-from fedcommons.data.examples import Examples
-from fedcommons.errors import UserError
-from fedcommons.generators.generator import Receipt
-from fedcommons.generators.requests import Contribution
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN
 from fedcommons.runs.assemble import Assembled, assemble
 from fedcommons.runs.build import build, noise_key

@@ -12,13 +12,12 @@ import torch
 from scipy.stats import binom, mannwhitneyu
 from torch import Tensor
 
+from fedcommons import Examples, generator, numpy_generator
 from fedcommons.audits.copies import clopper_pearson
 from fedcommons.audits.lower_bound import LowerBound, by_scores, ceiling, coins, lower_bound, p_value
 from fedcommons.audits.membership import Losing, attack, auc, by_pool, halves, likelihood_ratios, roc, scores
-from fedcommons.data.examples import Examples
 from fedcommons.generators.ddpm import DDPM, PrivateDDPM
 from fedcommons.generators.generator import Generator, TrainedGenerator, Weights
-from fedcommons.seeding import generator, numpy_generator
 
 
 def images(n: int, *key: int | str) -> Examples:

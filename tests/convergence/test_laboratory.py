@@ -12,18 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedcommons import Clients, Experiment, Flat, RunData, UserError
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import presets
-from fedcommons.config.experiment import Experiment
 from fedcommons.convergence import lemma1
 from fedcommons.convergence.estimators import PARTS, Moments, Part, clients_of, delta_sq, mixed, moments
 from fedcommons.convergence.laboratory import Laboratory
 from fedcommons.core.evaluation import ModelTask
-from fedcommons.core.worker import RunData
-from fedcommons.data.clients import Clients
-from fedcommons.errors import UserError
 from fedcommons.federation import checkpoint
-from fedcommons.flat_tensors import Flat
 from fedcommons.runs import assemble, build, experiment
 from fedcommons.testing import Federation, LeastSquares
 from fedcommons.tracking.metric_names import NAMES

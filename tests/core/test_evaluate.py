@@ -12,14 +12,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedcommons import Result, experiment, load_clients, load_runs, run
+from fedcommons import Clients, Message, Reply, Result, State, experiment, load_clients, load_runs, run
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core import evaluation
-from fedcommons.core.algorithm import Message, Reply, State
 from fedcommons.core.client_worker import module_with
 from fedcommons.core.evaluation import spread
 from fedcommons.core.returned import require_reply
-from fedcommons.data.clients import Clients
 from fedcommons.errors import ClientError, UserError
 from fedcommons.federation import checkpoint, personal_evaluation, rounds
 from fedcommons.federation.client_memory import ClientMemory

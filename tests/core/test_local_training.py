@@ -11,15 +11,10 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
-from fedcommons import experiment
-from fedcommons.core.client_worker import Work
-from fedcommons.core.local_training import LocalSGD
+from fedcommons import ClientData, Flat, LocalSGD, UserError, Work, experiment, flatten
 from fedcommons.core.local_training import onednn as set_onednn
 from fedcommons.core.steps import SCALE
-from fedcommons.data.clients import ClientData
 from fedcommons.data.transforms import flip_and_crop
-from fedcommons.errors import UserError
-from fedcommons.flat_tensors import Flat, flatten
 from fedcommons.runs.build import build, noise_key
 from fedcommons.seeding import generator, set_default_generator
 from fedcommons.testing import Federation, digits

@@ -13,18 +13,15 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler as schedulers
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from fedcommons import ClientData, Clients, Examples, LocalSGD, Work
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddm import FedDM
 from fedcommons.algorithms.feddm_server import minimise
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.algorithms.server_training import ServerTask
-from fedcommons.core.client_worker import Work
 from fedcommons.core.evaluation import ModelTask, evaluate
-from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.optimizers import plain_step
 from fedcommons.core.worker import RunData, Worker
-from fedcommons.data.clients import ClientData, Clients
-from fedcommons.data.examples import Examples
 from fedcommons.federation.client_sampling import participants
 from fedcommons.testing import digits, least_squares
 from fedcommons.testing.federations import Federation

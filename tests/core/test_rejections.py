@@ -13,21 +13,18 @@ import pandas as pd
 import pytest
 import torch
 
+from fedcommons import Algorithm, ClientData, Message, Reply, Work, seed_for
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fednova import FedNova
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.config import presets
 from fedcommons.core import rejections
-from fedcommons.core.algorithm import Algorithm, Message, Reply
-from fedcommons.core.client_worker import Work
 from fedcommons.core.rejections import Largest, Rejected
-from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError, DivergenceError
 from fedcommons.federation import checkpoint
 from fedcommons.flat_tensors import Flat, Payload, data, flat, norm
 from fedcommons.reports import tables
 from fedcommons.runs import experiment
-from fedcommons.seeding import seed_for
 from fedcommons.testing import Federation
 from fedcommons.testing.comparing import bits
 from fedcommons.testing.spy import Spy

@@ -11,13 +11,9 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
-from fedcommons import experiment
+from fedcommons import ClientData, LocalSGD, UserError, Work, experiment
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.core.client_worker import Work
-from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.schedules import constant, cosine, step
-from fedcommons.data.clients import ClientData
-from fedcommons.errors import UserError
 from fedcommons.runs.build import build, noise_key
 from fedcommons.runs.checks import schedule_of
 

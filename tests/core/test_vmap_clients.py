@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import StepLR
 
 import fedcommons
+from fedcommons import ClientData, LocalSGD, Payload, Work, experiment, flat, set_default_generator
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddyn import FedDyn
 from fedcommons.algorithms.fednova import FedNova
@@ -29,17 +30,11 @@ from fedcommons.algorithms.fedpvr import FedPVR
 from fedcommons.algorithms.moon import MOON
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.config.dotted import deciding, same_results
-from fedcommons.config.presets import experiment
 from fedcommons.core import cuda_graphs, vmap_clients
 from fedcommons.core.algorithm import Algorithm, Message, Reply
-from fedcommons.core.client_worker import Work
-from fedcommons.core.local_training import LocalSGD
-from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError, UserError
 from fedcommons.federation.stragglers import Slow
-from fedcommons.flat_tensors import Payload, flat
 from fedcommons.runs.build import build
-from fedcommons.seeding import set_default_generator
 from fedcommons.testing import Federation, digits
 from fedcommons.testing.comparing import bits
 from fedcommons.testing.on_device import two_rounds

@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from fedcommons import Flat, LocalSGD, RunData
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.convergence.estimators import PARTS, Moments, Part, clients_of, delta_sq, moments
 from fedcommons.core.evaluation import ModelTask
-from fedcommons.core.local_training import LocalSGD
-from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients, Rows
-from fedcommons.flat_tensors import Flat
 from fedcommons.testing import Federation, least_squares
 
 ALGORITHM = FedAvg()

@@ -14,14 +14,11 @@ from closed_forms import Digits, Problem
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedcommons import ClientData, Executor, Message, Replies, Reply, State, Work
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core import evaluation
-from fedcommons.core.algorithm import Message, Replies, Reply, State
 from fedcommons.core.block_sum import BlockSum, Total, add_blocks, cut
-from fedcommons.core.client_worker import Work
 from fedcommons.core.communication import Traffic
-from fedcommons.core.executor import Executor
-from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError, DivergenceError
 from fedcommons.federation.client_sampling import participants
 from fedcommons.flat_tensors import Flat, Layout, Payload, data, flat

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from fedcommons import Algorithm, ClientError, Facts, LocalSGD, UserError
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fednova import FedNova
 from fedcommons.algorithms.fedprox import FedProx
 from fedcommons.config import presets
-from fedcommons.core.algorithm import Algorithm, Facts
-from fedcommons.core.local_training import LocalSGD
-from fedcommons.errors import ClientError, UserError
 from fedcommons.federation.client_sampling import joining, participants
 from fedcommons.federation.rounds import Plan, sample_clients
 from fedcommons.federation.stragglers import Deadline, Fastest, Groups, Independent, PerClient, Rule, Slow, arrival

@@ -9,12 +9,10 @@ import torch
 from broken_noise import OfNoData
 from torch import Tensor
 
+from fedcommons import Experiment, Receipt, UserError
 from fedcommons.config import schema as config
 from fedcommons.config.dotted import choose
-from fedcommons.config.experiment import Experiment
-from fedcommons.errors import UserError
 from fedcommons.generators.ddpm import PrivateDDPM
-from fedcommons.generators.generator import Receipt
 from fedcommons.privacy.accountants import epsilon
 from fedcommons.privacy.noise import Source
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN

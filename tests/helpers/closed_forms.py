@@ -7,13 +7,9 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import nn
 
-from fedcommons.core.algorithm import Algorithm, Message, Reply
-from fedcommons.core.client_worker import Work
-from fedcommons.core.local_training import LocalSGD
-from fedcommons.data.clients import ClientData
+from fedcommons import Algorithm, ClientData, LocalSGD, Message, Reply, Work, set_default_generator
 from fedcommons.federation.rounds import Standing
 from fedcommons.flat_tensors import EMPTY, Flat, Payload
-from fedcommons.seeding import set_default_generator
 from fedcommons.testing.federations import Federation, LeastSquares
 from lightning_modules import Classifier
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcommons import experiment
+from fedcommons import UserError, experiment
 from fedcommons.config import schema as config
-from fedcommons.errors import UserError
 from fedcommons.generators.cvae import CVAE
 from fedcommons.generators.training_loop import batch_of
 from fedcommons.runs.build import build, load

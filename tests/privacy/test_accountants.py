@@ -11,9 +11,8 @@ from opacus.accountants import PRVAccountant, RDPAccountant
 from opacus.accountants.analysis.rdp import compute_rdp
 from scipy.stats import norm
 
-from fedcommons import experiment, load_runs, run
+from fedcommons import UserError, experiment, load_runs, run
 from fedcommons.config.dotted import choose, same_results
-from fedcommons.errors import UserError
 from fedcommons.privacy import gaussian
 from fedcommons.privacy.accountants import LARGEST_SIGMA, composed, epsilon, noise_for, require_reachable
 from fedcommons.privacy.dp_sgd import DPSGD

@@ -15,13 +15,10 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedcommons import ClientData, Experiment, LocalSGD, Work
 from fedcommons.algorithms.fedmix import mean_images
 from fedcommons.config.dotted import override
-from fedcommons.config.experiment import Experiment
 from fedcommons.config.registry import make
-from fedcommons.core.client_worker import Work
-from fedcommons.core.local_training import LocalSGD
-from fedcommons.data.clients import ClientData
 from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.privacy.noise import Noise, Source
 from fedcommons.runs.build import local_loop, noise_key

@@ -10,12 +10,9 @@ from diffusers.models.unets.unet_2d import UNet2DModel
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedcommons import experiment
+from fedcommons import Algorithm, LocalSGD, UserError, experiment
 from fedcommons.config import registry
-from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.functional_step import Step
-from fedcommons.core.local_training import LocalSGD
-from fedcommons.errors import UserError
 from fedcommons.privacy import dp_sgd_vmap
 from fedcommons.privacy.dp_sgd import DPSGD, clipped
 from fedcommons.privacy.dp_sgd_vmap import clipped_sum, noisy_sum, require_examples_apart, steps

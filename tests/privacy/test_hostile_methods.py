@@ -15,14 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedcommons import ClientData, ClientError, Executor, LocalSGD, Message, Replies, Reply, State, Work
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.core.algorithm import Message, Replies, Reply, State
-from fedcommons.core.client_worker import Work
-from fedcommons.core.executor import Executor
-from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import Worker
-from fedcommons.data.clients import ClientData
-from fedcommons.errors import ClientError
 from fedcommons.flat_tensors import Payload, copy, data, flat, sub
 from fedcommons.privacy.dp_sgd import DPSGD, Target, compose_steps
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release

@@ -10,16 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedcommons import load_rounds, load_runs
+from fedcommons import Clients, Examples, Facts, Flat, LocalSGD, State, UserError, flatten, load_rounds, load_runs
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddm import FedDM
 from fedcommons.config import presets
-from fedcommons.core.algorithm import Facts, State
-from fedcommons.core.local_training import LocalSGD
-from fedcommons.data.clients import Clients
-from fedcommons.data.examples import Examples
-from fedcommons.errors import UserError
-from fedcommons.flat_tensors import Flat, flatten
 from fedcommons.privacy.accountants import composed, epsilon
 from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.privacy.ledger import Ledger, read

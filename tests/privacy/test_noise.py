@@ -16,13 +16,8 @@ import torch
 from scipy.stats import kstest
 from torch import Tensor
 
+from fedcommons import ClientDatasets, Clients, Examples, LocalSGD, Payload, UserError, flat, flatten
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.core.local_training import LocalSGD
-from fedcommons.data.clients import Clients
-from fedcommons.data.examples import Examples
-from fedcommons.data.federated import ClientDatasets
-from fedcommons.errors import UserError
-from fedcommons.flat_tensors import Payload, flat, flatten
 from fedcommons.generators import requests
 from fedcommons.generators.ddpm import DDPM
 from fedcommons.privacy import salts

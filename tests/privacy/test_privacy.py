@@ -9,18 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from fedcommons import Algorithm, ClientData, LocalSGD, Message, Payload, Reply, State, UserError, Work
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddm import FedDM
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.config import presets, registry
 from fedcommons.config.dotted import override
 from fedcommons.config.registry import KINDS
-from fedcommons.core.algorithm import Algorithm, Message, Reply, State
-from fedcommons.core.client_worker import Work
-from fedcommons.core.local_training import LocalSGD
-from fedcommons.data.clients import ClientData
-from fedcommons.errors import UserError
-from fedcommons.flat_tensors import Payload
 from fedcommons.privacy.accountants import composed, epsilon
 from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.privacy.ledger import Ledger, read

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 import fedcommons
+from fedcommons import UserError, load_runs
 from fedcommons.cli.display import Display
 from fedcommons.config import presets
-from fedcommons.errors import UserError
 from fedcommons.privacy.accountants import composed
 from fedcommons.reports.cells import cells
-from fedcommons.reports.frames import load_runs
 from papers.disclosure import epsilon_place
 
 QUICK = {"federation.rounds": 2, "client.epochs": 1, "measure.every": 0, "tracking.wandb": "off"}

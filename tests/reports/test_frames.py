@@ -17,13 +17,11 @@ from report_runs import change, copies, quiet, small_run, small_runs, summary
 from sweep_runs import rows_of, saved_figures
 from torch.nn import functional as F
 
-from fedcommons import experiment, load_rounds, load_runs, means, run
+from fedcommons import UserError, experiment, load_clients, load_rounds, load_runs, means, run
 from fedcommons.config import registry
 from fedcommons.core.evaluation import CLIENTS
-from fedcommons.errors import UserError
 from fedcommons.reports import columns, plots, series, tables
 from fedcommons.reports.cells import Cell, cells, drop_duplicates, varied
-from fedcommons.reports.frames import load_clients
 from fedcommons.runs import build
 from fedcommons.tracking.run_folder import STOPPED, read_clients, read_rounds
 from papers.fedssyn import references

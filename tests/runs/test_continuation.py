@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 from report_runs import quiet
 
+from fedcommons import Experiment, UserError
 from fedcommons.cli.display import Display
 from fedcommons.config import presets
 from fedcommons.config.dotted import override
-from fedcommons.config.experiment import Experiment
-from fedcommons.errors import UserError
 from fedcommons.runs.experiment import run
 from fedcommons.tune import continue_runs, sweep
 from fedcommons.tune.api import named

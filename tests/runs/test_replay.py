@@ -15,17 +15,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedcommons import ClientData, Experiment, Facts, Message, Reply, Work, seed_for
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.cli import parse
 from fedcommons.config import presets
 from fedcommons.config.dotted import override
-from fedcommons.config.experiment import Experiment
-from fedcommons.core.algorithm import Facts, Message, Reply
 from fedcommons.core.block_sum import add_blocks
-from fedcommons.core.client_worker import Work
 from fedcommons.core.local_training import Batch
 from fedcommons.core.worker import Worker
-from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError, UserError, sentence
 from fedcommons.federation import rounds
 from fedcommons.federation.client_block import BlockResult, ClientTask, RoundTask, train_block
@@ -33,7 +30,6 @@ from fedcommons.federation.stragglers import Independent
 from fedcommons.flat_tensors import Payload, data, flat
 from fedcommons.runs import build, experiment
 from fedcommons.runs.replay import replay
-from fedcommons.seeding import seed_for
 from fedcommons.storage.error_file import read_error
 
 SHORT = {"federation.rounds": 4, "federation.checkpoint_every": 3, "measure.every": 0, "client.epochs": 2,

@@ -12,12 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from fedcommons import Algorithm, ClientError, LocalSGD, UserError
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import presets, registry
-from fedcommons.core.algorithm import Algorithm
-from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import default_device, fresh_torch, require_precision
-from fedcommons.errors import ClientError, UserError
 from fedcommons.runs.assemble import assemble
 from fedcommons.runs.build import build
 from fedcommons.runtime import gpu_memory, torch_settings

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, backends
 from torch.nn import functional
 
+from fedcommons import Experiment, check_algorithm
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import presets
-from fedcommons.config.experiment import Experiment
 from fedcommons.core.worker import fresh_torch
 from fedcommons.runs.experiment import run
 from fedcommons.runs.replay import replay
-from fedcommons.testing import check_algorithm
 
 Context = Callable[[], AbstractContextManager]
 

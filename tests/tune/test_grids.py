@@ -14,11 +14,10 @@ import pytest
 from rich.console import Console
 from sweep_runs import rows_of
 
+from fedcommons import Experiment, UserError
 from fedcommons.cli.display import Display
 from fedcommons.config import presets
 from fedcommons.config.dotted import override
-from fedcommons.config.experiment import Experiment
-from fedcommons.errors import UserError
 from fedcommons.generators.requests import contribution
 from fedcommons.reports.cells import Cell
 from fedcommons.runs.build import build, check, load
