@@ -23,9 +23,7 @@ from fedcommons.algorithms.fedpvr import FedPVR
 from fedcommons.algorithms.gradient_coding import GradientCoding
 from fedcommons.algorithms.moon import MOON
 from fedcommons.algorithms.scaffold import SCAFFOLD
-from fedcommons.config import presets
 from fedcommons.data import datasets
-from fedcommons.runs.build import build
 from fedcommons.runs.check_module import require_distillable
 from fedcommons.testing.federations import Federation
 
@@ -46,32 +44,6 @@ CHECKED: list[tuple[Any, dict[str, Any], str | None]] = [
 def test_fields_for_which_it_is_not_defined_are_refused(algorithm: Any, fields: dict, said: str | None) -> None:
     with pytest.raises(UserError, match=f"^{said}") if said else nullcontext():
         algorithm.check(SGD | fields)
-
-
-EXPERIMENTS: list[tuple[str, dict[str, Any], str]] = [
-    ("fedvae", {}, "FedVAE needs .* attribute encode.*model.name vae"),
-    ("feddpms", {"feddpms.preliminary_rounds": 3}, "preliminary_rounds must be below federation.rounds = 3"),
-    ("feddpms", {"feddpms.classes": 11}, "feddpms.classes must be at most the 10 classes"),
-    ("feddpms", {"feddpms.privacy": "sound", "feddpms.sigma": 0.0}, "feddpms.sigma must be above 0"),
-    ("feddpms", {"feddpms.privacy": "sound", "feddpms.receive": "real"}, "feddpms.receive must not be real"),
-    ("fedcvae", {"federation.participation": 0.5}, "federation.participation 1, got 0.5"),
-    ("fedcvae", {"federation.buffers": "keep"}, "federation.buffers average"),
-    ("fedcvae", {"dp.local": True}, "dp.local false"),
-    ("fedcvae", {"fedcvae.channels": (4,) * 5}, "fedcvae.channels must have 1 to 4 levels.*got 5"),
-    ("fedcvae", {"model.batch_norm": True}, "FedCVAE .* BatchNorm"),
-    ("dense", {"dense.warmup_rounds": 3}, "dense.warmup_rounds must be below federation.rounds = 3"),
-    ("dense", {"federation.participation": 0.5}, "federation.participation 1, got 0.5"),
-    ("one_shot", {"sharing": "local_synthetic"}, "sharing.setting server_synthetic"),
-    ("one_shot", {"sharing": "server_synthetic", "model.batch_norm": True}, "OneShot .* BatchNorm"),
-    ("fedddpm", {"model": "ddpm"}, "sharing.setting server_synthetic"),
-]
-
-
-@pytest.mark.parametrize(("name", "values", "said"), EXPERIMENTS)
-def test_an_experiment_is_refused_before_any_work(name: str, values: dict[str, Any], said: str) -> None:
-    model = {"model.name": "vae"} if name == "feddpms" else {}
-    with pytest.raises(UserError, match=said):
-        build(presets.experiment("smoke", "digits", {"algorithm": name, **model, **values}))
 
 
 def _client(algorithm: Algorithm, federation: Federation) -> None:

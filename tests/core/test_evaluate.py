@@ -162,20 +162,6 @@ def test_a_clients_own_model_is_taken_out_of_a_run(tmp_path: Path) -> None:
         result.personal(6)
 
 
-def test_what_cannot_be_evaluated_is_refused_before_any_work() -> None:
-    no_model = {"algorithm": "fedproto", "evaluate.clients": False, "measure.every": 1}
-    for fields, message in (
-        ({"measure.clients": True}, "measure.clients must be false"),
-        (no_model, "clients true and --measure.every 0"),
-        ({"algorithm": "fedper", "measure.every": 2}, "fedper has no server model.*needs --measure.every 0.$"),
-        ({"algorithm": "fedbn", "model.batch_norm": True}, "--federation.buffers keep"),
-        ({"algorithm": "fedbn", "federation.buffers": "keep"}, "needs a model with BatchNorm"),
-        ({"evaluate.every": 0}, "evaluate.every"),
-    ):
-        with pytest.raises(UserError, match=message):
-            build.build(experiment("smoke", values={**FIELDS, **fields}))
-
-
 @pytest.mark.parametrize(
     ("returned", "message"),
     [({"model": torch.zeros(3)}, "'model', a Flat of all weights"), ({"model": EMPTY}, "names or shapes")],
