@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from broken_noise import OfNoData
 from closed_forms import Digits
 
 from fedcommons import Facts, LocalSGD, generator
@@ -20,7 +21,6 @@ from fedcommons.federation.stragglers import Independent
 from fedcommons.flat_tensors import Flat, data, flat, select
 from fedcommons.privacy.accountants import composed, epsilon
 from fedcommons.privacy.dp_sgd import DPSGD
-from fedcommons.privacy.noise import Draws, Noise
 from fedcommons.privacy.statement import statement
 from fedcommons.testing.spy import Spy
 from papers.feddpms import costs
@@ -156,13 +156,6 @@ def test_only_in_stage_one_the_autoencoders_loss_has_a_say(second: bool, alike: 
 
 
 SOUND = FedDPMS(preliminary_rounds=1, quota=4, privacy="sound", sigma=2.0, clip=3.0, spread=0.5)
-
-
-class OfNoData(Noise):
-    """The same noise for any data."""
-
-    def call(self, purpose: str, *data: torch.Tensor) -> Draws:
-        return super().call(purpose)
 
 
 def test_private_means_are_of_the_servers_encoder_which_has_not_seen_the_clients_data(digits: Digits) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import report_runs
 import torch
 from broken_noise import break_noise
 from torch import Tensor
@@ -217,9 +218,7 @@ STAGES = {
 }
 
 
-@pytest.fixture(scope="module")
-def sweep(sweeps: Callable[[str], ModuleType]) -> ModuleType:
-    return sweeps("audit_pool")
+sweep = report_runs.script("audit_pool")
 
 
 def found(sweep: ModuleType, setting: str, canaries: int, *more: str) -> Estimate:
@@ -262,6 +261,6 @@ def test_the_audit_sweep_writes_one_table_row_for_each_seed(sweep: ModuleType, t
     rows = re.findall(r"^\| ([01]) +\| [01] +\| 1 +\| 0\.89\d* +\| 1 ", text, re.M)
     assert rows == ["0", "1"]
     with pytest.raises(UserError, match="without noise"):
-        sweep.audit_pool(["--preset", "smoke", "--sharing", "merf", "--sharing.noise_multiplier", "0", *argv[-2:]])
+        sweep.audit_pool([*argv[:4], "--sharing.noise_multiplier", "0", f"--out={tmp_path / 'none'}"])
     with pytest.raises(UserError, match="holds an audit already"):
         sweep.audit_pool([*argv, "--sharing.features", "30"])

@@ -1,12 +1,12 @@
 """L against dense matrices: the iteration, products with the Hessian, closed forms on least squares."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from closed_forms import Digits, Problem
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
@@ -22,8 +22,6 @@ from fedcommons.testing.federations import Noise
 from lightning_modules import Classifier
 from lightning_modules.networks import CNN
 
-Digits = Callable[..., Federation]
-Problem = Callable[..., LeastSquares]
 ALGORITHM = FedAvg()
 
 

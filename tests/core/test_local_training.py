@@ -11,12 +11,11 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
-from fedcommons import ClientData, Flat, LocalSGD, Work, experiment, flatten
+from fedcommons import ClientData, Flat, LocalSGD, Work, experiment, flatten, generator, set_default_generator
 from fedcommons.core.local_training import onednn as set_onednn
 from fedcommons.core.steps import SCALE
 from fedcommons.data.transforms import flip_and_crop
 from fedcommons.runs.build import noise_key
-from fedcommons.seeding import generator, set_default_generator
 from fedcommons.testing import Federation, digits
 
 
@@ -169,8 +168,9 @@ def test_a_rate_of_one_call_and_rates_that_a_hook_changes_hold_in_that_call_only
         first, *others = parameters
         return torch.optim.SGD([{"params": [first], "lr": 0.3}, {"params": others}], 0.1)
 
-    federation = _with_optimizer(digits(), two_groups).training(LocalSGD(2, 5))
+    federation = _with_optimizer(digits(), two_groups).training(LocalSGD(2, 5, schedule=lambda round: 1 / round))
     work, seen = federation.work(), []
+    work.begin(2, federation.data.clients[0])
 
     def decay(params: object) -> None:
         seen.append([group["lr"] for group in work.optimizer.param_groups])
@@ -179,8 +179,10 @@ def test_a_rate_of_one_call_and_rates_that_a_hook_changes_hold_in_that_call_only
 
     for lr in (None, 0.8, None):
         work.local(federation.model, federation.data.clients[0], 5, add_to_grad=decay, lr=lr)
-    assert [seen[call * 4] for call in range(3)] == [[0.3, 0.1], [0.8, 0.8], [0.3, 0.1]]
-    assert seen[1] == [0.15, 0.05]
+    assert [seen[call * 4] for call in range(3)] == [[0.15, 0.05], [0.8, 0.8], [0.15, 0.05]]
+    assert seen[1] == [0.075, 0.025]
+    work.begin(0)  # a job outside rounds
+    assert work.rates == [0.3, 0.1]
 
 
 @pytest.mark.parametrize(("onednn", "precision"), [(True, "fp32"), (False, "tf32")])

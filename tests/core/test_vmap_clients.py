@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import StepLR
 
 import fedcommons
-from fedcommons import ClientData, LocalSGD, Payload, Work, experiment, flat, set_default_generator
+from fedcommons import ClientData, ClientError, LocalSGD, Payload, Work, experiment, flat, set_default_generator
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddyn import FedDyn
 from fedcommons.algorithms.fednova import FedNova
@@ -32,7 +32,6 @@ from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.config.dotted import deciding, same_results
 from fedcommons.core import cuda_graphs, vmap_clients
 from fedcommons.core.algorithm import Algorithm, Message, Reply
-from fedcommons.errors import ClientError
 from fedcommons.federation.stragglers import Slow
 from fedcommons.testing import Federation, digits
 from fedcommons.testing.comparing import bits

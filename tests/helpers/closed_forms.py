@@ -20,6 +20,18 @@ Problem = Callable[..., LeastSquares]
 FULL = 1000
 """A batch size above every client's number of examples: in full-batch steps, the order affects only rounding."""
 
+W = np.array([0.5, -1.0, 2.0])
+"""Weights at which the parameters of least squares are measured."""
+
+
+def model_at_w(federation: Federation) -> Flat:
+    return Flat(federation.model.layout, torch.from_numpy(W))
+
+
+def sq_spread(each: np.ndarray) -> float:
+    """Return the mean squared distance of the rows from their mean."""
+    return np.square(each - each.mean(0)).sum(1).mean()
+
 
 def quadratic(problem: LeastSquares, i: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the Hessian H_i and the vector c_i of client i's loss f_i(y) = y H_i y / 2 - c_i y."""

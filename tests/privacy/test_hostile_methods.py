@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from closed_forms import Digits
 from torch import Tensor
 
 from fedcommons import ClientData, ClientError, Executor, LocalSGD, Message, Replies, Reply, State, Work
@@ -21,9 +22,6 @@ from fedcommons.core.worker import Worker
 from fedcommons.flat_tensors import Payload, copy, data, flat, sub
 from fedcommons.privacy.dp_sgd import DPSGD, Target, compose_steps
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
-from fedcommons.testing import Federation
-
-Digits = Callable[..., Federation]
 
 PRIVATE = LocalSGD(1, 5, dp=DPSGD(2.0, 1.0))
 

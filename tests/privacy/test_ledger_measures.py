@@ -1,6 +1,6 @@
 """The ledger of runs: metrics stay with the experimenter, class counts are a release, all rounds add up; FedDM."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from closed_forms import Digits
 
 from fedcommons import Clients, Examples, Facts, Flat, LocalSGD, State, UserError, flatten, load_rounds, load_runs
 from fedcommons.algorithms.fedavg import FedAvg
@@ -22,10 +23,7 @@ from fedcommons.privacy.statement import in_short, statement
 from fedcommons.runs.assemble import assemble
 from fedcommons.runs.build import build
 from fedcommons.runs.experiment import run
-from fedcommons.testing import Federation
 from fedcommons.tracking.run_folder import read_rounds
-
-Digits = Callable[..., Federation]
 
 COUNTS = "class counts (read by the method or the straggler rule)"
 PRIVATE = LocalSGD(1, 5, dp=DPSGD(2.0, 1.0))

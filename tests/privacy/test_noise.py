@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from closed_forms import Problem
 from scipy.stats import kstest
 from torch import Tensor
 
@@ -23,10 +24,7 @@ from fedcommons.generators.ddpm import DDPM
 from fedcommons.privacy import salts
 from fedcommons.privacy.dp_sgd import DPSGD, NoisySum
 from fedcommons.privacy.noise import CipherStream, Noise, Source
-from fedcommons.testing import LeastSquares
 from fedcommons.testing.spy import Spy
-
-Problem = Callable[..., LeastSquares]
 
 FULL = 1000
 """A batch size above every client's number of examples."""

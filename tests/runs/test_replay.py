@@ -5,13 +5,14 @@ import pickle
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
 import numpy as np
 import pytest
+import report_runs
 import torch
 from torch import Tensor
 
@@ -43,9 +44,7 @@ def config(tmp_path: Path) -> Experiment:
     return presets.experiment("smoke", "digits", {**SHORT, "artifacts": str(tmp_path / "artifacts")})
 
 
-@pytest.fixture(scope="module")
-def script(sweeps: Callable[[str], ModuleType]) -> ModuleType:
-    return sweeps("run")
+script = report_runs.script("run")
 
 
 @pytest.fixture

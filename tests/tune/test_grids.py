@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import report_runs
 from rich.console import Console
 from sweep_runs import rows_of
 
@@ -84,9 +85,7 @@ def test_the_last_images_are_held_out() -> None:
     assert not bool((at_random.validation.x == last.validation.x).all())
 
 
-@pytest.fixture(scope="module")
-def table1(sweeps: Sweeps) -> ModuleType:
-    return sweeps("table1")
+table1 = report_runs.script("table1")
 
 
 def configs_of(table1: ModuleType, options: str) -> list[Experiment]:

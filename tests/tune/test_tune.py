@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import report_runs
 from rich.console import Console
 
 from fedcommons.cli import parse
@@ -27,9 +28,7 @@ TINY = ["--preset=smoke", "--setting=real", "--wandb=off", "--data.limit=80", "-
         "--federation.rounds=1", "--measure.every=1"]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def tune(sweeps: Callable[[str], ModuleType]) -> ModuleType:
-    return sweeps("tune")
+tune = report_runs.script("tune")
 
 
 def test_metrics_have_a_better_way_and_some_see_test_data(tune: ModuleType) -> None:
