@@ -27,24 +27,6 @@ from fedcommons.data import datasets
 from fedcommons.runs.check_module import require_distillable
 from fedcommons.testing.federations import Federation
 
-SGD = {"client.optimizer": "sgd", "client.momentum": 0.0, "dp.local": False, "straggler.partial": "method"}
-ADAM, MOMENTUM, DP = {"client.optimizer": "adam"}, {"client.momentum": 0.9}, {"dp.local": True}
-CHECKED: list[tuple[Any, dict[str, Any], str | None]] = [
-    (FedNova(), ADAM, "client.optimizer must be sgd for fednova"), (FedNova(), MOMENTUM, None),
-    (SCAFFOLD(), MOMENTUM, "client.momentum must be 0 for scaffold.*scaffold.option 1"), (SCAFFOLD(1), MOMENTUM, None),
-    (SCAFFOLD(1), DP, "scaffold.option must be 2 with dp.local"),
-    (FedPVR(), MOMENTUM, "client.momentum must be 0 for fedpvr.*use momentum 0"), (FedPVR(), DP, None),
-    (GradientCoding(), {"straggler.partial": "take"}, "straggler.partial"),
-    (MOON(), {"model.name": "linear", "model.projection": 8}, None),
-    (MOON(), {"model.name": "linear", "model.projection": None}, "model.name linear has no features"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("algorithm", "fields", "said"), CHECKED)
-def test_fields_for_which_it_is_not_defined_are_refused(algorithm: Any, fields: dict, said: str | None) -> None:
-    with pytest.raises(UserError, match=f"^{said}") if said else nullcontext():
-        algorithm.check(SGD | fields)
-
 
 def _client(algorithm: Algorithm, federation: Federation) -> None:
     state = algorithm.start(federation.model, federation.plan(1).facts, 0)

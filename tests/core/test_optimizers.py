@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from closed_forms import Problem
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.optim import lr_scheduler as schedulers
@@ -252,19 +251,6 @@ def test_the_factors_in_closed_form() -> None:
     found = [cosine(r, 40, least=0.2) for r in range(1, 41)]
     assert found == pytest.approx([0.6 + 0.4 * cos(pi * r / 40) for r in range(40)])
     assert cosine(3, 40, warmup=9) == pytest.approx(0.3 * cosine(3, 40))
-
-
-@pytest.mark.long
-def test_local_steps_converge_at_the_rate_one_over_t_if_the_rate_falls_so(least_squares: Problem) -> None:
-    """Li et al. (ICLR 2020): with E > 1 local steps and eta_t ~ 1/t the error of FedAvg is O(1/t); else it stays."""
-    problem, errors = least_squares(), {}
-    for name, schedule in (("falls", lambda r: 1 / (1 + 0.2 * r)), ("stays", None)):
-        federation = problem.federation(0.3).training(LocalSGD(3, FULL, schedule=schedule))
-        course = [now.model.buffer.numpy() for now, _ in federation.run(FedAvg(), federation.plan(160))]
-        errors[name] = [float(np.linalg.norm(course[t - 1] - problem.optimum)) for t in (40, 80, 160)]
-    times = np.log([1 + 0.2 * t for t in (40, 80, 160)])
-    assert np.polyfit(times, np.log(errors["falls"]), 1)[0] == pytest.approx(-1, abs=0.05)
-    assert np.polyfit(times, np.log(errors["stays"]), 1)[0] == pytest.approx(0, abs=1e-6)
 
 
 def test_runs_of_other_lengths_share_their_noise_only_if_they_begin_alike() -> None:
