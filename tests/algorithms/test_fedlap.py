@@ -13,13 +13,14 @@ from opacus.accountants import RDPAccountant
 from torch import Tensor, nn
 from torchmetrics import CatMetric
 
-from fedcommons import ClientData, Clients, Examples, LocalSGD, Reply, RunData, UserError
+from fedcommons import ClientData, Clients, Examples, LocalSGD, Reply, RunData, UserError, experiment
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedlap import FedLAP
 from fedcommons.flat_tensors import Flat, data, norm, sub
 from fedcommons.privacy import gaussian
 from fedcommons.privacy.dp_sgd import DPSGD, Target
 from fedcommons.privacy.noise import SEED_ALONE, Noise
+from fedcommons.runs.build import build
 from fedcommons.runs.checks import require_target
 from fedcommons.seeding import generator, set_default_generator
 from fedcommons.testing.federations import Federation
@@ -257,6 +258,12 @@ def test_a_target_epsilon_is_met_by_every_client() -> None:
     federation = _federation(LocalSGD(1, FULL, dp=replace(DP, target=Target(4.0, DELTA, 2))))
     ledger = federation.run(replace(SMALL, classes="all"), federation.plan(2))[-1][0].ledger
     assert all(3.9 <= ledger.commons.epsilon(i, DELTA) <= 4.0 for i in (0, 1))
+
+
+def test_a_target_epsilon_that_so_many_steps_cannot_meet_is_refused() -> None:
+    values = {"algorithm": "fedlap", "fedlap.classes": "all", "dp.local": True, "dp.target_epsilon": 1.0}
+    with pytest.raises(UserError, match="q = 1, 15000000 steps"):
+        build(experiment("smoke", values={**values, "fedlap.trajectories": 10**6, "fedlap.match_batch": 10**6}))
 
 
 def test_a_method_with_local_training_states_no_noisy_steps() -> None:
