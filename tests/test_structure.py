@@ -7,8 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedcommons import experiment
-from fedcommons.config.experiment import Experiment
+from fedcommons import Experiment, experiment
 from fedcommons.config.schema import SECTIONS
 from fedcommons.runs.build import build
 

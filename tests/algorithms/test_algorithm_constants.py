@@ -10,6 +10,7 @@ import torch
 from closed_forms import Digits
 from torch import Tensor, nn
 
+from fedcommons import Algorithm, Facts, Message, UserError, flatten
 from fedcommons.algorithms.dense import DENSE
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedcvae import FedCVAE
@@ -22,58 +23,9 @@ from fedcommons.algorithms.fedpvr import FedPVR
 from fedcommons.algorithms.gradient_coding import GradientCoding
 from fedcommons.algorithms.moon import MOON
 from fedcommons.algorithms.scaffold import SCAFFOLD
-from fedcommons.config import presets
-from fedcommons.core.algorithm import Algorithm, Facts, Message
 from fedcommons.data import datasets
-from fedcommons.errors import UserError
-from fedcommons.flat_tensors import flatten
-from fedcommons.runs.build import build
 from fedcommons.runs.check_module import require_distillable
 from fedcommons.testing.federations import Federation
-
-SGD = {"client.optimizer": "sgd", "client.momentum": 0.0, "dp.local": False, "straggler.partial": "method"}
-ADAM, MOMENTUM, DP = {"client.optimizer": "adam"}, {"client.momentum": 0.9}, {"dp.local": True}
-CHECKED: list[tuple[Any, dict[str, Any], str | None]] = [
-    (FedNova(), ADAM, "client.optimizer must be sgd for fednova"), (FedNova(), MOMENTUM, None),
-    (SCAFFOLD(), MOMENTUM, "client.momentum must be 0 for scaffold.*scaffold.option 1"), (SCAFFOLD(1), MOMENTUM, None),
-    (SCAFFOLD(1), DP, "scaffold.option must be 2 with dp.local"),
-    (FedPVR(), MOMENTUM, "client.momentum must be 0 for fedpvr.*use momentum 0"), (FedPVR(), DP, None),
-    (GradientCoding(), {"straggler.partial": "take"}, "straggler.partial"),
-    (MOON(), {"model.name": "linear", "model.projection": 8}, None),
-    (MOON(), {"model.name": "linear", "model.projection": None}, "model.name linear has no features"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("algorithm", "fields", "said"), CHECKED)
-def test_fields_for_which_it_is_not_defined_are_refused(algorithm: Any, fields: dict, said: str | None) -> None:
-    with pytest.raises(UserError, match=f"^{said}") if said else nullcontext():
-        algorithm.check(SGD | fields)
-
-
-EXPERIMENTS: list[tuple[str, dict[str, Any], str]] = [
-    ("fedvae", {}, "FedVAE needs .* attribute encode.*model.name vae"),
-    ("feddpms", {"feddpms.preliminary_rounds": 3}, "preliminary_rounds must be below federation.rounds = 3"),
-    ("feddpms", {"feddpms.classes": 11}, "feddpms.classes must be at most the 10 classes"),
-    ("feddpms", {"feddpms.privacy": "sound", "feddpms.sigma": 0.0}, "feddpms.sigma must be above 0"),
-    ("feddpms", {"feddpms.privacy": "sound", "feddpms.receive": "real"}, "feddpms.receive must not be real"),
-    ("fedcvae", {"federation.participation": 0.5}, "federation.participation 1, got 0.5"),
-    ("fedcvae", {"federation.buffers": "keep"}, "federation.buffers average"),
-    ("fedcvae", {"dp.local": True}, "dp.local false"),
-    ("fedcvae", {"fedcvae.channels": (4,) * 5}, "fedcvae.channels must have 1 to 4 levels.*got 5"),
-    ("fedcvae", {"model.batch_norm": True}, "FedCVAE .* BatchNorm"),
-    ("dense", {"dense.warmup_rounds": 3}, "dense.warmup_rounds must be below federation.rounds = 3"),
-    ("dense", {"federation.participation": 0.5}, "federation.participation 1, got 0.5"),
-    ("one_shot", {"sharing": "local_synthetic"}, "sharing.setting server_synthetic"),
-    ("one_shot", {"sharing": "server_synthetic", "model.batch_norm": True}, "OneShot .* BatchNorm"),
-    ("fedddpm", {"model": "ddpm"}, "sharing.setting server_synthetic"),
-]
-
-
-@pytest.mark.parametrize(("name", "values", "said"), EXPERIMENTS)
-def test_an_experiment_is_refused_before_any_work(name: str, values: dict[str, Any], said: str) -> None:
-    model = {"model.name": "vae"} if name == "feddpms" else {}
-    with pytest.raises(UserError, match=said):
-        build(presets.experiment("smoke", "digits", {"algorithm": name, **model, **values}))
 
 
 def _client(algorithm: Algorithm, federation: Federation) -> None:

@@ -1,28 +1,23 @@
 """Methods that choose a round's clients, or none, themselves: in the engine, in a run, and in a replay."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
+from closed_forms import Digits
 
+from fedcommons import ClientError, Executor, Facts, Replies, State, UserError
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import presets
-from fedcommons.core.algorithm import Facts, Merged, Replies, State
-from fedcommons.core.executor import Executor
-from fedcommons.errors import ClientError, UserError
+from fedcommons.core.algorithm import Merged
 from fedcommons.flat_tensors import Flat, Payload, data, flat, scalar, scale
 from fedcommons.reports.frames import load_runs
 from fedcommons.runs import experiment
 from fedcommons.runs.replay import replay
 from fedcommons.tracking.run_folder import read_rounds
-
-if TYPE_CHECKING:
-    from conftest import Federation
-
-    Digits = Callable[..., Federation]
 
 
 class ByState(FedAvg):
@@ -43,7 +38,7 @@ class ByState(FedAvg):
         return {**after, "first": first, "alone": torch.tensor(1)}, {"cluster/0": torch.tensor(len(replies)), "b": 0.5}
 
 
-def test_the_clients_of_a_round_are_those_it_names_and_a_round_may_be_the_servers_alone(digits: "Digits") -> None:
+def test_the_clients_of_a_round_are_those_it_names_and_a_round_may_be_the_servers_alone(digits: Digits) -> None:
     """Trained and merged in client order, whatever order it names them in; the others send nothing."""
     federation, size = digits(), 4 * digits().model.layout.size
     seen: list[list[int]] = []
@@ -81,7 +76,7 @@ ENDS = r"round 1: .* beside the state must"
     ],
 )
 def test_clients_that_do_not_exist_and_numbers_that_are_not_finite_are_refused(
-    named: list[int], reported: tuple[Any, ...], message: str, digits: "Digits"
+    named: list[int], reported: tuple[Any, ...], message: str, digits: Digits
 ) -> None:
     class Naming(FedAvg):
         def participants(self, state: State, round: int) -> Sequence[int]:

@@ -11,14 +11,12 @@ from closed_forms import Digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedcommons import Facts, LocalSGD, generator, seed_for, set_default_generator
 from fedcommons.algorithms.coboosting import CoBoosting
 from fedcommons.algorithms.dense import DENSE
 from fedcommons.algorithms.ensemble import Upsampler, set_training_mode
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.core.algorithm import Facts
-from fedcommons.core.local_training import LocalSGD
 from fedcommons.flat_tensors import Flat, data
-from fedcommons.seeding import generator, seed_for, set_default_generator
 from fedcommons.testing.federations import Federation
 from lightning_modules import Classifier
 

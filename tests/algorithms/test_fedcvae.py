@@ -13,13 +13,11 @@ from closed_forms import Digits
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedcommons import Facts, LocalSGD, generator, seed_for, set_default_generator
 from fedcommons.algorithms.fedcvae import FedCVAE
 from fedcommons.algorithms.fedcvae_decoders import Drawing, Networks, draw, quotas
-from fedcommons.core.algorithm import Facts
-from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import Worker
 from fedcommons.flat_tensors import Flat, data, flat, flatten
-from fedcommons.seeding import generator, seed_for, set_default_generator
 from fedcommons.testing.federations import Federation
 from lightning_modules.cvae import CVAE, Decoder, truncated_normal
 

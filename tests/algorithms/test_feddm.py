@@ -8,16 +8,14 @@ import torch
 from closed_forms import Digits, reply_of, smooth_module
 from torch import Tensor, nn
 
+from fedcommons import ClientData, Message, Reply, generator
 from fedcommons.algorithms import feddm_matching
 from fedcommons.algorithms.ball import around, project
 from fedcommons.algorithms.feddm import FedDM
-from fedcommons.core.algorithm import Message, Reply
 from fedcommons.core.features import Head
-from fedcommons.data.clients import ClientData
 from fedcommons.flat_tensors import Flat, Layout, data, norm, sub
 from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.privacy.noise import SEED_ALONE, Draws
-from fedcommons.seeding import generator
 from lightning_modules import Classifier
 
 COUNTS = (4, 6, 5)  # real images of three classes

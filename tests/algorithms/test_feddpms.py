@@ -8,22 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from broken_noise import OfNoData
 from closed_forms import Digits
 
+from fedcommons import Facts, LocalSGD, generator
 from fedcommons.algorithms import latents
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddpms import FedDPMS
-from fedcommons.core.algorithm import Facts
-from fedcommons.core.local_training import LocalSGD
 from fedcommons.federation.client_sampling import participants
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.stragglers import Independent
 from fedcommons.flat_tensors import Flat, data, flat, select
 from fedcommons.privacy.accountants import composed, epsilon
 from fedcommons.privacy.dp_sgd import DPSGD
-from fedcommons.privacy.noise import Draws, Noise
 from fedcommons.privacy.statement import statement
-from fedcommons.seeding import generator
 from fedcommons.testing.spy import Spy
 from papers.feddpms import costs
 
@@ -158,13 +156,6 @@ def test_only_in_stage_one_the_autoencoders_loss_has_a_say(second: bool, alike: 
 
 
 SOUND = FedDPMS(preliminary_rounds=1, quota=4, privacy="sound", sigma=2.0, clip=3.0, spread=0.5)
-
-
-class OfNoData(Noise):
-    """The same noise for any data."""
-
-    def call(self, purpose: str, *data: torch.Tensor) -> Draws:
-        return super().call(purpose)
 
 
 def test_private_means_are_of_the_servers_encoder_which_has_not_seen_the_clients_data(digits: Digits) -> None:

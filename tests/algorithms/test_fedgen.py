@@ -10,13 +10,11 @@ from closed_forms import Digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedcommons import Facts, LocalSGD, State, generator
 from fedcommons.algorithms.feature_generator import STATISTICS, label_weights, labels_at
 from fedcommons.algorithms.fedgen import FedGEN, in_chunks
-from fedcommons.core.algorithm import Facts, State
-from fedcommons.core.local_training import LocalSGD
 from fedcommons.flat_tensors import Flat, add, data, flat, flatten
 from fedcommons.privacy.dp_sgd import DPSGD
-from fedcommons.seeding import generator
 from fedcommons.testing.federations import Federation
 from lightning_modules import Classifier
 

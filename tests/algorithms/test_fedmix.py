@@ -7,13 +7,9 @@ import torch
 from closed_forms import FULL, Digits, reply_of, smooth_module
 from torch import Tensor
 
+from fedcommons import ClientData, ClientDatasets, Clients, Examples, LocalSGD, flat
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedmix import FedMix, mean_images
-from fedcommons.core.local_training import LocalSGD
-from fedcommons.data.clients import ClientData, Clients
-from fedcommons.data.examples import Examples
-from fedcommons.data.federated import ClientDatasets
-from fedcommons.flat_tensors import flat
 from fedcommons.sharing.exchange import share, share_by_method
 from fedcommons.sharing.real import ShuffledReal
 from lightning_modules import Classifier

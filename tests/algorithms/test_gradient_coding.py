@@ -10,13 +10,10 @@ import torch
 from closed_forms import Problem
 from torch import Tensor
 
+from fedcommons import Facts, Flat, LocalSGD, RunData, State, flat, scalar
 from fedcommons.algorithms.gradient_coding import GradientCoding
-from fedcommons.core.algorithm import Facts, State
-from fedcommons.core.local_training import LocalSGD
-from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients, Rows
 from fedcommons.federation.stragglers import Independent
-from fedcommons.flat_tensors import Flat, flat, scalar
 from fedcommons.testing.federations import Federation
 
 ALL_ARRIVE = (1.0,) * 4

@@ -9,6 +9,7 @@ import pytest
 import torch
 from closed_forms import FULL, Digits, Problem, descended, fixed_point, optimum, play, round_from, slope, weights_of
 
+from fedcommons import Algorithm, Clients, Flat, LocalSGD, flat
 from fedcommons.algorithms.ditto import Ditto
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedgen import FedGEN
@@ -21,11 +22,7 @@ from fedcommons.algorithms.gradient_coding import GradientCoding
 from fedcommons.algorithms.moon import MOON
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.algorithms.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
-from fedcommons.core.algorithm import Algorithm
-from fedcommons.core.local_training import LocalSGD
-from fedcommons.data.clients import Clients
 from fedcommons.federation.rounds import Standing
-from fedcommons.flat_tensors import Flat, flat
 from fedcommons.testing.federations import Federation, LeastSquares
 
 Adaptive = FedAdagrad | FedAdam | FedYogi
@@ -200,25 +197,3 @@ def test_fedpvr_on_all_layers_is_scaffold_bit_for_bit(digits: Digits) -> None:
         assert bits(flat(a.state, "control")) == bits(flat(b.state, "control"))
         kept, expected = ({i: bits(flat(m, "control")) for i, m in now.memory.items()} for now in (a, b))
         assert kept == expected
-
-
-ONE_STEP: "dict[str, tuple[Algorithm, float]]" = {
-    "FedAvg": (FedAvg(), 0.0),
-    "FedProx": (FedProx(mu=10.0), 0.0),  # its pull is zero at y = x
-    "FedNova": (FedNova(), 0.9),
-    "SCAFFOLD, option 1": (SCAFFOLD(option=1), 0.9),  # its control is a gradient at x, however the steps are taken
-    "SCAFFOLD, option 2": (SCAFFOLD(option=2), 0.0),
-}
-
-
-@pytest.mark.parametrize("weighting", ["uniform", "samples"])
-@pytest.mark.parametrize("name", ONE_STEP)
-def test_one_local_step_with_all_clients_is_a_central_step(name: str, weighting: str, least_squares: Problem) -> None:
-    """On sum_i n_i f_i, the loss of the pooled data, or on sum_i f_i. Not so FedDyn, whose first step is doubled."""
-    sizes, (method, momentum) = (2, 9, 4, 17), ONE_STEP[name]
-    problem = least_squares(sizes=sizes)
-    federation = problem.federation(0.2, momentum).training(LocalSGD(1, FULL), weighting)
-    w, x = weights_of(weighting, sizes), np.zeros(3)
-    for now in course(federation, method, 5):
-        x = x - 0.2 * w @ problem.gradients(x) / w.sum()
-        assert np.allclose(now.model.buffer.numpy(), x, rtol=0, atol=1e-14)

@@ -10,14 +10,9 @@ from closed_forms import FULL, Digits
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedcommons import ClientData, Flat, LocalSGD, Message, Payload, Reply, Work, flat, set_default_generator
 from fedcommons.algorithms.moon import MOON
-from fedcommons.core.algorithm import Message, Reply
-from fedcommons.core.client_worker import Work
-from fedcommons.core.local_training import LocalSGD
-from fedcommons.data.clients import ClientData
-from fedcommons.flat_tensors import Flat, Payload, flat
 from fedcommons.privacy.dp_sgd import DPSGD
-from fedcommons.seeding import set_default_generator
 from lightning_modules import Classifier
 from lightning_modules.networks import CNN, Projected
 

@@ -7,6 +7,7 @@ from closed_forms import FULL, Digits, Problem, descended
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedcommons import LocalSGD, seed_for
 from fedcommons.algorithms.ditto import Ditto
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedbn import FedBN
@@ -16,11 +17,9 @@ from fedcommons.core.algorithm import BUFFERS, Algorithm
 from fedcommons.core.client_worker import module_with
 from fedcommons.core.evaluation import ModelTask
 from fedcommons.core.features import Head
-from fedcommons.core.local_training import LocalSGD
 from fedcommons.federation.personal_evaluation import evaluate_personal, personal_model
 from fedcommons.federation.rounds import Standing
 from fedcommons.flat_tensors import EMPTY, Flat, data, flat, put, select
-from fedcommons.seeding import seed_for
 from fedcommons.testing.federations import Federation
 
 

@@ -6,18 +6,13 @@ import torch
 from closed_forms import FULL, Digits, Problem, play, reply_of, smooth_module, weights_of
 from torch.nn import functional as F
 
+from fedcommons import ClientData, Facts, Flat, LocalSGD, Work, flat, generator, seed_for
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddyn import FedDyn
 from fedcommons.algorithms.fedpvr import FedPVR
 from fedcommons.algorithms.scaffold import SCAFFOLD
-from fedcommons.core.algorithm import Facts
-from fedcommons.core.client_worker import Work
-from fedcommons.core.local_training import LocalSGD
-from fedcommons.data.clients import ClientData
 from fedcommons.federation.client_sampling import participants
 from fedcommons.federation.rounds import Standing
-from fedcommons.flat_tensors import Flat, flat
-from fedcommons.seeding import generator, seed_for
 
 SIZES = (2, 9, 4, 17)
 both_weightings = pytest.mark.parametrize("weighting", ["uniform", "samples"])

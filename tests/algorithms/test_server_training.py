@@ -6,13 +6,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedcommons import ClientDatasets, Examples, LocalSGD, Receipt, generator, seed_for
+from fedcommons import ClientDatasets, Contribution, Examples, LocalSGD, Receipt, generator, seed_for
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedddpm import FedDDPM
 from fedcommons.algorithms.fedvae import FedVAE
 from fedcommons.algorithms.one_shot import OneShot
 from fedcommons.flat_tensors import data, scalar, sub
-from fedcommons.generators.requests import Contribution
 from fedcommons.privacy.ledger import Ledger
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN
 from fedcommons.privacy.statement import statement

@@ -10,15 +10,13 @@ import torch
 from scipy.stats import binom
 from torch import Tensor
 
+from fedcommons import Examples, UserError, generator, numpy_generator
 from fedcommons.audits.copies import Audit, audit, clopper_pearson, facts
 from fedcommons.audits.detection_power import DRAWS, ENOUGH, SHARES, fewest_copies, plantings, verdicts
 from fedcommons.audits.distances import Look, Space, looks, pixel_space
 from fedcommons.audits.nearest_neighbours import Compared, compare, copies_of, subject
 from fedcommons.audits.verdict import PARTS, Planted, chances, counts, memorised
-from fedcommons.data.examples import Examples
-from fedcommons.errors import UserError
 from fedcommons.runs.pool_audit import power
-from fedcommons.seeding import generator, numpy_generator
 
 SEEDS = range(6)
 

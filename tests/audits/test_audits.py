@@ -10,19 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import report_runs
 import torch
 from broken_noise import break_noise
 from torch import Tensor
 
+from fedcommons import Contribution, Examples, Experiment, Receipt, UserError
 from fedcommons.audits.lower_bound import lower_bound
 from fedcommons.audits.white_box_estimate import Estimate
 from fedcommons.config import presets
 from fedcommons.config.dotted import deciding
-from fedcommons.config.experiment import Experiment
-from fedcommons.data.examples import Examples
-from fedcommons.errors import UserError
-from fedcommons.generators.generator import Receipt
-from fedcommons.generators.requests import Contribution
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN
 from fedcommons.runs.assemble import Assembled, assemble
 from fedcommons.runs.build import build, noise_key
@@ -215,33 +212,13 @@ def test_seeds_are_audited_once_and_their_mean_and_range_stand_beside_them(
         sweep.audit_pool([*argv[:-3], "3", *argv[-2:], "--seeds", "0,1", "--out", "two", "--resume"])
 
 
-OF_SUMS = ["--sharing", "merf", "--sharing.target_epsilon", "10"]
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [(["--seeds", "0,1", "--seed", "2"], "option --seeds instead"), (["--setting", "real"], "trains no generators"),
-     (["--canaries", "3"], r"--canaries must lie in \[4, 1e9\], got 3"),
-     (["--generator", "user_parts:Parrot", "--attacked", "4", "--dry-run"], r"--attacked .* got 4"),
-     ([*OF_SUMS[:2], "--sharing.noise_multiplier", "0"], "without noise"),
-     ([*OF_SUMS, "--shadows", "5"], "--shadows is for audits of generators")],
-)  # fmt: skip
-def test_what_cannot_be_audited_is_refused(
-    more: list[str], said: str, here: Path, sweeps: Callable[[str], ModuleType]
-) -> None:
-    with pytest.raises(UserError, match=said):
-        sweeps("audit_pool").audit_pool(["--preset", "smoke", *more])
-
-
 STAGES = {
     "merf": ["--sharing.features", "20", "--partition.n_clients", "2"],
     "ndpdc": ["--sharing.iterations", "30", "--sharing.batch", "5", "--partition.n_clients", "2"],
 }
 
 
-@pytest.fixture(scope="module")
-def sweep(sweeps: Callable[[str], ModuleType]) -> ModuleType:
-    return sweeps("audit_pool")
+sweep = report_runs.script("audit_pool")
 
 
 def found(sweep: ModuleType, setting: str, canaries: int, *more: str) -> Estimate:
@@ -283,5 +260,7 @@ def test_the_audit_sweep_writes_one_table_row_for_each_seed(sweep: ModuleType, t
     text = (tmp_path / "out" / "audit_pool.md").read_text()
     rows = re.findall(r"^\| ([01]) +\| [01] +\| 1 +\| 0\.89\d* +\| 1 ", text, re.M)
     assert rows == ["0", "1"]
+    with pytest.raises(UserError, match="without noise"):
+        sweep.audit_pool([*argv[:4], "--sharing.noise_multiplier", "0", f"--out={tmp_path / 'none'}"])
     with pytest.raises(UserError, match="holds an audit already"):
         sweep.audit_pool([*argv, "--sharing.features", "30"])

@@ -1,24 +1,23 @@
-"""Audits of generators: the membership attack, and the lower bound on epsilon from one run."""
+"""Audits of generators: the membership attack, its worst case in closed form, and the lower bound on epsilon."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import product
-from math import exp, log
+from math import exp, log, sqrt
 from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binom, mannwhitneyu
+from scipy.stats import binom, mannwhitneyu, norm
 from torch import Tensor
 
+from fedcommons import Examples, generator, numpy_generator
 from fedcommons.audits.copies import clopper_pearson
+from fedcommons.audits.exposed import worst_case
 from fedcommons.audits.lower_bound import LowerBound, by_scores, ceiling, coins, lower_bound, p_value
-from fedcommons.audits.membership import Losing, attack, auc, by_pool, halves, likelihood_ratios, roc, scores
-from fedcommons.data.examples import Examples
-from fedcommons.generators.ddpm import DDPM, PrivateDDPM
+from fedcommons.audits.membership import attack, auc, by_pool, halves, likelihood_ratios, roc, scores
 from fedcommons.generators.generator import Generator, TrainedGenerator, Weights
-from fedcommons.seeding import generator, numpy_generator
 
 
 def images(n: int, *key: int | str) -> Examples:
@@ -73,27 +72,6 @@ def test_a_generator_that_ignores_its_data_is_not() -> None:
     assert sum(f.auc_interval[0] <= 0.5 <= f.auc_interval[1] for f in found) >= 26
     assert sum(f.tpr_interval[0] <= 0.01 for f in found) >= 28
     assert abs(np.mean([f.auc for f in found]) - 0.5) < 0.02
-
-
-DIFFUSION = DDPM(
-    epochs=150, batch_size=16, lr=3e-3, channels=(8, 8), timesteps=50, schedule="squaredcos_cap_v2",
-    sampler="ddim", sampling_steps=2,
-)  # fmt: skip
-
-
-@pytest.mark.long
-def test_the_loss_of_a_ddpm_is_over_the_same_draws_for_every_image() -> None:
-    assert isinstance(DIFFUSION, Losing)
-    assert isinstance(PrivateDDPM(noise_multiplier=1.0), Losing)
-    known = images(6, "images")
-    weights = DIFFUSION.fit(known, 2, 0, {1})[1].weights
-    once, again = (DIFFUSION.losses(weights, known, 2, 5) for _ in range(2))
-    assert torch.equal(once, again)
-    assert torch.allclose(once[3:5], DIFFUSION.losses(weights, known[3:5], 2, 5), atol=1e-5)
-    assert not torch.equal(once, DIFFUSION.losses(weights, known, 2, 6))
-    zero = {name: torch.zeros_like(w) for name, w in weights.items()}  # predicts no noise: the loss is the noise's size
-    assert torch.allclose(DIFFUSION.losses(zero, known, 2, 5), torch.ones(6), atol=0.15)
-    assert len(set(DIFFUSION.losses(zero, known, 2, 5).tolist())) == 1
 
 
 def test_every_generator_sees_a_half_of_its_own() -> None:
@@ -214,3 +192,55 @@ def test_the_highest_scores_are_guessed() -> None:
 def test_numbers_that_mean_nothing_are_refused(wrong: tuple[int, int, int, float, float]) -> None:
     with pytest.raises(ValueError, match="must hold"):
         p_value(*wrong)
+
+
+def releases(norms: np.ndarray, generators: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return scores and memberships (K, n) of K releases sum_j x_j + N(0, I) of random halves of n orthogonal x_j.
+
+    The score of image j is the release's component in direction x_j: N(|x_j|, 1) for a member and N(0, 1) otherwise.
+    """
+    inside = halves(np.zeros(len(norms), int), generators, seed)
+    return inside * norms + np.random.default_rng(seed).normal(size=inside.shape), inside
+
+
+@pytest.mark.parametrize("outlier", [0.5, 1.5, 3.0])
+def test_the_outliers_of_a_gaussian_release_have_the_auc_of_the_closed_form(outlier: float) -> None:
+    """Phi(r/sqrt(2)) for the two outliers of 40 examples, although the average over all examples is near 0.5."""
+    norms = np.where(np.arange(40) % 20 == 7, outlier, 0.05)
+    scores, inside = releases(norms, 2000, 0)
+    worst, average = worst_case(scores, inside, 0), attack(likelihood_ratios(scores, inside), inside, 0, draws=20)
+    assert worst is not None
+    assert worst.images == 2
+    assert worst.auc == pytest.approx(norm.cdf(outlier / sqrt(2)), abs=0.025)
+    assert worst.auc_interval[0] <= norm.cdf(outlier / sqrt(2)) <= worst.auc_interval[1]
+    assert worst.tpr_at == pytest.approx(norm.cdf(outlier - norm.ppf(0.99)), abs=0.03)
+    assert average.auc < 0.56
+
+
+def test_few_generators_estimate_the_same_auc() -> None:
+    """With 16 generators, the mean over 60 attacks is that of the closed form: choosing does not inflate it."""
+    norms = np.where(np.arange(40) % 20 == 7, 5.0, 0.0)
+    found = [worst_case(*releases(norms, 16, seed), seed, draws=2) for seed in range(60)]
+    assert np.mean([one.auc for one in found if one]) == pytest.approx(norm.cdf(5 / sqrt(2)), abs=0.005)
+
+
+def test_a_mechanism_that_ignores_its_data_has_no_exposed_examples() -> None:
+    """AUC 0.5 in the mean of 200 attacks and within its interval in most of them; as many true as false positives."""
+    found = [worst_case(*releases(np.zeros(60), 12, seed), seed, draws=100) for seed in range(200)]
+    every = [one for one in found if one]
+    assert abs(np.mean([one.auc for one in every]) - 0.5) < 0.015
+    assert np.mean([one.auc_interval[0] <= 0.5 <= one.auc_interval[1] for one in every]) > 0.8
+    assert {one.tpr_at for one in every} == {None}  # 9 non-members in a half show no rate of 1 %
+    twenty = [worst_case(*releases(np.zeros(20), 12, seed), seed, draws=2) for seed in range(400)]  # one image
+    assert abs(np.mean([one.auc for one in twenty if one]) - 0.5) < 0.02  # a half with members only counts as 0.5
+    many = worst_case(*releases(np.zeros(60), 4000, 0), 0, draws=2)
+    assert many is not None
+    assert many.tpr_at == pytest.approx(0.01, abs=0.006)
+
+
+def test_a_small_shift_of_all_examples_and_too_few_generators() -> None:
+    scores, inside = releases(np.full(40, 1.0), 400, 1)
+    worst = worst_case(scores, inside, 1)
+    assert worst is not None
+    assert worst.auc == pytest.approx(norm.cdf(1 / sqrt(2)), abs=0.06)  # no example is more exposed than another
+    assert worst_case(scores[:11], inside[:11], 1) is None

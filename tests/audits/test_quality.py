@@ -124,5 +124,3 @@ def test_pools_of_generators_sizes_and_epochs_stand_in_one_table(
     assert script.quality([*few, *one]) == 0
     (alone,) = lines("one")
     assert alone in result  # a pool is judged alike beside others, and trained alike without checkpoints
-    with pytest.raises(UserError, match="real makes no images"):
-        script.quality(["--sharing", "real"])

@@ -11,11 +11,10 @@ from broken_noise import break_noise
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedcommons import Examples, TrainedGenerator
 from fedcommons.algorithms.latents import noisy_mean
 from fedcommons.audits.one_run import bound
 from fedcommons.audits.white_box_estimate import Estimate, estimate, of_release
-from fedcommons.data.examples import Examples
-from fedcommons.generators.generator import TrainedGenerator
 from fedcommons.privacy import dp_sgd_vmap, gaussian
 from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.privacy.noise import CipherStream, Draws, Noise, Stream, of_audit

@@ -6,11 +6,10 @@ from types import ModuleType
 
 import pytest
 
+from fedcommons import Experiment, UserError
 from fedcommons.cli import parse
 from fedcommons.cli.parser import Options
 from fedcommons.config.dotted import override
-from fedcommons.config.experiment import Experiment
-from fedcommons.errors import UserError
 from fedcommons.storage.paths import user_path
 
 

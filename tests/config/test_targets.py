@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from report_runs import quiet
 
+from fedcommons import Experiment, UserError
 from fedcommons.config import presets, target
 from fedcommons.config.dotted import deciding, from_dict, override, to_dict
-from fedcommons.config.experiment import Experiment
-from fedcommons.errors import UserError
 from fedcommons.reports import metrics
 from fedcommons.runs.early_stopping import Stop
 from fedcommons.runs.experiment import run

@@ -1,7 +1,6 @@
 """Convergence parameters at one model: closed forms, a slow double, estimates from parts, what a run logs."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -10,31 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from closed_forms import Digits, Problem, W, model_at_w, sq_spread
 from torch import Tensor
 
+from fedcommons import Clients, Experiment, Flat, RunData, UserError
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import presets
-from fedcommons.config.experiment import Experiment
 from fedcommons.convergence import lemma1
 from fedcommons.convergence.estimators import PARTS, Moments, Part, clients_of, delta_sq, mixed, moments
 from fedcommons.convergence.laboratory import Laboratory
 from fedcommons.core.evaluation import ModelTask
-from fedcommons.core.worker import RunData
-from fedcommons.data.clients import Clients
-from fedcommons.errors import UserError
 from fedcommons.federation import checkpoint
-from fedcommons.flat_tensors import Flat
 from fedcommons.runs import assemble, build, experiment
 from fedcommons.testing import Federation, LeastSquares
 from fedcommons.tracking.metric_names import NAMES
 from fedcommons.tracking.run_folder import read_rounds
 
-Digits = Callable[..., Federation]
-Problem = Callable[..., LeastSquares]
-
 ALGORITHM = FedAvg()
-W = np.array([0.5, -1.0, 2.0])
-"""Where least squares are measured."""
 
 
 def _measure(
@@ -58,13 +49,8 @@ def _share(federation: Federation, sizes: list[int], order: np.ndarray) -> Feder
 def _with_pool(problem: LeastSquares, n: int) -> tuple[Federation, Flat]:
     """The first ``n`` sets are the clients' data, the others the pool; and the model W."""
     federation = problem.federation(0.1)
-    sets, model = federation.data.clients, Flat(federation.model.layout, torch.from_numpy(W))
-    return replace(federation, data=RunData(sets[:n], sets[:n], {}, sets[n:])), model
-
-
-def _sq_spread(each: np.ndarray) -> float:
-    """Mean squared distance of the rows from their mean."""
-    return np.square(each - each.mean(0)).sum(1).mean()
+    sets = federation.data.clients
+    return replace(federation, data=RunData(sets[:n], sets[:n], {}, sets[n:])), model_at_w(federation)
 
 
 def test_equals_a_slow_double_on_the_network_without_dropout(digits: Digits) -> None:
@@ -80,8 +66,8 @@ def test_equals_a_slow_double_on_the_network_without_dropout(digits: Digits) -> 
         np.stack([gradient(rows.x[j : j + 1], rows.y[j : j + 1]).numpy() for j in range(len(rows))])
         for rows in federation.data.real
     ]
-    zeta_sq = _sq_spread(np.stack([g.mean(0) for g in per_client]))
-    expected = zeta_sq, np.mean([_sq_spread(g) for g in per_client]), _sq_spread(np.concatenate(per_client))
+    zeta_sq = sq_spread(np.stack([g.mean(0) for g in per_client]))
+    expected = zeta_sq, np.mean([sq_spread(g) for g in per_client]), sq_spread(np.concatenate(per_client))
     assert _values(_measure(federation)) == pytest.approx(expected, rel=1e-5)  # its gradients are float32
 
 
@@ -176,7 +162,7 @@ def _laboratory(federation: Federation, p: float = 0.3, blocks: int = 2, **optio
 
 def _at(federation: Federation) -> ModelTask:
     """Least squares at W."""
-    return ModelTask(Flat(federation.model.layout, torch.from_numpy(W)))
+    return ModelTask(model_at_w(federation))
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 50])
@@ -187,10 +173,10 @@ def test_every_parameter_has_its_closed_form_on_least_squares(blocks: int, least
     train = [np.concatenate(both) for both in zip(own, pool, strict=True)]
 
     def zeta_sq(sets: list[np.ndarray]) -> float:
-        return _sq_spread(np.stack([g.mean(0) for g in sets]))
+        return sq_spread(np.stack([g.mean(0) for g in sets]))
 
     def sigma_sq(sets: list[np.ndarray]) -> float:
-        return float(np.mean([_sq_spread(g) for g in sets]))
+        return float(np.mean([sq_spread(g) for g in sets]))
 
     def smoothness(*sets: np.ndarray) -> float:
         return float(np.linalg.norm(np.concatenate(sets), 2) ** 2 / sum(map(len, sets)))
@@ -202,14 +188,14 @@ def test_every_parameter_has_its_closed_form_on_least_squares(blocks: int, least
         (np.concatenate([g, shared]), np.repeat([(1 - p) / len(g), p / len(shared)], [len(g), len(shared)]))
         for g in own
     ]  # a share p of the weight lies on the pool
-    lemma = (1 - p) * sigma_sq(own) + p * _sq_spread(shared) + p * (1 - p) * (zeta_sq(own) + delta_sq)
+    lemma = (1 - p) * sigma_sq(own) + p * sq_spread(shared) + p * (1 - p) * (zeta_sq(own) + delta_sq)
     expected = {
         "gradient_sq": np.square(gradient).sum(),
         "zeta_sq": zeta_sq(own), "zeta_hat_sq": zeta_sq(train),
-        "zeta_mix_sq": _sq_spread(np.stack([w @ g for g, w in mixtures])), "zeta_lemma1_sq": 0.49 * zeta_sq(own),
+        "zeta_mix_sq": sq_spread(np.stack([w @ g for g, w in mixtures])), "zeta_lemma1_sq": 0.49 * zeta_sq(own),
         "sigma_sq": sigma_sq(own), "sigma_hat_sq": sigma_sq(train),
         "sigma_mix_sq": np.mean([w @ np.square(g - w @ g).sum(1) for g, w in mixtures]), "sigma_lemma1_sq": lemma,
-        "sigma_avg_sq": _sq_spread(np.concatenate(own)), "sigma_pool_sq": _sq_spread(shared), "delta_sq": delta_sq,
+        "sigma_avg_sq": sq_spread(np.concatenate(own)), "sigma_pool_sq": sq_spread(shared), "delta_sq": delta_sq,
         "L_max": l_max, "L_p": max(map(smoothness, problem.a[:3], problem.a[3:])),
         "L_pool": l_pool, "L_lemma1": 0.7 * l_max + 0.3 * l_pool,
     }  # fmt: skip

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import report_runs
 
+from fedcommons import ClientData, Executor, Experiment, Message, Replies, Reply, State, Work
 from fedcommons.algorithms.ditto import Ditto
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddm import FedDM
@@ -17,15 +18,10 @@ from fedcommons.algorithms.one_shot import OneShot
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.cli.display import Display
 from fedcommons.config.dotted import override
-from fedcommons.config.experiment import Experiment
 from fedcommons.convergence import advisor, lemma1, rates
 from fedcommons.convergence.advisor import LocalWork, Measured, theory
 from fedcommons.convergence.rates import on_quadratics
-from fedcommons.core.algorithm import Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_reply
-from fedcommons.core.client_worker import Work
-from fedcommons.core.executor import Executor
-from fedcommons.data.clients import ClientData
 from fedcommons.flat_tensors import Flat, Payload, add, copy, flat
 from fedcommons.runs import experiment
 from fedcommons.testing import rate

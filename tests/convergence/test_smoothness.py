@@ -1,31 +1,27 @@
 """L against dense matrices: the iteration, products with the Hessian, closed forms on least squares."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from closed_forms import Digits, Problem
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
+from fedcommons import Examples, Flat, RunData
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.convergence.estimators import Part
 from fedcommons.convergence.smoothness import hessian_vector, smoothness, smoothness_of_each, spectral_norm
 from fedcommons.core.evaluation import ModelTask
-from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients, Rows
-from fedcommons.data.examples import Examples
 from fedcommons.federation.serial_executor import Serial
-from fedcommons.flat_tensors import Flat
 from fedcommons.testing import Federation, LeastSquares
 from fedcommons.testing.federations import Noise
 from lightning_modules import Classifier
 from lightning_modules.networks import CNN
 
-Digits = Callable[..., Federation]
-Problem = Callable[..., LeastSquares]
 ALGORITHM = FedAvg()
 
 

@@ -1,25 +1,24 @@
 """``evaluate.every`` and ``evaluate.clients``: which rounds have metrics, and metrics on clients' own rows."""
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import pstdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from closed_forms import Digits
 from torch.nn import functional as F
 
-from fedcommons import Result, experiment, load_clients, load_runs, run
+from fedcommons import Clients, Message, Reply, Result, State, experiment, load_clients, load_runs, run
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core import evaluation
-from fedcommons.core.algorithm import Message, Reply, State
 from fedcommons.core.client_worker import module_with
 from fedcommons.core.evaluation import spread
 from fedcommons.core.returned import require_reply
-from fedcommons.data.clients import Clients
 from fedcommons.errors import ClientError, UserError
 from fedcommons.federation import checkpoint, personal_evaluation, rounds
 from fedcommons.federation.client_memory import ClientMemory
@@ -30,11 +29,6 @@ from fedcommons.runs import assemble, build, evaluate
 from fedcommons.runs.assemble import Assembled
 from fedcommons.tracking.run_folder import read_clients, read_rounds
 from fedcommons.tune import work_counts
-
-if TYPE_CHECKING:
-    from fedcommons.testing.federations import Federation
-
-    Digits = Callable[..., Federation]
 
 FIELDS: Mapping[str, Any] = {
     "wandb": "off", "federation.rounds": 5, "federation.checkpoint_every": 1, "client.epochs": 1, "measure.every": 0,
@@ -164,25 +158,11 @@ def test_a_clients_own_model_is_taken_out_of_a_run(tmp_path: Path) -> None:
         result.personal(6)
 
 
-def test_what_cannot_be_evaluated_is_refused_before_any_work() -> None:
-    no_model = {"algorithm": "fedproto", "evaluate.clients": False, "measure.every": 1}
-    for fields, message in (
-        ({"measure.clients": True}, "measure.clients must be false"),
-        (no_model, "clients true and --measure.every 0"),
-        ({"algorithm": "fedper", "measure.every": 2}, "fedper has no server model.*needs --measure.every 0.$"),
-        ({"algorithm": "fedbn", "model.batch_norm": True}, "--federation.buffers keep"),
-        ({"algorithm": "fedbn", "federation.buffers": "keep"}, "needs a model with BatchNorm"),
-        ({"evaluate.every": 0}, "evaluate.every"),
-    ):
-        with pytest.raises(UserError, match=message):
-            build.build(experiment("smoke", values={**FIELDS, **fields}))
-
-
 @pytest.mark.parametrize(
     ("returned", "message"),
     [({"model": torch.zeros(3)}, "'model', a Flat of all weights"), ({"model": EMPTY}, "names or shapes")],
 )
-def test_what_is_no_model_is_refused_with_client_and_round(returned: Any, message: str, digits: "Digits") -> None:
+def test_what_is_no_model_is_refused_with_client_and_round(returned: Any, message: str, digits: Digits) -> None:
     class Odd(FedAvg):
         def personal(self, state: State, memory: Payload, message: Message) -> Payload:
             return returned
@@ -206,7 +186,7 @@ def test_runs_can_be_judged_by_clients() -> None:
             metrics.require(metric, [asked, not_asked])
 
 
-def test_a_tensor_in_both_sums_and_each_is_counted_once_in_a_replys_bytes(digits: "Digits") -> None:
+def test_a_tensor_in_both_sums_and_each_is_counted_once_in_a_replys_bytes(digits: Digits) -> None:
     """Under one name in ``sums`` and ``each``; what the first is not the second times the weight is refused."""
     x = digits().model
     alone = Reply({"delta": x}, {"other": torch.zeros(2)})

@@ -11,13 +11,10 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
+from fedcommons import ClientData, Flat, Work, flatten, set_default_generator
 from fedcommons.core import hooks
-from fedcommons.core.client_worker import Work
 from fedcommons.core.evaluation import judged
 from fedcommons.core.local_training import LocalSGD, constant
-from fedcommons.data.clients import ClientData
-from fedcommons.flat_tensors import Flat, flatten
-from fedcommons.seeding import set_default_generator
 
 CPU = torch.device("cpu")
 DRAWS = torch.Generator().manual_seed(0)

@@ -11,17 +11,11 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
-from fedcommons import experiment
-from fedcommons.core.client_worker import Work
-from fedcommons.core.local_training import LocalSGD
+from fedcommons import ClientData, Flat, LocalSGD, Work, experiment, flatten, generator, set_default_generator
 from fedcommons.core.local_training import onednn as set_onednn
 from fedcommons.core.steps import SCALE
-from fedcommons.data.clients import ClientData
 from fedcommons.data.transforms import flip_and_crop
-from fedcommons.errors import UserError
-from fedcommons.flat_tensors import Flat, flatten
-from fedcommons.runs.build import build, noise_key
-from fedcommons.seeding import generator, set_default_generator
+from fedcommons.runs.build import noise_key
 from fedcommons.testing import Federation, digits
 
 
@@ -174,8 +168,9 @@ def test_a_rate_of_one_call_and_rates_that_a_hook_changes_hold_in_that_call_only
         first, *others = parameters
         return torch.optim.SGD([{"params": [first], "lr": 0.3}, {"params": others}], 0.1)
 
-    federation = _with_optimizer(digits(), two_groups).training(LocalSGD(2, 5))
+    federation = _with_optimizer(digits(), two_groups).training(LocalSGD(2, 5, schedule=lambda round: 1 / round))
     work, seen = federation.work(), []
+    work.begin(2, federation.data.clients[0])
 
     def decay(params: object) -> None:
         seen.append([group["lr"] for group in work.optimizer.param_groups])
@@ -184,8 +179,10 @@ def test_a_rate_of_one_call_and_rates_that_a_hook_changes_hold_in_that_call_only
 
     for lr in (None, 0.8, None):
         work.local(federation.model, federation.data.clients[0], 5, add_to_grad=decay, lr=lr)
-    assert [seen[call * 4] for call in range(3)] == [[0.3, 0.1], [0.8, 0.8], [0.3, 0.1]]
-    assert seen[1] == [0.15, 0.05]
+    assert [seen[call * 4] for call in range(3)] == [[0.15, 0.05], [0.8, 0.8], [0.15, 0.05]]
+    assert seen[1] == [0.075, 0.025]
+    work.begin(0)  # a job outside rounds
+    assert work.rates == [0.3, 0.1]
 
 
 @pytest.mark.parametrize(("onednn", "precision"), [(True, "fp32"), (False, "tf32")])
@@ -245,12 +242,5 @@ def test_a_batch_number_counts_steps_of_the_epoch_and_for_a_methods_loss_of_the_
     assert numbers == [0, 1, 2, 3, 4, *range(first, first + 5)]
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [({"dp.local": True, "client.precision": "fp16-mixed"}, r"client\.precision must be .* with dp\.local"),
-     ({"dp.local": True, "client.accumulate": 2}, r"client\.accumulate must be 1 with dp\.local, got 2")],
-)  # fmt: skip
-def test_a_precision_is_refused_or_another_experiment(values: dict[str, object], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        build(experiment("smoke", values=values))
+def test_precisions_are_different_experiments() -> None:
     assert len({noise_key(experiment("smoke", values={"client.precision": p})) for p in ("fp32", *HALF)}) == 3

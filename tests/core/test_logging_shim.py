@@ -15,13 +15,10 @@ from torch import Tensor, nn
 from torchmetrics import MaxMetric, MeanMetric, Metric, MetricCollection, PearsonCorrCoef
 from torchmetrics.classification import BinaryAUROC, BinaryF1Score, BinaryPrecision, BinaryRecall
 
+from fedcommons import ClientError, Examples, RunData, Work
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core import cuda_graphs, state_leaks
-from fedcommons.core.client_worker import Work
 from fedcommons.core.evaluation import ModelTask, evaluate, evaluate_chunk
-from fedcommons.core.worker import RunData
-from fedcommons.data.examples import Examples
-from fedcommons.errors import ClientError
 from fedcommons.testing import Federation, digits
 
 

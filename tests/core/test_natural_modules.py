@@ -10,14 +10,8 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
 
-from fedcommons import experiment
+from fedcommons import Clients, Experiment, LocalSGD, RunData, UserError, experiment, load_runs
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.config.experiment import Experiment
-from fedcommons.core.local_training import LocalSGD
-from fedcommons.core.worker import RunData
-from fedcommons.data.clients import Clients
-from fedcommons.errors import UserError
-from fedcommons.reports.frames import load_runs
 from fedcommons.runs.build import build, load, module_of
 from fedcommons.runs.experiment import run
 from fedcommons.testing import Federation

@@ -1,8 +1,10 @@
-"""Local training with schedulers, clipping, accumulation equals plain loops; a module reads its epoch and step."""
+"""Local training with schedules, clipping, accumulation equals plain loops; a module reads its epoch and step."""
 
 import functools
 from collections.abc import Callable
 from dataclasses import replace
+from math import cos, pi
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,19 +15,19 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler as schedulers
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from fedcommons import ClientData, Clients, Examples, LocalSGD, UserError, Work, experiment
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddm import FedDM
 from fedcommons.algorithms.feddm_server import minimise
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.algorithms.server_training import ServerTask
-from fedcommons.core.client_worker import Work
 from fedcommons.core.evaluation import ModelTask, evaluate
-from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.optimizers import plain_step
+from fedcommons.core.schedules import constant, cosine, step
 from fedcommons.core.worker import RunData, Worker
-from fedcommons.data.clients import ClientData, Clients
-from fedcommons.data.examples import Examples
 from fedcommons.federation.client_sampling import participants
+from fedcommons.runs.build import build, noise_key
+from fedcommons.runs.checks import schedule_of
 from fedcommons.testing import digits, least_squares
 from fedcommons.testing.federations import Federation
 
@@ -75,12 +77,13 @@ FORMS: dict[str, tuple[Callable[[torch.optim.Optimizer], Any], list[float]]] = {
 @pytest.mark.parametrize(("form", "factor"), [*((form, 0.25) for form in FORMS), ("an optimizer", 1.0), ("two", 1.0)])
 def test_every_client_begins_its_scheduler_anew_times_the_rounds_factor(form: str, factor: float) -> None:
     configure, rates = FORMS[form]
-    work = Work(Slope(configure), CPU, LocalSGD(3, 5, schedule=None if factor == 1 else lambda round: factor))
-    for round in (1, 2):
+    work = Work(Slope(configure), CPU, LocalSGD(3, 5, schedule=None if factor == 1 else lambda r: factor / r))
+    for round in (2, 3, 1):  # a worker's past does not matter
+        now = factor if factor == 1 else factor / round
         work.begin(round, ROWS)
         for _ in range(2):  # two trainings in a round
             found = work.local(work.initial, ROWS, 0)
-            assert float(found.model.buffer) == pytest.approx(-0.5 * factor * sum(rates), rel=1e-12)
+            assert float(found.model.buffer) == pytest.approx(-0.5 * now * sum(rates), rel=1e-12)
             assert work.clock.global_step == 6 * (round - 1) + 5
     assert float(work.local(work.initial, ROWS, 0, lr=0.125).model.buffer) == -6 * 0.125  # then it has no say
     if form == "an optimizer":
@@ -237,3 +240,42 @@ def test_the_steps_of_a_round_are_those_that_are_made(federation: Federation) ->
         work = federation.training(loop).work()
         work.local(work.initial, replace(data, x=data.x[:n], y=data.y[:n]), 0)
         assert loop.steps_for(n, own) == len(work.module.notes)  # pyright: ignore
+
+
+FULL = 1000  # a batch size above every client's number of examples
+
+
+def test_the_factors_in_closed_form() -> None:
+    assert [constant(r, warmup=3) for r in (1, 2, 3, 4, 50)] == [0.25, 0.5, 0.75, 1, 1]
+    assert [step(r, every=2, gamma=0.1) for r in (1, 2, 3, 4, 5)] == pytest.approx([1, 1, 0.1, 0.1, 0.01])
+    found = [cosine(r, 40, least=0.2) for r in range(1, 41)]
+    assert found == pytest.approx([0.6 + 0.4 * cos(pi * r / 40) for r in range(40)])
+    assert cosine(3, 40, warmup=9) == pytest.approx(0.3 * cosine(3, 40))
+
+
+def test_runs_of_other_lengths_share_their_noise_only_if_they_begin_alike() -> None:
+    """At other learning rates the same noise stands in two messages, and their difference has none."""
+    for schedule, keys in (("step", 1), ("cosine", 2)):
+        values = [{"federation.rounds": rounds, "client.lr_schedule": schedule} for rounds in (5, 6)]
+        assert len({noise_key(experiment("smoke", values=each)) for each in values}) == keys
+
+
+def test_a_schedule_without_a_positive_factor_is_refused_before_any_work(tmp_path: Path) -> None:
+    factors = ["0.0", "float('inf')", "'fast'", "1.0 if round < 3 else float('nan')", "1 / 0"]
+    for i, factor in enumerate(factors):
+        (tmp_path / f"mine{i}.py").write_text(f"def rates(round):\n    return {factor}\n")
+        with pytest.raises(UserError, match=r"rates.* (factor above 0, got .*|ZeroDivisionError)"):
+            build(experiment("smoke", values={"client.lr_schedule": f"{tmp_path}/mine{i}.py:rates"}))
+
+
+def test_a_users_schedule_takes_its_constants_and_the_config_records_its_source(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def powers(round, rounds, power: float = 0.5):\n    return (1 - (round - 1) / rounds) ** power\n"
+    )
+    values = {"client.lr_schedule": f"{tmp_path}/mine.py:powers", "client.power": 2.0, "federation.rounds": 4}
+    config = experiment("smoke", values=values)
+    schedule = schedule_of(config.client.lr_schedule, config.client.constants, 4)
+    assert schedule
+    assert [schedule(r) for r in (1, 2, 3, 4)] == [1.0, 0.5625, 0.25, 0.0625]
+    assert config.source["schedule"]
+    assert schedule_of("constant", experiment("smoke").client.constants, 30) is None

@@ -7,38 +7,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 import pandas as pd
 import pytest
 import torch
+from closed_forms import Digits, Problem
 
+from fedcommons import Algorithm, ClientData, Message, Reply, Work, seed_for
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fednova import FedNova
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.config import presets
 from fedcommons.core import rejections
-from fedcommons.core.algorithm import Algorithm, Message, Reply
-from fedcommons.core.client_worker import Work
 from fedcommons.core.rejections import Largest, Rejected
-from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError, DivergenceError
 from fedcommons.federation import checkpoint
 from fedcommons.flat_tensors import Flat, Payload, data, flat, norm
 from fedcommons.reports import tables
 from fedcommons.runs import experiment
-from fedcommons.seeding import seed_for
-from fedcommons.testing import Federation
 from fedcommons.testing.comparing import bits
 from fedcommons.testing.spy import Spy
 from fedcommons.tune import grid
 from papers.fedssyn import table1 as of_table1
-
-if TYPE_CHECKING:
-    from conftest import LeastSquares
-
-    Digits = Callable[..., Federation]
-    Problem = Callable[..., LeastSquares]
 
 
 @dataclass(frozen=True)
@@ -57,7 +47,7 @@ class Spoilt(FedAvg):
 
 
 @pytest.mark.parametrize(("value", "blocks"), [(1e30, 1), (1e19, 4)])
-def test_a_client_that_blows_up_the_model_is_named_in_its_round(value: float, blocks: int, digits: "Digits") -> None:
+def test_a_client_that_blows_up_the_model_is_named_in_its_round(value: float, blocks: int, digits: Digits) -> None:
     """Every number is finite; their squares are not."""
     federation, algorithm, spy = digits(), Spoilt(value), Spy(Spoilt(when=()))
     with pytest.raises(DivergenceError, match=r"round 2, Spoilt: the merged model has a norm .* overflows") as caught:
@@ -69,7 +59,7 @@ def test_a_client_that_blows_up_the_model_is_named_in_its_round(value: float, bl
     assert f"norm {size:.3g}; the median of the others was {others:.3g}" in caught.value.sentence
 
 
-def test_a_client_is_named_whose_update_shows_only_in_the_next_round(digits: "Digits", tmp_path: Path) -> None:
+def test_a_client_is_named_whose_update_shows_only_in_the_next_round(digits: Digits, tmp_path: Path) -> None:
     """An update of 1e15 leaves the merged model finite, but no client can train from it; also after a resumption."""
     federation, algorithm = digits(), Spoilt(1e15)
     saved = federation.run(algorithm, federation.plan(2))[-1][0]
@@ -114,7 +104,7 @@ def test_the_largest_reply_stands_out_above_100_times_the_median_of_the_others()
 
 
 @pytest.mark.parametrize("algorithm", [SCAFFOLD(), FedNova()])
-def test_the_norm_is_of_all_sums_over_the_weight(algorithm: Algorithm, digits: "Digits") -> None:
+def test_the_norm_is_of_all_sums_over_the_weight(algorithm: Algorithm, digits: Digits) -> None:
     """SCAFFOLD's delta and control together; of FedNova not the count of steps, a number."""
     federation = replace(digits(batch_norm=True), weighting="samples")
     spy = Spy(algorithm)
@@ -132,7 +122,7 @@ def test_the_norm_is_of_all_sums_over_the_weight(algorithm: Algorithm, digits: "
             assert f"norm {norms[i]:.4g}, above federation.max_norm {bound:g}" in rejected.why
 
 
-def test_a_client_above_max_norm_is_as_if_it_had_not_been_there(least_squares: "Problem", digits: "Digits") -> None:
+def test_a_client_above_max_norm_is_as_if_it_had_not_been_there(least_squares: Problem, digits: Digits) -> None:
     problem = least_squares()
     federation, algorithm = problem.federation(0.1), Spoilt(when=(1, 2, 3))
     plan = replace(federation.plan(3, blocks=1), max_norm=100.0)

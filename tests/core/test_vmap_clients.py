@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import StepLR
 
 import fedcommons
+from fedcommons import ClientData, ClientError, LocalSGD, Payload, Work, experiment, flat, set_default_generator
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddyn import FedDyn
 from fedcommons.algorithms.fednova import FedNova
@@ -29,17 +30,9 @@ from fedcommons.algorithms.fedpvr import FedPVR
 from fedcommons.algorithms.moon import MOON
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.config.dotted import deciding, same_results
-from fedcommons.config.presets import experiment
 from fedcommons.core import cuda_graphs, vmap_clients
 from fedcommons.core.algorithm import Algorithm, Message, Reply
-from fedcommons.core.client_worker import Work
-from fedcommons.core.local_training import LocalSGD
-from fedcommons.data.clients import ClientData
-from fedcommons.errors import ClientError, UserError
 from fedcommons.federation.stragglers import Slow
-from fedcommons.flat_tensors import Payload, flat
-from fedcommons.runs.build import build
-from fedcommons.seeding import set_default_generator
 from fedcommons.testing import Federation, digits
 from fedcommons.testing.comparing import bits
 from fedcommons.testing.on_device import two_rounds
@@ -261,19 +254,6 @@ def test_a_module_that_batching_or_graphs_cannot_take_says_why_and_stays_unchang
         after = (work.params.buffer, *work.module.buffers())
         assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
         assert {"right", "number"} <= work.local(work.snapshot(), data, 0).metrics.keys()  # it logs as before
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [({"client.batched": True, "model.batch_norm": True}, "client.batched .*model cnn: .*statistics"),
-     ({"client.batched": True, "dp.local": True}, "client.batched needs dp.local false"),
-     ({"client.batched": True, "algorithm": "feddm"}, "client.batched changes nothing for feddm"),
-     ({"client.graphs": True, "client.batched": True}, "client.graphs needs .*client.batched false"),
-     ({"client.graphs": True, "client.optimizer": "adam"}, "client.graphs .*model cnn: its optimizer is Adam")],
-)  # fmt: skip
-def test_what_does_not_go_together_is_refused_before_any_work(values: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        build(experiment("smoke", "digits", values))
 
 
 @pytest.mark.parametrize(

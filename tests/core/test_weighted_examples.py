@@ -6,29 +6,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from closed_forms import W, model_at_w, sq_spread
 
+from fedcommons import LocalSGD, RunData
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.convergence.estimators import PARTS, Moments, Part, clients_of, delta_sq, moments
 from fedcommons.core.evaluation import ModelTask
-from fedcommons.core.local_training import LocalSGD
-from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients, Rows
-from fedcommons.flat_tensors import Flat
 from fedcommons.testing import Federation, least_squares
 
 ALGORITHM = FedAvg()
-W = np.array([0.5, -1.0, 2.0])
-"""Where least squares are measured."""
 
 
 def _measure(federation: Federation, which: str = "own", part: Part | None = None) -> Moments:
     executor, n_sets = federation.serial(ALGORITHM), len(clients_of(federation.data, which))
-    return moments(executor, ModelTask(_at(federation)), which, n_sets, 2, part)
-
-
-def _sq_spread(each: np.ndarray) -> float:
-    """Mean squared distance of the rows from their mean."""
-    return np.square(each - each.mean(0)).sum(1).mean()
+    return moments(executor, ModelTask(model_at_w(federation)), which, n_sets, 2, part)
 
 
 def _weighted(federation: Federation, weights: Sequence[np.ndarray]) -> Federation:
@@ -36,10 +28,6 @@ def _weighted(federation: Federation, weights: Sequence[np.ndarray]) -> Federati
     plain = federation.data.clients
     clients = Clients(plain.store, Rows.from_lists(list(plain.rows), weights))
     return replace(federation, data=RunData(clients, clients, {}))
-
-
-def _at(federation: Federation) -> Flat:
-    return Flat(federation.model.layout, torch.from_numpy(W))
 
 
 def test_closed_forms_with_weights() -> None:
@@ -52,14 +40,14 @@ def test_closed_forms_with_weights() -> None:
     per_sample = [(w * (a @ W - b))[:, None] * a for a, b, w in zip(problem.a, problem.b, scaled, strict=True)]
     means = np.stack([g.sum(0) / n for g, n in zip(per_sample, sizes, strict=True)])
     federation = _weighted(problem.federation(0.1), weights)
-    at, found = _at(federation), _measure(federation)
-    assert found.zeta_sq == pytest.approx(_sq_spread(means), rel=1e-12, abs=1e-12)
-    assert found.sigma_sq == pytest.approx(np.mean([_sq_spread(g) for g in per_sample]), rel=1e-12)
+    at, found = model_at_w(federation), _measure(federation)
+    assert found.zeta_sq == pytest.approx(sq_spread(means), rel=1e-12, abs=1e-12)
+    assert found.sigma_sq == pytest.approx(np.mean([sq_spread(g) for g in per_sample]), rel=1e-12)
     shares = totals / totals.sum()  # of all weight, not of all rows
     assert found.sizes.tolist() == totals.tolist()
     factor = shares * sum(sizes) / np.array(sizes)  # weights of mean 1 over all examples, not over each client's
     together = np.concatenate([f * g for f, g in zip(factor, per_sample, strict=True)])
-    assert found.sigma_avg_sq == pytest.approx(_sq_spread(together), rel=1e-12)
+    assert found.sigma_avg_sq == pytest.approx(sq_spread(together), rel=1e-12)
     assert found.pooled.numpy() == pytest.approx(shares @ means, rel=1e-12)
     for client, mean in zip(federation.data.clients, means, strict=True):
         of_loop = federation.training(LocalSGD(1, 3)).work().gradient(at, client).buffer  # in batches, the last smaller

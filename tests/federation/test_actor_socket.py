@@ -15,9 +15,8 @@ import torch
 
 pytest.importorskip("ray")
 
-from fedcommons.errors import ClientError, UserError
+from fedcommons import ClientError, UserError, flatten
 from fedcommons.federation.actor_socket import Socket, accept, connect, listen, pack, serve
-from fedcommons.flat_tensors import flatten
 from fedcommons.runtime import tempdirs
 
 Ends = tuple[Socket, Socket]

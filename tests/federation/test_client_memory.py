@@ -13,18 +13,15 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import nn
 
+from fedcommons import ClientError, LocalSGD, Work, seed_for, set_default_generator
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core.algorithm import BUFFERS
-from fedcommons.core.client_worker import Work
 from fedcommons.core.evaluation import ModelTask, evaluate
-from fedcommons.core.local_training import LocalSGD
-from fedcommons.errors import ClientError
 from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.client_memory import ClientMemory, remove_files
 from fedcommons.federation.client_sampling import participants
 from fedcommons.federation.rounds import Standing
 from fedcommons.flat_tensors import Flat, Layout, Payload, data, flat, nbytes
-from fedcommons.seeding import seed_for, set_default_generator
 from fedcommons.testing import Federation, digits
 from fedcommons.testing.comparing import raw
 from lightning_modules import Classifier

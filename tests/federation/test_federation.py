@@ -14,16 +14,11 @@ from closed_forms import Digits, Problem
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedcommons import ClientData, Executor, Message, Replies, Reply, State, Work
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core import evaluation
-from fedcommons.core.algorithm import Message, Replies, Reply, State
 from fedcommons.core.block_sum import BlockSum, Total, add_blocks, cut
 from fedcommons.core.capabilities import Capabilities
-from fedcommons.core.client_worker import Work
-from fedcommons.core.communication import Traffic
-from fedcommons.core.executor import Executor
-from fedcommons.core.local_training import LocalSGD
-from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError, DivergenceError
 from fedcommons.federation.client_sampling import participants
 from fedcommons.flat_tensors import Flat, Layout, Payload, data, flat
@@ -242,12 +237,3 @@ def test_evaluation_in_chunks_is_evaluation_of_the_whole(digits: Digits) -> None
             assert measured[f"{name}/loss"] == pytest.approx(float(F.cross_entropy(logits, part.y)), rel=1e-5)
         assert 0 < measured["train/accuracy"] < 1
         assert not [name for name in measured if name.startswith("validation")]
-
-
-def test_fedavg_sends_two_models_per_client_and_round(digits: Digits) -> None:
-    """2 R N Mc with C = 1 (arXiv:2306.13263, section 5, for one client: 2 R Mc); with C < 1 of the drawn clients."""
-    federation = digits()
-    size = 4 * federation.model.layout.size
-    for participation, clients in ((1.0, 5), (0.4, 2)):
-        traffic = federation.run(FEDAVG, federation.plan(3, participation))[-1][0].traffic
-        assert traffic == Traffic(3 * clients * size, 3 * clients * size)

@@ -14,11 +14,9 @@ from closed_forms import Digits
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fedcommons import Algorithm, Examples, LocalSGD
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.core.algorithm import Algorithm
-from fedcommons.core.local_training import LocalSGD
 from fedcommons.data.clients import Clients, Rows
-from fedcommons.data.examples import Examples
 from fedcommons.federation import rounds
 from fedcommons.federation.rounds import Plan
 from fedcommons.federation.stragglers import Independent

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from fedcommons import Experiment, UserError
 from fedcommons.cli.display import Display
 from fedcommons.config import presets
-from fedcommons.config.experiment import Experiment
-from fedcommons.errors import UserError
 from fedcommons.federation import hosts, source_files
 from fedcommons.runs.experiment import run
 from fedcommons.tune.sweep import Trial, todo

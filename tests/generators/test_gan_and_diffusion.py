@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
 from fedcommons import UserError, experiment, generator, set_default_generator
+from fedcommons.audits.membership import Losing
 from fedcommons.config.schema import Data
 from fedcommons.generators.ddpm import DDPM as Generator
 from fedcommons.generators.gan import GAN as GANGenerator
@@ -74,6 +75,10 @@ def test_samples_are_clipped_before_they_are_quantised() -> None:
     # noise-free ddim divides x by sqrt(abar) on the way: the sign of the start decides black or white
     assert torch.equal(images[start.abs() > 0.9] > 127, start[start.abs() > 0.9] > 0)
     assert set(images[start.abs() > 0.9].tolist()) == {0, 255}
+    assert isinstance(TINY, Losing)
+    losses = ddpm.losses(DIGITS.x[:6], DIGITS.y[:6], seed=5)  # of no noise: the size of the draws, equal for all images
+    assert len({*losses.tolist()}) == 1
+    assert float(losses[0]) == pytest.approx(1, abs=0.15)
 
 
 @pytest.mark.parametrize("flip", [False, True])

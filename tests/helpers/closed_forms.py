@@ -7,13 +7,9 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import nn
 
-from fedcommons.core.algorithm import Algorithm, Message, Reply
-from fedcommons.core.client_worker import Work
-from fedcommons.core.local_training import LocalSGD
-from fedcommons.data.clients import ClientData
+from fedcommons import Algorithm, ClientData, LocalSGD, Message, Reply, Work, set_default_generator
 from fedcommons.federation.rounds import Standing
 from fedcommons.flat_tensors import EMPTY, Flat, Payload
-from fedcommons.seeding import set_default_generator
 from fedcommons.testing.federations import Federation, LeastSquares
 from lightning_modules import Classifier
 
@@ -23,6 +19,18 @@ Problem = Callable[..., LeastSquares]
 
 FULL = 1000
 """A batch size above every client's number of examples: in full-batch steps, the order affects only rounding."""
+
+W = np.array([0.5, -1.0, 2.0])
+"""Weights at which the parameters of least squares are measured."""
+
+
+def model_at_w(federation: Federation) -> Flat:
+    return Flat(federation.model.layout, torch.from_numpy(W))
+
+
+def sq_spread(each: np.ndarray) -> float:
+    """Return the mean squared distance of the rows from their mean."""
+    return np.square(each - each.mean(0)).sum(1).mean()
 
 
 def quadratic(problem: LeastSquares, i: int) -> tuple[np.ndarray, np.ndarray]:

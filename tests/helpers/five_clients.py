@@ -5,12 +5,8 @@ from typing import Any
 
 import torch
 
+from fedcommons import ClientDatasets, Clients, Contribution, Examples, Receipt
 from fedcommons.config.schema import Data
-from fedcommons.data.clients import Clients
-from fedcommons.data.examples import Examples
-from fedcommons.data.federated import ClientDatasets
-from fedcommons.generators.generator import Receipt
-from fedcommons.generators.requests import Contribution
 from fedcommons.privacy.ledger import Ledger
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.privacy.statement import statement

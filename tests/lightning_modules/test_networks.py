@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from fedcommons import experiment
 from fedcommons.config import schema as config
-from fedcommons.errors import UserError
 from fedcommons.generators.cvae import CVAE
 from fedcommons.generators.training_loop import batch_of
 from fedcommons.runs.build import build, load
@@ -203,11 +202,6 @@ def test_without_norm_bias_no_weight_has_a_gradient_of_rounding_noise(name: str)
     assert min(_gradients(name, lean).values()) > 1e-9
     lean.load_state_dict({n: t for n, t in full.state_dict().items() if n not in idle})
     assert loss(lean).item() == pytest.approx(loss(full).item(), rel=1e-9)
-
-
-def test_norm_bias_is_refused_where_there_is_no_norm() -> None:
-    with pytest.raises(UserError, match=r"model\.batch_norm"):
-        build(experiment("smoke", values={"model": "cnn", "model.norm_bias": False}))
 
 
 def test_messages_of_merf_do_not_depend_on_the_network_that_is_fitted() -> None:

@@ -12,12 +12,9 @@ import pytest
 import report_runs
 from sweep_runs import complete
 
+from fedcommons import Facts, UserError, flatten, load_rounds, load_runs
 from fedcommons.config import presets, registry
-from fedcommons.core.algorithm import Facts
 from fedcommons.core.communication import UntilTarget, images_nbytes, saved_percent, sent
-from fedcommons.errors import UserError
-from fedcommons.flat_tensors import flatten
-from fedcommons.reports.frames import load_rounds, load_runs
 from lightning_modules.networks import VGG11
 from papers.fedssyn import courses, saved
 from papers.fedssyn.courses import Curve

@@ -1,6 +1,5 @@
 """DP-SGD: clipping, noise and Poisson batches as the accountant supposes them."""
 
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from math import sqrt
@@ -10,27 +9,21 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from closed_forms import Digits
 from opacus.grad_sample import GradSampleModule
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedcommons import ClientData, Experiment, LocalSGD, Work
 from fedcommons.algorithms.fedmix import mean_images
 from fedcommons.config.dotted import override
-from fedcommons.config.experiment import Experiment
 from fedcommons.config.registry import make
-from fedcommons.core.client_worker import Work
-from fedcommons.core.local_training import LocalSGD
-from fedcommons.data.clients import ClientData
 from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.privacy.noise import Noise, Source
 from fedcommons.runs.build import local_loop, noise_key
 from fedcommons.seeding import wide_generator
-from fedcommons.testing import Federation, LeastSquares
 from lightning_modules import Classifier
-
-Digits = Callable[..., Federation]
-Problem = Callable[..., LeastSquares]
 
 FULL = 1000  # a batch size above every client's number of examples: q = 1, so that everybody is in the batch
 HUGE = 1e9  # a norm that no gradient has

@@ -10,12 +10,9 @@ from diffusers.models.unets.unet_2d import UNet2DModel
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedcommons import experiment
+from fedcommons import Algorithm, LocalSGD, UserError, experiment
 from fedcommons.config import registry
-from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.functional_step import Step
-from fedcommons.core.local_training import LocalSGD
-from fedcommons.errors import UserError
 from fedcommons.privacy import dp_sgd_vmap
 from fedcommons.privacy.dp_sgd import DPSGD, clipped
 from fedcommons.privacy.dp_sgd_vmap import clipped_sum, noisy_sum, require_examples_apart, steps
@@ -186,21 +183,14 @@ def test_weights_logs_and_options_are_those_of_the_loop(
             torch.testing.assert_close(_trained(digits, _with(k))["model"], many["model"], rtol=1e-5, atol=1e-6)
 
 
-SMOKE = {"dp.local": True, "dp.at_once": 8}
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [({"dp.at_once": 8}, r"dp\.at_once above 1 needs dp\.local true"),
-     ({**SMOKE, "client.precision": "bf16"}, r"client\.precision fp32 or tf32")],
-)  # fmt: skip
-def test_what_is_not_right_is_refused(values: dict[str, object], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        build(experiment("smoke", values=values))
-    assert noise_key(experiment("smoke", values={"dp.local": True})) != noise_key(experiment("smoke", values=SMOKE))
-
-
 def test_a_module_that_draws_is_refused_with_the_reason(digits: Callable[..., Federation]) -> None:
     """Under vmap examples would share a draw, or draw by their place in the batch."""
     work, data = (federation := digits((4,), dropout=0.5)).work(), federation.data.clients[0]
     assert "random" in (dp_sgd_vmap.flaw(Step(work.module), work.named, (data.x[:2], data.y[:2])) or "")
+
+
+def test_how_many_examples_are_taken_at_once_is_part_of_the_experiment() -> None:
+    keys = {noise_key(experiment("smoke", values={"dp.local": True, **more})) for more in ({}, {"dp.at_once": 8})}
+    assert len(keys) == 2
+    with pytest.raises(UserError, match=r"dp\.at_once above 1 needs dp\.local true"):
+        build(experiment("smoke", values={"dp.at_once": 8}))

@@ -13,22 +13,15 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from closed_forms import Digits
 from torch import Tensor
 
+from fedcommons import ClientData, ClientError, Executor, LocalSGD, Message, Replies, Reply, State, Work
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.core.algorithm import Message, Replies, Reply, State
-from fedcommons.core.client_worker import Work
-from fedcommons.core.executor import Executor
-from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import Worker
-from fedcommons.data.clients import ClientData
-from fedcommons.errors import ClientError
 from fedcommons.flat_tensors import Payload, copy, data, flat, sub
 from fedcommons.privacy.dp_sgd import DPSGD, Target, compose_steps
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
-from fedcommons.testing import Federation
-
-Digits = Callable[..., Federation]
 
 PRIVATE = LocalSGD(1, 5, dp=DPSGD(2.0, 1.0))
 

@@ -1,6 +1,6 @@
 """The ledger of runs: metrics stay with the experimenter, class counts are a release, all rounds add up; FedDM."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,17 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from closed_forms import Digits
 
-from fedcommons import load_rounds, load_runs
+from fedcommons import Clients, Examples, Facts, Flat, LocalSGD, State, UserError, flatten, load_rounds, load_runs
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddm import FedDM
 from fedcommons.config import presets
-from fedcommons.core.algorithm import Facts, State
-from fedcommons.core.local_training import LocalSGD
-from fedcommons.data.clients import Clients
-from fedcommons.data.examples import Examples
-from fedcommons.errors import UserError
-from fedcommons.flat_tensors import Flat, flatten
 from fedcommons.privacy.accountants import composed, epsilon
 from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.privacy.ledger import Ledger, read
@@ -28,10 +23,7 @@ from fedcommons.privacy.statement import in_short, statement
 from fedcommons.runs.assemble import assemble
 from fedcommons.runs.build import build
 from fedcommons.runs.experiment import run
-from fedcommons.testing import Federation
 from fedcommons.tracking.run_folder import read_rounds
-
-Digits = Callable[..., Federation]
 
 COUNTS = "class counts (read by the method or the straggler rule)"
 PRIVATE = LocalSGD(1, 5, dp=DPSGD(2.0, 1.0))
@@ -151,24 +143,11 @@ def test_no_client_discloses_more_than_its_own_data(tmp_path: Path) -> None:
     assert f"{COUNTS}, released {summary['n_clients']} times" in " ".join(summary["privacy"]["uncovered"])
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [({"feddm.ipc": 11}, r"feddm\.ipc .*feddm\.least = 10 .*got 11"),
-     ({"dp.local": True}, r"dp\.local .*feddm\.init noise"),
-     ({"dp.local": True, "feddm.init": "noise", "feddm.sigma": 1.0}, r"feddm\.sigma 0"),
-     ({"dp.local": True, "feddm.init": "noise", "feddm.iterations": 0}, r"feddm\.iterations of at least 1"),
-     ({"feddm.sigma": 1.0, "feddm.iterations": 0}, r"feddm\.sigma must be 0")],
-)  # fmt: skip
-def test_what_it_is_not_defined_for_is_refused(values: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        build(presets.experiment("small", "digits", {"algorithm": "feddm", **values}))
-    FedDM(ipc=20, init="noise").check({"dp.local": True})  # any number of images can start from noise
-
-
 def test_a_class_that_no_client_sends_is_refused() -> None:
     store = Examples(torch.zeros(31, 4), torch.tensor([0] * 12 + [1] * 9 + [1] * 7 + [2] * 3))
     two, model = Clients(store, [np.arange(21), np.arange(21, 31)]), flatten({"w": torch.zeros(2)})
     facts = Facts(2, [21, 10], 1, counts=partial(two.counts, 3))
+    FedDM(ipc=20, init="noise").check({"dp.local": True})  # any number of images can start from noise
     FedDM().start(model, facts, 0)  # the second has no class of ten, so it sends its seven and its three
     with pytest.raises(UserError, match=r"no client has feddm\.least = 7 images of class 2"):
         FedDM(least=7).start(model, facts, 0)

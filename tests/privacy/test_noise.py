@@ -13,25 +13,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from closed_forms import Problem
 from scipy.stats import kstest
 from torch import Tensor
 
+from fedcommons import ClientDatasets, Clients, Examples, LocalSGD, Payload, UserError, flat, flatten
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.core.local_training import LocalSGD
-from fedcommons.data.clients import Clients
-from fedcommons.data.examples import Examples
-from fedcommons.data.federated import ClientDatasets
-from fedcommons.errors import UserError
-from fedcommons.flat_tensors import Payload, flat, flatten
 from fedcommons.generators import requests
 from fedcommons.generators.ddpm import DDPM
 from fedcommons.privacy import salts
 from fedcommons.privacy.dp_sgd import DPSGD, NoisySum
 from fedcommons.privacy.noise import CipherStream, Noise, Source
-from fedcommons.testing import LeastSquares
 from fedcommons.testing.spy import Spy
-
-Problem = Callable[..., LeastSquares]
 
 FULL = 1000
 """A batch size above every client's number of examples."""

@@ -8,15 +8,11 @@ import pytest
 from broken_noise import break_noise
 from torch import Tensor
 
+from fedcommons import Algorithm, ClientData, Message, Payload, Release, Reply, Work, flat, sub
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.audits.canaries import audit, audit_method
-from fedcommons.core.algorithm import Algorithm, Message, Reply
-from fedcommons.core.client_worker import Work
 from fedcommons.core.local_training import LocalResult, LocalSGD
-from fedcommons.data.clients import ClientData
-from fedcommons.flat_tensors import Payload, flat, sub
 from fedcommons.privacy.dp_sgd import DPSGD
-from fedcommons.privacy.release import Release
 
 DP = DPSGD(noise_multiplier=2.0, clip=1.5)
 LOOP = LocalSGD(1, 100, dp=DP)  # ten steps, q = 1/10: epsilon 0.94

@@ -8,19 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from closed_forms import Digits
+from interrupted import PowerCut, cut_at
 
+from fedcommons import Algorithm, ClientData, LocalSGD, Message, Payload, Reply, State, UserError, Work
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddm import FedDM
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.config import presets, registry
 from fedcommons.config.dotted import override
 from fedcommons.config.registry import KINDS
-from fedcommons.core.algorithm import Algorithm, Message, Reply, State
-from fedcommons.core.client_worker import Work
-from fedcommons.core.local_training import LocalSGD
-from fedcommons.data.clients import ClientData
-from fedcommons.errors import UserError
-from fedcommons.flat_tensors import Payload
 from fedcommons.privacy.accountants import composed, epsilon
 from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.privacy.ledger import Ledger, read
@@ -31,8 +28,6 @@ from fedcommons.runs.build import build
 from fedcommons.runs.experiment import run
 from fedcommons.testing import Federation
 from fedcommons.tracking.run_folder import read_rounds
-
-Digits = Callable[..., Federation]
 
 
 def _trained(client: int, steps: int = 8, q: float = 0.25, what: str = "delta") -> Release:
@@ -229,13 +224,9 @@ def test_a_delta_at_which_an_example_could_be_published_is_refused() -> None:
 def test_a_run_logs_what_it_has_spent_also_after_a_resumption(tmp_path: Path) -> None:
     config = presets.experiment("smoke", "digits", {**SMALL, "federation.participation": 0.5})
 
-    def stop(number: int, metrics: object) -> None:
-        if number == 2:
-            raise KeyboardInterrupt
-
     whole = run(config, tmp_path / "whole", say=lambda text: None)
-    with pytest.raises(KeyboardInterrupt):
-        run(config, tmp_path / "broken", on_round=stop, say=lambda text: None)
+    with pytest.raises(PowerCut):
+        run(config, tmp_path / "broken", on_round=cut_at(2), say=lambda text: None)
     assert run(config, tmp_path / "broken", resume=True, say=lambda text: None) == whole
     spent = [line["privacy/epsilon_local_training_if_secret"] for line in read_rounds(tmp_path / "broken")]
     assert spent == [line["privacy/epsilon_local_training_if_secret"] for line in read_rounds(tmp_path / "whole")]

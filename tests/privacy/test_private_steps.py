@@ -15,13 +15,10 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
+from fedcommons import ClientData, Examples, LocalSGD, Work
 from fedcommons.algorithms import feddm_matching
 from fedcommons.algorithms.feddm import FedDM
 from fedcommons.config.registry import make
-from fedcommons.core.client_worker import Work
-from fedcommons.core.local_training import LocalSGD
-from fedcommons.data.clients import ClientData
-from fedcommons.data.examples import Examples
 from fedcommons.privacy import dp_sgd_vmap
 from fedcommons.privacy.dp_sgd import DPSGD, NoisySum
 from fedcommons.privacy.noise import SEED_ALONE, Draws, Noise, Source, Stream

@@ -11,11 +11,10 @@ import pytest
 import torch
 from report_runs import quiet
 
+from fedcommons import ClientError, Experiment, UserError
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import presets
 from fedcommons.config.dotted import override
-from fedcommons.config.experiment import Experiment
-from fedcommons.errors import ClientError, UserError
 from fedcommons.generators import image_cache
 from fedcommons.generators.requests import GenerationRequest, salt_facts
 from fedcommons.privacy import salts

@@ -21,16 +21,14 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
+from fedcommons import Algorithm, LocalSGD, set_default_generator
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import registry
 from fedcommons.config.registry import KINDS
 from fedcommons.core import state_leaks
-from fedcommons.core.algorithm import Algorithm
-from fedcommons.core.local_training import LocalSGD
 from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.privacy.ledger import OUTLIVED, Ledger
 from fedcommons.privacy.weight_guard import STEERED, WRITTEN
-from fedcommons.seeding import set_default_generator
 from fedcommons.testing import Federation, digits
 from lightning_modules import Classifier
 from lightning_modules.networks import Linear

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 import fedcommons
+from fedcommons import load_runs
 from fedcommons.cli.display import Display
 from fedcommons.config import presets
-from fedcommons.errors import UserError
 from fedcommons.privacy.accountants import composed
 from fedcommons.reports.cells import cells
-from fedcommons.reports.frames import load_runs
 from papers.disclosure import epsilon_place
 
 QUICK = {"federation.rounds": 2, "client.epochs": 1, "measure.every": 0, "tracking.wandb": "off"}
@@ -72,13 +71,3 @@ def test_points_of_any_folders(tmp_path: Path, sweeps: Callable[[str], ModuleTyp
     assert (summary["round"], len(summary["cells"])) == (2, 4)
     assert (out / "disclosure.png").read_bytes().startswith(b"\x89PNG")
     assert not (out / "disclosure_epsilon.png").exists()
-
-
-@pytest.mark.parametrize(
-    ("argv", "why"),
-    [("--sharing.c=0.1", "--shares"), ("--round=21", r"--round .* got 21"), ("--settings=raw_copy", "raw_copies")],
-)
-def test_bad_requests_are_refused(argv: str, why: str, sweeps: Callable[[str], ModuleType]) -> None:
-    disclosure = sweeps("disclosure")
-    with pytest.raises(UserError, match=why):
-        disclosure.grid(disclosure.arguments([argv]))

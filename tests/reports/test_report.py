@@ -22,8 +22,7 @@ import pytest
 from PIL import Image
 from report_runs import change, copies, quiet, small_runs, summary
 
-from fedcommons import report
-from fedcommons.errors import UserError
+from fedcommons import UserError, report
 from fedcommons.reports import intervals, page, series, tables
 from fedcommons.reports.cells import cells
 from fedcommons.reports.collect import gather, grouped

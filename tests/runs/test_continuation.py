@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from interrupted import PowerCut, cut_at
 from report_runs import quiet
 
+from fedcommons import Experiment, UserError
 from fedcommons.cli.display import Display
 from fedcommons.config import presets
 from fedcommons.config.dotted import override
-from fedcommons.config.experiment import Experiment
-from fedcommons.errors import UserError
 from fedcommons.runs.experiment import run
 from fedcommons.tune import continue_runs, sweep
 from fedcommons.tune.api import named
@@ -21,10 +21,6 @@ FIELDS = {
     "tracking.wandb": "off",
 }  # fmt: skip
 FEDDPMS = {"algorithm": "feddpms", "model__name": "vae", "model__channels": (2, 4), "measure__every": 0}
-
-
-class Killed(Exception):
-    pass
 
 
 def config(folder: Path, rounds: int, **values: Any) -> Experiment:
@@ -46,8 +42,7 @@ def play(folder: Path, plan: Experiment, kill_at: int | None = None) -> list[int
 
     def watch(number: int, metrics: Mapping[str, float | None]) -> None:
         seen.append(number)
-        if number == kill_at:
-            raise Killed
+        cut_at(kill_at)(number, metrics)
 
     run(plan, folder, resume=True, say=quiet, on_round=watch)
     return seen
@@ -82,7 +77,7 @@ def test_a_longer_plan_gives_the_same_bits(
 @pytest.mark.long
 def test_a_killed_run_resumes_when_the_config_asks_for_fewer_rounds(tmp_path: Path) -> None:
     """A round that becomes the last is measured."""
-    with pytest.raises(Killed):
+    with pytest.raises(PowerCut):
         play(tmp_path / "run", config(tmp_path, 9), 5)
     assert play(tmp_path / "run", config(tmp_path, 5)) == [5]
     assert equals_planned(tmp_path, config(tmp_path, 5))

@@ -5,27 +5,25 @@ import pickle
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
 import numpy as np
 import pytest
+import report_runs
 import torch
 from torch import Tensor
 
+from fedcommons import ClientData, Experiment, Facts, Message, Reply, Work, seed_for
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.cli import parse
 from fedcommons.config import presets
 from fedcommons.config.dotted import override
-from fedcommons.config.experiment import Experiment
-from fedcommons.core.algorithm import Facts, Message, Reply
 from fedcommons.core.block_sum import add_blocks
-from fedcommons.core.client_worker import Work
 from fedcommons.core.local_training import Batch
 from fedcommons.core.worker import Worker
-from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError, UserError, sentence
 from fedcommons.federation import rounds
 from fedcommons.federation.client_block import BlockResult, ClientTask, RoundTask, train_block
@@ -33,7 +31,6 @@ from fedcommons.federation.stragglers import Independent
 from fedcommons.flat_tensors import Payload, data, flat
 from fedcommons.runs import build, experiment
 from fedcommons.runs.replay import replay
-from fedcommons.seeding import seed_for
 from fedcommons.storage.error_file import read_error
 
 SHORT = {"federation.rounds": 4, "federation.checkpoint_every": 3, "measure.every": 0, "client.epochs": 2,
@@ -47,9 +44,7 @@ def config(tmp_path: Path) -> Experiment:
     return presets.experiment("smoke", "digits", {**SHORT, "artifacts": str(tmp_path / "artifacts")})
 
 
-@pytest.fixture(scope="module")
-def script(sweeps: Callable[[str], ModuleType]) -> ModuleType:
-    return sweeps("run")
+script = report_runs.script("run")
 
 
 @pytest.fixture

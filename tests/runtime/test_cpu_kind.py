@@ -16,11 +16,9 @@ from unittest import mock
 
 import pytest
 
-from fedcommons import experiment
+from fedcommons import LocalSGD, UserError, experiment
 from fedcommons.algorithms.fedgen import FedGEN
 from fedcommons.core.evaluation import ModelTask
-from fedcommons.core.local_training import LocalSGD
-from fedcommons.errors import UserError
 from fedcommons.federation.ray_executor import RayActors
 from fedcommons.runtime import cpu_kind, ray_cluster
 from fedcommons.runtime.cpu_kind import CHOICE, CPU, GPU, TORCH

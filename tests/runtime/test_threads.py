@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 from forked import forked
 
-from fedcommons import check_algorithm, sweep
+from fedcommons import ClientError, Experiment, UserError, check_algorithm, sweep
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import presets
-from fedcommons.config.experiment import Experiment
-from fedcommons.errors import ClientError, UserError
 from fedcommons.runs.experiment import run
 from fedcommons.runs.replay import replay
 from papers.fedssyn.central import Central

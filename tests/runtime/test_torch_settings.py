@@ -1,4 +1,4 @@
-"""What a user has set in torch decides nothing here, and is theirs again afterwards."""
+"""What a user has set in torch or the environment changes no bit, and is theirs again afterwards, or is refused."""
 
 import json
 import os
@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, backends
 from torch.nn import functional
 
+from fedcommons import Experiment, UserError, check_algorithm
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import presets
-from fedcommons.config.experiment import Experiment
 from fedcommons.core.worker import fresh_torch
 from fedcommons.runs.experiment import run
 from fedcommons.runs.replay import replay
-from fedcommons.testing import check_algorithm
+from fedcommons.runtime.rounding_env import ROUNDING
+from fedcommons.tracking.run_folder import RunFolder
 
 Context = Callable[[], AbstractContextManager]
 
@@ -210,3 +211,34 @@ def test_no_setting_of_a_caller_changes_a_bit_and_each_is_restored(name: str, pl
     found, before, after = _apart(play)  # pyright: ignore[reportGeneralTypeIssues]
     assert found == plain
     assert after == before
+
+
+CONFIG = presets.experiment("smoke", "digits", {"tracking.wandb": "off", "data.limit": 60, "federation.rounds": 1})
+
+
+def test_a_run_goes_on_only_where_libraries_round_as_they_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ROUNDING:
+        monkeypatch.delenv(name, raising=False)
+    RunFolder(tmp_path / "plain", CONFIG, resume=False)
+    for name in ("ONEDNN_DEFAULT_FPMATH_MODE", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY"):
+        monkeypatch.setenv(name, "AVX2")
+        RunFolder(tmp_path / name, CONFIG, resume=False)
+        RunFolder(tmp_path / name, CONFIG, resume=True)
+        with pytest.raises(UserError, match=rf"{name} is not set there and 'AVX2' here"):
+            RunFolder(tmp_path / "plain", CONFIG, resume=True)
+        monkeypatch.delenv(name)
+        with pytest.raises(UserError, match=rf"{name} is 'AVX2' there and not set here"):
+            RunFolder(tmp_path / name, CONFIG, resume=True)
+    for earlier in ("{}", '{"variables": 5}', '{"variables": {"PATH": "x"}}', "[]", "{"):  # older or damaged
+        (tmp_path / "plain" / "environment.json").write_text(earlier)
+        RunFolder(tmp_path / "plain", CONFIG, resume=True)
+
+
+@pytest.mark.ray
+def test_actors_that_would_round_otherwise_are_refused(
+    ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = {"tracking.wandb": "off", "data.limit": 60, "federation.executor": "ray_actors", "federation.actors": 1}
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")  # Ray was started without
+    with pytest.raises(UserError, match="would round otherwise"):
+        run(presets.experiment("smoke", "digits", fields), tmp_path, say=lambda text: None)

@@ -12,9 +12,8 @@ import pytest
 from interrupted import Watched, ignore, refuse_lists
 from torch import Tensor, arange, equal
 
+from fedcommons import Experiment, UserError
 from fedcommons.config.dotted import choose, deciding, override, to_dict
-from fedcommons.config.experiment import Experiment
-from fedcommons.errors import UserError
 from fedcommons.runs import build
 from fedcommons.storage import object_store
 from fedcommons.storage.artifact_store import Store, key_of

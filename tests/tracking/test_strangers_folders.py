@@ -18,8 +18,7 @@ from forked import SIZES, Ended, examine, files, forked, warm_up, write_mine
 from hypothesis import strategies as st
 from interrupted import small
 
-from fedcommons import load_clients, load_rounds, load_runs
-from fedcommons.errors import ClientError, UserError
+from fedcommons import ClientError, UserError, load_clients, load_rounds, load_runs
 from fedcommons.reports import plots
 from fedcommons.runs import experiment, replay
 from fedcommons.storage import file_lock

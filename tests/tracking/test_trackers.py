@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from interrupted import PowerCut, cut_at
 from report_runs import quiet
 
 from fedcommons import ClientError, Experiment, UserError, experiment, load_rounds, load_runs
@@ -25,19 +26,12 @@ FIELDS = {
 Rows = dict[tuple[int, str], float]
 
 
-class Killed(Exception): ...
-
-
 def resumed(config: Experiment, folder: Path, after: int) -> list[str]:
     """Kill a run after a round and resume it; return its messages."""
 
-    def on_round(round: int, metrics: object) -> None:
-        if round == after:
-            raise Killed
-
     said: list[str] = []
-    with pytest.raises(Killed):
-        run(config, folder, say=said.append, on_round=on_round)
+    with pytest.raises(PowerCut):
+        run(config, folder, say=said.append, on_round=cut_at(after))
     run(config, folder, say=said.append, resume=True)
     return said
 

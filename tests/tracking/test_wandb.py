@@ -20,10 +20,9 @@ from PIL import Image
 from report_runs import quiet
 
 import fedcommons
+from fedcommons import Experiment, UserError
 from fedcommons.config import presets
 from fedcommons.config.dotted import choose, override
-from fedcommons.config.experiment import Experiment
-from fedcommons.errors import UserError
 from fedcommons.runs import experiment
 from fedcommons.tracking.run_folder import read_rounds as lines
 from fedcommons.tracking.wandb_media import KEYS

@@ -14,10 +14,9 @@ import pytest
 import ray
 from ray.util import placement_group_table
 
-from fedcommons import experiment, run, sweep
+from fedcommons import ClientError, UserError, experiment, run, sweep
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.cli.display import Display
-from fedcommons.errors import ClientError, UserError
 from fedcommons.federation.ray_executor import RayActors
 from fedcommons.runtime import ray_cluster
 from fedcommons.testing import digits

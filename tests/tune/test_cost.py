@@ -14,20 +14,14 @@ import pytest
 import torch
 from diffusers.models.unets.unet_2d import UNet2DModel
 
+from fedcommons import Clients, Examples, Experiment, LocalSGD, RunData, UserError, Work
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import presets
 from fedcommons.config.dotted import choose
-from fedcommons.config.experiment import Experiment
 from fedcommons.convergence import estimators
 from fedcommons.core import evaluation
 from fedcommons.core.algorithm import repeats_of
 from fedcommons.core.capabilities import Capabilities, capabilities_of
-from fedcommons.core.client_worker import Work
-from fedcommons.core.local_training import LocalSGD
-from fedcommons.core.worker import RunData
-from fedcommons.data.clients import Clients
-from fedcommons.data.examples import Examples
-from fedcommons.errors import UserError
 from fedcommons.federation.client_memory import ClientMemory
 from fedcommons.flat_tensors import nbytes
 from fedcommons.generators.image_cache import missing

@@ -16,10 +16,15 @@ REFUSED: dict[str, dict[str, str]] = {
                "--participations 0": "(0, 1]", "--probe-p 1e-17": "--probe-p", "--evaluate.every 2": "evaluate.every",
                "--lrs 0.1,0.2 --tuning-seeds 0": "got 0 in both",
                "--model.batch_norm true --federation.buffers keep": "must be 0"},
+    "audit_pool": {"--seeds 0,1 --seed 2": "option --seeds instead", "--setting real": "trains no generators",
+                   "--canaries 3": "--canaries must lie in [4, 1e9], got 3",
+                   "--generator user_parts:Parrot --attacked 4 --dry-run": "got 4",
+                   "--sharing merf --sharing.target_epsilon 10 --shadows 5": "--shadows is for audits of generators"},
     "commons": {"--ways reel": "did you mean 'real'", "--algorithms fedavg": "--algorithms is not for commons",
                 "--lrs 0.1,0.2 --seeds 7,8 --tuning-seeds 8": "got 8 in both", "--targets 0.9,1.2": "--targets"},
     "communication_saved": {"": "--from is missing", "--from /nowhere.csv": "cannot be read"},
     "convergence_parameters": {"--generator-p 1": "must lie in (0, 1)", "--measure.every 0": "must be at least 1"},
+    "disclosure": {"--sharing.c=0.1": "--shares", "--round=21": "got 21", "--settings=raw_copy": "raw_copies"},
     "feddm": {"--rates ,": "finite float", "--data.validation 0": "must be above 0", "--algorithms fedavg": "add feddm",
               "--study-alpha 0.1,0.5": "--study-alpha takes"},
     "feddpms": {"--clients 10": "pairs N:images", "--lrs 0.01,0.001 --data.validation 0": "by validation"},
@@ -41,6 +46,7 @@ REFUSED: dict[str, dict[str, str]] = {
     "quadratics": {"--p 0.5,1.1": "p must lie in [0, 1]", "--target 1e-36": "target must lie in (",
                    "--fit plan": "mean 'plain'", "--rounds 100001": "rounds must lie in [1, 100000]",
                    "--models sever": "'server'"},
+    "quality": {"--sharing real": "real makes no images"},
     "replicate": {"--rows R13": "unknown row", "--rows R9": "not run here"},
     "sensitivity": {"--partition.alpha 1": "alpha is not", "--partition.name iid": "partition.alpha"},
     "table1": {"--lrs 0.1,0.2 --seeds 7,8 --tuning-seeds 8": "got 8 in both", "--targets 0.9,1.2": "--targets"},
@@ -51,6 +57,11 @@ REFUSED: dict[str, dict[str, str]] = {
     "private_sizes": {"--sizes many": "--sizes", "--generator ddpm": "private_ddpm",
                       "--sizes 8": "generator.batch_size",
                       "--ways ndpdc --sizes 40,400 --epsilons 10,0.01": "target_epsilon 0.01"},
+    "tune": {"--space lr=0.1 --metric zeta_hat_sq --measure.every 0": "zeta_hat_sq needs --measure.every",
+             "--space lr=0.1 --metric L_p": "L_p needs --measure.smoothness",
+             "--space lr=0.1 --data.validation 0": "validation_accuracy needs",
+             "--space lr=0.1 --metric MB --scheduler asha --data.validation 0": "validation accuracy",
+             "--scheduler asha --space alpha=uniform(0.1,1)": "list of values"},
 }  # fmt: skip
 ROWS = [(name, words, part) for name, rows in REFUSED.items() for words, part in rows.items()]
 
@@ -59,7 +70,7 @@ ROWS = [(name, words, part) for name, rows in REFUSED.items() for words, part in
 def test_a_request_that_cannot_be_met_is_refused_before_any_work(
     name: str, words: str, part: str, sweeps: Callable[[str], ModuleType], tmp_path: Path
 ) -> None:
-    small = ["--preset=smoke"] if name in ("advise", "commons") else []
+    small = ["--preset=smoke"] if name in ("advise", "audit_pool", "commons", "tune") else []
     with pytest.raises(UserError, match=re.escape(part)) as error:
         getattr(sweeps(name), name)([*small, *words.split(), f"--out={tmp_path / 'out'}"])
     assert "\n" not in str(error.value)

@@ -11,14 +11,14 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import report_runs
 from rich.console import Console
 from sweep_runs import rows_of
 
+from fedcommons import Experiment, UserError
 from fedcommons.cli.display import Display
 from fedcommons.config import presets
 from fedcommons.config.dotted import override
-from fedcommons.config.experiment import Experiment
-from fedcommons.errors import UserError
 from fedcommons.generators.requests import contribution
 from fedcommons.reports.cells import Cell
 from fedcommons.runs.build import build, check, load
@@ -85,9 +85,7 @@ def test_the_last_images_are_held_out() -> None:
     assert not bool((at_random.validation.x == last.validation.x).all())
 
 
-@pytest.fixture(scope="module")
-def table1(sweeps: Sweeps) -> ModuleType:
-    return sweeps("table1")
+table1 = report_runs.script("table1")
 
 
 def configs_of(table1: ModuleType, options: str) -> list[Experiment]:

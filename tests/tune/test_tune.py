@@ -10,13 +10,13 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import report_runs
 from rich.console import Console
 
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display
 from fedcommons.cli.parser import command_line
 from fedcommons.config.dotted import same_results
-from fedcommons.errors import UserError
 from fedcommons.reports import metrics, ranking
 from fedcommons.runs import experiment
 from fedcommons.tracking.run_folder import read_summary
@@ -28,23 +28,7 @@ TINY = ["--preset=smoke", "--setting=real", "--wandb=off", "--data.limit=80", "-
         "--federation.rounds=1", "--measure.every=1"]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def tune(sweeps: Callable[[str], ModuleType]) -> ModuleType:
-    return sweeps("tune")
-
-
-IMPOSSIBLE = {
-    "--metric zeta_hat_sq --measure.every 0": "zeta_hat_sq needs --measure.every",
-    "--metric L_p": "L_p needs --measure.smoothness", "--data.validation 0": "validation_accuracy needs",
-    "--metric MB --scheduler asha --data.validation 0": "asha.*validation accuracy",
-    "--scheduler asha --space alpha=uniform(0.1,1)": "partition.alpha.*list of values",
-}  # fmt: skip
-
-
-def test_a_metric_or_search_that_cannot_be_is_refused_before_any_work(tune: ModuleType) -> None:
-    for options, words in IMPOSSIBLE.items():
-        with pytest.raises(UserError, match=words):
-            tune.cells(tune.arguments([*TINY, "--space=lr=0.1,0.2", *options.split()]))
+tune = report_runs.script("tune")
 
 
 def test_metrics_have_a_better_way_and_some_see_test_data(tune: ModuleType) -> None:
