@@ -89,12 +89,10 @@ def _table(
             continue
         points = decide.differences(row, base) if base and row is not base else []
         ahead = f" ({fmean(points):+.1f}{f' {ends(points)}' * (len(points) > 1)})" if points else ""
-        worst = record["worst_auc"]
-        membership = NOT_MEASURED if worst is None else "{worst_auc:.2f} [{worst_low:.2f}, {worst_high:.2f}]"
         lines.append([
             f"{row.way}{' (upper bound)' * row.bound}", _percent(list(row.best.values())) + ahead, _to_target(result),
             f"{row.mb:.3g}", f"{record['client_seconds']:.3g}", f"{100 * row.disclosed:.1f}", row.epsilon,
-            membership.format_map(record),
+            record["worst_case"] or NOT_MEASURED,
         ])  # fmt: skip
     if central:
         lines.append([CENTRAL, _percent(central), "-", "-", "-", "100.0", "-", NOT_MEASURED])
@@ -144,7 +142,8 @@ def _record(entry: "Measured", seconds: float, worst: Mapping[str, Any] | None) 
         "disclosed_raw": entry.raw, "epsilon": row.epsilon, "near_copies": audited and audited.copies,
         "advantage": audited and audited.advantage, "advantage_low": audited and audited.low,
         "advantage_high": audited and audited.high, "worst_auc": worst and worst["auc"], "worst_low": low,
-        "worst_high": high, "budget": budget(entry.way, entry.config.flat),
+        "worst_high": high, "worst_case": worst and f"{worst['auc']:.2f} [{low:.2f}, {high:.2f}]",
+        "budget": budget(entry.way, entry.config.flat),
     }  # fmt: skip
     return {**record, **{f"{decide.OF_SEED}{seed}": value for seed, value in row.best.items()}}
 
