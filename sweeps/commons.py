@@ -22,7 +22,7 @@ from fedcommons.config.dotted import common_fields
 from fedcommons.errors import UserError
 from fedcommons.tune import grid, learning_rates, sweep
 from fedcommons.tune.study import Entry, Study
-from papers.commons import ways
+from papers.commons import ways, worst_case
 from papers.commons.report import report
 from papers.commons.ways import WAYS
 from papers.fedssyn import central_trials, targets
@@ -35,6 +35,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("lrs", str, ways.RATES[preset], "learning rates of clients to choose from by validation accuracy"),
         learning_rates.OPTION,
         targets.OPTION,
+        worst_case.OPTION,
     )  # fmt: skip
     lists = {"settings": "shuffled_synthetic", "alphas": "0.1"}
     parser = grid.parser(__doc__, argv, lists, more, "commons", ways.base(preset, dataset))
@@ -78,13 +79,16 @@ def entries(options: parse.Options) -> list[Entry]:
     if not result:
         (_, name), reason = next(iter(options.undefined.items()))
         raise UserError(f"none of the rows can run; {name}: {reason}")
+    if options.worst_case:
+        worst_case.check(result)
     return result
 
 
 play, plan = partial(learning_rates.play, score=max), partial(learning_rates.plan, score=max)
+with_central = partial(central_trials.play, central_trials.lines, run=play)
 commons = Study(
-    "commons", arguments, entries, report, partial(central_trials.play, central_trials.lines, run=play),
-    partial(central_trials.extra_jobs, central_trials.lines), plan,
+    "commons", arguments, entries, report, partial(worst_case.play, with_central),
+    partial(worst_case.extra_jobs, partial(central_trials.extra_jobs, central_trials.lines)), plan,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@
 #   sweeps/evidence.sh OUT DATA [MINUTES]        OUT: folder of results   DATA: folder of the data sets   MINUTES: 100
 #
 # A second call with the same OUT continues where the first stopped: finished runs and generators are not repeated.
-# Without --lrs, learning rates are those of docs/results, chosen on seed 0 or 100, which are not reported again.
+# Without --lrs, learning rates are those of docs/results, chosen on seed 0 or 100, which are not reported again. commons.py
+# chooses the rates of each row on seed 100.
 set -euo pipefail
 [ $# -ge 2 ] || { sed -n '4p' "$0" >&2; exit 2; }
 out=$(realpath -m "$1") data=$(realpath "$2") end=$((SECONDS + 60 * ${3:-100}))
@@ -51,4 +52,15 @@ feddpms="feddpms.py --algorithms feddpms --receives= --client.lr 0.01 --seeds 10
         --federations 10:0.4,40:0.2,100:0.1
     experiment "E5-feddpms-preliminary" $feddpms --preliminary 0.3,0.4,0.5 --sigmas= --quotas=
     experiment "E5-feddpms-table5" $feddpms --sigmas 0.5,1,2,4 --quotas 2,5,10,20
+}
+
+commons="commons.py --alphas 0.01 --tuning-seeds 100"
+few="--data.limit 2000 --client.epochs 2 --lrs 0.08,0.16,0.32 --seeds 0,1,2"
+cheapest="real,raw copies,gradient coding,FedMERF,FedMERF (summed),one-shot FedMERF (summed),FedMix,FedGEN"
+# shellcheck disable=SC2086
+{
+    experiment "E-commons-digits" $commons --seeds 0,1,2,3,4 --data.split random --worst-case 12
+    experiment "E-commons-mnist" $commons --dataset mnist $few --worst-case 12
+    experiment "E-commons-fmnist" $commons --dataset fmnist $few --worst-case 12
+    experiment "E-commons-cifar10" $commons --dataset cifar10 $few --ways "$cheapest"
 }

@@ -30,6 +30,8 @@ MEANINGS = {  # of brackets, below a table
     "prediction": "[ ]: 95 % prediction interval",
     "prediction of 5": "[ ]: 95 % prediction interval of the mean of five runs",
     "gain": "[ ]: 95 % interval, paired by seed; bold: excludes 0",
+    "std and gain": "±: standard deviation; after the semicolon, difference [95 % interval, paired by seed]; bold: "
+    "excludes 0",
 }  # fmt: skip
 
 
@@ -96,6 +98,9 @@ def cell(
 ) -> str:
     """Format one cell. rows, others: those of the cell and of its base; how: a column as in ``results.py``."""
     statistic, expression, digits, *condition = how
+    if statistic == "std and gain":
+        parts = (cell(frame, evaluated, rows, others, (one, *how[1:]), comparisons) for one in ("std", "gain"))
+        return "; ".join(filter(None, parts))
     if "±" in expression:  # of a CSV that has means and deviations
         parts = ((statistic, part.strip(), digits, *condition) for part in expression.split("±"))
         return " ± ".join(cell(frame, evaluated, rows, others, part, comparisons) for part in parts)

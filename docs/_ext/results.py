@@ -4,6 +4,7 @@ A page docs/results/NAME.md asks by a comment; the facts stand below NAME in pag
 
 <!-- command -->      ``command``, ``what`` and ``minutes``, those of each of ``runs``, ``ran`` (date, machine)
 <!-- table KEY -->    the table ``tables: KEY:`` (below), its CSV, its seeds and what its brackets mean
+<!-- trees -->        the decision trees of NAME.csv, as lists (sweeps/papers/commons/decide.py)
 <!-- table FILE -->   on a page of docs/notes or docs/methods, which has no facts: FILE.csv in its folder as it is
 <!-- pages -->        all pages: title, ``paper``, ``data``, verdicts in docs/claims.csv, minutes, start of the answer
 
@@ -34,6 +35,7 @@ from sphinx.errors import ExtensionError
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
+sys.path[:] = dict.fromkeys([str(ROOT / "sweeps"), *sys.path])
 
 
 def runs(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -62,6 +64,12 @@ def overview(facts: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(["```{table}", ":class: sortable", "", *lines, "```"])
 
 
+def trees(file: Path) -> str:
+    decide = import_module("papers.commons.decide")
+    lists = (f"Alpha {alpha:g}:\n\n{decide.in_words(node)}" for alpha, node in decide.from_csv(file).items())
+    return "\n".join([*lists, decide.RULE])
+
+
 def faults(page: str, facts: Mapping[str, Any], folder: Path = RESULTS) -> Iterator[str]:
     """What is wrong with a page: a table that cannot be made, a command that is refused, a picture that is too old."""
     text = (folder / f"{page}.md").read_text(encoding="utf-8")
@@ -72,7 +80,6 @@ def faults(page: str, facts: Mapping[str, Any], folder: Path = RESULTS) -> Itera
             table(spec, folder)
         except (KeyError, ValueError, NameError, OSError) as error:
             yield f"{page}: table {key} of {spec['csv']}: {type(error).__name__}: {error}"
-    sys.path[:] = dict.fromkeys([str(ROOT / "sweeps"), *sys.path])
     for run in runs(facts):
         script, *words = shlex.split(re.sub(r"\b[A-Z]{2,}\b", str(folder), run["command"]))
         try:
@@ -121,6 +128,7 @@ def read(app: Sphinx, docname: str, text: list[str]) -> None:
             return table(own["tables"][asked[1]] if own else {"csv": f"{asked[1]}.csv"}, home)
 
         text[0] = re.sub(r"<!-- table (\w+) -->", one, text[0])
+        text[0] = re.sub("<!-- trees -->", lambda _: trees(RESULTS / f"{page}.csv"), text[0])
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from sweep_runs import rows_of, saved_figures
 
 import fedcommons
 from fedcommons.cli.display import Display
+from fedcommons.tune.sweep import Outcome, Todo
+from papers.commons import worst_case
 from papers.commons.measured import best_of, rounds_to_target
 from papers.commons.targets import Until, until
 from papers.commons.ways import WAYS
@@ -92,12 +94,22 @@ def test_the_table_from_small_runs(commons: ModuleType, tmp_path: Path, monkeypa
     out, ways = tmp_path / "out", ["real", "raw copies", "one-shot Fedssyn (DDPM)", "FedDM"]
     argv = [*QUICK, "--ways", ",".join([*ways, "DENSE"]), "--seeds", "0,1", "--generator.epochs", "1",
             "--out", str(out), "--artifacts", str(tmp_path / "artifacts"), "--lrs", "0.1",
-            "--targets", "0.001,1"]  # fmt: skip
+            "--targets", "0.001,1", "--worst-case", "12"]  # fmt: skip
     options = commons.arguments(argv)
     rows = commons.entries(options)
     finished = [e for e in rows if e["way"] in ways and e.cell.config.seed == 0]
     for e in finished:
         fedcommons.run(e.cell.config, out / e.cell.name)
+    with Display() as display:
+        worst_case.play(lambda *_: Outcome({}, 0, {}), rows, options, Todo(0, [], []), out, display)
+        (file,) = out.glob("worst-case*")
+        content = json.loads(file.read_text())
+        assert content["worst-case"]["auc_interval"][0] <= content["worst-case"]["auc"]
+        content["worst-case"]["auc"] = 0.875
+        file.write_text(json.dumps(content))
+        both = entries(commons, "--ways", f"Fedssyn (DDPM),{ways[2]}", "--generator.epochs", "1")  # equal generators
+        worst_case.play(lambda *_: Outcome({}, 0, {}), both, options, Todo(0, [], []), out, display)
+    assert [*out.glob("worst-case*")] == [file]
     model = central_trials.lines(rows, options)[0]
     assert model.epochs == 2 * model.config.client.epochs
     assert central.run(model, out / model.name)["seed"] == 0
@@ -119,7 +131,19 @@ def test_the_table_from_small_runs(commons: ModuleType, tmp_path: Path, monkeypa
     assert (alone["near_copies"], copies["near_copies"], copies["epsilon"]) == ("", "1.0", "none")
     assert 0.05 < float(copies["disclosed"]) < 0.15
     assert float(feddm["near_copies"]) > 0.5  # two steps on the pixels from real images
+    assert float(once["worst_auc"]) == 0.875  # of the file, not attacked again
+    assert once["worst_case"] == f"{0.875:.2f} [{float(once['worst_low']):.2f}, {float(once['worst_high']):.2f}]"
+    assert {one["worst_auc"] for one in (alone, copies, feddm, of_central)} == {""}
     text = (out / "commons.md").read_text()
+    head, _, *table = rows_of(text.partition("###")[0])
+    assert len(head) <= 8
+    assert [line[0] for line in table] == [*ways, CENTRAL]
+    assert [line[-1] for line in table].count("not measured") == 4
+    assert [float(line[1].split(" ")[0]) for line in table[:-1]] == [
+        pytest.approx(100 * float(one["best_accuracy"]), abs=0.05) for one in (alone, copies, once, feddm)
+    ]
+    assert "(" not in table[0][1]
+    assert f"{100 * (float(copies['best_accuracy']) - float(alone['best_accuracy'])):+.1f}" in table[1][1]
     of_targets = {tuple(line[1:3]): line[3:] for line in rows_of(text.split("## Rounds")[1]) if line[0] == "0.1"}
     assert of_targets["real", "0.1 %"] == ["1", f"{float(alone['mb']) / 2:.3g}", "0.75"]  # of 1.5 s
     assert of_targets["real", "100 %"][0] == ">2"
@@ -127,4 +151,4 @@ def test_the_table_from_small_runs(commons: ModuleType, tmp_path: Path, monkeypa
     assert of_targets["one-shot Fedssyn (DDPM)", "100 %"][0] == "not reached"
     assert "Target 0.1 % (alpha 0.1, one-shot Fedssyn (DDPM)): it is below" in text
     assert [part for part in ("DENSE, alpha 0.1: no row", "1 of 2 seeds") if part not in text] == []
-    assert (out / "commons.png").read_bytes().startswith(b"\x89PNG")
+    assert all((out / name).read_bytes().startswith(b"\x89PNG") for name in ("commons.png", "commons_tree.png"))

@@ -1,10 +1,15 @@
-"""Fronts and guide of the comparison of ways to a commons, from rows of known accuracies."""
+"""Pareto front and decision tree of the comparison of ways to a commons, from rows of known accuracies."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from sweep_runs import saved_figures
 
 from fedcommons.reports.intervals import student
 
@@ -19,18 +24,18 @@ def decide(sweeps: Callable[[str], ModuleType]) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def row(decide: ModuleType) -> Callable[..., Any]:
-    def make(way: str, mb: float, *percent: float, **more: Any) -> Any:
-        values = {"pool_mb": 0.0, "rounds": 9.0, "disclosed": 0.0, "raw": 0.0, **more}
-        return decide.Row(way, {seed: p / 100 for seed, p in enumerate(percent)}, mb, **values)
+    def make(way: str, *percent: float, mb: float = 9.0, rounds: float = 9.0, **more: Any) -> Any:
+        best = {seed: p / 100 for seed, p in enumerate(percent)}
+        return decide.Row(way, best, mb, rounds, disclosed=0.0, **{"epsilon": "none", **more})
 
     return make
 
 
-def lines(decide: ModuleType, rows: Sequence[Any]) -> dict[str, list[tuple[str, set[str]]]]:
-    result: dict[str, list[tuple[str, set[str]]]] = {}
-    for advice in decide.guide(rows):
-        result.setdefault(advice.limit, []).append((advice.best.way, {one.way for one in advice.alike}))
-    return result
+def leaves(node: Any, path: str = "") -> dict[str, str]:
+    """Return the way of each leaf by the answers that lead to it."""
+    if hasattr(node, "way"):
+        return {path: node.way.way}
+    return {place: way for answer, after in node.answers for place, way in leaves(after, f"{path}/{answer}").items()}
 
 
 def test_the_front(decide: ModuleType) -> None:
@@ -39,53 +44,86 @@ def test_the_front(decide: ModuleType) -> None:
     assert decide.front([(5, 0.9), (0, 0.1), (0, 0.3), (5, 0.3)]) == [2, 0]
 
 
-WHATEVER, NOTHING_RAW = "disclose whatever helps", "disclose nothing raw, nor more than 5 % near-copies"
+def test_answers_restrict_and_costs_choose(decide: ModuleType, row: Callable[..., Any]) -> None:
+    rows = [
+        row("real", 80, 81, 82, epsilon="-"),
+        row("weights", 85, 86.5, 87, epsilon="-", mb=20),
+        row("private", 83, 84.5, 85, epsilon="10 if secret", mb=3, rounds=0),
+        row("copies", 90, 91.5, 92, mb=8, rounds=2),
+        row("pool", 95, 96.5, 97, mb=10, rounds=3, generators=True),
+        row("few bytes", 79, 80.5, 81, mb=1, rounds=inf),  # half a point to a point less than FedAvg
+        row("worse", 70, 71.5, 72, mb=0, rounds=0),
+        row("bound", 99, 99.5, 99.7, mb=0, rounds=0, bound=True),
+    ]
+    assert leaves(decide.tree(rows)) == {
+        "/no/rounds or bytes": "real",
+        "/no/neither": "weights",
+        "/yes/yes/rounds or bytes": "private",
+        "/yes/yes/neither": "weights",
+        "/yes/no/rounds": "private",
+        "/yes/no/bytes": "few bytes",
+        "/yes/no/neither/no": "copies",
+        "/yes/no/neither/yes": "pool",
+    }
+    # without the ways that need an epsilon or generators, these questions change nothing
+    few = [row for row in rows if row.way in ("real", "copies")]
+    assert leaves(decide.tree(few)) == {"/no": "real", "/yes/yes": "real", "/yes/no": "copies"}
+    assert leaves(decide.tree(rows[:1])) == {"": "real"}
+    assert decide.tree(rows[1:]) is None  # nothing to compare with
 
 
 @pytest.mark.parametrize(
-    ("rows", "limit", "expected"),
+    ("percent", "is_ahead", "is_similar"),
     [
-        # "dear" is significantly better than "a"; "wide", with its mean for less, is not, as its seeds differ
-        ([("a", 1, 50, 50.1, 49.9), ("wide", 2, 80, 40, 75), ("dear", 3, 65.5, 64.5, 65)], WHATEVER,
-         [("a", set()), ("dear", {"wide"})]),
-        # "b" and "d" are not significantly better than those before
-        ([("a", 1, 49, 50, 51), ("b", 2, 53, 50, 50), ("c", 3, 79.1, 80, 80.9), ("d", 4, 84, 80, 79)], WHATEVER,
-         [("a", set()), ("c", set())]),
-        # "c" is not significantly worse than "b", and costs less; "a" is
-        ([("a", 1, 10, 11, 12), ("c", 2, 85, 70, 79), ("b", 2, 80.1, 81, 81.9)], WHATEVER,
-         [("a", set()), ("b", {"c"})]),
-        ([("a", 1, 10), ("b", 2, 99), ("c", 3, 50)], WHATEVER, [("b", {"a"})]),  # one seed: nothing is significant
+        ((51, 52, 51.5), True, True),
+        ((51, 51, 51), False, True),  # equal differences, by chance on a finite test set
+        ((80, 50, 40), False, False),  # a higher mean, but one seed is far below
+        ((49, 49.5, 49.2), False, True),
+        ((47, 48, 48.2), False, False),
     ],
-)  # fmt: skip
-def test_more_bytes_are_advised_only_where_they_help_significantly(
-    decide: ModuleType, row: Callable[..., Any], rows: list[Any], limit: str, expected: list[Any]
+)
+def test_significance_is_paired_by_seed(
+    decide: ModuleType, row: Callable[..., Any], percent: tuple[float, ...], is_ahead: bool, is_similar: bool
 ) -> None:
-    assert lines(decide, [row(*one) for one in rows])[limit] == expected
+    way, base = row("a", *percent), row("real", 50, 50, 50, 99)  # the fourth seed is not common
+    assert (decide.is_ahead(way, base), decide.is_similar(way, base)) == (is_ahead, is_similar)
+    assert decide.lower_end(way, base) == pytest.approx((student([p - 50 for p in percent]) or (0,))[0])
+    assert decide.is_ahead(row("a", 51), base)  # one seed: the larger number
+    assert not decide.is_ahead(base, base)
 
 
-def test_limits_leave_out_what_breaks_them_and_bounds(decide: ModuleType, row: Callable[..., Any]) -> None:
-    rows = [
-        row("copies", 1, 90, 91, 92, raw=0.1, disclosed=0.1),
-        row("near-copies", 1, 85, 86, 87, disclosed=0.9, near_copies=0.8),
-        row("pool", 1, 80, 81, 82, disclosed=0.75, near_copies=0.03),
-        row("private", 1, 70, 71, 72, epsilon=10.0, rounds=0.0),
-        row("alone", 1, 60, 61, 62),
-        row("bound", 1, 98, 98, 99, bound=True),
-    ]
-    result = {limit: [way for way, _ in of] for limit, of in lines(decide, rows).items()}
-    assert result == {
-        "disclose whatever helps": ["copies"],
-        NOTHING_RAW: ["pool"],
-        "put nothing into a commons that no epsilon covers": ["private"],
-        "have clients in one round at most": ["private"],
-        "have clients in one round at most and disclose nothing that no epsilon covers": ["private"],
-    }
+def test_text_and_picture_have_every_leaf(
+    decide: ModuleType, row: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from papers.commons import decision_tree
+
+    base = row("real", 80, 81, 82, epsilon="-")
+    node = decide.tree([base, row("private", 91, 91.5, 92, epsilon="10.4 if secret", mb=0.5, rounds=1)])
+    text = decide.in_words(node)
+    assert [line.index("-") for line in text.splitlines()] == [2 * depth for depth, *_ in decide.walk(node)]
+    assert all(part in text for part in ("91.5 %", "1 round,", "0.5 MB", "epsilon 10.4 if secret", "+10.5", "81.0 %"))
+    figures = saved_figures(monkeypatch)
+    decision_tree.draw({0.1: node, 1.0: decide.Leaf(base, base)}, tmp_path / "tree.png", "title", False)
+    FigureCanvasAgg(figures[0]).draw()  # at the figure's own resolution, not at that of the file
+    axes = figures[0].axes[0]
+    assert len(axes.patches) == sum(1 for _ in decide.walk(node)) + 1
+    boxes = [patch.get_window_extent() for patch in axes.patches]
+    assert not any(one.overlaps(other) for i, one in enumerate(boxes) for other in boxes[:i])
+    inside = figures[0].bbox
+    extents = [text.get_window_extent() for text in axes.texts]
+    assert all(inside.x0 <= e.x0 and e.x1 <= inside.x1 and inside.y0 <= e.y0 and e.y1 <= inside.y1 for e in extents)
+    assert not any(one.overlaps(other) for i, one in enumerate(extents) for other in extents[:i])
 
 
-def test_ahead_is_by_common_seeds(decide: ModuleType, row: Callable[..., Any]) -> None:
-    one, other = row("a", 1, 20, 50, 90), row("b", 1, 19, 48.9, 89)
-    assert decide.is_ahead(one, other)
-    assert not decide.is_ahead(one, row("b", 1, 19, 49, 89))
-    assert not decide.is_ahead(other, one)
-    assert not decide.is_ahead(one, one)
-    assert student([0.1, 0.2, 0.3]) == pytest.approx((0.2 - 0.24841377, 0.2 + 0.24841377))
+def test_a_row_from_the_csv(decide: ModuleType) -> None:
+    record = {"way": "Fedssyn (DDPM)", "mb": "7.5", "rounds_to_target": "2.0 ± 0.0", "disclosed": "0.7",
+              "epsilon": "none", "best_accuracy_seed3": "0.9", "best_accuracy_seed4": ""}  # fmt: skip
+    expected = decide.Row("Fedssyn (DDPM)", {3: 0.9}, 7.5, 2.0, 0.7, "none", generators=True)
+    assert decide.Row.from_record(record) == expected
+    for text, rounds in (
+        ("0", 0.0),
+        (">10 (missed by 1 of 3)", inf),
+        ("not reached", inf),
+        ("0 (missed by 1 of 3)", inf),
+    ):
+        assert decide.Row.from_record({**record, "rounds_to_target": text}) == replace(expected, rounds=rounds)

@@ -1,20 +1,40 @@
-"""Advice from the table's rows: the Pareto front of accuracy and a cost, and the best methods under each of ``LIMITS``.
+"""Which way to choose: the Pareto front of accuracy and a cost, and a decision tree of the measured results.
 
-All functions take plain numbers. Two methods differ significantly where Student's 95 % interval of their accuracy
-difference, paired by seed, excludes 0; with one seed no difference is significant.
+The tree asks ``QUESTIONS``. Each leaf names the best of the ways that the answers allow and that beat FedAvg without
+sharing; without such a way, the leaf names FedAvg. To a user who saves rounds (or bytes), a way beats FedAvg if it
+needs fewer of them and is at most ``MARGIN`` points less accurate; the best has the fewest. To other users, a way beats
+FedAvg if it is significantly more accurate; the best has the highest accuracy. Both conditions concern the lower end of
+Student's 95 % interval of the difference in accuracy, paired by seed.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import csv
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
+from pathlib import Path
 from statistics import fmean
+from typing import Any
 
-from fedcommons.reports.intervals import student
+from fedcommons.reports.intervals import ends, student
+from papers.commons.ways import FEDAVG, WAYS, trains_generators
 
-ROUNDING = 1e-9
-"""Width up to which an interval counts as 0 wide: rounding makes equal differences unequal by at most this much."""
+ROUNDING = 1e-7
+"""Differences, in points, that are closer than this count as equal: rounding separates equal differences."""
 
-FEW_COPIES = 0.05
-"""Largest share of near-copies at which a pool counts as free of raw copies of training images."""
+MARGIN = 2.0
+"""Points of accuracy that a way may lose against FedAvg if it saves rounds or bytes."""
+
+NOTHING, NO_EPSILON = "-", "none"
+"""Texts in place of an epsilon: clients share only model weights; shared data has no privacy guarantee."""
+
+RULE = (
+    "The tree names the way with the fewest rounds (to the target) or MB of those that need fewer than FedAvg and are "
+    f"at most {MARGIN:g} points less accurate; neither: the most accurate way of those that are significantly more "
+    "accurate. Both by the 95 % interval, paired by seed, not adjusted for the number of ways."
+)
+
+OF_SEED = "best_accuracy_seed"
+"""Beginning of the names of the CSV columns with the accuracies of the seeds."""
 
 
 @dataclass(frozen=True)
@@ -22,26 +42,38 @@ class Row:
     """The results of a way (a method with a sharing strategy) for one partition of the data.
 
     best: test accuracy by seed, in [0, 1], in the round of the best validation accuracy. mb: 10^6 bytes that all
-    clients send and receive; pool_mb: 10^6 bytes before round 1. rounds: number of rounds in which clients took part.
-    disclosed: share of all examples that was disclosed without an epsilon. raw: share that was sent unchanged.
-    near_copies: share of near-copies of training images among the images that clients send. epsilon: privacy guarantee
-    of the shared data, if the noise were secret, or None. bound: the way is an upper bound, for comparison only.
+    clients send and receive. rounds: mean number of rounds with clients to the target; infinite if a seed missed it.
+    disclosed: share of all examples that was disclosed without an epsilon. epsilon: as in the table, as text.
+    generators: clients train generators. bound: the way is an upper bound, for comparison only.
     """
 
     way: str
     best: Mapping[int, float]
     mb: float
-    pool_mb: float
     rounds: float
     disclosed: float
-    raw: float
-    near_copies: float = 0.0
-    epsilon: float | None = None
+    epsilon: str = NOTHING
+    generators: bool = False
     bound: bool = False
 
     @property
     def accuracy(self) -> float:
         return fmean(self.best.values())
+
+    @property
+    def is_covered(self) -> bool:
+        """Return whether clients share data, and all shared data has an epsilon."""
+        return self.epsilon not in (NOTHING, NO_EPSILON)
+
+    @staticmethod
+    def from_record(record: Mapping[str, Any]) -> "Row":
+        """Build a row from a line of the CSV file."""
+        best = {int(name.removeprefix(OF_SEED)): float(value) for name, value in record.items()
+                if name.startswith(OF_SEED) and value not in ("", None)}  # fmt: skip
+        text, way = str(record["rounds_to_target"]), record["way"]
+        rounds = inf if "missed" in text or not text[:1].isdigit() else float(text.split()[0])
+        return Row(way, best, float(record["mb"]), rounds, float(record["disclosed"]), str(record["epsilon"]),
+                   trains_generators(WAYS[way]), WAYS[way].bound)  # fmt: skip
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -52,72 +84,145 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
     return sorted((i for i, is_beaten in enumerate(beaten) if not is_beaten), key=lambda i: points[i])
 
 
+def differences(first: Row, second: Row) -> list[float]:
+    """Return the accuracy of ``first`` minus that of ``second``, in points, for each seed that both have."""
+    return [100 * (first.best[seed] - second.best[seed]) for seed in first.best if seed in second.best]
+
+
+def lower_end(first: Row, second: Row) -> float:
+    """Return the lower end of the 95 % interval of ``differences``; with one seed, the difference."""
+    of_seeds = differences(first, second)
+    return (student(of_seeds) or of_seeds or [-inf])[0]
+
+
 def is_ahead(first: Row, second: Row) -> bool:
-    """Return whether ``first`` is significantly more accurate than ``second`` on the seeds that both have.
+    """Return whether ``first`` is significantly more accurate than ``second``; with one seed, whether it is better.
 
     If the accuracy differences are equal in all seeds, their interval has width 0 and the result is False: on a finite
     test set, a few seeds can have equal differences by chance.
     """
-    interval = student([first.best[seed] - second.best[seed] for seed in first.best if seed in second.best])
-    return interval is not None and interval[0] > 0 and interval[1] - interval[0] > ROUNDING
+    of_seeds = differences(first, second)
+    return lower_end(first, second) > 0 and (len(of_seeds) == 1 or max(of_seeds) - min(of_seeds) > ROUNDING)
 
 
-LIMITS: Mapping[str, Callable[[Row], bool]] = {
-    "disclose whatever helps": lambda row: True,
-    f"disclose nothing raw, nor more than {100 * FEW_COPIES:g} % near-copies": lambda row: (
-        row.raw == 0 and row.near_copies <= FEW_COPIES
-    ),
-    "put nothing into a commons that no epsilon covers": lambda row: row.disclosed == 0,
-    "have clients in one round at most": lambda row: row.rounds <= 1,
-    "have clients in one round at most and disclose nothing that no epsilon covers": lambda row: (
-        row.rounds <= 1 and row.disclosed == 0 and row.epsilon is not None
-    ),
-}
-"""Limits on disclosure or rounds, in words; each has a function that returns whether a row satisfies the limit."""
+def is_similar(first: Row, second: Row) -> bool:
+    """Return whether ``first`` is at most ``MARGIN`` points less accurate than ``second``, or more accurate."""
+    return lower_end(first, second) > -MARGIN
+
+
+Allows = Callable[[Row, Row], bool]
+"""Returns whether an answer allows the first row; the second row is that of FedAvg."""
+
+Cost = Callable[[Row], tuple[float, ...]]
+"""Returns the numbers of a row of which a leaf takes the smallest; the second number decides between equal ones."""
+
+
+def _any(row: Row, base: Row) -> bool:
+    return True
+
+
+QUESTIONS: Sequence[tuple[str, Sequence[tuple[str, Allows, Cost | None]]]] = (
+    ("May anything but model weights leave a client?",
+     (("no", lambda row, base: row.epsilon == NOTHING, None), ("yes", _any, None))),
+    ("Must an epsilon cover all of it but the weights?",
+     (("yes", lambda row, base: row.epsilon != NO_EPSILON, None), ("no", _any, None))),
+    ("What do you save?", (
+        ("rounds", lambda row, base: row.rounds < base.rounds and is_similar(row, base),
+         lambda row: (row.rounds, row.mb)),
+        ("bytes", lambda row, base: row.mb < base.mb and is_similar(row, base), lambda row: (row.mb, -row.accuracy)),
+        ("neither", is_ahead, lambda row: (-row.accuracy, row.mb)),
+    )),
+    ("Can clients train generators?", (("no", lambda row, base: not row.generators, None), ("yes", _any, None))),
+)  # fmt: skip
+"""Questions in their order. One of them has costs, by which the leaves after each of its answers choose."""
 
 
 @dataclass(frozen=True)
-class Advice:
-    """The advised row (``best``), which satisfies ``limit``.
+class Leaf:
+    """The advised way; ``base`` itself, FedAvg without sharing, if no allowed way beats it."""
 
-    alike: rows within the limit that need at most the bytes of ``best`` and are not significantly worse.
+    way: Row
+    base: Row
+
+    @property
+    def is_base(self) -> bool:
+        return self.way == self.base
+
+    @property
+    def numbers(self) -> str:
+        """Return accuracy, rounds, MB and epsilon as text, and the difference to FedAvg with its interval."""
+        rounds = (
+            f"{self.way.rounds:.1f}".removesuffix(".0") + f" round{'s' * (self.way.rounds != 1)}"
+            if self.way.rounds < inf
+            else "target missed"
+        )
+        epsilon = f", epsilon {self.way.epsilon}" * self.way.is_covered
+        text = f"{100 * self.way.accuracy:.1f} %, {rounds}, {self.way.mb:.3g} MB{epsilon}"
+        if self.is_base:
+            return f"{text}; no allowed way beats it"
+        points = differences(self.way, self.base)
+        return f"{text}, {fmean(points):+.1f} points" + (f" {ends(points)}" if len(points) > 1 else ", one seed")
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question with its answers, and what follows each answer."""
+
+    text: str
+    answers: tuple[tuple[str, "Question | Leaf"], ...]
+
+
+def tree(rows: Sequence[Row]) -> Question | Leaf | None:
+    """Return the decision tree of one partition; None without a row of FedAvg. Upper bounds are excluded.
+
+    A question is omitted where its answer changes nothing. Answers with equal results are joined.
     """
-
-    limit: str
-    best: Row
-    alike: tuple[Row, ...]
+    base = next((row for row in rows if row.way == FEDAVG), None)
+    return base and _grow([row for row in rows if row is not base and not row.bound], base, QUESTIONS)
 
 
-def guide(rows: Sequence[Row]) -> list[Advice]:
-    """Return for each limit the row with the fewest bytes, then each row that is better than the last returned row.
-
-    A row is better if it is significantly more accurate and needs more bytes. With one seed no difference is
-    significant, so the most accurate row is returned instead. Upper bounds are excluded.
-    """
-    advice = []
-    for limit, keeps in LIMITS.items():
-        allowed = [row for row in rows if keeps(row) and not row.bound]
-        by_cost = sorted(allowed, key=lambda row: (row.mb, -row.accuracy))
-        best_of_all = [max(allowed, key=lambda row: (row.accuracy, -row.mb))] if allowed else []
-        several = any(len(row.best) > 1 for row in allowed)
-        last: Row | None = None
-        for best in by_cost if several else best_of_all:
-            if last is not None and not is_ahead(best, last):
-                continue
-            affordable = [row for row in allowed if row.mb <= best.mb and row is not best]
-            advice.append(Advice(limit, best, tuple(row for row in affordable if not is_ahead(best, row))))
-            last = best
-    return advice
+def _grow(rows: Sequence[Row], base: Row, questions: Sequence[Any], cost: Cost | None = None) -> Question | Leaf:
+    if not questions:
+        return Leaf(min(rows, key=cost, default=base) if cost else base, base)
+    (text, answers), *later = questions
+    grown = list[tuple[str, Question | Leaf]]()
+    for name, allows, of_answer in answers:
+        result = _grow([row for row in rows if allows(row, base)], base, later, of_answer or cost)
+        equal = next((i for i, (_, other) in enumerate(grown) if other == result), None)
+        if equal is None:
+            grown.append((name, result))
+        else:
+            grown[equal] = (f"{grown[equal][0]} or {name}", result)
+    return grown[0][1] if len(grown) == 1 else Question(text, tuple(grown))
 
 
-def in_words(advice: Advice) -> str:
-    """Return the advice as text: the bytes, the limit, the best row, and the rows that are not significantly worse."""
-    message = f"If you may send {advice.best.mb:.3g} MB in all and {advice.limit}: {named(advice.best)}."
-    if not advice.alike:
-        return message
-    return f"{message} Not significantly different: {'; '.join(named(row) for row in advice.alike)}."
+def walk(node: Question | Leaf, answer: str = "", depth: int = 0) -> Iterator[tuple[int, str, Question | Leaf]]:
+    """Yield (depth, answer that leads to the node, node) of a tree, from top to bottom."""
+    yield depth, answer, node
+    for name, result in node.answers if isinstance(node, Question) else ():
+        yield from walk(result, name, depth + 1)
 
 
 def named(row: Row) -> str:
-    """Return a row's method with its accuracy in percent and its bytes in MB, as text."""
-    return f"{row.way} ({100 * row.accuracy:.1f} %, {row.mb:.3g} MB)"
+    return "FedAvg without sharing" if row.way == FEDAVG else row.way
+
+
+def in_words(node: Question | Leaf) -> str:
+    """Return the tree as a nested Markdown list."""
+    lines = ""
+    for depth, answer, now in walk(node):
+        text = now.text if isinstance(now, Question) else f"**{named(now.way)}**: {now.numbers}"
+        lines += f"{'  ' * depth}- {f'{answer}: ' * bool(answer)}{text}\n"
+    return lines
+
+
+def trees(rows: Sequence[tuple[float, Row]]) -> dict[float, Question | Leaf]:
+    """Return the tree of each alpha that has one. rows: (alpha, row)."""
+    grown = {a: tree([row for alpha, row in rows if alpha == a]) for a in dict.fromkeys(alpha for alpha, _ in rows)}
+    return {alpha: node for alpha, node in grown.items() if node}
+
+
+def from_csv(file: Path) -> dict[float, Question | Leaf]:
+    """Return the trees of a CSV file that ``commons.py`` wrote; lines without alpha are references, not ways."""
+    with file.open(encoding="utf-8", newline="") as lines:
+        return trees([(float(line["alpha"]), Row.from_record(line)) for line in csv.DictReader(lines) if line["alpha"]])

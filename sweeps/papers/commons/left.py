@@ -23,6 +23,7 @@ from fedcommons.federation import checkpoint
 from fedcommons.flat_tensors import data
 from fedcommons.runs.build import build
 from fedcommons.runs.spec import RunSpec
+from papers.commons.ways import STAYS
 from papers.fedssyn.private_presets import OF_SUMS
 
 
@@ -47,9 +48,6 @@ EXACT = LeakAudit(1.0, 1.0, 1.0, 1.0)
 
 _OF_POOL = ("data.", "partition.", "sharing.", "dp.", "seed")
 """Prefixes of the config fields that decide a pool of synthetic images fitted to the clients' noisy sums."""
-
-STAYS = ("local_synthetic",)
-"""Sharing strategies whose synthetic images do not leave the client."""
 
 
 def read_audit(summary: Mapping[str, Any], config: Experiment, folder: Path) -> LeakAudit | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,8 @@ from fedcommons.tracking.run_folder import read_rounds, read_summary
 from fedcommons.tune.learning_rates import Rates
 from fedcommons.tune.study import Entry
 from papers.commons import left
-from papers.commons.decide import Row
-from papers.commons.ways import WAYS, Way
+from papers.commons.decide import NOTHING, Row
+from papers.commons.ways import STAYS, WAYS, Way, trains_generators
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help does not need it
     import pandas as pd
@@ -25,8 +26,10 @@ if TYPE_CHECKING:  # pandas takes a second to import, and --help does not need i
 class Measured:
     """A row of the table, with its runs at the chosen learning rates.
 
-    to_target, last: rounds to the target accuracy and last test accuracy, by run. per_round: 10^6 bytes per round.
-    audit: audit of the images that clients sent, in the first run in which they could be audited.
+    to_target, last: rounds to the target accuracy and last test accuracy, by run. with_clients: mean number of rounds
+    in which clients took part. once, per_round: 10^6 bytes before round 1, and in a round with clients. raw: share of
+    all examples that was sent unchanged. audit: audit of the images that clients sent, in the first run in which they
+    could be audited.
     """
 
     row: Row
@@ -35,20 +38,16 @@ class Measured:
     runs: "pd.DataFrame"
     to_target: Sequence[int | None]
     last: Sequence[float]
+    with_clients: float
+    once: float
     per_round: float
+    raw: float
     audit: left.LeakAudit | None
     config: Experiment
 
     @property
     def way(self) -> Way:
         return WAYS[self.row.way]
-
-    @property
-    def epsilon(self) -> str:
-        """Return the epsilon of the shared data as text; ``none``: no guarantee; ``-``: nothing is shared."""
-        if self.config.sharing.setting in left.STAYS:
-            return "-"
-        return tables.commons_epsilon(Cell({}, self.runs))
 
 
 def taking_part(lines: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -87,16 +86,15 @@ def _measured(way: str, alpha: float, runs: "pd.DataFrame", first: Entry) -> Mea
     once, disclosed = (fmean(runs[name].tolist()) for name in ("bytes_once", "disclosed"))
     summaries = [(run, read_summary(Path(run)) or {}) for run in runs["run"]]
     audited = next((s for run, summary in summaries if (s := left.read_audit(summary, config, Path(run)))), None)
+    to_target = [rounds_to_target(config.target, lines) for lines in courses]
     row = Row(
         way=way,
         best=dict(zip(runs["seed"].tolist(), [best_of(lines)[1] for lines in courses], strict=True)),
         mb=(once + fmean(sent)) / 1e6,
-        pool_mb=once / 1e6,
-        rounds=fmean(with_clients),
+        rounds=fmean(inf if reached is None else reached for reached in to_target),
         disclosed=disclosed,
-        raw=fmean(summary.get("disclosed_raw", 0.0) for _, summary in summaries),
-        near_copies=audited.copies if audited else 0.0,
-        epsilon=None if disclosed else tables.largest_epsilon(Cell({}, runs)),
+        epsilon=NOTHING if config.sharing.setting in STAYS else tables.commons_epsilon(Cell({}, runs)),
+        generators=trains_generators(WAYS[way]),
         bound=WAYS[way].bound,
     )
     return Measured(
@@ -104,9 +102,12 @@ def _measured(way: str, alpha: float, runs: "pd.DataFrame", first: Entry) -> Mea
         alpha=alpha,
         rates=first["rates"],
         runs=runs,
-        to_target=[rounds_to_target(config.target, lines) for lines in courses],
+        to_target=to_target,
         last=runs["last_accuracy"].tolist(),
+        with_clients=fmean(with_clients),
+        once=once / 1e6,
         per_round=fmean(b / n if n else 0.0 for b, n in zip(sent, with_clients, strict=True)) / 1e6,
+        raw=fmean(summary.get("disclosed_raw", 0.0) for _, summary in summaries),
         audit=audited,
         config=config,
     )

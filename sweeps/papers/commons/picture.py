@@ -56,12 +56,12 @@ def draw(rows: Sequence[Measured], path: Path, title: str, smoke: bool, central:
             (PLAIN, 6, OFF_FRONT, OFF_FRONT, "not on the front"),
             (PRIVATE, 11, "0.3", "0.3", "the shared data have an epsilon (if the noise were secret)"),
             (BOUND, 6, "0.3", "none", "upper bound, for comparison only"),
-        ) if marker != PRIVATE or any(measured.row.epsilon is not None for measured in rows)
+        ) if marker != PRIVATE or any(measured.row.is_covered for measured in rows)
     ])  # fmt: skip
     plots.save(figure, path, 120, smoke)
 
 
 def _point(axes: Axes, x: float, y: float, measured: Measured, colour: str) -> None:
-    marker = BOUND if measured.row.bound else PRIVATE if measured.row.epsilon is not None else PLAIN
+    marker = BOUND if measured.row.bound else PRIVATE if measured.row.is_covered else PLAIN
     face = "none" if measured.row.bound else colour
     axes.plot(x, y, marker, color=colour, markerfacecolor=face, markersize=11 if marker == PRIVATE else 6)

@@ -60,9 +60,9 @@ def section(rows: "Sequence[Measured]", goals: Sequence[float], work: Mapping[st
             runs = [until(goal, course) for course in courses]
             missed = sum(run.is_missed for run in runs)
             seconds = trained * fmean(run.share for run in runs) + sum(generators)
-            sign, rounds = ">" * bool(missed and result.row.rounds), [run.rounds for run in runs]
+            sign, rounds = ">" * bool(missed and result.with_clients), [run.rounds for run in runs]
             alone = references.rounds([None if run.is_missed else 0 for run in runs])
-            text = format_rounds(rounds, missed) if result.row.rounds else alone
+            text = format_rounds(rounds, missed) if result.with_clients else alone
             mb = fmean(run.mb for run in runs)
             lines.append([f"{result.alpha:g}", result.row.way, target.in_words(goal), text, f"{sign}{mb:.3g}",
                           f"{sign}{seconds:.3g}"])  # fmt: skip

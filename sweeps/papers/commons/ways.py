@@ -13,6 +13,7 @@ from typing import Any
 
 from fedcommons.cli import parse
 from fedcommons.config import presets
+from fedcommons.config.dotted import generates
 from fedcommons.tune.learning_rates import Rates
 from papers.fedssyn import private_presets
 
@@ -155,8 +156,17 @@ WAYS: Mapping[str, Way] = {
 }  # fmt: skip
 """All rows (methods with sharing strategies) by name, in the order of the table."""
 
+FEDAVG = "real"
+"""Name of the row of FedAvg without sharing, with which all rows are compared."""
+
 ONE_SHOT = ("dense", "coboosting")
 """Methods whose clients train the classifier only once."""
+
+STAYS = ("local_synthetic",)
+"""Sharing strategies whose synthetic images do not leave the client."""
+
+WITH_DECODERS = ("fedcvae", "feddpms")
+"""Methods whose clients train an autoencoder, from which images are drawn or decoded."""
 
 RATES = {"smoke": "0.1", "small": "0.04,0.08,0.16,0.32", "paper": "0.01,0.03,0.1"}
 """Default of ``--lrs`` by preset: learning rates of clients, separated by commas."""
@@ -204,6 +214,11 @@ def fields(way: Way, options: parse.Options) -> dict[str, Any]:
         result |= private_presets.NDPDC[preset]
     is_large = preset == "small" and options["data.name"] in presets.LARGE_IMAGES
     return {**result, **(way.smaller if preset == "smoke" else way.large if is_large else {})}
+
+
+def trains_generators(way: Way) -> bool:
+    """Return whether clients train generators of images, for a sharing strategy or as a part of the method."""
+    return way.fields["algorithm"] in WITH_DECODERS or generates(way.fields.get("sharing.setting", "real"))
 
 
 def budget(way: Way, values: Mapping[str, Any]) -> str:
