@@ -19,6 +19,7 @@ from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core import evaluation
 from fedcommons.core.block_sum import BlockSum, Total, add_blocks, cut
 from fedcommons.core.capabilities import Capabilities
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.errors import ClientError, DivergenceError
 from fedcommons.federation.client_sampling import participants
 from fedcommons.flat_tensors import Flat, Layout, Payload, data, flat
