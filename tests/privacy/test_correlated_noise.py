@@ -24,7 +24,7 @@ WHOLE = DPCDA(noise_multiplier=2.0, per_class=2, mix=100.0)
 
 
 def messages(stage: DPCDA, start: ClientDatasets, step: int = 0) -> Tensor:
-    return stage.messages(start, stage.vectors(start), stage.draws(start), step).values
+    return stage.messages(start, stage.draws(start), step).values
 
 
 def noise(stage: DPCDA, start: ClientDatasets) -> Tensor:

@@ -47,7 +47,7 @@ def message(stage: Any, start: ClientDatasets, client: int = 0, step: int = 0) -
     if isinstance(stage, MERF):
         return stage.message(start, client, stage.phi(start)).values
     if isinstance(stage, DPCDA):
-        return stage.messages(start, stage.vectors(start), stage.draws(start), step).values[client]
+        return stage.messages(start, stage.draws(start), step).values[client]
     return stage.sender(start, client).message(stage.networks(start).at(step), step).values
 
 

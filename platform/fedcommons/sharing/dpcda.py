@@ -13,7 +13,8 @@ each t and c.
     the server's image         x~_tc = b sqrt(d)/R sum_i M_tic, rounded to whole numbers 0 to 255
 
 The e_i cancel in the total, whose noise is tau, as if one party had all images; with independent noise it is
-tau sqrt(S). Clients get mean_j z_j by secure aggregation of the z_j, which is assumed and not simulated.
+tau sqrt(S). Clients and server get mean_j z_j by secure aggregation of the z_j, which is assumed and not simulated. All
+parties follow the protocol.
 
 Privacy: neighbouring data sets differ by one image that is replaced by a blank (black) image, which adds nothing. An
 image has one class, so the sensitivity is 1. A party that does not know the z and z' of H clients (at least one) sees
@@ -152,46 +153,43 @@ class DPCDA:
 
     def effective_constants(self, client_data: ClientDatasets) -> dict[str, Any]:
         """Return the values that replace unset constants: noise multiplier and number of colluding clients."""
-        return {
-            "noise_multiplier": self.sigma(client_data),
-            "colluding": self.n_colluding(len(client_data.clients)),
-        }
+        k = self.n_colluding(len(client_data.clients))
+        return {"noise_multiplier": self.sigma(client_data), "colluding": k}
 
     def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
         """Mix T images per class, and split the images arbitrarily into contributions of the clients."""
-        draws, x, classes = self.draws(client_data), self.vectors(client_data), client_data.n_classes or 0
+        draws, classes = self.draws(client_data), client_data.n_classes or 0
         unit = self.clip * sqrt(prod(client_data.shape)) / self.expected(client_data)
         mixtures = []
         for step in range(self.per_class):
-            total = torch.zeros(classes, x.shape[1], dtype=torch.float64)
-            for message in self.messages(client_data, x, draws, step).values.float():  # sent as float32
+            total = torch.zeros(classes, prod(client_data.shape), dtype=torch.float64)
+            for message in self.messages(client_data, draws, step).values.float():  # sent as float32
                 total += message  # in client order, in float64
             mixtures.append((255 * unit * total).clamp(0, 255).round().to(torch.uint8))
         images = torch.stack(mixtures, 1).view(-1, *client_data.shape)
         labels = torch.arange(classes).repeat_interleave(self.per_class)
         return noisy_sums.contribute(client_data, Examples(images, labels))
 
-    def vectors(self, client_data: ClientDatasets) -> Tensor:
-        """Return the images x^ of all clients in client order: (n, d) float32 with norms of at most 1."""
-        x = pixels(client_data.clients.store[client_data.clients.rows.flat].x)
-        bound = self.clip * sqrt(x.shape[1])
-        return x / x.norm(dim=1, keepdim=True).clamp_min(bound)
+    def vectors(self, images: Tensor) -> Tensor:
+        """Return x^ for n images x: (n, d) float32 with norms of at most 1."""
+        x = pixels(images)
+        return x / x.norm(dim=1, keepdim=True).clamp_min(self.clip * sqrt(x.shape[1]))
 
     def expected(self, client_data: ClientDatasets) -> float:
         """Return R, the expected number of images in a mixture, computed from public numbers only."""
         pairs = zip(self.rates(client_data), client_data.clients.sizes, strict=True)
         return sum(q * n for q, n in pairs) / (client_data.n_classes or 1)
 
-    def messages(self, client_data: ClientDatasets, x: Tensor, draws: Draws, step: int) -> NoisySum:
-        """Return all clients' messages M_t of mixture t = ``step``, (S, classes, d); x: result of ``vectors``."""
+    def messages(self, client_data: ClientDatasets, draws: Draws, step: int) -> NoisySum:
+        """Return all clients' messages M_t of mixture t = ``step``, (S, classes, d) float64."""
         clients, classes = client_data.clients, client_data.n_classes or 0
-        owners, rates = (
-            np.repeat(of_each, clients.sizes) for of_each in (range(len(clients)), self.rates(client_data))
-        )
-        sample = np.flatnonzero(draws.stream("sample", step).random(len(x)) < rates)
-        cell = torch.from_numpy(owners[sample]) * classes + clients.store.y[clients.rows.flat[sample]]
-        exact = torch.zeros(len(clients) * classes, x.shape[1], dtype=torch.float64)
-        exact = exact.index_add_(0, cell, x[sample].double()).view(len(clients), classes, -1)
+        owners = np.repeat(np.arange(len(clients)), clients.sizes)
+        rates = np.repeat(self.rates(client_data), clients.sizes)
+        sample = np.flatnonzero(draws.stream("sample", step).random(len(rates)) < rates)
+        images = clients.store[clients.rows.flat[sample]]
+        x, cell = self.vectors(images.x).double(), torch.from_numpy(owners[sample]) * classes + images.y
+        exact = torch.zeros(len(clients) * classes, x.shape[1], dtype=torch.float64).index_add_(0, cell, x)
+        exact = exact.view(len(clients), classes, -1)
         total = NoisySum(torch.zeros_like(exact), clip=1.0)
         total.add(exact, norm=1.0)
         if sigma := self.sigma(client_data):
