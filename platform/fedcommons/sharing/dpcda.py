@@ -3,9 +3,8 @@
 DP-CDA publishes mixtures of images of one class with Gaussian noise: Saha, Tonoy and Imtiaz, arXiv:2411.16121; with
 clients: arXiv:2509.10385. CAPE (correlation assisted private estimation): Imtiaz et al., arXiv:1904.10059.
 S: clients;  d: values of an image x in [0, 1]^d;  T: ``per_class``, mixtures per class;  l: ``mix``;  b: ``clip``;
-n_i: images of client i;  B_tic: Poisson sample of client i's images of class c for mixture t, at the sampling rate
-q_i = min(1, l classes/n_i);  R = sum_i q_i n_i/classes: expected images in a mixture;  z_i, z'_i ~ N(0, I), new for
-each t and c.
+N: images of all clients;  B_tic: Poisson sample of client i's images of class c for mixture t, at the sampling rate
+q = min(1, l S classes/N);  R = q N/classes: expected images in a mixture;  z_i, z'_i ~ N(0, I), new for each t and c.
 
     x^         = x min(1, b sqrt(d)/|x|) / (b sqrt(d)),   |x^| <= 1
     client i sends, T times    M_tic = sum_{x in B_tic} x^ + e_i + g_i
@@ -24,7 +23,7 @@ an image of theirs under noise of the multiplier tau/sqrt(X):
     X = S/H                         clients or outsiders, who see images and mean_j z_j
 
 The ledger states the epsilon against the server together with k = S - H = ``colluding`` clients, so
-tau = sigma sqrt(X), and a client's messages are T steps of the sampled Gaussian mechanism with q_i and sigma. ``views``
+tau = sigma sqrt(X), and a client's messages are T steps of the sampled Gaussian mechanism with q and sigma. ``views``
 states the epsilon against each party. With k = S - 1, only g_i protects a client, as much as independent noise.
 Messages, images and sampling rates contain no class counts. A client without images of a class sends noise. Messages
 must arrive from all clients: a missing e_i adds noise to the total, and costs no privacy.
@@ -35,7 +34,7 @@ another run, the changed mean_j z_j would disclose the change of its z, and only
 Departs from the papers: of DP-CDA only the abstracts could be read, so the federated mixture, the normalisation and the
 accounting are ours. Samples are Poisson samples at a public rate, and totals are divided by the public R; so a mixture
 has l images per client and class only on average, and a rare class is darker. The class of a mixture is public, and
-labels have no noise. Clients of different sizes have the same tau, which the largest q_i decides. Images are uint8.
+labels have no noise. Clients of different sizes have the same q and tau. Images are uint8.
 CAPE's code (hafizimtiaz/cape) has this X for k = 0; for k > 0 it has a smaller X (S = 10, k = 3: 1.24, not 2.21),
 because its covariance treats the colluding clients' z as unknown.
 """
@@ -111,7 +110,7 @@ class DPCDA:
     per_class: Annotated[int, "[1, 1e6]"] = 20
     """T, number of mixtures (synthetic images) per class; all together have the target epsilon"""
     mix: Annotated[float, "(0, 1e9]"] = 5.0
-    """l, expected number of images per client and class in a mixture, if a client's classes are equally large"""
+    """l, expected number of images per client and class in a mixture, on average over clients and classes"""
     clip: Annotated[float, "(0, 1]"] = 0.5
     """b, bound on an image's root mean square pixel in [0, 1], a public number; brighter images are darkened to it"""
 
@@ -132,9 +131,10 @@ class DPCDA:
         """Return k, the number of clients, out of n, that may collude with the server."""
         return min(n - 1, max(1, ceil(n / 3) - 1)) if self.colluding is None else self.colluding
 
-    def rates(self, client_data: ClientDatasets) -> list[float]:
-        """Return the sampling rate q_i of each client, computed from public numbers only."""
-        return [min(1.0, self.mix * (client_data.n_classes or 1) / max(n, 1)) for n in client_data.clients.sizes]
+    def rate(self, client_data: ClientDatasets) -> float:
+        """Return the sampling rate q of all clients, computed from public numbers only."""
+        classes, sizes = client_data.n_classes or 1, client_data.clients.sizes
+        return min(1.0, self.mix * len(sizes) * classes / max(1, sum(sizes)))
 
     def sigma(self, client_data: ClientDatasets) -> float:
         """Return the noise multiplier of a mixture against the server with ``colluding`` clients.
@@ -144,7 +144,7 @@ class DPCDA:
         """
         if self.target_epsilon is None:
             return self.noise_multiplier or 0.0
-        return Target(self.target_epsilon, self.delta, rounds=1).sigma(max(self.rates(client_data)), self.per_class)
+        return Target(self.target_epsilon, self.delta, rounds=1).sigma(self.rate(client_data), self.per_class)
 
     def tau(self, client_data: ClientDatasets) -> float:
         """Return tau, the standard deviation of a client's noise and of the noise in the total."""
@@ -177,15 +177,13 @@ class DPCDA:
 
     def expected(self, client_data: ClientDatasets) -> float:
         """Return R, the expected number of images in a mixture, computed from public numbers only."""
-        pairs = zip(self.rates(client_data), client_data.clients.sizes, strict=True)
-        return sum(q * n for q, n in pairs) / (client_data.n_classes or 1)
+        return self.rate(client_data) * sum(client_data.clients.sizes) / (client_data.n_classes or 1)
 
     def messages(self, client_data: ClientDatasets, draws: Draws, step: int) -> NoisySum:
         """Return all clients' messages M_t of mixture t = ``step``, (S, classes, d) float64."""
         clients, classes = client_data.clients, client_data.n_classes or 0
         owners = np.repeat(np.arange(len(clients)), clients.sizes)
-        rates = np.repeat(self.rates(client_data), clients.sizes)
-        sample = np.flatnonzero(draws.stream("sample", step).random(len(rates)) < rates)
+        sample = np.flatnonzero(draws.stream("sample", step).random(len(owners)) < self.rate(client_data))
         images = clients.store[clients.rows.flat[sample]]
         x, cell = self.vectors(images.x).double(), torch.from_numpy(owners[sample]) * classes + images.y
         exact = torch.zeros(len(clients) * classes, x.shape[1], dtype=torch.float64).index_add_(0, cell, x)
@@ -212,16 +210,16 @@ class DPCDA:
         return key_of({**facts, **constants(self, ())})
 
     def _salt(self, client_data: ClientDatasets) -> bytes:
-        really = {"draws": DRAWS, "q": self.rates(client_data), "tau": self.tau(client_data)}
+        really = {"draws": DRAWS, "q": self.rate(client_data), "tau": self.tau(client_data)}
         return salts.of_artifact(f"{key_of({'asked': self._key(client_data), **really})}-dpcda")
 
     def release(self, client_data: ClientDatasets, contributed: Contributions) -> WithReleases:
         """Return one privacy ledger entry per client: T mixtures, against the server with ``colluding`` clients."""
         sigma, most = self.sigma(client_data), self.n_colluding(len(client_data.clients))
         what = f"{MIXTURES}, if at most {most} clients collude with the server" if sigma else MIXTURES
-        event = Release(0, (what,), mechanism=SAMPLED_GAUSSIAN, sigma=sigma, sensitivity=1.0, steps=self.per_class)
-        events = [replace(event, q=q) for q in self.rates(client_data)]
-        return contributed, noisy_sums.with_clients(events, client_data)
+        protected = Release(mechanism=SAMPLED_GAUSSIAN, sigma=sigma, sensitivity=1.0, steps=self.per_class)
+        event = replace(protected, what=(what,), q=self.rate(client_data))
+        return contributed, noisy_sums.with_clients([event] * len(client_data.clients), client_data)
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
         """Assign all mixtures to all clients. ``nbytes``: M and z sent up, the mean of z and images sent down."""
@@ -240,7 +238,7 @@ class DPCDA:
 
     def views(self, client_data: ClientDatasets) -> dict[str, float]:
         """Return per party the mu of an unsampled Gaussian mechanism with the party's epsilon at ``delta``."""
-        n, q, tau = len(client_data.clients), max(self.rates(client_data)), self.tau(client_data)
+        n, q, tau = len(client_data.clients), self.rate(client_data), self.tau(client_data)
         k = self.n_colluding(n)
         parties = {"outsiders, who see images": (n, False)}
         parties |= {"another client, which knows its own noise": (n - 1, False)} if n > 1 else {}
