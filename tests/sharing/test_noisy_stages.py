@@ -1,4 +1,4 @@
-"""What the stages with noise of their own promise, FedMERF and NDPDC: noise, salts, epsilons and refusals."""
+"""What the stages with noise of their own promise, FedMERF, NDPDC and DP-CDA: noise, salts, epsilons and refusals."""
 
 from dataclasses import replace
 from math import prod, sqrt
@@ -18,6 +18,7 @@ from fedcommons.errors import UserError
 from fedcommons.privacy.salts import name_of
 from fedcommons.runs import build, experiment, run_salts
 from fedcommons.seeding import generator
+from fedcommons.sharing.dpcda import DPCDA
 from fedcommons.sharing.exchange import share
 from fedcommons.sharing.merf import MERF
 from fedcommons.sharing.ndpdc import NDPDC
@@ -28,6 +29,7 @@ from fedcommons.testing import check_stage
 STAGES: dict[str, Any] = {
     "merf": MERF(noise_multiplier=1.0, features=200, per_class=2, steps=3),
     "ndpdc": NDPDC(noise_multiplier=1.0, iterations=3, per_class=2, batch=50, width=8),  # at q = 1
+    "dpcda": DPCDA(noise_multiplier=1.0, per_class=2, mix=50.0),  # at q = 1
 }
 SERVER = "the server without it"
 
@@ -44,6 +46,8 @@ def message(stage: Any, start: ClientDatasets, client: int = 0, step: int = 0) -
     """What a client sends: once, or in each step."""
     if isinstance(stage, MERF):
         return stage.message(start, client, stage.phi(start)).values
+    if isinstance(stage, DPCDA):
+        return stage.messages(start, stage.draws(start), step).values[client]
     return stage.sender(start, client).message(stage.networks(start).at(step), step).values
 
 
@@ -74,9 +78,10 @@ def test_noise_has_the_variance_that_is_stated_and_is_new_for_every_client_and_s
 
 
 OF_IMAGES: dict[str, dict[str, Any]] = {"merf": {"per_class": 9, "steps": 7, "fit": "generator"},
-                                        "ndpdc": {"per_class": 9, "lr": 0.3}}  # fmt: skip
+                                        "ndpdc": {"per_class": 9, "lr": 0.3}, "dpcda": {}}  # fmt: skip
 OF_MESSAGES: dict[str, list[dict[str, Any]]] = {"merf": [{"scale": 3.0}],
-                                                "ndpdc": [{"iterations": 4}, {"augment": "all"}]}  # fmt: skip
+                                                "ndpdc": [{"iterations": 4}, {"augment": "all"}],
+                                                "dpcda": [{"clip": 0.3}, {"colluding": 0}]}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", STAGES)
@@ -108,23 +113,28 @@ class LouderNDPDC(NDPDC):
         return 1.003 * super().sigma(n, classes)
 
 
+class LouderDPCDA(DPCDA):
+    def tau(self, client_data: ClientDatasets) -> float:
+        return 1.003 * super().tau(client_data)
+
+
 class OtherFeatures(MERF):
     def phi(self, client_data: ClientDatasets) -> Fourier:
         return Fourier(super().phi(client_data).w * 1.01)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-@pytest.mark.parametrize("version", [LouderMERF, LouderNDPDC, OtherFeatures])
+@pytest.mark.parametrize("version", [LouderMERF, LouderNDPDC, LouderDPCDA, OtherFeatures])
 def test_another_version_has_other_secret_noise_and_salts_and_resumes_no_run(
-    version: type[MERF] | type[NDPDC], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    version: type[MERF | NDPDC | DPCDA], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDCOMMONS_STATE", str(tmp_path / "state"))
-    stage = STAGES["merf" if issubclass(version, MERF) else "ndpdc"]
+    stage: Any = next(each for each in STAGES.values() if issubclass(version, type(each)))
     other, start = version(**vars(stage)), clients(20, is_secret=True)
     first, names = noise(stage, start), [*map(name_of, stage.salts(start))]
     (run := tmp_path / "run").mkdir()
     run_salts.begin_salt(run, names)
     assert run_salts.read_salt(run, [*map(name_of, stage.salts(start))])
-    if version in (LouderMERF, LouderNDPDC):  # seeded noise hides nothing, so it need not change, and results stay
+    if version is not OtherFeatures:  # seeded noise hides nothing, so it need not change, and results stay
         seeded = clients(20)
         assert torch.allclose(1.003 * noise(stage, seeded), noise(other, seeded), rtol=0, atol=1e-4)
     assert (first - noise(other, start)).std() > 1.2  # sqrt(2), and 0 if they were the same
@@ -140,7 +150,8 @@ def test_all_clients_get_all_images_and_pay_for_their_messages_and_them(stage: A
     shared = share(stage, start)
     for rows, client in zip(start.clients.rows, shared.data.clients, strict=True):
         assert (len(client), client.n_own) == (len(rows) + 20, len(rows))
-    up = 4 * message(stage, start).numel() * getattr(stage, "iterations", 1)
+    sent = 3 * stage.per_class if isinstance(stage, DPCDA) else getattr(stage, "iterations", 1)
+    up = 4 * message(stage, start).numel() * sent
     assert shared.traffic.once == 3 * (up + 20 * (prod(start.shape) + 1))
     assert shared.data.pool is not None
     assert len(shared.data.pool.rows.flat) == 20
@@ -164,7 +175,7 @@ def test_what_leaves_moves_no_more_than_is_stated() -> None:
     ("stage", "before", "n", "factor"),
     [(MERF(noise_multiplier=0.3, features=2000, noise="summed"), "class is ", 3000, sqrt(2) / 300),
      (replace(STAGES["ndpdc"], noise_multiplier=3.0), "class is ", 60, 1 / 6)],
-    ids=STAGES,
+    ids=["merf", "ndpdc"],
 )  # fmt: skip
 def test_what_can_be_hoped_for_is_the_noise_in_a_class(stage: Any, before: str, n: int, factor: float) -> None:
     start = clients(20, 40, n=n)
@@ -179,7 +190,8 @@ def test_what_can_be_hoped_for_is_the_noise_in_a_class(stage: Any, before: str, 
 RUN = {"sharing.target_epsilon": 2.0, "federation.rounds": 1, "client.epochs": 1, "model.name": "linear",
        "tracking.wandb": "off"}  # fmt: skip
 OF_RUN: dict[str, dict[str, Any]] = {"merf": {"sharing.noise": "summed", "sharing.steps": 3},
-                                     "ndpdc": {"sharing.iterations": 3, "sharing.width": 8}}  # fmt: skip
+                                     "ndpdc": {"sharing.iterations": 3, "sharing.width": 8},
+                                     "dpcda": {"sharing.per_class": 3}}  # fmt: skip
 
 
 @pytest.mark.long
@@ -192,6 +204,8 @@ def test_a_run_states_the_epsilon_of_the_data_it_shares(name: str, tmp_path: Any
         assert result["pool_epsilon_of_each_view_if_secret"][SERVER] == pytest.approx(7.539, abs=1e-3)
         assert result["pool_epsilon_of_each_view"] is None
         assert any("the server without it (epsilon 7.539)" in line for line in result["uncovered"])
+    if name == "dpcda":
+        assert any("all other clients together (epsilon " in line for line in result["uncovered"])
 
 
 @pytest.mark.long
@@ -218,7 +232,9 @@ def test_a_secret_run_earns_its_epsilon_and_goes_on_with_its_salts_only(
      ("merf", {"target_epsilon": None, "noise_multiplier": 1e-9}, r"noise_multiplier .* 0.0001, got 1e-09"),
      ("merf", {"may_miss": 1}, r"sharing\.may_miss .*summed"),
      ("merf", {"noise": "summed", "may_miss": 10}, r"sharing\.may_miss .*below .*10"),
-     ("ndpdc", {"target_epsilon": 0.1, "iterations": 10_000}, "target_epsilon 0.1 .*above 100")],
+     ("ndpdc", {"target_epsilon": 0.1, "iterations": 10_000}, "target_epsilon 0.1 .*above 100"),
+     ("dpcda", {"target_epsilon": 0.1, "per_class": 10_000}, "target_epsilon 0.1 .*above 100"),
+     ("dpcda", {"colluding": 10}, r"sharing\.colluding .*below .*10, got 10")],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused(name: str, values: dict[str, Any], words: str) -> None:
     asked = {"target_epsilon": 1.0, **values}
@@ -231,6 +247,7 @@ def test_the_limits_are_allowed_and_noise_below_them_covers_nothing(name: str) -
     limits: dict[str, dict[str, Any]] = {
         "merf": {"noise": "summed", "may_miss": 9},
         "ndpdc": {"iterations": 3, "width": 8},
+        "dpcda": {"colluding": 9},
     }
     values = {f"sharing.{n}": v for n, v in {**limits[name], "target_epsilon": 1.0, "delta": 1e-6}.items()}
     build.build(choose({"sharing.setting": name, **values, "dp.delta": 1e-6}))
@@ -246,7 +263,7 @@ def test_the_limits_are_allowed_and_noise_below_them_covers_nothing(name: str) -
 
 @pytest.mark.parametrize(
     ("stage", "start", "words"),
-    [(STAGES["merf"], clients(x=lambda x: x.float()), "uint8"),
+    [*((STAGES[name], clients(x=lambda x: x.float()), "uint8") for name in ("merf", "dpcda")),
      *((stage, replace(clients(), n_classes=None), "not classes") for stage in STAGES.values()),
      (replace(STAGES["merf"], fit="generator"), clients(x=lambda x: x.flatten(1)), r"sharing.fit .*\(64,\)"),
      (STAGES["ndpdc"], clients(x=lambda x: x[..., :1]), "2x2")],

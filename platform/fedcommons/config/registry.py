@@ -118,6 +118,7 @@ KINDS: Mapping[str, Kind] = {
             "server_synthetic": "fedcommons.sharing.synthetic:ServerSynthetic",
             "merf": "fedcommons.sharing.merf:MERF",
             "ndpdc": "fedcommons.sharing.ndpdc:NDPDC",
+            "dpcda": "fedcommons.sharing.dpcda:DPCDA",
         },
         has=("make", "release", "assign"),
     ),

@@ -9,8 +9,8 @@ section ``privacy`` in ``summary.json`` are:
                                ``uncovered``
 ``pool_epsilon_max``           largest epsilon over clients of a covered commons, else null;
                                ``pool_epsilon_of_each_client`` has the epsilon of each client
-``pool_epsilon_of_each_view``  with ``--sharing merf`` and summed noise: epsilon of a client's data shared before round
-                               1 against each party (server, another client, ...)
+``pool_epsilon_of_each_view``  with ``--sharing merf`` or ``dpcda``: epsilon of a client's data shared before round 1
+                               against each party (server, another client, ...)
 ``overall``, ``epsilon_of_messages``  epsilon of all messages of the run; without a guarantee "none" and null
 ``epsilon_local_training``     with ``dp.local``: epsilon of each client's local training, null if one of the client's
                                trainings is not covered; ``largest`` is null if any client's value is null
@@ -66,8 +66,8 @@ TRUSTED = {
 }
 """Kind of component -> the statements of a user-defined component that the engine trusts without a check."""
 
-ADDED = ", for an observer who sees only the sum over clients of the data shared before round 1"
-"""Text appended to the sentence about the overall guarantee, if a party sees more than the sum over clients."""
+ADDED = ", except for parties that see more of the data shared before round 1 than the ledger counts"
+"""Text appended to the sentence about the overall guarantee, if the epsilon against a party is larger."""
 
 DRAWN_AGAIN = "anyone who knows --seed can draw the noise again (dp.noise seeded; `--dp.noise secret` prevents it)"
 

@@ -27,12 +27,12 @@ _PALETTE = (
     "feddpms fedddpm raw_copies local_synthetic fednova fedmix feddyn fedcvae",
     "fedavgm coboosting fedprox fedvae ndpdc merf moon fedpvr",
     "fedadagrad fedadam fedyogi ditto fedbn fedper gradient_coding fedproto",
-    "one_shot fedlap",
+    "one_shot fedlap dpcda",
 )  # methods and sharing strategies: a line for each style, a place in the line for each colour
 _LOOKS = {name: (i % 8, style) for style, line in enumerate(_PALETTE) for i, name in enumerate(line.split())}
 _LOOKS |= {alias: _LOOKS["fedavg"] for alias in (NO_SHARING_SHOWN, "real", "none")}
 _LOOKS |= {"fedssyn": _LOOKS["shuffled_synthetic"], "REAL": _LOOKS["shuffled_real"], "FedMERF": _LOOKS["merf"],
-           "NDPDC": _LOOKS["ndpdc"]}  # fmt: skip
+           "NDPDC": _LOOKS["ndpdc"], "DP-CDA": _LOOKS["dpcda"]}  # fmt: skip
 
 Spread = tuple[float, float, float]
 """Mean, minimum and maximum over seeds."""

@@ -106,6 +106,10 @@ WAYS: Mapping[str, Way] = {
     ),
     "NDPDC": Way(_NDPDC, f"{_LOCAL}; {_EACH_STEP}"),
     "one-shot NDPDC": Way({**_NDPDC, "algorithm": "one_shot"}, f"{_AT_SERVER}; {_EACH_STEP}"),
+    "DP-CDA": Way(
+        {"algorithm": "fedavg", "sharing.setting": "dpcda", "sharing.target_epsilon": 10.0},
+        f"{_LOCAL}; {{per_class}} noisy sums of images per class and client, epsilon 10 for all together",
+    ),
     "FedDM": Way(
         _FEDDM,
         "clients {iterations} steps on the pixels per round, server {server_epochs} epochs on these images",
