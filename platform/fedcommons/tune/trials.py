@@ -10,10 +10,10 @@ from threading import Thread
 from typing import Any, ClassVar
 
 import ray
-from ray import tune
+from ray import cloudpickle, tune
 from ray.util.placement_group import PlacementGroup
 
-from fedcommons.config import dotted, registry
+from fedcommons.config import dotted, live_objects, registry
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.schema import Federation
 from fedcommons.errors import ClientError, UserError, sentence
@@ -67,6 +67,10 @@ def run(
     what = "a run of this sweep" + (f" with {first.actors} actors" if first.processes > 1 else "")
     ray_cluster.free(ray_cluster.reserve([ray_cluster.bundle(first.gpus_per_actor)] * first.processes, pin, what))
     to_all = {"out": str(out.resolve()), "here": str(registry.base()), "cpu": pin.get(cpu_kind.CPU)}
+    live = live_objects.packed({name for c in cells.values() for name in c.chosen.values()})
+    to_all["live"] = (
+        cloudpickle.dumps(ray.put(live)).hex() if live else ""
+    )  # a reference: the driver stores the objects
     values = {name: {"config": dotted.to_dict(c), "data": data.get(name), **to_all} for name, c in cells.items()}
     values[DRIVER] = hosts.facts()
     order = InOrder({name: f.processes for name, f in federations.items()}, lacking)
@@ -176,6 +180,8 @@ def trial(params: Mapping[str, Any]) -> None:
     generator = params.get("generator")
     cells = [shared_value(name) for name in (generator["cells"] if generator else [params["cell"]])]
     registry.work_in(cells[0]["here"])
+    if live := cells[0]["live"]:
+        live_objects.objects.update(ray.get(cloudpickle.loads(bytes.fromhex(live))))
     import_libraries(with_wandb=generator is None and cells[0]["config"]["tracking"]["wandb"] != "off")
     from fedcommons.runs import experiment
     from fedcommons.runtime.gpu_memory import is_lost, limit_memory
