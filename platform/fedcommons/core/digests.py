@@ -223,7 +223,8 @@ def is_users(kind: type) -> bool:
     if name.partition(".")[0] in NOT_USERS:
         return False
     file = getattr(sys.modules.get(name), "__file__", None)
-    return file is None or is_user_code(file)  # a class of a notebook has no file and is user code
+    # A class of a notebook has no file, and the file of a program from standard input is called <stdin>.
+    return file is None or file.startswith("<") or is_user_code(file)
 
 
 def _place(x: Any) -> tuple[str, str, int]:

@@ -13,7 +13,7 @@ import functools
 import linecache
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from textwrap import dedent
 from typing import Any
@@ -49,30 +49,6 @@ def hash_of(what: str, value: object) -> str:
     reader = _Reader(what)
     reader.read(value, "")
     return reader.whole.hexdigest()[:24]
-
-
-def module_hash(what: str, name: str) -> str | None:
-    """Return the hash of the user's files of an imported module; None if no file of the user has this name.
-
-    Raises:
-        UserError: a file has changed since its import, so that other processes would run other code.
-    """
-    code = user_loader.read(name, registry.base(), what) if name != "__main__" else None
-    if code is None:
-        return None
-    values = list(vars(sys.modules[name]).values())
-    values += [value for kind in values if isinstance(kind, type) and kind.__module__ == name
-               for value in vars(kind).values()]  # fmt: skip
-    for value in values:
-        if isinstance(value, types.FunctionType) and value.__code__.co_filename == str(code.file):
-            try:
-                source_of.__wrapped__(value.__code__)
-            except NoSource:
-                raise UserError(
-                    f"{what}: {code.file.name} has changed since this process imported it: restart Python, or import "
-                    "it again by importlib.reload."
-                ) from None
-    return code.digest
 
 
 class _Reader:
@@ -113,10 +89,10 @@ class _Reader:
         match x:
             case types.ModuleType():
                 self.add(x.__name__)
-                if is_users(types.SimpleNamespace(__module__=x.__name__)):  # pyright: ignore[reportArgumentType]
-                    loaded = [name for name in sys.modules if name == x.__name__ or name.startswith(f"{x.__name__}.")]
-                    for name in sorted(loaded):
-                        self.module(name)
+                if is_user_code(getattr(x, "__file__", None) or "<>"):
+                    loaded = {name: m for name, m in sys.modules.items() if name.startswith(f"{x.__name__}.")}
+                    for name, module in sorted({**loaded, x.__name__: x}.items()):
+                        self.module(name, [m for m in vars(module).values() if getattr(m, "__module__", "") == name])
             case types.FunctionType():
                 yield from self.function(x)
             case type():
@@ -144,11 +120,26 @@ class _Reader:
             case _:
                 yield from (("", part) for part in _state(x))
 
-    def module(self, name: str) -> bool:
-        """Add the hash of a module's files; return False if no file of the user has the module's name."""
-        digest = module_hash(self.what, name)
-        self.add(digest or name)
-        return digest is not None
+    def module(self, name: str, members: Iterable[Any]) -> bool:
+        """Add the hash of a module's files; return False if no file of the user has the module's name.
+
+        members: functions and classes of the module.
+
+        Raises:
+            UserError: a file has changed since its import, so that other processes would run other code.
+        """
+        code = user_loader.read(name, registry.base(), self.what) if name != "__main__" else None
+        self.add(code.digest if code else name)
+        for function in _functions(members) if code else ():
+            try:
+                source_of.__wrapped__(function.__code__)
+            except NoSource:
+                assert code is not None
+                raise UserError(
+                    f"{self.what}: {code.file.name} has changed since this process imported it: restart Python, or "
+                    "import it again by importlib.reload."
+                ) from None
+        return code is not None
 
     def function(self, f: types.FunctionType) -> Iterator[tuple[str, Any]]:
         code = f.__code__
@@ -156,7 +147,7 @@ class _Reader:
             self.add(f"{f.__module__}.{f.__qualname__}")  # a library's function, which may wrap the user's
             yield "", getattr(f, "__wrapped__", None)
             return
-        if self.module(f.__module__):
+        if self.module(f.__module__, [f]):
             self.add(f.__qualname__)
             return
         self.add(source_of(code))
@@ -167,7 +158,7 @@ class _Reader:
 
     def class_(self, cls: type) -> Iterator[tuple[str, Any]]:
         self.add(f"{cls.__module__}.{cls.__qualname__}")
-        if not is_users(cls) or self.module(cls.__module__):
+        if not is_users(cls) or self.module(cls.__module__, [cls]):
             return
         yield from (("", base) for base in (type(cls), *cls.__bases__))
         self.add(repr(vars(cls).get("__annotations__", {})))
@@ -218,6 +209,13 @@ def _compiled(text: str, file: str, flags: int) -> tuple[frozenset[types.CodeTyp
     except (SyntaxError, ValueError):
         return frozenset(), ()
     return frozenset(_inner(code)), tuple(node for node in ast.walk(tree) if isinstance(node, Def))
+
+
+def _functions(members: Iterable[Any]) -> Iterator[types.FunctionType]:
+    """Yield the functions among ``members`` and among the attributes of classes, except those of libraries."""
+    for member in members:
+        inner = vars(member).values() if isinstance(member, type) else [member]
+        yield from (f for f in inner if isinstance(f, types.FunctionType) and is_user_code(f.__code__.co_filename))
 
 
 def _inner(code: types.CodeType) -> Iterator[types.CodeType]:

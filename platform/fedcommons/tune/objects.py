@@ -15,7 +15,7 @@ from warnings import warn
 
 import numpy as np
 
-from fedcommons.config import live_objects, presets, registry
+from fedcommons.config import live_objects, presets, registry, user_loader
 from fedcommons.config.dotted import SHORT_NAMES
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.live_objects import LiveObject
@@ -92,7 +92,10 @@ def _component(kind: str, value: Any) -> tuple[str, dict[str, Any]]:
     elif is_instance and KINDS[kind].has:
         part = type(value)
     elif is_instance:
-        raise UserError(f"{field} takes a class or a function, such as {kind}=MyClass, got {quote(value)}.")
+        raise UserError(
+            f"{field} takes a class, a function or a name, got an object of the class {type(value).__name__}: pass the "
+            f"class, or a function that makes the object."
+        )
     else:
         part = value
     name = _named(kind, part)
@@ -104,12 +107,11 @@ def _named(kind: str, part: Any) -> str:
     field, path = KINDS[kind].field, f"{part.__module__}:{part.__qualname__}"
     if of_package := [name for name, where in KINDS[kind].components.items() if where == path]:
         return of_package[0]
-    module = sys.modules.get(part.__module__)
-    if part.__module__ != "__main__" and getattr(module, part.__qualname__, None) is part:
+    # The class need not be the module's present one: the registry imports the module again, and so do other processes.
+    if part.__module__ != "__main__" and hasattr(sys.modules.get(part.__module__), part.__qualname__):
         if not is_users(part):
             return path
-        if live_code.module_hash(f"{field} {path}", part.__module__):
-            registry.source(path)
+        if user_loader.read(part.__module__, registry.base(), f"{field} {path}"):
             _require_same(f"{field} {path}", part, registry.find(kind, path))
             return path
     adopt_old_methods(kind, part)
@@ -172,10 +174,8 @@ def _constants(kind: str, name: str, value: Any) -> dict[str, Any]:
 
 def _data(value: Any) -> str:
     """Register a copy of a data set's examples; return its name, which contains the hash of the examples."""
-    label = type(value).__name__
-    content = user_data.snapshot(f"data.name {label}", _columns_of_frame(value))
-    digest = live_code.hash_of("data.name", content)
-    name = f"{live_objects.PREFIX}{'arrays' if label in ('tuple', 'list', 'dict') else label}_{digest[:8]}"
+    content = user_data.snapshot(f"of type {type(value).__name__}", _columns_of_frame(value))
+    name = f"{live_objects.PREFIX}data_{(digest := live_code.hash_of('data', content))[:8]}"
     live_objects.objects.setdefault(name, LiveObject(lambda: content, partial(str, digest)))
     return name
 
