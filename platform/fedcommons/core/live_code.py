@@ -249,7 +249,7 @@ def _contains(node: ast.expr, span: Any) -> bool:
 def _state(x: Any) -> list[Any]:
     """Return the state that ``pickle`` would store for an object."""
     reduce = copyreg.dispatch_table.get(type(x))
-    reduced = reduce(x) if reduce else x.__reduce_ex__(2)
+    reduced: Any = reduce(x) if reduce else x.__reduce_ex__(2)
     if isinstance(reduced, str):  # a global variable of a library, such as a function written in C
         return [getattr(x, "__module__", ""), reduced]
     return [list(part) if index > 2 and part is not None else part for index, part in enumerate(reduced)]

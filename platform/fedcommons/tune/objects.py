@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import PurePath
 from secrets import token_hex
 from types import BuiltinFunctionType, FunctionType, NoneType
-from typing import Any
+from typing import Any, cast
 from warnings import warn
 
 import numpy as np
@@ -183,18 +183,24 @@ def _data(value: Any) -> str:
 def _columns_of_frame(value: Any) -> Any:
     """Return the columns x, y and groups of a pandas DataFrame, or of (frame, name of its label column)."""
     pandas: Any = sys.modules.get("pandas")
-    frame, label = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
-    if pandas is None or not isinstance(frame, pandas.DataFrame) or not isinstance(label, str | None):
+    is_named = isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], str | int)
+    frame, label = value if is_named else cast(tuple[Any, Any], (value, None))
+    if pandas is None or not isinstance(frame, pandas.DataFrame):
         return value
     names, columns = list(frame.columns), dict[str, Any]()
     if label is not None and label not in names:
-        raise unknown("column", label, map(str, names))
-    for column, accepted in (("y", [label] if label else Y), ("groups", GROUPS)):
-        if present := [name for name in accepted if name in names]:
-            columns[column] = frame[present[0]].to_numpy()
-            names.remove(present[0])
-    if "y" not in columns:
-        raise UserError(f"data: a DataFrame needs a column {' or '.join(Y)}, or name it: data=(frame, 'price').")
+        raise unknown("column", str(label), map(str, names))
+    for column, accepted in (("y", Y if label is None else [label]), ("groups", GROUPS)):
+        present = [name for name in accepted if name in names]
+        if len(present) > 1 or not (present or column == "groups"):
+            has = " and ".join(present) or "none"
+            raise UserError(
+                f"data: a DataFrame needs one column {' or '.join(accepted)}, got {has}; data=(frame, 'price') names "
+                "the column of the labels."
+            )
+        for name in present:
+            columns[column] = frame[name].to_numpy()
+            names.remove(name)
     x = frame[names]
     is_numeric = len(x.select_dtypes(["number", "bool"]).columns) == len(names)
     return {"x": x.astype(float) if is_numeric else x, **columns}  # whole numbers of a table are no tokens
