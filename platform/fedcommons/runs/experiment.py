@@ -6,11 +6,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from fedcommons.config import live_objects
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.target import NotLogged
 from fedcommons.core.worker import fresh_torch
-from fedcommons.errors import ClientError, UserError, Warned
+from fedcommons.errors import ClientError, Warned
 from fedcommons.generators import image_cache
 from fedcommons.runs import continuation, load_data, run_salts
 from fedcommons.runs.assemble import OnStep, assemble_own
@@ -63,9 +62,7 @@ def run(
         with_share: called with (experiments, number of processes); replaces ``gpus_per_actor auto`` in the experiments
             by a share of a GPU; see ``tune.gpu_share``.
     """
-    for message in live_objects.unnamed(config.source, config.chosen):
-        if is_run(folder):
-            raise UserError(f"{folder} holds a run already, and {message}")
+    for message in continuation.never(config.source, config.chosen, folder):
         say(Warned(message))
     spec = build(config)
     load_data.require_same(spec.dataset, data)
