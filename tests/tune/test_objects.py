@@ -132,6 +132,7 @@ CHANGES = [
     ("class it:\n    def __init__(self, shape): self.f = lambda: 1", "lambda: 1", "lambda: 2"),
     ("import torch\nk = torch.ones(3)\nit = lambda shape: k", "ones", "zeros"),
     ("class Other: pass\nk = Other()\nk.a = [1]\nit = lambda shape: k", "[1]", "[2]"),
+    ("from typing import NamedTuple\nclass k(NamedTuple):\n    a: int = 1\ndef it(shape): return k", "= 1", "= 2"),
     ("import lab_helper as h\nit = lambda shape: h.VALUE", "lab_helper", "lab_other"),
 ]
 """A cell, and what another cell changes, mostly outside of the source of the component ``it``."""

@@ -47,7 +47,10 @@ def hash_of(what: str, value: object) -> str:
         UserError: the code uses a value that cannot be hashed, or a module whose file has changed since its import.
     """
     reader = _Reader(what)
-    reader.read(value, "")
+    try:
+        reader.read(value, "")
+    except RecursionError:
+        raise UserError(f"{what} uses a value that is nested too deeply to be hashed.") from None
     return reader.whole.hexdigest()[:24]
 
 
@@ -143,7 +146,8 @@ class _Reader:
 
     def function(self, f: types.FunctionType) -> Iterator[tuple[str, Any]]:
         code = f.__code__
-        if not (is_user_code(code.co_filename) or code.co_filename.startswith("<")):
+        is_generated = str(f.__globals__.get("__name__")).startswith("namedtuple_")  # by Python, for a NamedTuple
+        if is_generated or not (is_user_code(code.co_filename) or code.co_filename.startswith("<")):
             self.add(f"{f.__module__}.{f.__qualname__}")  # a library's function, which may wrap the user's
             yield "", getattr(f, "__wrapped__", None)
             return

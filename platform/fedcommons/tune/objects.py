@@ -62,7 +62,8 @@ def experiment(
     parts: dict[str, Any] = {}
     for kind, value in objects.items():
         by_field[KINDS[kind].field], constants = component, _ = _component(kind, value)
-        if (part := live_objects.objects.get(component)) and parts.setdefault(component, part) is not part:
+        live = live_objects.objects.get(component)
+        if live and parts.setdefault(component, live.component) is not live.component:
             raise UserError(f"{KINDS[kind].field}: two classes are called {component}: give one another name.")
         section = registry.section(kind, component)
         if both := [n for n in constants if f"{section}.{n}" in by_field]:
