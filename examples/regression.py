@@ -5,7 +5,6 @@ python sweeps/run.py --data examples/regression.py:diabetes --model linear --lr 
     --partition.name by_group --data.client_test 0.2 --algorithm ditto --evaluate.clients true
 """
 
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from sklearn.datasets import load_diabetes
@@ -23,7 +22,5 @@ def diabetes() -> tuple[Any, Any, Any]:
 
 
 if __name__ == "__main__":
-    chosen = {"data": f"{__file__}:diabetes", "partition": "by_group", "model": "linear", "client.lr": 0.01}
-    with TemporaryDirectory() as folder:
-        result = run(experiment("smoke", values={**QUICK, **chosen}), folder, say=lambda text: None)
-        print("squared error by round:", *result.rounds["test/loss"].round(2))
+    result = run(experiment("smoke", values=QUICK, data=diabetes(), partition="by_group", model="linear", lr=0.01))
+    print("squared error by round:", *result.rounds["test/loss"].round(2))

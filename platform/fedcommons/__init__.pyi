@@ -2,7 +2,6 @@
 
 from .audits.canaries import audit_method as audit_method
 from .config.experiment import Experiment as Experiment
-from .config.presets import experiment as experiment
 from .core.algorithm import (
     Algorithm as Algorithm,
 )
@@ -141,6 +140,7 @@ from .tune.api import Result as Result
 from .tune.api import load as load
 from .tune.api import run as run
 from .tune.api import sweep as sweep
+from .tune.objects import experiment as experiment
 
 __all__: list[str]
 __version__: str

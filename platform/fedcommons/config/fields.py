@@ -112,7 +112,10 @@ def members(hint: Any) -> tuple[Any, ...]:
 
 
 def fields_of(
-    thing: Callable[..., Any], handed: Collection[str] = (), required: Collection[str] = ()
+    thing: Callable[..., Any],
+    handed: Collection[str] = (),
+    required: Collection[str] = (),
+    reserved: Collection[str] = (),
 ) -> dict[str, Field]:
     """Return name -> ``Field`` for the parameters of a dataclass, class or function that users can set.
 
@@ -120,9 +123,10 @@ def fields_of(
         thing: dataclass, class or function.
         handed: names of parameters that the platform always passes, so that they are no fields.
         required: names of parameters that the platform passes only if they have no default.
+        reserved: names that no field may have, because they are names of optional functions of ``thing``.
 
     Raises:
-        ValueError: a parameter has no default, and the platform does not pass it.
+        ValueError: a parameter has no default, and the platform does not pass it, or a field has a reserved name.
     """
     hints, helps, result = _hints(thing), _helps(thing), {}
     for name, parameter in parameters_of(thing).items():
@@ -133,6 +137,10 @@ def fields_of(
                 continue
             passed = ", ".join(sorted({*handed, *required})) or "nothing"
             raise ValueError(f"its parameter {name} has no default (the platform passes {passed})")
+        if name in reserved:
+            raise ValueError(
+                f"its constant {name} needs another name, as {name} is an optional function of a component"
+            )
         hint = hints.get(name, Any if parameter.default is None else type(parameter.default))
         result[name] = field_of(hint, parameter.default, helps.get(name, ""))
         _require_usable(name, result[name])

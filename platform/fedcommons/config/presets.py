@@ -148,18 +148,7 @@ def preset(name: str, dataset: str, made_by: str = "ddpm") -> Mapping[str, Any]:
 
 
 def experiment(name: str = "small", dataset: str = "digits", values: Mapping[str, Any] | None = None) -> Experiment:
-    """Return the experiment of a preset, with the fields in ``values`` replaced.
-
-    Args:
-        name: name of the preset: smoke, small, paper or authors.
-        dataset: name of the data set.
-        values: field -> value, such as ``{"algorithm": "scaffold", "sharing": "shuffled_synthetic", "alpha": 0.1}``.
-            Fields are dotted names or the command line's short names. Lists are converted to tuples, numpy scalars to
-            Python numbers, and paths to texts.
-
-    Raises:
-        UserError: the experiment does not have a field, or a value is out of its range.
-    """
+    """Return the experiment of a preset, with the fields in ``values`` replaced; see ``fedcommons.experiment``."""
     fields = full_names(_plain({} if values is None else values))
     config = choose(
         {**preset(name, dataset, str(fields.get("generator.name", "ddpm"))), "tracking.preset": name, **fields}
@@ -170,14 +159,15 @@ def experiment(name: str = "small", dataset: str = "digits", values: Mapping[str
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``values`` with each value converted to the type that the command line would yield."""
-    import numpy as np
-
     if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
         raise UserError(f"values must be a mapping from names of fields to values, got {quote(values)}.")
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, list | tuple):
-            return tuple(map(plain, value))
-        return value.item() if isinstance(value, np.generic) else str(value) if isinstance(value, Path) else value
-
     return {name: plain(value) for name, value in values.items()}
+
+
+def plain(value: Any) -> Any:
+    """Return a list as a tuple, a numpy scalar as a Python number, a path as text, and any other value unchanged."""
+    import numpy as np
+
+    if isinstance(value, list | tuple):
+        return tuple(map(plain, value))
+    return value.item() if isinstance(value, np.generic) else str(value) if isinstance(value, Path) else value

@@ -3,12 +3,12 @@
 A component is a class or function whose constants are fields of the configuration (see ``fields``). A configuration
 names a component of the package by its name in ``KINDS``. It names a user-defined component by an import path:
 ``package.module:Name``, or ``my_method.py:Name``, relative to the folder in which the command was started. Ray's
-workers find the component by the same text.
+workers find the component by the same text. Components named ``__main__:Name`` are objects (see ``live_objects``).
 """
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -16,7 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from fedcommons.config import user_code, user_loader
+from fedcommons.config import live_objects, user_code, user_loader
 from fedcommons.config.fields import Field, fields_of
 from fedcommons.config.hints import is_elsewhere
 from fedcommons.config.static_fields import fields_in
@@ -34,7 +34,8 @@ class Kind:
     field: dotted name of the field that names the component. components: name -> import path of the package's
     components. passed: arguments that the platform always passes. required: arguments that the platform passes if the
     component's parameter has no default. is_optional: the field may be None, for no component. has: attributes that a
-    component must have; () if the component is a function whose result is checked instead.
+    component must have; () if the component is a function whose result is checked instead. reserved: names of optional
+    functions of a component, which a constant of the same name would hide.
     """
 
     field: str
@@ -43,6 +44,7 @@ class Kind:
     required: frozenset[str] = frozenset()
     is_optional: bool = False
     has: tuple[str, ...] = ()
+    reserved: tuple[str, ...] = ()
 
     @property
     def section(self) -> str:
@@ -92,6 +94,7 @@ KINDS: Mapping[str, Kind] = {
             "fedlap": f"{_METHODS}.fedlap:FedLAP",
         },
         has=("start", "down", "client", "merge"),
+        reserved=("share", "check", "participants", "personal"),
     ),
     "data": Kind(
         "data.name",
@@ -193,6 +196,8 @@ OPTIONAL = frozenset({"storage", *(kind.field for kind in KINDS.values() if kind
 def find(kind: str, name: str) -> Callable[..., Any]:
     """Import and return a component's class or function, or raise a UserError."""
     components, field = KINDS[kind].components, KINDS[kind].field
+    if live_objects.is_live(name):
+        return live_objects.get(field, name).component
     where, _, attribute = components.get(name, name).rpartition(":")
     if name not in components and not is_user_defined(name):
         hint = f"an import path of your code, such as my_{kind}.py:Name"
@@ -281,7 +286,7 @@ def read_constants(kind: str, name: str, digest: str | None) -> Mapping[str, Fie
     part = find(kind, name)
     with before_any_work(), user_code_context(component_label(kind, name)):
         try:
-            return fields_of(part, k.passed, k.required)
+            return fields_of(part, k.passed, k.required, k.reserved)
         except ValueError as error:
             raise UserError(f"{k.field} {quote(name)}: {error}.") from None
 
@@ -311,6 +316,8 @@ def source(name: str, reread: bool = True) -> str | None:
     if not is_user_defined(name):
         return None
     where, what = name.rpartition(":")[0], quote(name)
+    if live_objects.is_live(name):
+        return live_objects.get("component", name).digest()
     if code := user_loader.read(where, base(), what, reread):
         return code.digest
     file = getattr(user_loader.module(where, base(), what), "__file__", None)  # a built-in module has no file
@@ -319,21 +326,12 @@ def source(name: str, reread: bool = True) -> str | None:
 
 def files(name: str) -> Mapping[str, str]:
     """Return file name -> hash of a user-defined component's code as read last; empty for components of the package."""
-    return code.files if (code := _code(name)) else {}
+    if name in live_objects.objects:
+        return {name: live_objects.objects[name].digest()}
+    return its.files if (its := code(name)) else {}
 
 
-def clash(names: Iterable[str]) -> str | None:
-    """Return a message if two components import different modules of the same name, which a process cannot load."""
-    seen: dict[str, tuple[str, user_code.Module]] = {}
-    for part in names:
-        for name, module in (code.modules if (code := _code(part)) else {}).items():
-            other, its = seen.setdefault(name, (part, module))
-            if its.content != module.content:
-                return f"{other} and {part} import different modules called {name} ({its.file}, {module.file})"
-    return None
-
-
-def _code(name: str) -> user_code.Code | None:
+def code(name: str) -> user_code.Code | None:
     """Return a user-defined component's code as read last; None for components of the package."""
     return user_loader.codes.get((base(), name.rpartition(":")[0]))
 

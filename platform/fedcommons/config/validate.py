@@ -4,11 +4,11 @@ The range of a field is checked where the field is defined, and a component chec
 reported in one sentence before any work. Checks of fields with data, module or method follow in ``runs.build``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from fedcommons.config import registry, target, weights_file
+from fedcommons.config import live_objects, registry, target, user_code, weights_file
 from fedcommons.config.dotted import fields_for
 from fedcommons.config.experiment import Experiment
 from fedcommons.errors import UserError, quote
@@ -111,11 +111,27 @@ def require_sources(names: Mapping[str, str], digests: Mapping[str, str], weight
     """
     for kind, name in names.items():
         if registry.source(name) != digests.get(kind):
+            if live_objects.is_live(name):
+                raise UserError(
+                    f"{kind} {quote(name)}: its code, or a value that the code uses, is not what it was when this "
+                    "experiment was made: call experiment(...) again, and give different classes different names."
+                )
             where, *others = name.rpartition(":")[0], *list(registry.files(name))[1:]
             what = f"{where} or what it imports ({', '.join(others)})" if others else where
             is_not = "is not what it was" if others else "is not the file it was"
             raise UserError(f"{kind} {quote(name)}: {what} {is_not} when this experiment was written.")
     if weights and weights_file.digest(weights) != digests.get("weights"):
         raise UserError(f"model.weights {quote(weights)} is not the file it was when this experiment was written.")
-    if conflict := registry.clash(names.values()):
+    if conflict := _clash(names.values()):
         raise UserError(f"{conflict}: a process can import only one module of this name, so rename one.")
+
+
+def _clash(names: Iterable[str]) -> str | None:
+    """Return a message if two components import different modules of the same name, which a process cannot load."""
+    seen: dict[str, tuple[str, user_code.Module]] = {}
+    for part in names:
+        for name, module in (code.modules if (code := registry.code(part)) else {}).items():
+            other, its = seen.setdefault(name, (part, module))
+            if its.content != module.content:
+                return f"{other} and {part} import different modules called {name} ({its.file}, {module.file})"
+    return None

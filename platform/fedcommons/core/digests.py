@@ -223,7 +223,8 @@ def is_users(kind: type) -> bool:
     if name.partition(".")[0] in NOT_USERS:
         return False
     file = getattr(sys.modules.get(name), "__file__", None)
-    return file is None or is_user_code(file)  # a class of a notebook has no file and is user code
+    # A class of a notebook has no file. The file of __main__ may be <stdin>, or the program that runs the user's code.
+    return file is None or name == "__main__" or is_user_code(file)
 
 
 def _place(x: Any) -> tuple[str, str, int]:

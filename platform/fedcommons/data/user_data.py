@@ -5,6 +5,7 @@ here if the data set states ``mean`` and ``std``. Without ``mean`` and ``std``, 
 """
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -85,6 +86,30 @@ def read(name: str, returned: Any, split: tuple[int, ...] = ()) -> tuple[Source,
         mean, std = by_channel.mean(1).tolist(), by_channel.std(1).clamp(min=1e-6).tolist()
         computed = (STANDARDISATION, *computed)
     return Source(train, test, n_classes, tuple(mean), tuple(std), computed=computed), origin
+
+
+def snapshot(what: str, data: Any) -> Any:
+    """Return a copy of a data set as arrays and the numbers that it states, which ``read`` accepts in its place.
+
+    Raises:
+        UserError: ``data`` has another form, or its rows are random.
+    """
+    if isinstance(data, Source):
+        return deepcopy(data)
+    columns = _sets(what, data)
+    if any(part.is_random() for part in columns):
+        raise UserError(
+            f"data set {what} returns other rows when it is read again, as with a random transform: transform batches "
+            "in the module's training_step instead."
+        )
+    sets: list[dict[str, Any]] = []
+    for part in columns:
+        x = examples_of(f"data set {what}", part)
+        y = None if part.y is None else labels_of(f"data set {what}", part.y, len(x))
+        sets.append({"x": x, "y": y, "groups": part.groups, "factors": dict(part.factors)})
+    stated = {name: _constant(data, name, UNSTATED) for name in ("n_classes", "mean", "std", "normalised")}
+    stated = {name: value for name, value in stated.items() if value is not UNSTATED and not callable(value)}
+    return deepcopy({**stated, **(sets[0] if len(sets) == 1 else dict(zip(("train", "test"), sets, strict=True)))})
 
 
 def _sets(name: str, returned: Any) -> list[Columns]:

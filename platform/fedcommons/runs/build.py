@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
-from fedcommons.config import registry, target, user_loader
+from fedcommons.config import live_objects, registry, target, user_loader
 from fedcommons.config.dotted import deciding, part_of, parts_of_own
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.schema import Constants, Data
@@ -23,6 +23,9 @@ from fedcommons.runs.plans import plan_of
 from fedcommons.runs.spec import BuildModule, Evaluation, RunSpec
 from fedcommons.runs.worker import build_module, build_worker_elsewhere
 from fedcommons.seeding import wide_key
+
+_ELSEWHERE = ("model", "algorithm", "measure", "schedule")
+"""Kinds of the components that a worker process builds."""
 
 
 def check(config: Experiment) -> None:
@@ -75,7 +78,8 @@ def build(config: Experiment) -> RunSpec:
     elsewhere = partial(
         build_worker_elsewhere, algorithm=partial(registry.make, "algorithm", c.algorithm, c.constants),
         schedule=partial(checks.schedule_of, *_schedule(c)), digests=c.source, weights=c.model.weights,
-        names={kind: c.chosen[kind] for kind in ("model", "algorithm", "measure", "schedule") if kind in c.chosen},
+        names=(names := {kind: c.chosen[kind] for kind in _ELSEWHERE if kind in c.chosen}),
+        live=live_objects.packed(names.values()),
     )  # fmt: skip
     measure = (m.measure, m.constants) if m.measure else None
     t = c.tracking

@@ -7,10 +7,11 @@ the straggler rule are called with both values of R, and the change of R is refu
 that are computed only in the last round are computed again (see ``RunFolder``).
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from fedcommons.config import registry
+from fedcommons.config import live_objects, registry
 from fedcommons.core.client_worker import trainable_parameters
 from fedcommons.errors import UserError, user_code_context
 from fedcommons.federation.client_sampling import participants
@@ -27,6 +28,18 @@ from fedcommons.tracking.run_folder import (
     require_same_data,
     require_same_rounding,
 )
+
+
+def never(digests: Mapping[str, str], names: Mapping[str, str], folder: Path) -> list[str]:
+    """Return why the run can never be resumed: messages on code without source; see ``live_objects.unnamed``.
+
+    Raises:
+        UserError: there is such code, and ``folder`` holds a run.
+    """
+    messages = live_objects.unnamed(digests, names)
+    if messages and is_run(folder):
+        raise UserError(f"{folder} holds a run already, and {messages[0]}")
+    return messages
 
 
 def require_same_rounds(spec: RunSpec, folder: Path) -> None:

@@ -62,6 +62,8 @@ def run(
         with_share: called with (experiments, number of processes); replaces ``gpus_per_actor auto`` in the experiments
             by a share of a GPU; see ``tune.gpu_share``.
     """
+    for message in continuation.never(config.source, config.chosen, folder):
+        say(Warned(message))
     spec = build(config)
     load_data.require_same(spec.dataset, data)
     data, patience, mirror = spec.dataset.digest, 0 if may_generate else PATIENCE, None

@@ -8,8 +8,9 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import nn
 
-from fedcommons.config import registry
+from fedcommons.config import live_objects, registry
 from fedcommons.config.fields import select_arguments
+from fedcommons.config.live_objects import LiveObject
 from fedcommons.config.validate import require_sources
 from fedcommons.core import hooks
 from fedcommons.core.algorithm import Algorithm
@@ -116,13 +117,14 @@ def build_worker(
 def build_worker_elsewhere(
     here: str, module: Callable[[], LightningModule], loop: LocalSGD, weighting: str, source: Source, data: RunData, *,
     algorithm: Callable[[], Algorithm], schedule: Callable[[], Schedule | None], names: Mapping[str, str],
-    digests: Mapping[str, str], weights: str | None,
+    digests: Mapping[str, str], weights: str | None, live: Mapping[str, LiveObject],
 ) -> Worker:  # fmt: skip
     """Return the worker of a separate process, which imports the user-defined components itself.
 
     here: the folder to which the names of user-defined components are relative. names, digests, weights: see
-    ``require_sources``.
+    ``require_sources``. live: components that are objects of the driver's process.
     """
+    live_objects.objects.update(live)
     registry.work_in(here)
     require_sources(names, digests, weights)
     return build_worker(module, replace(loop, schedule=schedule()), weighting, source, algorithm(), data)

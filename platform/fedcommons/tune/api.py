@@ -25,6 +25,7 @@ from fedcommons.federation.rounds import Standing
 from fedcommons.reports.frames import folder_path, load_rounds, load_runs
 from fedcommons.runs import build, exports, model_files
 from fedcommons.runs import experiment as runs
+from fedcommons.runtime import tempdirs
 from fedcommons.tracking.run_folder import is_run, read_config, read_summary
 from fedcommons.tune.gpu_share import with_share
 from fedcommons.tune.remote_sweep import SweepMirror
@@ -185,7 +186,7 @@ def load(folder: str | Path, *, may_run: Collection[str] = ()) -> Result:
 
 def run(
     experiment: Experiment,
-    folder: str | Path,
+    folder: str | Path | None = None,
     *,
     say: Callable[[str], None] = log,
     on_round: Callable[[int, Mapping[str, float | None]], None] | None = None,
@@ -197,6 +198,7 @@ def run(
     loop, and within another run in the same thread.
 
     Args:
+        folder: the run folder; None: a temporary folder, which is removed when this process ends.
         say: called with each message of the run, for example ``print``. By default messages go to the logger
             ``fedcommons``, which prints nothing unless it is configured.
         on_round: called after each round with its number and metrics, first with round 0, the untrained model.
@@ -208,7 +210,7 @@ def run(
     """
     if not isinstance(experiment, Experiment):
         raise UserError(f"run takes an experiment, got {quote(experiment)}.")
-    path = folder_path(folder)
+    path = tempdirs.make() / "run" if folder is None else folder_path(folder)
     return Result(
         path, experiment, runs.run(experiment, path, resume=True, say=say, on_round=on_round, with_share=with_share)
     )

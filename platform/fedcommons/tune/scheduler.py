@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray import tune
+from ray import cloudpickle, tune
 from ray.experimental import internal_kv
 from ray.tune.search import Searcher
 
@@ -136,18 +136,19 @@ class InOrder(Searcher):
 NAMESPACE = "fedcommons"
 """Namespace of the values in Ray's key-value store."""
 
-DRIVER = ""
-"""The name under which the driver shares its ``hosts.facts``, such as code hashes; no run has this name."""
+DRIVER, OBJECTS = "", " "
+"""Names under which the driver shares its ``hosts.facts``, such as code hashes, and its objects; no run has them."""
 
 
 @contextmanager
-def shared_values(values: Mapping[str, Any]) -> Iterator[None]:
+def shared_values(values: Mapping[str, Any], objects: Mapping[str, Any]) -> Iterator[None]:
     """Share JSON values with the trials of this driver through Ray's key-value store, while the context is open.
 
     Tune would record the values if they were parameters of trials. ``tune.with_parameters`` would store the values
-    until the driver ends.
+    until the driver ends. objects: other values, by name, which Ray's object store contains until the driver ends.
     """
-    keys = {_key(name): json.dumps(value) for name, value in values.items()}
+    reference = cloudpickle.dumps(ray.put(objects)).hex()  # pyright: ignore[reportPrivateImportUsage]
+    keys = {_key(name): json.dumps(value) for name, value in {**values, OBJECTS: reference}.items()}
     try:
         for key, value in keys.items():
             internal_kv._internal_kv_put(key, value, namespace=NAMESPACE)
@@ -160,6 +161,11 @@ def shared_values(values: Mapping[str, Any]) -> Iterator[None]:
 def shared_value(name: str) -> Any:
     """Return the value that the driver of this trial shares under ``name`` (see ``shared_values``)."""
     return json.loads(internal_kv._internal_kv_get(_key(name), namespace=NAMESPACE))
+
+
+def shared_objects() -> Mapping[str, Any]:
+    """Return the objects that the driver of this trial shares (see ``shared_values``)."""
+    return ray.get(cloudpickle.loads(bytes.fromhex(shared_value(OBJECTS))))
 
 
 def _key(name: str) -> str:

@@ -13,7 +13,7 @@ import ray
 from ray import tune
 from ray.util.placement_group import PlacementGroup
 
-from fedcommons.config import dotted, registry
+from fedcommons.config import dotted, live_objects, registry
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.schema import Federation
 from fedcommons.errors import ClientError, UserError, sentence
@@ -25,7 +25,15 @@ from fedcommons.storage.error_file import read_error
 from fedcommons.tracking.remote_run import name_of
 from fedcommons.tracking.run_folder import read_rounds
 from fedcommons.tune.progress import Progress
-from fedcommons.tune.scheduler import DRIVER, InOrder, MissingArtifact, make, shared_value, shared_values
+from fedcommons.tune.scheduler import (
+    DRIVER,
+    InOrder,
+    MissingArtifact,
+    make,
+    shared_objects,
+    shared_value,
+    shared_values,
+)
 
 REMOVAL_S = 10.0
 """Seconds to wait until Ray has removed the trials of an interrupted sweep."""
@@ -67,6 +75,7 @@ def run(
     what = "a run of this sweep" + (f" with {first.actors} actors" if first.processes > 1 else "")
     ray_cluster.free(ray_cluster.reserve([ray_cluster.bundle(first.gpus_per_actor)] * first.processes, pin, what))
     to_all = {"out": str(out.resolve()), "here": str(registry.base()), "cpu": pin.get(cpu_kind.CPU)}
+    live = live_objects.packed({name for c in cells.values() for name in c.chosen.values()})
     values = {name: {"config": dotted.to_dict(c), "data": data.get(name), **to_all} for name, c in cells.items()}
     values[DRIVER] = hosts.facts()
     order = InOrder({name: f.processes for name, f in federations.items()}, lacking)
@@ -76,7 +85,7 @@ def run(
     is_reused &= len({str(f.gpus_per_actor) for f in federations.values()}) == 1
     # Tune's record is not used, as a sweep resumes from its trials' folders.
     # The record is written to a temporary folder, so that it does not fill the disk of the trials' folders.
-    with tempdirs.folder() as state, tempdirs.tempdir(), shared_values(values):  # W&B writes into ``tempdir``
+    with tempdirs.folder() as state, tempdirs.tempdir(), shared_values(values, live):  # W&B writes into ``tempdir``
         tuner = tune.Tuner(
             trainable,
             tune_config=tune.TuneConfig(
@@ -176,6 +185,7 @@ def trial(params: Mapping[str, Any]) -> None:
     generator = params.get("generator")
     cells = [shared_value(name) for name in (generator["cells"] if generator else [params["cell"]])]
     registry.work_in(cells[0]["here"])
+    live_objects.objects.update(shared_objects())
     import_libraries(with_wandb=generator is None and cells[0]["config"]["tracking"]["wandb"] != "off")
     from fedcommons.runs import experiment
     from fedcommons.runtime.gpu_memory import is_lost, limit_memory
