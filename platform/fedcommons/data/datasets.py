@@ -154,11 +154,11 @@ def cifar100(dir: Path, download: bool) -> Source:
 MOST_BYTES = 2**29
 """Maximum size of a file in bytes: torchvision reads whole files into memory, and no data set has a larger file."""
 
-# Types of errors that torchvision raises if files are missing or truncated, or have another format or other contents.
-_UNREADABLE = (
+UNREADABLE = (
     RuntimeError, OSError, ValueError, TypeError, AssertionError, EOFError, LookupError, AttributeError, ImportError,
     MemoryError, OverflowError, pickle.UnpicklingError,
 )  # fmt: skip
+"""Types of errors that torchvision raises if files are missing or truncated, or have another format or contents."""
 
 
 def _torchvision(
@@ -177,7 +177,7 @@ def _torchvision(
     try:
         _require_small(root / folder)
         train, test = (_examples(make(root, train=train, download=download)) for train in (True, False))
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         exists = os.path.isdir(root / folder)
         details = f"({' '.join(str(error).partition('. ')[0].split())[:200]})"
         reason = (
