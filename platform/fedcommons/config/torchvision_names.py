@@ -14,6 +14,7 @@ MOST = 30
 
 LIBRARIES = {
     "data": "fedcommons.data.torchvision_sets",
+    "model": "lightning_modules.networks.torchvision_models",
 }
 """Kind of component -> module with the functions ``names()`` and ``component(name)``; imported late, for --help."""
 

@@ -39,18 +39,18 @@ def checked(spec: RunSpec, *, judges_delta: bool) -> RunSpec:
         pool_audit.subjects(spec.client_data, spec.requests, dataset.validation)
     name = spec.names["model"]
     label = registry.component_label("model", name)
-    is_user_defined = registry.is_user_defined(name) or registry.is_user_defined(spec.names["data"])
+    is_user_defined = name not in registry.KINDS["model"].components or registry.is_user_defined(spec.names["data"])
     is_tried = loop.batched or loop.graphs or (loop.dp is not None and loop.dp.at_once > 1)
     # A built-in network is built on the meta device (names and shapes only), which suffices to check it.
-    module = spec.module(dataset, "cpu" if is_user_defined or is_tried else "meta")
-    notes: Sequence[str] = ()
+    notes: list[str] = []
+    module = spec.module(dataset, "cpu" if is_user_defined or is_tried else "meta", notes=notes)
     if is_user_defined:
         check_module.require_hooks(algorithm, module, loop, label)
         of_clients: Sequence[int] = ()
         if seen.on_training or seen.of_clients:
             of_clients = spec.tests.sizes if spec.tests and not seen.on_training else sizes
         largest, measured = max(len(dataset.test), len(dataset.validation), *of_clients), seen.measure_every > 0
-        notes = check_module.try_module(module, name, dataset, largest, seen.chunk, measured=measured)
+        notes += check_module.try_module(module, name, dataset, largest, seen.chunk, measured=measured)
         check_module.require_hooks(algorithm, module, loop, label)  # checked again, as a local step may assign hooks
     if is_tried:
         check_module.try_a_step(loop, name, module, dataset)

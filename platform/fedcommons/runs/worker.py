@@ -11,6 +11,7 @@ from torch import nn
 from fedcommons.config import registry
 from fedcommons.config.fields import select_arguments
 from fedcommons.config.validate import require_sources
+from fedcommons.config.weights_file import WeightsFile
 from fedcommons.core import hooks
 from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.client_worker import Work
@@ -31,7 +32,8 @@ from lightning_modules.networks import Projected
 @fresh_torch()
 def build_module(
     dataset: Dataset, device: str = "cpu", *, seed: int, name: str, constants: Mapping[str, Any],
-    projection: int | None = None, weights: str | None = None, digest: str | None = None, **training: float | str,
+    projection: int | None = None, weights: WeightsFile | None = None, notes: list[str] | None = None,
+    **training: float | str,
 ) -> LightningModule:  # fmt: skip
     """Return the LightningModule that clients train. Its initial weights follow from the seed or ``weights``.
 
@@ -40,7 +42,8 @@ def build_module(
     ``Regressor`` if labels are floats; the wrapper gets all arguments except shape and n_classes. With float labels
     ``n_classes`` is the number of values in a label; without labels it is None.
 
-    digest: the hash of ``weights``. training: lr, momentum, weight_decay and optimizer.
+    notes: list to which a message is appended if some weights were not loaded. training: lr, momentum, weight_decay and
+    optimizer.
 
     Raises:
         UserError: the module cannot be built for this data set.
@@ -84,7 +87,9 @@ def build_module(
         hooks.prepare(module)
     if weights:
         with before_any_work(), user_code_context(registry.component_label("model", name)):
-            model_files.load_weights(module, weights, digest)
+            message = model_files.load_weights(module, weights)
+        if message and notes is not None:
+            notes.append(message)
     return module
 
 
