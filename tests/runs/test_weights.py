@@ -194,7 +194,7 @@ def test_a_backbone_is_loaded_from_a_file_of_torchvision_and_its_new_head_is_not
     head = {f"fc.{n}": its[f"network.last.{n}"] for n in ("weight", "bias")}
     reference.load_state_dict(tensors | head)
     with torch.no_grad():
-        assert torch.equal(module.network(x), reference.eval()(x.expand(-1, 3, -1, -1)))
+        assert torch.equal(module.get_submodule("network")(x), reference.eval()(x.expand(-1, 3, -1, -1)))
     assert not [note for note in plain.notes if "model.weights" in note]
 
 

@@ -72,6 +72,8 @@ def load(
             f"data.augment must be false for data set {name}: it flips and crops images, and examples are "
             f"{tuple(train.x.shape[1:])}."
         )
+    if augment and source.positions:
+        raise UserError(f"data.augment must be false for data set {name}: it would not flip and crop labels.")
     order = numpy_generator("validation split", name, *split).permutation(len(train))
     n_validation = int(validation * len(train))
     if validation_from == "last":
@@ -85,7 +87,8 @@ def load(
     augmented = source.augment if augment is None else augment
     rest, flip = np.sort(rest), augmented and source.flip
     stated = () if standardise else (STANDARDISATION,)
-    if source.n_classes and any((part.y == source.n_classes - 1).any() for part in (validation_set, source.test)):
+    n_classes = source.n_classes or source.positions
+    if n_classes and any((part.y == n_classes - 1).any() for part in (validation_set, source.test)):
         # A validation or test example has the highest label, so the number of classes reveals no training example.
         # The number of classes is therefore treated like a number that the data set states.
         stated = (*stated, N_CLASSES)
@@ -102,6 +105,8 @@ def load(
         origin=replace(origin, rows=origin.rows[rest]),
         computed=tuple(what for what in source.computed if what not in stated),
         normalised_by=origin.normalised_by,
+        positions=source.positions,
+        inputs=source.inputs,
     )
 
 

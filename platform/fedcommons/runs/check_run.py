@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 from fedcommons.config import registry
 from fedcommons.core.algorithm import require_attributes
 from fedcommons.core.capabilities import capabilities_of
@@ -66,6 +68,12 @@ def checked(spec: RunSpec, *, judges_delta: bool) -> RunSpec:
     if dataset.n_classes is None and capabilities_of(algorithm).needs_classes:
         raise UserError(
             f"algorithm {spec.names['algorithm']} works by class, but labels of {dataset.name} are not classes."
+        )
+    x = dataset.train.x
+    if capabilities_of(algorithm).computes_inputs and not (x.is_floating_point() or x.dtype == torch.uint8):
+        raise UserError(
+            f"algorithm {spec.names['algorithm']} computes means or gradients of inputs, and those of {dataset.name} "
+            "are tokens (whole numbers): use images or floats."
         )
     check_module.require_distillable(algorithm, module, dataset)
     # Attributes of a user-defined module may raise an error, which the context reports as an error of user code.

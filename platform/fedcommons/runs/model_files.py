@@ -47,6 +47,8 @@ def write(path: Path, module: LightningModule, round: int, data: Dataset) -> Non
     arrays = {"x": data.train.x, "y": data.train.y}
     form = {"round": round, "name": data.name, "n_classes": data.n_classes, "mean": data.mean, "std": data.std}
     form |= {} if data.normalised_by is None else {"normalised_by": data.normalised_by}
+    form |= {"positions": data.positions} if data.positions else {}
+    form |= {"inputs": data.inputs} if data.inputs else {}
     form |= {name: [str(t.dtype).removeprefix("torch."), list(t.shape[1:])] for name, t in arrays.items()}
     # A single metadata entry, as several entries have no fixed order, and a resumed run must write the same bytes.
     write_bytes(path, save(tensors, {"fedcommons": json.dumps(form)}))
@@ -70,7 +72,8 @@ def read(path: Path) -> tuple[dict[str, torch.Tensor], int, Dataset] | None:
         empty = Examples(torch.empty(0, *shape, dtype=_DTYPES[kind]), torch.empty(0, *shape_y, dtype=_DTYPES[kind_y]))
         data = Dataset(
             name=form["name"], n_classes=form["n_classes"], mean=tuple(form["mean"]), std=tuple(form["std"]),
-            augment=False, train=empty, validation=empty, test=empty,
+            augment=False, train=empty, validation=empty, test=empty, positions=form.get("positions"),
+            inputs=tuple((name, tuple(shape)) for name, shape in form.get("inputs", ())),
         )  # fmt: skip
         return tensors, int(form["round"]), data
     except safe_read.UnreadableError as error:

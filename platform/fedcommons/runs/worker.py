@@ -50,8 +50,8 @@ def build_module(
     """
     set_default_generator(seed, "initial weights")
     offered = {
-        "shape": dataset.shape,
-        "n_classes": dataset.n_classes or dataset.targets,
+        "shape": dict(dataset.inputs) or dataset.shape,
+        "n_classes": dataset.n_classes or dataset.targets or dataset.positions,
         "mean": dataset.mean,
         "std": dataset.std,
         **training,
@@ -60,6 +60,9 @@ def build_module(
     without = f"needs labels, and {dataset.name} has none: name a LightningModule that computes its loss itself"
     if not (is_own or offered["n_classes"]):
         raise UserError(f"model.name {name} {without}.")
+    if not is_own and (dataset.inputs or dataset.positions):
+        has = "inputs by name" if dataset.inputs else "a class per position"
+        raise UserError(f"model.name {name} takes one input and predicts one label, and {dataset.name} has {has}.")
     with torch.device(device):
         with (
             before_any_work(),
@@ -72,6 +75,11 @@ def build_module(
         if dataset.n_classes is None and isinstance(model, LightningModule) and not is_own:
             raise UserError(f"model.name {name} classifies, and the labels of {dataset.name} are no classes.")
         if isinstance(model, LightningModule):
+            if dataset.inputs:
+                raise UserError(
+                    f"model.name {name} must be a plain network, whose forward gets the inputs "
+                    f"{', '.join(n for n, _ in dataset.inputs)} of {dataset.name} by name, not a LightningModule."
+                )
             if projection:
                 raise UserError(f"model.projection is for plain networks, and {name} is a LightningModule.")
             module = model
@@ -80,7 +88,8 @@ def build_module(
                 raise UserError(f"model.name {name} is a plain network, which {without}.")
             network = Projected(model, projection) if projection else model
             del offered["shape"], offered["n_classes"]
-            module = Regressor(network, **offered) if dataset.targets else Classifier(network, **offered)
+            predictor = Regressor if dataset.targets else Classifier
+            module = predictor(network, **offered, inputs=dataset.inputs)
         else:
             raise UserError(f"model.name {name} must be a LightningModule or a network, got {type(model).__name__}.")
     with before_any_work(), user_code_context(registry.component_label("model", name), "setup"):
