@@ -1,11 +1,15 @@
 """The classifier that clients train, and what the regressor shares; both train under a plain Lightning Trainer."""
 
 from collections.abc import Iterable
+from math import prod
 
 import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+IGNORED = -100
+"""Label of a position that has no label, such as a position behind the end of a sequence."""
 
 
 class Predictor(LightningModule):
@@ -14,6 +18,8 @@ class Predictor(LightningModule):
     The module itself scales images x, uint8 (B, C, H, W), to [0, 1] and normalises them by ``mean`` and ``std`` per
     channel. Floating-point features and tokens (int64) stay unchanged. A batch is (x, y) or (x, y, weight); the weights
     multiply the examples' losses.
+
+    inputs: name and shape of each input that x (B, D) contains; the network's ``forward`` gets them as arguments.
     """
 
     head = "network.last"  # the layer that maps the embedding to the logits or the prediction
@@ -31,9 +37,10 @@ class Predictor(LightningModule):
         optimizer: str = "sgd",
         mean: tuple[float, ...] = (0.0,),
         std: tuple[float, ...] = (1.0,),
+        inputs: tuple[tuple[str, tuple[int, ...]], ...] = (),
     ) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.inputs = network, inputs
         self.lr, self.momentum, self.weight_decay, self.optimizer = lr, momentum, weight_decay, optimizer
         self.register_buffer("mean", 255 * torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", 255 * torch.tensor(std).view(-1, 1, 1), persistent=False)
@@ -44,6 +51,10 @@ class Predictor(LightningModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (B, classes) or predictions (B, k) for images, features or tokens x."""
+        if self.inputs:
+            columns = x.split([prod(shape) for _, shape in self.inputs], 1)
+            named = zip(self.inputs, columns, strict=True)
+            return self.network(**{name: column.reshape(len(x), *shape) for (name, shape), column in named})
         return self.network(self.normalise(x) if x.dtype == torch.uint8 else x)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -51,12 +62,21 @@ class Predictor(LightningModule):
         return optimizer_of(self.parameters(), self.optimizer, self.lr, self.momentum, self.weight_decay)
 
 
+def by_example(values: Tensor, y: Tensor) -> Tensor:
+    """Return the mean of ``values`` (B, ...) over each example's positions whose label y is not ``IGNORED``, (B,)."""
+    has_label = (y != IGNORED).flatten(1)
+    return (values.flatten(1) * has_label).sum(1) / has_label.sum(1).clamp(min=1)
+
+
 class Classifier(Predictor):
-    """A ``Predictor`` with cross-entropy loss."""
+    """A ``Predictor`` with cross-entropy loss; for labels per position y (B, ...), the logits are (B, classes, ...)."""
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
         """Return the mean (weighted) cross entropy of the batch."""
         x, y, *weight = batch
+        if y.dim() > 1:
+            losses = by_example(F.cross_entropy(self(x), y, reduction="none"), y)
+            return (weight[0] * losses if weight else losses).mean()
         if weight:
             return (weight[0] * F.cross_entropy(self(x), y, reduction="none")).mean()
         return F.cross_entropy(self(x), y)

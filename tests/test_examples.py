@@ -9,6 +9,7 @@ from types import ModuleType
 
 import nbformat
 import pytest
+import torch
 from nbclient import NotebookClient
 
 from fedcommons import load_runs
@@ -18,7 +19,7 @@ EXAMPLES = ROOT / "examples"
 PRINTED = {
     "own_method": "keeps every promise", "own_model": "accuracy by round: 0.", "own_stage": "mean images",
     "own_partition": "images of each client: 138 36 16 10", "own_tracker": "2,test/accuracy,0.",
-    "own_measure": "measure/sharpness", "own_server": "keeps every promise",
+    "own_measure": "measure/sharpness", "own_server": "keeps every promise", "lora": "26,784 bytes up in a round",
     "fine_tuning": "5,280 bytes up in a round", "characters": "clients: 7",
     "hospitals": "patients of each hospital: ", "fedprox_synthetic": "| synthetic(1, 1) | FedProx, mu = 1 |",
     "regression": "squared error by round: ", "autoencoder": "loss by round: 1", "two_nn": "fedadam, accuracy",
@@ -51,6 +52,21 @@ def test_a_program_and_the_commands_of_its_docstring_run(
         every = [] if "measure.every" in command else ["--measure.every=0"]
         words = [f"--out={tmp_path / str(number)}", *shlex.split(command.replace(" runs/", f" {tmp_path}/"))]
         assert not sweeps("run").run([*SMALL, *every, *words])
+
+
+@pytest.mark.long
+def test_adapters_of_peft_are_those_of_the_example() -> None:
+    pytest.importorskip("peft")
+    model = runpy.run_path(str(EXAMPLES / "lora.py"))["LoRA"]
+    own, its, x = model((8,), 3), model((8,), 3, by_peft=True), torch.randn(5, 8)
+    trained = [[p for _, p in net.named_parameters() if p.requires_grad] for net in (own, its)]
+    for parameters in trained:
+        for number, p in enumerate(sorted(parameters, key=lambda p: p.shape)):
+            torch.nn.init.normal_(p, generator=torch.Generator().manual_seed(number))
+    frozen = [[p for p in net.parameters() if not p.requires_grad] for net in (own, its)]
+    for mine, theirs in zip(*frozen, strict=True):
+        mine.data.copy_(theirs)
+    torch.testing.assert_close(own(x), its(x))
 
 
 @pytest.mark.ray

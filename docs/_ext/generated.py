@@ -32,7 +32,7 @@ from fedcommons.cli.parser import Parser
 from fedcommons.config.dotted import SHORT_NAMES, common_fields
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import Field
-from fedcommons.config.registry import KINDS, section
+from fedcommons.config.registry import KINDS, choices, section
 from fedcommons.config.static_fields import fields_in, summary
 from fedcommons.convergence import laboratory
 from fedcommons.reports.metrics import WORDS, mode, require
@@ -107,7 +107,8 @@ def constants(of: str, fields: dict[str, Field]) -> str:
 
 def table(kind: str, fields: Mapping[str, Field]) -> str:
     """A table of options: name with short names, type, range, default and help; empty without fields."""
-    rows, components = [], {k.field: ", ".join([*k.components, "an import path"]) for k in KINDS.values()}
+    rows: list[str] = []
+    components = {k.field: ", ".join([*choices(kind), "an import path"]) for kind, k in KINDS.items()}
     for name, field in fields.items():
         field = replace(field, allowed=components.get(name) or field.allowed)
         names = [name, *(short.replace("_", "-") for short, full in SHORT_NAMES.items() if full == name)]

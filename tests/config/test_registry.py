@@ -108,8 +108,8 @@ def test_a_user_s_component_is_in_config_yaml_and_compared_by_its_source(lab: Pa
     values = {"model.name": "my_file.py:Small", "model.width": 5, "partition.name": "my_file.py:shards"}
     one = choose(values)
     written = yaml.safe_load(yaml.safe_dump(to_dict(one)))
-    assert written["model"] == {"name": "my_file.py:Small", "projection": None, "weights": None, "width": 5,
-                                "bias": True}  # fmt: skip
+    assert written["model"] == {"name": "my_file.py:Small", "projection": None, "weights": None,
+                                "weights_map": None, "weights_strict": True, "width": 5, "bias": True}  # fmt: skip
     assert written["source"].keys() == {"model", "partition"}
     assert from_dict(written) == one
     assert deciding(one).keys() == {"model.name", "model.width", "partition.name", "source.model", "source.partition"}

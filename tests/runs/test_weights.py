@@ -11,6 +11,7 @@ import torch
 from report_runs import quiet
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torchvision import models
 
 from fedcommons import Result, UserError, experiment, load, run
 from fedcommons.config import registry
@@ -135,7 +136,7 @@ WRONG: Mapping[str, tuple[Callable[[Path], object], str]] = {
         _saved(_less("body.bias", "last.weight", "last.bias")),
         r"lacks (\S+, ){2}network.last.bias(?! and)",
     ),
-    "others.safetensors": (_saved(OTHERS), "lacks network.body.bias, .*also has network.head.bias"),
+    "others.safetensors": (_saved(OTHERS), "lacks network.body.bias, .*also has head.bias"),
     "shape.safetensors": (_saved({**state(), "last.bias": torch.zeros(3)}), r"network.last.bias is .*\(3,\)"),
     "kind.safetensors": (_saved({**state(), "last.bias": NAN.to(torch.int64)}), "network.last.bias is torch.int64"),
     "nan.safetensors": (_saved({**state(), "last.bias": NAN}), "network.last.bias .*not finite"),
@@ -152,6 +153,71 @@ def test_a_wrong_file_is_refused_in_one_sentence(name: str, lab: Path) -> None:
     with pytest.raises(UserError, match=words):
         build(asked(model__weights=name))
     assert not Path("run_by_a_file").exists()
+
+
+NAME = "torchvision:shufflenet_v2_x0_5"
+
+
+def backbone_file(path: Path, begins: str, n_classes: int = 1000) -> dict[str, Tensor]:
+    """Write a random network of torchvision, whose names begin with ``begins``; return its tensors."""
+    torch.manual_seed(5)
+    tensors = models.shufflenet_v2_x0_5(num_classes=n_classes).state_dict()
+    tensors["conv1.1.running_mean"] += 1
+    torch.save({begins + n: t for n, t in tensors.items()}, path, _use_new_zipfile_serialization=path.suffix == ".pt")
+    return tensors
+
+
+BACKBONES = {
+    "torchvision's own names, written by an old torch": ("old.pth", "", {"model.head": "new"}),
+    "a prefix that is replaced": ("new.pt", "backbone.", {"model.head": "new", "model.weights_map": "backbone.=body."}),
+    "a prefix that is cut": ("new.pt", "encoder.", {"model.weights_strict": False, "model.weights_map": "encoder.="}),
+}
+
+
+@pytest.mark.parametrize(("name", "begins", "fields"), BACKBONES.values(), ids=BACKBONES)
+def test_a_backbone_is_loaded_from_a_file_of_torchvision_and_its_new_head_is_not(
+    name: str, begins: str, fields: dict[str, Any], lab: Path
+) -> None:
+    tensors = backbone_file(lab / name, begins)
+    values = {"model__name": NAME, "model__weights": name, **fields}
+    spec, plain = build(asked(**values)), build(asked(model__name=NAME))
+    module, x = spec.module(spec.dataset).eval(), torch.rand(2, 1, 8, 8)
+    its = module.state_dict()
+    for key, tensor in tensors.items():
+        if not key.startswith("fc."):
+            assert torch.equal(its[f"network.body.{key}"], tensor), key
+    assert torch.equal(its["network.last.weight"], plain.module(plain.dataset).state_dict()["network.last.weight"])
+    (note,) = (note for note in spec.notes if "model.weights" in note)
+    for words in ("network.last.weight", "network.last.bias", "fc.bias", f"{len(tensors) - 2} tensors were loaded"):
+        assert words in note
+    reference = models.shufflenet_v2_x0_5(num_classes=10)
+    head = {f"fc.{n}": its[f"network.last.{n}"] for n in ("weight", "bias")}
+    reference.load_state_dict(tensors | head)
+    with torch.no_grad():
+        assert torch.equal(module.get_submodule("network")(x), reference.eval()(x.expand(-1, 3, -1, -1)))
+    assert not [note for note in plain.notes if "model.weights" in note]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, r"network.last.weight is .*\(1000, 1024\).*\(10, 1024\); --model.head new"),
+        ({"model.weights_map": "backbon=body."}, "'backbon'.*conv1.0.weight"),
+        ({"model.weights_map": "backbone."}, "OLD=NEW.*'backbone.'"),
+        ({"model.weights_map": "conv1=x"}, "lacks network.body.conv1.0.weight.*also has x.0.weight"),
+        ({"model.weights_map": "conv1.=conv5."}, "two tensors for network.body.conv5.0"),
+        (
+            {"model.weights_map": "=other.", "model.weights_strict": False},
+            "no tensor of the model.*other.conv1.0.weight",
+        ),
+        ({"model.name": "torchvision:shufflnet_v2_x0_5"}, f"model.name.*{NAME!r}"),
+        ({"model.weights": None, "model.weights_strict": False}, "model.weights_strict false need a file"),
+    ],
+)
+def test_a_backbone_that_does_not_fit_is_refused_in_one_sentence(fields: dict[str, Any], words: str, lab: Path) -> None:
+    backbone_file(lab / "new.pt", "")
+    with pytest.raises(UserError, match=words):
+        build(asked(**{"model__name": NAME, "model__weights": "new.pt", **fields}))
 
 
 def test_a_file_of_other_content_is_another_experiment(lab: Path) -> None:

@@ -65,7 +65,7 @@ class FedDM:
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        watches_head=True, needs_classes=True, trains_locally=False,
+        computes_inputs=True, watches_head=True, needs_classes=True, trains_locally=False,
         repeats={"train_block": "iterations", "minimise": "server_epochs"},
     )  # fmt: skip
 

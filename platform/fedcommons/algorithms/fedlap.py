@@ -64,7 +64,7 @@ class FedLAP:
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        needs_classes=True, refuses_batch_norm=True, trains_locally=False,
+        computes_inputs=True, needs_classes=True, refuses_batch_norm=True, trains_locally=False,
         repeats={"train_block": "trajectories", "descend": "server_steps"},
     )  # fmt: skip
 

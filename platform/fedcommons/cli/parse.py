@@ -28,7 +28,7 @@ from fedcommons.config.dotted import (
 )
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import Field
-from fedcommons.config.registry import KINDS, having
+from fedcommons.config.registry import KINDS, choices, having
 from fedcommons.config.static_fields import summary
 from fedcommons.errors import ClientError, Ended, UserError, lacks_memory, quote, sentence, unknown
 from fedcommons.storage.paths import user_path
@@ -63,7 +63,7 @@ def _help(name: str, field: Field, chosen: Mapping[str, Sequence[str]]) -> str:
     for kind, k in KINDS.items():
         if k.field == name and k.components:
             names = [part for part in chosen.get(kind, ()) if part in k.components]
-            text = f"{field.help}: {', '.join(k.components)}, or an import path"
+            text = f"{field.help}: {', '.join(choices(kind))}, or an import path"
             return "; ".join([text, *(f"{part}: {summary(k.components[part])}" for part in names)])
     return f"{field.help}; allowed: {field.allowed}" if field.allowed and "|" not in field.allowed else field.help
 

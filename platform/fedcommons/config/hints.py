@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection
 
+from fedcommons.config import torchvision_names
 from fedcommons.errors import UserError, quote, unknown
 
 FIELDS = {
@@ -51,8 +52,8 @@ ELSEWHERE = {
     "algorithm": "fedadam fedyogi fedadagrad fedavgm fedopt ditto fedbn fedper fedrep apfl pfedme perfedavg fedgen "
     "feddf fedsgd fedproto mime fedma qfedavg qffl fedbabu fedrod fedala fedcm feddc fedntd fedlc fedrs fedasync "
     "fedbuff krum fedmedian fedtrimmedavg trimmedmean bulyan ifca local",
-    "data": "femnist emnist kmnist qmnist svhn shakespeare celeba sent140 tinyimagenet imagenet stackoverflow reddit "
-    "cinic10 stl10 adult agnews 20newsgroups medmnist pathmnist",
+    "data": "femnist shakespeare celeba sent140 tinyimagenet imagenet stackoverflow reddit cinic10 adult agnews "
+    "20newsgroups medmnist pathmnist",
     "model": "mlp lenet lenet5 resnet20 resnet34 resnet50 vgg16 vit lstm bert mobilenet densenet",
     "partition": "pathological",
 }
@@ -88,6 +89,14 @@ def unknown_key(name: str, names: Collection[str]) -> UserError:
     return unknown("config key", name, names)
 
 
-def is_elsewhere(kind: str, name: str) -> bool:
-    """Return whether ``ELSEWHERE`` lists ``name`` as a component of this kind, which the package may lack."""
-    return _plain(name) in ELSEWHERE.get(kind, "").split()
+def unknown_component(kind: str, field: str, name: str, components: Collection[str]) -> UserError:
+    """Return the error for a component that the package lacks; ``components``: the names that the package has."""
+    hint = f"an import path of your code, such as my_{kind}.py:Name"
+    if kind == "data" and name.endswith((".npz", ".npy", ".csv", ".pt", ".parquet")):
+        return UserError(f"{field} {quote(name)} is a file: name a function that reads it and returns (x, y), {hint}.")
+    if same := torchvision_names.same(kind, name):
+        return UserError(f"unknown {field} {quote(name)}; did you mean {same[0]!r}?")
+    if _plain(name) in ELSEWHERE.get(kind, "").split():
+        names = ", ".join(sorted(components))
+        return UserError(f"{field} {quote(name)} is not in the package: use one of {names}, or {hint}.")
+    return unknown(field, name, components, f"or {hint}" if components else hint)

@@ -1,9 +1,10 @@
 """The registry of components: finds the class or function that a configuration names, and its constants.
 
 A component is a class or function whose constants are fields of the configuration (see ``fields``). A configuration
-names a component of the package by its name in ``KINDS``. It names a user-defined component by an import path:
-``package.module:Name``, or ``my_method.py:Name``, relative to the folder in which the command was started. Ray's
-workers find the component by the same text. Components named ``__main__:Name`` are objects (see ``live_objects``).
+names a component of the package by its name in ``KINDS``, and one of torchvision by ``torchvision:NAME``
+(``torchvision_names``). It names a user-defined component by an import path: ``package.module:Name``, or
+``my_method.py:Name``, relative to the folder in which the command was started. Ray's workers find the component by the
+same text. Components named ``__main__:Name`` are objects (see ``live_objects``).
 """
 
 import os
@@ -16,12 +17,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from fedcommons.config import live_objects, user_code, user_loader
+from fedcommons.config import hints, live_objects, torchvision_names, user_code, user_loader
 from fedcommons.config.fields import Field, fields_of
-from fedcommons.config.hints import is_elsewhere
 from fedcommons.config.static_fields import fields_in
+from fedcommons.config.torchvision_names import is_torchvisions
 from fedcommons.deprecated import adopt_old_methods
-from fedcommons.errors import UserError, before_any_work, name_of, nearest, quote, unknown, user_code_context
+from fedcommons.errors import UserError, before_any_work, name_of, nearest, quote, user_code_context
 
 HERE = "FEDCOMMONS_PARTS"
 """Environment variable that passes the folder in which the command was started to Ray's workers."""
@@ -198,17 +199,11 @@ def find(kind: str, name: str) -> Callable[..., Any]:
     components, field = KINDS[kind].components, KINDS[kind].field
     if live_objects.is_live(name):
         return live_objects.get(field, name).component
+    if is_torchvisions(name):
+        return torchvision_names.find(kind, field, name)
     where, _, attribute = components.get(name, name).rpartition(":")
     if name not in components and not is_user_defined(name):
-        hint = f"an import path of your code, such as my_{kind}.py:Name"
-        if kind == "data" and name.endswith((".npz", ".npy", ".csv", ".pt", ".parquet")):
-            raise UserError(
-                f"{field} {quote(name)} is a file: name a function that reads it and returns (x, y), {hint}."
-            )
-        if is_elsewhere(kind, name):
-            names = ", ".join(sorted(components))
-            raise UserError(f"{field} {quote(name)} is not in the package: use one of {names}, or {hint}.")
-        raise unknown(field, name, components, f"or {hint}" if components else hint)
+        raise hints.unknown_component(kind, field, name, components)
     module = user_loader.module(where, base(), f"{field} {quote(name)}")
     with before_any_work(), user_code_context(f"{field} {quote(name)}"):  # the module's __getattr__ is user code
         component = getattr(module, attribute, None)
@@ -217,6 +212,11 @@ def find(kind: str, name: str) -> Callable[..., Any]:
         raise UserError(f"{field} {quote(name)}: {where} has no {quote(attribute)}{near}")
     adopt_old_methods(kind, component)
     return component
+
+
+def choices(kind: str) -> list[str]:
+    """Return the names of the package's components, and ``torchvision:NAME`` if torchvision has components too."""
+    return [*KINDS[kind].components, *[f"{torchvision_names.PREFIX}NAME"] * (kind in torchvision_names.LIBRARIES)]
 
 
 def with_floats(kind: str, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -259,12 +259,12 @@ def component_label(kind: str, name: str) -> str:
 
 def is_user_defined(name: str) -> bool:
     """Return whether the component is user-defined: its name is an import path with a colon."""
-    return re.fullmatch(r"[\w./~ -]+:\w+", name) is not None
+    return re.fullmatch(r"[\w./~ -]+:\w+", name) is not None and not is_torchvisions(name)
 
 
 def label(name: str) -> str:
     """Return the component's short name, usable as a folder name: ``fedavgm`` for ``my_lab.py:FedAvgM``."""
-    return name.rpartition(":")[2].lower() if is_user_defined(name) else name
+    return name.rpartition(":")[2].lower() if is_user_defined(name) or is_torchvisions(name) else name
 
 
 def section(kind: str, name: str) -> str:
@@ -308,7 +308,7 @@ def having(constant: str) -> list[tuple[str, str, str]]:
 
 
 def source(name: str, reread: bool = True) -> str | None:
-    """Return the hash of a user-defined component's code (see ``user_code``), or None for a component of the package.
+    """Return the hash of a user-defined component's code (see ``user_code``), or None for any other component.
 
     reread: True reads the files again, as when an experiment is created or checked. False uses the code that was read
     last, as ``find`` always does, even if the files have changed since.

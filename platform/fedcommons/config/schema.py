@@ -75,12 +75,10 @@ class Data(Section):
     validation: Annotated[float, "[0, 0.5]"] = 0.1
     """share of the training images that is held out for validation before the images are partitioned; 0: none"""
     validation_from: Annotated[str, "random | last"] = "random"
-    """which training images are held out for validation: random (a random sample) or last (the last images of the
-    training file, as in Fedssyn's released code)"""
+    """training images that are held out for validation: random, or last (of the file, as in Fedssyn's released code)"""
     split: Annotated[str, "random | fixed"] = "fixed"
-    """random choice of the validation images, of the images of data.limit, and of the test images of a data set without
-    a test set: fixed (equal in all runs, so intervals over seeds leave out the randomness of the test set) or random
-    (depends on the run's seed)"""
+    """random choice of the validation images, the images of data.limit, and the test images of data without a test set:
+    fixed (equal in all runs, so intervals over seeds leave out this randomness) or random (by the run's seed)"""
     limit: Annotated[int | None, "[1, 1e9]"] = None
     """number of training images to use, drawn at random after the validation images (null: all images)"""
     client_test: Annotated[float, "[0, 0.5]"] = 0.0
@@ -152,11 +150,13 @@ class Model(Section):
     name: str = "cnn"
     """network, or LightningModule, that the clients train"""
     projection: Annotated[int | None, "[1, 1e6]"] = None
-    """number of outputs of a projection head in front of the network's last layer (MOON: 256); null: no projection
-    head"""
+    """number of outputs of a projection head in front of the network's last layer (MOON: 256); null: no such head"""
     weights: str | None = None
-    """file of the initial weights: .safetensors, or a state dict written by torch.save; null: random weights from
-    seed"""
+    """file of the initial weights, .safetensors or a state dict of torch.save; null: random weights from seed"""
+    weights_map: str | None = None
+    """pairs OLD=NEW that replace the beginnings of names in the weights file, such as backbone.=body. (null: none)"""
+    weights_strict: bool = True
+    """whether file and model must have equal names and shapes; false: tensors that differ are listed and not loaded"""
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,8 @@ def validate(config: Experiment) -> None:
             raise UserError(f"{name} is not a field of the chosen components.")
     require_sources(c.chosen, c.source, c.model.weights)
     _validate_stop(config)
+    if not c.model.weights and (c.model.weights_map is not None or not c.model.weights_strict):
+        raise UserError("model.weights_map and model.weights_strict false need a file, model.weights.")
     if (tracker := c.tracking.tracker) in ("tensorboard", "mlflow", "trackio") and find_spec(tracker) is None:
         raise UserError(f"tracking.tracker {tracker} needs a package: pip install 'fedcommons[{tracker}]'.")
     if tracker:

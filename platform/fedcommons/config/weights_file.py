@@ -1,5 +1,6 @@
 """The file of a model's initial weights (``model.weights``), and its hash, which is a part of the experiment."""
 
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from os.path import isfile
@@ -10,6 +11,31 @@ from fedcommons.errors import UserError, quote
 
 LARGEST = 64 * 2**30
 """Largest size of a weights file, in bytes."""
+
+
+@dataclass(frozen=True)
+class WeightsFile:
+    """A file of initial weights. digest: the hash that the file must have; renames, is_strict: see ``schema.Model``."""
+
+    name: str
+    digest: str | None
+    renames: str | None = None
+    is_strict: bool = True
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """Return the pairs (old, new) of beginnings of names.
+
+        Raises:
+            UserError: a pair has no equals sign.
+        """
+        pairs = [pair.strip().partition("=") for pair in (self.renames or "").split(",") if pair.strip()]
+        if wrong := next((pair[0] for pair in pairs if not pair[1]), None):
+            raise UserError(
+                f"model.weights_map must be pairs OLD=NEW of beginnings of names, such as backbone.=body., got "
+                f"{quote(wrong)}."
+            )
+        return [(old, new) for old, _, new in pairs]
 
 
 def digest(name: str) -> str:

@@ -18,6 +18,8 @@ class Capabilities:
         TypeError: a keyword is not the name of a capability.
     """
 
+    computes_inputs: bool = False
+    """The algorithm computes means of inputs or gradients with respect to inputs, so tokens are refused."""
     distils: bool = False
     """The algorithm's server creates images and distils logits, so it needs image data and a model with logits."""
     grows: Mapping[str, int] = field(default_factory=dict)

@@ -24,6 +24,7 @@ from fedcommons.data.examples import Examples
 from fedcommons.errors import user_code_context
 from fedcommons.flat_tensors import EMPTY, Flat, data
 from fedcommons.seeding import set_default_generator
+from lightning_modules.classifier import by_example
 
 CHUNK = 1000  # default number of examples per chunk; fixed, so that no sum depends on the number of workers
 CLIENTS = 50  # number of clients per job of the executor if the model is evaluated on each client's data
@@ -199,7 +200,8 @@ def judged(work: Work, x: Tensor, y: Tensor, number: int, n_classes: int | None,
             metrics, objects = _own_metrics(work, (x, y), number)
             sums = {name: float(value) * len(y) for name, value in metrics.items()}
         names = {*metrics, *objects}
-        if "accuracy" in names or (names and (n_classes == 0 or y.is_floating_point())):
+        is_by_position = y.dim() > 1 and not y.is_floating_point()
+        if "accuracy" in names or (names and not is_by_position and (n_classes == 0 or y.is_floating_point())):
             return sums  # the module logs accuracy itself, or labels are not classes
         updates = work.logged.metrics.updates
         with user_code_context(called or work.module, "", "forward", at), work.logged:
@@ -215,6 +217,9 @@ def judged(work: Work, x: Tensor, y: Tensor, number: int, n_classes: int | None,
                 "its forward updates a metric, and forward is called again to compute accuracy: update the metric in "
                 "validation_step, or log accuracy there"
             )
+        if is_by_position and isinstance(logits, Tensor) and logits.shape[:1] + logits.shape[2:] == y.shape:
+            loss = {} if names else {"loss": float(by_example(F.cross_entropy(logits, y, reduction="none"), y).sum())}
+            return {"accuracy": float(by_example((logits.argmax(1) == y).float(), y).sum()), **loss, **sums}
         if of_classes:
             loss = {} if names else {"loss": float(F.cross_entropy(logits, y, reduction="sum"))}
             return {"accuracy": int((logits.argmax(1) == y).sum()), **loss, **sums}

@@ -72,6 +72,8 @@ def load(
             f"data.augment must be false for data set {name}: it flips and crops images, and examples are "
             f"{tuple(train.x.shape[1:])}."
         )
+    if augment and source.positions:
+        raise UserError(f"data.augment must be false for data set {name}: it would not flip and crop labels.")
     order = numpy_generator("validation split", name, *split).permutation(len(train))
     n_validation = int(validation * len(train))
     if validation_from == "last":
@@ -85,7 +87,8 @@ def load(
     augmented = source.augment if augment is None else augment
     rest, flip = np.sort(rest), augmented and source.flip
     stated = () if standardise else (STANDARDISATION,)
-    if source.n_classes and any((part.y == source.n_classes - 1).any() for part in (validation_set, source.test)):
+    n_classes = source.n_classes or source.positions
+    if n_classes and any((part.y == n_classes - 1).any() for part in (validation_set, source.test)):
         # A validation or test example has the highest label, so the number of classes reveals no training example.
         # The number of classes is therefore treated like a number that the data set states.
         stated = (*stated, N_CLASSES)
@@ -102,6 +105,8 @@ def load(
         origin=replace(origin, rows=origin.rows[rest]),
         computed=tuple(what for what in source.computed if what not in stated),
         normalised_by=origin.normalised_by,
+        positions=source.positions,
+        inputs=source.inputs,
     )
 
 
@@ -154,11 +159,11 @@ def cifar100(dir: Path, download: bool) -> Source:
 MOST_BYTES = 2**29
 """Maximum size of a file in bytes: torchvision reads whole files into memory, and no data set has a larger file."""
 
-# Types of errors that torchvision raises if files are missing or truncated, or have another format or other contents.
-_UNREADABLE = (
+UNREADABLE = (
     RuntimeError, OSError, ValueError, TypeError, AssertionError, EOFError, LookupError, AttributeError, ImportError,
     MemoryError, OverflowError, pickle.UnpicklingError,
 )  # fmt: skip
+"""Types of errors that torchvision raises if files are missing or truncated, or have another format or contents."""
 
 
 def _torchvision(
@@ -177,7 +182,7 @@ def _torchvision(
     try:
         _require_small(root / folder)
         train, test = (_examples(make(root, train=train, download=download)) for train in (True, False))
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         exists = os.path.isdir(root / folder)
         details = f"({' '.join(str(error).partition('. ')[0].split())[:200]})"
         reason = (

@@ -17,7 +17,8 @@ class Examples:
     """n examples with labels.
 
     x: uint8 images (n, C, H, W), floating features (n, ...) or tokens (n, length).
-    y: (n,) int64 classes; floats (n,) or (n, k) for regression; zeros if there are no labels.
+    y: (n,) int64 classes; (n, ...) int64 classes per position, -100 where a position has none; floats (n,) or (n, k)
+        for regression; zeros if there are no labels.
     groups: (n,) int64, the number of each example's source (such as a writer or a hospital), or None.
     factors: further attributes of the examples (such as the camera or the year), (n,) int64 by name.
     """
@@ -66,6 +67,8 @@ class Source:
     augment: whether clients flip and crop images in training.
     flip: whether a mirrored image is as probable as the image, so that generators may train on mirrored images.
     computed: names of the values that were computed from the training examples (``STANDARDISATION``, ``N_CLASSES``).
+    positions: number of classes of labels per position, for which ``n_classes`` is None; None for other labels.
+    inputs: name and shape of each input, which x has flattened and side by side; empty if x is a single input.
     """
 
     train: Examples
@@ -77,6 +80,8 @@ class Source:
     augment: bool = False
     flip: bool = False
     computed: tuple[str, ...] = ()
+    positions: int | None = None
+    inputs: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,7 @@ class Dataset:
     origin: positions of the training examples in the set that the data set component returned.
     computed: names of the values that were computed from the training examples without noise (``STANDARDISATION``,
         ``N_CLASSES``).
-    normalised_by: see ``Origin``.
+    normalised_by: see ``Origin``. positions, inputs: see ``Source``.
     """
 
     name: str
@@ -125,6 +130,8 @@ class Dataset:
     origin: Origin | None = None
     computed: tuple[str, ...] = ()
     normalised_by: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    positions: int | None = None
+    inputs: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     @property
     def classes(self) -> int:

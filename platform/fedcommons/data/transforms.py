@@ -45,6 +45,8 @@ def shift_features(clients: Clients, kind: str, size: float | None, seed: int, p
     if not (store.x.is_floating_point() or store.x.dtype == torch.uint8) or (kind != "noise" and not is_image):
         what = "images or floating examples" if kind == "noise" else "images (C, H, W)"
         raise UserError(f"partition.shift {kind} is for {what}, not {store.x.dtype} {tuple(store.x.shape[1:])}.")
+    if kind == "rotation" and store.y.dim() > 1:
+        raise UserError("partition.shift rotation would not rotate labels per position: use noise or colour.")
     x = store.x.clone()
     for client in range(n):
         rows = clients.rows.ids(client)

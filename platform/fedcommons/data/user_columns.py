@@ -2,7 +2,8 @@
 
 Groups are the sources of the examples (such as writers or hospitals), and factors are further attributes. Accepted
 forms of a set: (x, y), (x, y, groups), ``Examples``, columns by name (a dict or a scikit-learn Bunch), or a map-style
-Dataset whose rows are (x, y) or dicts of columns (Hugging Face's). y is None if there are no labels.
+Dataset whose rows are (x, y) or dicts of columns (Hugging Face's). y is None if there are no labels. x may be a dict of
+inputs by name (``user_rows``).
 """
 
 from collections.abc import Callable, Mapping
@@ -46,7 +47,8 @@ class Columns:
 def is_set(part: Any) -> bool:
     """Return whether ``part`` has one of the forms of a set of examples that ``columns_of`` accepts."""
     if isinstance(part, tuple):
-        columns = len(part) in (2, 3) and is_column(part[0]) and all(t is None or is_column(t) for t in part[1:])
+        has_inputs = len(part) in (2, 3) and (is_column(part[0]) or _is_named(part[0]))
+        columns = has_inputs and all(t is None or is_column(t) for t in part[1:])
         first = next(iter(part[1]), None) if isinstance(part[1], list) else None
         is_label = isinstance(first, list) and all(isinstance(number, int | float) for number in first)
         return columns and (is_label or not isinstance(first, tuple | list))
@@ -54,6 +56,11 @@ def is_set(part: Any) -> bool:
         return any(name in part for name in X)
     listed = hasattr(part, "__getitem__") and not hasattr(part, "toarray")
     return isinstance(part, Examples) or (listed and not is_array(part))
+
+
+def _is_named(thing: Any) -> bool:
+    """Return whether an object is a mapping of columns: inputs by name."""
+    return isinstance(thing, Mapping) and bool(thing) and all(map(is_column, thing.values()))
 
 
 def is_column(thing: Any) -> bool:
@@ -86,7 +93,8 @@ def _names(what: str, row: Mapping[str, Any]) -> tuple[str, str, str | None]:
         if name is None:
             raise UserError(
                 f"{what}: one of {', '.join(map(str, row))} must be named {' or '.join(accepted)}; otherwise return "
-                "{'x': rows['a'], 'y': rows['b']}, or [(row['a'], row['b']) for row in rows]."
+                "{'x': rows['a'], 'y': rows['b']}, or [(row['a'], row['b']) for row in rows]; several inputs are a "
+                "dict, {'x': {'a': rows['a'], 'c': rows['c']}, 'y': rows['b']}."
             )
     return str(names[0]), str(names[1]), names[2]
 
@@ -135,8 +143,8 @@ def _read(what: str, part: Any) -> Columns:
 
 def _copied(value: Any) -> Any:
     """Return a numpy copy of an array of any library; a tuple or list becomes a list of such copies."""
-    if isinstance(value, tuple | list):
-        return [_copied(item) for item in value]
+    if isinstance(value, tuple | list | Mapping):
+        return [_copied(item) for item in (value.values() if isinstance(value, Mapping) else value)]
     if isinstance(value, Tensor):
         value = value.detach().cpu()
         value = value.float() if value.dtype == torch.bfloat16 else value
@@ -144,6 +152,7 @@ def _copied(value: Any) -> Any:
 
 
 def _is_same(a: Any, b: Any) -> bool:
+    a, b = (list(item.values()) if isinstance(item, Mapping) else item for item in (a, b))
     if isinstance(a, tuple | list):
         return all(map(_is_same, a, b))
     x, y = _copied(a), _copied(b)
@@ -185,7 +194,10 @@ def examples_of(what: str, columns: Columns) -> Tensor:
 
 
 def labels_of(what: str, labels: Any, n: int) -> Tensor:
-    """Return y as a tensor: (n,) int64 classes, or floats (n,) or (n, k) for regression; zeros if ``labels`` is None.
+    """Return y as a tensor; zeros if ``labels`` is None.
+
+    int64: classes (n,), or a class per position (n, ...), such as (n, L) or (n, H, W). floats: (n,) or (n, k), for
+    regression.
 
     The type of the numbers decides: whole numbers of a float type, such as 2.0, are labels for regression.
     n: number of examples. what: name of the data set for messages.
@@ -195,15 +207,15 @@ def labels_of(what: str, labels: Any, n: int) -> Tensor:
     """
     if labels is None:
         return torch.zeros(n, dtype=torch.int64)
-    y = as_tensor(what, "labels", labels)
+    y = _stacked(what, labels, "labels") if _is_list_of_arrays(labels) else as_tensor(what, "labels", labels)
     if y.dim() == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.dim() == 2 and len(y) and (y.count_nonzero(1) == 1).all() and (y.sum(1) == 1).all():
         raise UserError(f"{what}: labels are one-hot {tuple(y.shape)}: return y.argmax(1).")
-    if y.dim() not in ((1, 2) if y.is_floating_point() else (1,)) or len(y) != n or 0 in y.shape[1:]:
+    if not y.dim() or (y.is_floating_point() and y.dim() > 2) or len(y) != n or 0 in y.shape[1:]:
         raise UserError(
-            f"{what}: labels must be whole numbers or floats, one for each of the {n} examples, got {tuple(y.shape)} "
-            f"{y.dtype}."
+            f"{what}: labels must be one for each of the {n} examples, got {tuple(y.shape)} {y.dtype}: whole numbers, "
+            "(n,) for classes or (n, ...) for a class per position, or floats, (n,) or (n, k)."
         )
     if not y.is_floating_point():
         return y.long()
@@ -239,10 +251,17 @@ def numbers_of(what: str, which: str, sets: list[Any], lengths: list[int]) -> li
     return [torch.from_numpy(next(rest).astype(np.int64)) if i in columns else None for i in range(len(sets))]
 
 
-def _stacked(what: str, examples: list[Any]) -> Tensor:
+def _is_list_of_arrays(labels: Any) -> bool:
+    return isinstance(labels, list) and bool(labels) and isinstance(labels[0], Tensor) and labels[0].dim() > 0
+
+
+def _stacked(what: str, examples: list[Any], which: str = "examples") -> Tensor:
     if not examples:
         raise UserError(f"{what} has no examples.")
-    tensors = [as_tensor(what, "examples", x) for x in examples]
+    tensors = [as_tensor(what, which, x) for x in examples]
     if shapes := sorted({tuple(t.shape) for t in tensors})[1:]:
-        raise UserError(f"{what}: all examples must have the same shape, but one has {shapes[0]}.")
+        raise UserError(
+            f"{what}: all {which} must have the same shape, but one has {shapes[0]}; state pad, the number that fills "
+            "shorter sequences, or collate, a function of all rows that returns (x, y)."
+        )
     return torch.stack(tensors)

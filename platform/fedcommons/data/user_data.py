@@ -14,11 +14,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
+from fedcommons.data import user_rows
 from fedcommons.data.examples import N_CLASSES, STANDARDISATION, Examples, Origin, Source
 from fedcommons.data.user_arrays import as_array, conversion_hint, kind_of
 from fedcommons.data.user_columns import Columns, columns_of, examples_of, is_set, labels_of, numbers_of
+from fedcommons.data.user_rows import Inputs
 from fedcommons.errors import UserError, quote
 from fedcommons.seeding import numpy_generator
+from lightning_modules.classifier import IGNORED
 
 UNSTATED: Any = object()
 """Marker of a data set that does not state ``n_classes``. The value None would state that labels are not classes."""
@@ -46,9 +49,10 @@ def read(name: str, returned: Any, split: tuple[int, ...] = ()) -> tuple[Source,
     Raises:
         UserError: ``returned`` has another form, or its examples are invalid.
     """
-    columns = _sets(name, returned)
+    columns, pad = _sets(name, returned), _constant(returned, "pad", None)
+    columns = columns if pad is None or callable(pad) else user_rows.padded(f"data set {name}", columns, pad)
     stated = _constant(returned, "n_classes", UNSTATED)
-    sets = _examples(name, columns, stated)
+    sets, inputs = _examples(name, columns, stated)
     n, is_one = len(sets[0]), len(sets) == 1
     order = numpy_generator("test split", name, *split).permutation(n) if is_one else np.arange(n)
     n_test = int(TEST * n) if is_one else 0
@@ -64,7 +68,9 @@ def read(name: str, returned: Any, split: tuple[int, ...] = ()) -> tuple[Source,
                 f"data set {name}: training {which} are {tuple(a.shape[1:])} {a.dtype}, and test {which} "
                 f"{tuple(b.shape[1:])} {b.dtype}."
             )
-    n_classes = None if columns[0].y is None else _classes(name, stated, sets)
+    n_classes, positions = None if columns[0].y is None else _classes(name, stated, sets), None
+    if train.y.dim() > 1:
+        n_classes, positions = None, n_classes
     channels = train.x.shape[1] if train.x.dim() > 1 else 1
     mean, std = (_by_channel(name, returned, which, channels) for which in ("mean", "std"))
     if (mean is None) != (std is None):
@@ -73,7 +79,7 @@ def read(name: str, returned: Any, split: tuple[int, ...] = ()) -> tuple[Source,
     test = replace(test, x=test.x.clone(), y=test.y.clone())
     if isinstance(returned, Source):
         return replace(returned, train=train, test=test, n_classes=n_classes), origin
-    computed = () if n_classes is None or stated is not UNSTATED else (N_CLASSES,)
+    computed = () if (n_classes or positions) is None or stated is not UNSTATED else (N_CLASSES,)
     if train.x.dtype != torch.uint8:
         if train.x.is_floating_point() and mean is not None and std is not None:
             train, test = (replace(part, x=_normalised(name, part.x, mean, std)) for part in (train, test))
@@ -85,7 +91,8 @@ def read(name: str, returned: Any, split: tuple[int, ...] = ()) -> tuple[Source,
         by_channel = train.x.float().div(255).movedim(1, 0).flatten(1)
         mean, std = by_channel.mean(1).tolist(), by_channel.std(1).clamp(min=1e-6).tolist()
         computed = (STANDARDISATION, *computed)
-    return Source(train, test, n_classes, tuple(mean), tuple(std), computed=computed), origin
+    source = Source(train, test, n_classes, tuple(mean), tuple(std), computed=computed)
+    return replace(source, positions=positions, inputs=inputs), origin
 
 
 def snapshot(what: str, data: Any) -> Any:
@@ -114,6 +121,15 @@ def snapshot(what: str, data: Any) -> Any:
 
 def _sets(name: str, returned: Any) -> list[Columns]:
     what, both = f"data set {name}", ("train", "test")
+    if callable(collate := _constant(returned, "collate", None)):
+        if isinstance(returned, Mapping):
+            parts = [returned[part] for part in both if part in returned]
+        else:
+            pair = [getattr(returned, part, None) for part in both]
+            parts = pair if all(part is not None for part in pair) else returned if _is_pair(returned) else [returned]
+        if not parts or not all(hasattr(part, "__len__") and hasattr(part, "__getitem__") for part in parts):
+            raise UserError(f"{what}: collate needs rows: a map-style Dataset or a list, or train and test of them.")
+        return user_rows.collated(what, parts, collate)
     if isinstance(returned, Mapping) and all(part in returned for part in both):
         return [columns_of(what, returned[part]) for part in both]
     if all(hasattr(returned, part) for part in both):
@@ -132,14 +148,23 @@ def _sets(name: str, returned: Any) -> list[Columns]:
     )
 
 
-def _examples(name: str, sets: list[Columns], stated: Any) -> list[Examples]:
-    """Return the sets as tensors; ``stated``: the stated number of classes.
+def _is_pair(returned: Any) -> bool:
+    return type(returned) in (tuple, list) and len(returned) == 2 and all(is_set(part) for part in returned)
+
+
+def _examples(name: str, sets: list[Columns], stated: Any) -> tuple[list[Examples], Inputs]:
+    """Return the sets as tensors, and names and shapes of named inputs; ``stated``: the stated number of classes.
 
     Equal group names, and equal values of a factor, get equal numbers in all sets.
     """
-    what, examples = f"data set {name}", []
+    what, examples, inputs = f"data set {name}", [], list[Inputs]()
     for columns in sets:
-        x = examples_of(what, columns)
+        if named := user_rows.by_name(what, columns.x):
+            its = {which: examples_of(f"{what}, input {which}", Columns(x, None)) for which, x in named.items()}
+            x, layout = user_rows.packed(what, its)
+        else:
+            x, layout = examples_of(what, columns), ()
+        inputs.append(layout)
         examples.append(Examples(x, labels_of(what, columns.y, len(x))))
     if len({columns.y is None for columns in sets}) > 1:
         raise UserError(f"{what}: the training set and the test set must both have labels, or neither.")
@@ -153,7 +178,9 @@ def _examples(name: str, sets: list[Columns], stated: Any) -> list[Examples]:
         for i, values in enumerate(numbers):
             if values is not None:
                 examples[i] = replace(examples[i], factors={**examples[i].factors, factor: values})
-    return examples
+    if inputs[0] != inputs[-1]:
+        raise UserError(f"{what}: training inputs are {dict(inputs[0])}, and test inputs {dict(inputs[-1])}.")
+    return examples, inputs[0]
 
 
 def _constant(returned: Any, name: str, default: Any) -> Any:
@@ -165,7 +192,7 @@ def _constant(returned: Any, name: str, default: Any) -> Any:
         return returned.get(name, default)
     if hasattr(returned, name):
         return getattr(returned, name)
-    if type(returned) in (tuple, list) and len(returned) == 2 and all(is_set(part) for part in returned):
+    if _is_pair(returned):
         return _constant(returned[0], name, default)
     return default
 
@@ -218,7 +245,10 @@ def _classes(name: str, stated: Any, sets: list[Examples]) -> int | None:
     """
     if sets[0].y.is_floating_point() or stated is None:
         return None
-    labels = torch.cat([part.y for part in sets]).unique()
+    labels = torch.cat([part.y.flatten() for part in sets]).unique()
+    labels = labels[labels != IGNORED] if sets[0].y.dim() > 1 else labels
+    if not len(labels):
+        raise UserError(f"data set {name}: all labels are {IGNORED}, which marks positions without a label.")
     low, high = int(labels[0]), int(labels[-1])
     advice = "renumber the labels with np.unique(y, return_inverse=True)[1]"
     if low < 0 or high >= MOST_CLASSES:

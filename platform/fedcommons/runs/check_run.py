@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 from fedcommons.config import registry
 from fedcommons.core.algorithm import require_attributes
 from fedcommons.core.capabilities import capabilities_of
@@ -39,18 +41,18 @@ def checked(spec: RunSpec, *, judges_delta: bool) -> RunSpec:
         pool_audit.subjects(spec.client_data, spec.requests, dataset.validation)
     name = spec.names["model"]
     label = registry.component_label("model", name)
-    is_user_defined = registry.is_user_defined(name) or registry.is_user_defined(spec.names["data"])
+    is_user_defined = name not in registry.KINDS["model"].components or registry.is_user_defined(spec.names["data"])
     is_tried = loop.batched or loop.graphs or (loop.dp is not None and loop.dp.at_once > 1)
     # A built-in network is built on the meta device (names and shapes only), which suffices to check it.
-    module = spec.module(dataset, "cpu" if is_user_defined or is_tried else "meta")
-    notes: Sequence[str] = ()
+    notes: list[str] = []
+    module = spec.module(dataset, "cpu" if is_user_defined or is_tried else "meta", notes=notes)
     if is_user_defined:
         check_module.require_hooks(algorithm, module, loop, label)
         of_clients: Sequence[int] = ()
         if seen.on_training or seen.of_clients:
             of_clients = spec.tests.sizes if spec.tests and not seen.on_training else sizes
         largest, measured = max(len(dataset.test), len(dataset.validation), *of_clients), seen.measure_every > 0
-        notes = check_module.try_module(module, name, dataset, largest, seen.chunk, measured=measured)
+        notes += check_module.try_module(module, name, dataset, largest, seen.chunk, measured=measured)
         check_module.require_hooks(algorithm, module, loop, label)  # checked again, as a local step may assign hooks
     if is_tried:
         check_module.try_a_step(loop, name, module, dataset)
@@ -66,6 +68,12 @@ def checked(spec: RunSpec, *, judges_delta: bool) -> RunSpec:
     if dataset.n_classes is None and capabilities_of(algorithm).needs_classes:
         raise UserError(
             f"algorithm {spec.names['algorithm']} works by class, but labels of {dataset.name} are not classes."
+        )
+    x = dataset.train.x
+    if capabilities_of(algorithm).computes_inputs and not (x.is_floating_point() or x.dtype == torch.uint8):
+        raise UserError(
+            f"algorithm {spec.names['algorithm']} computes means or gradients of inputs, and those of {dataset.name} "
+            "are tokens (whole numbers): use images or floats."
         )
     check_module.require_distillable(algorithm, module, dataset)
     # Attributes of a user-defined module may raise an error, which the context reports as an error of user code.

@@ -6,17 +6,18 @@ read by ``safetensors.torch.load_file(path)``. Their metadata name the round and
 can be built again without the data.
 
 A model's initial weights are a safetensors file or a state dict saved by torch. The file's tensors must be the module's
-state (parameters, also frozen ones, and buffers) with the same names and shapes. The tensors of a plain network may
-also have the network's own names. In a Lightning checkpoint the tensors are under ``state_dict``.
+state (parameters, also frozen ones, and buffers) with the same names and shapes, unless ``model.weights_strict`` is
+false. The tensors of a plain network may also have the network's own names, and those of a network of torchvision the
+names that torchvision gives them. In a Lightning checkpoint the tensors are under ``state_dict``.
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from math import isfinite
 from pathlib import Path
-from zipfile import BadZipFile, ZipFile
+from zipfile import ZipFile, is_zipfile
 
 import torch
 from pytorch_lightning import LightningModule
@@ -24,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from fedcommons.config.weights_file import content, digest_of
+from fedcommons.config.weights_file import WeightsFile, content, digest_of
 from fedcommons.core.client_worker import module_with
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.errors import UserError, quote
@@ -46,6 +47,8 @@ def write(path: Path, module: LightningModule, round: int, data: Dataset) -> Non
     arrays = {"x": data.train.x, "y": data.train.y}
     form = {"round": round, "name": data.name, "n_classes": data.n_classes, "mean": data.mean, "std": data.std}
     form |= {} if data.normalised_by is None else {"normalised_by": data.normalised_by}
+    form |= {"positions": data.positions} if data.positions else {}
+    form |= {"inputs": data.inputs} if data.inputs else {}
     form |= {name: [str(t.dtype).removeprefix("torch."), list(t.shape[1:])] for name, t in arrays.items()}
     # A single metadata entry, as several entries have no fixed order, and a resumed run must write the same bytes.
     write_bytes(path, save(tensors, {"fedcommons": json.dumps(form)}))
@@ -69,7 +72,8 @@ def read(path: Path) -> tuple[dict[str, torch.Tensor], int, Dataset] | None:
         empty = Examples(torch.empty(0, *shape, dtype=_DTYPES[kind]), torch.empty(0, *shape_y, dtype=_DTYPES[kind_y]))
         data = Dataset(
             name=form["name"], n_classes=form["n_classes"], mean=tuple(form["mean"]), std=tuple(form["std"]),
-            augment=False, train=empty, validation=empty, test=empty,
+            augment=False, train=empty, validation=empty, test=empty, positions=form.get("positions"),
+            inputs=tuple((name, tuple(shape)) for name, shape in form.get("inputs", ())),
         )  # fmt: skip
         return tensors, int(form["round"]), data
     except safe_read.UnreadableError as error:
@@ -158,66 +162,119 @@ NETWORK_PREFIX = "network."
 """Prefix of a plain network's tensor names in the module that trains the network."""
 
 
-def load_weights(module: nn.Module, name: str, digest: str | None) -> None:
+def load_weights(module: nn.Module, file: WeightsFile) -> str | None:
     """Copy the weights of a file into the module; if the module is on the meta device, only check the weights.
 
-    name: the file's path. digest: the hash that the file must have.
+    Return a message that lists the tensors that were not loaded; None if all were.
 
     Raises:
-        UserError: the file cannot be read or has changed; or its names, shapes or types differ from the module's.
+        UserError: the file cannot be read or has changed; its names, shapes or types differ from the module's although
+            the file is strict; or no tensor fits.
     """
-    state = module.state_dict()
+    state, what = module.state_dict(), f"model.weights {quote(file.name)}"
     most = MAX_SIZE_RATIO * sum(t.nbytes for t in state.values()) + 2**20
-    data = content(name, most)
-    if digest_of(data) != digest:
-        raise UserError(f"model.weights {quote(name)} is not the file it was when this experiment was written.")
-    tensors = _read(name, data, most)
-    if not any(key.startswith(NETWORK_PREFIX) for key in tensors) and all(
-        key.startswith(NETWORK_PREFIX) for key in state
-    ):
-        tensors = {NETWORK_PREFIX + key: tensor for key, tensor in tensors.items()}
-    missing, extra = [n for n in state if n not in tensors], sorted(n for n in tensors if n not in state)
-    if missing or extra:
+    data = content(file.name, most)
+    if digest_of(data) != file.digest:
+        raise UserError(f"{what} is not the file it was when this experiment was written.")
+    tensors = _read(file.name, data, most)
+    network, found, keys = getattr(module, "network", None), dict[str, Tensor](), dict[str, str]()
+    for key, tensor in _renamed(what, tensors, file.pairs):
+        name = _name_in_model(state, key, network)
+        if name in found:
+            raise UserError(f"{what} has two tensors for {name} of the model.")
+        if name in state and not tensor.isfinite().all():
+            raise UserError(f"{what}: {name} has values that are not finite.")
+        found[name], keys[name] = tensor, key
+    ignored = tuple(NETWORK_PREFIX + begin for begin in getattr(network, "not_in_file", ()))
+    wanted = [name for name in state if not name.startswith(ignored)]
+    missing, extra = [n for n in wanted if n not in found], sorted(n for n in found if n not in state)
+    if file.is_strict and (missing or extra):
         differences = [f"it lacks {_some(missing)}"] * bool(missing) + [f"it also has {_some(extra)}"] * bool(extra)
-        raise UserError(f"model.weights {quote(name)} has other names than the model: {', and '.join(differences)}.")
-    for key, tensor in state.items():
-        loaded = tensors[key]
-        if loaded.shape != tensor.shape or loaded.is_floating_point() != tensor.is_floating_point():
-            raise UserError(
-                f"model.weights {quote(name)}: {key} is {loaded.dtype} {tuple(loaded.shape)}, and the model's is "
-                f"{tensor.dtype} {tuple(tensor.shape)}."
-            )
-        if not loaded.isfinite().all():
-            raise UserError(f"model.weights {quote(name)}: {key} has values that are not finite.")
+        raise UserError(f"{what} has other names than the model: {', and '.join(differences)}.")
+    loaded = set[str]()
+    for name in wanted:
+        tensor, new = state[name], found.get(name)
+        if new is None:
+            continue
+        if new.shape != tensor.shape or new.is_floating_point() != tensor.is_floating_point():
+            if file.is_strict:
+                is_head = hasattr(network, "not_in_file") and name.startswith(f"{NETWORK_PREFIX}last.")
+                advice = "--model.head new draws a new last layer" if is_head else "see --model.weights_strict"
+                raise UserError(
+                    f"{what}: {name} is {new.dtype} {tuple(new.shape)}, and the model's is {tensor.dtype} "
+                    f"{tuple(tensor.shape)}; {advice}."
+                )
+            continue
+        loaded.add(name)
         if not tensor.is_meta:
-            tensor.copy_(loaded)
+            tensor.copy_(new)
+    if not loaded:
+        raise UserError(f"{what} has no tensor of the model: it has {_some(list(found))}, the model {_some(wanted)}.")
+    kept, unused = [n for n in state if n not in loaded], [keys[n] for n in found if n not in loaded]
+    if not kept and not unused:
+        return None
+    return (
+        f"{what}: {len(loaded)} tensors were loaded, {len(kept)} of the model keep their initial values "
+        f"({_some(kept, LISTED) or 'none'}), and {len(unused)} of the file are not used "
+        f"({_some(unused, LISTED) or 'none'})."
+    )
+
+
+LISTED = 12
+"""Maximum number of names in the message that lists the tensors which were not loaded."""
+
+
+def _renamed(
+    what: str, tensors: Mapping[str, Tensor], pairs: Sequence[tuple[str, str]]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name, tensor), where the first pair (old, new) whose ``old`` begins the name replaces this beginning.
+
+    Raises:
+        UserError: an ``old`` begins no name.
+    """
+    for old, _ in pairs:
+        if not any(key.startswith(old) for key in tensors):
+            raise UserError(
+                f"model.weights_map: no tensor of {what} begins with {quote(old)}; it has {_some(list(tensors))}."
+            )
+    for key, tensor in tensors.items():
+        old, new = next((pair for pair in pairs if key.startswith(pair[0])), ("", ""))
+        yield new + key.removeprefix(old), tensor
+
+
+def _name_in_model(state: Collection[str], key: str, network: nn.Module | None) -> str:
+    """Return the name in the module's state of the tensor that the file calls ``key``, or ``key`` if it has none."""
+    names = [key, NETWORK_PREFIX + key]
+    if name_here := getattr(network, "name_here", None):  # a network of torchvision
+        names.append(NETWORK_PREFIX + name_here(key))
+    return next((name for name in names if name in state), key)
 
 
 def _read(name: str, data: bytes, most: float) -> Mapping[str, Tensor]:
     try:
         if name.endswith(".safetensors"):
             return load(data)
-        with ZipFile(BytesIO(data)) as packed:  # a compressed zip, not written by torch.save, may be huge
-            size = sum(entry.file_size for entry in packed.infolist())
-        if size > most:
-            raise UserError(f"model.weights {quote(name)} unpacks to {size:,} bytes, and at most {most:,} are read.")
+        if is_zipfile(BytesIO(data)):  # torch wrote no zip files until version 1.5
+            with ZipFile(BytesIO(data)) as packed:  # a compressed zip, not written by torch.save, may be huge
+                size = sum(entry.file_size for entry in packed.infolist())
+            if size > most:
+                size_in_words = f"unpacks to {size:,} bytes, and at most {most:,} are read"
+                raise UserError(f"model.weights {quote(name)} {size_in_words}.")
         loaded = torch.load(BytesIO(data), map_location="cpu", weights_only=True)
     except UserError:
         raise
-    except BadZipFile:
-        raise UserError(
-            f"model.weights {quote(name)} is neither .safetensors nor a file that torch.save wrote."
-        ) from None
     except Exception as error:  # a user's file may raise any error
         kind = type(error).__name__
-        raise UserError(f"model.weights {quote(name)} cannot be read as weights ({kind}).") from error
+        raise UserError(
+            f"model.weights {quote(name)} cannot be read as weights, .safetensors or a file of torch.save ({kind})."
+        ) from error
     loaded = loaded.get("state_dict", loaded) if isinstance(loaded, dict) else loaded
     if not (isinstance(loaded, dict) and all(isinstance(n, str) and isinstance(t, Tensor) for n, t in loaded.items())):
         raise UserError(f"model.weights {quote(name)} holds {type(loaded).__name__}, and must hold tensors by name.")
     return loaded
 
 
-def _some(names: Collection[str]) -> str:
-    """Return the first three names and the number of further names, as text."""
-    first = ", ".join(list(names)[:3])
-    return f"{first} and {len(names) - 3} more" if len(names) > 3 else first
+def _some(names: Collection[str], most: int = 3) -> str:
+    """Return the first names and the number of further names, as text; ``most``: maximum number of names."""
+    first = ", ".join(list(names)[:most])
+    return f"{first} and {len(names) - most} more" if len(names) > most else first

@@ -12,6 +12,7 @@ from fedcommons.config import live_objects, registry
 from fedcommons.config.fields import select_arguments
 from fedcommons.config.live_objects import LiveObject
 from fedcommons.config.validate import require_sources
+from fedcommons.config.weights_file import WeightsFile
 from fedcommons.core import hooks
 from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.client_worker import Work
@@ -32,7 +33,8 @@ from lightning_modules.networks import Projected
 @fresh_torch()
 def build_module(
     dataset: Dataset, device: str = "cpu", *, seed: int, name: str, constants: Mapping[str, Any],
-    projection: int | None = None, weights: str | None = None, digest: str | None = None, **training: float | str,
+    projection: int | None = None, weights: WeightsFile | None = None, notes: list[str] | None = None,
+    **training: float | str,
 ) -> LightningModule:  # fmt: skip
     """Return the LightningModule that clients train. Its initial weights follow from the seed or ``weights``.
 
@@ -41,15 +43,16 @@ def build_module(
     ``Regressor`` if labels are floats; the wrapper gets all arguments except shape and n_classes. With float labels
     ``n_classes`` is the number of values in a label; without labels it is None.
 
-    digest: the hash of ``weights``. training: lr, momentum, weight_decay and optimizer.
+    notes: list to which a message is appended if some weights were not loaded. training: lr, momentum, weight_decay and
+    optimizer.
 
     Raises:
         UserError: the module cannot be built for this data set.
     """
     set_default_generator(seed, "initial weights")
     offered = {
-        "shape": dataset.shape,
-        "n_classes": dataset.n_classes or dataset.targets,
+        "shape": dict(dataset.inputs) or dataset.shape,
+        "n_classes": dataset.n_classes or dataset.targets or dataset.positions,
         "mean": dataset.mean,
         "std": dataset.std,
         **training,
@@ -58,6 +61,9 @@ def build_module(
     without = f"needs labels, and {dataset.name} has none: name a LightningModule that computes its loss itself"
     if not (is_own or offered["n_classes"]):
         raise UserError(f"model.name {name} {without}.")
+    if not is_own and (dataset.inputs or dataset.positions):
+        has = "inputs by name" if dataset.inputs else "a class per position"
+        raise UserError(f"model.name {name} takes one input and predicts one label, and {dataset.name} has {has}.")
     with torch.device(device):
         with (
             before_any_work(),
@@ -70,6 +76,11 @@ def build_module(
         if dataset.n_classes is None and isinstance(model, LightningModule) and not is_own:
             raise UserError(f"model.name {name} classifies, and the labels of {dataset.name} are no classes.")
         if isinstance(model, LightningModule):
+            if dataset.inputs:
+                raise UserError(
+                    f"model.name {name} must be a plain network, whose forward gets the inputs "
+                    f"{', '.join(n for n, _ in dataset.inputs)} of {dataset.name} by name, not a LightningModule."
+                )
             if projection:
                 raise UserError(f"model.projection is for plain networks, and {name} is a LightningModule.")
             module = model
@@ -78,14 +89,17 @@ def build_module(
                 raise UserError(f"model.name {name} is a plain network, which {without}.")
             network = Projected(model, projection) if projection else model
             del offered["shape"], offered["n_classes"]
-            module = Regressor(network, **offered) if dataset.targets else Classifier(network, **offered)
+            predictor = Regressor if dataset.targets else Classifier
+            module = predictor(network, **offered, inputs=dataset.inputs)
         else:
             raise UserError(f"model.name {name} must be a LightningModule or a network, got {type(model).__name__}.")
     with before_any_work(), user_code_context(registry.component_label("model", name), "setup"):
         hooks.prepare(module)
     if weights:
         with before_any_work(), user_code_context(registry.component_label("model", name)):
-            model_files.load_weights(module, weights, digest)
+            message = model_files.load_weights(module, weights)
+        if message and notes is not None:
+            notes.append(message)
     return module
 
 
