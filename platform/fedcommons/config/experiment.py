@@ -62,6 +62,13 @@ class Experiment:
                 digests["weights"] = weights_file.digest(str(self.model.weights))
             object.__setattr__(self, "source", Constants(digests))
 
+    @property
+    def weights(self) -> weights_file.WeightsFile | None:
+        """Return the file of initial weights; None if the model's initial weights are drawn."""
+        m = self.model
+        renames = (m.weights_map, m.weights_strict)
+        return weights_file.WeightsFile(m.weights, self.source.get("weights"), *renames) if m.weights else None
+
     @cached_property
     def chosen(self) -> Mapping[str, str]:
         """Return the chosen components: kind -> name. A kind without a component, such as ``tracker``, is missing."""

@@ -9,7 +9,6 @@ from fedcommons.config.dotted import deciding, part_of, parts_of_own
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.schema import Constants, Data
 from fedcommons.config.validate import require_no_steps, require_sources, validate
-from fedcommons.config.weights_file import WeightsFile
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import fresh_torch
 from fedcommons.data.examples import Dataset
@@ -166,12 +165,11 @@ def module_of(config: Experiment, *, with_weights: bool = True) -> BuildModule:
 
     with_weights: load the file ``model.weights``, if there is one.
     """
-    m, c, file = config.model, config.client, None
-    if m.weights and with_weights:
-        file = WeightsFile(m.weights, config.source.get("weights"), m.weights_map, m.weights_strict)
+    m, c = config.model, config.client
     return partial(
         build_module, seed=config.seed, name=m.name, constants=m.constants, projection=m.projection, lr=c.lr,
-        momentum=c.momentum, weight_decay=c.weight_decay, optimizer=c.optimizer, weights=file,
+        momentum=c.momentum, weight_decay=c.weight_decay, optimizer=c.optimizer, 
+        weights=config.weights if with_weights else None,
     )  # fmt: skip
 
 
