@@ -71,9 +71,9 @@ def test_what_cannot_be_measured_or_is_not_logged_is_refused_and_leaves_nothing(
         ({**PATIENCE, "federation__stop_metric": "test/loss"}, "a metric on validation data"),
         ({"algorithm": "ditto", "dp__local": True, "dp__target_epsilon": 4.0}, "clients of Ditto train twice"),
         # what only a round shows: the next command with another target finds the folder free
-        ({"target": "acuracy >= 0.5"}, "no round has 'test/acuracy'.* Round 0 has .*test/los"),
-        ({**PATIENCE, "federation__stop_metric": "f1 max"}, "stop_metric: no round has"),
-        ({"target": "train/lss <= 1"}, "Round 1 has .*train/loss"),
+        ({"target": "acuracy >= 0.5"}, "round 0 has no 'test/acuracy'.* It has .*test/los"),
+        ({**PATIENCE, "federation__stop_metric": "f1 max"}, "stop_metric: round 0 has no"),
+        ({"target": "train/lss <= 1"}, "round 1 has no .*train/loss"),
     ):
         with pytest.raises(UserError, match=why):
             run(config(**values), tmp_path / "run", say=quiet)

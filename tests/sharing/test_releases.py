@@ -106,6 +106,15 @@ class Sharing:
         return Common(clients.store[slice(0, 1)], 0, self.events)
 
 
+def test_a_real_example_that_a_method_shares_is_raw_whatever_it_declares() -> None:
+    start = dealt()
+    events = tuple(replace(EVENTS[0], client=i, what=("means",)) for i in range(len(start.clients)))
+    shared = share_by_method(share(Real(), start), Sharing(events), 10, 0)
+    (raw,) = [release for release in shared.releases if not release.covered]
+    assert 0 in start.clients.rows[raw.client]
+    assert (raw.n_disclosed, shared.disclosed) == (1, 1)
+
+
 def test_events_that_can_be_read_once_are_read_once() -> None:
     assert list(share(Declares(events=lambda: iter(EVENTS)), dealt(), images()).releases) == list(EVENTS)
     unnamed = share(Declares(events=(*EVENTS, Release(what=("a hint",)))), dealt(), images()).releases

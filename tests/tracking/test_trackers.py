@@ -102,6 +102,7 @@ def test_a_tracker_has_every_number_of_every_round(name: str, tmp_path: Path, mo
         if key != "round" and isinstance(value, int | float)
     }
     assert READ[name](tmp_path / "run") == pytest.approx(expected, rel=1e-6)
+    assert callbacks.for_trackers({"late": [1], "participants": [0], "rejected_clients": [0]}) == {"late": [1]}
 
 
 LAB = """

@@ -124,7 +124,7 @@ def require_logged(field: str, metric: str, round: int, logged: Collection[str])
         return
     metrics = sorted(name for name in logged if "/" in name)
     raise NotLogged(
-        f"{field}: no round has {quote(metric)}{nearest(metric, metrics)} Round {round} has {', '.join(metrics)}."
+        f"{field}: round {round} has no {quote(metric)}{nearest(metric, metrics)} It has {', '.join(metrics)}."
     )
 
 

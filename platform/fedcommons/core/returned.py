@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from math import isfinite, prod
+from math import prod
 from numbers import Real
 from typing import Any
 
@@ -40,10 +40,10 @@ def split_merged(merged: Merged) -> tuple[State, dict[str, float]]:
         kinds = ", ".join(type(part).__name__ for part in merged)
         raise ValueError(f"it must return the state, or the pair (state, numbers by name), got ({kinds})")
     for name, value in merged[1].items():
-        if not (isinstance(name, str) and re.fullmatch(r"[\w.-]+(/[\w.-]+)*", name, re.ASCII) and len(name) <= 100):
+        if not (isinstance(name, str) and re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)*", name, re.ASCII) and len(name) <= 100):
             allowed = "have at most 100 letters, digits, '_', '.', '-', and '/' between them"
             raise ValueError(f"the name of a number beside the state must {allowed}, got {quote(name)}")
-        if not (_is_number(value) and isfinite(float(value))):
+        if not (_is_number(value) and abs(float(value)) <= 1e100):  # the limit of records; false for nan
             raise ValueError(f"the number {name} beside the state must be one finite number, got {quote(value)}")
     return merged[0], {f"server/{name}": float(value) for name, value in merged[1].items()}
 

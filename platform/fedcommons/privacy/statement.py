@@ -62,7 +62,8 @@ TRUSTED = {
     "data": "that an example belongs to one person only, and that mean, std, classes and scales are not computed from "
     "clients' examples",
     "schedule": "that the learning rate does not depend on the data",
-    "partition": "that the assignment of examples to clients does not depend on the content of the examples",
+    "partition": "that the assignment of examples to clients does not depend on the content of the examples, "
+    "although a partition with the parameter x can read it",
 }
 """Kind of component -> the statements of a user-defined component that the engine trusts without a check."""
 

@@ -168,7 +168,7 @@ def module_of(config: Experiment, *, with_weights: bool = True) -> BuildModule:
     m, c = config.model, config.client
     return partial(
         build_module, seed=config.seed, name=m.name, constants=m.constants, projection=m.projection, lr=c.lr,
-        momentum=c.momentum, weight_decay=c.weight_decay, optimizer=c.optimizer, 
+        momentum=c.momentum, weight_decay=c.weight_decay, optimizer=c.optimizer,
         weights=config.weights if with_weights else None,
     )  # fmt: skip
 

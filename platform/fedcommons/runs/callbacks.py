@@ -103,7 +103,7 @@ class Tracking(Callback):
             self.others.append(tracker)
             for line in lines:
                 metrics = {name: value for name, value in line.items() if name != "round"}
-                tracker.log(line["round"], without_texts(metrics))
+                tracker.log(line["round"], for_trackers(metrics))
 
     def on_round(self, result: RoundResult) -> None:
         now, number, late = result.standing, result.standing.round, result.standing.stragglers
@@ -118,13 +118,18 @@ class Tracking(Callback):
             self.record.log_clients(number, result.clients)
         self.record.log(number, metrics)
         for tracker in self.others:
-            tracker.log(number, without_texts(metrics))
+            tracker.log(number, for_trackers(metrics))
         seconds = {"train": result.trained - result.began, "observe": time.perf_counter() - result.trained}
         self.record.log_times(number, seconds)
 
     def on_end(self, summary: Mapping[str, Any] | None) -> None:
         for tracker in (self.record, *self.others):
             tracker.finish(summary)
+
+
+def for_trackers(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
+    """Return the metrics of a round without texts and without the lists that only the run folder has."""
+    return {name: v for name, v in without_texts(metrics).items() if name not in ("participants", "rejected_clients")}
 
 
 def participants_entry(folder: Path, round: int, clients: Sequence[int]) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedcommons.config import registry
 from fedcommons.config.fields import parameters_of, select_arguments
@@ -92,7 +94,7 @@ def partition_rows(
     groups: np.ndarray | None = None,
     factors: Mapping[str, np.ndarray] = NOTHING,
     origin: Origin | None = None,
-    x: np.ndarray | None = None,
+    x: Tensor | None = None,
 ) -> Partitioned:
     """Partition the n training examples among clients by the component ``name`` with these constants.
 
@@ -123,7 +125,7 @@ def partition_rows(
             "groups": None if groups is None else read_only(np.concatenate([groups] * times)),
             "factors": {name: read_only(np.concatenate([v] * times)) for name, v in factors.items()},
             "rows": read_only(np.arange(n) if origin is None else origin.rows),
-            "x": read_only(np.concatenate([x] * times)) if x is not None and "x" in requested else None,
+            "x": read_only(torch.cat([x] * times).numpy()) if x is not None and "x" in requested else None,
             "n_clients": n_clients, "n_classes": n_classes,
             "rng": numpy_generator(seed, "partition", name), "seed": seed_for(seed, "partition", name),
         }  # fmt: skip
@@ -184,7 +186,7 @@ def partition_examples(
         name, constants, train.y.numpy(), dataset.n_classes, seed, n_clients=n_clients,
         groups=None if train.groups is None else train.groups.numpy(),
         factors={name: values.numpy() for name, values in train.factors.items()}, origin=dataset.origin,
-        x=train.x.numpy(),
+        x=train.x,
     )  # fmt: skip
     n, computed = len(partition.rows), dict[str, Any]()
     if constants.get("n_aux", 0) is None:

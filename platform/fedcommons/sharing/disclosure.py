@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedcommons.core.communication import images_nbytes
 from fedcommons.core.worker import RunData
@@ -162,10 +163,15 @@ def copied(store: Examples, n_real: int, rows: np.ndarray) -> np.ndarray:
     synthetic = rows[rows >= n_real]
     if not len(synthetic):
         return synthetic
-    of_real, of_made = digests(store.x[:n_real]), set(digests(store.x[torch.from_numpy(synthetic)]))
+    return copied_rows(store.x[:n_real], store.x[torch.from_numpy(synthetic)])
+
+
+def copied_rows(real: Tensor, made: Tensor) -> np.ndarray:
+    """Return the rows of ``real`` that a row of ``made`` copies bit for bit; ``copied`` names the exceptions."""
+    of_real, of_made = digests(real), set(digests(made))
     times = Counter(of_real)
     met = [row for row, content in enumerate(of_real) if content in of_made and times[content] == 1]
-    return np.array([row for row in met if (store.x[row] != store.x[row].reshape(-1)[0]).any()], np.int64)
+    return np.array([row for row in met if (real[row] != real[row].reshape(-1)[0]).any()], np.int64)
 
 
 def require_known(stage: str, client_data: ClientDatasets, rows: np.ndarray, owners: np.ndarray) -> None:

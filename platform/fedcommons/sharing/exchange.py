@@ -161,11 +161,15 @@ def share_by_method(shared: Shared, algorithm: object, n_classes: int | None, se
         raise UserError(f"{name}.share must return Common.nbytes of at least 0, got {nbytes}.")
     if data.clients.store[slice(None)].digest != before:
         raise UserError(f"{name}.share must not change the clients' examples, but it did.")
-    clients = data.clients.with_commons(common.examples)
+    clients, own_rows = data.clients.with_commons(common.examples), data.real.rows
     releases = disclosure.events(f"{name}.share", common.releases, len(clients))
+    releases = disclosure.with_undeclared(releases, range(len(clients)), clients.sizes)
+    copied = disclosure.copied_rows(data.real.store[own_rows.flat].x, x)  # raw, whatever the method declares
+    owners = np.repeat(np.arange(len(own_rows)), own_rows.sizes)[copied]
     return replace(
         shared,
         data=replace(data, clients=clients, real=clients if data.real is data.clients else data.real),
         traffic=shared.traffic + Traffic(once=nbytes),
-        releases=[*shared.releases, *disclosure.with_undeclared(releases, range(len(clients)), clients.sizes)],
+        releases=[*shared.releases, *disclosure.with_raw(releases, owners, len(clients))],
+        disclosed=shared.disclosed + len(copied),
     )
