@@ -218,7 +218,7 @@ def test_a_secret_run_earns_its_epsilon_and_goes_on_with_its_salts_only(
     result = experiment.run(config, tmp_path / "run", say=lambda _: None)["privacy"]
     assert result["pool_epsilon_max"] == pytest.approx(2.0, rel=1e-6)
     assert result["pool_epsilon_of_each_view"][SERVER] == pytest.approx(2.0, rel=1e-6)
-    assert not any("larger epsilons of parties" in line for line in result["uncovered"])
+    assert not any("larger epsilons" in line for line in result["uncovered"])
     assert run_salts.read_salt(tmp_path / "run", build.build(config).salts)
     for salt in (tmp_path / "state" / "salts").glob("artifact-*"):
         salt.unlink()
@@ -234,6 +234,7 @@ def test_a_secret_run_earns_its_epsilon_and_goes_on_with_its_salts_only(
      ("merf", {"noise": "summed", "may_miss": 10}, r"sharing\.may_miss .*below .*10"),
      ("ndpdc", {"target_epsilon": 0.1, "iterations": 10_000}, "target_epsilon 0.1 .*above 100"),
      ("dpcda", {"target_epsilon": 0.1, "per_class": 10_000}, "target_epsilon 0.1 .*above 100"),
+     ("dpcda", {"target_epsilon": None, "noise_multiplier": 1e-4, "per_class": 10**6}, r"at least 0\.00215 "),
      ("dpcda", {"colluding": 10}, r"sharing\.colluding .*below .*10, got 10")],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused(name: str, values: dict[str, Any], words: str) -> None:

@@ -67,7 +67,7 @@ TRUSTED = {
 }
 """Kind of component -> the statements of a user-defined component that the engine trusts without a check."""
 
-ADDED = ", except for parties that see more of the data shared before round 1 than the ledger counts"
+ADDED = ", except for parties against which the epsilon of the data shared before round 1 is larger"
 """Text appended to the sentence about the overall guarantee, if the epsilon against a party is larger."""
 
 DRAWN_AGAIN = "anyone who knows --seed can draw the noise again (dp.noise seeded; `--dp.noise secret` prevents it)"
@@ -172,9 +172,7 @@ def _overall(leaks: Sequence[str], overall: float | None, delta: float, secret: 
 
 def _of_closer_views(of_views: Mapping[str, float], stated: float) -> list[str]:
     closer = [f"{party} (epsilon {value:.4g})" for party, value in of_views.items() if value > stated * (1 + 1e-6)]
-    return [f"larger epsilons of parties that see more of the data shared before round 1: {', '.join(closer)}"] * bool(
-        closer
-    )
+    return [f"larger epsilons of the data shared before round 1, against {', '.join(closer)}"] * bool(closer)
 
 
 def _leak(name: str, times: int, ledger: Ledger) -> str:

@@ -12,8 +12,9 @@ q = min(1, l S classes/N);  R = q N/classes: expected images in a mixture;  z_i,
     the server's image         x~_tc = b sqrt(d)/R sum_i M_tic, rounded to whole numbers 0 to 255
 
 The e_i cancel in the total, whose noise is tau, as if one party had all images; with independent noise it is
-tau sqrt(S). Clients and server get mean_j z_j by secure aggregation of the z_j, which is assumed and not simulated. All
-parties follow the protocol.
+tau sqrt(S). All parties follow the protocol. Secure aggregation, which is assumed and not simulated, shows all parties
+mean_j z_j and no z_j: if the server saw z_i, only g_i would protect client i. The z_j of all S clients must enter the
+mean, and the aggregation must abort otherwise. A message M_i that is missing later adds noise and costs no privacy.
 
 Privacy: neighbouring data sets differ by one image that is replaced by a blank (black) image, which adds nothing. An
 image has one class, so the sensitivity is 1. A party that does not know the z and z' of H clients (at least one) sees
@@ -24,19 +25,17 @@ an image of theirs under noise of the multiplier tau/sqrt(X):
 
 The ledger states the epsilon against the server together with k = S - H = ``colluding`` clients, so
 tau = sigma sqrt(X), and a client's messages are T steps of the sampled Gaussian mechanism with q and sigma. ``views``
-states the epsilon against each party. With k = S - 1, only g_i protects a client, as much as independent noise.
-Messages, images and sampling rates contain no class counts. A client without images of a class sends noise. Messages
-must arrive from all clients: a missing e_i adds noise to the total, and costs no privacy.
+states the epsilon against each party. With k = S - 1, the noise is as large as independent noise. No message, image or
+rate contains class counts: a client without images of a class sends noise.
 
 All noise has one key, a hash of all clients' examples and the constants. If only a changed client drew new noise in
-another run, the changed mean_j z_j would disclose the change of its z, and only the g_i would protect the client.
+another run, the changed mean_j z_j would disclose the change of its z.
 
 Departs from the papers: of DP-CDA only the abstracts could be read, so the federated mixture, the normalisation and the
-accounting are ours. Samples are Poisson samples at a public rate, and totals are divided by the public R; so a mixture
-has l images per client and class only on average, and a rare class is darker. The class of a mixture is public, and
-labels have no noise. Clients of different sizes have the same q and tau. Images are uint8.
-CAPE's code (hafizimtiaz/cape) has this X for k = 0; for k > 0 it has a smaller X (S = 10, k = 3: 1.24, not 2.21),
-because its covariance treats the colluding clients' z as unknown.
+accounting are ours. Samples are Poisson samples, and totals are divided by the public R; so a mixture has l images per
+client and class only on average, and a rare class is darker. The class of a mixture is public, and labels have no
+noise. All clients have the same q and tau. CAPE's code (hafizimtiaz/cape) has this X for k = 0, but a smaller X for
+k > 0 (S = 10, k = 3: 1.24, not 2.21), because it treats the colluding clients' z as unknown.
 """
 
 from collections.abc import Sequence
@@ -60,11 +59,11 @@ from fedcommons.privacy.noise import Draws, Noise, Size, Source, Stream
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.seeding import wide_key
 from fedcommons.sharing import noisy_sums
-from fedcommons.sharing.random_features import pixels
+from fedcommons.sharing.random_features import BLOCK, pixels
 from fedcommons.sharing.stage import Assigned, Contributions, WithReleases
 from fedcommons.storage.artifact_store import constants, key_of
 
-DRAWS = 1
+DRAWS = 2
 """Version of the code for messages, samples and noise. Each version has separate secret salts."""
 
 
@@ -77,8 +76,15 @@ class Correlated:
 
     def standard_normal(self, size: Size, dtype: type = np.float64) -> np.ndarray:
         """Return scale (z_i - mean_j z_j + z'_i/sqrt(S)) for all clients i: an array of shape ``size`` = (S, ...)."""
-        z, own = self.stream.standard_normal((2, *np.atleast_1d(size).tolist()), dtype)
-        return self.scale * (z - z.mean(0) + own / sqrt(len(own)))
+        noise = np.empty(size, dtype)
+        rows = noise.reshape(-1, noise.shape[-1])  # views, drawn one by one: a secret draw needs much memory
+        for row in rows:
+            row[:] = self.stream.standard_normal(len(row), dtype)
+        noise -= noise.mean(0)
+        for row in rows:
+            row += self.stream.standard_normal(len(row), dtype) / sqrt(len(noise))
+        noise *= self.scale
+        return noise
 
     def random(self, size: Size) -> np.ndarray:
         """Draw uniform numbers, which are independent; see ``Stream``."""
@@ -125,7 +131,11 @@ class DPCDA:
             raise UserError("sharing.setting dpcda mixes images of whole numbers 0 to 255 (uint8), but these are not.")
         if self.n_colluding(n) >= n:
             raise UserError(f"sharing.colluding must be below the number of clients, {n}, got {self.colluding}.")
-        self.sigma(client_data)
+        largest = exposure(n, 1, server=True) / exposure(n, n - self.n_colluding(n), server=True)
+        least = sqrt(self.per_class * largest) * 10 / gaussian.MU[1]  # for ``views``
+        if 0 < (sigma := self.sigma(client_data)) < least:
+            least = f"0 or at least {1.01 * least:.3g} with {self.per_class} mixtures per class"
+            raise UserError(f"sharing.noise_multiplier must be {least}, got {sigma:g}.")
 
     def n_colluding(self, n: int) -> int:
         """Return k, the number of clients, out of n, that may collude with the server."""
@@ -158,40 +168,41 @@ class DPCDA:
 
     def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
         """Mix T images per class, and split the images arbitrarily into contributions of the clients."""
-        draws, classes = self.draws(client_data), client_data.n_classes or 0
-        unit = self.clip * sqrt(prod(client_data.shape)) / self.expected(client_data)
-        mixtures = []
+        draws, mixtures = self.draws(client_data), []
         for step in range(self.per_class):
-            total = torch.zeros(classes, prod(client_data.shape), dtype=torch.float64)
-            for message in self.messages(client_data, draws, step).values.float():  # sent as float32
-                total += message  # in client order, in float64
-            mixtures.append((255 * unit * total).clamp(0, 255).round().to(torch.uint8))
+            messages = self.messages(client_data, draws, step).values.float()  # sent as float32
+            total = sum(messages, torch.zeros_like(messages[0], dtype=torch.float64))  # in client order
+            mixtures.append((255 * self.unit(client_data) * total).clamp(0, 255).round().to(torch.uint8))
         images = torch.stack(mixtures, 1).view(-1, *client_data.shape)
-        labels = torch.arange(classes).repeat_interleave(self.per_class)
+        labels = torch.arange(client_data.n_classes or 0).repeat_interleave(self.per_class)
         return noisy_sums.contribute(client_data, Examples(images, labels))
 
     def vectors(self, images: Tensor) -> Tensor:
-        """Return x^ for n images x: (n, d) float32 with norms of at most 1."""
-        x = pixels(images)
+        """Return x^ for n images x: (n, d) float64 with norms of at most 1."""
+        x = pixels(images).double()
         return x / x.norm(dim=1, keepdim=True).clamp_min(self.clip * sqrt(x.shape[1]))
 
     def expected(self, client_data: ClientDatasets) -> float:
         """Return R, the expected number of images in a mixture, computed from public numbers only."""
         return self.rate(client_data) * sum(client_data.clients.sizes) / (client_data.n_classes or 1)
 
+    def unit(self, client_data: ClientDatasets) -> float:
+        """Return b sqrt(d)/R, by which the total of the messages is multiplied."""
+        return self.clip * sqrt(prod(client_data.shape)) / self.expected(client_data)
+
     def messages(self, client_data: ClientDatasets, draws: Draws, step: int) -> NoisySum:
         """Return all clients' messages M_t of mixture t = ``step``, (S, classes, d) float64."""
         clients, classes = client_data.clients, client_data.n_classes or 0
         owners = np.repeat(np.arange(len(clients)), clients.sizes)
         sample = np.flatnonzero(draws.stream("sample", step).random(len(owners)) < self.rate(client_data))
-        images = clients.store[clients.rows.flat[sample]]
-        x, cell = self.vectors(images.x).double(), torch.from_numpy(owners[sample]) * classes + images.y
-        exact = torch.zeros(len(clients) * classes, x.shape[1], dtype=torch.float64).index_add_(0, cell, x)
-        exact = exact.view(len(clients), classes, -1)
-        total = NoisySum(torch.zeros_like(exact), clip=1.0)
-        total.add(exact, norm=1.0)
+        exact = torch.zeros(len(clients) * classes, prod(client_data.shape), dtype=torch.float64)
+        for part in np.array_split(sample, len(sample) // BLOCK + 1):
+            images = clients.store[clients.rows.flat[part]]
+            exact.index_add_(0, torch.from_numpy(owners[part]) * classes + images.y, self.vectors(images.x))
+        total = NoisySum(exact.view(len(clients), classes, -1), clip=1.0)
         if sigma := self.sigma(client_data):
-            total.blur(sigma, Correlated(draws.stream_for(exact, "noise", step), self.tau(client_data) / sigma))
+            stream = draws.stream_for(total.values, "noise", step)
+            total.blur(sigma, Correlated(stream, self.tau(client_data) / sigma))
         return total
 
     def draws(self, client_data: ClientDatasets) -> Draws:
@@ -216,7 +227,8 @@ class DPCDA:
     def release(self, client_data: ClientDatasets, contributed: Contributions) -> WithReleases:
         """Return one privacy ledger entry per client: T mixtures, against the server with ``colluding`` clients."""
         sigma, most = self.sigma(client_data), self.n_colluding(len(client_data.clients))
-        what = f"{MIXTURES}, if at most {most} clients collude with the server" if sigma else MIXTURES
+        only = f"the server sees only the mean of the clients' noise z and at most {most} clients collude with it"
+        what = f"{MIXTURES}, if {only}" if sigma else MIXTURES
         protected = Release(mechanism=SAMPLED_GAUSSIAN, sigma=sigma, sensitivity=1.0, steps=self.per_class)
         event = replace(protected, what=(what,), q=self.rate(client_data))
         return contributed, noisy_sums.with_clients([event] * len(client_data.clients), client_data)
@@ -229,27 +241,23 @@ class DPCDA:
 
     def beforehand(self, client_data: ClientDatasets) -> list[str]:
         """Report the noise of a pixel, and the expected number of images in a mixture."""
-        expected = self.expected(client_data)
-        noise = self.tau(client_data) * self.clip * sqrt(prod(client_data.shape)) / expected
-        sentence = (
-            f"dpcda: a mixture is the mean of about {expected:.3g} images, and its noise has the standard deviation"
-        )
-        return [f"{sentence} {noise:.2g} per pixel, where pixels are in [0, 1]."] * (noise > 0)
+        noise = self.tau(client_data) * self.unit(client_data)
+        what = f"dpcda: a mixture is the mean of about {self.expected(client_data):.3g} images, and its noise has the"
+        return [f"{what} standard deviation {noise:.2g} per pixel, where pixels are in [0, 1]."] * (noise > 0)
 
     def views(self, client_data: ClientDatasets) -> dict[str, float]:
         """Return per party the mu of an unsampled Gaussian mechanism with the party's epsilon at ``delta``."""
         n, q, tau = len(client_data.clients), self.rate(client_data), self.tau(client_data)
         k = self.n_colluding(n)
-        parties = {"outsiders, who see images": (n, False)}
+        parties = {"outsiders, who see images": (n, False), "the server": (n, True)}
         parties |= {"another client, which knows its own noise": (n - 1, False)} if n > 1 else {}
-        parties |= {"the server": (n, True)}
         parties |= {f"the server and {k} of {n} clients together": (n - k, True)} if k else {}
         parties |= {"the server and all other clients together": (1, True)} if k < n - 1 else {}
-        spent = {
-            party: epsilon(q, tau / sqrt(exposure(n, *seen)), self.per_class, self.delta)
-            for party, seen in parties.items()
-        }
-        return {party: 1 / gaussian.noise_for(value, self.delta) for party, value in spent.items()}
+
+        def mu(multiplier: float) -> float:
+            return 1 / gaussian.noise_for(epsilon(q, multiplier, self.per_class, self.delta), self.delta)
+
+        return {party: mu(tau / sqrt(exposure(n, *seen))) for party, seen in parties.items()}
 
 
 MIXTURES = "noisy mixtures of images"
