@@ -1,11 +1,11 @@
-"""Classes, functions, objects and data of a notebook as fields of an experiment, and the identity of their code.
+"""Classes, functions, objects and data as fields of an experiment, and what identifies them.
 
-``Cells`` plays a notebook: Python knows the source of each cell, as in a kernel, and the classes are in ``__main__``.
+``cells`` plays a notebook, whose classes are in ``__main__``.
 """
 
-import linecache
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ from torch.utils.data import Dataset, TensorDataset
 
 from fedcommons import Experiment, experiment, load, run, sweep
 from fedcommons.algorithms.fedprox import FedProx
-from fedcommons.config import live_objects
+from fedcommons.config import live_objects, registry
 from fedcommons.errors import UserError
+from fedcommons.tune.sweep import cell
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*is not from a module")
 X = np.random.default_rng(0).normal(size=(300, 4))
 Y = (X[:, 0] > 0).astype(int)
 QUICK = {"wandb": "off", "partition": "iid", "federation.rounds": 2, "client.epochs": 1, "measure.every": 0}
@@ -57,19 +59,12 @@ class Net(nn.Module):
 """
 
 
-class Cells(dict[str, Any]):
-    """The variables of a notebook in which some cells have run."""
-
-    def __init__(self, *cells: str, has_source: bool = True) -> None:
-        super().__init__(__name__="__main__")
-        for text in cells:
-            self.run(text, has_source)
-
-    def run(self, text: str, has_source: bool) -> None:
-        name = f"<cell {abs(hash(text))}>" if has_source else "<string>"
-        if has_source:
-            linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
-        exec(compile(text, name, "exec"), self)
+def cells(*texts: str) -> dict[str, Any]:
+    """Return the variables of a notebook in which cells with these texts have run."""
+    variables: dict[str, Any] = {"__name__": "__main__"}
+    for text in texts:
+        exec(text, variables)
+    return variables
 
 
 def make(**fields: Any) -> Experiment:
@@ -84,7 +79,7 @@ def new_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[],
 
 
 def test_a_class_trains_to_the_same_bits_from_a_cell_as_from_a_file(tmp_path: Path) -> None:
-    lab = Cells(LAB)
+    lab = cells(LAB)
     (tmp_path / "lab.py").write_text(LAB, encoding="utf-8")
     of_cell = make(algorithm=lab["Mine"](mu=0.5), model=partial(lab["Net"], width=3))
     of_file = make(algorithm="lab.py:Mine", model="lab.py:Net", **{"mine.mu": 0.5, "model.width": 3})
@@ -102,77 +97,45 @@ def test_a_class_trains_to_the_same_bits_from_a_cell_as_from_a_file(tmp_path: Pa
     assert make(algorithm=FedProx(mu=0.3)) == make(algorithm="fedprox", **{"fedprox.mu": 0.3})
 
 
-def test_a_run_resumes_with_the_same_source_in_another_process(new_process: Callable[[], None]) -> None:
-    def of(text: str, rounds: int) -> Experiment:
-        new_process()
-        lab = Cells("pass", f"\n\n{text}")
-        return make(algorithm=lab["Mine"](), model=lab["Net"], rounds=rounds)
-
-    run(of(LAB, 2), "run", say=quiet)
-    assert run(of(LAB, 3), "run", say=quiet).rounds["round"].tolist() == [0, 1, 2, 3]
-    with pytest.raises(UserError, match=r"another source\.algorithm .*Mine changed"):
-        run(of(LAB.replace("SCALE = 1.0", "SCALE = 2.0"), 3), "run", say=quiet)
+def test_code_of_a_notebook_runs_once_and_is_never_taken_for_other_code(new_process: Callable[[], None]) -> None:
+    """Equal or not, as no hash of its source would cover all that it uses, such as SCALE."""
+    lab, said = cells(LAB), list[str]()
+    with pytest.warns(UserWarning, match=r"Mine is not from a module"):
+        wanted = make(algorithm=lab["Mine"](), model=lab["Net"])
+    first = run(wanted, "run", say=said.append)
+    assert "resume" in said[0]
+    lab["SCALE"] = 2.0
+    for again in (lambda: run(wanted, "run", say=quiet), lambda: sweep([wanted], ".")):
+        Path(cell(wanted, {}).name).symlink_to("run")
+        with pytest.raises(UserError, match=r"holds a run.*not from a module"):
+            again()
+        Path(cell(wanted, {}).name).unlink()
+    other = make(model=cells(LAB.replace("* (1 - mu)", ""))["Net"])
+    assert other.source["model"] != wanted.source["model"]
+    for stale in (lambda: first.model, lambda: run(wanted, "other", say=quiet)):
+        with pytest.raises(UserError, match=r"Net.* is (another object|not the code)"):
+            stale()
     new_process()
     with pytest.raises(UserError, match=r"__main__:Net.*object of the Python process"):
         load("run", may_run=["__main__:Net"]).model  # noqa: B018
 
 
-CHANGES = [
-    ("k = 1\ndef it(shape): return k", "k = 1", "k = 2"),
-    ("k = 1\ndef it(shape, width=k): return width", "k = 1", "k = 2"),
-    ("def enclose(k):\n    def it(shape): return k\n    return it\nit = enclose(1)", "(1)", "(2)"),
-    ("def wrap(f):\n    def inner(shape): return f()\n    return inner\n@wrap\ndef it(): return 1", "f()", "-f()"),
-    (
-        "def wrap(f):\n    def inner(shape): return f()\n    return inner\n@wrap\ndef it(): return 1",
-        "return 1",
-        "return 2",
-    ),
-    ("class Base:\n    def f(self): return 1\nclass it(Base): pass", "return 1", "return 2"),
-    ("k = 1\nclass it:\n    rate = k", "k = 1", "k = 2"),
-    ("class it:\n    def __init__(self, shape): self.f = lambda: 1", "lambda: 1", "lambda: 2"),
-    ("import torch\nk = torch.ones(3)\nit = lambda shape: k", "ones", "zeros"),
-    ("class Other: pass\nk = Other()\nk.a = [1]\nit = lambda shape: k", "[1]", "[2]"),
-    ("from typing import NamedTuple\nclass k(NamedTuple):\n    a: int = 1\ndef it(shape): return k", "= 1", "= 2"),
-    ("import lab_helper as h\nit = lambda shape: h.VALUE", "lab_helper", "lab_other"),
-]
-"""A cell, and what another cell changes, mostly outside of the source of the component ``it``."""
-
-
-@pytest.mark.parametrize(("text", "old", "new"), CHANGES)
-def test_the_hash_of_code_covers_what_the_code_uses(tmp_path: Path, text: str, old: str, new: str) -> None:
-    for name, value in (("lab_helper", 1), ("lab_other", 2)):
-        (tmp_path / f"{name}.py").write_text(f"VALUE = {value}\n", encoding="utf-8")
-    pytest.MonkeyPatch().syspath_prepend(tmp_path)
-    cells = [Cells(text), Cells(f"other = 1\n\n{text}"), Cells(text.replace(old, new))]
-    first, again, changed = (make(model=cell["it"]).source["model"] for cell in cells)
-    assert first == again
-    assert first != changed
-
-
-def test_an_experiment_does_not_run_with_changed_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lab = Cells(LAB)
-    old, lambdas = make(algorithm=lab["Mine"]()), Cells("it = [lambda shape: 1, lambda shape: 1 + 1]")["it"]
-    lab["SCALE"] = 2.0
-    with pytest.raises(UserError, match=r"Mine.*not what it was"):
-        run(old, say=quiet)
-    assert len({make(model=one).model.name for one in lambdas}) == 2  # both begin in the same line
-    (tmp_path / "near.py").write_text("def f(): return 1\n", encoding="utf-8")
+def test_a_class_of_a_module_has_the_modules_name_unless_the_module_makes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A closure of the module, or a function that wraps a class, is no object that the module's name stands for."""
+    (tmp_path / "lab_of_objects.py").write_text(LAB + "\n\ndef of(w):\n    class Inner(Net): pass\n    return Inner\n")
     monkeypatch.syspath_prepend(tmp_path)
-    cell = Cells("import near\nit = lambda shape: near.f()")
-    make(model=cell["it"])
-    (tmp_path / "near.py").write_text("def f(): return 2\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"near\.py has changed"):
-        make(model=cell["it"])
+    lab = import_module("lab_of_objects")
+    assert make(model=lab.Net).model.name == "lab_of_objects:Net"
+    names = {make(model=lab.of(3)).model.name, make(model=lab.of(30)).model.name}
+    assert names == {"__main__:Inner"}
 
+    @wraps(registry.find("model", "linear"), updated=())
+    def mine(shape: Any, n_classes: int) -> Any:
+        return lab.Net(shape, n_classes)
 
-def test_code_without_source_runs_and_says_that_it_has_no_name(tmp_path: Path) -> None:
-    lab, said = Cells("\n\n\n\n" + LAB, has_source=False), list[str]()
-    with pytest.warns(UserWarning, match=r"Mine has no source.*no name"):
-        wanted = make(algorithm=lab["Mine"]())
-    assert run(wanted, "run", say=said.append).summary["rounds"] == 2
-    assert "no name" in said[0]
-    with pytest.raises(UserError, match=r"run holds a run.*no source"):
-        run(wanted, "run", say=quiet)
+    assert make(model=mine).model.name != "linear"
 
 
 class Rows(Dataset):
@@ -207,20 +170,21 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"data": FRAME.assign(a=[np.nan] + [0.0] * 299)}, "NaN.* in column 'a'"),
     ({"data": FRAME.assign(a=pd.array([None] + [1] * 299, dtype="Int64"))}, "NaN.* in column 'a'"),
     ({"data": FRAME.assign(label="yes")}, "labels must be numbers"),
+    ({"data": pd.concat([FRAME, FRAME[["a"]]], axis=1)}, "same name"),
+    ({"model": partial(Rows, noise=Rows)}, "noise holds"),
     ({"data": FRAME[["a", "b"]]}, "column y or label or target"), ({"data": (FRAME, "lable")}, "'label'"),
     ({"model": torch.nn.Linear(4, 2)}, "model.name takes a class"), ({"model": partial(torch.nn.Linear, 4)}, "by name"),
     ({"algorithm": FedProx(mu=0.1), "fedprox.mu": 0.1}, "fedprox.mu is set twice"),
 ]  # fmt: skip
-OUTSIDE = "import itertools, threading\nlock, count = threading.Lock(), itertools.count()"
+OUTSIDE = "import itertools\ncount = itertools.count()"
 OF_OBJECT = {
     "table: object = None|table=[{}]": "attribute table holds a dict",
     "share: float = 0.5|": "constant share",
     "check: bool = True|": "constant check",
     "participants: int = 3|": "constant participants",
     "personal: bool = False|": "constant personal",
-    "n: int = 1\n    def __post_init__(self): self.__dict__['n'] = self.n + 1|": "n does not follow",
-    "n: int = 1\n    def __post_init__(self): self.__dict__['bag'] = next(count)|": "bag does not follow",
-    "n: int = 1\n    def f(self): return lock|": "uses lock, a lock",
+    "n: int = 1\n    def __post_init__(self): self.__dict__['n'] = self.n + 1|": "differs from",
+    "n: int = 1\n    def __post_init__(self): self.__dict__['bag'] = next(count)|": "differs from",
 }
 """A field of an algorithm, and the constants of an object -> words of the error."""
 
@@ -231,15 +195,17 @@ def test_what_a_config_cannot_state_is_refused_in_a_sentence() -> None:
             make(**fields)
     for text, words in OF_OBJECT.items():
         field, constants = text.split("|")
-        cells = Cells(LAB, f"{OUTSIDE}\n@dataclass(frozen=True)\nclass It(FedAvg):\n    {field}\nit = It({constants})")
+        variables = cells(
+            LAB, f"{OUTSIDE}\n@dataclass(frozen=True)\nclass It(FedAvg):\n    {field}\nit = It({constants})"
+        )
         with pytest.raises(UserError, match=words):
-            make(algorithm=cells["it"])
+            make(algorithm=variables["it"])
 
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
 def test_objects_reach_actors_and_trials(tmp_path: Path) -> None:
-    lab = Cells(LAB, "it = lambda shape, n_classes: Net(shape, n_classes, 3)")
+    lab = cells(LAB, "it = lambda shape, n_classes: Net(shape, n_classes, 3)")
     fields = {"algorithm": lab["Mine"](), "model": lab["it"]}
     one, two = (run(make(**fields, **{"federation.executor": e}), say=quiet) for e in ("serial", "ray_actors"))
     assert (one.folder / "rounds.jsonl").read_bytes() == (two.folder / "rounds.jsonl").read_bytes()

@@ -1,27 +1,25 @@
 """Components that exist only in this process, such as a class of a notebook, by their names ``__main__:NAME``.
 
-Processes of Ray get the components from the driver by ``packed``. The hash of a component's code is a function of the
-driver, as the class and the variables that it uses may change; in other processes it is the driver's value.
+Processes of Ray get the components from the driver by ``packed``.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 from fedcommons.errors import UserError, quote
 
 PREFIX = "__main__:"
 UNNAMED = "unnamed-"
-"""Beginning of the hash of code without source. A random number follows, as different code must have another hash."""
+"""Beginning of the value that identifies code without hash; a random number follows."""
 
 
 @dataclass(frozen=True)
 class LiveObject:
-    """A component, and the function that returns the hash of its code as it is now."""
+    """A component. code: the hash of a data set's examples, or ``UNNAMED`` and a random number."""
 
     component: Callable[..., Any]
-    digest: Callable[[], str]
+    code: str
 
 
 objects: dict[str, LiveObject] = {}
@@ -48,19 +46,18 @@ def get(what: str, name: str) -> LiveObject:
 
 
 def packed(names: Iterable[str]) -> dict[str, LiveObject]:
-    """Return those of the components ``names`` that exist only in this process, with their present hashes."""
-    live = {name: objects[name] for name in names if name in objects}
-    return {name: replace(its, digest=partial(str, its.digest())) for name, its in live.items()}
+    """Return those of the components ``names`` that exist only in this process."""
+    return {name: objects[name] for name in names if name in objects}
 
 
 def unnamed(digests: Mapping[str, str], names: Mapping[str, str]) -> list[str]:
-    """Return a message for each component whose code has no source.
+    """Return a message for each component whose code has no hash.
 
-    digests: kind -> hash of a component's code. names: kind -> component.
+    digests: kind -> value that identifies a component's code. names: kind -> component.
     """
     return [
-        f"{kind} {names[kind]} has no source (it comes from exec or Python's prompt), so the run has no name and "
-        "cannot be resumed: write the code into a file or a notebook cell."
+        f"{kind} {names[kind]} is not from a module, so a run with it cannot be resumed: to resume runs, import it "
+        "from a file."
         for kind, digest in digests.items()
         if digest.startswith(UNNAMED)
     ]

@@ -317,7 +317,7 @@ def source(name: str, reread: bool = True) -> str | None:
         return None
     where, what = name.rpartition(":")[0], quote(name)
     if live_objects.is_live(name):
-        return live_objects.get("component", name).digest()
+        return live_objects.get("component", name).code
     if code := user_loader.read(where, base(), what, reread):
         return code.digest
     file = getattr(user_loader.module(where, base(), what), "__file__", None)  # a built-in module has no file
@@ -327,7 +327,7 @@ def source(name: str, reread: bool = True) -> str | None:
 def files(name: str) -> Mapping[str, str]:
     """Return file name -> hash of a user-defined component's code as read last; empty for components of the package."""
     if name in live_objects.objects:
-        return {name: live_objects.objects[name].digest()}
+        return {name: live_objects.objects[name].code}
     return its.files if (its := code(name)) else {}
 
 

@@ -115,8 +115,8 @@ def require_sources(names: Mapping[str, str], digests: Mapping[str, str], weight
         if registry.source(name) != digests.get(kind):
             if live_objects.is_live(name):
                 raise UserError(
-                    f"{kind} {quote(name)}: its code, or a value that the code uses, is not what it was when this "
-                    "experiment was made: call experiment(...) again, and give different classes different names."
+                    f"{kind} {quote(name)} is another object than when this experiment was made: call experiment(...) "
+                    "again, and give different classes different names."
                 )
             where, *others = name.rpartition(":")[0], *list(registry.files(name))[1:]
             what = f"{where} or what it imports ({', '.join(others)})" if others else where

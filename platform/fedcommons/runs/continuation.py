@@ -31,7 +31,7 @@ from fedcommons.tracking.run_folder import (
 
 
 def never(digests: Mapping[str, str], names: Mapping[str, str], folder: Path) -> list[str]:
-    """Return why the run can never be resumed: messages on code without source; see ``live_objects.unnamed``.
+    """Return why the run can never be resumed: messages on code without hash; see ``live_objects.unnamed``.
 
     Raises:
         UserError: there is such code, and ``folder`` holds a run.

@@ -10,7 +10,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor
 
 from fedcommons.cli.display import Display, log
-from fedcommons.config import registry
+from fedcommons.config import live_objects, registry
 from fedcommons.config.dotted import is_ignored, part_of, values_of
 from fedcommons.config.experiment import Experiment
 from fedcommons.core.algorithm import Algorithm, Personal
@@ -23,7 +23,7 @@ from fedcommons.federation.client_memory import ClientMemory
 from fedcommons.federation.personal_evaluation import personal_model
 from fedcommons.federation.rounds import Standing
 from fedcommons.reports.frames import folder_path, load_rounds, load_runs
-from fedcommons.runs import build, exports, model_files
+from fedcommons.runs import build, continuation, exports, model_files
 from fedcommons.runs import experiment as runs
 from fedcommons.runtime import tempdirs
 from fedcommons.tracking.run_folder import is_run, read_config, read_summary
@@ -157,9 +157,9 @@ class Result:
     def _require_allowed(self, kind: str) -> None:
         """Check that a user-defined component may be executed, and that its code is the same as in the run."""
         name = self.experiment.chosen[kind]
-        if not registry.is_user_defined(name) or self.may_run is None:
+        if not registry.is_user_defined(name) or (self.may_run is None and not live_objects.is_live(name)):
             return
-        if name not in self.may_run:
+        if self.may_run is not None and name not in self.may_run:
             raise UserError(
                 f"{self.folder} has a user-defined {kind}, {quote(name)}; to have it executed, name it: "
                 f"load(folder, may_run=[{quote(name)}])."
@@ -230,6 +230,8 @@ def sweep(experiments: Iterable[Experiment], folder: str | Path, *, show: bool =
     """
     out, cells = folder_path(folder), named(listed(experiments))
     with only_thread(), Display(quiet=not show) as display:
+        for each in cells:
+            continuation.never(each.config.source, each.config.chosen, out / each.name)
         SweepMirror(cells, out, display.say).begin(resume=True)
         remaining = todo(cells, out, display)
         with open_sweep(out, resume=True):

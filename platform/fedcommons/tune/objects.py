@@ -1,7 +1,8 @@
 """Python objects as values of an experiment's fields: classes, functions, instances, arrays, Datasets, data frames.
 
 An object becomes the record that a component in a file has: a name, the hash of its code and the values of its
-constants. So names, resumption and actors treat both alike. Code outside files is named ``__main__:NAME``.
+constants. A class of a file is used as the file defines it. Other code, such as a notebook's, has a name
+``__main__:NAME`` and no hash, as no hash of its source covers all values that it uses: its runs cannot be resumed.
 """
 
 import sys
@@ -20,9 +21,7 @@ from fedcommons.config.dotted import SHORT_NAMES
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.live_objects import LiveObject
 from fedcommons.config.registry import KINDS
-from fedcommons.core import live_code
-from fedcommons.core.digests import Hasher, is_users
-from fedcommons.core.live_code import NoSource
+from fedcommons.core.digests import Hasher, attributes, is_users
 from fedcommons.data import user_data
 from fedcommons.data.user_columns import GROUPS, Y
 from fedcommons.deprecated import adopt_old_methods
@@ -89,7 +88,7 @@ def _component(kind: str, value: Any) -> tuple[str, dict[str, Any]]:
     if isinstance(value, partial):
         if value.args or not isinstance(value.func, Code):
             raise UserError(f"{field}: functools.partial may only set constants by name, as partial(MyNet, width=8).")
-        part, constants = value.func, value.keywords
+        part, constants = value.func, {n: _plain(f"{field}: {n}", v) for n, v in value.keywords.items()}
     elif is_instance and KINDS[kind].has:
         part = type(value)
     elif is_instance:
@@ -106,27 +105,22 @@ def _component(kind: str, value: Any) -> tuple[str, dict[str, Any]]:
 def _named(kind: str, part: Any) -> str:
     """Return the name of a class or function: in the package, in a module, or as an object of this process."""
     field, path = KINDS[kind].field, f"{part.__module__}:{part.__qualname__}"
-    if of_package := [name for name, where in KINDS[kind].components.items() if where == path]:
-        return of_package[0]
+    in_module = getattr(sys.modules.get(part.__module__), part.__qualname__, None)
+    if in_module is part and not is_users(part):
+        return next((name for name, where in KINDS[kind].components.items() if where == path), path)
     # The class need not be the module's present one: the registry imports the module again, and so do other processes.
-    if part.__module__ != "__main__" and hasattr(sys.modules.get(part.__module__), part.__qualname__):
-        if not is_users(part):
-            return path
-        if user_loader.read(part.__module__, registry.base(), f"{field} {path}"):
-            _require_same(f"{field} {path}", part, registry.find(kind, path))
-            return path
+    is_of_module = part.__module__ != "__main__" and in_module is not None and is_users(part)
+    if is_of_module and user_loader.read(part.__module__, registry.base(), f"{field} {path}"):
+        _require_same(f"{field} {path}", part, registry.find(kind, path))
+        return path
     adopt_old_methods(kind, part)
     label = "".join(c for c in part.__name__ if c.isalnum() or c == "_")
     same = [(name, o) for name, o in live_objects.objects.items() if o.component is part]
-    digest = partial(live_code.hash_of, f"{field} {label}", part)
-    try:
-        code = digest()
-    except NoSource:
-        if same:
-            return same[0][0]
-        digest = partial(str, code := live_objects.UNNAMED + token_hex(8))
+    if same:
+        return same[0][0]
+    code = live_objects.UNNAMED + token_hex(8)
     name = f"{live_objects.PREFIX}{label}" + (f"_{code[-8:]}" if part.__name__ == "<lambda>" else "")
-    live_objects.objects[name] = LiveObject(part, digest)
+    live_objects.objects[name] = LiveObject(part, code)
     return name
 
 
@@ -149,46 +143,56 @@ def _constants(kind: str, name: str, value: Any) -> dict[str, Any]:
     what, constants = registry.component_label(kind, name), dict[str, Any]()
     for constant in registry.constants(kind, name):
         with before_any_work(), user_code_context(what):
-            stated = presets.plain(getattr(value, constant, _data))
-        members = stated if isinstance(stated, tuple) else (stated,)
-        if wrong := [member for member in members if not isinstance(member, PLAIN)]:
-            has = "is missing" if wrong[0] is _data else f"holds a {type(wrong[0]).__name__}"
-            raise UserError(
-                f"{what}: its attribute {constant} {has}, but must be the constant that the constructor got: a number, "
-                "text, bool, None or list of these."
-            )
-        constants[constant] = stated
-    copy = registry.make(kind, name, constants)
-    ours, its = ({**getattr(o, "__dict__", {})} for o in (value, copy))
-    for attribute in {**its, **ours}:
-        if attribute in constants:
-            is_same = presets.plain(its.get(attribute)) == constants[attribute]
-        else:
-            is_same = Hasher({}).digest("", ours.get(attribute)) == Hasher({}).digest("", its.get(attribute))
-        if not is_same:
-            raise UserError(
-                f"{what}: its attribute {attribute} does not follow from its constants, which alone are recorded "
-                f"({', '.join(constants) or 'it has none'}): make it a constant."
-            )
+            stated = getattr(value, constant, _data)
+        constants[constant] = _plain(f"{what}: its attribute {constant}", stated)
+    ours, its = (Hasher({}).digest("", attributes(o)) for o in (value, registry.make(kind, name, constants)))
+    if ours != its or ours.unknown:
+        raise UserError(
+            f"{what}: the object differs from one made of its constants, which alone are recorded "
+            f"({', '.join(constants) or 'it has none'}): make all that it contains a constant."
+        )
     return constants
+
+
+def _plain(what: str, value: Any) -> Any:
+    """Return a constant as a config states it.
+
+    Raises:
+        UserError: ``value`` is missing, or no number, text, bool, None or list of these.
+    """
+    stated = presets.plain(value)
+    if wrong := [m for m in (stated if isinstance(stated, tuple) else (stated,)) if not isinstance(m, PLAIN)]:
+        has = "is missing" if wrong[0] is _data else f"holds a {type(wrong[0]).__name__}"
+        raise UserError(
+            f"{what} {has}, but must be the constant that the constructor got: a number, text, bool, None or list of "
+            "these."
+        )
+    return stated
 
 
 def _data(value: Any) -> str:
     """Register a copy of a data set's examples; return its name, which contains the hash of the examples."""
-    content = user_data.snapshot(f"of type {type(value).__name__}", _columns_of_frame(value))
-    name = f"{live_objects.PREFIX}data_{(digest := live_code.hash_of('data', content))[:8]}"
-    live_objects.objects.setdefault(name, LiveObject(lambda: content, partial(str, digest)))
+    with before_any_work(), user_code_context("data"):
+        content = user_data.snapshot(f"of type {type(value).__name__}", _columns_of_frame(value))
+    found = Hasher({}).digest("data", content)
+    code = live_objects.UNNAMED + token_hex(8) if found.unknown else found.value.hex()[:24]
+    name = f"{live_objects.PREFIX}data_{code[-16:]}"
+    live_objects.objects.setdefault(name, LiveObject(lambda: content, code))
     return name
 
 
 def _columns_of_frame(value: Any) -> Any:
-    """Return the columns x, y and groups of a pandas DataFrame, or of (frame, name of its label column)."""
+    """Return the columns x, y and groups of a pandas DataFrame, of (frame, label column) or of (train, test)."""
     pandas: Any = sys.modules.get("pandas")
-    is_named = isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], str | int)
-    frame, label = value if is_named else cast(tuple[Any, Any], (value, None))
+    is_pair = isinstance(value, tuple) and len(value) == 2
+    if pandas is not None and is_pair and all(isinstance(part, pandas.DataFrame) for part in value):
+        return {name: _columns_of_frame(part) for name, part in zip(("train", "test"), value, strict=True)}
+    frame, label = value if is_pair and isinstance(value[1], str | int) else cast(tuple[Any, Any], (value, None))
     if pandas is None or not isinstance(frame, pandas.DataFrame):
         return value
     names, columns = list(frame.columns), dict[str, Any]()
+    if not frame.columns.is_unique:
+        raise UserError("data: two columns of the DataFrame have the same name.")
     if label is not None and label not in names:
         raise unknown("column", str(label), map(str, names))
     for column, accepted in (("y", Y if label is None else [label]), ("groups", GROUPS)):
@@ -203,5 +207,5 @@ def _columns_of_frame(value: Any) -> Any:
             columns[column] = frame[name].to_numpy()
             names.remove(name)
     x = frame[names]
-    is_numeric = len(x.select_dtypes(["number", "bool"]).columns) == len(names)
+    is_numeric = len(x.select_dtypes(["number", "bool"], exclude=["complex", "timedelta"]).columns) == len(names)
     return {"x": x.astype(float) if is_numeric else x, **columns}  # whole numbers of a table are no tokens
