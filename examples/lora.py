@@ -1,4 +1,4 @@
-r"""LoRA: low-rank adapters on a frozen backbone, so that only adapters and head travel (arXiv:2106.09685).
+r"""LoRA: low-rank adapters on a frozen backbone; clients send adapters and head only (arXiv:2106.09685).
 
 A linear layer W x of the backbone becomes W x + B A x (alpha / r), with trained matrices A (r x d_in), drawn at random,
 and B (d_out x r), zero at the start. Frozen parameters are neither sent nor counted. The file of the backbone has no

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 IGNORED = -100
-"""Label of a position that has no label, such as a position behind the end of a sequence."""
+"""Label of a position that has no label, such as a position after the end of a sequence."""
 
 
 class Predictor(LightningModule):

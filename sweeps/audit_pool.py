@@ -52,7 +52,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     options.of_sums = options.config.sharing.setting in private_presets.OF_SUMS
     setting = options.config.sharing.setting
     if not (options.of_sums or generates(setting)):
-        raise UserError(f"sharing.setting {setting} trains no generators and sends no sums that an audit knows.")
+        raise UserError(f"sharing.setting {setting} trains no generators and sends no sums that can be audited.")
     if options.of_sums and (idle := parse.named(argv) & {"shadows", "resume"}):
         raise UserError(f"--{min(idle)} is for audits of generators, and sharing.setting {setting} trains none.")
     return options

@@ -41,7 +41,7 @@ class Backbone(nn.Module):
     A grey image is repeated for the three channels. BatchNorm's statistics are buffers, which the server averages.
 
     Attributes:
-        not_in_file: beginnings of the names of tensors that a file of initial weights does not set.
+        not_in_file: name prefixes of the tensors that a file of weights does not set.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Backbone(nn.Module):
         self.body.set_submodule(self.head_in_body, nn.Identity())
 
     def name_here(self, name: str) -> str:
-        """Return the name here of the tensor that torchvision's classifier calls ``name``; "body." may precede it."""
+        """Return this module's name of the tensor that torchvision calls ``name`` (may begin with "body.")."""
         name = name.removeprefix("body.")
         layer, _, leaf = name.rpartition(".")
         return f"last.{leaf}" if layer == self.head_in_body else f"body.{name}"

@@ -27,7 +27,7 @@ objects: dict[str, LiveObject] = {}
 
 
 def is_live(name: str) -> bool:
-    """Return whether a component's name is that of an object of a process."""
+    """Return whether a component's name begins with ``PREFIX``."""
     return name.startswith(PREFIX)
 
 
@@ -46,7 +46,7 @@ def get(what: str, name: str) -> LiveObject:
 
 
 def packed(names: Iterable[str]) -> dict[str, LiveObject]:
-    """Return those of the components ``names`` that exist only in this process."""
+    """Return the components among ``names`` that exist only in this process."""
     return {name: objects[name] for name in names if name in objects}
 
 

@@ -154,7 +154,7 @@ class Model(Section):
     weights: str | None = None
     """file of the initial weights, .safetensors or a state dict of torch.save; null: random weights from seed"""
     weights_map: str | None = None
-    """pairs OLD=NEW that replace the beginnings of names in the weights file, such as backbone.=body. (null: none)"""
+    """pairs OLD=NEW that replace prefixes of names in the weights file, such as backbone.=body. (null: none)"""
     weights_strict: bool = True
     """whether file and model must have equal names and shapes; false: tensors that differ are listed and not loaded"""
 

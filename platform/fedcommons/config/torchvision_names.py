@@ -7,7 +7,7 @@ from typing import Any
 from fedcommons.errors import UserError, nearest, quote
 
 PREFIX = "torchvision:"
-"""Begin of the name of a component of torchvision."""
+"""Prefix of names of components of torchvision."""
 
 MOST = 30
 """Maximum number of names that a message lists."""
@@ -16,7 +16,7 @@ LIBRARIES = {
     "data": "fedcommons.data.torchvision_sets",
     "model": "lightning_modules.networks.torchvision_models",
 }
-"""Kind of component -> module with the functions ``names()`` and ``component(name)``; imported late, for --help."""
+"""Kind of component -> module with the functions ``names()`` and ``component(name)``; imported if needed."""
 
 
 def is_torchvisions(name: str) -> bool:
@@ -36,7 +36,7 @@ def find(kind: str, field: str, name: str) -> Callable[..., Any]:
     if leaf not in (names := library.names()):
         near = nearest(leaf, names).replace("'", f"'{PREFIX}", 1)
         listed = ", ".join(names) if len(names) <= MOST else f"{', '.join(names[:MOST])} and {len(names) - MOST} more"
-        raise UserError(f"unknown {field} {quote(name)}{near} Known after {PREFIX} {listed}.")
+        raise UserError(f"unknown {field} {quote(name)}{near} torchvision has {listed}.")
     return library.component(leaf)
 
 

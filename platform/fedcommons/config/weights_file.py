@@ -24,7 +24,7 @@ class WeightsFile:
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """Return the pairs (old, new) of beginnings of names.
+        """Return the pairs (old, new) of name prefixes.
 
         Raises:
             UserError: a pair has no equals sign.
@@ -32,7 +32,7 @@ class WeightsFile:
         pairs = [pair.strip().partition("=") for pair in (self.renames or "").split(",") if pair.strip()]
         if wrong := next((pair[0] for pair in pairs if not pair[1]), None):
             raise UserError(
-                f"model.weights_map must be pairs OLD=NEW of beginnings of names, such as backbone.=body., got "
+                f"model.weights_map must be pairs OLD=NEW of name prefixes, such as backbone.=body., got "
                 f"{quote(wrong)}."
             )
         return [(old, new) for old, _, new in pairs]

@@ -27,7 +27,7 @@ class Capabilities:
     keeps_batch_norm: bool = False
     """BatchNorm layers stay with the clients, so the model needs them and ``federation.buffers`` must be keep."""
     knows_number: bool = False
-    """``Work.number`` is the client's number in the algorithm's ``client``. No epsilon relies on secret numbers."""
+    """``Work.number`` is the client's number in the algorithm's ``client``. Client numbers count as public."""
     leaves_partial: bool = False
     """The straggler rule can return a share of work above 0, so a straggler may send partial work."""
     needs: Mapping[str, str] = field(default_factory=dict)

@@ -67,7 +67,7 @@ class Source:
     augment: whether clients flip and crop images in training.
     flip: whether a mirrored image is as probable as the image, so that generators may train on mirrored images.
     computed: names of the values that were computed from the training examples (``STANDARDISATION``, ``N_CLASSES``).
-    positions: number of classes of labels per position, for which ``n_classes`` is None; None for other labels.
+    positions: number of classes if labels are per position (``n_classes`` is then None); otherwise None.
     inputs: name and shape of each input, which x has flattened and side by side; empty if x is a single input.
     """
 

@@ -36,8 +36,8 @@ def names() -> list[str]:
 def component(name: str) -> Callable[..., Any]:
     """Return the data set component of torchvision's class ``name``.
 
-    Its constants are ``side`` and the class's own parameters, such as ``folds`` of STL10. A group of classes, which
-    EMNIST's parameter ``split`` chooses, is the constant ``subset``, as ``data.split`` is a field of all data sets.
+    Its constants are ``side`` and the class's own parameters, such as ``folds`` of STL10. EMNIST's
+    parameter ``split`` (group of classes) is the constant ``subset``, as ``data.split`` is a field of all data sets.
     """
     from torchvision import datasets
 

@@ -261,7 +261,7 @@ def _stacked(what: str, examples: list[Any], which: str = "examples") -> Tensor:
     tensors = [as_tensor(what, which, x) for x in examples]
     if shapes := sorted({tuple(t.shape) for t in tensors})[1:]:
         raise UserError(
-            f"{what}: all {which} must have the same shape, but one has {shapes[0]}; state pad, the number that fills "
+            f"{what}: all {which} must have the same shape, but one has {shapes[0]}; state pad, the fill value of "
             "shorter sequences, or collate, a function of all rows that returns (x, y)."
         )
     return torch.stack(tensors)

@@ -96,7 +96,7 @@ def read(name: str, returned: Any, split: tuple[int, ...] = ()) -> tuple[Source,
 
 
 def snapshot(what: str, data: Any) -> Any:
-    """Return a copy of a data set as arrays and the numbers that it states, which ``read`` accepts in its place.
+    """Return a copy of a data set, as arrays and stated numbers, in a form that ``read`` accepts.
 
     Raises:
         UserError: ``data`` has another form, or its rows are random.

@@ -107,7 +107,7 @@ def packed(what: str, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Inputs]:
         raise UserError(f"{what}: its inputs must be all whole numbers or all floats, got {listed}.")
     if len({len(t) for t in tensors.values()}) != 1 or not all(name.isidentifier() for name in tensors):
         listed = ", ".join(f"{name} {tuple(t.shape)}" for name, t in tensors.items())
-        raise UserError(f"{what}: its inputs need names of arguments and equal numbers of rows, got {listed}.")
+        raise UserError(f"{what}: inputs need valid Python names and equal numbers of rows, got {listed}.")
     flat = [t.reshape(len(t), prod(t.shape[1:])) for t in tensors.values()]
     x = torch.cat([t.float() if t.is_floating_point() else t.long() for t in flat], 1)
     return x, tuple((name, tuple(t.shape[1:])) for name, t in tensors.items())

@@ -7,8 +7,8 @@ can be built again without the data.
 
 A model's initial weights are a safetensors file or a state dict saved by torch. The file's tensors must be the module's
 state (parameters, also frozen ones, and buffers) with the same names and shapes, unless ``model.weights_strict`` is
-false. The tensors of a plain network may also have the network's own names, and those of a network of torchvision the
-names that torchvision gives them. In a Lightning checkpoint the tensors are under ``state_dict``.
+false. The tensors of a plain network may also have the network's own names, and tensors of a torchvision network
+the names in torchvision. In a Lightning checkpoint the tensors are under ``state_dict``.
 """
 
 import json
@@ -227,7 +227,7 @@ LISTED = 12
 def _renamed(
     what: str, tensors: Mapping[str, Tensor], pairs: Sequence[tuple[str, str]]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor), where the first pair (old, new) whose ``old`` begins the name replaces this beginning.
+    """Yield (name, tensor); the first pair (old, new) whose ``old`` is a prefix of the name replaces the prefix.
 
     Raises:
         UserError: an ``old`` begins no name.
@@ -243,7 +243,7 @@ def _renamed(
 
 
 def _name_in_model(state: Collection[str], key: str, network: nn.Module | None) -> str:
-    """Return the name in the module's state of the tensor that the file calls ``key``, or ``key`` if it has none."""
+    """Return the module's name of the tensor that the file calls ``key``; ``key`` if the module lacks the tensor."""
     names = [key, NETWORK_PREFIX + key]
     if name_here := getattr(network, "name_here", None):  # a network of torchvision
         names.append(NETWORK_PREFIX + name_here(key))

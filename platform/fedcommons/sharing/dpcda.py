@@ -11,14 +11,14 @@ q = min(1, l S classes/N);  R = q N/classes: expected images in a mixture;  z_i,
                                e_i = tau (z_i - mean_j z_j),   sum_i e_i = 0;      g_i = tau z'_i / sqrt(S)
     the server's image         x~_tc = b sqrt(d)/R sum_i M_tic, rounded to whole numbers 0 to 255
 
-The e_i cancel in the total, whose noise is tau, as if one party had all images; with independent noise it is
+The e_i cancel in the total, whose noise is tau, as if one party had all images; independent noise gives
 tau sqrt(S). All parties follow the protocol. Secure aggregation, which is assumed and not simulated, shows all parties
 mean_j z_j and no z_j: if the server saw z_i, only g_i would protect client i. The z_j of all S clients must enter the
 mean, and the aggregation must abort otherwise. A message M_i that is missing later adds noise and costs no privacy.
 
 Privacy: neighbouring data sets differ by one image that is replaced by a blank (black) image, which adds nothing. An
-image has one class, so the sensitivity is 1. A party that does not know the z and z' of H clients (at least one) sees
-an image of theirs under noise of the multiplier tau/sqrt(X):
+image has one class, so the sensitivity is 1. A party that does not know z and z' of H >= 1 clients sees an image of
+such a client under noise with the multiplier tau/sqrt(X):
 
     X = S/H + (1 - 1/H) S/(S + 1)   the server, which sees all messages and mean_j z_j
     X = S/H                         clients or outsiders, who see images and mean_j z_j
@@ -108,17 +108,17 @@ class DPCDA:
     target_epsilon: Annotated[float | None, "[0.001, 1000]"] = None
     """target epsilon of all messages of a client. The noise follows from either target_epsilon or noise_multiplier"""
     noise_multiplier: Annotated[float | None, "[0, 1e6]"] = None
-    """sigma against the server with ``colluding`` clients, over the sensitivity (1); 0: no noise and no guarantee"""
+    """sigma (for sensitivity 1) against the server with ``colluding`` clients; 0: no noise and no guarantee"""
     delta: Annotated[float, "[1e-250, 1)"] = 1e-5
     """delta of the (target_epsilon, delta) guarantee; a run has one delta, so it must be dp.delta"""
     colluding: Annotated[int | None, "[0, 1e6]"] = None
-    """k, clients that may tell the server their noise; default: ceil(S/3) - 1 (CAPE's code), but at least 1 if S > 1"""
+    """k, clients that may send the server their noise; default: ceil(S/3) - 1 (CAPE's code), but at least 1 if S > 1"""
     per_class: Annotated[int, "[1, 1e6]"] = 20
     """T, number of mixtures (synthetic images) per class; all together have the target epsilon"""
     mix: Annotated[float, "(0, 1e9]"] = 5.0
     """l, expected number of images per client and class in a mixture, on average over clients and classes"""
     clip: Annotated[float, "(0, 1]"] = 0.5
-    """b, bound on an image's root mean square pixel in [0, 1], a public number; brighter images are darkened to it"""
+    """b, bound on an image's root mean square pixel in [0, 1], a public number; brighter images are darkened to b"""
 
     check = noisy_sums.check
 

@@ -51,7 +51,7 @@ def experiment(
         fields: field -> value; replaces the same field in ``values``.
 
     Raises:
-        UserError: the experiment does not have a field, a value is out of its range, or an object has state that its
+        UserError: a field is unknown, a value is out of its range, or an object has state that its
             constants do not describe.
     """
     if not isinstance(values, Mapping | None):
@@ -63,7 +63,7 @@ def experiment(
         by_field[KINDS[kind].field], constants = component, _ = _component(kind, value)
         live = live_objects.objects.get(component)
         if live and parts.setdefault(component, live.component) is not live.component:
-            raise UserError(f"{KINDS[kind].field}: two classes are called {component}: give one another name.")
+            raise UserError(f"{KINDS[kind].field}: two classes are called {component}: rename one.")
         section = registry.section(kind, component)
         if both := [n for n in constants if f"{section}.{n}" in by_field]:
             raise UserError(f"{section}.{both[0]} is set twice, by an object and as a field: leave one out.")
@@ -108,7 +108,7 @@ def _named(kind: str, part: Any) -> str:
     in_module = getattr(sys.modules.get(part.__module__), part.__qualname__, None)
     if in_module is part and not is_users(part):
         return next((name for name, where in KINDS[kind].components.items() if where == path), path)
-    # The class need not be the module's present one: the registry imports the module again, and so do other processes.
+    # The class may be older than the module's class now, which the registry and other processes import again.
     is_of_module = part.__module__ != "__main__" and in_module is not None and is_users(part)
     if is_of_module and user_loader.read(part.__module__, registry.base(), f"{field} {path}"):
         _require_same(f"{field} {path}", part, registry.find(kind, path))

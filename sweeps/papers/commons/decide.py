@@ -1,9 +1,9 @@
 """Which way to choose: the Pareto front of accuracy and a cost, and a decision tree of the measured results.
 
 The tree asks ``QUESTIONS``. Each leaf names the best of the ways that the answers allow and that beat FedAvg without
-sharing; without such a way, the leaf names FedAvg. To a user who saves rounds (or bytes), a way beats FedAvg if it
-needs fewer of them and is at most ``MARGIN`` points less accurate; the best has the fewest. To other users, a way beats
-FedAvg if it is significantly more accurate; the best has the highest accuracy. Both conditions concern the lower end of
+sharing; without such a way, the leaf names FedAvg. To save rounds (or bytes), a way beats FedAvg if it needs
+fewer rounds (bytes) and is at most ``MARGIN`` points less accurate; the best needs fewest. Otherwise, a way beats
+FedAvg if it is significantly more accurate; the best has the highest accuracy. Both conditions use the lower end of
 Student's 95 % interval of the difference in accuracy, paired by seed.
 """
 
@@ -28,9 +28,9 @@ NOTHING, NO_EPSILON = "-", "none"
 """Texts in place of an epsilon: clients share only model weights; shared data has no privacy guarantee."""
 
 RULE = (
-    "The tree names the way with the fewest rounds (to the target) or MB of those that need fewer than FedAvg and are "
-    f"at most {MARGIN:g} points less accurate; neither: the most accurate way of those that are significantly more "
-    "accurate. Both by the 95 % interval, paired by seed, not adjusted for the number of ways."
+    "To save rounds (to the target) or MB, the tree names the way that needs fewest, if fewer than FedAvg and at most "
+    f"{MARGIN:g} points less accurate; neither: the most accurate way, if significantly above FedAvg. Both conditions "
+    "use 95 % intervals, paired by seed, not adjusted for the number of ways."
 )
 
 OF_SEED = "best_accuracy_seed"
@@ -114,7 +114,7 @@ Allows = Callable[[Row, Row], bool]
 """Returns whether an answer allows the first row; the second row is that of FedAvg."""
 
 Cost = Callable[[Row], tuple[float, ...]]
-"""Returns the numbers of a row of which a leaf takes the smallest; the second number decides between equal ones."""
+"""Returns the numbers of a row that a leaf minimises; the second number breaks ties."""
 
 
 def _any(row: Row, base: Row) -> bool:
@@ -124,7 +124,7 @@ def _any(row: Row, base: Row) -> bool:
 QUESTIONS: Sequence[tuple[str, Sequence[tuple[str, Allows, Cost | None]]]] = (
     ("May anything but model weights leave a client?",
      (("no", lambda row, base: row.epsilon == NOTHING, None), ("yes", _any, None))),
-    ("Must an epsilon cover all of it but the weights?",
+    ("Must an epsilon cover all data but the weights?",
      (("yes", lambda row, base: row.epsilon != NO_EPSILON, None), ("no", _any, None))),
     ("What do you save?", (
         ("rounds", lambda row, base: row.rounds < base.rounds and is_similar(row, base),
@@ -134,7 +134,7 @@ QUESTIONS: Sequence[tuple[str, Sequence[tuple[str, Allows, Cost | None]]]] = (
     )),
     ("Can clients train generators?", (("no", lambda row, base: not row.generators, None), ("yes", _any, None))),
 )  # fmt: skip
-"""Questions in their order. One of them has costs, by which the leaves after each of its answers choose."""
+"""Questions in their order. The leaves below an answer with a cost minimise this cost."""
 
 
 @dataclass(frozen=True)

@@ -170,23 +170,23 @@ def _notes(
         f"{config.model.name} (FedDPMS trains the autoencoder that contains it). Clients that train it "
         "make the steps of E epochs on their own images in each round, also if they hold other clients' images; in "
         "one-shot methods they make these steps at once. The CSV has each way's budget of training and rates.",
-        "Accuracy: of test images, in the round of the best validation accuracy, whose model a run keeps; ±: standard "
-        f"deviation over seeds {options.seeds}. In brackets: minus {FEDAVG} (FedAvg without sharing), in points, with "
-        f"the 95 % interval, paired by seed. {CENTRAL}: after the last of R x E epochs.",
-        f"Rounds: those in which clients took part until {goal}, without an exchange before round 1. Rows named "
-        f"one-shot: {SERVER}. MB, client s: of all clients in all rounds and before; seconds on one core, computed as "
-        "steps times the seconds of a step, with generators.",
-        "Disclosed: share of all examples that were sent raw, or that shared data was computed from without an "
+        "Accuracy: on test images, with the model of the best validation accuracy; ±: standard "
+        f"deviation over seeds {options.seeds}. In brackets: minus {FEDAVG} (FedAvg without sharing), in points, "
+        f"with its 95 % interval. {CENTRAL}: after the last of R x E epochs.",
+        f"Rounds: number of rounds with clients until {goal}; earlier exchanges do not count. Rows named "
+        f"one-shot: {SERVER}. MB, client s: sums over clients, rounds and earlier exchanges; seconds on one core: "
+        "steps times seconds per step, with generators.",
+        "Disclosed: share of all examples that were sent raw or used for shared data without an "
         "epsilon; model updates do not count. Epsilon: privacy guarantee of shared data, if the noise were secret; "
         "none: some shared data has no guarantee; -: nothing is shared.",
         f"{_choice(options)} Learning rates of Fedssyn's generators are fixed, by the quality of the images.",
         *rate_notes,
     ]  # fmt: skip
     if n := options.worst_case:
-        few = "With 12 generators, this interval is too narrow: it covers 85 to 89 %"
+        few = "With 12 generators, this interval covers the truth in 85 to 89 % only"
         notes.append(
-            f"Worst-case membership: AUC of an attack that has the images of the client with most images (first seed), "
-            "on the 5 % of images that the generators reveal most; 0.5: guessing; in brackets the 95 % interval. Each "
+            f"Worst-case membership: AUC of an attack with the largest client's shared images (first seed), "
+            "on the 5 % of images that the generators reveal most; 0.5: guessing; brackets: 95 % interval. Each "
             f"way has {n} shadow generators. {few}. {NOT_MEASURED}: clients send no images of generators."
         )
     if has_tree:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and --help does not need it
 
 OPTION: NewOption = (
     "worst-case", Annotated[int | None, "[12, 10000]"], None,
-    "shadow generators that attack each way with generators, for the column worst-case membership; default: not "
+    "shadow generators per attack on a way with generators (column worst-case membership); default: not "
     "measured",
 )  # fmt: skip
 KIND = "worst-case"
