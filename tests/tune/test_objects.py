@@ -135,6 +135,7 @@ def test_a_class_of_a_module_has_the_modules_name_unless_the_module_makes_it(
     def mine(shape: Any, n_classes: int) -> Any:
         return lab.Net(shape, n_classes)
 
+    assert make(data=lambda: (X, Y)).data.name == "__main__:lambda_data"  # its test examples depend on its name
     assert make(model=mine).model.name != "linear"
 
 

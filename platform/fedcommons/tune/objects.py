@@ -114,12 +114,12 @@ def _named(kind: str, part: Any) -> str:
         _require_same(f"{field} {path}", part, registry.find(kind, path))
         return path
     adopt_old_methods(kind, part)
-    label = "".join(c for c in part.__name__ if c.isalnum() or c == "_")
+    label = f"lambda_{kind}" if part.__name__ == "<lambda>" else part.__name__
     same = [(name, o) for name, o in live_objects.objects.items() if o.component is part]
     if same:
         return same[0][0]
     code = live_objects.UNNAMED + token_hex(8)
-    name = f"{live_objects.PREFIX}{label}" + (f"_{code[-8:]}" if part.__name__ == "<lambda>" else "")
+    name = f"{live_objects.PREFIX}{label}"  # without the code: the seed of the split into test examples depends on it
     live_objects.objects[name] = LiveObject(part, code)
     return name
 
