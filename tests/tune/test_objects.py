@@ -172,7 +172,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"data": FRAME.assign(a=pd.array([None] + [1] * 299, dtype="Int64"))}, "NaN.* in column 'a'"),
     ({"data": FRAME.assign(label="yes")}, "labels must be numbers"),
     ({"data": pd.concat([FRAME, FRAME[["a"]]], axis=1)}, "same name"),
-    ({"model": partial(Rows, noise=Rows)}, "noise holds"),
+    ({"model": partial(Rows, noise=Rows)}, "noise holds"),  # pyright: ignore[reportArgumentType]
     ({"data": FRAME[["a", "b"]]}, "column y or label or target"), ({"data": (FRAME, "lable")}, "'label'"),
     ({"model": torch.nn.Linear(4, 2)}, "model.name takes a class"), ({"model": partial(torch.nn.Linear, 4)}, "by name"),
     ({"algorithm": FedProx(mu=0.1), "fedprox.mu": 0.1}, "fedprox.mu is set twice"),
