@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedcommons import ClientData, ClientError, Executor, LocalSGD, Message, Replies, Reply, State, Work
 from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.fedmix import FedMix
 from fedcommons.core.worker import Worker
 from fedcommons.flat_tensors import Payload, copy, data, flat, sub
 from fedcommons.privacy.dp_sgd import DPSGD, Target, compose_steps
@@ -62,7 +63,7 @@ KEEPS: dict[str, Act] = {
 
 @pytest.mark.parametrize("name", KEEPS)
 def test_what_a_method_keeps_of_a_client_is_named(name: str, digits: Digits) -> None:
-    federation = digits(sizes=(5, 6)).training(PRIVATE)
+    federation = digits(sizes=(5, 6), method=FedMix()).training(PRIVATE)  # FedMix: so that clients have commons
     ledger = federation.run(client_of(KEEPS[name])(), federation.plan(1))[-1][0].ledger
     assert name in ledger.uncovered, ledger.uncovered
     assert ledger.epsilon_of_all(0, 1e-5) is None

@@ -160,7 +160,7 @@ class SharesMeans(FedAvg):
         means, events = [], []
         for client, rows in enumerate(clients):
             n = len(rows)
-            total = torch.stack([clipped(x.clone(), self.clip)[0] for x in rows.x]).sum(0)
+            total = torch.stack([clipped(x.float(), self.clip)[0] for x in rows.x]).sum(0)
             noise = torch.randn(total.shape, generator=torch.Generator().manual_seed(seed))
             means.append((total + 2 * noise) / n)
             event = Release(mechanism=SAMPLED_GAUSSIAN, sigma=2.0, sensitivity=1 / n, steps=1)
