@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import inf
+from math import inf, nan
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -70,6 +70,30 @@ def test_answers_restrict_and_costs_choose(decide: ModuleType, row: Callable[...
     assert leaves(decide.tree(few)) == {"/no": "real", "/yes/yes": "real", "/yes/no": "copies"}
     assert leaves(decide.tree(rows[:1])) == {"": "real"}
     assert decide.tree(rows[1:]) is None  # nothing to compare with
+    equal = row("equal", 88, 91, 94.5, mb=7)  # the mean of the copies, less in its last bit
+    assert equal.accuracy < few[1].accuracy
+    assert decide.is_ahead(equal, few[0])
+    assert leaves(decide.tree([*few, equal]))["/yes/no/bytes or neither"] == "equal"
+
+
+def test_rows_with_other_seeds_or_without_numbers_are_left_out(decide: ModuleType, row: Callable[..., Any]) -> None:
+    base = row("real", 80, 81, 82, epsilon="-")
+    rows = [base, *(row(str(len(best)), *best, mb=1, rounds=1) for best in ((), (99,), (99, 98, 97, 96)))]
+    rows.append(row("nan", 99, nan, 99))
+    assert decide.left_out(rows) == ["0", "1", "4", "nan"]
+    assert leaves(decide.tree(rows)) == {"": "real"}
+    assert decide.tree([row("real", nan, 81)]) is None
+
+
+def test_leaves_name_raw_images_and_what_an_epsilon_needs(decide: ModuleType, row: Callable[..., Any]) -> None:
+    base = row("real", 80, 81, 82, epsilon="-")
+    for more, part in (
+        ({"raw": 0.1004}, "9 MB, 10 % of images sent raw, +"),
+        ({"epsilon": "10 if secret", "summed": True}, "epsilon 10 if secret and summed, +"),
+        ({"epsilon": "10", "summed": True}, "epsilon 10 if summed, +"),
+    ):
+        assert part in decide.Leaf(row("way", 90, 91.5, 92, **more), base).numbers
+    assert "raw" not in decide.Leaf(base, base).numbers
 
 
 @pytest.mark.parametrize(
@@ -120,6 +144,8 @@ def test_a_row_from_the_csv(decide: ModuleType) -> None:
               "epsilon": "none", "best_accuracy_seed3": "0.9", "best_accuracy_seed4": ""}  # fmt: skip
     expected = decide.Row("Fedssyn (DDPM)", {3: 0.9}, 7.5, 2.0, 0.7, "none", generators=True)
     assert decide.Row.from_record(record) == expected
+    assert decide.Row.from_record({**record, "disclosed_raw": "0.1"}) == replace(expected, raw=0.1)
+    assert decide.Row.from_record({**record, "way": "FedMERF (summed)"}).summed
     for text, rounds in (
         ("0", 0.0),
         (">10 (missed by 1 of 3)", inf),

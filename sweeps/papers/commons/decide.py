@@ -10,13 +10,13 @@ Student's 95 % interval of the difference in accuracy, paired by seed.
 import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from fedcommons.reports.intervals import ends, student
-from papers.commons.ways import FEDAVG, WAYS, trains_generators
+from papers.commons.ways import FEDAVG, WAYS, is_summed, trains_generators
 
 ROUNDING = 1e-7
 """Differences, in points, that are closer than this count as equal: rounding separates equal differences."""
@@ -43,8 +43,9 @@ class Row:
 
     best: test accuracy by seed, in [0, 1], in the round of the best validation accuracy. mb: 10^6 bytes that all
     clients send and receive. rounds: mean number of rounds with clients to the target; infinite if a seed missed it.
-    disclosed: share of all examples that was disclosed without an epsilon. epsilon: as in the table, as text.
-    generators: clients train generators. bound: the way is an upper bound, for comparison only.
+    disclosed: share of all examples that was disclosed without an epsilon; raw: the share sent unchanged. epsilon: as
+    in the table, as text. generators: clients train generators. bound: the way is an upper bound, for comparison only.
+    summed: the epsilon holds only against parties that see nothing but the sum of all clients' messages.
     """
 
     way: str
@@ -55,6 +56,8 @@ class Row:
     epsilon: str = NOTHING
     generators: bool = False
     bound: bool = False
+    raw: float = 0.0
+    summed: bool = False
 
     @property
     def accuracy(self) -> float:
@@ -65,6 +68,12 @@ class Row:
         """Return whether clients share data, and all shared data has an epsilon."""
         return self.epsilon not in (NOTHING, NO_EPSILON)
 
+    @property
+    def guarantee(self) -> str:
+        """Return the epsilon with its conditions: secret noise, and parties that see only the sum."""
+        condition = "and summed" if "secret" in self.epsilon else "if summed"
+        return f"{self.epsilon} {condition}" if self.summed else self.epsilon
+
     @staticmethod
     def from_record(record: Mapping[str, Any]) -> "Row":
         """Build a row from a line of the CSV file."""
@@ -73,7 +82,8 @@ class Row:
         text, way = str(record["rounds_to_target"]), record["way"]
         rounds = inf if "missed" in text or not text[:1].isdigit() else float(text.split()[0])
         return Row(way, best, float(record["mb"]), rounds, float(record["disclosed"]), str(record["epsilon"]),
-                   trains_generators(WAYS[way]), WAYS[way].bound)  # fmt: skip
+                   trains_generators(WAYS[way]), WAYS[way].bound, float(record.get("disclosed_raw") or 0),
+                   is_summed(WAYS[way]))  # fmt: skip
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -117,6 +127,11 @@ Cost = Callable[[Row], tuple[float, ...]]
 """Returns the numbers of a row that a leaf minimises; the second number breaks ties."""
 
 
+def _accuracy(row: Row) -> int:
+    """Return the accuracy in units of ``ROUNDING``: means of equal accuracies differ in their last bit."""
+    return round(100 * row.accuracy / ROUNDING)
+
+
 def _any(row: Row, base: Row) -> bool:
     return True
 
@@ -129,8 +144,8 @@ QUESTIONS: Sequence[tuple[str, Sequence[tuple[str, Allows, Cost | None]]]] = (
     ("What do you save?", (
         ("rounds", lambda row, base: row.rounds < base.rounds and is_similar(row, base),
          lambda row: (row.rounds, row.mb)),
-        ("bytes", lambda row, base: row.mb < base.mb and is_similar(row, base), lambda row: (row.mb, -row.accuracy)),
-        ("neither", is_ahead, lambda row: (-row.accuracy, row.mb)),
+        ("bytes", lambda row, base: row.mb < base.mb and is_similar(row, base), lambda row: (row.mb, -_accuracy(row))),
+        ("neither", is_ahead, lambda row: (-_accuracy(row), row.mb)),
     )),
     ("Can clients train generators?", (("no", lambda row, base: not row.generators, None), ("yes", _any, None))),
 )  # fmt: skip
@@ -139,7 +154,7 @@ QUESTIONS: Sequence[tuple[str, Sequence[tuple[str, Allows, Cost | None]]]] = (
 
 @dataclass(frozen=True)
 class Leaf:
-    """The advised way; ``base`` itself, FedAvg without sharing, if no allowed way beats it."""
+    """The advised way; ``base`` itself, FedAvg without sharing, if no allowed way of the table beats it."""
 
     way: Row
     base: Row
@@ -150,16 +165,17 @@ class Leaf:
 
     @property
     def numbers(self) -> str:
-        """Return accuracy, rounds, MB and epsilon as text, and the difference to FedAvg with its interval."""
+        """Return accuracy, rounds, MB, epsilon and raw images as text, and the difference to FedAvg."""
         rounds = (
             f"{self.way.rounds:.1f}".removesuffix(".0") + f" round{'s' * (self.way.rounds != 1)}"
             if self.way.rounds < inf
             else "target missed"
         )
-        epsilon = f", epsilon {self.way.epsilon}" * self.way.is_covered
-        text = f"{100 * self.way.accuracy:.1f} %, {rounds}, {self.way.mb:.3g} MB{epsilon}"
+        epsilon = f", epsilon {self.way.guarantee}" * self.way.is_covered
+        raw = f", {100 * self.way.raw:.3g} % of images sent raw" * (self.way.raw > 0)
+        text = f"{100 * self.way.accuracy:.1f} %, {rounds}, {self.way.mb:.3g} MB{epsilon}{raw}"
         if self.is_base:
-            return f"{text}; no allowed way beats it"
+            return f"{text}; no allowed way of the table beats it"
         points = differences(self.way, self.base)
         return f"{text}, {fmean(points):+.1f} points" + (f" {ends(points)}" if len(points) > 1 else ", one seed")
 
@@ -172,13 +188,22 @@ class Question:
     answers: tuple[tuple[str, "Question | Leaf"], ...]
 
 
-def tree(rows: Sequence[Row]) -> Question | Leaf | None:
-    """Return the decision tree of one partition; None without a row of FedAvg. Upper bounds are excluded.
+def left_out(rows: Sequence[Row]) -> list[str]:
+    """Return the ways with other seeds than FedAvg (the interval could miss), or with an accuracy that is no number."""
+    seeds = next((row.best.keys() for row in rows if row.way == FEDAVG), None)
+    return [row.way for row in rows if row.best.keys() != seeds or not all(map(isfinite, row.best.values()))]
 
-    A question is omitted where its answer changes nothing. Answers with equal results are joined.
+
+def tree(rows: Sequence[Row]) -> Question | Leaf | None:
+    """Return the decision tree of one partition; None without a row of FedAvg.
+
+    Upper bounds and the rows of ``left_out`` are excluded. A question is omitted where its answer changes nothing.
+    Answers with equal results are joined.
     """
-    base = next((row for row in rows if row.way == FEDAVG), None)
-    return base and _grow([row for row in rows if row is not base and not row.bound], base, QUESTIONS)
+    out = left_out(rows)
+    base = next((row for row in rows if row.way == FEDAVG and row.way not in out), None)
+    ways = [row for row in rows if row is not base and not row.bound and row.way not in out]
+    return base and _grow(ways, base, QUESTIONS)
 
 
 def _grow(rows: Sequence[Row], base: Row, questions: Sequence[Any], cost: Cost | None = None) -> Question | Leaf:

@@ -16,7 +16,7 @@ from fedcommons.tune.learning_rates import Rates
 from fedcommons.tune.study import Entry
 from papers.commons import left
 from papers.commons.decide import NOTHING, Row
-from papers.commons.ways import STAYS, WAYS, Way, trains_generators
+from papers.commons.ways import STAYS, WAYS, Way, is_summed, trains_generators
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help does not need it
     import pandas as pd
@@ -27,9 +27,8 @@ class Measured:
     """A row of the table, with its runs at the chosen learning rates.
 
     to_target, last: rounds to the target accuracy and last test accuracy, by run. with_clients: mean number of rounds
-    in which clients took part. once, per_round: 10^6 bytes before round 1, and in a round with clients. raw: share of
-    all examples that was sent unchanged. audit: audit of the images that clients sent, in the first run in which they
-    could be audited.
+    in which clients took part. once, per_round: 10^6 bytes before round 1, and in a round with clients. audit: audit of
+    the images that clients sent, in the first run in which they could be audited.
     """
 
     row: Row
@@ -41,7 +40,6 @@ class Measured:
     with_clients: float
     once: float
     per_round: float
-    raw: float
     audit: left.LeakAudit | None
     config: Experiment
 
@@ -96,6 +94,8 @@ def _measured(way: str, alpha: float, runs: "pd.DataFrame", first: Entry) -> Mea
         epsilon=NOTHING if config.sharing.setting in STAYS else tables.commons_epsilon(Cell({}, runs)),
         generators=trains_generators(WAYS[way]),
         bound=WAYS[way].bound,
+        raw=fmean(summary.get("disclosed_raw", 0.0) for _, summary in summaries),
+        summed=is_summed(WAYS[way]),
     )
     return Measured(
         row=row,
@@ -107,7 +107,6 @@ def _measured(way: str, alpha: float, runs: "pd.DataFrame", first: Entry) -> Mea
         with_clients=fmean(with_clients),
         once=once / 1e6,
         per_round=fmean(b / n if n else 0.0 for b, n in zip(sent, with_clients, strict=True)) / 1e6,
-        raw=fmean(summary.get("disclosed_raw", 0.0) for _, summary in summaries),
         audit=audited,
         config=config,
     )

@@ -225,6 +225,11 @@ def trains_generators(way: Way) -> bool:
     return way.fields["algorithm"] in WITH_DECODERS or generates(way.fields.get("sharing.setting", "real"))
 
 
+def is_summed(way: Way) -> bool:
+    """Return whether clients' noise protects only the sum of all messages."""
+    return way.fields.get("sharing.noise") == "summed"
+
+
 def budget(way: Way, values: Mapping[str, Any]) -> str:
     """Return a row's budget of training as text, with the epochs and steps of ``values``, a configuration."""
     sections = f"{values['algorithm']}.", "sharing."
