@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedcommons import UserError, experiment, load, run
+from fedcommons.config import live_objects
 from fedcommons.data import user_data
 from fedcommons.data.examples import Examples
 from fedcommons.runs.build import build
@@ -36,6 +37,10 @@ IMAGES = DRAWS.integers(0, 256, (N, 1, 4, 4), dtype=np.uint8)
 
 def named():
     return {"x": {"ids": IDS * MASK, "mask": MASK}, "y": Y}
+
+
+def pair():
+    return {"ids": IDS * MASK, "mask": MASK}, Y
 
 
 def named_rows():
@@ -121,8 +126,8 @@ class Whole(LightningModule):
     def training_step(self, batch, number): ...
 """
 ROWS = {
-    "named": "Bag", "named_rows": "Bag", "ragged": "Padded", "named_ragged": "Bag", "Collated": "Bag", "tags": "Tagger",
-    "ragged_tags": "Tagger", "masks": "Segmenter", "targets": "Linear",
+    "named": "Bag", "pair": "Bag", "named_rows": "Bag", "ragged": "Padded", "named_ragged": "Bag", "Collated": "Bag",
+    "tags": "Tagger", "ragged_tags": "Tagger", "masks": "Segmenter", "targets": "Linear",
 }  # fmt: skip
 
 
@@ -133,9 +138,9 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def asked(data: str, model: str, **values: Any) -> Any:
+def asked(data: Any, model: Any, **values: Any) -> Any:
     fields = {
-        "data": f"mine.py:{data}", "model": f"mine.py:{model}", "partition": "iid", "clients": 2, "rounds": 2,
+        "data": data, "model": model, "partition": "iid", "clients": 2, "rounds": 2,
         "epochs": 1, "batch_size": 100, "lr": 0.5, "data.limit": None, "wandb": "off", "measure.every": 0,
         "target": "loss <= 0.1", "federation.stop": "never",
     }  # fmt: skip
@@ -178,15 +183,30 @@ def slow(config: Any) -> tuple[Mapping[str, Tensor], float]:
 @pytest.mark.long
 @pytest.mark.parametrize(("data", "model"), ROWS.items(), ids=ROWS)
 def test_two_clients_train_on_all_kinds_of_rows_as_a_slow_loop_does(data: str, model: str, lab: Path) -> None:
-    weights, loss = slow(asked(data, model))
+    weights, loss = slow(asked(f"mine.py:{data}", f"mine.py:{model}"))
     for batched in (False, True):
-        result = run(asked(data, model, **{"client.batched": batched}), lab / f"run {batched}", say=quiet)
+        result = run(
+            asked(f"mine.py:{data}", f"mine.py:{model}", **{"client.batched": batched}),
+            lab / f"run {batched}",
+            say=quiet,
+        )
         for name, value in result.model.named_parameters():
             torch.testing.assert_close(value, weights[name], rtol=1e-4, atol=1e-5)
         assert result.rounds["test/loss"].iloc[-1] == pytest.approx(loss, rel=1e-4)
         assert ("test/accuracy" in result.rounds) == (data != "targets")
     saved = load(lab / "run True", may_run=[f"mine.py:{model}"]).model
     assert all(torch.equal(saved.state_dict()[name], value) for name, value in result.model.state_dict().items())
+
+
+@pytest.mark.parametrize("data", ROWS)
+def test_rows_passed_from_python_are_read_as_those_of_a_function(data: str) -> None:
+    values: dict[str, Any] = {}
+    exec(MINE, values)
+    rows = values[data]()
+    passed = live_objects.objects[asked(rows, "linear").data.name].component()
+    a, b = (user_data.read("mine", returned)[0] for returned in (rows, passed))
+    assert (a.inputs, a.positions, a.n_classes) == (b.inputs, b.positions, b.n_classes)
+    assert (a.train.digest, a.test.digest) == (b.train.digest, b.test.digest)
 
 
 def test_inputs_are_side_by_side_and_sequences_filled() -> None:
