@@ -18,6 +18,7 @@ from fedcommons.config import live_objects
 from fedcommons.data import user_data
 from fedcommons.data.examples import Examples
 from fedcommons.runs.build import build
+from lightning_modules.classifier import IGNORED
 
 MINE = """
 import numpy as np
@@ -211,13 +212,18 @@ def test_rows_passed_from_python_are_read_as_those_of_a_function(data: str) -> N
 
 def test_inputs_are_side_by_side_and_sequences_filled() -> None:
     part = {"x": {"ids": [[1, 2], [3], [4, 5], [7]], "mask": [[1, 1], [1], [1, 1], [1]]}, "y": [0, 1, 0, 1]}
-    test = ({"ids": [[4, 5, 6]], "mask": [[1, 1, 1]]}, [0])
+    test = [({"mask": [1, 1, 1], "ids": [4, 5, 6]}, 0)]
     source = user_data.read("mine", {"train": part, "test": test, "pad": {"ids": 9, "mask": 0}})[0]
     rows = torch.cat([source.train.x, source.test.x]).tolist()
     assert source.inputs == (("ids", (3,)), ("mask", (3,)))
     assert rows == [
         [1, 2, 9, 1, 1, 0], [3, 9, 9, 1, 0, 0], [4, 5, 9, 1, 1, 0], [7, 9, 9, 1, 0, 0], [4, 5, 6, 1, 1, 1]
     ]  # fmt: skip
+    assert user_data.read("mine", [({"a": 1, "b": 2}, 0), ({"b": 4, "a": 3}, 1)] * 3)[0].test.x.tolist() == [[3, 4]]
+    labels = user_data.read(
+        "mine", {"x": [[1], [2, 3]] * 3, "y": [np.zeros(n, np.uint8) for n in (1, 2)] * 3, "pad": 0}
+    )
+    assert labels[0].train.y.unique().tolist() == [IGNORED, 0]
 
 
 X = np.arange(12).reshape(4, 3)
@@ -226,10 +232,23 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "whole numbers and floats": (({"ids": X, "v": X / 2}, [0, 1] * 2), r"ids \(whole numbers\), v \(floats\)"),
     "unequal rows": (({"ids": X, "mask": X[:3]}, [0, 1] * 2), r"ids \(4, 3\), mask \(3, 3\)"),
     "other names": ([({"ids": 1}, 0), ({"id": 1}, 1)], "row 1 has the inputs id"),
+    "other names to fill": (
+        {"train": ({"a": [[1], [2, 3]]}, [0, 1]), "test": ({"b": [[1]]}, [0]), "pad": 0},
+        "inputs are a, .*inputs b",
+    ),
     "no number to fill": ({"x": {"a": [[1], [2, 3]]}, "y": [0, 1], "pad": {"b": 0}}, "pad has no number.*a"),
     "a word to fill": ({"x": [[1], [2, 3]], "y": [0, 1], "pad": "0"}, "pad must be a number.*'0'"),
     "what collate returns": ({"train": [(1, 0)], "test": [(1, 0)], "collate": len}, "collate must return.*int"),
     "floats per position": ((X, np.zeros((4, 3, 2))), r"\(4, 3, 2\).*whole numbers.*\(n, \.\.\.\)"),
+    "part of a whole number": ({"x": [[1], [2, 3]] * 3, "y": [0, 1] * 3, "pad": 0.5}, "pad.*whole number.*0.5"),
+    "a number too large for bytes": (
+        {"x": [np.ones((n, 1, 2), np.uint8) for n in (1, 2)], "y": [0, 1], "pad": 300},
+        "pad.*uint8.*300",
+    ),
+    "floats of unequal length": ({"x": [[1], [2, 3]] * 3, "y": [[0.5], [0.5, 1.0]] * 3, "pad": 0}, "labels.*floats"),
+    "training rows without a label": (((X, np.where(X < 6, IGNORED, 1)), (X, X)), "2 of 4 training.*row 0"),
+    "test rows without a label": (((X, X), (X, np.where(X > 8, IGNORED, X))), "1 of 4 test.*row 3"),
+    "rows without a label": ((np.ones((5, 3)), np.full((5, 3), IGNORED)), "5 of 5 examples.*row 0"),
     "negative labels": (((X, X - 5), (X, X - 5)), "negative"),
 }
 

@@ -161,11 +161,12 @@ def _examples(name: str, sets: list[Columns], stated: Any) -> tuple[list[Example
 
     Equal group names, and equal values of a factor, get equal numbers in all sets.
     """
-    what, examples, inputs = f"data set {name}", [], list[Inputs]()
+    what, examples, inputs = f"data set {name}", list[Examples](), list[Inputs]()
     for columns in sets:
         x, layout = _inputs_of(what, columns), ()
         if not isinstance(x, Tensor):
-            x, layout = user_rows.packed(what, x)
+            order = [which for which, _ in inputs[0] if which in x] if inputs else []  # of the training inputs
+            x, layout = user_rows.packed(what, {which: x[which] for which in order} | x)
         inputs.append(layout)
         examples.append(Examples(x, labels_of(what, columns.y, len(x))))
     if len({columns.y is None for columns in sets}) > 1:
@@ -254,9 +255,14 @@ def _classes(name: str, stated: Any, sets: list[Examples]) -> int | None:
     if sets[0].y.is_floating_point() or stated is None:
         return None
     labels = torch.cat([part.y.flatten() for part in sets]).unique()
-    labels = labels[labels != IGNORED] if sets[0].y.dim() > 1 else labels
-    if not len(labels):
-        raise UserError(f"data set {name}: all labels are {IGNORED}, which marks positions without a label.")
+    if sets[0].y.dim() > 1:
+        labels = labels[labels != IGNORED]
+        for which, part in zip(("training ", "test ") if len(sets) == 2 else ("",), sets, strict=True):
+            if len(rows := (part.y == IGNORED).flatten(1).all(1).nonzero()):
+                raise UserError(
+                    f"data set {name}: {len(rows)} of {len(part)} {which}examples have no label, as all their labels "
+                    f"are {IGNORED}; the first is row {int(rows[0])}: leave these examples out."
+                )
     low, high = int(labels[0]), int(labels[-1])
     advice = "renumber the labels with np.unique(y, return_inverse=True)[1]"
     if low < 0 or high >= MOST_CLASSES:
