@@ -264,6 +264,11 @@ COMMANDS = {
     "a LightningModule": ("--data=mine.py:named --model=mine.py:Whole --partition=iid", "plain network"),
     "a partition by class": ("--data=mine.py:tags --model=mine.py:Tagger", "iid"),
     "a method by class": ("--data=mine.py:tags --model=mine.py:Tagger --partition=iid --algorithm=fedgen", "fedgen"),
+    "a method of features": ("--data=mine.py:tags --model=mine.py:Tagger --partition=iid --algorithm=moon", "moon"),
+    "a projection of named inputs": ("--data=mine.py:named --model=mine.py:Bag --model.projection=4", "projection"),
+    "a projection per position": (
+        "--data=mine.py:tags --model=mine.py:Tagger --partition=iid --model.projection=4", "projection"
+    ),
     "means of tokens": ("--data=mine.py:named --model=mine.py:Bag --algorithm=fedmix", "tokens"),
     "flipped images": ("--data=mine.py:masks --model=mine.py:Segmenter --data.augment=true", "data.augment"),
     "turned images": (
