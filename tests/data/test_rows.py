@@ -14,9 +14,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedcommons import UserError, experiment, load, run
+from fedcommons.config import live_objects
 from fedcommons.data import user_data
 from fedcommons.data.examples import Examples
 from fedcommons.runs.build import build
+from lightning_modules.classifier import IGNORED
 
 MINE = """
 import numpy as np
@@ -36,6 +38,10 @@ IMAGES = DRAWS.integers(0, 256, (N, 1, 4, 4), dtype=np.uint8)
 
 def named():
     return {"x": {"ids": IDS * MASK, "mask": MASK}, "y": Y}
+
+
+def pair():
+    return {"ids": IDS * MASK, "mask": MASK}, Y
 
 
 def named_rows():
@@ -121,8 +127,8 @@ class Whole(LightningModule):
     def training_step(self, batch, number): ...
 """
 ROWS = {
-    "named": "Bag", "named_rows": "Bag", "ragged": "Padded", "named_ragged": "Bag", "Collated": "Bag", "tags": "Tagger",
-    "ragged_tags": "Tagger", "masks": "Segmenter", "targets": "Linear",
+    "named": "Bag", "pair": "Bag", "named_rows": "Bag", "ragged": "Padded", "named_ragged": "Bag", "Collated": "Bag",
+    "tags": "Tagger", "ragged_tags": "Tagger", "masks": "Segmenter", "targets": "Linear",
 }  # fmt: skip
 
 
@@ -133,9 +139,9 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def asked(data: str, model: str, **values: Any) -> Any:
+def asked(data: Any, model: Any, **values: Any) -> Any:
     fields = {
-        "data": f"mine.py:{data}", "model": f"mine.py:{model}", "partition": "iid", "clients": 2, "rounds": 2,
+        "data": data, "model": model, "partition": "iid", "clients": 2, "rounds": 2,
         "epochs": 1, "batch_size": 100, "lr": 0.5, "data.limit": None, "wandb": "off", "measure.every": 0,
         "target": "loss <= 0.1", "federation.stop": "never",
     }  # fmt: skip
@@ -178,9 +184,13 @@ def slow(config: Any) -> tuple[Mapping[str, Tensor], float]:
 @pytest.mark.long
 @pytest.mark.parametrize(("data", "model"), ROWS.items(), ids=ROWS)
 def test_two_clients_train_on_all_kinds_of_rows_as_a_slow_loop_does(data: str, model: str, lab: Path) -> None:
-    weights, loss = slow(asked(data, model))
+    weights, loss = slow(asked(f"mine.py:{data}", f"mine.py:{model}"))
     for batched in (False, True):
-        result = run(asked(data, model, **{"client.batched": batched}), lab / f"run {batched}", say=quiet)
+        result = run(
+            asked(f"mine.py:{data}", f"mine.py:{model}", **{"client.batched": batched}),
+            lab / f"run {batched}",
+            say=quiet,
+        )
         for name, value in result.model.named_parameters():
             torch.testing.assert_close(value, weights[name], rtol=1e-4, atol=1e-5)
         assert result.rounds["test/loss"].iloc[-1] == pytest.approx(loss, rel=1e-4)
@@ -189,15 +199,31 @@ def test_two_clients_train_on_all_kinds_of_rows_as_a_slow_loop_does(data: str, m
     assert all(torch.equal(saved.state_dict()[name], value) for name, value in result.model.state_dict().items())
 
 
+@pytest.mark.parametrize("data", ROWS)
+def test_rows_passed_from_python_are_read_as_those_of_a_function(data: str) -> None:
+    values: dict[str, Any] = {}
+    exec(MINE, values)
+    rows = values[data]()
+    passed = live_objects.objects[asked(rows, "linear").data.name].component()
+    a, b = (user_data.read("mine", returned)[0] for returned in (rows, passed))
+    assert (a.inputs, a.positions, a.n_classes) == (b.inputs, b.positions, b.n_classes)
+    assert (a.train.digest, a.test.digest) == (b.train.digest, b.test.digest)
+
+
 def test_inputs_are_side_by_side_and_sequences_filled() -> None:
     part = {"x": {"ids": [[1, 2], [3], [4, 5], [7]], "mask": [[1, 1], [1], [1, 1], [1]]}, "y": [0, 1, 0, 1]}
-    test = ({"ids": [[4, 5, 6]], "mask": [[1, 1, 1]]}, [0])
+    test = [({"mask": [1, 1, 1], "ids": [4, 5, 6]}, 0)]
     source = user_data.read("mine", {"train": part, "test": test, "pad": {"ids": 9, "mask": 0}})[0]
     rows = torch.cat([source.train.x, source.test.x]).tolist()
     assert source.inputs == (("ids", (3,)), ("mask", (3,)))
     assert rows == [
         [1, 2, 9, 1, 1, 0], [3, 9, 9, 1, 0, 0], [4, 5, 9, 1, 1, 0], [7, 9, 9, 1, 0, 0], [4, 5, 6, 1, 1, 1]
     ]  # fmt: skip
+    assert user_data.read("mine", [({"a": 1, "b": 2}, 0), ({"b": 4, "a": 3}, 1)] * 3)[0].test.x.tolist() == [[3, 4]]
+    labels = user_data.read(
+        "mine", {"x": [[1], [2, 3]] * 3, "y": [np.zeros(n, np.uint8) for n in (1, 2)] * 3, "pad": 0}
+    )
+    assert labels[0].train.y.unique().tolist() == [IGNORED, 0]
 
 
 X = np.arange(12).reshape(4, 3)
@@ -206,10 +232,23 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "whole numbers and floats": (({"ids": X, "v": X / 2}, [0, 1] * 2), r"ids \(whole numbers\), v \(floats\)"),
     "unequal rows": (({"ids": X, "mask": X[:3]}, [0, 1] * 2), r"ids \(4, 3\), mask \(3, 3\)"),
     "other names": ([({"ids": 1}, 0), ({"id": 1}, 1)], "row 1 has the inputs id"),
+    "other names to fill": (
+        {"train": ({"a": [[1], [2, 3]]}, [0, 1]), "test": ({"b": [[1]]}, [0]), "pad": 0},
+        "inputs are a, .*inputs b",
+    ),
     "no number to fill": ({"x": {"a": [[1], [2, 3]]}, "y": [0, 1], "pad": {"b": 0}}, "pad has no number.*a"),
     "a word to fill": ({"x": [[1], [2, 3]], "y": [0, 1], "pad": "0"}, "pad must be a number.*'0'"),
     "what collate returns": ({"train": [(1, 0)], "test": [(1, 0)], "collate": len}, "collate must return.*int"),
     "floats per position": ((X, np.zeros((4, 3, 2))), r"\(4, 3, 2\).*whole numbers.*\(n, \.\.\.\)"),
+    "part of a whole number": ({"x": [[1], [2, 3]] * 3, "y": [0, 1] * 3, "pad": 0.5}, "pad.*whole number.*0.5"),
+    "a number too large for bytes": (
+        {"x": [np.ones((n, 1, 2), np.uint8) for n in (1, 2)], "y": [0, 1], "pad": 300},
+        "pad.*uint8.*300",
+    ),
+    "floats of unequal length": ({"x": [[1], [2, 3]] * 3, "y": [[0.5], [0.5, 1.0]] * 3, "pad": 0}, "labels.*floats"),
+    "training rows without a label": (((X, np.where(X < 6, IGNORED, 1)), (X, X)), "2 of 4 training.*row 0"),
+    "test rows without a label": (((X, X), (X, np.where(X > 8, IGNORED, X))), "1 of 4 test.*row 3"),
+    "rows without a label": ((np.ones((5, 3)), np.full((5, 3), IGNORED)), "5 of 5 examples.*row 0"),
     "negative labels": (((X, X - 5), (X, X - 5)), "negative"),
 }
 
@@ -225,6 +264,11 @@ COMMANDS = {
     "a LightningModule": ("--data=mine.py:named --model=mine.py:Whole --partition=iid", "plain network"),
     "a partition by class": ("--data=mine.py:tags --model=mine.py:Tagger", "iid"),
     "a method by class": ("--data=mine.py:tags --model=mine.py:Tagger --partition=iid --algorithm=fedgen", "fedgen"),
+    "a method of features": ("--data=mine.py:tags --model=mine.py:Tagger --partition=iid --algorithm=moon", "moon"),
+    "a projection of named inputs": ("--data=mine.py:named --model=mine.py:Bag --model.projection=4", "projection"),
+    "a projection per position": (
+        "--data=mine.py:tags --model=mine.py:Tagger --partition=iid --model.projection=4", "projection"
+    ),
     "means of tokens": ("--data=mine.py:named --model=mine.py:Bag --algorithm=fedmix", "tokens"),
     "flipped images": ("--data=mine.py:masks --model=mine.py:Segmenter --data.augment=true", "data.augment"),
     "turned images": (

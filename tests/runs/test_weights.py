@@ -119,6 +119,10 @@ def _bomb(path: Path) -> None:
             packed.writestr(one, data)
 
 
+def _quantized(path: Path) -> None:
+    torch.save({**state(), "last.bias": torch.quantize_per_tensor(torch.zeros(10), 0.1, 0, torch.quint8)}, path)
+
+
 class _Code:
     def __reduce__(self) -> tuple[Any, ...]:
         return (Path("run_by_a_file").write_text, ("",))
@@ -140,12 +144,18 @@ WRONG: Mapping[str, tuple[Callable[[Path], object], str]] = {
     "shape.safetensors": (_saved({**state(), "last.bias": torch.zeros(3)}), r"network.last.bias is .*\(3,\)"),
     "kind.safetensors": (_saved({**state(), "last.bias": NAN.to(torch.int64)}), "network.last.bias is torch.int64"),
     "nan.safetensors": (_saved({**state(), "last.bias": NAN}), "network.last.bias .*not finite"),
+    "huge.pt": (_torch({**state(), "last.bias": torch.zeros(1).expand(10**13)}), r"last.bias is .*\(10{13},\)"),
+    "sparse.pt": (_torch({**state(), "last.bias": torch.zeros(10).to_sparse()}), "last.bias .*dense.*sparse"),
+    "meta.pt": (_torch({**state(), "last.bias": torch.zeros(10, device="meta")}), "last.bias .*dense.*meta"),
+    "quantized.pt": (_quantized, "last.bias .*dense.*quint8"),
+    "complex.pt": (_torch({**state(), "last.bias": NAN.to(torch.complex64)}), "last.bias is torch.complex64"),
     "bomb.pt": (_bomb, "unpacks to .* bytes, and at most"),
     "text.safetensors": (lambda path: path.write_text("weights"), "cannot be read as weights"),
     "code.pt": (_torch({"last.bias": _Code()}), "cannot be read as weights"),
 }
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_file_is_refused_in_one_sentence(name: str, lab: Path) -> None:
     make, words = WRONG[name]

@@ -56,7 +56,7 @@ class Capabilities:
     """Entry of the server's state that ``merge`` adds in the first round with replies and ``participants`` reads;
     ``--dry-run``, which counts rounds without calling ``merge``, assumes that the entry is added then."""
     watches_head: bool = False
-    """The algorithm uses the embeddings at the module's ``head`` (see ``features.Head``)."""
+    """The algorithm uses embeddings at the module's ``head`` (``features.Head``). It refuses labels per position."""
 
     def __new__(cls, **values: Any) -> Self:
         for name in values:

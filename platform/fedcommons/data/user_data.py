@@ -49,9 +49,7 @@ def read(name: str, returned: Any, split: tuple[int, ...] = ()) -> tuple[Source,
     Raises:
         UserError: ``returned`` has another form, or its examples are invalid.
     """
-    columns, pad = _sets(name, returned), _constant(returned, "pad", None)
-    columns = columns if pad is None or callable(pad) else user_rows.padded(f"data set {name}", columns, pad)
-    stated = _constant(returned, "n_classes", UNSTATED)
+    columns, stated = _padded_sets(name, returned), _constant(returned, "n_classes", UNSTATED)
     sets, inputs = _examples(name, columns, stated)
     n, is_one = len(sets[0]), len(sets) == 1
     order = numpy_generator("test split", name, *split).permutation(n) if is_one else np.arange(n)
@@ -103,7 +101,7 @@ def snapshot(what: str, data: Any) -> Any:
     """
     if isinstance(data, Source):
         return deepcopy(data)
-    columns = _sets(what, data)
+    columns = _padded_sets(what, data)
     if any(part.is_random() for part in columns):
         raise UserError(
             f"data set {what} returns other rows when it is read again, as with a random transform: transform batches "
@@ -111,12 +109,18 @@ def snapshot(what: str, data: Any) -> Any:
         )
     sets: list[dict[str, Any]] = []
     for part in columns:
-        x = examples_of(f"data set {what}", part)
-        y = None if part.y is None else labels_of(f"data set {what}", part.y, len(x))
+        x = _inputs_of(f"data set {what}", part)
+        n = len(x if isinstance(x, Tensor) else next(iter(x.values())))
+        y = None if part.y is None else labels_of(f"data set {what}", part.y, n)
         sets.append({"x": x, "y": y, "groups": part.groups, "factors": dict(part.factors)})
     stated = {name: _constant(data, name, UNSTATED) for name in ("n_classes", "mean", "std", "normalised")}
     stated = {name: value for name, value in stated.items() if value is not UNSTATED and not callable(value)}
     return deepcopy({**stated, **(sets[0] if len(sets) == 1 else dict(zip(("train", "test"), sets, strict=True)))})
+
+
+def _padded_sets(name: str, returned: Any) -> list[Columns]:
+    columns, pad = _sets(name, returned), _constant(returned, "pad", None)
+    return columns if pad is None or callable(pad) else user_rows.padded(f"data set {name}", columns, pad)
 
 
 def _sets(name: str, returned: Any) -> list[Columns]:
@@ -157,13 +161,12 @@ def _examples(name: str, sets: list[Columns], stated: Any) -> tuple[list[Example
 
     Equal group names, and equal values of a factor, get equal numbers in all sets.
     """
-    what, examples, inputs = f"data set {name}", [], list[Inputs]()
+    what, examples, inputs = f"data set {name}", list[Examples](), list[Inputs]()
     for columns in sets:
-        if named := user_rows.by_name(what, columns.x):
-            its = {which: examples_of(f"{what}, input {which}", Columns(x, None)) for which, x in named.items()}
-            x, layout = user_rows.packed(what, its)
-        else:
-            x, layout = examples_of(what, columns), ()
+        x, layout = _inputs_of(what, columns), ()
+        if not isinstance(x, Tensor):
+            order = [which for which, _ in inputs[0] if which in x] if inputs else []  # of the training inputs
+            x, layout = user_rows.packed(what, {which: x[which] for which in order} | x)
         inputs.append(layout)
         examples.append(Examples(x, labels_of(what, columns.y, len(x))))
     if len({columns.y is None for columns in sets}) > 1:
@@ -181,6 +184,12 @@ def _examples(name: str, sets: list[Columns], stated: Any) -> tuple[list[Example
     if inputs[0] != inputs[-1]:
         raise UserError(f"{what}: training inputs are {dict(inputs[0])}, and test inputs {dict(inputs[-1])}.")
     return examples, inputs[0]
+
+
+def _inputs_of(what: str, columns: Columns) -> Tensor | dict[str, Tensor]:
+    if named := user_rows.by_name(what, columns.x):
+        return {which: examples_of(f"{what}, input {which}", Columns(x, None)) for which, x in named.items()}
+    return examples_of(what, columns)
 
 
 def _constant(returned: Any, name: str, default: Any) -> Any:
@@ -246,9 +255,14 @@ def _classes(name: str, stated: Any, sets: list[Examples]) -> int | None:
     if sets[0].y.is_floating_point() or stated is None:
         return None
     labels = torch.cat([part.y.flatten() for part in sets]).unique()
-    labels = labels[labels != IGNORED] if sets[0].y.dim() > 1 else labels
-    if not len(labels):
-        raise UserError(f"data set {name}: all labels are {IGNORED}, which marks positions without a label.")
+    if sets[0].y.dim() > 1:
+        labels = labels[labels != IGNORED]
+        for which, part in zip(("training ", "test ") if len(sets) == 2 else ("",), sets, strict=True):
+            if len(rows := (part.y == IGNORED).flatten(1).all(1).nonzero()):
+                raise UserError(
+                    f"data set {name}: {len(rows)} of {len(part)} {which}examples have no label, as all their labels "
+                    f"are {IGNORED}; the first is row {int(rows[0])}: leave these examples out."
+                )
     low, high = int(labels[0]), int(labels[-1])
     advice = "renumber the labels with np.unique(y, return_inverse=True)[1]"
     if low < 0 or high >= MOST_CLASSES:

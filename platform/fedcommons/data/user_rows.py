@@ -50,7 +50,7 @@ def by_name(what: str, x: Any) -> dict[str, Any] | None:
     if not (isinstance(x, list) and x and isinstance(x[0], Mapping)):
         return None
     names = list(x[0])
-    if other := next((i for i, row in enumerate(x) if list(row) != names), None):
+    if other := next((i for i, row in enumerate(x) if set(row) != set(names)), None):
         raise UserError(f"{what}: row {other} has the inputs {', '.join(map(str, x[other]))}, not those of row 0.")
     return {str(name): [row[name] for row in x] for name in names}
 
@@ -66,6 +66,9 @@ def padded(what: str, sets: list[Columns], pad: Any) -> list[Columns]:
     xs: list[Any] = [columns.x for columns in sets]
     if names[0] is not None:
         inputs = [name or {} for name in names]
+        if set(inputs[0]) != set(inputs[-1]):
+            a, b = (", ".join(each) or "not named" for each in (inputs[0], inputs[-1]))
+            raise UserError(f"{what}: training inputs are {a}, and test inputs {b}.")
         if values is not None and (lacking := [name for name in inputs[0] if name not in values]):
             raise UserError(f"{what}: pad has no number for the input {lacking[0]}.")
         of_name = {
@@ -77,18 +80,35 @@ def padded(what: str, sets: list[Columns], pad: Any) -> list[Columns]:
         raise UserError(f"{what}: pad must be a number, as its inputs have no names.")
     else:
         xs = _padded(what, xs, one)
-    ys = _padded(what, [columns.y for columns in sets], IGNORED)
+    ys = _padded(what, [columns.y for columns in sets], None)
     return [replace(columns, x=x, y=y) for columns, x, y in zip(sets, xs, ys, strict=True)]
 
 
-def _padded(what: str, columns: list[Any], value: float) -> list[Any]:
-    """Return the columns of all sets, with rows padded along their first axis if the column is a list of sequences."""
+def _padded(what: str, columns: list[Any], value: float | None) -> list[Any]:
+    """Return the columns of all sets, with rows padded along their first axis if the column is a list of sequences.
+
+    value: the number that fills the rows of an input; None if the columns are labels, which ``IGNORED`` fills.
+
+    Raises:
+        UserError: the rows' type cannot represent ``value``, or labels of unequal length are floats.
+    """
     if not all(isinstance(column, list) for column in columns):
         return columns
-    rows = [[as_tensor(what, "examples", row) for row in column] for column in columns]
-    if any(row.dim() == 0 for of_set in rows for row in of_set):
+    rows = [
+        [as_tensor(what, "examples" if value is not None else "labels", row) for row in column] for column in columns
+    ]
+    each = [row for of_set in rows for row in of_set]
+    if any(row.dim() == 0 for row in each) or len({len(row) for row in each}) < 2:
         return columns
-    longest = max((len(row) for of_set in rows for row in of_set), default=0)
+    longest = max(len(row) for row in each)
+    if value is None:
+        if any(row.is_floating_point() for row in each):
+            raise UserError(f"{what}: labels of unequal length must be classes (whole numbers), and some are floats.")
+        rows, value = [[row.long() for row in of_set] for of_set in rows], IGNORED
+    stated = torch.tensor(value, dtype=torch.float64)
+    for kind in {row.dtype for of_set in rows for row in of_set}:
+        if not kind.is_floating_point and stated.to(kind) != stated:
+            raise UserError(f"{what}: pad must be a whole number in the range of {kind}, got {quote(value)}.")
     return [
         [F.pad(row, [0, 0] * (row.dim() - 1) + [0, longest - len(row)], value=value) for row in of_set]
         for of_set in rows

@@ -69,6 +69,11 @@ def checked(spec: RunSpec, *, judges_delta: bool) -> RunSpec:
         raise UserError(
             f"algorithm {spec.names['algorithm']} works by class, but labels of {dataset.name} are not classes."
         )
+    if dataset.positions and capabilities_of(algorithm).watches_head:
+        raise UserError(
+            f"algorithm {spec.names['algorithm']} needs one vector of features per example, and {dataset.name} has a "
+            "class per position."
+        )
     x = dataset.train.x
     if capabilities_of(algorithm).computes_inputs and not (x.is_floating_point() or x.dtype == torch.uint8):
         raise UserError(

@@ -182,8 +182,6 @@ def load_weights(module: nn.Module, file: WeightsFile) -> str | None:
         name = _name_in_model(state, key, network)
         if name in found:
             raise UserError(f"{what} has two tensors for {name} of the model.")
-        if name in state and not tensor.isfinite().all():
-            raise UserError(f"{what}: {name} has values that are not finite.")
         found[name], keys[name] = tensor, key
     ignored = tuple(NETWORK_PREFIX + begin for begin in getattr(network, "not_in_file", ()))
     wanted = [name for name in state if not name.startswith(ignored)]
@@ -196,7 +194,13 @@ def load_weights(module: nn.Module, file: WeightsFile) -> str | None:
         tensor, new = state[name], found.get(name)
         if new is None:
             continue
-        if new.shape != tensor.shape or new.is_floating_point() != tensor.is_floating_point():
+        is_dense = new.layout == torch.strided and not (new.is_nested or new.is_quantized)
+        if not is_dense or new.device.type != "cpu":
+            raise UserError(
+                f"{what}: {name} must be a dense tensor on the CPU, got {new.layout} {new.dtype} on {new.device.type}."
+            )
+        kinds = [(t.is_floating_point(), t.is_complex()) for t in (new, tensor)]
+        if new.shape != tensor.shape or kinds[0] != kinds[1]:
             if file.is_strict:
                 is_head = hasattr(network, "not_in_file") and name.startswith(f"{NETWORK_PREFIX}last.")
                 advice = "--model.head new draws a new last layer" if is_head else "see --model.weights_strict"
@@ -205,6 +209,8 @@ def load_weights(module: nn.Module, file: WeightsFile) -> str | None:
                     f"{tuple(tensor.shape)}; {advice}."
                 )
             continue
+        if not new.to(tensor.dtype).isfinite().all():  # after the comparison of shapes, as a small file may expand
+            raise UserError(f"{what}: {name} has values that are not finite.")
         loaded.add(name)
         if not tensor.is_meta:
             tensor.copy_(new)

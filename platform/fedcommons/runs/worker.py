@@ -61,8 +61,8 @@ def build_module(
     without = f"needs labels, and {dataset.name} has none: name a LightningModule that computes its loss itself"
     if not (is_own or offered["n_classes"]):
         raise UserError(f"model.name {name} {without}.")
-    if not is_own and (dataset.inputs or dataset.positions):
-        has = "inputs by name" if dataset.inputs else "a class per position"
+    has = "inputs by name" if dataset.inputs else "a class per position" if dataset.positions else None
+    if has and not is_own:
         raise UserError(f"model.name {name} takes one input and predicts one label, and {dataset.name} has {has}.")
     with torch.device(device):
         with (
@@ -87,6 +87,8 @@ def build_module(
         elif isinstance(model, nn.Module):
             if not offered["n_classes"]:
                 raise UserError(f"model.name {name} is a plain network, which {without}.")
+            if projection and has:
+                raise UserError(f"model.projection needs one input and one label, and {dataset.name} has {has}.")
             network = Projected(model, projection) if projection else model
             del offered["shape"], offered["n_classes"]
             predictor = Regressor if dataset.targets else Classifier
