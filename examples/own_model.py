@@ -6,8 +6,8 @@ python examples/own_model.py          trains the network for two rounds
 python sweeps/run.py --model examples/own_model.py:Perceptron --perceptron.width 32
 """
 
-from functools import partial
 from math import prod
+from tempfile import TemporaryDirectory
 
 from torch import Tensor, nn
 
@@ -32,5 +32,7 @@ class Perceptron(nn.Module):
 
 
 if __name__ == "__main__":
-    result = run(experiment("smoke", model=partial(Perceptron, width=32), values=QUICK))  # in a temporary folder
-    print("accuracy by round:", *result.rounds["test/accuracy"].round(2))
+    described = experiment("smoke", values={**QUICK, "model": f"{__file__}:Perceptron", "model.width": 32})
+    with TemporaryDirectory() as folder:
+        result = run(described, folder, say=lambda text: None)
+        print("accuracy by round:", *result.rounds["test/accuracy"].round(2))

@@ -132,6 +132,8 @@ def actors(methods: Mapping[str, Algorithm], ray_session: None) -> Iterator["Ray
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the actors cannot import a test
     every = cast("Algorithm", _AnyOf(methods))
     federation = digits(dropout=0.3, method=every).training(AUGMENTED)
+    for method in methods.values():
+        federation = federation.shared_by(method)
     served = replace(federation.data, pool=federation.data.clients, serves=True)  # for methods that need a pool
     executor = RayActors(federation.build(every), served, 2, 0, transport="fast")
     yield executor

@@ -147,7 +147,7 @@ def shared_values(values: Mapping[str, Any], objects: Mapping[str, Any]) -> Iter
     Tune would record the values if they were parameters of trials. ``tune.with_parameters`` would store the values
     until the driver ends. objects: other values, by name, which Ray's object store contains until the driver ends.
     """
-    reference = cloudpickle.dumps(ray.put(objects)).hex()  # pyright: ignore[reportPrivateImportUsage]
+    reference = cloudpickle.dumps(ray.put(objects)).hex() if objects else ""  # pyright: ignore[reportPrivateImportUsage]
     keys = {_key(name): json.dumps(value) for name, value in {**values, OBJECTS: reference}.items()}
     try:
         for key, value in keys.items():
@@ -165,7 +165,8 @@ def shared_value(name: str) -> Any:
 
 def shared_objects() -> Mapping[str, Any]:
     """Return the objects that the driver of this trial shares (see ``shared_values``)."""
-    return ray.get(cloudpickle.loads(bytes.fromhex(shared_value(OBJECTS))))
+    reference = shared_value(OBJECTS)
+    return ray.get(cloudpickle.loads(bytes.fromhex(reference))) if reference else {}
 
 
 def _key(name: str) -> str:
