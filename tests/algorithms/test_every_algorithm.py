@@ -158,4 +158,5 @@ def test_ray_actors_give_the_bits_of_one_process(
 ) -> None:
     """With dropout and augmentation on."""
     algorithm = cast("Algorithm", _AnyOf(methods, name))
-    require_the_bits_of_one_process(algorithm, digits(dropout=0.3, method=algorithm).training(AUGMENTED), actors)
+    federation = digits(dropout=0.3, method=algorithm).training(AUGMENTED).shared_by(methods[name])
+    require_the_bits_of_one_process(algorithm, federation, actors)
