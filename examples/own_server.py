@@ -1,6 +1,6 @@
 """A user-defined method with jobs on the server: FedAvg whose server chooses its step size on validation examples.
 
-x <- x + eta mean_i (y_i - x).   x: server model;  y_i: client i's model;  eta: the step size with the lowest loss.
+x <- x + eta d.   x: server model;  d: the step of FedAvg;  eta: the step size with the lowest loss.
 
 A job may read the server's data sets (``worker.data.sets``), but no client's data. Without validation examples, all
 losses are 0, and eta is 1.
@@ -16,47 +16,22 @@ from typing import Annotated, Any
 import torch
 from torch.nn import functional as F
 
-from fedcommons import (
-    ClientData,
-    Executor,
-    Facts,
-    Flat,
-    Message,
-    Payload,
-    Replies,
-    Reply,
-    State,
-    Work,
-    add,
-    check_algorithm,
-    flat,
-    scale,
-    sub,
-)
+from fedcommons import Executor, Flat, Payload, Replies, State, add, check_algorithm, flat, sub
+from fedcommons.algorithms.fedavg import FedAvg
 
 
 @dataclass(frozen=True)
-class StepSearch:
-    """x <- x + eta mean_i (y_i - x), with eta from 1, sqrt(largest) and largest; all clients have equal weight."""
+class StepSearch(FedAvg):
+    """x <- x + eta d, with eta from 1, sqrt(largest) and largest."""
 
     largest: Annotated[float, "[1, 100]"] = 2.0
     """largest step size eta of the server"""
 
-    def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        return {"model": model}
-
-    def down(self, state: State, round: int, client: int) -> Message:
-        return Message({"model": state["model"]})
-
-    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
-        x = flat(message.common, "model")
-        y, metrics, spent = work.local(x, data, seed)
-        return Reply({"delta": sub(y, x)}, metrics=metrics, releases=[spent.with_names("delta")])
-
     def merge(
         self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int
     ) -> tuple[State, Mapping[str, float]]:
-        x, delta = flat(state, "model"), scale(flat(total, "delta"), 1 / len(replies))
+        x = flat(state, "model")
+        delta = sub(flat(super().merge(executor, state, total, replies, round, seed), "model"), x)
         steps = [1.0, self.largest**0.5, self.largest]
         losses = executor.map(loss_at, {"model": x, "delta": delta}, steps)  # one job per step size
         eta = steps[losses.index(min(losses))]

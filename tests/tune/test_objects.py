@@ -173,6 +173,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"data": FRAME.assign(label="yes")}, "labels must be numbers"),
     ({"data": pd.concat([FRAME, FRAME[["a"]]], axis=1)}, "same name"),
     ({"model": partial(Rows, noise=Rows)}, "noise holds"),  # pyright: ignore[reportArgumentType]
+    ({"generator.name": lambda: None, "sharing": "shuffled_synthetic"}, "generator.name .*must come from a module"),
     ({"data": FRAME[["a", "b"]]}, "column y or label or target"), ({"data": (FRAME, "lable")}, "'label'"),
     ({"model": torch.nn.Linear(4, 2)}, "model.name takes a class"), ({"model": partial(torch.nn.Linear, 4)}, "by name"),
     ({"algorithm": FedProx(mu=0.1), "fedprox.mu": 0.1}, "fedprox.mu is set twice"),

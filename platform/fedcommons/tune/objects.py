@@ -51,8 +51,8 @@ def experiment(
         fields: field -> value; replaces the same field in ``values``.
 
     Raises:
-        UserError: a field is unknown, a value is out of its range, or an object has state that its
-            constants do not describe.
+        UserError: a field is unknown, a value is out of its range, or an object has state that its constants do not
+            describe.
     """
     if not isinstance(values, Mapping | None):
         raise UserError(f"values must be a mapping from names of fields to values, got {quote(values)}.")
@@ -113,6 +113,8 @@ def _named(kind: str, part: Any) -> str:
     if is_of_module and user_loader.read(part.__module__, registry.base(), f"{field} {path}"):
         _require_same(f"{field} {path}", part, registry.find(kind, path))
         return path
+    if kind == "generator":
+        raise UserError(f"{field} {path} must come from a module, as its images are stored under the hash of its code.")
     adopt_old_methods(kind, part)
     label = f"lambda_{kind}" if part.__name__ == "<lambda>" else part.__name__
     same = [(name, o) for name, o in live_objects.objects.items() if o.component is part]
