@@ -113,7 +113,7 @@ def test_code_of_a_notebook_runs_once_and_is_never_taken_for_other_code(new_proc
     other = make(model=cells(LAB.replace("* (1 - mu)", ""))["Net"])
     assert other.source["model"] != wanted.source["model"]
     for stale in (lambda: first.model, lambda: run(wanted, "other", say=quiet)):
-        with pytest.raises(UserError, match=r"Net.* is (another object|not the code)"):
+        with pytest.raises(UserError, match=r"Net.* (was defined again|is not the code)"):
             stale()
     new_process()
     with pytest.raises(UserError, match=r"__main__:Net.*object of the Python process"):
@@ -185,8 +185,8 @@ OF_OBJECT = {
     "check: bool = True|": "constant check",
     "participants: int = 3|": "constant participants",
     "personal: bool = False|": "constant personal",
-    "n: int = 1\n    def __post_init__(self): self.__dict__['n'] = self.n + 1|": "differs from",
-    "n: int = 1\n    def __post_init__(self): self.__dict__['bag'] = next(count)|": "differs from",
+    "n: int = 1\n    def __post_init__(self): self.__dict__['n'] = self.n + 1|": "differs from this one",
+    "n: int = 1\n    def __post_init__(self): self.__dict__['bag'] = next(count)|": "differs from this one",
 }
 """A field of an algorithm, and the constants of an object -> words of the error."""
 

@@ -10,13 +10,13 @@ from typing import Any
 from fedcommons.errors import UserError, quote
 
 PREFIX = "__main__:"
-UNNAMED = "unnamed-"
+UNHASHED = "unhashed-"
 """Beginning of the value that identifies code without hash; a random number follows."""
 
 
 @dataclass(frozen=True)
 class LiveObject:
-    """A component. code: the hash of a data set's examples, or ``UNNAMED`` and a random number."""
+    """A component. code: the hash of a data set's examples, or ``UNHASHED`` and a random number."""
 
     component: Callable[..., Any]
     code: str
@@ -50,14 +50,14 @@ def packed(names: Iterable[str]) -> dict[str, LiveObject]:
     return {name: objects[name] for name in names if name in objects}
 
 
-def unnamed(digests: Mapping[str, str], names: Mapping[str, str]) -> list[str]:
+def unhashed(digests: Mapping[str, str], names: Mapping[str, str]) -> list[str]:
     """Return a message for each component whose code has no hash.
 
-    digests: kind -> value that identifies a component's code. names: kind -> component.
+    digests: kind -> hash of a component's code, or ``UNHASHED`` and a random number. names: kind -> component.
     """
     return [
         f"{kind} {names[kind]} is not from a module, so a run with it cannot be resumed: to resume runs, import it "
         "from a file."
         for kind, digest in digests.items()
-        if digest.startswith(UNNAMED)
+        if digest.startswith(UNHASHED)
     ]

@@ -115,7 +115,7 @@ def require_sources(names: Mapping[str, str], digests: Mapping[str, str], weight
         if registry.source(name) != digests.get(kind):
             if live_objects.is_live(name):
                 raise UserError(
-                    f"{kind} {quote(name)} is another object than when this experiment was made: call experiment(...) "
+                    f"{kind} {quote(name)} was defined again after this experiment was made: call experiment(...) "
                     "again, and give different classes different names."
                 )
             where, *others = name.rpartition(":")[0], *list(registry.files(name))[1:]

@@ -63,7 +63,7 @@ TRUSTED = {
     "clients' examples",
     "schedule": "that the learning rate does not depend on the data",
     "partition": "that the assignment of examples to clients does not depend on the content of the examples, "
-    "although a partition with the parameter x can read it",
+    "although a partition that asks for x can read the content",
 }
 """Kind of component -> the statements of a user-defined component that the engine trusts without a check."""
 

@@ -71,8 +71,8 @@ def checked(spec: RunSpec, *, judges_delta: bool) -> RunSpec:
         )
     if dataset.positions and capabilities_of(algorithm).watches_head:
         raise UserError(
-            f"algorithm {spec.names['algorithm']} needs one vector of features per example, and {dataset.name} has a "
-            "class per position."
+            f"algorithm {spec.names['algorithm']} needs one vector of features per example, and the labels of "
+            f"{dataset.name} are one class per token or pixel."
         )
     x = dataset.train.x
     if capabilities_of(algorithm).computes_inputs and not (x.is_floating_point() or x.dtype == torch.uint8):

@@ -31,12 +31,12 @@ from fedcommons.tracking.run_folder import (
 
 
 def never(digests: Mapping[str, str], names: Mapping[str, str], folder: Path) -> list[str]:
-    """Return why the run can never be resumed: messages on code without hash; see ``live_objects.unnamed``.
+    """Return why the run can never be resumed: messages on code without hash; see ``live_objects.unhashed``.
 
     Raises:
         UserError: there is such code, and ``folder`` holds a run.
     """
-    messages = live_objects.unnamed(digests, names)
+    messages = live_objects.unhashed(digests, names)
     if messages and is_run(folder):
         raise UserError(f"{folder} holds a run already, and {messages[0]}")
     return messages

@@ -167,7 +167,7 @@ def copied(store: Examples, n_real: int, rows: np.ndarray) -> np.ndarray:
 
 
 def copied_rows(real: Tensor, made: Tensor) -> np.ndarray:
-    """Return the rows of ``real`` that a row of ``made`` copies bit for bit; ``copied`` names the exceptions."""
+    """Return the numbers of those rows of ``real`` that equal a row of ``made`` bit for bit; see ``copied``."""
     of_real, of_made = digests(real), set(digests(made))
     times = Counter(of_real)
     met = [row for row, content in enumerate(of_real) if content in of_made and times[content] == 1]

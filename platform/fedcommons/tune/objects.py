@@ -70,7 +70,7 @@ def experiment(
         by_field |= {f"{section}.{n}": v for n, v in constants.items()}
     of_data = by_field["data.name"] if "data" in objects else dataset
     config = presets.experiment(name, of_data, by_field)
-    for message in live_objects.unnamed(config.source, config.chosen):
+    for message in live_objects.unhashed(config.source, config.chosen):
         warn(message, stacklevel=2)  # also shown where the logger is not configured, as in a notebook
     return config
 
@@ -120,7 +120,7 @@ def _named(kind: str, part: Any) -> str:
     same = [(name, o) for name, o in live_objects.objects.items() if o.component is part]
     if same:
         return same[0][0]
-    code = live_objects.UNNAMED + token_hex(8)
+    code = live_objects.UNHASHED + token_hex(8)
     name = f"{live_objects.PREFIX}{label}"  # without the code: the seed of the split into test examples depends on it
     live_objects.objects[name] = LiveObject(part, code)
     return name
@@ -150,8 +150,8 @@ def _constants(kind: str, name: str, value: Any) -> dict[str, Any]:
     ours, its = (Hasher({}).digest("", attributes(o)) for o in (value, registry.make(kind, name, constants)))
     if ours != its or ours.unknown:
         raise UserError(
-            f"{what}: the object differs from one made of its constants, which alone are recorded "
-            f"({', '.join(constants) or 'it has none'}): make all that it contains a constant."
+            f"{what}: only its constants ({', '.join(constants) or 'it has none'}) are recorded, and an object made of "
+            "them differs from this one: make each attribute a parameter of its constructor."
         )
     return constants
 
@@ -177,7 +177,7 @@ def _data(value: Any) -> str:
     with before_any_work(), user_code_context("data"):
         content = user_data.snapshot(f"of type {type(value).__name__}", _columns_of_frame(value))
     found = Hasher({}).digest("data", content)
-    code = live_objects.UNNAMED + token_hex(8) if found.unknown else found.value.hex()[:24]
+    code = live_objects.UNHASHED + token_hex(8) if found.unknown else found.value.hex()[:24]
     name = f"{live_objects.PREFIX}data_{code[-16:]}"
     live_objects.objects.setdefault(name, LiveObject(lambda: content, code))
     return name

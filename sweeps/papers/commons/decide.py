@@ -28,9 +28,10 @@ NOTHING, NO_EPSILON = "-", "none"
 """Texts in place of an epsilon: clients share only model weights; shared data has no privacy guarantee."""
 
 RULE = (
-    "To save rounds (to the target) or MB, the tree names the way that needs fewest, if fewer than FedAvg and at most "
-    f"{MARGIN:g} points less accurate; neither: the most accurate way, if significantly above FedAvg. Both conditions "
-    "use 95 % intervals, paired by seed, not adjusted for the number of ways."
+    "If you save rounds (to the target) or MB, the tree names the way that needs fewest, if it needs fewer than FedAvg "
+    f"and is at most {MARGIN:g} points less accurate than FedAvg. If you save neither, it names the most accurate "
+    "way, if it is significantly more accurate than FedAvg. Both conditions use 95 % intervals, paired by seed, not "
+    "adjusted for the number of ways."
 )
 
 OF_SEED = "best_accuracy_seed"
@@ -175,7 +176,7 @@ class Leaf:
         raw = f", {100 * self.way.raw:.3g} % of images sent raw" * (self.way.raw > 0)
         text = f"{100 * self.way.accuracy:.1f} %, {rounds}, {self.way.mb:.3g} MB{epsilon}{raw}"
         if self.is_base:
-            return f"{text}; no allowed way of the table beats it"
+            return f"{text}; no allowed way of the table is better"
         points = differences(self.way, self.base)
         return f"{text}, {fmean(points):+.1f} points" + (f" {ends(points)}" if len(points) > 1 else ", one seed")
 

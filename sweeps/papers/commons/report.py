@@ -59,7 +59,7 @@ def report(results: Results) -> Report | None:
         text += f"\n### Which way to choose\n\n{decide.in_words(trees[alpha]) if alpha in trees else no_tree}"
         out = decide.left_out([result.row for result in rows if result.alpha == alpha])
         if out and alpha in trees:
-            text += f"\nNot in the tree (seeds differ from those of {FEDAVG!r}): {', '.join(out)}\n"
+            text += f"\nNot in the tree (their seeds differ from those of the row {FEDAVG!r}): {', '.join(out)}\n"
     text += "".join(f"\n{row}: not defined: {reason}\n" for row, reason in undefined.items())
     text += _not_finished(entries, rows, len(grid.values(options, "seeds", int)))
     text += tables.numbered(_notes(rows, options, notes, bool(trees)))
@@ -187,7 +187,7 @@ def _notes(
         *rate_notes,
     ]  # fmt: skip
     if n := options.worst_case:
-        few = "With few, the interval is too narrow: with 12, it held 0.5 in 85 to 89 % of attacks without information"
+        few = "With few of them, the interval is too narrow: with 12, it held 0.5 in 85 to 89 % of blind attacks"
         notes.append(
             f"Worst-case membership: AUC of an attack with the largest client's shared images (first seed), "
             "on the 5 % of images that the generators reveal most; 0.5: guessing; brackets: 95 % interval. Each "
