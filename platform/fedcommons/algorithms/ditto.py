@@ -38,7 +38,7 @@ class Ditto:
     v_i <- argmin_v f_i(v) + (lam/2) ||v - x||^2 by local SGD, started at the client's last v_i.  f_i: client i's loss.
     """
 
-    capabilities: ClassVar[Capabilities] = Capabilities(trains_twice=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(averages=True, trains_twice=True)
 
     lam: Annotated[float, "[0, 1e38]"] = 0.1
     """lambda, weight of the proximal term (lambda/2) ||v - x||^2 between personal model v and server model x, >= 0"""

@@ -9,9 +9,11 @@ Departs from the paper: by default all selected clients have the same weight w_i
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean, weighted_reply
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.data.clients import ClientData
@@ -24,6 +26,8 @@ class FedAvg:
 
     x: server model;  y_i: client i's model after local SGD from x;  w_i: client i's weight, 1 or number of examples.
     """
+
+    capabilities: ClassVar[Capabilities] = Capabilities(averages=True)
 
     # ``self`` may be another class: other methods reuse these functions, as in ``start = FedAvg.start``.
 

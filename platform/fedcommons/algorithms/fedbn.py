@@ -24,7 +24,7 @@ from fedcommons.flat_tensors import Flat
 class FedBN:
     """FedAvg on all parameters except those of BatchNorm layers, which each client keeps."""
 
-    capabilities: ClassVar[Capabilities] = Capabilities(keeps_batch_norm=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(averages=True, keeps_batch_norm=True)
 
     down, client = partial_sharing.down, partial_sharing.client
     merge, personal = partial_sharing.merge, partial_sharing.personal

@@ -32,7 +32,9 @@ from fedcommons.flat_tensors import Flat, Payload, flat, scalar
 class FedDDPM:
     """FedAvg of a diffusion model; after averaging, the server trains (corrects) it on its pool of synthetic images."""
 
-    capabilities: ClassVar[Capabilities] = Capabilities(needs_pool=True, repeats={"train_on_pool": "server_epochs"})
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        averages=True, needs_pool=True, repeats={"train_on_pool": "server_epochs"}
+    )
 
     server_epochs: Annotated[int, "[1, 1e9]"] = 1
     """epochs of the server on its pool of synthetic images in a round with a correction"""

@@ -47,7 +47,9 @@ class FedMix:
         ValueError: ``ClientData.commons`` is None.
     """
 
-    capabilities: ClassVar[Capabilities] = Capabilities(computes_inputs=True, watches_head=True, needs_classes=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        averages=True, computes_inputs=True, watches_head=True, needs_classes=True
+    )
 
     mix: Annotated[float, "[0, 1]"] = 0.05
     """lambda, share of the mean image in the mixture"""

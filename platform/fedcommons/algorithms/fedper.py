@@ -10,9 +10,11 @@ the clients' numbers of examples. Each local step trains all layers together. Th
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedcommons.algorithms import partial_sharing
 from fedcommons.core.algorithm import Facts, State
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.features import layers_of, matching_layers
 from fedcommons.errors import UserError
 from fedcommons.flat_tensors import Flat
@@ -27,6 +29,8 @@ class FedPer:
     Raises:
         UserError: a pattern matches no layer, or ``layers`` is None and the model has no ``head``.
     """
+
+    capabilities: ClassVar[Capabilities] = Capabilities(averages=True)
 
     layers: str | None = None
     """personal layers: name patterns such as network.last*, separated by commas; default: the model's head"""

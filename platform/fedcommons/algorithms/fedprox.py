@@ -32,7 +32,7 @@ class FedProx:
     term; w_i: client i's weight.
     """
 
-    capabilities: ClassVar[Capabilities] = Capabilities(takes_partial=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(averages=True, takes_partial=True)
 
     mu: Annotated[float, "[0, 1e38]"] = 0.01
     """mu, weight of the proximal term (mu/2) ||y - x||^2 between local model y and server model x, >= 0"""

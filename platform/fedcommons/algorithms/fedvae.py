@@ -30,7 +30,7 @@ class FedVAE:
     weight, 1 or number of examples.
     """
 
-    capabilities: ClassVar[Capabilities] = Capabilities(needs=AUTOENCODER)
+    capabilities: ClassVar[Capabilities] = Capabilities(averages=True, needs=AUTOENCODER)
 
     decay: Annotated[float, "(0, 1]"] = 1.0
     """factor by which the learning rate is multiplied after every 10 local epochs (paper: 0.5)"""

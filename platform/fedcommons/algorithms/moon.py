@@ -43,7 +43,7 @@ class MOON:
     the server model and under the client's previous model;  T: ``temperature``.
     """
 
-    capabilities: ClassVar[Capabilities] = Capabilities(watches_head=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(averages=True, watches_head=True)
 
     mu: Annotated[float, "[0, 1e38]"] = 1.0
     """mu, weight of the contrastive loss, >= 0"""

@@ -13,7 +13,7 @@ Moments are float64, and the model is rounded once per round, so that FedAvgM wi
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from torch import Tensor
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core.algorithm import Facts, Replies, State
 from fedcommons.core.averaging import summed_weight
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.executor import Executor
 from fedcommons.flat_tensors import Flat, Payload, add, flat
 
@@ -56,6 +57,8 @@ def adaptive_step(
 class FedAvgM:
     """x <- x + eta u, with velocity u <- beta u + Delta; x: server model, Delta: mean client update, eta: server_lr."""
 
+    capabilities: ClassVar[Capabilities] = Capabilities(averages=True)
+
     beta: Share = 0.9
     """momentum of the server"""
     server_lr: Rate = 1.0
@@ -80,6 +83,8 @@ class FedAdagrad:
     step.
     """
 
+    capabilities: ClassVar[Capabilities] = Capabilities(averages=True)
+
     beta_1: Share = 0.0
     """decay of the first moment; the paper's experiments use 0"""
     server_lr: Rate = 0.1
@@ -100,6 +105,8 @@ class FedAdam:
     x <- x + eta m / (sqrt(v) + tau).  x: server model;  Delta: mean client update;  m, v: moments of Delta;  eta:
     server_lr.
     """
+
+    capabilities: ClassVar[Capabilities] = Capabilities(averages=True)
 
     beta_1: Share = 0.9
     """decay of the first moment"""
@@ -122,6 +129,8 @@ class FedYogi:
 
     v <- v - (1 - beta_2) Delta^2 sign(v - Delta^2).  Delta: mean client update.
     """
+
+    capabilities: ClassVar[Capabilities] = Capabilities(averages=True)
 
     beta_1: Share = 0.9
     """decay of the first moment"""

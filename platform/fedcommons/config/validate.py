@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from fedcommons.config import live_objects, registry, target, user_code, weights_file
+from fedcommons.config import live_objects, pairs, registry, target, user_code, weights_file
 from fedcommons.config.dotted import fields_for
 from fedcommons.config.experiment import Experiment
 from fedcommons.errors import UserError, quote
@@ -78,6 +78,7 @@ def validate(config: Experiment) -> None:
         raise UserError("client.batched needs dp.local false, client.accumulate 1 and client.precision fp32.")
     if c.client.graphs and not (is_plain and not c.client.batched and c.client.precision != "fp16-mixed"):
         raise UserError("client.graphs needs dp.local and client.batched false, client.accumulate 1, no fp16-mixed.")
+    pairs.require_allowed(flat)
     if c.dp.at_once > 1 and not (c.dp.local and c.client.precision in ("fp32", "tf32")):
         raise UserError("dp.at_once above 1 needs dp.local true, and client.precision fp32 or tf32.")
 

@@ -18,6 +18,8 @@ class Capabilities:
         TypeError: a keyword is not the name of a capability.
     """
 
+    averages: bool = False
+    """The algorithm's ``merge`` uses the sums over clients only as means, ``total[name]`` over the sum of weights."""
     computes_inputs: bool = False
     """The algorithm computes means of inputs or gradients with respect to inputs, so tokens are refused."""
     distils: bool = False

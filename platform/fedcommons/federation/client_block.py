@@ -5,7 +5,7 @@ number of workers. The result is a pure function of (message, memory, data, seed
 may be repeated.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -23,20 +23,19 @@ from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.client_worker import Work
 from fedcommons.core.local_training import LocalResult
 from fedcommons.core.returned import require_reply
+from fedcommons.core.updates import NO_STEPS, Updates
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError, is_exit, name_of
+from fedcommons.federation.reply_releases import released, unnamed
 from fedcommons.flat_tensors import Flat, Payload, copy, data, flat, like, nbytes, norm, scale, to_device
 from fedcommons.privacy.noise import Noise
-from fedcommons.privacy.release import Release, uncovered
+from fedcommons.privacy.release import Release
 from fedcommons.runtime import gpu_memory
 from fedcommons.seeding import keyed_besides_torch, seed_for, set_default_generator
 
 NOT_FINITE = "has values that are not finite"
 """The last words of the message that rejects a reply with nan or infinity."""
-
-NOT_DRAWN = "no noise was drawn for it"
-"""The privacy ledger's reason why a reply has no guarantee: the reply declares noise, but the client drew none."""
 
 CPU = torch.device("cpu")
 """The device of the server's tensors."""
@@ -50,7 +49,8 @@ class RoundTask:
 
     algorithm: name of the method. common: the message to all clients. buffers: the averaged buffers of the module (such
     as BatchNorm's statistics). keep_buffers: whether buffers stay with the clients. buffers_singly: whether each client
-    sends its buffers separately. max_norm: largest accepted L2 norm of an update; None: no limit.
+    sends its buffers separately. max_norm: largest accepted L2 norm of an update; None: no limit. updates: steps of the
+    engine on updates.
     """
 
     algorithm: str
@@ -61,6 +61,7 @@ class RoundTask:
     keep_buffers: bool
     buffers_singly: bool
     max_norm: float | None
+    updates: Updates = NO_STEPS
 
     @property
     def nbytes(self) -> int:
@@ -135,6 +136,9 @@ def train_block(worker: Worker, task: RoundTask, block: Sequence[ClientTask]) ->
             if private:
                 result.outlived |= state_leaks.replaced(objects_before, state_leaks.engine_attributes(work))
             require_reply(reply)
+            up_bytes = reply.nbytes
+            for step in task.updates.on_client:
+                reply, up_bytes = step(reply, up_bytes, memory, seed)
             size = _norm(reply, task.max_norm)  # waits for the GPU, so GPU errors of this client are raised here
         except BaseException as error:  # user code may raise any exception
             if is_exit(error):
@@ -151,11 +155,11 @@ def train_block(worker: Worker, task: RoundTask, block: Sequence[ClientTask]) ->
             after = state_leaks.state(work, algorithm, {"commons": rows.commons})
             result.outlived |= state_leaks.differing(before, after)
             before = after
-        result.up_bytes += reply.nbytes
-        events, is_whole = _released(reply, client, rows, has_drawn=work.noise.calls > 0)
+        result.up_bytes += up_bytes
+        events, is_whole = released(reply, client, rows, has_drawn=work.noise.calls > 0)
         result.releases += events
         if private:
-            result.releases += _unnamed(work.releases, reply.releases, client)
+            result.releases += unnamed(work.releases, reply.releases, client)
             if not (is_whole and all(training.covered for training in work.releases)):
                 result.exposed.add(client)
         if isinstance(size, str):
@@ -240,63 +244,6 @@ def _client(worker: Worker, task: RoundTask, message: Message, memory: Payload, 
     return replace(reply, sums={**reply.sums, BUFFERS: scale(buffers, reply.weight)})
 
 
-def _released(reply: Reply, client: int, rows: ClientData, *, has_drawn: bool) -> tuple[list[Release], bool]:
-    """Return the privacy ledger's entries (releases) of a reply, and whether its trainings may have a guarantee.
-
-    A release with a privacy guarantee is called covered. The entries are the reply's covered releases, and one
-    uncovered release for all other tensors, or two if some tensors belong to a commons (data that clients share). A
-    weight other than 1 or n_i (the client's number of examples) is listed as uncovered. BatchNorm's statistics are
-    never covered. If the client has drawn no noise from ``work.noise``, no release is covered.
-
-    The client's trainings may have a guarantee if three conditions hold:
-
-    - the reply has a covered release, or no tensors
-    - the reply's releases name each of its tensors
-    - if a release states a guarantee, the client has drawn noise
-    """
-    sent, is_whole = {*reply.sums, *reply.each}, True
-    bare = {*sent, "weight"} if reply.weight != 1 and reply.weight != rows.size else set(sent)
-    events: list[Release] = []
-    others: list[Release] = []
-    for event in reply.releases:
-        if event.covered and not has_drawn:
-            event, is_whole = replace(event, mechanism=None, reason=NOT_DRAWN), False
-        if event.covered:
-            bare.difference_update(name for name in event.what if name != BUFFERS)
-            events.append(replace(event, client=client))
-        else:
-            bare.difference_update(event.what)
-            others.append(event)
-    is_whole = is_whole and not bare & sent and bool(events or not sent)
-    names, seen = {False: bare, True: set[str]()}, {False: 0, True: 0}  # the keys are the values of ``Release.commons``
-    for event in others:
-        names[event.commons].update(event.named)
-        seen[event.commons] = max(event.n_disclosed, seen[event.commons])
-    for commons in names:
-        if names[commons]:
-            what = tuple(sorted(names[commons]))
-            alike = uncovered(what, commons)
-            events.append(replace(alike, client=client, n_disclosed=seen[commons]) if seen[commons] else alike)
-    return events, is_whole
-
-
-def _unnamed(trained: Sequence[Release], named: Sequence[Release], client: int) -> list[Release]:
-    """Return a privacy ledger entry for every local training or gradient that the reply's releases omit.
-
-    trained: entries of all trainings that the client ran. named: the releases of the reply. An omitted training counts,
-    because a later training may start from its result. If no release of the reply has a privacy guarantee, the list is
-    empty, because no epsilon is computed for the reply.
-    """
-    if not any(event.covered for event in named):
-        return []
-    unnamed = Counter(map(_protection, trained)) - Counter(map(_protection, named))
-    return [replace(event, client=client, what=("local training",)) for event in unnamed.elements()]
-
-
-def _protection(event: Release) -> Release:
-    return replace(event, client=-1, what=(), n_disclosed=0, commons=False)
-
-
 def _cloned(payload: Payload) -> Payload:
     return {name: copy(x) if isinstance(x, Flat) else x.clone() for name, x in payload.items()}
 
@@ -327,8 +274,7 @@ def _form(reply: Reply) -> Form:
 def _norm(reply: Reply, max_norm: float | None) -> float | str:
     """Return the L2 norm of the whole reply, with ``sums`` divided by the reply's weight, or the reason to reject it.
 
-    max_norm: largest accepted norm of the update; None: no limit. The update is all floating point tensors in ``sums``
-    together, divided by the weight, without scalars (such as FedNova's number of steps) and without module buffers.
+    max_norm: largest accepted norm of the update (``core/updates.py``); None: no limit.
     """
     weight = reply.weight
     if not (isfinite(weight) and weight > 0):
@@ -341,8 +287,8 @@ def _norm(reply: Reply, max_norm: float | None) -> float | str:
                 continue
             if not isfinite(length := norm(values)):
                 return f"{name} {NOT_FINITE}"
-            is_update = part is reply.sums and name != BUFFERS and values.dim() > 0
-            (update if is_update else rest).append(length / over)
+            of_update = part is reply.sums and name != BUFFERS and values.dim() > 0  # ``is_update``, without its call
+            (update if of_update else rest).append(length / over)
     size = hypot(*update)
     if max_norm is not None and size > max_norm:
         return f"its update has norm {size:.4g}, above federation.max_norm {max_norm:g}"

@@ -19,6 +19,7 @@ from fedcommons.core.communication import Traffic
 from fedcommons.core.executor import Executor, WorkerDied
 from fedcommons.core.rejections import Largest, Rejected, count_rejections, largest, unusable
 from fedcommons.core.returned import require_message, require_state, split_merged
+from fedcommons.core.updates import NO_STEPS, Updates
 from fedcommons.core.worker import give_back_freed
 from fedcommons.errors import ClientError, DivergenceError, UserError, require_type, user_code_context
 from fedcommons.federation.client_block import CPU, NOT_FINITE, BlockResult, ClientTask, Form, RoundTask, train_block
@@ -45,6 +46,7 @@ class Plan:
     max_norm: float | None = None  # updates with a larger L2 norm are rejected
     take_partial: bool | None = None  # whether stragglers' partial work is accepted; None: as the algorithm declares
     leaks: Mapping[str, str] = field(default_factory=dict)  # name -> reason why no round has a privacy guarantee
+    updates: Updates = NO_STEPS  # the engine's steps on updates, such as compression
 
 
 @dataclass(frozen=True)
@@ -205,6 +207,7 @@ def call(algorithm: Algorithm, plan: Plan, now: Standing, number: int) -> Call:
     task = RoundTask(
         algorithm=name, round=number, common=common, seed=plan.seed, buffers=now.buffers, max_norm=plan.max_norm,
         keep_buffers=plan.keep_buffers, buffers_singly=capabilities_of(algorithm).sees_statistics,
+        updates=plan.updates,
     )  # fmt: skip
     shares = {i: late.get(i, 1.0) for i in joined}
     tasks = [ClientTask(i, messages[i].individual, now.memory.get(i, {}), shares[i]) for i in joined if shares[i]]
@@ -234,6 +237,8 @@ def _round(
         kind = now.buffers.buffer.dtype if len(now.buffers) else torch.float32
         buffers = Flat(mean.layout, mean.buffer.to(kind))
         total = {n: x for n, x in total.items() if n != BUFFERS}
+    if accepted:
+        total = plan.updates.before_merge(total, replies, number, plan.seed)
     # If clients take part but no reply arrives, the round skips ``merge``, so the state does not change.
     if accepted or not joined:
         with user_code_context(algorithm, "merge", f"round {number}"):

@@ -1,0 +1,69 @@
+"""Steps of the engine on clients' updates, between local training and the method's ``merge``.
+
+A reply's *update* is all its floating-point tensors in ``Reply.sums``, divided by the reply's weight, without scalars
+(such as FedNova's number of steps) and without BatchNorm's statistics.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from fedcommons.core.algorithm import BUFFERS, Replies, Reply
+from fedcommons.flat_tensors import Flat, Payload
+
+
+class ClientStep(Protocol):
+    """A step on a client's reply before the reply is sent, such as compression."""
+
+    def __call__(self, reply: Reply, nbytes: int, memory: Payload, seed: int) -> tuple[Reply, int]:
+        """Return the changed reply and the number of bytes that the client sends for it.
+
+        Args:
+            reply: the reply of the method, or of the previous step.
+            nbytes: number of bytes of ``reply``.
+            memory: the client's memory before the round.
+            seed: seed of the client and the round.
+        """
+        ...
+
+
+class ServerStep(Protocol):
+    """A step on the sums over clients before the method's ``merge`` gets them, such as noise."""
+
+    def __call__(self, total: Payload, replies: Replies, round: int, seed: int) -> dict[str, Flat | Tensor]:
+        """Return the changed sums.
+
+        Args:
+            total: float64 sums of ``Reply.sums`` over the accepted replies.
+            replies: client number -> accepted reply.
+            round: number of the round, from 1.
+            seed: seed of the run.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Updates:
+    """The steps of the engine on updates: ``on_client`` in a worker process, ``on_server`` in the server's process."""
+
+    on_client: Sequence[ClientStep] = ()
+    on_server: Sequence[ServerStep] = ()
+
+    def before_merge(
+        self, total: dict[str, Flat | Tensor], replies: Replies, round: int, seed: int
+    ) -> dict[str, Flat | Tensor]:
+        """Return the sums over clients after all steps ``on_server``."""
+        for step in self.on_server:
+            total = step(total, replies, round, seed)
+        return total
+
+
+NO_STEPS = Updates()
+"""No steps: clients send, and ``merge`` gets, what the method returns."""
+
+
+def is_update(name: str, values: Tensor) -> bool:
+    """Return whether the tensor ``values``, named ``name`` in ``Reply.sums``, is a part of the update."""
+    return name != BUFFERS and values.dim() > 0 and values.is_floating_point()
