@@ -76,9 +76,13 @@ class Data(Section):
     """share of the training images that is held out for validation before the images are partitioned; 0: none"""
     validation_from: Annotated[str, "random | last"] = "random"
     """training images that are held out for validation: random, or last (of the file, as in Fedssyn's released code)"""
+    public: Annotated[float, "[0, 0.5]"] = 0.0
+    """share of the training images that is held out, before the images are partitioned, as public images of no client;
+    their labels are removed, and only methods such as feddf use them, at the server. 0: none"""
     split: Annotated[str, "random | fixed"] = "fixed"
-    """random choice of the validation images, the images of data.limit, and the test images of data without a test set:
-    fixed (equal in all runs, so intervals over seeds leave out this randomness) or random (by the run's seed)"""
+    """random choice of validation and public images, the images of data.limit, and the test images of data without a
+    test set: fixed (equal in all runs, so intervals over seeds leave out this randomness) or random (by the run's
+    seed)"""
     limit: Annotated[int | None, "[1, 1e9]"] = None
     """number of training images to use, drawn at random after the validation images (null: all images)"""
     client_test: Annotated[float, "[0, 0.5]"] = 0.0
