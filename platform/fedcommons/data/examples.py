@@ -18,7 +18,8 @@ class Examples:
 
     x: uint8 images (n, C, H, W), floating features (n, ...) or tokens (n, length).
     y: (n,) int64 classes; (n, ...) int64 classes per position, -100 where a position has none; floats (n,) or (n, k)
-        for regression; zeros if there are no labels.
+        for regression; floats (n, classes), soft labels, if a sharing strategy gives such labels; zeros if there are no
+        labels.
     groups: (n,) int64, the number of each example's source (such as a writer or a hospital), or None.
     factors: further attributes of the examples (such as the camera or the year), (n,) int64 by name.
     """
