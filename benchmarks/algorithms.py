@@ -41,7 +41,7 @@ from lightning_modules import Classifier, vae
 CONSTANTS = {"fedgen, one step of its server": {"iterations": 1}}
 """Constants of methods that are timed a second time, by the label of that row."""
 
-OTHER_WORK = ("feddm", "fedlap", "dense", "coboosting", "one_shot", "fedddpm", "fedcvae")
+OTHER_WORK = ("feddm", "fedlap", "dense", "coboosting", "one_shot", "fedddpm", "fedcvae", "feddf")
 """Methods that do not run local steps of SGD in each round, and are not timed here."""
 
 

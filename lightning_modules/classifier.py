@@ -69,12 +69,15 @@ def by_example(values: Tensor, y: Tensor) -> Tensor:
 
 
 class Classifier(Predictor):
-    """A ``Predictor`` with cross-entropy loss; for labels per position y (B, ...), the logits are (B, classes, ...)."""
+    """A ``Predictor`` with cross-entropy loss; for labels per position y (B, ...), the logits are (B, classes, ...).
+
+    Labels y may also be probabilities of the classes, floats (B, classes).
+    """
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
         """Return the mean (weighted) cross entropy of the batch."""
         x, y, *weight = batch
-        if y.dim() > 1:
+        if y.dim() > 1 and not y.is_floating_point():
             losses = by_example(F.cross_entropy(self(x), y, reduction="none"), y)
             return (weight[0] * losses if weight else losses).mean()
         if weight:

@@ -135,6 +135,9 @@ run --federation.transport fast -> federation.transport federation.executor ray_
 run --client.optimizer adam --client.momentum 0.5 -> client.momentum adam 0.5
 run --federation.participation 0.01 -> federation.participation 10 0.1
 run --algorithm scaffold --client.momentum 0.9 -> client.momentum scaffold.option 0.9
+run --algorithm feddf -> --data.public | run --algorithm feddf --feddf.rows pool -> pool server_synthetic
+run --algorithm feddf --federation.buffers keep -> feddf federation.buffers average
+run --data.public 0.6 -> data.public [0, 0.5] | run --data.public .5 --data.validation .5 -> data.public below 1
 run --algorithm feddm --client.clip_norm 1 -> client.clip_norm feddm local steps
 run --dp.local true --algorithm scaffold --scaffold.option 1 -> scaffold.option 2 dp.local
 run --out '' -> --out file '' | run --out {long} -> --out 4096 5000 | run --out a{nul}b -> --out control a\x00b

@@ -75,6 +75,24 @@ def test_splits_are_the_same_whatever_else_the_config_or_the_process_draws() -> 
         assert torch.equal(dataset.test.x, DIGITS.test.x)
 
 
+@pytest.mark.parametrize("fields", [{}, {"validation_from": "last"}, {"limit": 200}, {"validation": 0.0}])
+def test_public_images_belong_to_no_other_part_and_move_no_image_of_another_part(fields: Mapping[str, Any]) -> None:
+    plain, dataset = load(Data(**fields)), load(Data(**fields, public=0.25))
+    public, n = dataset.public, len(dataset.train)
+    assert public is not None
+    assert (len(public), dataset.n_public, plain.n_public, int(public.y.abs().sum())) == (359, 359, 0, 0)
+    assert n == (200 if "limit" in fields else len(plain.train) - 359)
+    assert dataset.test.x.equal(plain.test.x)
+    assert dataset.validation.x.equal(plain.validation.x)
+    assert set(images(dataset.train)) <= set(images(plain.train))
+    if "limit" in fields:
+        assert dataset.train.x.equal(plain.train.x)
+    else:
+        assert sorted(images(dataset.train) + images(public)) == sorted(images(plain.train))
+    assert dataset.digest != plain.digest
+    assert without_images(dataset).public is None
+
+
 def test_with_split_random_the_seed_draws_test_and_validation_images() -> None:
     config = experiment("smoke", "digits", {"data.split": "random", "data.limit": None})
     zero, again, one = (dataset_of(override(config, {"seed": seed})) for seed in (0, 0, 1))

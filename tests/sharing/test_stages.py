@@ -4,16 +4,18 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from cut_clients import SIZES, numbered, of_digits
-from five_clients import DATASET, RECEIPT, N, dealt
+from five_clients import DATASET, ONE_ROUND, RECEIPT, N, dealt
 from torch import Tensor
+from torch.nn.functional import one_hot
 
-from fedcommons import ClientDatasets, ClientError, Clients, Common, Examples, Receipt, UserError
+from fedcommons import ClientDatasets, ClientError, Clients, Common, Examples, LocalSGD, Receipt, UserError
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.server_training import ServerTask
 from fedcommons.config import presets
@@ -23,13 +25,14 @@ from fedcommons.federation.server_executor import AtServer
 from fedcommons.generators.requests import Contribution
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
 from fedcommons.runs import build
+from fedcommons.runs.experiment import run
 from fedcommons.sharing.exchange import Shared, share, share_by_method
 from fedcommons.sharing.placement import holdings, n_open, optimal_copies, sample_shareable
 from fedcommons.sharing.raw_copies import RawCopies
 from fedcommons.sharing.real import Real, ShuffledReal
 from fedcommons.sharing.stage import Assigned, Contributions
 from fedcommons.sharing.synthetic import LocalSynthetic, ServerSynthetic, ShuffledSynthetic
-from fedcommons.testing import Federation
+from fedcommons.testing import Federation, digits
 from lightning_modules import Classifier
 from lightning_modules.networks import Linear
 
@@ -199,9 +202,11 @@ class Moves(Real):
     """Hands out rows as ``how`` says, and states no bytes; client i contributes two copies of its rows."""
 
     how: Callable[[ClientDatasets, Contributions], Assigned]
+    labels: Callable[[Tensor], Tensor] = lambda y: y
 
     def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
         each = [client_data.clients.store[rows[:2]] for rows in client_data.clients.rows]
+        each = [replace(examples, y=self.labels(examples.y)) for examples in each]
         return Contributions.from_generated(client_data, [*map(Contribution, each)])
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
@@ -223,6 +228,58 @@ MOVES: dict[str, tuple[Callable[[ClientDatasets, Contributions], Assigned], int]
 def test_the_engine_counts_the_bytes_of_the_rows_that_travel(name: str) -> None:
     how, examples = MOVES[name]
     assert share(Moves(how), dealt()).traffic.once == examples * (8 * 8 + 1)
+    n_raw = {"one real row that was not contributed": 2, "what the stage states": examples}.get(name, 0)
+    soft = share(Moves(how, _one_hot), dealt()).traffic.once
+    assert soft == n_raw * (8 * 8 + 1) + (examples - n_raw) * (8 * 8 + 4 * 10)
+
+
+def _one_hot(y: Tensor) -> Tensor:
+    return one_hot(y, 10).float()
+
+
+def test_one_hot_soft_labels_train_as_classes_do() -> None:
+    how, runs = MOVES["to all others"][0], list[Tensor]()
+    for labels in (lambda y: y, _one_hot, lambda y: 0.9 * _one_hot(y) + 0.01):
+        shared = share(Moves(how, labels), dealt())
+        federation = replace(digits(), data=shared.data).training(LocalSGD(1, 50))
+        runs.append(federation.run(FedAvg(), federation.plan(1))[0][0].model.buffer)
+        assert shared.data.real.store.y.dtype == torch.int64  # so that clients are evaluated as without sharing
+    torch.testing.assert_close(runs[1], runs[0], rtol=0, atol=1e-6)
+    assert not torch.allclose(runs[2], runs[0], atol=1e-5)
+    with pytest.raises(UserError, match=r"class counts .*soft labels"):
+        shared.data.clients.counts(10)  # pyright: ignore[reportPossiblyUnbound]
+
+
+@pytest.mark.parametrize(
+    "labels", [lambda y: 2 * _one_hot(y), lambda y: _one_hot(y)[:, :9], lambda y: 2 * _one_hot(y) - _one_hot(1 - y % 2)]
+)
+def test_soft_labels_are_probabilities(labels: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(UserError, match=r"Moves .*soft labels .*\(10, 10\)"):
+        share(Moves(MOVES["nowhere"][0], labels), dealt())
+
+
+class SoftCopies(Real):
+    """All clients get copies of two examples of each client, with soft labels."""
+
+    def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
+        return Moves(MOVES["nowhere"][0], _one_hot).make(client_data, generated)
+
+    def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
+        return Assigned(client_data.clients.rows, [released.rows] * len(client_data.clients), pool=[released.rows])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fields", [{"client.batched": True}, {"model": "vae"}, {"algorithm": "fedproto"}])
+def test_runs_with_soft_labels_are_refused_only_if_the_method_works_by_class(
+    fields: dict[str, Any], tmp_path: Path
+) -> None:
+    values = {"sharing.setting": f"{__file__}:SoftCopies", **ONE_ROUND, "evaluate.clients": True, **fields}
+    config = presets.experiment("smoke", "digits", {**values, "measure.every": int("algorithm" not in fields)})
+    if "algorithm" not in fields:
+        assert run(config, tmp_path / "run", say=lambda text: None)["rounds"] == 1
+        return
+    with pytest.raises(UserError, match=r"fedproto works by class, .*SoftCopies gives soft labels"):
+        run(config, tmp_path / "run", say=lambda text: None)
 
 
 def test_labels_of_shared_examples_have_as_many_bytes_as_their_classes_need() -> None:

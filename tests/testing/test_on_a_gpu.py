@@ -39,7 +39,7 @@ DP = replace(PLAIN, dp=DPSGD(noise_multiplier=1.0, clip=1.0))
 TWO = partial(digits, (9, 5))
 BATCH_NORM = partial(digits, (9, 5), dropout=0.3, batch_norm=True)
 
-OWN_STEPS = ("coboosting", "dense", "fedcvae", "fedddpm", "feddm", "fedgen", "fedlap", "moon", "one_shot")
+OWN_STEPS = ("coboosting", "dense", "fedcvae", "fedddpm", "feddf", "feddm", "fedgen", "fedlap", "moon", "one_shot")
 """Methods that do other work than the clients' local steps."""
 
 

@@ -264,7 +264,7 @@ def test_a_prediction_is_exact_by_a_clock_that_only_the_method_moves(
 METHODS: dict[str, dict[str, Any]] = {
     "feddm": {}, "fedlap": {}, "dense": {"dense.generator_steps": 2}, "coboosting": {"coboosting.generator_steps": 2},
     "fedcvae": {"fedcvae.channels": (2,), "fedcvae.samples": 10}, "one_shot": {"sharing.setting": "server_synthetic"},
-    "fedddpm": {"sharing.setting": "server_synthetic", "model.name": "ddpm"},
+    "fedddpm": {"sharing.setting": "server_synthetic", "model.name": "ddpm"}, "feddf": {"data.public": 0.1},
 }  # fmt: skip
 
 

@@ -170,9 +170,9 @@ def teach(worker: Worker, task: ServerTask[OneShotModels], seed: int) -> State:
     return {"model": student, **{name: x.cpu() for name, x in changed.items()}}
 
 
-def load_models(worker: Worker, task: ServerTask[OneShotModels]) -> Classroom:
+def load_models(worker: Worker, task: ServerTask[Any]) -> Classroom:
     """Load the student and the clients' models on the worker and return the training state."""
-    work, state, shape = worker.work, task.payload, tuple(worker.data.clients.store.x.shape[1:])
+    work, state, x = worker.work, task.payload, worker.data.clients.store.x
     w = values(state["weights"])
     statistics = values(state["statistics"])
     if not statistics.shape[1]:  # No client has sent statistics: use the initial statistics.
@@ -183,9 +183,9 @@ def load_models(worker: Worker, task: ServerTask[OneShotModels]) -> Classroom:
     work.module.eval()
     ensemble = Ensemble(work, values(state["ensemble"]), statistics)
     with torch.no_grad():
-        blank = torch.zeros((2, *shape), dtype=torch.uint8, device=work.device)
+        blank = torch.zeros((2, *x.shape[1:]), dtype=x.dtype, device=work.device)
         classes = ensemble.student(blank).shape[1]
     velocity = values(state["velocity"]).to(work.device, copy=True)
     names = [name for name in (*task.method.capabilities.grows, "learned") if name in state]
     entries = {name: values(state[name]).to(work.device) for name in names}
-    return Classroom(work, ensemble, state, w.to(work.device), velocity, shape, classes, entries)
+    return Classroom(work, ensemble, state, w.to(work.device), velocity, tuple(x.shape[1:]), classes, entries)

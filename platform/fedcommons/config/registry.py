@@ -93,6 +93,7 @@ KINDS: Mapping[str, Kind] = {
             "fedgen": f"{_METHODS}.fedgen:FedGEN",
             "fedcvae": f"{_METHODS}.fedcvae:FedCVAE",
             "fedlap": f"{_METHODS}.fedlap:FedLAP",
+            "feddf": f"{_METHODS}.feddf:FedDF",
         },
         has=("start", "down", "client", "merge"),
         reserved=("share", "check", "participants", "personal"),

@@ -76,8 +76,10 @@ class Data(Section):
     """share of the training images that is held out for validation before the images are partitioned; 0: none"""
     validation_from: Annotated[str, "random | last"] = "random"
     """training images that are held out for validation: random, or last (of the file, as in Fedssyn's released code)"""
+    public: Annotated[float, "[0, 0.5]"] = 0.0
+    """share of the training images that no client gets: public images without labels for the server (feddf); 0: none"""
     split: Annotated[str, "random | fixed"] = "fixed"
-    """random choice of the validation images, the images of data.limit, and the test images of data without a test set:
+    """random choice of validation and public images, images of data.limit, and test images of data without a test set:
     fixed (equal in all runs, so intervals over seeds leave out this randomness) or random (by the run's seed)"""
     limit: Annotated[int | None, "[1, 1e9]"] = None
     """number of training images to use, drawn at random after the validation images (null: all images)"""
@@ -105,8 +107,8 @@ class Partition(Section):
     """feature shift between clients, which grows with the client's number: none, noise (Gaussian), rotation or colour
     (random factor per colour channel)"""
     shift_size: Annotated[float | None, "(0, 360]"] = None
-    """size of the feature shift of the last client: the variance for noise on pixels in [0, 1] (null: 0.1), degrees for
-    rotation (null: 90), or the largest relative change of a channel for colour (null: 0.5)"""
+    """size of the last client's feature shift: variance of noise on pixels in [0, 1] (null: 0.1), degrees of rotation
+    (null: 90), or largest relative change of a colour channel (null: 0.5)"""
 
 
 @dataclass(frozen=True)
@@ -133,9 +135,8 @@ class Sharing(Section):
     """test for memorisation: before synthetic images leave a client, compare them with the generator's training images
     and with held-out images, and write the result to audit.json"""
     withhold: Annotated[str, "none | near_copies"] = "none"
-    """synthetic images that are not shared: none, or near_copies (the images that the audit finds too close to a
-    training image of the generator). near_copies runs the audit too, and the images then have no privacy guarantee
-    (epsilon)"""
+    """synthetic images that are not shared: none, or near_copies (images that the audit finds too close to a training
+    image of the generator). near_copies runs the audit too, and the images then have no privacy guarantee (epsilon)"""
 
     @property
     def is_audited(self) -> bool:
@@ -331,8 +332,7 @@ class Tracking(Section):
     """Weights & Biases (W&B) and other trackers, in addition to the run folder, which is always written."""
 
     wandb: Annotated[str, "online | offline | off"] = "offline"
-    """Weights & Biases: online (uploads; without a login the run is kept offline), offline (files in the run folder) or
-    off"""
+    """Weights & Biases: online (uploads; without a login as offline), offline (files in the run folder) or off"""
     project: str = "fedcommons"
     """project of the run in W&B, MLflow or trackio"""
     group: str | None = None

@@ -42,6 +42,8 @@ def validate(config: Experiment) -> None:
         if name not in known_fields and not name.startswith("source."):
             raise UserError(f"{name} is not a field of the chosen components.")
     require_sources(c.chosen, c.source, c.model.weights)
+    if c.data.validation + c.data.public >= 1:
+        raise UserError("data.validation + data.public must be below 1, so that images remain for training, got 1.")
     _validate_stop(config)
     if not c.model.weights and (c.model.weights_map is not None or not c.model.weights_strict):
         raise UserError("model.weights_map and model.weights_strict false need a file, model.weights.")

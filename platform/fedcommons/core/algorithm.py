@@ -56,8 +56,9 @@ class Facts:
     then counted, and the privacy ledger lists the class counts once, without a privacy guarantee (uncovered). shape:
     shape of an example. n_classes: number of classes; None if labels are not classes. head, batch_norm: names of the
     parameters of the module's ``head`` and of the BatchNorm layers, in the model's order; empty if the module has none.
-    pool: number of examples in the server's pool of synthetic images; 0 if there is no pool yet. ``down`` and
-    ``merge`` do not get the facts, so ``start`` copies into the state the facts that these functions need.
+    pool: number of examples in the server's pool of synthetic images; 0 if there is no pool yet. public: number of
+    public examples, which belong to no client. ``down`` and ``merge`` do not get the facts, so ``start`` copies into
+    the state the facts that these functions need.
     """
 
     n_clients: int
@@ -71,6 +72,7 @@ class Facts:
     head: tuple[str, ...] = ()
     batch_norm: tuple[str, ...] = ()
     pool: int = 0
+    public: int = 0
 
     def __post_init__(self) -> None:
         if self.counts is not None and not isinstance(self.counts, Counts):

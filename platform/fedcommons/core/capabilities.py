@@ -23,7 +23,8 @@ class Capabilities:
     computes_inputs: bool = False
     """The algorithm computes means of inputs or gradients with respect to inputs, so tokens are refused."""
     distils: bool = False
-    """The algorithm's server creates images and distils logits, so it needs image data and a model with logits."""
+    """The algorithm's server distils logits, so it needs a model with logits. It also needs image data, as it creates
+    images unless it has ``needs_pool`` or ``needs_public``."""
     grows: Mapping[str, int] = field(default_factory=dict)
     """Entries of the server's state that each round enlarges: name -> axis. ``--dry-run`` uses their mean size."""
     keeps_batch_norm: bool = False
@@ -38,6 +39,8 @@ class Capabilities:
     """The algorithm works per class, so data sets whose labels are not classes are refused."""
     needs_pool: bool = False
     """The algorithm's server trains on a pool of images, so the sharing strategy must have ``serves_pool``."""
+    needs_public: bool = False
+    """The algorithm's server uses examples of no client (``RunData.public``), so ``data.public`` must be above 0."""
     refuses_batch_norm: bool = False
     """The algorithm is not defined for a model with BatchNorm."""
     repeats: Mapping[str, str] = field(default_factory=dict)

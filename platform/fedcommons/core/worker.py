@@ -148,8 +148,8 @@ class RunData:
     clients: each client's training data, which may contain shared examples. real: each client's real data. pool: the
     shared examples that each client received; None without sharing. sets: name -> data set for evaluation. n_classes:
     number of classes; None: not known; 0: labels are not classes. tests: each client's test examples, or None. serves:
-    whether the server may use the pool. In a job on the server, ``clients`` and ``real`` are empty; if ``serves`` is
-    False, ``pool`` is None.
+    whether the server may use the pool. public: examples without labels that belong to no client, or None. In a job on
+    the server, ``clients`` and ``real`` are empty; if ``serves`` is False, ``pool`` is None.
     """
 
     clients: Clients
@@ -159,15 +159,23 @@ class RunData:
     n_classes: int | None = None
     tests: Clients | None = None
     serves: bool = False
+    public: Examples | None = None
 
     def to(self, device: torch.device) -> "RunData":
         """Return the same data on ``device``; a table of examples that several fields use is copied only once."""
         parts = {name: getattr(self, name) for name in ("clients", "real", "pool", "tests")}
-        tables = [*self.sets.values(), *(part.store for part in parts.values() if part is not None)]
+        tables = [
+            *self.sets.values(),
+            *([self.public] if self.public else []),
+            *(part.store for part in parts.values() if part is not None),
+        ]
         moved = {id(x): x.to(device) for x in {id(x): x for x in tables}.values()}  # equal tables may differ in factors
         clients = {id(part): part.on(moved[id(part.store)]) for part in parts.values() if part is not None}
         sets = {name: moved[id(examples)] for name, examples in self.sets.items()}
-        return replace(self, sets=sets, **{name: part and clients[id(part)] for name, part in parts.items()})
+        public = self.public and moved[id(self.public)]
+        return replace(
+            self, sets=sets, public=public, **{name: part and clients[id(part)] for name, part in parts.items()}
+        )
 
 
 @dataclass(frozen=True)

@@ -224,10 +224,12 @@ class Clients(Sequence[ClientData]):
         """Return the number of each client's examples per class: (N, classes) int64.
 
         Raises:
-            UserError: the labels are not classes.
+            UserError: the labels are not classes, or they are soft labels.
         """
         if n_classes is None:
             raise UserError("class counts are asked for, but the labels of this data set are not classes.")
+        if self.store.y.is_floating_point():
+            raise UserError("class counts are asked for, but the shared examples have soft labels.")
         return torch.from_numpy(self.rows.counts(self.store.y.numpy(force=True), n_classes))
 
     def on(self, store: Examples) -> "Clients":

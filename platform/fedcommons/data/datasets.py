@@ -35,12 +35,13 @@ def load(
     *,
     validation: float = 0.1,
     validation_from: str = "random",
+    public: float = 0.0,
     split_seed: int | None = None,
     limit: int | None = None,
     augment: bool | None = None,
     standardise: bool = True,
 ) -> Dataset:
-    """Build a data set, split off a validation set and keep at most ``limit`` of the remaining training images.
+    """Build a data set, split off validation and public images, and keep at most ``limit`` other training images.
 
     Random splits depend on the data set's name and ``split_seed``. With None, runs with different seeds are evaluated
     on the same images.
@@ -50,6 +51,7 @@ def load(
         make: function that returns a ``Source``, or an object that ``user_data.read`` accepts.
         validation: share of the training images that becomes the validation set.
         validation_from: ``random`` (random training images become the validation set) or ``last`` (the last ones).
+        public: share of the training images that becomes the public images, which lose their labels.
         limit: maximum number of training images; None: no limit.
         augment: whether clients flip and crop images in training; None: the data set's value.
         standardise: whether models see (value - mean) / standard deviation; otherwise they see the values themselves.
@@ -79,7 +81,9 @@ def load(
     if validation_from == "last":
         held_out = order >= len(train) - n_validation
         order = np.concatenate([order[held_out], order[~held_out]])
-    validation_set, rest = train[np.sort(order[:n_validation])], order[n_validation:]
+    # Public images are the last of the order, so that with a limit clients have equal images with and without them.
+    rest, public_rows = np.split(order[n_validation:], [len(order) - n_validation - int(public * len(order))])
+    validation_set, public_x = train[np.sort(order[:n_validation])], train[np.sort(public_rows)].x
     if limit is not None:
         if limit > len(rest):
             raise UserError(f"data.limit must be at most the {len(rest)} training images there are, got {limit}.")
@@ -107,6 +111,7 @@ def load(
         normalised_by=origin.normalised_by,
         positions=source.positions,
         inputs=source.inputs,
+        public=Examples(public_x, torch.zeros(len(public_x), dtype=torch.int64)) if len(public_x) else None,
     )
 
 

@@ -18,7 +18,8 @@ class Examples:
 
     x: uint8 images (n, C, H, W), floating features (n, ...) or tokens (n, length).
     y: (n,) int64 classes; (n, ...) int64 classes per position, -100 where a position has none; floats (n,) or (n, k)
-        for regression; zeros if there are no labels.
+        for regression; floats (n, classes), soft labels, if a sharing strategy gives such labels; zeros if there are no
+        labels.
     groups: (n,) int64, the number of each example's source (such as a writer or a hospital), or None.
     factors: further attributes of the examples (such as the camera or the year), (n,) int64 by name.
     """
@@ -107,7 +108,7 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """A data set with training, validation and test examples.
+    """A data set with training, validation, test and public examples.
 
     n_classes: number of classes; None if there are no labels or the labels are not classes.
     mean, std: one number per channel, of pixels scaled to [0, 1]; models see (value - mean) / std.
@@ -116,6 +117,7 @@ class Dataset:
     computed: names of the values that were computed from the training examples without noise (``STANDARDISATION``,
         ``N_CLASSES``).
     normalised_by: see ``Origin``. positions, inputs: see ``Source``.
+    public: examples without labels that belong to no client, or None.
     """
 
     name: str
@@ -132,6 +134,12 @@ class Dataset:
     normalised_by: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     positions: int | None = None
     inputs: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    public: Examples | None = None
+
+    @property
+    def n_public(self) -> int:
+        """Return the number of public examples."""
+        return 0 if self.public is None else len(self.public)
 
     @property
     def classes(self) -> int:
@@ -157,9 +165,9 @@ class Dataset:
 
     @cached_property
     def digest(self) -> str:
-        """Return a hash of the training, validation and test examples: all columns' names, shapes, types and bytes."""
+        """Return a hash of all examples: the names, shapes, types and bytes of all columns."""
         hashed = blake2b(digest_size=12)
-        for name in ("train", "validation", "test"):
+        for name in ("train", "validation", "test", *(["public"] if self.public else [])):
             examples: Examples = getattr(self, name)
             groups = {} if examples.groups is None else {"groups": examples.groups}
             factors = {f"factors.{which}": values for which, values in examples.factors.items()}
@@ -176,4 +184,4 @@ def _add(hashed: blake2b, name: str, t: Tensor) -> None:
 def without_images(dataset: Dataset) -> Dataset:
     """Return a copy without examples, which is small to send. It keeps the shapes, n_classes, mean and std."""
     empty = dataset.train[slice(0, 0)]
-    return replace(dataset, train=empty, validation=empty, test=empty, origin=None)
+    return replace(dataset, train=empty, validation=empty, test=empty, origin=None, public=None)

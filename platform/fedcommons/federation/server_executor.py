@@ -1,7 +1,7 @@
 """The executor that ``merge`` gets: a job on a worker gets the module and the server's data, not the clients' data.
 
-The server's data are the public data sets, and the pool of synthetic images if the sharing strategy sends the pool to
-the server (``serves_pool``).
+The server's data are the data sets for evaluation, the public examples, and the pool of synthetic images if the sharing
+strategy sends the pool to the server (``serves_pool``).
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fedcommons.core.executor import Executor, J, R, S
-from fedcommons.core.worker import RunData, Worker
+from fedcommons.core.worker import Worker
 from fedcommons.data.clients import Clients, Rows
 from fedcommons.data.examples import Examples
 
@@ -38,7 +38,7 @@ def _without_clients(function: Callable[[Any, S, J], R], worker: Worker, shared:
     none = Examples(store.x[:0].clone(), store.y[:0].clone())  # a view would share storage with all clients' examples
     no_clients = Clients(none, Rows(torch.zeros(0, dtype=torch.int64), np.zeros(0, int), np.zeros(0, int)))
     pool = _alone(worker.data.pool) if worker.data.serves and worker.data.pool else None
-    data = RunData(no_clients, no_clients, worker.data.sets, pool, worker.data.n_classes, serves=pool is not None)
+    data = replace(worker.data, clients=no_clients, real=no_clients, pool=pool, tests=None, serves=pool is not None)
     return worker.work.copied(function(replace(worker, data=data), shared, job))
 
 

@@ -9,9 +9,11 @@ from pytorch_lightning import LightningModule
 
 from fedcommons.config import registry
 from fedcommons.core.algorithm import Algorithm
+from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.client_worker import floating_buffers, trainable_parameters
 from fedcommons.core.executor import Executor
 from fedcommons.core.worker import RunData, Worker, fresh_torch, set_up_process
+from fedcommons.errors import UserError
 from fedcommons.federation.client_memory import ClientMemory
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.federation.serial_executor import Serial
@@ -144,13 +146,19 @@ def assemble_contributed(spec: RunSpec, contributed: Contributions) -> Assembled
         )
         contributed = audited.released
     shared = share_contributed(spec.stage, client_data, contributed)
+    is_soft = dataset.n_classes is not None and shared.data.clients.store.y.is_floating_point()
+    if is_soft and capabilities_of(spec.algorithm).needs_classes:
+        raise UserError(
+            f"algorithm {spec.names['algorithm']} works by class, and sharing stage {type(spec.stage).__name__} gives "
+            "soft labels, which are probabilities of the classes."
+        )
     if audited and spec.withholds:
         shared = pool_audit.uncovered(shared)
     if judged := spec.stage if spec.local.dp else None:
         disclosure.require_once(judged, shared.data)
     shared = share_by_method(shared, spec.algorithm, dataset.n_classes, spec.seed)
     sets = {"test": dataset.test, "validation": dataset.validation}
-    data = replace(shared.data, sets=sets, n_classes=dataset.n_classes or 0, tests=spec.tests)
+    data = replace(shared.data, sets=sets, n_classes=dataset.n_classes or 0, tests=spec.tests, public=dataset.public)
     plan = on_clients(spec.plan, data.clients, pool=len(data.pool.rows.flat) if data.pool and data.serves else 0)
     plan = replace(plan, leaks=leaks_of(dataset.computed, spec.stop, judged, client_data, contributed))
     shared = replace(shared, data=data, releases=[*shared.releases, *computed_by_all(dataset.computed, len(data.real))])

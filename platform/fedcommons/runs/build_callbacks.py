@@ -53,8 +53,9 @@ def _trackers(ready: Assembled, record: RunFolder, say: Callable[[str], None]) -
 
         shown, n_real = (), len(spec.train)
         if pool := ready.data.pool:
-            x, y = pool.store.x[n_real:].numpy(), pool.store.y[n_real:].numpy()
-            shown = pool_images(x, y, pool.rows.flat.numpy() - n_real)
+            x, y = pool.store.x[n_real:].numpy(), pool.store.y[n_real:]
+            is_soft = spec.dataset.n_classes is not None and y.is_floating_point()
+            shown = pool_images(x, (y.argmax(1) if is_soft else y).numpy(), pool.rows.flat.numpy() - n_real)
         described = describe(spec.record, ready.shared.p)
         make = partial(WandbTracker, record.path, described, spec.wandb, say, shown)
         yield GuardedTracker("W&B", make, say, prepare=numbers)

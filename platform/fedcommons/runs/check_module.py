@@ -237,19 +237,20 @@ def require_hooks(algorithm: Algorithm, module: LightningModule, loop: LocalSGD,
 
 
 def require_distillable(algorithm: Algorithm, module: nn.Module, dataset: Dataset) -> None:
-    """If the algorithm distils, refuse a data set without images and a model whose forward returns no logits.
+    """If the algorithm distils, refuse a model whose forward returns no logits, and data that the server cannot create.
 
-    An algorithm distils if its server creates images and trains the model to match logits on these images. module: on
-    any device, also meta.
+    An algorithm distils if its server trains the model to match logits, on images that it creates, on the pool or on
+    public examples. module: on any device, also meta.
 
     Raises:
-        UserError: examples are no images, the model returns no logits, or ``_require_pixels`` refuses the model.
+        UserError: the server would create examples that are no images, the model returns no logits, or
+            ``_require_pixels`` refuses the model.
     """
     capabilities = capabilities_of(algorithm)
     if not capabilities.distils:
         return
     name, x = type(algorithm).__name__, dataset.train.x
-    if x.dtype != torch.uint8 or x.dim() != 4:
+    if (x.dtype != torch.uint8 or x.dim() != 4) and not (capabilities.needs_pool or capabilities.needs_public):
         kind = f"{x.dtype} of shape {dataset.shape}"
         raise UserError(
             f"{name} makes images (C, H, W) with pixels in 0..255, and examples of {dataset.name} are {kind}."

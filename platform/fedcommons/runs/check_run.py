@@ -16,7 +16,7 @@ from fedcommons.flat_tensors import flatten
 from fedcommons.generators.requests import n_seen
 from fedcommons.privacy import ledger
 from fedcommons.runs import check_module, pool_audit
-from fedcommons.runs.checks import refuse, require_pool, require_target
+from fedcommons.runs.checks import refuse, require_server_data, require_target
 from fedcommons.runs.plans import begin
 from fedcommons.runs.spec import RunSpec
 from fedcommons.runs.worker import standardises
@@ -30,7 +30,7 @@ def checked(spec: RunSpec, *, judges_delta: bool) -> RunSpec:
     """
     algorithm, dataset, loop, seen = spec.algorithm, spec.dataset, spec.local, spec.evaluation
     sizes = [len(rows) for rows in spec.partition.rows]
-    require_pool(algorithm, spec.stage)
+    require_server_data(algorithm, spec.stage, dataset.n_public)
     refuse(spec.stage, "check_data", spec.client_data)
     if spec.recipe is not None:
         refuse(spec.recipe.generator, "check_sizes", [n_seen(spec.recipe.rho, n) for n in sizes])
@@ -84,7 +84,7 @@ def checked(spec: RunSpec, *, judges_delta: bool) -> RunSpec:
     # Attributes of a user-defined module may raise an error, which the context reports as an error of user code.
     with before_any_work(), user_code_context(label):
         parameters = {"head": head_parameters(module), "batch_norm": batch_norm_parameters(module)}
-    facts = replace(spec.plan.facts, shape=dataset.shape, **parameters)
+    facts = replace(spec.plan.facts, shape=dataset.shape, public=dataset.n_public, **parameters)
     if "model" not in begin(algorithm, model, facts, spec.seed):
         options = {
             "--federation.buffers keep": keeps or not is_kept,

@@ -50,8 +50,8 @@ def load(data: Data, split_seed: int | None = None) -> Dataset:
     with user_code_context(registry.component_label("data", data.name)):
         return datasets.load(
             data.name, partial(loader, **{**select_arguments(loader, offered), **data.constants}),
-            validation=data.validation, validation_from=data.validation_from, limit=data.limit, augment=data.augment,
-            standardise=data.standardise, split_seed=split_seed,
+            validation=data.validation, validation_from=data.validation_from, public=data.public, limit=data.limit,
+            augment=data.augment, standardise=data.standardise, split_seed=split_seed,
         )  # fmt: skip
 
 

@@ -105,7 +105,7 @@ def replay(
     labels = ready.data.clients[client].y
     return Replayed(
         len(labels),
-        [] if not ready.data.n_classes else torch.bincount(labels).tolist(),
+        [] if not ready.data.n_classes or labels.is_floating_point() else torch.bincount(labels).tolist(),
         called.task.nbytes + nbytes(alone.individual),
         result.up_bytes,
         {name: value for _, reply in result.replies.values() for name, value in reply.metrics.items()},

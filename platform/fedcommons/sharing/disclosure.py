@@ -105,8 +105,8 @@ def sent(
     pool: Sequence[np.ndarray],
     owners: np.ndarray,
     n_real: int,
-) -> int:
-    """Count the examples that a strategy sends up to the server and down to the clients.
+) -> np.ndarray:
+    """Return the row of each example that a strategy sends up to the server or down to a client, once per sending.
 
     A row is sent up once if at least one of these conditions holds:
     - it is in the pool of shared examples
@@ -130,19 +130,23 @@ def sent(
     is_down[len(own_rows) :] |= np.isin(new, pooled)
     at_server = contributed[(contributed < n_real) | ~np.isin(contributed, rows)]
     up, down = np.concatenate([rows[is_down], pooled, at_server]), holders[is_down] * len(owners) + rows[is_down]
-    return int((owners[np.unique(up)] >= 0).sum()) + len(np.unique(down))
+    up = np.unique(up)
+    return np.concatenate([up[owners[up] >= 0], np.unique(down) % len(owners)])
 
 
-def nbytes(stage: str, client_data: ClientDatasets, stated: Any, n_sent: int) -> int:
+def nbytes(stage: str, client_data: ClientDatasets, stated: Any, sent: np.ndarray, soft: Tensor | None) -> int:
     """Return the number of bytes of the exchange, summed over clients.
 
-    stated: number of bytes that the strategy states; None: the bytes of the ``n_sent`` examples and their labels.
+    stated: number of bytes that the strategy states; None: the bytes of the examples in the rows ``sent`` and of their
+    labels. soft: labels of the synthetic rows, if these labels are probabilities (see ``Contributions``).
 
     Raises:
         UserError: ``stated`` is neither None nor a number of bytes.
     """
     if stated is None:
-        return images_nbytes(n_sent, client_data.shape, client_data.itemsize, client_data.label_nbytes)
+        label, n_soft = client_data.label_nbytes, int((sent >= len(client_data.clients.store)).sum())
+        more = 0 if soft is None else n_soft * (soft.shape[1] * soft.element_size() - label)
+        return more + images_nbytes(len(sent), client_data.shape, client_data.itemsize, label)
     if isinstance(stated, int | np.integer) and stated >= 0:
         return int(stated)
     raise UserError(f"sharing stage {stage} must give nbytes as a whole number of bytes or None, got {quote(stated)}.")

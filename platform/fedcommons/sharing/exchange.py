@@ -69,6 +69,8 @@ def _contributions(contributed: Any) -> Contributions:
         require_type(np.ndarray, getattr(contributed, name), f"an array as Contributions.{name}")
     for name in ("receipts", "n_sources", "of_labels"):
         require_type(Mapping, getattr(contributed, name), f"a mapping as Contributions.{name}")
+    if contributed.soft is not None:
+        require_type(torch.Tensor, contributed.soft, "a tensor or None as Contributions.soft")
     return contributed
 
 
@@ -105,6 +107,7 @@ def _shared(
     releases = disclosure.events(f"sharing stage {name}", releases, n_clients)
     received, parts = row_numbers("received", assigned.received), row_numbers("pool", assigned.pool)
     real = clients = Clients(store, real_data.rows)
+    labelled = store if contributed.soft is None else _with_soft_labels(name, client_data, store, contributed.soft)
     kept_rows: list[np.ndarray] = []
     if received or assigned.weights is not None:
         kept_rows = row_numbers("own_rows", assigned.own_rows)
@@ -112,16 +115,16 @@ def _shared(
         if len(rows) != n_clients:
             raise UserError(f"sharing stage {name} must give rows to each of {n_clients} clients, got {len(rows)}.")
         n_own = disclosure.own_counts(name, assigned.n_own, n_clients)
-        clients = Clients(store, Rows.from_lists(rows, assigned.weights), n_own)
+        clients = Clients(labelled, Rows.from_lists(rows, assigned.weights), n_own)
     parts = [part for part in parts if len(part)]
-    pool = Clients(store, parts) if parts else None
+    pool = Clients(labelled, parts) if parts else None
     disclosure.require_unchanged(name, client_data, store)
     rows = disclosure.numbers(name, "contributed rows", contributed.rows, len(store))
     owners = disclosure.owners_of(name, client_data, store, rows, contributed.owners)
     holders, held = np.repeat(np.arange(n_clients), clients.rows.sizes), clients.rows.flat.numpy()
     leaving = np.concatenate([held[owners[held] != holders], *parts])
     disclosure.require_known(name, client_data, leaving, owners)
-    n_sent = disclosure.sent(kept_rows, received, rows, parts, owners, n_real)
+    sent = disclosure.sent(kept_rows, received, rows, parts, owners, n_real)
     # A real example also leaves its client if a synthetic example is a bit-for-bit copy of it.
     copied = disclosure.copied(store, n_real, np.unique(leaving))
     leaving = np.union1d(np.union1d(rows, leaving), copied)
@@ -131,13 +134,33 @@ def _shared(
     return Shared(
         data=RunData(clients, real, pool=pool, serves=pool is not None and capabilities_of(stage).serves_pool),
         p=sum(map(len, received)) / sum(clients.sizes),
-        traffic=Traffic(once=disclosure.nbytes(name, client_data, assigned.nbytes, n_sent)),
+        traffic=Traffic(once=disclosure.nbytes(name, client_data, assigned.nbytes, sent, contributed.soft)),
         owners=owners,
         releases=disclosure.with_raw(releases, owners[disclosed], n_clients),
         disclosed=len(disclosed),
         notes=assigned.notes,
         views=assigned.views,
     )
+
+
+def _with_soft_labels(name: str, client_data: ClientDatasets, store: Examples, soft: torch.Tensor) -> Examples:
+    """Return the store with labels (n, classes): one-hot vectors of real examples, then ``soft``.
+
+    Raises:
+        UserError: the data set has no classes, or ``soft`` has not one probability distribution per synthetic row.
+    """
+    n, classes = len(client_data.clients.store), client_data.n_classes
+    if classes is None:
+        raise UserError(f"sharing stage {name} gives soft labels, but labels of the data set are not classes.")
+    probabilities, shape = soft.float(), (len(store) - n, classes)
+    is_right = soft.is_floating_point() and soft.shape == shape and bool((probabilities >= 0).all())
+    if not is_right or bool(((probabilities.sum(1) - 1).abs() > 0.01).any()):
+        raise UserError(
+            f"sharing stage {name} must give soft labels as floats of shape {shape}, at least 0 and with sum 1 in each "
+            f"row, got {soft.dtype} of shape {tuple(soft.shape)}."
+        )
+    one_hot = torch.nn.functional.one_hot(store.y[:n], classes).float()
+    return replace(store, y=torch.cat([one_hot, probabilities]))
 
 
 def share_by_method(shared: Shared, algorithm: object, n_classes: int | None, seed: int) -> Shared:

@@ -38,6 +38,8 @@ class Contributions:
     receipts: client -> privacy protection of its synthetic examples (``Receipt``); None: no protection.
     n_sources: client -> number of its real examples that it contributes or from which its synthetic examples come.
     of_labels: client -> privacy protection of its class counts, from which labels are drawn.
+    soft: soft labels, the probabilities of the classes of each synthetic example, float (number of synthetic examples,
+        classes), in the order of the store; the labels in the store are then not used. None: the labels are classes.
     """
 
     store: Examples
@@ -47,6 +49,7 @@ class Contributions:
     n_sources: Mapping[int, int]
     _: KW_ONLY
     of_labels: Mapping[int, Receipt | None] = field(default_factory=dict)
+    soft: torch.Tensor | None = None
 
     @staticmethod
     def none(client_data: ClientDatasets) -> "Contributions":
@@ -64,7 +67,8 @@ class Contributions:
     def from_generated(client_data: ClientDatasets, generated: Sequence[Contribution]) -> "Contributions":
         """Return contributions in which client i contributes the synthetic examples ``generated[i]``.
 
-        The store of the result has the real examples first, then the synthetic examples.
+        The store of the result has the real examples first, then the synthetic examples. Labels (n, classes) of floats
+        are soft labels.
 
         Raises:
             ValueError: synthetic examples have another type or shape than the real examples.
@@ -74,12 +78,17 @@ class Contributions:
             if (examples.x.dtype, examples.x.shape[1:]) != (real.x.dtype, real.x.shape[1:]):
                 kind = f"{examples.x.dtype} {tuple(examples.x.shape[1:])}"
                 raise ValueError(f"contributions must be {real.x.dtype} {client_data.shape} like real data, not {kind}")
-        store = Examples(torch.cat([real.x, *(e.x for e in new)]), torch.cat([real.y, *(e.y for e in new)]))
+        labels, soft = [e.y for e in new], None
+        if client_data.n_classes is not None and any(y.is_floating_point() for y in labels):
+            soft = torch.cat(labels)
+            labels = [y.argmax(1) for y in labels]
+        store = Examples(torch.cat([real.x, *(e.x for e in new)]), torch.cat([real.y, *labels]))
         owners = np.repeat(np.arange(len(new)), [len(e) for e in new])
         receipts = {client: contribution.receipt for client, contribution in enumerate(generated)}
         seen = {client: contribution.n_sources for client, contribution in enumerate(generated)}
         of_labels = {client: contribution.of_labels for client, contribution in enumerate(generated)}
-        return Contributions(store, np.arange(len(real), len(store)), owners, receipts, seen, of_labels=of_labels)
+        rows = np.arange(len(real), len(store))
+        return Contributions(store, rows, owners, receipts, seen, of_labels=of_labels, soft=soft)
 
     def rows_by_client(self, n_clients: int) -> list[np.ndarray]:
         """Return one vector per client with the row numbers of the examples that it contributes."""

@@ -95,6 +95,7 @@ class Federation:
             shape=tuple(self.data.clients.store.x.shape[1:]), n_classes=self.data.n_classes,
             head=head_parameters(module), batch_norm=batch_norm_parameters(module),
             pool=len(self.data.pool.rows.flat) if self.data.pool and self.data.serves else 0,
+            public=len(self.data.public) if self.data.public else 0,
         )  # fmt: skip
         return Plan(facts, participation, blocks, seed, late, self.keep_buffers)
 
@@ -223,7 +224,8 @@ def digits(
 
     sets = {"train": store, "test": everything.test[slice(0, 100)]}
     pool = clients if needs.needs_pool else None
-    data = RunData(clients, clients, sets, pool, everything.n_classes, serves=needs.needs_pool)
+    public = everything.test[slice(100, 140)]
+    data = RunData(clients, clients, sets, pool, everything.n_classes, serves=needs.needs_pool, public=public)
     return Federation(data, module, keep_buffers=keep_buffers).shared_by(method)
 
 

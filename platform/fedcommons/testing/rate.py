@@ -89,6 +89,7 @@ def not_judged(algorithm: Algorithm) -> str | None:
         "it chooses the clients of a round": isinstance(algorithm, ChoosesClients),
         "its clients make no local steps": not capabilities.trains_locally,
         "its server trains on a pool of images": capabilities.needs_pool,
+        "its server trains on public examples": capabilities.needs_public,
         "it works per class": capabilities.needs_classes,
         "it needs more of a module than weights": bool(capabilities.needs),
     }

@@ -185,7 +185,8 @@ class StagePlay:
         others = [*assigned.own_rows[1:], *assigned.received[1:], released.rows]
         leave = np.isin(np.concatenate(others), client_data.clients.rows[0])
         tensors = {
-            "what was made": released.store.x[n_real:], "labels": released.store.y[n_real:],
+            "what was made": released.store.x[n_real:],
+            "labels": released.store.y[n_real:] if released.soft is None else released.soft,
             "who gets what": torch.from_numpy(numbers), "weights": torch.from_numpy(weights),
         }  # fmt: skip
         client_events = [event for event in events if event.client == 0]
