@@ -93,6 +93,8 @@ KINDS: Mapping[str, Kind] = {
             "fedgen": f"{_METHODS}.fedgen:FedGEN",
             "fedcvae": f"{_METHODS}.fedcvae:FedCVAE",
             "fedlap": f"{_METHODS}.fedlap:FedLAP",
+            "ifca": f"{_METHODS}.ifca:IFCA",
+            "fedbuff": f"{_METHODS}.fedbuff:FedBuff",
         },
         has=("start", "down", "client", "merge"),
         reserved=("share", "check", "participants", "personal"),
