@@ -9,6 +9,7 @@ from closed_forms import FULL, Problem, descended, weights_of
 
 from fedcommons import LocalSGD, Reply, numpy_generator
 from fedcommons.algorithms.fedbuff import FedBuff
+from fedcommons.core.returned import split_merged
 from fedcommons.flat_tensors import Flat, data, flat
 from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.testing.federations import LeastSquares
@@ -30,11 +31,8 @@ def simulated(problem: LeastSquares, method: FedBuff, k: int, m: int, weighting:
         wanted = m - len(queue)
         while len(buffer) < k:
             free = sorted(idle - taken)
-            chosen = (
-                free
-                if wanted >= len(free)
-                else [free[j] for j in draws.choice(len(free), wanted, False, None, 0, False)]
-            )
+            count = min(wanted, len(free))
+            chosen = free if count == len(free) else draws.choice(free, count, replace=False, shuffle=False).tolist()
             for i in chosen:
                 idle.remove(i)
                 heappush(queue, (now + takes[i], i, t, descended(problem, i, x, x, 0.0, RATE, STEPS) - x))
@@ -92,7 +90,8 @@ def test_a_step_without_a_rejected_reply_divides_by_the_others_and_both_clients_
     state = method.start(federation.model, federation.plan(1).facts, 0)
     first, second = method.participants(state, 1)
     total = {"delta": Flat(federation.model.layout, torch.ones(3, dtype=torch.float64))}
-    after, _ = method.merge(federation.serial(method), state, total, {second: Reply(weight=2.0)}, 1, 0)  # pyright: ignore
+    merged = method.merge(federation.serial(method), state, total, {second: Reply(weight=2.0)}, 1, 0)
+    after, _ = split_merged(merged)
     assert torch.equal(flat(after, "model").buffer, federation.model.buffer + 0.5)
     assert data(after["started"])[[first, second]].tolist() == [1, 1]
 

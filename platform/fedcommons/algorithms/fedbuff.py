@@ -80,7 +80,7 @@ class FedBuff:
             )
         if fields["straggler.rule"] != "independent" or fields["straggler.q"]:
             raise UserError(
-                "fedbuff needs straggler.q 0 of rule independent: its own clock decides which reply is late."
+                "fedbuff needs straggler.rule independent with straggler.q 0: its own clock says when replies come."
             )
 
     def _sizes(self, n_clients: int) -> tuple[int, int]:

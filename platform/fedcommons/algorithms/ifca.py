@@ -54,8 +54,8 @@ class IFCA:
     k: Annotated[int, "[1, 1000]"] = 2
     """number of clusters"""
     spread: Annotated[float, "[0, 1e30]"] = 0.0
-    """standard deviation of noise that is added to the initial weights of each model after the first, as for pretrained
-    weights; 0: the entries of each tensor are permuted instead"""
+    """standard deviation of the noise that is added to the initial weights of each model after the first, such as
+    pretrained weights; 0: the entries of each tensor are permuted instead"""
     average: Annotated[str, "models | gradients"] = "models"
     """divisor of a cluster's sum of updates: the weight of its clients (models) or of all the round's clients
     (gradients)"""
