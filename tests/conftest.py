@@ -70,7 +70,8 @@ def digits() -> "Callable[..., Federation]":
 
 
 REPEATED = {"tries": 5, "iterations": 5, "server_epochs": 5, "server_steps": 5, "generator_steps": 2, "generated": 8,
-            "width": 2, "local_epochs": 20, "local_lr": 0.02, "samples": 128, "channels": (8, 16)}  # fmt: skip
+            "width": 2, "local_epochs": 20, "local_lr": 0.02, "samples": 128, "channels": (8, 16),
+            "buffer": 2}  # fmt: skip
 """Constants of methods, with values that make a round short."""
 
 

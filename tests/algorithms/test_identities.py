@@ -12,6 +12,7 @@ from closed_forms import FULL, Digits, Problem, descended, fixed_point, optimum,
 from fedcommons import Algorithm, Clients, Flat, LocalSGD, flat
 from fedcommons.algorithms.ditto import Ditto
 from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.fedbuff import FedBuff
 from fedcommons.algorithms.fedgen import FedGEN
 from fedcommons.algorithms.fedmix import FedMix
 from fedcommons.algorithms.fednova import FedNova, normaliser
@@ -150,7 +151,7 @@ SMALL_GENERATOR = FedGEN(iterations=2, noise_size=3, hidden=8, batch_size=6, wei
 EXACT: "dict[str, Algorithm]" = {
     "FedProx(mu=0)": FedProx(mu=0.0), "FedPVR(layers=())": FedPVR(layers=""), "MOON(mu=0)": MOON(mu=0.0),
     "FedAvgM(0, 1)": FedAvgM(0.0, 1.0), "FedGEN(weight=0)": SMALL_GENERATOR, "FedVAE": FedVAE(),
-    "Ditto's server": Ditto(),
+    "Ditto's server": Ditto(), "FedBuff, synchronous": FedBuff(3, 3, refill="step"),
 }  # fmt: skip
 
 

@@ -119,6 +119,14 @@ REFUSED = r"""
 --algorithm fedlap --dp.local true --fedlap.classes all --dp.target_epsilon 0.001 -> examples: dp.target_epsilon 0.001
 --algorithm fedlap --model.batch_norm true -> FedLAP is not defined BatchNorm
 --algorithm fedlap --client.clip_norm 1 -> client.clip_norm fedlap
+--algorithm ifca --evaluate.clients true -> ifca has no server model needs --measure.every 0
+--algorithm ifca --model.batch_norm true -> IFCA is not defined BatchNorm
+--algorithm fedbuff --fedbuff.refill step -> accepted
+--algorithm fedbuff --fedbuff.buffer 5 -> fedbuff.buffer at most fedbuff.concurrency got 5 and 4
+--algorithm fedbuff --fedbuff.concurrency 5 -> at most the number of clients, 4: got 1 and 5
+--algorithm fedbuff --federation.participation 0.5 -> federation.participation 1, got 0.5 fedbuff.concurrency
+--algorithm fedbuff --straggler.q 0.1 -> fedbuff straggler.q 0
+--algorithm fedbuff --straggler.rule slow -> fedbuff straggler.q 0
 --algorithm fedvae -> FedVAE needs attribute encode model.name vae
 --algorithm feddpms --model.name vae --feddpms.preliminary_rounds 3 -> preliminary_rounds below federation.rounds = 3
 --algorithm feddpms --model.name vae --feddpms.classes 11 -> feddpms.classes must be at most the 10 classes

@@ -14,6 +14,7 @@ from interrupted import PowerCut, cut_at
 from fedcommons import Algorithm, ClientData, LocalSGD, Message, Payload, Reply, State, UserError, Work
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.feddm import FedDM
+from fedcommons.algorithms.ifca import IFCA
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.config import presets, registry
 from fedcommons.config.dotted import override
@@ -93,7 +94,7 @@ def _ledger(algorithm: Algorithm, federation: Federation, local: LocalSGD = PRIV
     return federation.run(algorithm, plan, start=start)[-1][0].ledger
 
 
-OTHERS = ("fedmix", "feddm", "fedlap", "feddpms", "fedproto", "fedgen", "one_shot", "fedcvae")
+OTHERS = ("fedmix", "feddm", "fedlap", "feddpms", "fedproto", "fedgen", "one_shot", "fedcvae", "ifca", "fedbuff")
 """Methods that share more without noise, or have other steps or none."""
 
 
@@ -142,8 +143,10 @@ SECRET = {"secret": torch.ones(2)}
         (Changed(lambda reply, data: replace(reply, weight=float(data.y.sum() + 1))), {"weight": 10}),
         (DrawsElsewhere(), {"delta (no noise was drawn for it)": 10}),
         (SCAFFOLD(option=1), {"delta": 10, "control": 10}),  # its local steps go by gradients without noise
+        (IFCA(), {f"{name} (the cluster is chosen by losses without noise)": 10 for name in ("delta", "cluster")}),
     ],
-    ids=["in the sum", "for each", "nothing", "delta twice", "weight", "noise of its own", "option 1 of SCAFFOLD"],
+    ids=["in the sum", "for each", "nothing", "delta twice", "weight", "noise of its own", "option 1 of SCAFFOLD",
+         "IFCA's cluster"],
 )  # fmt: skip
 def test_a_message_part_that_no_covered_release_names_counts_as_uncovered(
     algorithm: Algorithm, uncovered: dict[str, int], digits: Digits

@@ -32,9 +32,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for seed in ((0, 1, 2) if (name, alpha) == ("fedavg", 1.0) else (0, 1))
     }
     out = small_runs(tmp_path_factory.mktemp("runs"), runs)
-    lines = [json.loads(line) for line in (out / "fedavg-1-1" / "rounds.jsonl").read_text().splitlines()]
-    lines[2]["test/accuracy"] = 1.0
-    (out / "fedavg-1-1" / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for seed in range(3):
+        file = out / f"fedavg-1-{seed}" / "rounds.jsonl"
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        if seed == 1:
+            lines[2]["test/accuracy"] = 1.0
+        timed = [line | ({"server/time": 1.5 * line["round"]} if line["round"] else {}) for line in lines]
+        file.write_text("".join(json.dumps(line) + "\n" for line in timed))
     of = out / "fedavg-1-0"
     change(of / "summary.json", privacy={**summary(of)["privacy"], "in_words": [HOSTILE]})
     return out
@@ -80,7 +84,8 @@ def test_it_draws_every_chart_without_a_request_and_runs_no_text(chromium: Brows
         asked: list[str] = []
         page.on("request", lambda request: asked.append(request.url))
         see_all(page)
-        assert page.locator(".chart svg").count() == 8
+        assert page.locator(".chart svg").count() == 9
+        assert page.locator('.chart[data-kind="time"]').count() == 1  # in the group with a run that has times
         assert page.locator(LINES).count() == 4
         assert not asked
         assert page.title() == page.locator("h1").inner_text() == HOSTILE

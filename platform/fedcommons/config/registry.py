@@ -94,6 +94,8 @@ KINDS: Mapping[str, Kind] = {
             "fedcvae": f"{_METHODS}.fedcvae:FedCVAE",
             "fedlap": f"{_METHODS}.fedlap:FedLAP",
             "feddf": f"{_METHODS}.feddf:FedDF",
+            "ifca": f"{_METHODS}.ifca:IFCA",
+            "fedbuff": f"{_METHODS}.fedbuff:FedBuff",
         },
         has=("start", "down", "client", "merge"),
         reserved=("share", "check", "participants", "personal"),

@@ -95,8 +95,9 @@ class Standing:
 
     @property
     def layout(self) -> Layout | None:
-        """Return the names and shapes of the server model's weights; None if the method has no server model."""
-        return self.model.layout if self.has_model else None
+        """Return the names and shapes of the weights of a model in the state; None if the state has no model."""
+        models = [name for name in self.state if name.partition("/")[0] == "model"]
+        return flat(self.state, models[0]).layout if models else None
 
 
 def run(

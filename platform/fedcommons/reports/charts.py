@@ -24,6 +24,7 @@ def specifications() -> dict[str, Any]:
     return {
         "rounds": _curves("round", "round", "accuracy", "test accuracy, %"),
         "bytes": _curves(*sent, "accuracy", "test accuracy, %"),
+        "time": _curves("time", "time of the virtual clock", "accuracy", "test accuracy, %"),
         "loss": _curves("round", "round", "loss", "test loss"),
         "target": _reached(),
     }

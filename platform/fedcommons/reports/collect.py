@@ -26,7 +26,10 @@ DIGEST = "data digest"
 """Name of a column: hash of the content of a run's data set; None in runs of earlier versions of fedcommons, and in
 runs with ``data.split random``, whose seeds have different test sets."""
 
-_CURVES = {"round": "round", "accuracy": "test/accuracy", "loss": "test/loss", "bytes": "comm/total_bytes"}
+_CURVES = {
+    "round": "round", "accuracy": "test/accuracy", "loss": "test/loss", "bytes": "comm/total_bytes",
+    "time": "server/time",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -175,6 +175,7 @@ def contents(runs: "pd.DataFrame", run_facts: Sequence[RunFacts], say: Callable[
         frame = pd.DataFrame(trouble).astype(str).assign(run=[rows[item["run"]]["name"] for item in trouble])
         titles = {"run": "run", "late": "replies late", "lost": "MB for nothing", "rejected": "rejected"}
         files["late"] = table_files(frame.loc[:, [*titles]].rename(columns=titles))
+    timed = {n for n, item in enumerate(run_facts) if {*item.curve["time"]} - {None}}
     thinned, every = thin([item.curve for item in run_facts])
     data = {
         "runs": [
@@ -197,7 +198,8 @@ def contents(runs: "pd.DataFrame", run_facts: Sequence[RunFacts], say: Callable[
         "files": files,
     }
     return {
-        "data": data, "verdict": verdict(group.cells for group in groups),
+        "data": data, "timed": {group for group, cell in cells if timed & {*cell.runs.index}},
+        "verdict": verdict(group.cells for group in groups),
         "tables": {table.name: table for table in tables}, "groups": groups,
         "heads": [*first], "first": first.to_numpy().tolist(), "shown": SHOWN, "n_cells": len(cells),
         "sweeps": details.sweeps(runs), "dims": dims, "rows": rows, "columns": shown, "every": every,
@@ -216,7 +218,7 @@ def thin(curves: Sequence[Mapping[str, Sequence[float | None]]]) -> tuple[list[l
     for curve in curves:
         *_, last = curve["round"] or [None]
         kept = [r == last or (r is not None and r % every == 0) for r in curve["round"]]
-        lists = (compress(curve[name], kept) for name in ("round", "accuracy", "loss", "bytes"))
+        lists = (compress(curve[name], kept) for name in ("round", "accuracy", "loss", "bytes", "time"))
         thinned.append([[None if v is None else float(f"{v:.5g}") for v in numbers] for numbers in lists])
     return thinned, every
 

@@ -172,12 +172,12 @@ function widen(rows, x, y) {
 function line(runs) {
   const at = new Map();
   for (const run of runs) D.curves[run][0].forEach((round, i) => {
-    if (!at.has(round)) at.set(round, { accuracy: [], loss: [], bytes: [] });
-    ["accuracy", "loss", "bytes"].forEach((name, j) => { const value = D.curves[run][j + 1][i]; if (value !== null) at.get(round)[name].push(value); });
+    if (!at.has(round)) at.set(round, { accuracy: [], loss: [], bytes: [], time: [] });
+    ["accuracy", "loss", "bytes", "time"].forEach((name, j) => { const value = D.curves[run][j + 1][i]; if (value !== null) at.get(round)[name].push(value); });
   });
   return [...at].sort(([a], [b]) => a - b).map(([round, found]) => {
     const row = { round };
-    for (const [name, scale] of [["accuracy", 100], ["loss", 1], ["bytes", 1]]) {
+    for (const [name, scale] of [["accuracy", 100], ["loss", 1], ["bytes", 1], ["time", 1]]) {
       const values = found[name].map(value => value * scale), whole = values.length === runs.length;
       row[name] = whole ? mean(values) : null;
       row[`${name}_low`] = whole ? Math.min(...values) : null;
@@ -208,10 +208,10 @@ function looks() {
 // Draws a chart again after a change of the shown runs. If two drawings overlap, the result of the later one stays.
 async function draw(chart) {
   const kind = chart.dataset.kind, group = Number(chart.closest(".group").dataset.group), name = kind === "target" ? "reached" : "curve";
-  const measure = kind === "loss" ? "loss" : "accuracy";
+  const measure = kind === "loss" ? "loss" : "accuracy", across = ["bytes", "time"].includes(kind) ? kind : "round";
   const every = visible(group), few = every.slice(0, LINES);
-  const rows = name === "reached" ? reached(few) : courses(few).filter(row => row[measure] !== null);
-  if (name === "curve") widen(rows, kind === "bytes" ? "bytes" : "round", measure);
+  const rows = name === "reached" ? reached(few) : courses(few).filter(row => row[measure] !== null && row[across] !== null);
+  if (name === "curve") widen(rows, across, measure);
   const turn = (turns.get(chart) ?? 0) + 1, figure = chart.closest("figure");
   turns.set(chart, turn);
   figure.hidden = !rows.length;
