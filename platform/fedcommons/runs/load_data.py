@@ -217,7 +217,7 @@ def partition_examples(
 
 
 def write_partition(
-    folder: Path, partition: Partitioned, tests: Clients | None, new: NewClients | None, data: str, salt: bytes
+    folder: Path, partition: Partitioned, tests: Clients | None, data: str, salt: bytes, new: NewClients | None = None
 ) -> None:
     """Write ``partition.json``; data: hash of the data set; salt: the run's salt, of which only the hash is written.
 
