@@ -180,7 +180,8 @@ def metrics() -> str:
 
 
 BETTER = {"max": "larger", "min": "smaller"}
-OF_ROUNDS = ("train/", "test/", "validation/", "clients/", "personal/", "comm/", "privacy/epsilon_local", *NAMES)
+OF_ROUNDS = ("train/", "test/", "validation/", "clients/", "personal/", "new/", "comm/", "privacy/epsilon_local",
+             *NAMES)  # fmt: skip
 """How the names of the metrics of rounds begin."""
 
 
@@ -192,7 +193,7 @@ def options_for(metric: str) -> str:
             require(metric, [experiment("smoke", values=values)])
         except UserError as error:
             option, _, value = str(error).rstrip(".").partition(" needs --")[2].partition(" ")
-            values[option] = {"true": True, "above 0": 0.1 if option == "data.validation" else 1}[value]
+            values[option] = {"true": True, "above 0": 1 if option == "measure.every" else 0.1}[value]
     return ", ".join(f"`--{option} {str(value).lower()}`" for option, value in values.items() if value)
 
 

@@ -103,6 +103,13 @@ REFUSED = r"""
 --algorithm fedbn --evaluate.clients true --measure.every 0 --model.batch_norm true -> --federation.buffers keep
 --algorithm fedbn --evaluate.clients true --measure.every 0 --federation.buffers keep -> needs a model with BatchNorm
 --evaluate.every 0 -> evaluate.every
+--evaluate.new_clients 0.2 -> evaluate.new_clients data.client_test
+--evaluate.new_clients 0.95 --data.client_test 0.2 -> evaluate.new_clients [0, 0.9]
+--evaluate.new_clients 0.2 --data.client_test 0.2 --partition.n_clients 1 -> no client for training
+--evaluate.new_clients 0.9 --data.client_test 0.2 --federation.participation 0.5 -> participation 1 clients
+--target new/accuracy_mean>=0.5 -> target new/accuracy_mean last round
+--evaluate.adapt_epochs 2 -> changes nothing without evaluate.new_clients
+--algorithm fedproto --evaluate.new_clients 0.2 --data.client_test 0.2 -> clients true
 --dp.local true --dp.at_once 8 --client.precision bf16 -> client.precision fp32 or tf32
 --dp.local true --dp.target_epsilon 4 --dp.noise_multiplier 2 -> either dp.target_epsilon or dp.noise_multiplier
 --dp.local true --dp.target_epsilon 0.01 -> a client of examples: dp.target_epsilon 0.01

@@ -61,6 +61,7 @@ def equals_planned(folder: Path, plan: Experiment) -> bool:
         ((3, 6), 1, {"federation__checkpoint_every": 9}),  # before round 3 there is only the checkpoint of round 0
         ((2, 5), 3, {"algorithm": "scaffold", "federation__memory_mb": 1e-6}),
         ((3, 7), 3, {"measure__every": 0, "evaluate__every": 2, "evaluate__clients": True}),
+        ((3, 6), 3, {"evaluate__new_clients": 0.3, "data__client_test": 0.2, "measure__every": 0}),
         ((2, 3), None, FEDDPMS),  # 0.4 of the rounds are one round of stage I in both plans
     ],
 )

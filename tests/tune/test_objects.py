@@ -208,7 +208,7 @@ def test_what_a_config_cannot_state_is_refused_in_a_sentence() -> None:
 @pytest.mark.usefixtures("ray_session")
 def test_objects_reach_actors_and_trials(tmp_path: Path) -> None:
     lab = cells(LAB, "it = lambda shape, n_classes: Net(shape, n_classes, 3)")
-    fields = {"algorithm": lab["Mine"](), "model": lab["it"]}
+    fields = {"algorithm": lab["Mine"](), "model": lab["it"], "evaluate.new_clients": 0.4, "data.client_test": 0.2}
     one, two = (run(make(**fields, **{"federation.executor": e}), say=quiet) for e in ("serial", "ray_actors"))
     assert (one.folder / "rounds.jsonl").read_bytes() == (two.folder / "rounds.jsonl").read_bytes()
     frame = sweep([make(**fields, seed=seed) for seed in (0, 1)], tmp_path / "sweep")

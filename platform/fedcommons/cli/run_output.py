@@ -110,6 +110,9 @@ def ending(
     for name, key in _personal_metric(last):
         mean, worst = _number(last[f"{key}_mean"]), _number(last[f"{key}_worst_decile"])
         entries["personal"] = f"{name} {mean}, mean over clients, {worst} of the worst tenth"
+    kinds = (("received", "new/accuracy_mean"), ("adapted", "new/adapted_accuracy_mean"))
+    if of_new := [f"{_number(last[key])} of the {kind} model" for kind, key in kinds if key in last]:
+        entries["new"] = f"accuracy {' and '.join(of_new)}, mean over new clients"
     if rejected := summary["rejected"]:
         entries["rejected"] = f"replies of {len(rejected)} of the clients; see rejected in summary.json"
     if sentences := summary.get("privacy", {}).get("in_words"):

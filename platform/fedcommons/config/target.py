@@ -99,8 +99,10 @@ def require_measured(field: str, metric: str, metrics: Mapping[str, Any]) -> Non
     metric: full name of the metric. metrics: dotted name -> value of the experiment's fields.
 
     Raises:
-        UserError: the metric is logged only if another field is set.
+        UserError: the metric is logged only if another field is set, or only after the last round.
     """
+    if metric.startswith("new/"):
+        raise UserError(f"{field}: {metric} is computed after the last round only.")
     for begins, (needed, value) in _NEEDS.items():
         if metric.startswith(begins) and not metrics.get(needed):
             raise UserError(f"{field}: {metric} needs --{needed} {value}.")

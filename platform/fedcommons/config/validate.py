@@ -64,6 +64,8 @@ def validate(config: Experiment) -> None:
         raise UserError("federation.transport fast needs federation.executor ray_actors, as serial sends no messages.")
     if c.measure.clients and c.evaluate.clients:
         raise UserError("measure.clients must be false with evaluate.clients true: clients.jsonl records only one.")
+    if not c.evaluate.new_clients and c.evaluate.adapt_epochs != type(c.evaluate).adapt_epochs:
+        raise UserError("evaluate.adapt_epochs changes nothing without --evaluate.new_clients.")
     if c.dp.target_epsilon is not None and not c.dp.local:
         raise UserError("dp.target_epsilon is for local training by DP-SGD: it needs dp.local true.")
     if c.dp.target_epsilon is not None and c.dp.noise_multiplier != type(c.dp).noise_multiplier:

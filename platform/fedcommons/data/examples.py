@@ -59,6 +59,12 @@ STANDARDISATION, N_CLASSES = "mean and standard deviation of all clients' images
 """Names of two values in messages. A value that the data set does not state is computed from all training examples."""
 
 
+def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the mean and the standard deviation of each channel of uint8 images (n, C, ...), scaled to [0, 1]."""
+    by_channel = x.float().div(255).movedim(1, 0).flatten(1)
+    return tuple(by_channel.mean(1).tolist()), tuple(by_channel.std(1).clamp(min=1e-6).tolist())
+
+
 @dataclass(frozen=True)
 class Source:
     """The data that a data set component returns.

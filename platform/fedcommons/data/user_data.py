@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from fedcommons.data import user_rows
-from fedcommons.data.examples import N_CLASSES, STANDARDISATION, Examples, Origin, Source
+from fedcommons.data.examples import N_CLASSES, STANDARDISATION, Examples, Origin, Source, channel_statistics
 from fedcommons.data.user_arrays import as_array, conversion_hint, kind_of
 from fedcommons.data.user_columns import Columns, columns_of, examples_of, is_set, labels_of, numbers_of
 from fedcommons.data.user_rows import Inputs
@@ -86,8 +86,7 @@ def read(name: str, returned: Any, split: tuple[int, ...] = ()) -> tuple[Source,
             _require_normalised(name, train.x)
         mean, std = (0.0,), (1.0,)
     elif mean is None or std is None:
-        by_channel = train.x.float().div(255).movedim(1, 0).flatten(1)
-        mean, std = by_channel.mean(1).tolist(), by_channel.std(1).clamp(min=1e-6).tolist()
+        mean, std = channel_statistics(train.x)
         computed = (STANDARDISATION, *computed)
     source = Source(train, test, n_classes, tuple(mean), tuple(std), computed=computed)
     return replace(source, positions=positions, inputs=inputs), origin

@@ -12,7 +12,7 @@ from fedcommons.reports.intervals import format_rounds
 if TYPE_CHECKING:  # pandas takes a second to import, which would slow --help
     import pandas as pd
 
-ENVIRONMENT = ("data.", "partition.", "straggler.", "federation.participation", "target")
+ENVIRONMENT = ("data.", "partition.", "straggler.", "federation.participation", "target", "evaluate.new_clients")
 """Prefixes of config fields that describe data and federation; results are only ranked if these fields are equal."""
 
 IDENTIFYING = {

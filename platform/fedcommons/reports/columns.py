@@ -43,9 +43,9 @@ def text(value: object, field: str = "") -> str:
 def of_clients(cells: Sequence[Cell]) -> list[tuple[str, str]]:
     """Return (column name, title) of each statistic of the clients' accuracies that these runs measured."""
     names = {
-        f"{which}/{rows}accuracy_{what}": f"{head} acc.{' (training data)' if rows else ''}, {label}"
-        for which, head in (("clients", "clients'"), ("personal", "personal"))
-        for rows in ("", "train_")
+        f"{which}/{rows}accuracy_{what}": f"{head} acc.{kind}, {label}"
+        for which, head in (("clients", "clients'"), ("personal", "personal"), ("new", "new clients'"))
+        for rows, kind in (("", ""), ("train_", " (training data)"), ("adapted_", " (adapted)"))
         for what, label in (("mean", "mean"), ("worst_decile", "worst tenth"), ("std", "std"))
     }
     return [(name, head) for name, head in names.items() if any(cell.values(name) for cell in cells)]

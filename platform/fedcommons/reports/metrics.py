@@ -27,6 +27,8 @@ WORDS = {
     "clients/accuracy_worst_decile": "accuracy on own test data, worst tenth of clients",
     "personal/accuracy_mean": "accuracy of personal models, mean over clients",
     "personal/accuracy_worst_decile": "accuracy of personal models, worst tenth of clients",
+    "new/accuracy_mean": "accuracy of the model that new clients receive, mean",
+    "new/adapted_accuracy_mean": "accuracy of new clients' adapted models, mean",
     "MB": "MB exchanged by all clients", "bytes_down": "bytes to the clients", "bytes_up": "bytes from the clients",
     "comm/total_bytes": "bytes up to this round, shared data included",
     "comm/once_bytes": "bytes of shared data before round 1, in round 0 only",
@@ -85,7 +87,9 @@ def mode(metric: str, goal: float | str = 1.0) -> str:
 
 def sees_test_data(metric: str) -> bool:
     """Return whether the metric is computed from test data, so that a choice by this metric uses test data."""
-    of_clients = metric.startswith(("clients/", "personal/")) and "/train_" not in metric and "/worst" not in metric
+    of_clients = (
+        metric.startswith(("clients/", "personal/", "new/")) and "/train_" not in metric and "/worst" not in metric
+    )
     return metric.removesuffix("_mean") in OF_TEST_DATA or "test/" in metric or of_clients
 
 
@@ -105,6 +109,8 @@ def _needs(metric: str) -> list[tuple[str, Any, str]]:
     if metric.startswith(("clients/", "personal/")):
         field = "measure.clients" if metric.startswith("clients/worst") else "evaluate.clients"
         return [(field, False, "true")]
+    if metric.startswith("new/"):
+        return [("evaluate.new_clients", 0, "above 0")]
     if metric.startswith("epsilon"):
         return [("dp.local", False, "true")]
     measured = [("measure.every", 0, "above 0")] if metric in NAMES else []

@@ -150,7 +150,7 @@ def contents(runs: "pd.DataFrame", run_facts: Sequence[RunFacts], say: Callable[
     """Return the values of the template's variables for these runs; ``data`` is the content for page.js."""
     import pandas as pd
 
-    names = [name for name in map(str, runs) if name in NUMBERS or name.startswith(("clients/", "personal/"))]
+    names = [name for name in map(str, runs) if name in NUMBERS or name.startswith(("clients/", "personal/", "new/"))]
     # A summary can be edited by hand, so a text can stand in a column of numbers.
     runs = runs.assign(**{name: pd.to_numeric(runs[name], errors="coerce") for name in names})
     groups = grouped(runs, say)

@@ -7,7 +7,7 @@ from pathlib import Path
 from fedcommons.config import live_objects, registry, target, user_loader
 from fedcommons.config.dotted import deciding, part_of, parts_of_own
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.schema import Constants, Data
+from fedcommons.config.section import Constants
 from fedcommons.config.validate import require_no_steps, require_sources, validate
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import fresh_torch
@@ -65,8 +65,8 @@ def build(config: Experiment) -> RunSpec:
         checks.refuse(generator, "check_type", dataset.train.x.dtype, dataset.name)
         checks.refuse(generator, "check_shape", dataset.shape, dataset.name)
     p = c.partition
-    partition, train, tests, by_rule = load_data.partition_examples(
-        dataset, p.name, p.constants, p.n_clients, c.data.client_test, p.shift, p.shift_size, c.seed
+    dataset, partition, train, tests, new_clients, by_rule = load_data.partition_examples(
+        dataset, p.name, p.constants, p.n_clients, c.data.client_test, p.shift, p.shift_size, e.new_clients, c.seed
     )
     checks.require_participants(f.participation, len(partition.rows))  # after the partition, which decides N
     plan = plan_of(
@@ -94,7 +94,9 @@ def build(config: Experiment) -> RunSpec:
         module=module_of(c),
         lr=c.client.lr,
         elsewhere=elsewhere,
-        evaluation=Evaluation(e.every, e.chunk, e.clients, m.clients, m.every, m.samples, m.smoothness, measure),
+        evaluation=Evaluation(
+            e.every, e.chunk, e.clients, m.clients, m.every, m.samples, m.smoothness, measure, e.adapt_epochs
+        ),
         wandb=t.wandb,
         tracker=(t.tracker, t.constants) if t.tracker else None,
         stop=Stop(f.stop, c.target, f.rounds, f.stop_patience, *target.validation_metric(f.stop_metric)),
@@ -102,6 +104,7 @@ def build(config: Experiment) -> RunSpec:
         partition=partition,
         train=train,
         tests=tests,
+        new_clients=new_clients,
         by_rule=by_rule,
         noise_key=noise_key(c),
         is_secret=c.dp.is_secret,
@@ -138,7 +141,7 @@ def split_seed(config: Experiment) -> int | None:
 
 
 @lru_cache(maxsize=2)  # most trials of a sweep use the same data set
-def _load(data: Data, source: str | None, seed: int | None) -> Dataset:
+def _load(data: load_data.Data, source: str | None, seed: int | None) -> Dataset:
     return load(data, seed)
 
 

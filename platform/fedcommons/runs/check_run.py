@@ -12,6 +12,7 @@ from fedcommons.core.client_worker import trainable_parameters
 from fedcommons.core.features import batch_norm_parameters, head_parameters
 from fedcommons.data.examples import STANDARDISATION
 from fedcommons.errors import UserError, before_any_work, user_code_context
+from fedcommons.federation.new_client_evaluation import require_received_model
 from fedcommons.flat_tensors import flatten
 from fedcommons.generators.requests import n_seen
 from fedcommons.privacy import ledger
@@ -85,7 +86,8 @@ def checked(spec: RunSpec, *, judges_delta: bool) -> RunSpec:
     with before_any_work(), user_code_context(label):
         parameters = {"head": head_parameters(module), "batch_norm": batch_norm_parameters(module)}
     facts = replace(spec.plan.facts, shape=dataset.shape, public=dataset.n_public, **parameters)
-    if "model" not in begin(algorithm, model, facts, spec.seed):
+    state = begin(algorithm, model, facts, spec.seed)
+    if "model" not in state:
         options = {
             "--federation.buffers keep": keeps or not is_kept,
             "--evaluate.clients true": seen.of_clients,
@@ -96,5 +98,7 @@ def checked(spec: RunSpec, *, judges_delta: bool) -> RunSpec:
                 f"algorithm {spec.names['algorithm']} has no server model, as each client has a personal model: it "
                 f"needs {' and '.join(lacking)}."
             )
+    if spec.new_clients:
+        require_received_model(algorithm, f"algorithm {spec.names['algorithm']}", state, spec.plan)
     notes = [*(dataset.origin.notes if dataset.origin else ()), *notes]
     return replace(spec, plan=replace(spec.plan, facts=facts), dataset=dataset, notes=notes)

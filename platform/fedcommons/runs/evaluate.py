@@ -13,6 +13,7 @@ from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.client_worker import trainable_parameters
 from fedcommons.core.evaluation import Each, ModelTask, evaluate, evaluate_clients, spread
 from fedcommons.core.executor import Executor
+from fedcommons.federation.new_client_evaluation import Adaptation, evaluate_new_clients, received_model
 from fedcommons.federation.personal_evaluation import evaluate_personal
 from fedcommons.federation.rounds import Standing
 from fedcommons.flat_tensors import EMPTY, flat, flatten
@@ -25,7 +26,7 @@ from fedcommons.tracking.metric_names import NAMES
 from fedcommons.tracking.record_schema import last_of
 from fedcommons.tracking.run_folder import accuracies
 
-OF_CLIENTS = ("clients/", "personal/")
+OF_CLIENTS = ("clients/", "personal/", "new/")
 """Prefixes of the names of clients' metrics. The summary contains these metrics of the last round."""
 
 
@@ -91,6 +92,21 @@ def of_clients(
         for metric, values in named.items():
             numbers |= {f"{which}/{metric}_{what}": value for what, value in spread(metric, values, sizes).items()}
     return lists, numbers
+
+
+def of_new_clients(ready: Assembled, executor: Executor, now: Standing) -> dict[str, float]:
+    """Return statistics over the clients that join after the last round; empty if there are no such clients.
+
+    ``new/NAME`` are the received model's metrics on the new clients' test examples, and ``new/adapted_NAME`` are those
+    of the models that the new clients have trained on their training examples.
+    """
+    if (new := ready.spec.new_clients) is None:
+        return {}
+    received = received_model(ready.algorithm, model_task(ready, now), now, ready.plan)
+    task = Adaptation(received, new, ready.spec.evaluation.adapt_epochs)
+    metrics = evaluate_new_clients(executor, task, ready.plan.blocks)
+    sizes = metrics.pop("n")
+    return {f"new/{m}_{what}": v for m, values in metrics.items() for what, v in spread(m, values, sizes).items()}
 
 
 def due(round: int, every: int, last: int) -> bool:
@@ -166,6 +182,7 @@ def summarise(ready: Assembled, lines: Sequence[Mapping[str, Any]], end: Standin
         constants = effective.constants_of(ready.algorithm, model, facts, spec.local.epochs)
         used |= {f"{section}.{name}": value for name, value in constants.items()}
     after = accuracies(lines)
+    observed = OF_CLIENTS if spec.evaluation.of_clients else ("new/",)
 
     def course(name: str) -> list[list[float]]:
         key = f"convergence/{name}"
@@ -189,7 +206,7 @@ def summarise(ready: Assembled, lines: Sequence[Mapping[str, Any]], end: Standin
         "partition": spec.partition.fingerprint,
         "config": recorded_config(spec.record),
         **{name: points for name in NAMES if (points := course(name))},
-        **({n: v for n, v in lines[-1].items() if n.startswith(OF_CLIENTS)} if spec.evaluation.of_clients else {}),
+        **({n: v for n, v in lines[-1].items() if n.startswith(observed)}),
         **shared.facts,
         "privacy": privacy,
         "effective": used,

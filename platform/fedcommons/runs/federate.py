@@ -71,6 +71,8 @@ def federate(
             lines = spec.stop.needed(lines)
             if is_over and any(every and now.round % every for every in intervals):
                 metrics, clients = _observed(ready, executor, callbacks, now, facts, now.round)
+            if is_over or now.round == planned:
+                metrics |= evaluate.of_new_clients(ready, executor, now)
             is_saved = is_over or now.round % spec.checkpoint_every == 0 or now.round == planned
             for callback in callbacks:
                 callback.on_round(RoundResult(now, metrics, clients, began, trained, is_saved))

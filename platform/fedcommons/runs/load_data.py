@@ -3,6 +3,7 @@
 import json
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -20,8 +21,9 @@ from fedcommons.config.schema import Data
 from fedcommons.data import client_test_sets, datasets
 from fedcommons.data import partition as partitions
 from fedcommons.data.clients import Clients
-from fedcommons.data.examples import Dataset, Examples, Origin
+from fedcommons.data.examples import STANDARDISATION, Dataset, Examples, Origin, channel_statistics
 from fedcommons.data.heterogeneity import describe
+from fedcommons.data.new_clients import NewClients, hold_out
 from fedcommons.data.partition import Partitioned, default_n_aux
 from fedcommons.data.transforms import SIZES, shift_features
 from fedcommons.data.user_arrays import read_only
@@ -167,16 +169,17 @@ def _require_places(name: str, rows: Callable[[int], Sequence[Any]], n: int, n_b
 
 def partition_examples(
     dataset: Dataset, name: str, constants: Mapping[str, Any], n_clients: int, share: float, shift: str,
-    size: float | None, seed: int,
-) -> tuple[Partitioned, Examples, Clients | None, dict[str, Any]]:  # fmt: skip
+    size: float | None, new_share: float, seed: int,
+) -> tuple[Dataset, Partitioned, Examples, Clients | None, NewClients | None, dict[str, Any]]:  # fmt: skip
     """Partition the training examples among clients, hold out the clients' test examples and shift the features.
 
-    Return the clients' rows, the training examples, the clients' test examples (None if no client has any), and the
-    values that a rule computed for null constants.
+    Return the data set, the clients' rows, the training examples, the clients' test examples (None if no client has
+    any), the new clients, and the values that a rule computed for null constants.
 
     share: the share of each client's examples that is held out as test examples. With 0, a client gets the data set's
     test examples of the client's groups, if the data set has groups. shift, size: kind and size of the feature shift
-    between clients; see ``data.transforms``.
+    between clients; see ``data.transforms``. new_share: the share of the clients that is held out from training, as
+    new clients; statistics of the data set are then computed without the new clients' examples.
 
     Raises:
         UserError: a client has too few examples, or the shift cannot be applied to them.
@@ -204,11 +207,23 @@ def partition_examples(
     if shift != "none":
         train = shift_features(Clients(train, partition.rows), shift, size, seed, "train")
         tests = None if tests is None else Clients(shift_features(tests, shift, size, seed, "test"), tests.rows)
-    return partition, train, tests, computed
+    new = None
+    if new_share:
+        partition, train, tests, new = hold_out(partition, train, tests, new_share, seed)
+        if STANDARDISATION in dataset.computed:
+            mean, std = channel_statistics(train.x)
+            dataset = replace(dataset, mean=mean, std=std)
+    return dataset, partition, train, tests, new, computed
 
 
-def write_partition(folder: Path, partition: Partitioned, tests: Clients | None, data: str, salt: bytes) -> None:
-    """Write ``partition.json``; data: hash of the data set; salt: the run's salt, of which only the hash is written."""
+def write_partition(
+    folder: Path, partition: Partitioned, tests: Clients | None, data: str, salt: bytes, new: NewClients | None = None
+) -> None:
+    """Write ``partition.json``; data: hash of the data set; salt: the run's salt, of which only the hash is written.
+
+    new: the clients that are held out from training, whose numbers in the partition of all clients are listed.
+    """
+    held_out = new and {"numbers": new.numbers, "sizes": new.clients.sizes, "test_sizes": new.tests.sizes}
     facts = {
         "data": data,
         "fingerprint": partition.fingerprint,
@@ -216,6 +231,7 @@ def write_partition(folder: Path, partition: Partitioned, tests: Clients | None,
         "sizes": sizes,
         **({} if partition.class_counts is None else {"class_counts": partition.class_counts.tolist()}),
         **({} if tests is None else {"test_sizes": tests.sizes}),
+        **({"new_clients": held_out} if held_out else {}),
         **({"noise": salts.name_of(salt)} if salt else {}),
     }
     if len(partition.rows) <= 10_000:

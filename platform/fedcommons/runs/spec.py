@@ -14,6 +14,7 @@ from fedcommons.core.worker import Worker
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Dataset, Examples, without_images
 from fedcommons.data.federated import ClientDatasets
+from fedcommons.data.new_clients import NewClients
 from fedcommons.data.partition import Partitioned
 from fedcommons.errors import before_any_work, require_type, user_code_context
 from fedcommons.federation.rounds import Plan
@@ -41,6 +42,7 @@ class Evaluation:
     samples: int | None = None
     smoothness: bool = False
     measure: tuple[str, Mapping[str, Any]] | None = None
+    adapt_epochs: int = 1  # epochs for which a new client trains the received model
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class RunSpec:
     transport: str
     checkpoint_every: int
     memory_bytes: float
+    new_clients: NewClients | None = None  # the clients that are held out from training
     by_rule: Mapping[str, Any] = field(default_factory=dict)  # the partition's constants that a rule computed
     notes: Sequence[str] = ()  # messages to the user about data and model
 

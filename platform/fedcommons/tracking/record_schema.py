@@ -2,8 +2,8 @@
 
 ``config.yaml``          every option of the experiment; ``--config`` runs it again
 ``environment.json``     Python, packages, CPU kind, commit, whether files had changed
-``partition.json``, ``partition.png``  hash of the data; sizes and class counts of the clients, and how much the
-                         clients' labels and sizes differ (``heterogeneity``)
+``partition.json``, ``partition.png``  hash of the data; sizes and class counts of the clients, how much the clients'
+                         labels and sizes differ (``heterogeneity``), and the clients held out from training
 ``rounds.jsonl``         a line per round: accuracy, loss, bytes, zeta², sigma², clients that took part, stragglers
 ``participants/``        a file for each round with more than 1,000 participants, unless all clients take part
 ``timing.jsonl``         seconds of each round, in a separate file, so that the other files have the same bits on every

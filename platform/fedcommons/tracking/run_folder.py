@@ -106,7 +106,7 @@ class RunFolder:
                 remove_unfinished(path / folder, files)
             (path / "summary.json").unlink(missing_ok=True)  # it is outdated, as the run continues
             if is_run(path):
-                self._forget_ends(config.federation.rounds, (config.measure.every, config.evaluate.every))
+                self._forget_ends(config)
             gpus = config.federation.gpus_per_actor if config.federation.executor == "ray_actors" else None
             current = environment(gpus, _facts(path / "environment.json"))
             write_json(path / "environment.json", {**current, **_sources(config.chosen, config.source)})
@@ -129,14 +129,14 @@ class RunFolder:
             write_text(self.path / name, text)
             self._hashes[name] = hashlib.sha256(text.encode())
 
-    def _forget_ends(self, rounds: int, observed: Sequence[int]) -> None:
-        """Remove the lines of rounds that run again because the planned number of ``rounds`` has changed.
+    def _forget_ends(self, config: Experiment) -> None:
+        """Remove the lines of rounds that run again because the planned number of rounds has changed.
 
-        The last round is evaluated even if it is not due, so the lines of the old and new last round may be wrong.
-        observed: (``measure.every``, ``evaluate.every``).
+        The old and the new last round may have metrics that are due only at the end, or may lack such metrics.
         """
-        plans = {planned_rounds(self.path), rounds}
-        odd = [last for last in plans if any(last % (every or 1) for every in observed)]
+        has_end, intervals = config.evaluate.new_clients, (config.measure.every, config.evaluate.every)
+        plans = {planned_rounds(self.path), config.federation.rounds}
+        odd = [last for last in plans if has_end or any(last % (every or 1) for every in intervals)]
         if len(plans) > 1 and odd:
             self.rewind(min(odd) - 1)
 

@@ -77,14 +77,17 @@ def count_work(ready: Assembled) -> Amounts:
         evaluated_clients = data.real if e.on_training or data.tests is None else data.tests
         is_personal = e.of_clients and isinstance(method, Personal)
         evaluated += int(evaluated_clients.rows.sizes.sum()) * (start.has_model + is_personal)
+    adapted, tested = 0, 0
+    if new := spec.new_clients:
+        adapted, tested = e.adapt_epochs * sum(new.clients.sizes), sum(new.tests.sizes) * (1 + (e.adapt_epochs > 0))
     n_batches, n_measured = batches_measured(data, e.samples), _times_due(e.measure_every, last)
     return Amounts(
         rounds=more * n_rounds,
         once=bool(awaited and n_rounds),
         alone=more * n_alone,
         trainings=more * trainings,
-        examples=more * examples + final,
-        evaluated=evaluated * _times_due(e.every, last),
+        examples=more * examples + final + adapted,
+        evaluated=evaluated * _times_due(e.every, last) + tested,
         untrained=n_batches if n_measured else 0,
         measured=n_batches * max(0, n_measured - 1),
         checkpoints=-(-last // spec.checkpoint_every),
