@@ -5,61 +5,10 @@ the field's text in ``--help``. Names follow the papers: alpha (concentration of
 shared data), rho (share of a client's images that its generator sees), C (``participation``), E (``epochs``), B.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated
 
-from fedcommons.config import registry
-
-
-class Constants(Mapping[str, Any]):
-    """An immutable, hashable mapping from the names of a component's constants to their values."""
-
-    def __init__(self, values: Mapping[str, Any] | None = None) -> None:
-        self._values = dict(values or {})
-
-    def __getitem__(self, name: str) -> Any:
-        return self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __hash__(self) -> int:
-        return hash(frozenset(self._values.items()))
-
-    def __repr__(self) -> str:
-        return f"Constants({self._values})"
-
-
-NONE, UNSET = Constants(), Constants()
-"""``NONE``: no constants. ``UNSET``: a placeholder that is replaced with the defaults of the named component."""
-
-
-def default_constants(kind: str, name: str | None) -> Constants:
-    """Return the default constants of a component; no constants if ``name`` is empty or None."""
-    return Constants({n: f.default for n, f in registry.constants(kind, name).items()}) if name else NONE
-
-
-@dataclass(frozen=True)
-class Section:
-    """A section of the configuration. If a field names a component, the component's constants are attributes too."""
-
-    constants: Constants = field(default=UNSET, kw_only=True)
-
-    def __post_init__(self) -> None:
-        if self.constants is UNSET:
-            kinds = registry.KINDS.items()
-            kind = next((kind for kind, k in kinds if k.section == type(self).__name__.lower()), "")
-            name = getattr(self, registry.KINDS[kind].field.rpartition(".")[2]) if kind else None
-            object.__setattr__(self, "constants", default_constants(kind, name))
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "constants" or name not in self.constants:
-            raise AttributeError(f"{type(self).__name__} has no field {name}; its component has {[*self.constants]}")
-        return self.constants[name]
+from fedcommons.config.section import Section
 
 
 @dataclass(frozen=True)
@@ -209,6 +158,9 @@ class Federation(Section):
     """R, number of communication rounds"""
     participation: Annotated[float, "(0, 1]"] = 1.0
     """C, share of the clients that is sampled in each round; 1: all clients"""
+    sampling: Annotated[str, "fixed | poisson"] = "fixed"
+    """client sampling: fixed (C N clients, without replacement) or poisson (each client independently with probability
+    C, so rounds differ in size and may be empty; with dp.noise secret the draw is secret)"""
     weighting: Annotated[str, "uniform | samples"] = "uniform"
     """weights of the clients in the server's averages: uniform (equal) or samples (n_i, the client's number of
     examples)"""
@@ -264,7 +216,7 @@ class Straggler(Section):
 
 @dataclass(frozen=True)
 class DP(Section):
-    """Differential privacy of local training (DP-SGD), and the source of all privacy noise."""
+    """Differential privacy of local training (DP-SGD) and of the server's models, and the source of all noise."""
 
     local: bool = False
     """train clients with DP-SGD: Poisson-sampled batches, per-example gradient clipping and Gaussian noise"""
@@ -280,6 +232,17 @@ class DP(Section):
     at_once: Annotated[int, "[1, 1e9]"] = 1
     """number of examples whose gradients DP-SGD computes in one vectorised call: 1 is fastest on most CPUs, some dozens
     on a GPU; the number affects rounding. Methods that define their own loss always use 1"""
+    central: bool = False
+    """user-level central DP: each client's whole update is clipped, and the server, which is trusted, adds Gaussian
+    noise to the sum of the updates; protects each client against all who see only the server's models"""
+    central_clip: Annotated[float, "[1e-30, 1e30]"] = 1.0
+    """clipping norm of dp.central: maximum L2 norm of a client's update (with dp.central_quantile: in round 1)"""
+    central_noise: Annotated[float, "[0.001, 1e6]"] = 1.0
+    """z, noise multiplier of dp.central: standard deviation of the noise on the sum of updates, divided by the clipping
+    norm"""
+    central_quantile: Annotated[float | None, "(0, 1)"] = None
+    """gamma, quantile of the updates' norms that the clipping norm of dp.central follows, at no further privacy cost
+    (paper: 0.5); null: the clipping norm is constant"""
     noise: Annotated[str, "seeded | secret"] = "seeded"
     """source of the privacy noise. seeded: computed from --seed, so runs are reproducible, but anyone who knows the
     seed can subtract the noise, so there is no privacy guarantee. secret: from the operating system's random numbers;

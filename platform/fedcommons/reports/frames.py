@@ -269,6 +269,7 @@ def _spent(run: Recorded) -> dict[str, Any]:
     for end, shown in ends.items():
         epsilons[f"epsilon{shown}"] = privacy.get(f"epsilon_of_messages{end}")
         epsilons[f"pool_epsilon{shown}"] = privacy.get(f"pool_epsilon_max{end}")
+        epsilons[f"user_epsilon{shown}"] = privacy.get("user_level", {}).get(f"epsilon{end}")
         epsilons[f"epsilon_local_training{shown}"] = last.get(f"privacy/epsilon_local_training{end}")
     return columns(privacy.get("mechanisms", {})) | {n: value for n, value in epsilons.items() if value is not None}
 

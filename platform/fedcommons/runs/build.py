@@ -4,10 +4,11 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
-from fedcommons.config import live_objects, registry, target, user_loader
+from fedcommons.config import live_objects, pairs, registry, target, user_loader
 from fedcommons.config.dotted import deciding, part_of, parts_of_own
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.schema import Constants, Data
+from fedcommons.config.schema import Data
+from fedcommons.config.section import Constants
 from fedcommons.config.validate import require_no_steps, require_sources, validate
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import fresh_torch
@@ -38,6 +39,7 @@ def check(config: Experiment) -> None:
     f = config.federation
     if load_data.takes_n_clients(config.partition.name):  # other partitions get N from the data
         checks.require_participants(f.participation, config.partition.n_clients)
+    checks.require_averages(config.algorithm, pairs.needing_means(config.flat))
     checks.require_rates(checks.schedule_of(*_schedule(config)), f.rounds)
     if not checks.makes_steps(config.algorithm):
         require_no_steps(config)
@@ -72,7 +74,8 @@ def build(config: Experiment) -> RunSpec:
     plan = plan_of(
         parts["algorithm"], parts["straggler"], train, partition.rows, dataset.n_classes, seed=c.seed,
         rounds=f.rounds, participation=f.participation, weighting=f.weighting, blocks=f.blocks, max_norm=f.max_norm,
-        keep_buffers=keeps_buffers(c), partial_work=c.straggler.partial,
+        keep_buffers=keeps_buffers(c), partial_work=c.straggler.partial, poisson=f.sampling == "poisson",
+        central=(c.dp.central_clip, c.dp.central_noise, c.dp.central_quantile) if c.dp.central else None,
     )  # fmt: skip
     checks.require_replies(plan.facts, c.straggler.rule, c.straggler.constants)
     elsewhere = partial(
@@ -116,8 +119,8 @@ def build(config: Experiment) -> RunSpec:
         checkpoint_every=f.checkpoint_every,
         memory_bytes=f.memory_mb * 1e6,
     )
-    # Delta is checked if DP-SGD uses it or the user has changed it.
-    return checked(spec, judges_delta=c.dp.local or c.dp.delta != type(c.dp).delta)
+    # Delta is checked if DP-SGD uses it or the user has changed it; with dp.central it may belong to that alone.
+    return checked(spec, judges_delta=c.dp.local or (c.dp.delta != type(c.dp).delta and not c.dp.central))
 
 
 def changed_sources(config: Experiment) -> str:
