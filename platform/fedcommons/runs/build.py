@@ -4,10 +4,9 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
-from fedcommons.config import live_objects, pairs, registry, target, user_loader
+from fedcommons.config import live_objects, registry, target, user_loader
 from fedcommons.config.dotted import deciding, part_of, parts_of_own
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.schema import Data
 from fedcommons.config.section import Constants
 from fedcommons.config.validate import require_no_steps, require_sources, validate
 from fedcommons.core.local_training import LocalSGD
@@ -39,7 +38,7 @@ def check(config: Experiment) -> None:
     f = config.federation
     if load_data.takes_n_clients(config.partition.name):  # other partitions get N from the data
         checks.require_participants(f.participation, config.partition.n_clients)
-    checks.require_averages(config.algorithm, pairs.needing_means(config.flat))
+    checks.require_averages(config.algorithm, config.flat)
     checks.require_rates(checks.schedule_of(*_schedule(config)), f.rounds)
     if not checks.makes_steps(config.algorithm):
         require_no_steps(config)
@@ -141,7 +140,7 @@ def split_seed(config: Experiment) -> int | None:
 
 
 @lru_cache(maxsize=2)  # most trials of a sweep use the same data set
-def _load(data: Data, source: str | None, seed: int | None) -> Dataset:
+def _load(data: load_data.Data, source: str | None, seed: int | None) -> Dataset:
     return load(data, seed)
 
 

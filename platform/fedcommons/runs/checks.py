@@ -6,11 +6,11 @@ Checks of fields alone are in ``config.validate``. Checks that call the module a
 from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
-from fedcommons.config import registry
+from fedcommons.config import pairs, registry
 from fedcommons.config.fields import select_arguments
 from fedcommons.core.algorithm import Algorithm, ChoosesClients, Facts
 from fedcommons.core.capabilities import capabilities_of
@@ -57,9 +57,9 @@ def makes_steps(algorithm: str) -> bool:
     return capabilities.trains_locally or capabilities.needs_pool  # a server that trains on a pool makes local steps
 
 
-def require_averages(algorithm: str, option: str | None) -> None:
-    """Refuse an option on the mean update for a method whose server uses more than means; None: no such option."""
-    method: Any = registry.find("algorithm", algorithm)
+def require_averages(algorithm: str, fields: Mapping[str, Any]) -> None:
+    """Refuse an option on the mean update if the server of the method uses more; fields: dotted name -> value."""
+    method, option = cast("Any", registry.find("algorithm", algorithm)), pairs.needing_means(fields)
     if option and not capabilities_of(method).averages:
         raise UserError(
             f"{option} cannot be used with algorithm {algorithm}, which does not declare the capability averages: its "
