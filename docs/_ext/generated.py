@@ -8,6 +8,7 @@ A page asks for it by a comment of its own, which a reader of the raw file does 
 <!-- components -->            all components by kind: a sentence and the constants of each
 <!-- metrics -->               the metrics of rounds: meaning, better direction, and the option that measures each
 <!-- columns FUNCTION -->      what the docstring of a function of ``fedcommons`` says of the columns of its frame
+<!-- pairs -->                 the options of ``config/pairs.py`` that exclude each other
 <!-- public GROUP -->          the reference of the public names of a group in the docstring of ``fedcommons``
 <!-- public -->                the summaries of all public names, by group
 """
@@ -32,9 +33,11 @@ from fedcommons.cli.parser import Parser
 from fedcommons.config.dotted import SHORT_NAMES, common_fields
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import Field
-from fedcommons.config.registry import KINDS, choices, section
+from fedcommons.config.pairs import NEED_MEANS, REFUSED
+from fedcommons.config.registry import KINDS, choices, find, section
 from fedcommons.config.static_fields import fields_in, summary
 from fedcommons.convergence import laboratory
+from fedcommons.core.capabilities import capabilities_of
 from fedcommons.reports.metrics import WORDS, mode, require
 from fedcommons.reports.workspace import TITLES
 from fedcommons.tracking.metric_names import NAMES
@@ -179,6 +182,14 @@ def metrics() -> str:
     return "\n".join(["| metric | meaning | better | option |", "|---|---|---|---|", *rows])
 
 
+def pairs() -> str:
+    """Return a table of the options that exclude each other, and of those that need a method with ``averages``."""
+    methods = [f"`{n}`" for n in KINDS["algorithm"].components if capabilities_of(find("algorithm", n)).averages]
+    rows = [f"| `{one}` | `{other}` | {reason} |" for (one, other), reason in REFUSED.items()]
+    rows += [f"| `{one}` | methods other than {', '.join(methods)} | they use more than means |" for one in NEED_MEANS]
+    return "\n".join(["| option | not with | reason |", "|---|---|---|", *rows])
+
+
 BETTER = {"max": "larger", "min": "smaller"}
 OF_ROUNDS = ("train/", "test/", "validation/", "clients/", "personal/", "new/", "comm/", "privacy/epsilon_local",
              *NAMES)  # fmt: skip
@@ -245,7 +256,7 @@ def files() -> str:
 
 def read(app: Sphinx, docname: str, text: list[str]) -> None:
     makers = {"docstring": docstring, "sweep": sweep, "public": public, "files": files, "options": options,
-              "components": components, "metrics": metrics, "columns": columns}  # fmt: skip
+              "components": components, "metrics": metrics, "columns": columns, "pairs": pairs}  # fmt: skip
 
     def one(asked: re.Match[str]) -> str:
         return makers[asked[1]](*asked[2].split())

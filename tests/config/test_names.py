@@ -56,6 +56,8 @@ def facts(one: Trial) -> list[str]:
     del fields["federation"]["transport"], fields["data"]["split"], fields["data"]["public"]  # younger
     del fields["evaluate"]["new_clients"], fields["evaluate"]["adapt_epochs"]  # younger than names.json
     del fields["model"]["weights_map"], fields["model"]["weights_strict"]
+    del fields["federation"]["sampling"]
+    fields["dp"] = {name: value for name, value in fields["dp"].items() if not name.startswith("central")}
     fields["federation"]["gpus_per_actor"] = 1.0  # the default of then
     written = yaml.safe_dump(fields, sort_keys=False)
     return [one.name, sha256(written.encode()).hexdigest()[:12], f"{build.noise_key(one.config):032x}"[:12]]

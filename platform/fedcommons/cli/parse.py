@@ -177,6 +177,7 @@ def parse(parser: Parser, argv: Sequence[str]) -> Options:
     changed = sorted(n for n in result.asked if n.startswith("dp.") and result[n] != parser.fields[n].default)
     used = {"dp.local", *(["dp.delta"] if {"generator.delta", "sharing.delta"} & result.fields.keys() else [])}
     used |= {"dp.noise"} if _may_draw_noise(result) else set()
+    used |= {n for n in changed if n.startswith("dp.central") or (n in ("dp.noise", "dp.delta") and result.dp.central)}
     if (idle := [n for n in changed if n not in used]) and not result.dp.local:
         raise UserError(f"{idle[0]} has no effect without --dp.local true.")
     return result

@@ -116,7 +116,7 @@ def ending(
     if rejected := summary["rejected"]:
         entries["rejected"] = f"replies of {len(rejected)} of the clients; see rejected in summary.json"
     if sentences := summary.get("privacy", {}).get("in_words"):
-        entries["privacy"] = sentences[-1]
+        entries["privacy"] = " ".join(sentences[1:])
     tables = summary.get("privacy", {}).get("mechanisms", {})
     if noise := [table["in_words"] for of_kind in tables.values() for table in of_kind]:
         entries["noise"] = "; ".join(noise)

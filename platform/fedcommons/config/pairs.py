@@ -10,14 +10,32 @@ Flat = Mapping[str, Any]
 
 OPTIONS: Mapping[str, Callable[[Flat], bool]] = {
     "dp.local": lambda flat: flat["dp.local"],
+    "dp.central": lambda flat: flat["dp.central"],
+    "dp.central_quantile": lambda flat: flat["dp.central_quantile"] is not None,
+    "federation.sampling": lambda flat: flat["federation.sampling"] != "fixed",
+    "federation.weighting": lambda flat: flat["federation.weighting"] != "uniform",
     "client.batched": lambda flat: flat["client.batched"],
     "federation.max_norm": lambda flat: flat["federation.max_norm"] is not None,
     "straggler.rule": lambda flat: flat["straggler.rule"] != "independent" or bool(flat.get("straggler.q")),
 }
 """Name of an option -> whether an experiment uses the option."""
 
-REFUSED: Mapping[tuple[str, str], str] = {}
+REFUSED: Mapping[tuple[str, str], str] = {
+    ("dp.central", "federation.weighting"): "the noise is for updates of equal weight",
+    ("dp.central", "federation.max_norm"): "updates are clipped, so none is too long",
+    ("dp.central_quantile", "dp.local"): "without local noise, clients send whether their update was clipped",
+    ("federation.sampling", "straggler.rule"): "Poisson sampling is for clients that reply independently of each other",
+}
 """Two names in ``OPTIONS`` -> the reason why an experiment must not use both options."""
+
+
+NEED_MEANS = ("dp.central",)
+"""Names in ``OPTIONS`` that change the mean update, so the method must have the capability ``averages``."""
+
+
+def needing_means(flat: Flat) -> str | None:
+    """Return the name of an option in ``NEED_MEANS`` that an experiment uses; None if it uses none."""
+    return next((name for name in NEED_MEANS if OPTIONS[name](flat)), None)
 
 
 def require_allowed(flat: Flat) -> None:

@@ -159,6 +159,9 @@ class Federation(Section):
     """R, number of communication rounds"""
     participation: Annotated[float, "(0, 1]"] = 1.0
     """C, share of the clients that is sampled in each round; 1: all clients"""
+    sampling: Annotated[str, "fixed | poisson"] = "fixed"
+    """client sampling: fixed (C N clients, without replacement) or poisson (each client independently with probability
+    C, so rounds differ in size and may be empty; with dp.noise secret the draw is secret)"""
     weighting: Annotated[str, "uniform | samples"] = "uniform"
     """weights of the clients in the server's averages: uniform (equal) or samples (n_i, the client's number of
     examples)"""
@@ -214,7 +217,7 @@ class Straggler(Section):
 
 @dataclass(frozen=True)
 class DP(Section):
-    """Differential privacy of local training (DP-SGD), and the source of all privacy noise."""
+    """Differential privacy of local training (DP-SGD) and of the server's models, and the source of all noise."""
 
     local: bool = False
     """train clients with DP-SGD: Poisson-sampled batches, per-example gradient clipping and Gaussian noise"""
@@ -230,6 +233,17 @@ class DP(Section):
     at_once: Annotated[int, "[1, 1e9]"] = 1
     """number of examples whose gradients DP-SGD computes in one vectorised call: 1 is fastest on most CPUs, some dozens
     on a GPU; the number affects rounding. Methods that define their own loss always use 1"""
+    central: bool = False
+    """user-level central DP: each client's whole update is clipped, and the server, which is trusted, adds Gaussian
+    noise to the sum of the updates; protects each client against all who see only the server's models"""
+    central_clip: Annotated[float, "[1e-30, 1e30]"] = 1.0
+    """clipping norm of dp.central: maximum L2 norm of a client's update (with dp.central_quantile: in round 1)"""
+    central_noise: Annotated[float, "[0.001, 1e6]"] = 1.0
+    """z, noise multiplier of dp.central: standard deviation of the noise on the sum of updates, divided by the clipping
+    norm"""
+    central_quantile: Annotated[float | None, "(0, 1)"] = None
+    """gamma, quantile of the updates' norms that the clipping norm of dp.central follows, at no further privacy cost
+    (paper: 0.5); null: the clipping norm is constant"""
     noise: Annotated[str, "seeded | secret"] = "seeded"
     """source of the privacy noise. seeded: computed from --seed, so runs are reproducible, but anyone who knows the
     seed can subtract the noise, so there is no privacy guarantee. secret: from the operating system's random numbers;

@@ -75,6 +75,9 @@ def validate(config: Experiment) -> None:
     if c.dp.local and c.client.accumulate > 1:
         steps = c.client.accumulate
         raise UserError(f"client.accumulate must be 1 with dp.local, got {steps}: use a larger client.batch_size.")
+    idle = [n for n, f in known_fields.items() if n.startswith("dp.central_") and flat[n] != f.default]
+    if idle and not c.dp.central:
+        raise UserError(f"{idle[0]} has no effect without dp.central true.")
     if c.client.optimizer == "adam" and c.client.momentum:
         raise UserError(f"client.momentum must be 0 with client.optimizer adam, got {c.client.momentum:g}.")
     is_plain = not c.dp.local and c.client.accumulate == 1

@@ -19,7 +19,7 @@ class Capabilities:
     """
 
     averages: bool = False
-    """The algorithm's ``merge`` uses the sums over clients only as means, ``total[name]`` over the sum of weights."""
+    """``merge`` uses replies only as means, ``total[name]`` over the sum of weights; clients send nothing singly."""
     computes_inputs: bool = False
     """The algorithm computes means of inputs or gradients with respect to inputs, so tokens are refused."""
     distils: bool = False

@@ -46,10 +46,14 @@ class ServerStep(Protocol):
 
 @dataclass(frozen=True)
 class Updates:
-    """The steps of the engine on updates: ``on_client`` in a worker process, ``on_server`` in the server's process."""
+    """The steps of the engine on updates: ``on_client`` in a worker process, ``on_server`` in the server's process.
+
+    private: whether an epsilon needs that a client's training leaves no data to the next client (``core.state_leaks``).
+    """
 
     on_client: Sequence[ClientStep] = ()
     on_server: Sequence[ServerStep] = ()
+    private: bool = False
 
     def before_merge(
         self, total: dict[str, Flat | Tensor], replies: Replies, round: int, seed: int

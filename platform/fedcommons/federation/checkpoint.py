@@ -45,6 +45,7 @@ def save(folder: Path, standing: Standing, record: str = "") -> None:
     facts["files"] = {str(client): name for client, name in memory.in_files.items()}
     facts["rejected"] = rejections.records(standing.rejected)
     facts["ledger"] = standing.ledger.record()
+    facts |= {} if standing.clip is None else {"clip": standing.clip}
     facts["largest"] = astuple(standing.largest) if standing.largest else None
     write_tensors(folder / f"round-{standing.round:06d}.safetensors", tensors, facts)
     prune(folder, memory)
@@ -153,6 +154,7 @@ def _standing(payloads: dict[str, Payload], facts: dict[str, Any], memory: Clien
             flat(state, "model")
         rejected = rejections.read(facts.get("rejected", []))
         largest = rejections.read_largest(facts.get("largest"))
+        clip = None if "clip" not in facts else float(facts["clip"])
         ledger = privacy.read(facts["ledger"])  # a checkpoint without the privacy ledger is damaged
     except (KeyError, TypeError, AttributeError) as error:  # raised for JSON of another form
         raise ValueError(f"the facts are not those of a checkpoint: {error!r}") from error
@@ -163,5 +165,5 @@ def _standing(payloads: dict[str, Payload], facts: dict[str, Any], memory: Clien
         raise ValueError("the numbers of rounds and bytes in the facts must be whole numbers, 0 or more")
     return Standing(
         facts["round"], state, memory.restored(ordered), traffic=traffic, buffers=buffers, rejected=rejected,
-        largest=largest, ledger=ledger,
+        largest=largest, ledger=ledger, clip=clip,
     )  # fmt: skip

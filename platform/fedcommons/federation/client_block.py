@@ -112,7 +112,8 @@ def train_block(worker: Worker, task: RoundTask, block: Sequence[ClientTask]) ->
     work, algorithm, result = worker.work, worker.algorithm, BlockResult()
     sums: dict[Form, BlockSum] = defaultdict(BlockSum)
     before: state_leaks.State = {}
-    private, knows_number = work.loop.dp is not None, capabilities_of(algorithm).knows_number
+    private = work.loop.dp is not None or task.updates.private
+    knows_number = capabilities_of(algorithm).knows_number
     common = to_device(task.common, work.device)
     is_batched = work.loop.batched and capabilities_of(algorithm).trains_locally
     ready = _at_once(worker, task, block, common) if is_batched else {}

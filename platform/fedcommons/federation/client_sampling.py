@@ -1,7 +1,8 @@
-"""Uniform sampling of the clients that take part in a round."""
+"""Sampling of the clients that take part in a round: a fixed number, or each client independently (Poisson)."""
 
 import numpy as np
 
+from fedcommons.privacy.noise import Source
 from fedcommons.seeding import numpy_generator
 
 
@@ -17,3 +18,24 @@ def participants(n_clients: int, participation: float, seed: int, round: int) ->
         return list(range(n_clients))
     sampled = numpy_generator(seed, "participants", round).choice(n_clients, k, replace=False, shuffle=False)
     return np.sort(sampled).tolist()
+
+
+def poisson_participants(n_clients: int, participation: float, seed: int, round: int, source: Source) -> list[int]:
+    """Return the participants in ascending order; each client takes part independently with probability C.
+
+    source: the run's source of noise. If it has a salt, the salt keys the draw, because the accountant of Poisson
+    sampling assumes that nobody knows the participants. Otherwise the seed keys the draw.
+    """
+    is_secret = bool(source.salt)
+    stream = source.stream("participants", seed, round) if is_secret else numpy_generator(seed, "participants", round)
+    return np.flatnonzero(stream.random(n_clients) < participation).tolist()
+
+
+def most_rounds(n_clients: int, participation: float, seed: int, rounds: int) -> int:
+    """Return the largest number of rounds in which one client takes part, if a fixed number of clients is sampled."""
+    if joining(n_clients, participation) == n_clients:
+        return rounds
+    counts = np.zeros(n_clients, dtype=np.int64)
+    for number in range(1, rounds + 1):
+        counts[participants(n_clients, participation, seed, number)] += 1
+    return int(counts.max())

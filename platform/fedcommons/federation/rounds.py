@@ -22,13 +22,16 @@ from fedcommons.core.returned import require_message, require_state, split_merge
 from fedcommons.core.updates import NO_STEPS, Updates
 from fedcommons.core.worker import give_back_freed
 from fedcommons.errors import ClientError, DivergenceError, UserError, require_type, user_code_context
-from fedcommons.federation.client_block import CPU, NOT_FINITE, BlockResult, ClientTask, Form, RoundTask, train_block
+from fedcommons.federation.central_dp import CentralDP, Clip
+from fedcommons.federation.client_block import CPU, BlockResult, ClientTask, Form, RoundTask, train_block
 from fedcommons.federation.client_memory import ClientMemory
-from fedcommons.federation.client_sampling import participants
+from fedcommons.federation.client_sampling import joining, participants, poisson_participants
+from fedcommons.federation.round_metrics import all_rejected, mean_metrics
 from fedcommons.federation.server_executor import AtServer
 from fedcommons.federation.stragglers import Rule
-from fedcommons.flat_tensors import EMPTY, Flat, Layout, flat, nbytes, scale, to_device
+from fedcommons.flat_tensors import EMPTY, Flat, Layout, data, flat, like, nbytes, scale, to_device
 from fedcommons.privacy.ledger import Ledger
+from fedcommons.privacy.noise import SEED_ALONE, Noise, Source
 from fedcommons.privacy.release import Release
 from fedcommons.seeding import seed_for
 
@@ -47,6 +50,15 @@ class Plan:
     take_partial: bool | None = None  # whether stragglers' partial work is accepted; None: as the algorithm declares
     leaks: Mapping[str, str] = field(default_factory=dict)  # name -> reason why no round has a privacy guarantee
     updates: Updates = NO_STEPS  # the engine's steps on updates, such as compression
+    poisson: bool = False  # each client takes part independently, instead of a fixed number of clients
+    central: CentralDP | None = None  # clipping of clients' updates and noise on their sum
+    source: Source = SEED_ALONE  # the source of the server's noise and of Poisson sampling
+
+    @property
+    def expected(self) -> float:
+        """Return m, the expected number of participants per round."""
+        n, share = self.facts.n_clients, self.participation
+        return n * share if self.poisson else joining(n, share)
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,7 @@ class Standing:
     before round 1, and if clients store the buffers in their memory (under the name ``BUFFERS``).
     rejected: the clients with rejected replies. largest: the reply with the largest norm in the last round that had
     replies; if the next round fails, this reply may be the cause. ledger: the privacy ledger of all rounds so far.
+    clip: clipping norm of the next round's updates with ``Plan.central``; None: that of round 1.
 
     The last three fields are for the record only, so no checkpoint stores them. stragglers: straggler of the round ->
     share of its work (``sample_clients``). participants: clients to which the server sent a message in the round; None:
@@ -73,6 +86,7 @@ class Standing:
     rejected: Mapping[int, Rejected] = field(default_factory=dict)
     largest: Largest | None = None
     ledger: Ledger = field(default_factory=Ledger)
+    clip: float | None = None
     stragglers: Mapping[int, float] = field(default_factory=dict)
     participants: Sequence[int] | None = None
     rejected_now: Sequence[int] = ()
@@ -138,6 +152,8 @@ def sample_clients(algorithm: Algorithm, plan: Plan, state: State, number: int) 
             joined = sorted(index(i) for i in algorithm.participants(state, number))
             if len(set(joined)) < len(joined) or (joined and not 0 <= joined[0] <= joined[-1] < n):
                 raise ValueError(f"participants must be some of {n} clients, each once, got {joined}")
+    elif plan.poisson:
+        joined = poisson_participants(n, plan.participation, plan.seed, number, plan.source)
     else:
         joined = participants(n, plan.participation, plan.seed, number)
     if plan.straggler_rule:
@@ -204,11 +220,14 @@ def call(algorithm: Algorithm, plan: Plan, now: Standing, number: int) -> Call:
             messages[i] = message = algorithm.down(now.state, number, i)
             require_message(message, common)
             common = messages[joined[0]].common
-    name = type(algorithm).__name__
+    name, updates = type(algorithm).__name__, plan.updates
+    if plan.central:
+        clip = Clip(now.clip or plan.central.clip, plan.central.quantile is not None)
+        updates = replace(updates, on_client=(*updates.on_client, clip), private=True)
     task = RoundTask(
         algorithm=name, round=number, common=common, seed=plan.seed, buffers=now.buffers, max_norm=plan.max_norm,
         keep_buffers=plan.keep_buffers, buffers_singly=capabilities_of(algorithm).sees_statistics,
-        updates=plan.updates,
+        updates=updates,
     )  # fmt: skip
     shares = {i: late.get(i, 1.0) for i in joined}
     tasks = [ClientTask(i, messages[i].individual, now.memory.get(i, {}), shares[i]) for i in joined if shares[i]]
@@ -227,12 +246,12 @@ def _round(
     results = _train(executor, called.task, blocks) if blocks else []
     total, accepted, rejected = _accept(results)
     if blocks and not accepted:
-        raise _all_rejected(name, number, rejected, now.largest)
+        raise all_rejected(name, number, rejected, now.largest)
     norms = {client: norm for r in results for client, norm in r.norms.items() if client in accepted}
     top = largest(number, norms) or now.largest
     # ``merge`` gets replies without memory, which stays with the clients, and without the experimenter's metrics.
     replies = {i: Reply({}, r.each, weight=r.weight, releases=r.releases) for i, r in accepted.items()}
-    state, buffers, reported = now.state, now.buffers, dict[str, float]()
+    state, buffers, reported, clip = now.state, now.buffers, dict[str, float](), now.clip
     if BUFFERS in total:
         mean = scale(flat(total, BUFFERS), 1 / summed_weight(replies))
         kind = now.buffers.buffer.dtype if len(now.buffers) else torch.float32
@@ -240,12 +259,19 @@ def _round(
         total = {n: x for n, x in total.items() if n != BUFFERS}
     if accepted:
         total = plan.updates.before_merge(total, replies, number, plan.seed)
+    probed = _probe(algorithm, executor, plan, now, number) if plan.central and not accepted else []
+    if plan.central:  # also without replies, as the accountant counts noise in each round
+        total = total or {name: like(x, torch.zeros_like(data(x))) for name, x in _accept(probed)[0].items()}
+        used, noise = clip or plan.central.clip, Noise(plan.source, plan.seed, number)
+        total, replies, clip = plan.central.noised(total, used, plan.expected, noise)
+        reported |= {} if plan.central.quantile is None else {"privacy/clip": used}
     # If clients take part but no reply arrives, the round skips ``merge``, so the state does not change.
-    if accepted or not joined:
+    if replies or (not joined and not plan.poisson):
         with user_code_context(algorithm, "merge", f"round {number}"):
             seed = seed_for(plan.seed, "merge", number)
             merged = algorithm.merge(AtServer(executor), now.state, total, replies, number, seed)
-            state, reported = split_merged(merged)
+            state, numbers = split_merged(merged)
+            reported |= numbers
             require_state(state, now.layout, has_model=now.has_model)
         if flaw := unusable(state) or unusable({"buffers": buffers}):
             text = f"round {number}, {name}: the merged {flaw}"
@@ -254,35 +280,26 @@ def _round(
             raise DivergenceError(f"{text}; among the replies, {top} (see federation.max_norm)", top.client, top.round)
     memory = now.memory.updated(number, {i: r.memory for i, r in accepted.items() if r.memory is not None})
     traffic = called.sent + Traffic(up=sum(r.up_bytes for r in results))
-    outlived = {name for r in results for name in r.outlived}
+    outlived = {name for r in (*results, *probed) for name in r.outlived}
     exposed = {client for r in results for client in r.exposed}
     ledger = now.ledger.after([event for r in results for event in r.releases], outlived, plan.leaks, exposed)
     totals, refused = now.traffic + traffic, count_rejections(now.rejected, rejected)
     after = Standing(
-        number, state, memory, traffic=totals, buffers=buffers, rejected=refused, largest=top, ledger=ledger,
+        number, state, memory, traffic=totals, buffers=buffers, rejected=refused, largest=top, ledger=ledger, clip=clip,
         stragglers=called.stragglers, participants=None if len(joined) == plan.facts.n_clients else joined,
         rejected_now=sorted(rejected),
     )  # fmt: skip
     after = with_counts(after, plan.facts)
-    facts = {"clients": len(joined), "rejected": len(rejected)} | _means(accepted) | reported | traffic.metrics()
+    facts = {"clients": len(joined), "rejected": len(rejected)} | mean_metrics(accepted) | reported | traffic.metrics()
     if plan.straggler_rule:
         facts |= {"stragglers": len(called.stragglers), "comm/lost_bytes": traffic.lost}
     return after, facts
 
 
-def _all_rejected(name: str, number: int, rejected: Mapping[int, str], before: Largest | None) -> ClientError:
-    """Return the error for a round in which all replies were rejected. The error names the client that is the cause.
-
-    If a reply of the last round was much larger than the others (``stands_out``) and now no reply is finite, the cause
-    is the client of the large reply, which may have made the model too large. Else it is the first rejected client.
-    """
-    if before and before.stands_out and all(reason.endswith(NOT_FINITE) for reason in rejected.values()):
-        text = f"round {number}, {name}: no reply was finite; among the replies, {before} (see federation.max_norm)"
-        return DivergenceError(text, before.client, before.round)
-    client, reason = next(iter(rejected.items()))
-    grown = (NOT_FINITE, *(["federation.max_norm"] if number > 1 else []))  # in round 1, the limit is too low
-    kind = DivergenceError if any(word in r for r in rejected.values() for word in grown) else ClientError
-    return kind(f"round {number}, {name}: every reply was rejected; client {client}: {reason}", client, number)
+def _probe(algorithm: Algorithm, executor: Executor, plan: Plan, now: Standing, number: int) -> list[BlockResult]:
+    """Train a client in a round without replies, because the server adds noise to zeros of the reply's shapes."""
+    called = call(algorithm, replace(plan, participation=1.0, poisson=False, straggler_rule=None), now, number)
+    return _train(executor, called.task, [called.blocks[0][:1]])
 
 
 def _train(executor: Executor, task: RoundTask, blocks: Sequence[Sequence[ClientTask]]) -> list[BlockResult]:
@@ -324,11 +341,3 @@ def _accept(
 
 def _describe(form: Form) -> str:
     return ", ".join(f"{name} ({dtype})" for name, _, dtype in form) or "nothing"
-
-
-def _means(accepted: Mapping[int, Reply]) -> dict[str, float]:
-    """Return "train/METRIC" -> mean of the metric over the clients that report it."""
-    names = sorted({name for reply in accepted.values() for name in reply.metrics})
-    replies = [reply for _, reply in sorted(accepted.items())]
-    values = {name: [float(r.metrics[name]) for r in replies if name in r.metrics] for name in names}
-    return {f"train/{name}": sum(v) / len(v) for name, v in values.items()}

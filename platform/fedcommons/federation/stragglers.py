@@ -169,12 +169,12 @@ class Slow:
         return [1 - client_sampling.joining(joining, self.share) / joining] * n_clients
 
 
-def arrival(rule: Rule | None, n_clients: int, joining: int | None, seed: int) -> tuple[float, ...] | None:
+def arrival(rule: Rule | None, n_clients: int, joining: float | None, seed: int) -> tuple[float, ...] | None:
     """Return, per client, the probability that the client takes part in a round and its whole reply arrives.
 
     The result is stored as ``Facts.arrival``. It is None if the probabilities have no closed form.
     rule: the straggler rule; None: no client is a straggler. joining: number of clients that are sampled uniformly per
-    round; None if the method chooses the clients (no closed form).
+    round (with Poisson sampling, its mean); None if the method chooses the clients (no closed form).
 
     Raises:
         ClientError: the rule's ``arrival`` raised an error, or did not return one probability in [0, 1] per client.

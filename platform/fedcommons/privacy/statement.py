@@ -17,6 +17,7 @@ section ``privacy`` in ``summary.json`` are:
 ``..._if_secret``              with seeded noise: value of that line if the noise were secret
 ``mechanisms``                 for ``updates`` and ``commons``: ``sigma``, ``q``, ``steps`` and accountant of each
                                client, clipping norm, delta
+``user_level``                 with ``dp.central``: the guarantee for a client's whole data set (``privacy.user_level``)
 ``uncovered``                  names of what no epsilon covers, with the number of releases
 ``trusted``                    statements of user-defined components that the engine does not check
 ``in_words``                   one sentence about the commons and one about the run
@@ -31,6 +32,7 @@ from fedcommons.privacy.salts import IF_SECRET, SECRET, SEEDED
 
 WORDS = {
     "delta": "model updates (delta)", "control": "control variates (control)", "buffers": "BatchNorm's statistics",
+    "unclipped": "whether an update is clipped (unclipped)",
     "weight": "weights other than numbers of examples", "undeclared": "data without any statement of protection",
 }  # fmt: skip
 """Name of a released tensor -> description of the tensor, for names that a reader may not understand."""
@@ -142,7 +144,8 @@ def in_short(statement: Mapping[str, Any]) -> dict[str, float | str]:
     return {**epsilons, "overall": statement["overall"], "in_words": " ".join(statement["in_words"]), **notes}
 
 
-def _epsilon(value: float, delta: float, secret: bool) -> str:
+def epsilon_in_words(value: float, delta: float, secret: bool) -> str:
+    """Return the value of an epsilon as text, as a guarantee only if the noise is secret."""
     number = f"{value:.4g} at delta = {delta:g}"
     return f"epsilon = {number}" if secret else f"epsilon would be {number} if the noise were secret"
 
@@ -150,7 +153,7 @@ def _epsilon(value: float, delta: float, secret: bool) -> str:
 def _of_commons(commons: Released, delta: float, secret: bool) -> str:
     if not commons.covered and not commons.uncovered:
         return "Commons: only updates of the model were shared."
-    guarantee = f"{_epsilon(commons.largest_epsilon(delta), delta, secret)}, the largest of all clients'"
+    guarantee = f"{epsilon_in_words(commons.largest_epsilon(delta), delta, secret)}, the largest of all clients'"
     names = _list(commons.names)
     if not commons.uncovered:
         return f"Commons ({names}): {guarantee}{'' if secret else f'; as run: none, because {DRAWN_AGAIN}'}."
@@ -165,9 +168,9 @@ def _overall(leaks: Sequence[str], overall: float | None, delta: float, secret: 
     if not secret:
         return (
             f"Overall guarantee: none as run, because {DRAWN_AGAIN}; "
-            f"{_epsilon(overall, delta, secret)}, of all messages{to}."
+            f"{epsilon_in_words(overall, delta, secret)}, of all messages{to}."
         )
-    return f"Overall guarantee: {_epsilon(overall, delta, secret)}, of all messages in this run{to}."
+    return f"Overall guarantee: {epsilon_in_words(overall, delta, secret)}, of all messages in this run{to}."
 
 
 def _of_closer_views(of_views: Mapping[str, float], stated: float) -> list[str]:

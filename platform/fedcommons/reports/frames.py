@@ -46,9 +46,10 @@ def load_runs(*folders: str | Path, say: Say = print) -> "pd.DataFrame":
       learning rate. rho is missing without a generator, sigma without DP-SGD.
     - Every number and text of the summary. ``rejections``: a sentence if the server rejected replies.
     - ``MB``: exchanged data in 10^6 bytes, over all clients and both directions. ``epsilon``: epsilon of all messages.
-      ``pool_epsilon``: largest epsilon of the shared data over clients. ``epsilon_local_training``: epsilon of model
-      updates. With seeded noise these three columns are missing, and ``epsilon_if_secret`` etc. have the values if the
-      noise were secret. ``commons``: ``nothing`` (no shared data), ``covered`` (protected) or ``uncovered``.
+      ``pool_epsilon``: largest epsilon of the shared data over clients. ``user_epsilon``: epsilon of user-level DP
+      (``dp.central``). ``epsilon_local_training``: epsilon of model updates. With seeded noise these four columns are
+      missing, and ``epsilon_if_secret`` etc. have the values if the noise were secret. ``commons``: ``nothing`` (no
+      shared data), ``covered`` (protected) or ``uncovered``.
     - For protected model updates: minimum and maximum over clients of the noise multiplier (``sigma_min``,
       ``sigma_max``), the sampling rate (``q_min``, ``q_max``) and the number of steps (``steps_min``, ``steps_max``),
       and ``clip`` and ``accountant``. With the prefix ``pool_``: the same values of the shared data.
@@ -269,6 +270,7 @@ def _spent(run: Recorded) -> dict[str, Any]:
     for end, shown in ends.items():
         epsilons[f"epsilon{shown}"] = privacy.get(f"epsilon_of_messages{end}")
         epsilons[f"pool_epsilon{shown}"] = privacy.get(f"pool_epsilon_max{end}")
+        epsilons[f"user_epsilon{shown}"] = privacy.get("user_level", {}).get(f"epsilon{end}")
         epsilons[f"epsilon_local_training{shown}"] = last.get(f"privacy/epsilon_local_training{end}")
     return columns(privacy.get("mechanisms", {})) | {n: value for n, value in epsilons.items() if value is not None}
 

@@ -78,6 +78,10 @@ class Assembled:
     def algorithm(self) -> Algorithm:
         return self.spec.algorithm
 
+    def keyed(self, salt: bytes) -> "Assembled":
+        """Return a copy whose server draws noise and samples clients by the run's salt; empty: noise is seeded."""
+        return replace(self, plan=replace(self.plan, source=Source(self.spec.noise_key, salt)))
+
     def on(self, data: RunData) -> "Assembled":
         """Return a copy of the federation whose clients have the data ``data``."""
         return replace(self, shared=replace(self.shared, data=data))
@@ -95,8 +99,8 @@ class Assembled:
     def executor(self, salt: bytes = b"") -> Executor:
         """Return the executor that trains the clients; ``salt``: the run's salt, which keys secret noise, if any."""
         spec = self.spec
-        if spec.is_secret and not salt:
-            raise ValueError("dp.noise is secret: the executor needs the run's salt")
+        if spec.is_secret and not (salt and (self.plan.source.salt == salt or not self.plan.central)):
+            raise ValueError("dp.noise is secret: the executor, and with dp.central the server, need the run's salt")
         source = Source(spec.noise_key, salt)
         if not spec.actors:
             return Serial(lambda data: self.on(data).worker(source), self.data)
@@ -160,6 +164,7 @@ def assemble_contributed(spec: RunSpec, contributed: Contributions) -> Assembled
     sets = {"test": dataset.test, "validation": dataset.validation}
     data = replace(shared.data, sets=sets, n_classes=dataset.n_classes or 0, tests=spec.tests, public=dataset.public)
     plan = on_clients(spec.plan, data.clients, pool=len(data.pool.rows.flat) if data.pool and data.serves else 0)
-    plan = replace(plan, leaks=leaks_of(dataset.computed, spec.stop, judged, client_data, contributed))
+    private = spec.stage if spec.local.dp or plan.central else None
+    plan = replace(plan, leaks=leaks_of(dataset.computed, spec.stop, private, client_data, contributed))
     shared = replace(shared, data=data, releases=[*shared.releases, *computed_by_all(dataset.computed, len(data.real))])
     return Assembled(spec, shared, plan, audited)

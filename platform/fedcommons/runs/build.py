@@ -38,6 +38,7 @@ def check(config: Experiment) -> None:
     f = config.federation
     if load_data.takes_n_clients(config.partition.name):  # other partitions get N from the data
         checks.require_participants(f.participation, config.partition.n_clients)
+    checks.require_averages(config.algorithm, config.flat)
     checks.require_rates(checks.schedule_of(*_schedule(config)), f.rounds)
     if not checks.makes_steps(config.algorithm):
         require_no_steps(config)
@@ -72,7 +73,8 @@ def build(config: Experiment) -> RunSpec:
     plan = plan_of(
         parts["algorithm"], parts["straggler"], train, partition.rows, dataset.n_classes, seed=c.seed,
         rounds=f.rounds, participation=f.participation, weighting=f.weighting, blocks=f.blocks, max_norm=f.max_norm,
-        keep_buffers=keeps_buffers(c), partial_work=c.straggler.partial,
+        keep_buffers=keeps_buffers(c), partial_work=c.straggler.partial, poisson=f.sampling == "poisson",
+        central=(c.dp.central_clip, c.dp.central_noise, c.dp.central_quantile) if c.dp.central else None,
     )  # fmt: skip
     checks.require_replies(plan.facts, c.straggler.rule, c.straggler.constants)
     elsewhere = partial(
@@ -119,8 +121,8 @@ def build(config: Experiment) -> RunSpec:
         checkpoint_every=f.checkpoint_every,
         memory_bytes=f.memory_mb * 1e6,
     )
-    # Delta is checked if DP-SGD uses it or the user has changed it.
-    return checked(spec, judges_delta=c.dp.local or c.dp.delta != type(c.dp).delta)
+    # Delta is checked if DP-SGD uses it or the user has changed it; with dp.central it may belong to that alone.
+    return checked(spec, judges_delta=c.dp.local or (c.dp.delta != type(c.dp).delta and not c.dp.central))
 
 
 def changed_sources(config: Experiment) -> str:

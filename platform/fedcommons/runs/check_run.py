@@ -17,7 +17,7 @@ from fedcommons.flat_tensors import flatten
 from fedcommons.generators.requests import n_seen
 from fedcommons.privacy import ledger
 from fedcommons.runs import check_module, pool_audit
-from fedcommons.runs.checks import refuse, require_server_data, require_target
+from fedcommons.runs.checks import refuse, require_central, require_server_data, require_target
 from fedcommons.runs.plans import begin
 from fedcommons.runs.spec import RunSpec
 from fedcommons.runs.worker import standardises
@@ -64,6 +64,7 @@ def checked(spec: RunSpec, *, judges_delta: bool) -> RunSpec:
     keeps, is_kept = spec.plan.keep_buffers, capabilities_of(algorithm).keeps_batch_norm
     measured = keeps and seen.measure_every > 0 and not is_kept
     check_module.require_statistics(module, private=loop.dp is not None, measured=measured)
+    require_central(spec.plan, algorithm, module, spec.delta)
     check_module.require_precision(loop.precision, module)
     require_attributes(algorithm, module)
     if dataset.n_classes is None and capabilities_of(algorithm).needs_classes:

@@ -6,15 +6,19 @@ Checks of fields alone are in ``config.validate``. Checks that call the module a
 from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from fedcommons.config import registry
+from torch import nn
+
+from fedcommons.config import pairs, registry
 from fedcommons.config.fields import select_arguments
-from fedcommons.core.algorithm import Algorithm, Facts
+from fedcommons.core.algorithm import Algorithm, ChoosesClients, Facts
 from fedcommons.core.capabilities import capabilities_of
+from fedcommons.core.client_worker import floating_buffers
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.schedules import Schedule
 from fedcommons.errors import UserError, before_any_work, user_code_context
+from fedcommons.federation.rounds import Plan
 from fedcommons.privacy import salts
 from fedcommons.privacy.accountants import require_reachable
 from fedcommons.sharing.stage import Stage
@@ -51,6 +55,33 @@ def makes_steps(algorithm: str) -> bool:
     method: Any = registry.find("algorithm", algorithm)
     capabilities = capabilities_of(method)
     return capabilities.trains_locally or capabilities.needs_pool  # a server that trains on a pool makes local steps
+
+
+def require_averages(algorithm: str, fields: Mapping[str, Any]) -> None:
+    """Refuse an option on the mean update if the server of the method uses more; fields: dotted name -> value."""
+    method, option = cast("Any", registry.find("algorithm", algorithm)), pairs.needing_means(fields)
+    if option and not capabilities_of(method).averages:
+        raise UserError(
+            f"{option} cannot be used with algorithm {algorithm}, which does not declare the capability averages: its "
+            "server uses more than the mean of the clients' updates."
+        )
+
+
+def require_central(plan: Plan, algorithm: Algorithm, module: nn.Module, delta: float) -> None:
+    """Refuse Poisson sampling and central DP where they are not defined, and a delta of 1/N or more for central DP."""
+    n, name = plan.facts.n_clients, type(algorithm).__name__
+    if isinstance(algorithm, ChoosesClients) and (plan.poisson or plan.central):
+        option = "dp.central" if plan.central else "federation.sampling poisson"
+        raise UserError(f"{option} needs clients that the engine samples, and {name} chooses its clients itself.")
+    if not plan.central:
+        return
+    if not plan.keep_buffers and len(floating_buffers(module)):
+        raise UserError(
+            "dp.central adds no noise to the averaged statistics of BatchNorm: choose a model without BatchNorm, or "
+            "federation.buffers keep, with which the statistics stay with the clients."
+        )
+    if delta * n >= 1:
+        raise UserError(f"dp.delta must be below 1/N = {1 / n:.3g} with dp.central and N = {n} clients, got {delta:g}.")
 
 
 def require_participants(participation: float, n_clients: int) -> None:

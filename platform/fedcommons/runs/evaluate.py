@@ -13,12 +13,14 @@ from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.client_worker import trainable_parameters
 from fedcommons.core.evaluation import Each, ModelTask, evaluate, evaluate_clients, spread
 from fedcommons.core.executor import Executor
+from fedcommons.federation.client_sampling import most_rounds
 from fedcommons.federation.new_client_evaluation import Adaptation, evaluate_new_clients, received_model
 from fedcommons.federation.personal_evaluation import evaluate_personal
 from fedcommons.federation.rounds import Standing
 from fedcommons.flat_tensors import EMPTY, flat, flatten
 from fedcommons.privacy.mechanisms import mechanisms
 from fedcommons.privacy.statement import statement
+from fedcommons.privacy.user_level import user_level
 from fedcommons.runs import effective
 from fedcommons.runs.assemble import Assembled
 from fedcommons.seeding import seed_for
@@ -133,6 +135,19 @@ def worst(clients: Mapping[str, Sequence[float]]) -> dict[str, float]:
     return {"clients/worst": accuracies.index(min(accuracies)), "clients/worst_accuracy": min(accuracies)}
 
 
+def _user_level(ready: Assembled, end: Standing) -> dict[str, Any]:
+    """Return the statement of user-level central DP; empty if the server adds no noise."""
+    plan, central = ready.plan, ready.plan.central
+    if central is None:
+        return {}
+    n, share, rounds = plan.facts.n_clients, plan.participation, plan.facts.rounds
+    q, steps = (share, rounds) if plan.poisson else (1.0, most_rounds(n, share, plan.seed, rounds))
+    return user_level(
+        end.ledger, plan.leaks, noise=central.noise, clip=central.clip, last_clip=central.quantile and end.clip, q=q,
+        steps=steps, rounds=rounds, delta=ready.spec.delta, secret=ready.spec.is_secret,
+    )  # fmt: skip
+
+
 def summarise(ready: Assembled, lines: Sequence[Mapping[str, Any]], end: Standing) -> dict[str, Any]:
     """Return the summary of a run. It has no times and paths, so a resumed run has the same summary.
 
@@ -170,6 +185,9 @@ def summarise(ready: Assembled, lines: Sequence[Mapping[str, Any]], end: Standin
     )
     if any((tables := mechanisms(ledger, shared.releases, spec.delta, dp.clip if dp else None)).values()):
         privacy["mechanisms"] = tables
+    if section := _user_level(ready, end):
+        privacy = {**privacy, "user_level": section, "noise": section["noise"], "delta": spec.delta}
+        privacy["in_words"] = [*privacy["in_words"], section["in_words"]]
     left_open = fields_with_rules(spec.record)
     used = effective.of_data(left_open, spec.dataset, ready.plan, spec.by_rule)
     if capabilities_of(ready.algorithm).trains_locally:

@@ -126,7 +126,7 @@ def _run(
         load_data.write_partition(folder, spec.partition, spec.tests, spec.dataset.digest, salt, spec.new_clients)
         for note in spec.notes_for_user:
             say(note)
-        ready = assemble_own(spec, store, jobs, say, on_step)
+        ready = assemble_own(spec, store, jobs, say, on_step).keyed(salt)
         say_before_rounds(ready, folder, say)
         executor = ready.executor(salt)
         callbacks, summary = [], None

@@ -29,7 +29,7 @@ def leaks_of(
     Args:
         computed: names of the values that were computed from all clients' examples (``Dataset.computed``).
         stop: the run's stopping rule.
-        stage: the run's sharing strategy if clients train by DP-SGD, else None.
+        stage: the run's sharing strategy if clients train by DP-SGD or the server adds noise, else None.
         client_data: the clients' real data sets, the strategy's input.
         contributed: the result of the strategy's ``make``.
     """

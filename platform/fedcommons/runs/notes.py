@@ -22,7 +22,7 @@ def say_before_rounds(ready: Assembled, folder: Path, say: Callable[[str], None]
     spec = ready.spec
     for note in ready.shared.notes:
         say(note)
-    if spec.local.dp or any(event.covered for event in ready.shared.releases):
+    if spec.local.dp or spec.plan.central or any(event.covered for event in ready.shared.releases):
         for what, reason in ready.plan.leaks.items():
             say(Warned(f"no epsilon covers this run: {what}: {reason}"))
     if ready.audited:

@@ -13,6 +13,7 @@ from fedcommons.core.returned import require_state
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import user_code_context
+from fedcommons.federation.central_dp import CentralDP
 from fedcommons.federation.client_sampling import joining
 from fedcommons.federation.rounds import Plan
 from fedcommons.federation.stragglers import Independent, Rule, arrival
@@ -35,12 +36,12 @@ def begin(algorithm: Algorithm, model: Flat, facts: Facts, seed: int) -> State:
 def plan_of(
     algorithm: Algorithm, rule: Rule, train: Examples, rows: Sequence[np.ndarray], n_classes: int | None, *, seed: int,
     rounds: int, participation: float, weighting: str, blocks: int, keep_buffers: bool, max_norm: float | None,
-    partial_work: str,
+    partial_work: str, poisson: bool = False, central: tuple[float, float, float | None] | None = None,
 ) -> Plan:  # fmt: skip
     """Return the plan of all rounds: how clients are sampled, which are stragglers, and the use of partial work.
 
     rule: the rule that picks stragglers. train, rows: training examples, and those of each client. partial_work: take,
-    drop, or method (as the method defines).
+    drop, or method (as the method defines). poisson, central: see ``Plan``; the constants of ``CentralDP``.
 
     Raises:
         UserError: the rule refuses this number of clients.
@@ -50,10 +51,10 @@ def plan_of(
     refuse(slow, "check_clients", n, joins)
     accepts_partial = {"take": True, "drop": False, "method": capabilities_of(algorithm).takes_partial}[partial_work]
     replies_partially = accepts_partial and capabilities_of(slow).leaves_partial
-    replied = arrival(None if replies_partially else slow, n, joins, seed)
+    replied = arrival(None if replies_partially else slow, n, n * participation if poisson and joins else joins, seed)
     facts = Facts(n, (), rounds, weighting, replied, n_classes=n_classes)
-    plan = Plan(facts, participation, blocks, seed, slow, keep_buffers, max_norm, accepts_partial)
-    return on_clients(plan, Clients(train, rows))
+    plan = Plan(facts, participation, blocks, seed, slow, keep_buffers, max_norm, accepts_partial, poisson=poisson)
+    return on_clients(replace(plan, central=CentralDP(*central) if central else None), Clients(train, rows))
 
 
 def on_clients(plan: Plan, clients: Clients, **facts: Any) -> Plan:

@@ -88,7 +88,7 @@ def replay(
         images = synthetic_images(spec, Store(spec.artifacts, say), (), say)
     except LookupError as error:
         raise UserError(f"--replay: training data of the run are missing; {error}.") from error
-    ready = assemble(spec, images)
+    ready = assemble(spec, images).keyed(salt)
     if not isinstance(ready.algorithm, ChoosesClients):  # sampling needs no state, so check before repeating rounds
         _require_training(ready, {}, number, client)
     executor = ready.executor(salt)

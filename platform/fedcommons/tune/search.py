@@ -106,7 +106,7 @@ def space(options: parse.Options) -> dict[str, Any]:
             raise UserError("--seeds and --space seed both name the seeds; use one of them.")
         parse.refuse_fields(options, {"seed": "seeds"})
         swept = {**swept, "seed": list(split("--seeds", options.seeds, int))}
-    if not options.dp.local and any(name.startswith("dp.") for name in swept):
+    if not options.dp.local and any(n.startswith("dp.") and not n.startswith("dp.central") for n in swept):
         raise UserError("sigma and the other dp fields change nothing without --dp.local true.")
     sampled = [n for n, values in around(swept).items() if not isinstance(values, list)]
     if sampled and (options.search == "optuna" or options.scheduler == "asha"):
