@@ -54,7 +54,7 @@ def facts(one: Trial) -> list[str]:
     """Return a run's name, the hash of its config.yaml and the beginning of the key of its noise."""
     fields = to_dict(one.config)
     del fields["federation"]["transport"], fields["data"]["split"]  # younger than names.json
-    del fields["model"]["weights_map"], fields["model"]["weights_strict"]
+    del fields["model"]["weights_map"], fields["model"]["weights_strict"], fields["communication"]
     fields["federation"]["gpus_per_actor"] = 1.0  # the default of then
     written = yaml.safe_dump(fields, sort_keys=False)
     return [one.name, sha256(written.encode()).hexdigest()[:12], f"{build.noise_key(one.config):032x}"[:12]]

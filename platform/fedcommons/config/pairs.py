@@ -9,6 +9,7 @@ Flat = Mapping[str, Any]
 """Dotted name -> value of an experiment's fields."""
 
 OPTIONS: Mapping[str, Callable[[Flat], bool]] = {
+    "communication.compress": lambda flat: flat["communication.compress"] != "none",
     "dp.local": lambda flat: flat["dp.local"],
     "client.batched": lambda flat: flat["client.batched"],
     "federation.max_norm": lambda flat: flat["federation.max_norm"] is not None,

@@ -18,6 +18,8 @@ class Capabilities:
         TypeError: a keyword is not the name of a capability.
     """
 
+    adds_updates: bool = False
+    """The algorithm's ``merge`` is linear in the sums over clients, so updates may be compressed (as with averages)."""
     averages: bool = False
     """The algorithm's ``merge`` uses the sums over clients only as means, ``total[name]`` over the sum of weights."""
     computes_inputs: bool = False

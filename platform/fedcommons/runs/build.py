@@ -8,7 +8,7 @@ from fedcommons.config import live_objects, registry, target, user_loader
 from fedcommons.config.dotted import deciding, part_of, parts_of_own
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.schema import Data
-from fedcommons.config.validate import require_no_steps, require_sources, validate
+from fedcommons.config.validate import compressor, require_no_steps, require_sources, validate
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import fresh_torch
 from fedcommons.data.examples import Dataset
@@ -73,6 +73,7 @@ def build(config: Experiment) -> RunSpec:
         parts["algorithm"], parts["straggler"], train, partition.rows, dataset.n_classes, seed=c.seed,
         rounds=f.rounds, participation=f.participation, weighting=f.weighting, blocks=f.blocks, max_norm=f.max_norm,
         keep_buffers=keeps_buffers(c), partial_work=c.straggler.partial,
+        compressor=compressor(c.communication.compress), error_feedback=c.communication.error_feedback,
     )  # fmt: skip
     checks.require_replies(plan.facts, c.straggler.rule, c.straggler.constants)
     elsewhere = partial(
