@@ -155,6 +155,8 @@ def test_one_tensor_in_sums_and_each_stays_one_and_integers_are_refused(digits: 
     reply, nbytes = step(Reply({"delta": 3 * v}, {"delta": v}, weight=3), v.nbytes, {}, 0)
     assert torch.allclose(data(reply.sums["delta"]), 3 * data(reply.each["delta"]))
     assert (int(data(reply.each["delta"]).count_nonzero()), nbytes) == (10, 10 * 4 + 9)
+    other, _ = step(Reply({"delta": v[:5]}), v[:5].nbytes, reply.memory or {}, 0)  # the error has another shape
+    assert torch.equal(data(other.sums["delta"]).reshape(-1), TopK(0.1).compress(v[:5].reshape(-1)))
 
     class Counting(FedAvg):
         def client(self, *args: Any, **named: Any) -> Reply:

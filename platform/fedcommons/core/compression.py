@@ -11,7 +11,8 @@ ceil(min(k ceil(log2 d), d) / 8) for their positions, which are k numbers or, if
 
 Error feedback: client i sends C(v + e_i) and stores e_i <- v + e_i - C(v + e_i).  C: compressor;  e_i: client i's
 error, zero at first. Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019, arXiv:1901.09847, algorithm 2. The
-error does not change in a round in which the client's reply does not arrive or is rejected.
+error does not change in a round in which the client's reply does not arrive or is rejected. The error is dropped if
+the shapes of the update change, as between the stages of FedDPMS.
 
 ``QSGD`` sends the norm of each bucket of 512 values and, per value, the sign and a level l_j in 0, ..., s, where
 s = 2^(bits - 1) - 1. The server computes ||v|| sign(v_j) l_j / s, whose mean is v_j.  ||v||: L2 norm of the bucket of
@@ -29,7 +30,7 @@ from torch.nn.functional import pad
 
 from fedcommons.core.algorithm import Reply
 from fedcommons.core.updates import ERROR, is_update
-from fedcommons.flat_tensors import Flat, Payload, data, like
+from fedcommons.flat_tensors import Flat, Layout, Payload, data, like
 from fedcommons.seeding import generator
 
 BUCKET = 512
@@ -101,11 +102,11 @@ class Compression:
             if not is_update(name, values) or packed >= values.nbytes:
                 continue
             v, key = values.reshape(-1) / reply.weight, f"{ERROR}{'noisy' if name in noisy else 'bare'} {name}"
-            if key in memory:
-                v += data(memory[key]).to(v)
+            if key in memory and _form(memory[key]) == _form(x):
+                v += data(memory[key]).reshape(-1).to(v)
             sent = self.compressor.compress(v, seed, "compression", name)
             if self.has_feedback:
-                errors[key] = v - sent
+                errors[key] = like(x, (v - sent).view(values.shape))
             sums[name] = like(x, (sent * reply.weight).view(values.shape))
             if name in each:
                 each[name] = like(each[name], sent.view(values.shape))
@@ -114,3 +115,7 @@ class Compression:
             kept = {name: x for name, x in memory.items() if reply.memory is None or name.startswith(ERROR)}
             reply = replace(reply, memory={**(reply.memory or {}), **kept, **errors})
         return replace(reply, sums=sums, each=each), nbytes
+
+
+def _form(x: Flat | Tensor) -> Layout | torch.Size:
+    return x.layout if isinstance(x, Flat) else x.shape
