@@ -132,6 +132,11 @@ run --sharing shuffled_synthetic --generator private_ddpm -> target_epsilon nois
 run --sharing shuffled_real -> sharing.p share | run --sigma 0.3 -> dp.noise_multiplier --dp.local
 run --federation.executor ray_actors --federation.actors 9 -> federation.actors 9 federation.blocks 4
 run --federation.transport fast -> federation.transport federation.executor ray_actors
+run --communication.compress topk:0 -> topk:SHARE (0, 1] 'topk:0' | run --communication.compress topk:2 -> 'topk:2'
+run --communication.compress qsgd:0 -> qsgd:BITS [2, 16] 'qsgd:0' | run --communication.compress qsgd:4.5 -> 'qsgd:4.5'
+run --communication.compress zip:3 -> communication.compress none topk:SHARE qsgd:BITS 'zip:3'
+run --communication.compress qsgd:4 --communication.error_feedback false -> error_feedback --communication.compress topk
+run --algorithm fedproto --communication.compress topk:0.1 -> communication.compress FedProto averages adds_updates
 run --client.optimizer adam --client.momentum 0.5 -> client.momentum adam 0.5
 run --federation.participation 0.01 -> federation.participation 10 0.1
 run --algorithm scaffold --client.momentum 0.9 -> client.momentum scaffold.option 0.9

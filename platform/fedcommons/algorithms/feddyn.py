@@ -12,7 +12,7 @@ the paper's 1/|S| and 1/N. The sum over j is over S for the mean of the models a
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.core.local_training import Correction, clip_gradients
@@ -35,6 +36,8 @@ class FedDyn:
     h/alpha.  x: server model;  y_i: client i's model;  g_i: client i's gradient estimate;  h: mean of g_i over all N
     clients;  S: the round's clients.  The engine also evaluates mean_S y_i (``model/mean``).
     """
+
+    capabilities: ClassVar[Capabilities] = Capabilities(adds_updates=True)
 
     alpha: Annotated[float, "(0, 1e38]"] = 0.01
     """alpha, weight of the dynamic regulariser, > 0"""

@@ -10,7 +10,7 @@ Departs from the paper: nothing known. Weight decay is part of the loss and does
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -18,6 +18,7 @@ from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.scaffold import require_sgd
 from fedcommons.core.algorithm import Message, Replies, Reply, State
 from fedcommons.core.averaging import summed_weight
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.data.clients import ClientData
@@ -31,6 +32,8 @@ class FedNova:
     x: server model;  y_i: client i's model after its local steps;  w_i: its weight, with sum_i w_i = 1;  a_i: its
     normaliser, see ``normaliser``.
     """
+
+    capabilities: ClassVar[Capabilities] = Capabilities(adds_updates=True)
 
     def check(self, fields: Mapping[str, Any]) -> None:
         require_sgd("fednova", fields, momentum=True)

@@ -10,12 +10,13 @@ the authors' code, which corrects every weight and bias after the 16th. Clients 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from fedcommons.algorithms.scaffold import SCAFFOLD, controlled, require_sgd
 from fedcommons.core.algorithm import Facts, Message, Reply, State
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
 from fedcommons.core.features import layers_of, matching_layers
 from fedcommons.data.clients import ClientData
@@ -33,6 +34,8 @@ class FedPVR:
     Raises:
         UserError: a pattern matches no layer, or ``layers`` is None and no layer is linear.
     """
+
+    capabilities: ClassVar[Capabilities] = Capabilities(adds_updates=True)
 
     layers: str | None = None
     """corrected layers: name patterns such as network.head.*, separated by commas; default: all linear layers"""

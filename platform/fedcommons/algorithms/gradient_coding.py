@@ -22,11 +22,12 @@ released code. The learning rate decays as in the released code.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.data.clients import ClientData
@@ -42,6 +43,8 @@ class GradientCoding:
     x: server model;  y_i: client i's model;  S: clients whose reply arrives;  W_i: weighted number of client i's
     examples; M = sum_i W_i. After k rounds with a reply, the learning rate is client.lr times decay^k.
     """
+
+    capabilities: ClassVar[Capabilities] = Capabilities(adds_updates=True)
 
     form: Annotated[str, "mean | sum"] = "mean"
     """mean: the sum of gradients is divided by the number of examples; sum: it is not divided"""

@@ -12,12 +12,13 @@ point is the minimum of sum_i n_i f_i. Option 1 computes the full gradient at x 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean
+from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
 from fedcommons.core.local_training import constant
@@ -35,6 +36,8 @@ class SCAFFOLD:
     and client i;  S: the round's clients, of N in total.  New c_i+ = c_i - c + (x - y_i)/(K eta) for K steps (option
     2), or the gradient of client i's loss at x (option 1).
     """
+
+    capabilities: ClassVar[Capabilities] = Capabilities(adds_updates=True)
 
     option: Annotated[int, "[1, 2]"] = 2
     """rule for a client's new control variate: 1 (gradient at the server model) or 2 (from the local steps)"""

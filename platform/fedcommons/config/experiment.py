@@ -42,6 +42,7 @@ class Experiment:
     model: schema.Model = field(default_factory=schema.Model)
     client: schema.Client = field(default_factory=schema.Client)
     federation: schema.Federation = field(default_factory=schema.Federation)
+    communication: schema.Communication = field(default_factory=schema.Communication)
     straggler: schema.Straggler = field(default_factory=schema.Straggler)
     dp: schema.DP = field(default_factory=schema.DP)
     evaluate: schema.Evaluate = field(default_factory=schema.Evaluate)

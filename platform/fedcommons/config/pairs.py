@@ -9,6 +9,7 @@ Flat = Mapping[str, Any]
 """Dotted name -> value of an experiment's fields."""
 
 OPTIONS: Mapping[str, Callable[[Flat], bool]] = {
+    "communication.compress": lambda flat: flat["communication.compress"] != "none",
     "dp.local": lambda flat: flat["dp.local"],
     "dp.central": lambda flat: flat["dp.central"],
     "dp.central_quantile": lambda flat: flat["dp.central_quantile"] is not None,

@@ -205,6 +205,18 @@ class Federation(Section):
 
 
 @dataclass(frozen=True)
+class Communication(Section):
+    """Compression of the updates that clients send to the server. Messages to clients are not compressed."""
+
+    compress: str = "none"
+    """compression of updates: none, topk:SHARE (send the share of values with the largest magnitudes, such as
+    topk:0.01) or qsgd:BITS (round each value at random to a number of BITS bits, such as qsgd:4)"""
+    error_feedback: bool = True
+    """with topk, each client adds the values that its earlier updates left out to its next update; qsgd, which is
+    unbiased, never does so"""
+
+
+@dataclass(frozen=True)
 class Straggler(Section):
     """Stragglers: participants of a round that do not finish their local training in time."""
 
@@ -314,6 +326,7 @@ class Tracking(Section):
 
 SECTIONS = {
     "data": Data, "partition": Partition, "sharing": Sharing, "generator": Generator,
-    "model": Model, "client": Client, "federation": Federation, "straggler": Straggler,
+    "model": Model, "client": Client, "federation": Federation, "communication": Communication,
+    "straggler": Straggler,
     "dp": DP, "evaluate": Evaluate, "measure": Measure, "tracking": Tracking,
 }  # fmt: skip

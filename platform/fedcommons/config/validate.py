@@ -5,6 +5,7 @@ reported in one sentence before any work. Checks of fields with data, module or 
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -62,6 +63,9 @@ def validate(config: Experiment) -> None:
         raise UserError(f"federation.actors must be at most federation.blocks, which is {blocks}, got {actors}.")
     if c.federation.transport == "fast" and c.federation.executor == "serial":
         raise UserError("federation.transport fast needs federation.executor ray_actors, as serial sends no messages.")
+    compressed = compressor(c.communication.compress)
+    if not c.communication.error_feedback and (compressed is None or compressed[0] != "topk"):
+        raise UserError("communication.error_feedback false changes nothing without --communication.compress topk.")
     if c.measure.clients and c.evaluate.clients:
         raise UserError("measure.clients must be false with evaluate.clients true: clients.jsonl records only one.")
     if not c.evaluate.new_clients and c.evaluate.adapt_epochs != type(c.evaluate).adapt_epochs:
@@ -88,6 +92,26 @@ def validate(config: Experiment) -> None:
     pairs.require_allowed(flat)
     if c.dp.at_once > 1 and not (c.dp.local and c.client.precision in ("fp32", "tf32")):
         raise UserError("dp.at_once above 1 needs dp.local true, and client.precision fp32 or tf32.")
+
+
+def compressor(text: str) -> tuple[str, float] | None:
+    """Return name and constant of the compressor in ``communication.compress``: ("topk", share) or ("qsgd", bits).
+
+    Raises:
+        UserError: the text is not ``none``, ``topk:SHARE`` or ``qsgd:BITS`` with a constant in its range.
+    """
+    name, _, number = text.partition(":")
+    if text == "none":
+        return None
+    with suppress(ValueError):
+        if name == "topk" and 0 < (share := float(number)) <= 1:
+            return name, share
+        if name == "qsgd" and 2 <= (bits := int(number)) <= 16:
+            return name, bits
+    raise UserError(
+        "communication.compress must be none, topk:SHARE with a SHARE of the values in (0, 1], or qsgd:BITS with a "
+        f"whole number of BITS in [2, 16], got {quote(text)}."
+    )
 
 
 def _validate_stop(config: Experiment) -> None:

@@ -18,6 +18,8 @@ class Capabilities:
         TypeError: a keyword is not the name of a capability.
     """
 
+    adds_updates: bool = False
+    """The algorithm's ``merge`` is linear in the sums over clients, so updates may be compressed (as with averages)."""
     averages: bool = False
     """``merge`` uses replies only as means, ``total[name]`` over the sum of weights; clients send nothing singly."""
     computes_inputs: bool = False

@@ -23,7 +23,7 @@ class ClientStep(Protocol):
         Args:
             reply: the reply of the method, or of the previous step.
             nbytes: number of bytes of ``reply``.
-            memory: the client's memory before the round.
+            memory: the client's memory before the round, on the CPU, with the errors of compression.
             seed: seed of the client and the round.
         """
         ...
@@ -62,6 +62,15 @@ class Updates:
         for step in self.on_server:
             total = step(total, replies, round, seed)
         return total
+
+
+ERROR = "error of "
+"""Prefix of the entries of a client's memory that contain errors of compression. A method does not see the entries."""
+
+
+def without_errors(memory: Payload) -> Payload:
+    """Return a client's memory without the errors of compression."""
+    return {name: x for name, x in memory.items() if not name.startswith(ERROR)}
 
 
 NO_STEPS = Updates()

@@ -23,7 +23,7 @@ from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.client_worker import Work
 from fedcommons.core.local_training import LocalResult
 from fedcommons.core.returned import require_reply
-from fedcommons.core.updates import NO_STEPS, Updates
+from fedcommons.core.updates import NO_STEPS, Updates, without_errors
 from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import ClientError, is_exit, name_of
@@ -139,7 +139,7 @@ def train_block(worker: Worker, task: RoundTask, block: Sequence[ClientTask]) ->
             require_reply(reply)
             up_bytes = reply.nbytes
             for step in task.updates.on_client:
-                reply, up_bytes = step(reply, up_bytes, memory, seed)
+                reply, up_bytes = step(reply, up_bytes, one.memory, seed)
             size = _norm(reply, task.max_norm)  # waits for the GPU, so GPU errors of this client are raised here
         except BaseException as error:  # user code may raise any exception
             if is_exit(error):
@@ -191,7 +191,8 @@ def _feed(worker: Worker, task: RoundTask, block: Sequence[ClientTask]) -> Itera
 
 def _receive(work: Work, task: RoundTask, one: ClientTask, common: Payload) -> tuple[Message, Payload]:
     """Prepare the noise of a client's round; return the client's message and memory on the worker's device."""
-    message, memory = Message(common, to_device(one.individual, work.device)), to_device(one.memory, work.device)
+    stored = without_errors(one.memory) if task.updates.on_client else one.memory
+    message, memory = Message(common, to_device(one.individual, work.device)), to_device(stored, work.device)
     work.noise = Noise(work.source, task.round, one.client, received=(common, message.individual, memory))
     return message, memory
 

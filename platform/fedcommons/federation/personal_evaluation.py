@@ -19,6 +19,7 @@ from fedcommons.core.client_worker import Work
 from fedcommons.core.evaluation import CHUNK, Each, ModelTask, by_metric, on_own
 from fedcommons.core.executor import Executor
 from fedcommons.core.returned import require_personal
+from fedcommons.core.updates import without_errors
 from fedcommons.core.worker import Worker
 from fedcommons.errors import user_code_context
 from fedcommons.federation.rounds import Plan, Standing
@@ -73,7 +74,7 @@ def personal_payload(algorithm: Algorithm, now: Standing, client: int, *, keep_b
     """Return the tensors of the method's ``personal`` for a client, with the buffers of ``personal_model``."""
     assert isinstance(algorithm, Personal)
     client_memory = now.memory.get(client, {})
-    memory = {name: x for name, x in client_memory.items() if name != BUFFERS}
+    memory = {name: x for name, x in without_errors(client_memory).items() if name != BUFFERS}
     with user_code_context(algorithm, "personal", f"client {client}", f"round {now.round}"):
         message = algorithm.down(now.state, now.round + 1, client)
         payload = algorithm.personal(now.state, memory, message)

@@ -7,8 +7,7 @@ from pathlib import Path
 from fedcommons.config import live_objects, registry, target, user_loader
 from fedcommons.config.dotted import deciding, part_of, parts_of_own
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.section import Constants
-from fedcommons.config.validate import require_no_steps, require_sources, validate
+from fedcommons.config.validate import compressor, require_no_steps, require_sources, validate
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import fresh_torch
 from fedcommons.data.examples import Dataset
@@ -75,6 +74,7 @@ def build(config: Experiment) -> RunSpec:
         rounds=f.rounds, participation=f.participation, weighting=f.weighting, blocks=f.blocks, max_norm=f.max_norm,
         keep_buffers=keeps_buffers(c), partial_work=c.straggler.partial, poisson=f.sampling == "poisson",
         central=(c.dp.central_clip, c.dp.central_noise, c.dp.central_quantile) if c.dp.central else None,
+        compressor=compressor(c.communication.compress), error_feedback=c.communication.error_feedback,
     )  # fmt: skip
     checks.require_replies(plan.facts, c.straggler.rule, c.straggler.constants)
     elsewhere = partial(
@@ -199,7 +199,7 @@ def local_loop(config: Experiment, augment: bool) -> LocalSGD:
     )
 
 
-def _schedule(config: Experiment) -> tuple[str, Constants, int]:
+def _schedule(config: Experiment):
     return config.client.lr_schedule, config.client.constants, config.federation.rounds
 
 

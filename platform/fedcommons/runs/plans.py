@@ -9,10 +9,12 @@ import numpy as np
 
 from fedcommons.core.algorithm import Algorithm, ChoosesClients, Facts, Personal, State
 from fedcommons.core.capabilities import capabilities_of
+from fedcommons.core.compression import QSGD, Compression, TopK
 from fedcommons.core.returned import require_state
+from fedcommons.core.updates import NO_STEPS, Updates
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
-from fedcommons.errors import user_code_context
+from fedcommons.errors import UserError, user_code_context
 from fedcommons.federation.central_dp import CentralDP
 from fedcommons.federation.client_sampling import joining
 from fedcommons.federation.rounds import Plan
@@ -37,14 +39,16 @@ def plan_of(
     algorithm: Algorithm, rule: Rule, train: Examples, rows: Sequence[np.ndarray], n_classes: int | None, *, seed: int,
     rounds: int, participation: float, weighting: str, blocks: int, keep_buffers: bool, max_norm: float | None,
     partial_work: str, poisson: bool = False, central: tuple[float, float, float | None] | None = None,
+    compressor: tuple[str, float] | None = None, error_feedback: bool = True,
 ) -> Plan:  # fmt: skip
     """Return the plan of all rounds: how clients are sampled, which are stragglers, and the use of partial work.
 
     rule: the rule that picks stragglers. train, rows: training examples, and those of each client. partial_work: take,
-    drop, or method (as the method defines). poisson, central: see ``Plan``; the constants of ``CentralDP``.
+    drop, or method (as the method defines). poisson, central: see ``Plan``; the constants of ``CentralDP``. compressor:
+    see ``updates_of``.
 
     Raises:
-        UserError: the rule refuses this number of clients.
+        UserError: the rule refuses this number of clients, or the method's updates cannot be compressed.
     """
     slow = None if rule == Independent() else rule
     n, joins = len(rows), joining_of(algorithm, len(rows), participation)
@@ -53,8 +57,30 @@ def plan_of(
     replies_partially = accepts_partial and capabilities_of(slow).leaves_partial
     replied = arrival(None if replies_partially else slow, n, n * participation if poisson and joins else joins, seed)
     facts = Facts(n, (), rounds, weighting, replied, n_classes=n_classes)
-    plan = Plan(facts, participation, blocks, seed, slow, keep_buffers, max_norm, accepts_partial, poisson=poisson)
-    return on_clients(replace(plan, central=CentralDP(*central) if central else None), Clients(train, rows))
+    updates = updates_of(algorithm, compressor, error_feedback=error_feedback)
+    plan = Plan(
+        facts, participation, blocks, seed, slow, keep_buffers, max_norm, accepts_partial, updates=updates,
+        poisson=poisson, central=CentralDP(*central) if central else None,
+    )  # fmt: skip
+    return on_clients(plan, Clients(train, rows))
+
+
+def updates_of(algorithm: Algorithm, compressor: tuple[str, float] | None, *, error_feedback: bool) -> Updates:
+    """Return the engine's steps on updates. compressor: ("topk", share), ("qsgd", bits) or None.
+
+    Raises:
+        UserError: the updates are to be compressed, but the method's server does not add them.
+    """
+    if compressor is None:
+        return NO_STEPS
+    capabilities, (name, number) = capabilities_of(algorithm), compressor
+    if not (capabilities.averages or capabilities.adds_updates):
+        raise UserError(
+            f"communication.compress needs a method whose server only adds or averages updates of clients, and "
+            f"{type(algorithm).__name__} declares neither the capability averages nor adds_updates."
+        )
+    rule = TopK(number) if name == "topk" else QSGD(int(number))
+    return Updates((Compression(rule, error_feedback and name == "topk"),))
 
 
 def on_clients(plan: Plan, clients: Clients, **facts: Any) -> Plan:
