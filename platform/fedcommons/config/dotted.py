@@ -12,7 +12,8 @@ from fedcommons.config import hints, registry
 from fedcommons.config.experiment import Experiment, from_flat
 from fedcommons.config.fields import Field, fields_of
 from fedcommons.config.registry import KINDS, OPTIONAL
-from fedcommons.config.schema import SECTIONS, UNSET, Constants
+from fedcommons.config.schema import SECTIONS
+from fedcommons.config.section import UNSET, Constants
 from fedcommons.errors import UserError, quote, unknown
 
 IGNORED_BY_RESULTS = (

@@ -9,7 +9,8 @@ from functools import cached_property
 from typing import Annotated, Any
 
 from fedcommons.config import registry, schema, target, weights_file
-from fedcommons.config.schema import NONE, SECTIONS, UNSET, Constants, Section
+from fedcommons.config.schema import SECTIONS
+from fedcommons.config.section import NONE, UNSET, Constants, Section, default_constants
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         if self.constants is UNSET:
-            object.__setattr__(self, "constants", schema.default_constants("algorithm", self.algorithm))
+            object.__setattr__(self, "constants", default_constants("algorithm", self.algorithm))
         if type(self.target) in (int, float, str):  # a wrong type is reported later, with all other errors
             object.__setattr__(self, "target", target.plain(self.target))
         if self.source is UNSET:

@@ -7,7 +7,7 @@ from pathlib import Path
 from fedcommons.config import live_objects, registry, target, user_loader
 from fedcommons.config.dotted import deciding, part_of, parts_of_own
 from fedcommons.config.experiment import Experiment
-from fedcommons.config.schema import Constants, Data
+from fedcommons.config.schema import Data
 from fedcommons.config.validate import require_no_steps, require_sources, validate
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import fresh_torch
@@ -194,7 +194,7 @@ def local_loop(config: Experiment, augment: bool) -> LocalSGD:
     )
 
 
-def _schedule(config: Experiment) -> tuple[str, Constants, int]:
+def _schedule(config: Experiment):
     return config.client.lr_schedule, config.client.constants, config.federation.rounds
 
 
