@@ -54,6 +54,7 @@ def facts(one: Trial) -> list[str]:
     """Return a run's name, the hash of its config.yaml and the beginning of the key of its noise."""
     fields = to_dict(one.config)
     del fields["federation"]["transport"], fields["data"]["split"]  # younger than names.json
+    del fields["federation"]["aggregation"], fields["attack"]
     del fields["model"]["weights_map"], fields["model"]["weights_strict"]
     fields["federation"]["gpus_per_actor"] = 1.0  # the default of then
     written = yaml.safe_dump(fields, sort_keys=False)

@@ -43,6 +43,7 @@ class Experiment:
     client: schema.Client = field(default_factory=schema.Client)
     federation: schema.Federation = field(default_factory=schema.Federation)
     straggler: schema.Straggler = field(default_factory=schema.Straggler)
+    attack: schema.Attack = field(default_factory=schema.Attack)
     dp: schema.DP = field(default_factory=schema.DP)
     evaluate: schema.Evaluate = field(default_factory=schema.Evaluate)
     measure: schema.Measure = field(default_factory=schema.Measure)

@@ -27,6 +27,7 @@ WORDS = {
     "clients/accuracy_worst_decile": "accuracy on own test data, worst tenth of clients",
     "personal/accuracy_mean": "accuracy of personal models, mean over clients",
     "personal/accuracy_worst_decile": "accuracy of personal models, worst tenth of clients",
+    "attack/success": "success of the backdoor, test images with the square",
     "MB": "MB exchanged by all clients", "bytes_down": "bytes to the clients", "bytes_up": "bytes from the clients",
     "comm/total_bytes": "bytes up to this round, shared data included",
     "comm/once_bytes": "bytes of shared data before round 1, in round 0 only",
@@ -78,7 +79,7 @@ def mode(metric: str, goal: float | str = 1.0) -> str:
         return "min"
     if is_accuracy(metric):
         return "max"
-    if metric in KNOWN or metric.partition("/")[0] in ("comm", "privacy", "convergence") or "loss" in metric:
+    if metric in KNOWN or metric.partition("/")[0] in ("comm", "privacy", "convergence", "attack") or "loss" in metric:
         return "min"
     raise UserError(f"--metric {metric} needs --mode max or --mode min, because the better direction is unknown.")
 
@@ -86,7 +87,7 @@ def mode(metric: str, goal: float | str = 1.0) -> str:
 def sees_test_data(metric: str) -> bool:
     """Return whether the metric is computed from test data, so that a choice by this metric uses test data."""
     of_clients = metric.startswith(("clients/", "personal/")) and "/train_" not in metric and "/worst" not in metric
-    return metric.removesuffix("_mean") in OF_TEST_DATA or "test/" in metric or of_clients
+    return metric.removesuffix("_mean") in OF_TEST_DATA or "test/" in metric or "attack/" in metric or of_clients
 
 
 def require(metric: str, configs: Sequence[Experiment]) -> None:

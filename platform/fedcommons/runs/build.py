@@ -39,6 +39,7 @@ def check(config: Experiment) -> None:
     if load_data.takes_n_clients(config.partition.name):  # other partitions get N from the data
         checks.require_participants(f.participation, config.partition.n_clients)
     checks.require_rates(checks.schedule_of(*_schedule(config)), f.rounds)
+    checks.require_aggregation(f.aggregation)
     if not checks.makes_steps(config.algorithm):
         require_no_steps(config)
 
@@ -68,11 +69,15 @@ def build(config: Experiment) -> RunSpec:
     partition, train, tests, by_rule = load_data.partition_examples(
         dataset, p.name, p.constants, p.n_clients, c.data.client_test, p.shift, p.shift_size, c.seed
     )
+    a = c.attack
+    fields = a.name, a.share, a.scale, a.target
+    attack, train = load_data.attacked(dataset, train, partition.rows, fields, c.seed)
     checks.require_participants(f.participation, len(partition.rows))  # after the partition, which decides N
     plan = plan_of(
         parts["algorithm"], parts["straggler"], train, partition.rows, dataset.n_classes, seed=c.seed,
         rounds=f.rounds, participation=f.participation, weighting=f.weighting, blocks=f.blocks, max_norm=f.max_norm,
         keep_buffers=keeps_buffers(c), partial_work=c.straggler.partial,
+        aggregation=f.aggregation, attack=attack,
     )  # fmt: skip
     checks.require_replies(plan.facts, c.straggler.rule, c.straggler.constants)
     elsewhere = partial(

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedcommons.config import registry
 from fedcommons.config.fields import select_arguments
+from fedcommons.core.aggregation import aggregation_of
 from fedcommons.core.algorithm import Algorithm, Facts
 from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.local_training import LocalSGD
@@ -44,6 +45,11 @@ def require_rates(schedule: Schedule | None, rounds: int) -> None:
         with before_any_work():
             for round in {*range(1, rounds + 1, -(-rounds // ROUNDS_TRIED)), rounds}:
                 schedule(round)
+
+
+def require_aggregation(text: str) -> None:
+    """Check the field ``federation.aggregation``."""
+    aggregation_of(text)
 
 
 def makes_steps(algorithm: str) -> bool:

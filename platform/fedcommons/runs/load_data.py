@@ -17,6 +17,7 @@ from torch import Tensor
 from fedcommons.config import registry
 from fedcommons.config.fields import parameters_of, select_arguments
 from fedcommons.config.schema import Data
+from fedcommons.core.attacks import Attack, attack_of
 from fedcommons.data import client_test_sets, datasets
 from fedcommons.data import partition as partitions
 from fedcommons.data.clients import Clients
@@ -207,7 +208,22 @@ def partition_examples(
     return partition, train, tests, computed
 
 
-def write_partition(folder: Path, partition: Partitioned, tests: Clients | None, data: str, salt: bytes) -> None:
+def attacked(
+    dataset: Dataset, train: Examples, rows: Sequence[np.ndarray], fields: tuple[str, float, float, int], seed: int
+) -> tuple[Attack | None, Examples]:
+    """Return the attack of Byzantine clients (None: no attack), and the training examples after it.
+
+    rows: row numbers per client. fields: name, share, scale and target of the attack.
+    """
+    if fields[0] == "none":
+        return None, train
+    attack = attack_of(*fields, len(rows), dataset, seed)
+    return attack, attack.poisoned(train, rows, dataset.n_classes or 0, seed)
+
+
+def write_partition(
+    folder: Path, partition: Partitioned, tests: Clients | None, data: str, salt: bytes, attack: Attack | None = None
+) -> None:
     """Write ``partition.json``; data: hash of the data set; salt: the run's salt, of which only the hash is written."""
     facts = {
         "data": data,
@@ -216,6 +232,7 @@ def write_partition(folder: Path, partition: Partitioned, tests: Clients | None,
         "sizes": sizes,
         **({} if partition.class_counts is None else {"class_counts": partition.class_counts.tolist()}),
         **({} if tests is None else {"test_sizes": tests.sizes}),
+        **({} if attack is None else {"byzantine": sorted(attack.clients)}),
         **({"noise": salts.name_of(salt)} if salt else {}),
     }
     if len(partition.rows) <= 10_000:

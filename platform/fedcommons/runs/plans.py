@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from fedcommons.core.aggregation import Aggregation, aggregation_of
 from fedcommons.core.algorithm import Algorithm, ChoosesClients, Facts, Personal, State
+from fedcommons.core.attacks import Attack
 from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.returned import require_state
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
-from fedcommons.errors import user_code_context
+from fedcommons.errors import UserError, user_code_context
 from fedcommons.federation.client_sampling import joining
 from fedcommons.federation.rounds import Plan
 from fedcommons.federation.stragglers import Independent, Rule, arrival
@@ -35,25 +37,42 @@ def begin(algorithm: Algorithm, model: Flat, facts: Facts, seed: int) -> State:
 def plan_of(
     algorithm: Algorithm, rule: Rule, train: Examples, rows: Sequence[np.ndarray], n_classes: int | None, *, seed: int,
     rounds: int, participation: float, weighting: str, blocks: int, keep_buffers: bool, max_norm: float | None,
-    partial_work: str,
+    partial_work: str, aggregation: str = "mean", attack: Attack | None = None,
 ) -> Plan:  # fmt: skip
     """Return the plan of all rounds: how clients are sampled, which are stragglers, and the use of partial work.
 
     rule: the rule that picks stragglers. train, rows: training examples, and those of each client. partial_work: take,
-    drop, or method (as the method defines).
+    drop, or method (as the method defines). aggregation: value of the field. attack: see ``Plan``.
 
     Raises:
-        UserError: the rule refuses this number of clients.
+        UserError: the straggler rule or the aggregation refuses this number of clients, or the method does not only
+            average updates, as aggregation and attack need.
     """
     slow = None if rule == Independent() else rule
     n, joins = len(rows), joining_of(algorithm, len(rows), participation)
     refuse(slow, "check_clients", n, joins)
+    robust = aggregation_of(aggregation)
+    require_averages(algorithm, robust, attack, joins)
     accepts_partial = {"take": True, "drop": False, "method": capabilities_of(algorithm).takes_partial}[partial_work]
     replies_partially = accepts_partial and capabilities_of(slow).leaves_partial
     replied = arrival(None if replies_partially else slow, n, joins, seed)
     facts = Facts(n, (), rounds, weighting, replied, n_classes=n_classes)
     plan = Plan(facts, participation, blocks, seed, slow, keep_buffers, max_norm, accepts_partial)
+    plan = replace(plan, aggregation=robust, attack=attack)
     return on_clients(plan, Clients(train, rows))
+
+
+def require_averages(
+    algorithm: Algorithm, aggregation: Aggregation | None, attack: Attack | None, joins: int | None
+) -> None:
+    """Refuse an aggregation, or an attack on updates, that the method or the clients per round (``joins``) rule out."""
+    option = f"attack.name {attack.name}" if attack and attack.is_on_updates else ""
+    option = f"federation.aggregation {aggregation.text}" if aggregation else option
+    if option and not capabilities_of(algorithm).averages:
+        method = type(algorithm).__name__
+        raise UserError(f"{option} needs a method whose server only averages updates (averages), unlike {method}.")
+    if aggregation and joins is not None and joins < aggregation.least:
+        raise UserError(f"{option} needs at least {aggregation.least} clients in a round, and {joins} take part.")
 
 
 def on_clients(plan: Plan, clients: Clients, **facts: Any) -> Plan:
