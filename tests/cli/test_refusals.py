@@ -139,6 +139,12 @@ run --communication.compress qsgd:4 --communication.error_feedback false -> erro
 run --algorithm fedproto --communication.compress topk:0.1 -> communication.compress FedProto averages adds_updates
 run --client.optimizer adam --client.momentum 0.5 -> client.momentum adam 0.5
 run --federation.participation 0.01 -> federation.participation 10 0.1
+run --clients 10 --federation.aggregation krum:8 -> krum:8 19 10 | run --federation.aggregation krumm:1 -> 'krum'?
+run --federation.aggregation trimmed_mean:0.5 -> trimmed_mean:B [0, 0.5) | run --algorithm krum -> aggregation median
+run --algorithm scaffold --federation.aggregation median -> SCAFFOLD federation.aggregation median averages
+run --algorithm scaffold --attack.name alie -> SCAFFOLD attack.name alie | run --attack.name signflip -> 'sign_flip'?
+run --attack.name alie --attack.share 0.6 -> attack.share [0, 0.5] 0.6 | run --attack.share 0.1 -> attack.name none
+run --attack.name backdoor --attack.target 10 -> attack.target 0 9 10
 run --algorithm scaffold --client.momentum 0.9 -> client.momentum scaffold.option 0.9
 run --algorithm feddf -> --data.public | run --algorithm feddf --feddf.rows pool -> pool server_synthetic
 run --algorithm feddf --federation.buffers keep -> feddf federation.buffers average

@@ -56,7 +56,7 @@ def facts(one: Trial) -> list[str]:
     del fields["federation"]["transport"], fields["data"]["split"], fields["data"]["public"]  # younger
     del fields["evaluate"]["new_clients"], fields["evaluate"]["adapt_epochs"]  # younger than names.json
     del fields["model"]["weights_map"], fields["model"]["weights_strict"], fields["communication"]
-    del fields["federation"]["sampling"]
+    del fields["federation"]["sampling"], fields["federation"]["aggregation"], fields["attack"]
     fields["dp"] = {name: value for name, value in fields["dp"].items() if not name.startswith("central")}
     fields["federation"]["gpus_per_actor"] = 1.0  # the default of then
     written = yaml.safe_dump(fields, sort_keys=False)

@@ -44,6 +44,7 @@ class Experiment:
     federation: schema.Federation = field(default_factory=schema.Federation)
     communication: schema.Communication = field(default_factory=schema.Communication)
     straggler: schema.Straggler = field(default_factory=schema.Straggler)
+    attack: schema.Attack = field(default_factory=schema.Attack)
     dp: schema.DP = field(default_factory=schema.DP)
     evaluate: schema.Evaluate = field(default_factory=schema.Evaluate)
     measure: schema.Measure = field(default_factory=schema.Measure)

@@ -16,7 +16,8 @@ FIELDS = {
     "client.lr": "learning-rate eta local-lr local-learning-rate",
     "client.weight_decay": "wd",
     "partition.alpha": "dirichlet dirichlet-alpha concentration",
-    "algorithm": "method strategy aggregator aggregation algo",
+    "algorithm": "method strategy algo",
+    "federation.aggregation": "aggregator aggregation aggregation-rule defense defence",
     "model.name": "arch network net backbone",
     "data.dir": "root data-root data-path dataset-dir",
     "straggler.q": "stragglers straggler-rate dropout drop-rate",
@@ -51,7 +52,7 @@ SENTENCES = {
 ELSEWHERE = {
     "algorithm": "fedadam fedyogi fedadagrad fedavgm fedopt ditto fedbn fedper fedrep apfl pfedme perfedavg fedgen "
     "feddf fedsgd fedproto mime fedma qfedavg qffl fedbabu fedrod fedala fedcm feddc fedntd fedlc fedrs fedasync "
-    "fedbuff krum fedmedian fedtrimmedavg trimmedmean bulyan ifca local",
+    "fedbuff bulyan ifca local",
     "data": "femnist shakespeare celeba sent140 tinyimagenet imagenet stackoverflow reddit cinic10 adult agnews "
     "20newsgroups medmnist pathmnist",
     "model": "mlp lenet lenet5 resnet20 resnet34 resnet50 vgg16 vit lstm bert mobilenet densenet",
@@ -60,6 +61,9 @@ ELSEWHERE = {
 """Kind of component -> names of components from the literature that the package may lack.
 
 If the package lacks such a name, the error message suggests no similar name. Names in the package may be listed too."""
+
+ROBUST = "krum multikrum fedmedian median fedtrimmedavg trimmedmean rfa geometricmedian"
+"""Names of methods that are FedAvg with a robust aggregation, which is an option of every averaging method here."""
 
 
 def _plain(word: str) -> str:
@@ -92,6 +96,8 @@ def unknown_key(name: str, names: Collection[str]) -> UserError:
 def unknown_component(kind: str, field: str, name: str, components: Collection[str]) -> UserError:
     """Return the error for a component that the package lacks; ``components``: the names that the package has."""
     hint = f"an import path of your code, such as my_{kind}.py:Name"
+    if kind == "algorithm" and _plain(name) in ROBUST.split():
+        return UserError(f"{field} {quote(name)} is an aggregation: see --federation.aggregation, such as median.")
     if kind == "data" and name.endswith((".npz", ".npy", ".csv", ".pt", ".parquet")):
         return UserError(f"{field} {quote(name)} is a file: name a function that reads it and returns (x, y): {hint}.")
     if same := torchvision_names.same(kind, name):

@@ -17,6 +17,8 @@ OPTIONS: Mapping[str, Callable[[Flat], bool]] = {
     "federation.weighting": lambda flat: flat["federation.weighting"] != "uniform",
     "client.batched": lambda flat: flat["client.batched"],
     "federation.max_norm": lambda flat: flat["federation.max_norm"] is not None,
+    "federation.aggregation": lambda flat: flat["federation.aggregation"] != "mean",
+    "attack.name": lambda flat: flat["attack.name"] != "none",
     "straggler.rule": lambda flat: flat["straggler.rule"] != "independent" or bool(flat.get("straggler.q")),
 }
 """Name of an option -> whether an experiment uses the option."""

@@ -165,6 +165,10 @@ class Federation(Section):
     weighting: Annotated[str, "uniform | samples"] = "uniform"
     """weights of the clients in the server's averages: uniform (equal) or samples (n_i, the client's number of
     examples)"""
+    aggregation: str = "mean"
+    """rule by which the server aggregates updates: mean, or a rule that resists Byzantine clients (median,
+    trimmed_mean:0.1, krum:F, multi_krum:F:M or geometric_median), for methods that average updates. trimmed_mean omits
+    the share 0.1 of the values on each side; krum assumes F Byzantine clients, multi_krum averages M updates"""
     blocks: Annotated[int, "[1, 1e6]"] = 4
     """number of groups (blocks) into which a round's clients are divided; replies are added within each block, then
     over blocks. The number affects rounding: results are reproducible on other machines only with the same number"""
@@ -225,6 +229,24 @@ class Straggler(Section):
     partial: Annotated[str, "method | take | drop"] = "method"
     """use of the partial work of stragglers (rules deadline and slow): take (the server aggregates partial work),
     drop (the server ignores partial work) or method (as the federated method defines; FedProx takes it)"""
+
+
+@dataclass(frozen=True)
+class Attack(Section):
+    """Byzantine clients, which send false updates or train on false data."""
+
+    name: Annotated[str, "none | sign_flip | gaussian | alie | label_flip | backdoor"] = "none"
+    """attack of the Byzantine clients: none; on updates: sign_flip (the negative update), gaussian (random numbers) or
+    alie (mean minus some standard deviations); on training data: label_flip (class y becomes C - 1 - y) or backdoor
+    (half of the images get a white square and the class attack.target). With backdoor, rounds.jsonl has attack/success:
+    the share of other classes' test images that the server model assigns to attack.target once they have the square"""
+    share: Annotated[float, "[0, 0.5]"] = 0.2
+    """share of the N clients that are Byzantine, drawn by the run's seed; partition.json lists them"""
+    scale: Annotated[float, "(0, 1e38]"] = 1.0
+    """factor of the false updates: for gaussian their standard deviation, for alie the factor of the paper's number of
+    standard deviations"""
+    target: Annotated[int, "[0, 1e9]"] = 0
+    """class that the backdoor inserts"""
 
 
 @dataclass(frozen=True)
@@ -327,6 +349,6 @@ class Tracking(Section):
 SECTIONS = {
     "data": Data, "partition": Partition, "sharing": Sharing, "generator": Generator,
     "model": Model, "client": Client, "federation": Federation, "communication": Communication,
-    "straggler": Straggler,
+    "straggler": Straggler, "attack": Attack,
     "dp": DP, "evaluate": Evaluate, "measure": Measure, "tracking": Tracking,
 }  # fmt: skip

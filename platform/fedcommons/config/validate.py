@@ -70,6 +70,10 @@ def validate(config: Experiment) -> None:
         raise UserError("measure.clients must be false with evaluate.clients true: clients.jsonl records only one.")
     if not c.evaluate.new_clients and c.evaluate.adapt_epochs != type(c.evaluate).adapt_epochs:
         raise UserError("evaluate.adapt_epochs changes nothing without --evaluate.new_clients.")
+    for name in ("share", "scale", "target"):
+        is_used = c.attack.name == "backdoor" if name == "target" else c.attack.name != "none"
+        if not is_used and getattr(c.attack, name) != getattr(type(c.attack), name):
+            raise UserError(f"attack.{name} changes nothing with attack.name {c.attack.name}.")
     if c.dp.target_epsilon is not None and not c.dp.local:
         raise UserError("dp.target_epsilon is for local training by DP-SGD: it needs dp.local true.")
     if c.dp.target_epsilon is not None and c.dp.noise_multiplier != type(c.dp).noise_multiplier:

@@ -50,7 +50,7 @@ class RoundTask:
     algorithm: name of the method. common: the message to all clients. buffers: the averaged buffers of the module (such
     as BatchNorm's statistics). keep_buffers: whether buffers stay with the clients. buffers_singly: whether each client
     sends its buffers separately. max_norm: largest accepted L2 norm of an update; None: no limit. updates: steps of the
-    engine on updates.
+    engine on updates. singly: whether a block returns each client's sums instead of their sum.
     """
 
     algorithm: str
@@ -62,6 +62,7 @@ class RoundTask:
     buffers_singly: bool
     max_norm: float | None
     updates: Updates = NO_STEPS
+    singly: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -92,6 +93,8 @@ Form = tuple[tuple[str, Hashable, torch.dtype], ...]
 @dataclass
 class BlockResult:
     """The replies of a block's clients: the float64 sums over clients, and each reply without the summed tensors.
+
+    With ``RoundTask.singly``, ``sums`` is empty, and each reply has its ``sums``.
 
     Replies are added separately for each ``Form``, the names, shapes and types of a reply's tensors. Normally all
     replies have one form. If forms differ, the server accepts only the most frequent form of the round.
@@ -140,7 +143,7 @@ def train_block(worker: Worker, task: RoundTask, block: Sequence[ClientTask]) ->
             up_bytes = reply.nbytes
             for step in task.updates.on_client:
                 reply, up_bytes = step(reply, up_bytes, one.memory, seed)
-            size = _norm(reply, task.max_norm)  # waits for the GPU, so GPU errors of this client are raised here
+            size = checked_norm(reply, task.max_norm)  # waits for the GPU, so GPU errors of this client are raised here
         except BaseException as error:  # user code may raise any exception
             if is_exit(error):
                 raise
@@ -170,8 +173,9 @@ def train_block(worker: Worker, task: RoundTask, block: Sequence[ClientTask]) ->
             weighted_buffers = scale(flat(reply.each, BUFFERS), reply.weight)
             reply = replace(reply, sums={**reply.sums, BUFFERS: weighted_buffers})
         result.norms[client], form = size, _form(reply)
-        sums[form].add(reply.sums)
-        result.replies[client] = form, _at_rest(reply, work)
+        if not task.singly:
+            sums[form].add(reply.sums)
+        result.replies[client] = form, _at_rest(reply, work, task.singly)
     result.sums = {form: s.total for form, s in sums.items()}
     return result
 
@@ -256,15 +260,19 @@ def _bare(x: Flat | Tensor) -> Flat | Tensor:
     return like(x, values.clone() if values.untyped_storage().nbytes() > values.nbytes else values)
 
 
-def _at_rest(reply: Reply, work: Work) -> Reply:
-    """Return a copy of the reply on the CPU, without ``sums``; the next client's training does not change the copy."""
+def _at_rest(reply: Reply, work: Work, singly: bool) -> Reply:
+    """Return a copy of the reply on the CPU; the next client's training does not change the copy.
+
+    singly: whether the copy has ``sums``.
+    """
     each, memory = reply.each, reply.memory
     if each or memory:
         each, memory = work.copied(dict(each)), None if memory is None else work.copied(dict(memory))
     memory = None if memory is None else to_device(memory, CPU)
     metrics = {name: float(value) for name, value in reply.metrics.items()}
     each = {name: _bare(x) for name, x in to_device(each, CPU).items()}
-    return Reply({}, each, weight=reply.weight, memory=memory, metrics=metrics)
+    sums = {name: like(x, data(x).detach().to(CPU, copy=True)) for name, x in reply.sums.items()} if singly else {}
+    return Reply(sums, each, weight=reply.weight, memory=memory, metrics=metrics)
 
 
 def _form(reply: Reply) -> Form:
@@ -273,7 +281,7 @@ def _form(reply: Reply) -> Form:
     )
 
 
-def _norm(reply: Reply, max_norm: float | None) -> float | str:
+def checked_norm(reply: Reply, max_norm: float | None) -> float | str:
     """Return the L2 norm of the whole reply, with ``sums`` divided by the reply's weight, or the reason to reject it.
 
     max_norm: largest accepted norm of the update (``core/updates.py``); None: no limit.

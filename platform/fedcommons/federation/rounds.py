@@ -11,7 +11,9 @@ from operator import index
 import torch
 from torch import Tensor
 
+from fedcommons.core.aggregation import Aggregation
 from fedcommons.core.algorithm import BUFFERS, Algorithm, ChoosesClients, Facts, Message, Reply, State
+from fedcommons.core.attacks import Attack
 from fedcommons.core.averaging import summed_weight
 from fedcommons.core.block_sum import add_blocks, cut
 from fedcommons.core.capabilities import capabilities_of
@@ -28,6 +30,7 @@ from fedcommons.federation.client_memory import ClientMemory
 from fedcommons.federation.client_sampling import joining, participants, poisson_participants
 from fedcommons.federation.round_metrics import all_rejected, mean_metrics
 from fedcommons.federation.server_executor import AtServer
+from fedcommons.federation.single_replies import add_up, aggregate
 from fedcommons.federation.stragglers import Rule
 from fedcommons.flat_tensors import EMPTY, Flat, Layout, data, flat, like, nbytes, scale, to_device
 from fedcommons.privacy.ledger import Ledger
@@ -53,6 +56,8 @@ class Plan:
     poisson: bool = False  # each client takes part independently, instead of a fixed number of clients
     central: CentralDP | None = None  # clipping of clients' updates and noise on their sum
     source: Source = SEED_ALONE  # the source of the server's noise and of Poisson sampling
+    aggregation: Aggregation | None = None  # the rule that replaces the mean of the updates; None: the mean
+    attack: Attack | None = None  # the attack of Byzantine clients; None: all clients are honest
 
     @property
     def expected(self) -> float:
@@ -227,7 +232,7 @@ def call(algorithm: Algorithm, plan: Plan, now: Standing, number: int) -> Call:
     task = RoundTask(
         algorithm=name, round=number, common=common, seed=plan.seed, buffers=now.buffers, max_norm=plan.max_norm,
         keep_buffers=plan.keep_buffers, buffers_singly=capabilities_of(algorithm).sees_statistics,
-        updates=updates,
+        updates=updates, singly=bool(plan.aggregation or (plan.attack and plan.attack.is_on_updates)),
     )  # fmt: skip
     shares = {i: late.get(i, 1.0) for i in joined}
     tasks = [ClientTask(i, messages[i].individual, now.memory.get(i, {}), shares[i]) for i in joined if shares[i]]
@@ -244,9 +249,13 @@ def _round(
     called = call(algorithm, plan, now, number)
     joined, blocks = called.joined, called.blocks
     results = _train(executor, called.task, blocks) if blocks else []
+    if called.task.singly:
+        add_up(results, plan.attack, number, plan.seed, plan.max_norm)
     total, accepted, rejected = _accept(results)
     if blocks and not accepted:
         raise all_rejected(name, number, rejected, now.largest)
+    if plan.aggregation and accepted:
+        total = aggregate(plan.aggregation, total, accepted, f"round {number}, {name}")
     norms = {client: norm for r in results for client, norm in r.norms.items() if client in accepted}
     top = largest(number, norms) or now.largest
     # ``merge`` gets replies without memory, which stays with the clients, and without the experimenter's metrics.

@@ -29,6 +29,7 @@ WORDS = {
     "personal/accuracy_worst_decile": "accuracy of personal models, worst tenth of clients",
     "new/accuracy_mean": "accuracy of the model that new clients receive, mean",
     "new/adapted_accuracy_mean": "accuracy of new clients' adapted models, mean",
+    "attack/success": "success of the backdoor, test images with the square",
     "MB": "MB exchanged by all clients", "bytes_down": "bytes to the clients", "bytes_up": "bytes from the clients",
     "comm/total_bytes": "bytes up to this round, shared data included",
     "comm/once_bytes": "bytes of shared data before round 1, in round 0 only",
@@ -80,17 +81,16 @@ def mode(metric: str, goal: float | str = 1.0) -> str:
         return "min"
     if is_accuracy(metric):
         return "max"
-    if metric in KNOWN or metric.partition("/")[0] in ("comm", "privacy", "convergence") or "loss" in metric:
+    if metric in KNOWN or metric.partition("/")[0] in ("comm", "privacy", "convergence", "attack") or "loss" in metric:
         return "min"
     raise UserError(f"--metric {metric} needs --mode max or --mode min, because the better direction is unknown.")
 
 
 def sees_test_data(metric: str) -> bool:
     """Return whether the metric is computed from test data, so that a choice by this metric uses test data."""
-    of_clients = (
-        metric.startswith(("clients/", "personal/", "new/")) and "/train_" not in metric and "/worst" not in metric
-    )
-    return metric.removesuffix("_mean") in OF_TEST_DATA or "test/" in metric or of_clients
+    prefixes = ("clients/", "personal/", "new/")
+    of_clients = metric.startswith(prefixes) and "/train_" not in metric and "/worst" not in metric
+    return metric.removesuffix("_mean") in OF_TEST_DATA or "test/" in metric or "attack/" in metric or of_clients
 
 
 def require(metric: str, configs: Sequence[Experiment]) -> None:

@@ -162,6 +162,8 @@ def assemble_contributed(spec: RunSpec, contributed: Contributions) -> Assembled
         disclosure.require_once(judged, shared.data)
     shared = share_by_method(shared, spec.algorithm, dataset.n_classes, spec.seed)
     sets = {"test": dataset.test, "validation": dataset.validation}
+    if spec.plan.attack and (triggered := spec.plan.attack.triggered(dataset)):
+        sets["attack"] = triggered
     data = replace(shared.data, sets=sets, n_classes=dataset.n_classes or 0, tests=spec.tests, public=dataset.public)
     plan = on_clients(spec.plan, data.clients, pool=len(data.pool.rows.flat) if data.pool and data.serves else 0)
     private = spec.stage if spec.local.dp or plan.central else None

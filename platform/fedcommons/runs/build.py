@@ -39,6 +39,7 @@ def check(config: Experiment) -> None:
         checks.require_participants(f.participation, config.partition.n_clients)
     checks.require_averages(config.algorithm, config.flat)
     checks.require_rates(checks.schedule_of(*_schedule(config)), f.rounds)
+    checks.require_aggregation(f.aggregation)
     if not checks.makes_steps(config.algorithm):
         require_no_steps(config)
 
@@ -68,6 +69,9 @@ def build(config: Experiment) -> RunSpec:
     dataset, partition, train, tests, new_clients, by_rule = load_data.partition_examples(
         dataset, p.name, p.constants, p.n_clients, c.data.client_test, p.shift, p.shift_size, e.new_clients, c.seed
     )
+    a = c.attack
+    fields = a.name, a.share, a.scale, a.target
+    attack, train = load_data.attacked(dataset, train, partition.rows, fields, c.seed)
     checks.require_participants(f.participation, len(partition.rows))  # after the partition, which decides N
     plan = plan_of(
         parts["algorithm"], parts["straggler"], train, partition.rows, dataset.n_classes, seed=c.seed,
@@ -75,6 +79,7 @@ def build(config: Experiment) -> RunSpec:
         keep_buffers=keeps_buffers(c), partial_work=c.straggler.partial, poisson=f.sampling == "poisson",
         central=(c.dp.central_clip, c.dp.central_noise, c.dp.central_quantile) if c.dp.central else None,
         compressor=compressor(c.communication.compress), error_feedback=c.communication.error_feedback,
+        aggregation=f.aggregation, attack=attack,
     )  # fmt: skip
     checks.require_replies(plan.facts, c.straggler.rule, c.straggler.constants)
     elsewhere = partial(

@@ -12,6 +12,7 @@ from torch import nn
 
 from fedcommons.config import pairs, registry
 from fedcommons.config.fields import select_arguments
+from fedcommons.core.aggregation import aggregation_of
 from fedcommons.core.algorithm import Algorithm, ChoosesClients, Facts
 from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.client_worker import floating_buffers
@@ -48,6 +49,11 @@ def require_rates(schedule: Schedule | None, rounds: int) -> None:
         with before_any_work():
             for round in {*range(1, rounds + 1, -(-rounds // ROUNDS_TRIED)), rounds}:
                 schedule(round)
+
+
+def require_aggregation(text: str) -> None:
+    """Check the field ``federation.aggregation``."""
+    aggregation_of(text)
 
 
 def makes_steps(algorithm: str) -> bool:

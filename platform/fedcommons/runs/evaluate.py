@@ -47,6 +47,9 @@ def observe(ready: Assembled, executor: Executor, now: Standing, last: int | Non
     last = last or ready.plan.facts.rounds
     is_due = due(now.round, e.every, last)
     metrics = evaluate(executor, at, sizes) if is_due and now.has_model else {}
+    if "attack/accuracy" in metrics:  # the label of the attacked images is the backdoor's class
+        metrics["attack/success"] = metrics["attack/accuracy"]
+    metrics = {name: value for name, value in metrics.items() if name not in ("attack/accuracy", "attack/loss")}
     for name in now.state:
         if name.startswith("model/") and is_due:
             of_other = evaluate(executor, replace(at, model=flat(now.state, name)), {"test": sizes["test"]})

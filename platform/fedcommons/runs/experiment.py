@@ -123,7 +123,8 @@ def _run(
     folder = record.path
     with leaving_errors(folder, own_options(spec.record)):
         salt = run_salts.begin_salt(folder, spec.salts) if spec.is_secret else b""
-        load_data.write_partition(folder, spec.partition, spec.tests, spec.dataset.digest, salt, spec.new_clients)
+        numbers = (spec.dataset.digest, salt, spec.new_clients, spec.plan.attack)
+        load_data.write_partition(folder, spec.partition, spec.tests, *numbers)
         for note in spec.notes_for_user:
             say(note)
         ready = assemble_own(spec, store, jobs, say, on_step).keyed(salt)

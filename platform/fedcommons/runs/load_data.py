@@ -18,6 +18,7 @@ from torch import Tensor
 from fedcommons.config import registry
 from fedcommons.config.fields import parameters_of, select_arguments
 from fedcommons.config.schema import Data
+from fedcommons.core.attacks import Attack, attack_of
 from fedcommons.data import client_test_sets, datasets
 from fedcommons.data import partition as partitions
 from fedcommons.data.clients import Clients
@@ -216,12 +217,27 @@ def partition_examples(
     return dataset, partition, train, tests, new, computed
 
 
+def attacked(
+    dataset: Dataset, train: Examples, rows: Sequence[np.ndarray], fields: tuple[str, float, float, int], seed: int
+) -> tuple[Attack | None, Examples]:
+    """Return the attack of Byzantine clients (None: no attack), and the training examples after it.
+
+    rows: row numbers per client. fields: name, share, scale and target of the attack.
+    """
+    if fields[0] == "none":
+        return None, train
+    attack = attack_of(*fields, len(rows), dataset, seed)
+    return attack, attack.poisoned(train, rows, dataset.n_classes or 0, seed)
+
+
 def write_partition(
-    folder: Path, partition: Partitioned, tests: Clients | None, data: str, salt: bytes, new: NewClients | None = None
-) -> None:
+    folder: Path, partition: Partitioned, tests: Clients | None, data: str, salt: bytes, new: NewClients | None = None,
+    attack: Attack | None = None,
+) -> None:  # fmt: skip
     """Write ``partition.json``; data: hash of the data set; salt: the run's salt, of which only the hash is written.
 
-    new: the clients that are held out from training, whose numbers in the partition of all clients are listed.
+    new: the clients that are held out from training, whose numbers in the partition of all clients are listed. attack:
+    the attack, whose Byzantine clients are listed.
     """
     held_out = new and {"numbers": new.numbers, "sizes": new.clients.sizes, "test_sizes": new.tests.sizes}
     facts = {
@@ -232,6 +248,7 @@ def write_partition(
         **({} if partition.class_counts is None else {"class_counts": partition.class_counts.tolist()}),
         **({} if tests is None else {"test_sizes": tests.sizes}),
         **({"new_clients": held_out} if held_out else {}),
+        **({} if attack is None else {"byzantine": sorted(attack.clients)}),
         **({"noise": salts.name_of(salt)} if salt else {}),
     }
     if len(partition.rows) <= 10_000:

@@ -25,6 +25,9 @@ def say_before_rounds(ready: Assembled, folder: Path, say: Callable[[str], None]
     if spec.local.dp or spec.plan.central or any(event.covered for event in ready.shared.releases):
         for what, reason in ready.plan.leaks.items():
             say(Warned(f"no epsilon covers this run: {what}: {reason}"))
+    if attack := ready.plan.attack:
+        rows = "; convergence measures and shared data contain their false examples" * attack.is_on_data
+        say(f"{len(attack.clients)} of {ready.plan.facts.n_clients} clients are Byzantine (see partition.json){rows}.")
     if ready.audited:
         ready.audited.write(folder)
         say(ready.audited.text)

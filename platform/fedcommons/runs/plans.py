@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from fedcommons.core.aggregation import Aggregation, aggregation_of
 from fedcommons.core.algorithm import Algorithm, ChoosesClients, Facts, Personal, State
+from fedcommons.core.attacks import Attack
 from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.compression import QSGD, Compression, TopK
 from fedcommons.core.returned import require_state
@@ -39,20 +41,24 @@ def plan_of(
     algorithm: Algorithm, rule: Rule, train: Examples, rows: Sequence[np.ndarray], n_classes: int | None, *, seed: int,
     rounds: int, participation: float, weighting: str, blocks: int, keep_buffers: bool, max_norm: float | None,
     partial_work: str, poisson: bool = False, central: tuple[float, float, float | None] | None = None,
-    compressor: tuple[str, float] | None = None, error_feedback: bool = True,
+    compressor: tuple[str, float] | None = None, error_feedback: bool = True, aggregation: str = "mean",
+    attack: Attack | None = None,
 ) -> Plan:  # fmt: skip
     """Return the plan of all rounds: how clients are sampled, which are stragglers, and the use of partial work.
 
     rule: the rule that picks stragglers. train, rows: training examples, and those of each client. partial_work: take,
-    drop, or method (as the method defines). poisson, central: see ``Plan``; the constants of ``CentralDP``. compressor:
-    see ``updates_of``.
+    drop, or method (as the method defines). poisson, attack: see ``Plan``. central: the constants of ``CentralDP``.
+    compressor: see ``updates_of``. aggregation: value of the field.
 
     Raises:
-        UserError: the rule refuses this number of clients, or the method's updates cannot be compressed.
+        UserError: the straggler rule or the aggregation refuses this number of clients, or the method's updates cannot
+            be compressed, aggregated or attacked.
     """
     slow = None if rule == Independent() else rule
     n, joins = len(rows), joining_of(algorithm, len(rows), participation)
     refuse(slow, "check_clients", n, joins)
+    robust = aggregation_of(aggregation)
+    require_averages(algorithm, robust, attack, joins)
     accepts_partial = {"take": True, "drop": False, "method": capabilities_of(algorithm).takes_partial}[partial_work]
     replies_partially = accepts_partial and capabilities_of(slow).leaves_partial
     replied = arrival(None if replies_partially else slow, n, n * participation if poisson and joins else joins, seed)
@@ -60,7 +66,7 @@ def plan_of(
     updates = updates_of(algorithm, compressor, error_feedback=error_feedback)
     plan = Plan(
         facts, participation, blocks, seed, slow, keep_buffers, max_norm, accepts_partial, updates=updates,
-        poisson=poisson, central=CentralDP(*central) if central else None,
+        poisson=poisson, central=CentralDP(*central) if central else None, aggregation=robust, attack=attack,
     )  # fmt: skip
     return on_clients(plan, Clients(train, rows))
 
@@ -81,6 +87,19 @@ def updates_of(algorithm: Algorithm, compressor: tuple[str, float] | None, *, er
         )
     rule = TopK(number) if name == "topk" else QSGD(int(number))
     return Updates((Compression(rule, error_feedback and name == "topk"),))
+
+
+def require_averages(
+    algorithm: Algorithm, aggregation: Aggregation | None, attack: Attack | None, joins: int | None
+) -> None:
+    """Refuse an aggregation, or an attack on updates, that the method or the clients per round (``joins``) rule out."""
+    option = f"attack.name {attack.name}" if attack and attack.is_on_updates else ""
+    option = f"federation.aggregation {aggregation.text}" if aggregation else option
+    if option and not capabilities_of(algorithm).averages:
+        method = type(algorithm).__name__
+        raise UserError(f"{option} needs a method whose server only averages updates (averages), unlike {method}.")
+    if aggregation and joins is not None and joins < aggregation.least:
+        raise UserError(f"{option} needs at least {aggregation.least} clients in a round, and {joins} take part.")
 
 
 def on_clients(plan: Plan, clients: Clients, **facts: Any) -> Plan:

@@ -6,7 +6,7 @@ same, bit for bit on the same kind of machine. The run folder is only read.
 
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -101,7 +101,7 @@ def replay(
     share = alone.share
     partly = "" if share == 1 else f", a straggler with {100 * share:.3g} % of its local work"
     say(f"client {client}, round {number}, {called.task.algorithm}{partly}")
-    (result,) = executor.map(train_block, called.task, [[alone]])
+    (result,) = executor.map(train_block, replace(called.task, singly=False), [[alone]])
     labels = ready.data.clients[client].y
     return Replayed(
         len(labels),
