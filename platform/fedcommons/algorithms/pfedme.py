@@ -42,8 +42,8 @@ class PFedMe:
     x <- (1 - beta) x + beta sum_i w_i y_i / sum_i w_i, with client i's trained w called y_i, and its weight w_i.
     """
 
-    lam: Annotated[float, "(0, 1e38]"] = 1.0
-    """lambda, weight of the proximal term (lambda/2) ||theta - w||^2, > 0 (paper: 15, with a smaller client.lr)"""
+    lam: Annotated[float, "(0, 1e38]"] = 5.0
+    """lambda, weight of the proximal term (lambda/2) ||theta - w||^2, > 0 (paper: 15, with client.lr 0.005)"""
     inner_steps: Annotated[int, "[1, 1e9]"] = 5
     """K, inner steps of the personal model on each batch"""
     inner_lr: Annotated[float, "(0, 1e38]"] = 0.05
