@@ -4,7 +4,7 @@
 
 runs        Experiment, experiment, run, load, Result, sweep, UserError, ClientError
 results     load_runs, load_rounds, load_clients, means, report
-methods     Algorithm, ChoosesClients, Shares, Personal, Facts, State, Message, Reply, Replies, Common,
+methods     Algorithm, ChoosesClients, Shares, Personal, Adapts, Facts, State, Message, Reply, Replies, Common,
             Capabilities, Release
 training    Work, LocalSGD, Correction, ClientData, Clients, Executor
 checks      check_algorithm, referee, Claims, Verdict, adapted, least_squares, audit_method

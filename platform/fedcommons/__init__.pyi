@@ -3,6 +3,9 @@
 from .audits.canaries import audit_method as audit_method
 from .config.experiment import Experiment as Experiment
 from .core.algorithm import (
+    Adapts as Adapts,
+)
+from .core.algorithm import (
     Algorithm as Algorithm,
 )
 from .core.algorithm import (

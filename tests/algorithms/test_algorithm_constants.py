@@ -11,8 +11,10 @@ from closed_forms import Digits
 from torch import Tensor, nn
 
 from fedcommons import Algorithm, Facts, Message, UserError, flatten
+from fedcommons.algorithms.apfl import APFL
 from fedcommons.algorithms.dense import DENSE
 from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.fedbabu import FedBABU
 from fedcommons.algorithms.fedcvae import FedCVAE
 from fedcommons.algorithms.feddm import FedDM
 from fedcommons.algorithms.fedgen import FedGEN
@@ -20,6 +22,7 @@ from fedcommons.algorithms.fedmix import FedMix
 from fedcommons.algorithms.fednova import FedNova
 from fedcommons.algorithms.fedper import FedPer
 from fedcommons.algorithms.fedpvr import FedPVR
+from fedcommons.algorithms.fedrep import FedRep
 from fedcommons.algorithms.gradient_coding import GradientCoding
 from fedcommons.algorithms.moon import MOON
 from fedcommons.algorithms.scaffold import SCAFFOLD
@@ -47,6 +50,7 @@ OPTIMIZERS: list[tuple[Algorithm, dict[str, Any], str]] = [
     *((method, {}, r"SGD with one learning rate.*Adam") for method in (FedNova(), FedPVR(), SCAFFOLD(1), SCAFFOLD(2))),
     (FedNova(), {"momentum": 0.9, "nesterov": True}, "Nesterov"),
     (FedPVR(), {"momentum": 0.9}, r"FedPVR.*momentum is 0\.9"),
+    (APFL(), {"momentum": 0.9}, r"APFL.*momentum is 0\.9"),
 ]
 
 
@@ -84,6 +88,8 @@ COMING = Facts(4, [1] * 4, 1, arrival=[0.5] * 4)
     [(FedPVR(layers="network.last,head*"), COMING, r"'head\*' matches no layer; .*network.conv1, .*network.last"),
      (FedPer("network.first"), COMING, "^fedper.layers.*matches no layer.*network.last"),
      (FedPer(None), COMING, "^fedper.layers.*has no head.*network.last"),
+     (FedRep("network.first"), COMING, "^fedrep.layers.*matches no layer.*network.last"),
+     (FedBABU(None), COMING, "^fedbabu.layers.*has no head.*network.last"),
      (GradientCoding(), replace(COMING, arrival=None), "probability that a client's reply arrives"),
      (GradientCoding(), replace(COMING, arrival=[0.5, 0.0, 0.5, 0.5]), "probability that a client's reply arrives")],
 )  # fmt: skip

@@ -61,7 +61,17 @@ def make(quick: Callable[[str], Algorithm]) -> Callable[[str], Algorithm]:
     return lambda name: OURS[name]() if name in OURS else quick(name)
 
 
-FEWER = {"tries": 2, "iterations": 2, "local_epochs": 2, "samples": 20, "generated": 4, "channels": (4,), "hidden": 8}
+FEWER = {
+    "inner_steps": 2,
+    "head_epochs": 1,
+    "tries": 2,
+    "iterations": 2,
+    "local_epochs": 2,
+    "samples": 20,
+    "generated": 4,
+    "channels": (4,),
+    "hidden": 8,
+}
 """Constants of methods, with values that suffice for all checks but that of learning."""
 
 

@@ -3,20 +3,29 @@
 import numpy as np
 import pytest
 import torch
-from closed_forms import FULL, Digits, Problem, descended
+from closed_forms import FULL, Digits, Problem, descended, quadratic, reply_of, smooth_module
+from pytorch_lightning import LightningModule
 from torch import Tensor
 from torch.nn import functional as F
 
 from fedcommons import LocalSGD, seed_for
+from fedcommons.algorithms.apfl import APFL
 from fedcommons.algorithms.ditto import Ditto
 from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.fedbabu import FedBABU
 from fedcommons.algorithms.fedbn import FedBN
 from fedcommons.algorithms.fedper import FedPer
 from fedcommons.algorithms.fedproto import FedProto
+from fedcommons.algorithms.fedrep import FedRep
+from fedcommons.algorithms.perfedavg import PerFedAvg
+from fedcommons.algorithms.pfedme import PFedMe
 from fedcommons.core.algorithm import BUFFERS, Algorithm
 from fedcommons.core.client_worker import module_with
 from fedcommons.core.evaluation import ModelTask
 from fedcommons.core.features import Head
+from fedcommons.core.worker import RunData
+from fedcommons.data.clients import Clients
+from fedcommons.data.examples import Examples
 from fedcommons.federation.personal_evaluation import evaluate_personal, personal_model
 from fedcommons.federation.rounds import Standing
 from fedcommons.flat_tensors import EMPTY, Flat, data, flat, put, select
@@ -172,3 +181,162 @@ def test_a_step_of_fedproto_is_that_of_its_loss(lam: float, digits: Digits) -> N
         for name, weight in module.named_parameters():
             stepped = weight.detach() - 0.1 * (torch.zeros(()) if weight.grad is None else weight.grad)
             assert torch.allclose(flat(second.memory[i], "own")[name], stepped, rtol=0, atol=1e-5)
+
+
+def runs(algorithm: Algorithm, problem: Problem, steps: int, lr: float = 0.1, rounds: int = 3) -> list[Standing]:
+    federation = problem().federation(lr).training(LocalSGD(steps, FULL))
+    return [now for now, _ in federation.run(algorithm, federation.plan(rounds))]
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_apfl_is_algorithm_1_in_numpy(adaptive: bool, least_squares: Problem) -> None:
+    """And the trained alphas differ between clients."""
+    problem, lr, algorithm = least_squares(), 0.2, APFL(0.6, adaptive)
+    x, v, alpha = np.zeros(3), [np.zeros(3)] * 4, [0.6] * 4
+    for now in runs(algorithm, least_squares, 5, lr):
+        ends = []
+        for i in range(4):
+            hessian, c = quadratic(problem, i)
+            w = x
+            for _ in range(5):
+                slope = hessian @ (alpha[i] * v[i] + (1 - alpha[i]) * w) - c
+                towards = float((v[i] - w) @ slope) if adaptive else 0.0
+                w, v[i] = w - lr * (hessian @ w - c), v[i] - lr * alpha[i] * slope
+                alpha[i] = min(1.0, max(0.0, alpha[i] - lr * towards))
+            ends.append(w)
+        x = np.mean(ends, 0)
+        assert np.allclose(now.model.buffer.numpy(), x, rtol=0, atol=1e-12)
+        for i in range(4):
+            assert np.allclose(own(algorithm, now, i), alpha[i] * v[i] + (1 - alpha[i]) * x, rtol=0, atol=1e-12)
+    assert len(set(alpha)) == (4 if adaptive else 1)
+
+
+def test_apfl_between_fedavg_and_training_alone(least_squares: Problem) -> None:
+    for alpha, other in ((0.0, FedAvg()), (1.0, Ditto(0.0))):
+        algorithm = APFL(alpha)
+        now, then = (runs(method, least_squares, 4)[-1] for method in (algorithm, other))
+        assert torch.equal(now.model.buffer, then.model.buffer)
+        for i in range(4):
+            expected = own(other, then, i) if alpha else then.model.buffer.numpy()
+            assert np.allclose(own(algorithm, now, i), expected, rtol=0, atol=1e-14)
+
+
+def test_pfedme_is_algorithm_1_in_numpy(least_squares: Problem) -> None:
+    problem, lr, method = least_squares(), 0.1, PFedMe(lam=2.0, inner_steps=3, inner_lr=0.15, beta=0.7)
+    x = np.zeros(3)
+    for now in runs(method, least_squares, 4, lr):
+        ends = []
+        for i in range(4):
+            hessian, c = quadratic(problem, i)
+            w = theta = x
+            for _ in range(4):
+                for _ in range(3):
+                    theta = theta - 0.15 * (hessian @ theta - c + 2.0 * (theta - w))
+                w = w - lr * 2.0 * (w - theta)
+            assert np.allclose(own(method, now, i), theta, rtol=0, atol=1e-12)
+            ends.append(w)
+        x = 0.3 * x + 0.7 * np.mean(ends, 0)
+        assert np.allclose(now.model.buffer.numpy(), x, rtol=0, atol=1e-12)
+
+
+def test_pfedme_with_one_inner_step_and_eta_lam_1_is_fedavg(least_squares: Problem) -> None:
+    """Then w <- theta <- w - mu grad f(w)."""
+    now, other = (
+        runs(PFedMe(lam=10.0, inner_steps=1, inner_lr=0.02), least_squares, 4),
+        runs(FedAvg(), least_squares, 4, 0.02),
+    )
+    assert torch.allclose(now[-1].model.buffer, other[-1].model.buffer, rtol=0, atol=1e-14)
+
+
+def test_perfedavg_is_the_first_order_step_on_two_halves_in_numpy(least_squares: Problem) -> None:
+    """Which half is D changes from client to client; the personal model is a gradient step on all examples."""
+    problem, lr, algorithm = least_squares((8, 7, 8, 1)), 0.1, PerFedAvg(alpha=0.3)
+    federation, w0, first = problem.federation(lr), np.array([0.5, -1.0, 2.0]), set()
+    x = Flat(federation.model.layout, torch.from_numpy(w0))
+
+    def slope(w: np.ndarray, i: int, rows: slice) -> np.ndarray:
+        a, b = problem.a[i][rows], problem.b[i][rows]
+        return a.T @ (a @ w - b) / len(b)
+
+    for i, rows in enumerate(federation.data.clients):
+        halves = (
+            [(slice(k, None, 2), slice(1 - k, None, 2)) for k in (0, 1)] if len(rows) > 1 else [(slice(1), slice(1))]
+        )
+        ends = [w0 - lr * slope(w0 - 0.3 * slope(w0, i, d), i, other) for d, other in halves]
+        for seed in range(6):
+            delta = flat(reply_of(algorithm, federation.module(), rows, x=x, seed=seed).sums, "delta")
+            near = [np.allclose(w0 + delta.buffer.numpy(), end, rtol=0, atol=1e-12) for end in ends]
+            assert sum(near) == 1
+            first.add((len(rows) > 1, near.index(True)))
+        adapted = algorithm.adapt(federation.work(), x, rows, 0).buffer.numpy()
+        assert np.allclose(adapted, w0 - 0.3 * slope(w0, i, slice(None)), rtol=0, atol=1e-12)
+    assert first == {(True, 0), (True, 1), (False, 0)}
+
+
+def test_perfedavg_without_an_inner_rate_is_fedavg(least_squares: Problem) -> None:
+    """If all examples of a client are equal, so that both halves have the gradient of the whole."""
+    problem = least_squares((4, 6))
+    for each in (*problem.a, *problem.b):
+        each[:] = each[0]
+    federation = problem.federation(0.1)
+    now, other = (federation.run(m, federation.plan(2))[-1][0].model for m in (PerFedAvg(alpha=0.0), FedAvg()))
+    assert torch.allclose(now.buffer, other.buffer, rtol=0, atol=1e-14)
+
+
+Weights = dict[str, np.ndarray]
+
+
+def descend(
+    p: Weights, x: np.ndarray, y: np.ndarray, names: str, steps: int, lr: float = 0.3, decay: float = 0.1
+) -> Weights:
+    """Return the weights of ``smooth_module`` after steps on the parameters whose name begins with a word of names."""
+    for _ in range(steps):
+        z = np.tanh(x @ p["network.0.weight"].T + p["network.0.bias"])
+        logits = z @ p["network.2.weight"].T + p["network.2.bias"]
+        odds = np.exp(logits - logits.max(1, keepdims=True))
+        out = (odds / odds.sum(1, keepdims=True) - np.eye(3)[y]) / len(y)
+        inner = (out @ p["network.2.weight"]) * (1 - z**2)
+        grads = {"network.0.weight": inner.T @ x, "network.0.bias": inner.sum(0),
+                 "network.2.weight": out.T @ z, "network.2.bias": out.sum(0)}  # fmt: skip
+        moved = [name for name in p if name.startswith(tuple(names.split()))]
+        p = p | {name: p[name] - lr * (grads[name] + decay * p[name]) for name in moved}
+    return p
+
+
+@pytest.mark.parametrize("name", ["fedrep", "fedbabu all", "fedbabu head", "fedbabu body"])
+def test_head_and_body_by_turns_in_numpy(name: str) -> None:
+    """Two layers with weight decay, which a frozen layer does not feel either."""
+    draw, tuned = np.random.default_rng(1), name.partition(" ")[2]
+    algorithm = FedBABU(tune=tuned, tune_epochs=2) if tuned else FedRep(head_epochs=3)
+    x, y = draw.normal(size=(15, 4)), draw.integers(3, size=15)
+    clients = Clients(Examples(torch.from_numpy(x), torch.from_numpy(y)), [np.arange(7), np.arange(7, 15)])
+
+    def module() -> LightningModule:
+        made = smooth_module(0.3)
+        made.weight_decay = 0.1
+        return made
+
+    federation = Federation(RunData(clients, clients, {"train": clients.store}), module).training(LocalSGD(2, FULL))
+    executor = federation.serial(algorithm)
+    body = ["network.0.weight", "network.0.bias"]
+    initial = {n: t.numpy() for n, t in federation.model.items()}
+    heads = [initial, initial]
+    shared = {n: initial[n] for n in body}
+    for now, _ in federation.run(algorithm, federation.plan(3), executor):
+        ends = []
+        for i, rows in enumerate((slice(7), slice(7, 15))):
+            p = heads[i] | shared
+            if not tuned:
+                p = heads[i] = descend(p, x[rows], y[rows], "network.2", 3)
+            ends.append(descend(p, x[rows], y[rows], "network.0", 2))
+        shared = {n: np.mean([p[n] for p in ends], 0) for n in body}
+        of_clients = evaluate_personal(algorithm, executor, ModelTask(EMPTY), now, federation.plan(3), on_tests=False)
+        for i, rows in enumerate((slice(7), slice(7, 15))):
+            p = heads[i] | shared
+            result, _ = personal_model(algorithm, now, i, keep_buffers=False)
+            assert all(np.allclose(result[n].numpy(), p[n], rtol=0, atol=1e-12) for n in p)
+            moved = {"all": "network", "head": "network.2", "body": "network.0"}.get(tuned, "")
+            p = descend(p, x[rows], y[rows], moved, 2) if tuned else p
+            logits = np.tanh(x[rows] @ p[body[0]].T + p[body[1]]) @ p["network.2.weight"].T + p["network.2.bias"]
+            loss = np.log(np.exp(logits).sum(1)) - logits[np.arange(len(logits)), y[rows]]
+            assert of_clients["loss"][i] == pytest.approx(loss.mean(), abs=1e-10)

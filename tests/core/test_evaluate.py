@@ -158,6 +158,13 @@ def test_a_clients_own_model_is_taken_out_of_a_run(tmp_path: Path) -> None:
         result.personal(6)
 
 
+def test_a_model_that_clients_still_train_at_evaluation_is_given_with_a_warning(tmp_path: Path) -> None:
+    result = played(tmp_path / "run", algorithm="perfedavg")
+    with pytest.warns(UserWarning, match="perfedavg.*after training"):
+        module = result.personal(0)
+    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), result.model.parameters(), strict=True))
+
+
 @pytest.mark.parametrize(
     ("returned", "message"),
     [({"model": torch.zeros(3)}, "'model', a Flat of all weights"), ({"model": EMPTY}, "names or shapes")],

@@ -8,15 +8,12 @@ the clients' numbers of examples. Each local step trains all layers together. Th
 ``head``, unless patterns (``layers``) select others.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from fedcommons.algorithms import partial_sharing
 from fedcommons.core.algorithm import Facts, State
 from fedcommons.core.capabilities import Capabilities
-from fedcommons.core.features import layers_of, matching_layers
-from fedcommons.errors import UserError
 from fedcommons.flat_tensors import Flat
 
 
@@ -37,19 +34,7 @@ class FedPer:
 
     down, client = partial_sharing.down, partial_sharing.client
     merge, personal = partial_sharing.merge, partial_sharing.personal
+    effective_constants = partial_sharing.effective_constants
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        return partial_sharing.initial_state(model, personal_layers(model, self.layers, facts.head))
-
-    def effective_constants(self, model: Flat, facts: Facts, epochs: int) -> dict[str, str]:
-        """Return the names of the personal layers that ``layers`` selects, separated by commas."""
-        return {"layers": layers_of(personal_layers(model, self.layers, facts.head))}
-
-
-def personal_layers(model: Flat, patterns: str | None, head: Sequence[str]) -> list[str]:
-    """Return the parameter names of the layers that match a pattern; None selects ``head``, the head's parameters."""
-    if patterns is not None:
-        return matching_layers(model, patterns, "fedper.layers")
-    if not head:
-        raise UserError(f"fedper.layers must name layers, as the model has no head; the layers are {layers_of(model)}.")
-    return list(head)
+        return partial_sharing.initial_state(model, partial_sharing.personal_layers(self, model, facts.head))

@@ -9,14 +9,56 @@ Clients and server send the shared parameters only. The server has no whole mode
 client i's personal model is (x, h_i). The state contains the untrained model for clients that have not taken part yet.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
 
-from fedcommons.core.algorithm import Message, Replies, Reply, State
+from torch import nn
+
+from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean, weighted_reply
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
+from fedcommons.core.features import layers_of, matching_layers
+from fedcommons.core.local_training import AddToGrad
 from fedcommons.data.clients import ClientData
+from fedcommons.errors import UserError
 from fedcommons.flat_tensors import Flat, Payload, flat, put, select
+
+
+class HasLayers(Protocol):
+    """A method whose constant ``layers`` selects the layers that the server does not average."""
+
+    @property
+    def layers(self) -> str | None: ...
+
+
+def personal_layers(method: HasLayers, model: Flat, head: Sequence[str]) -> list[str]:
+    """Return the names of the parameters that the constant ``layers`` selects; None selects ``head``, the model's head.
+
+    Raises:
+        UserError: a pattern matches no layer, or ``layers`` is None and the model has no head.
+    """
+    field = f"{type(method).__name__.lower()}.layers"
+    if method.layers is not None:
+        return matching_layers(model, method.layers, field)
+    if not head:
+        raise UserError(f"{field} must name layers, as the model has no head; the layers are {layers_of(model)}.")
+    return list(head)
+
+
+def effective_constants(self: HasLayers, model: Flat, facts: Facts, epochs: int) -> dict[str, str]:
+    """Return the names of the layers that ``layers`` selects, separated by commas."""
+    return {"layers": layers_of(personal_layers(self, model, facts.head))}
+
+
+def freeze(names: Collection[str]) -> AddToGrad:
+    """Return a function for ``work.local`` that removes the gradients of ``names``, so the optimizer skips them."""
+
+    def remove(params: Mapping[str, nn.Parameter]) -> None:
+        for name in names:
+            params[name].grad = None
+
+    return remove
 
 
 def initial_state(model: Flat, personal_names: Collection[str]) -> State:

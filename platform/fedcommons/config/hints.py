@@ -50,9 +50,8 @@ SENTENCES = {
 """Option names without an equivalent field -> the hint that the error message shows for such a name."""
 
 ELSEWHERE = {
-    "algorithm": "fedadam fedyogi fedadagrad fedavgm fedopt ditto fedbn fedper fedrep apfl pfedme perfedavg fedgen "
-    "feddf fedsgd fedproto mime fedma qfedavg qffl fedbabu fedrod fedala fedcm feddc fedntd fedlc fedrs fedasync "
-    "fedbuff bulyan ifca local",
+    "algorithm": "fedadam fedyogi fedadagrad fedavgm fedopt ditto fedbn fedper fedgen feddf fedsgd fedproto mime fedma "
+    "qfedavg qffl fedrod fedala fedcm feddc fedntd fedlc fedrs fedasync fedbuff bulyan ifca local",
     "data": "femnist shakespeare celeba sent140 tinyimagenet imagenet stackoverflow reddit cinic10 adult agnews "
     "20newsgroups medmnist pathmnist",
     "model": "mlp lenet lenet5 resnet20 resnet34 resnet50 vgg16 vit lstm bert mobilenet densenet",

@@ -148,7 +148,7 @@ class Algorithm(Protocol):
     A hyperparameter is declared as ``mu: Annotated[float, "[0, inf)"] = 0.01``: type, range and default. The string on
     the next line is the help text. ``start`` raises an error if the algorithm is not defined for the model or data.
 
-    Optional protocols: ``ChoosesClients``, ``Shares``, ``Personal``. Optional attributes:
+    Optional protocols: ``ChoosesClients``, ``Shares``, ``Personal``, ``Adapts``. Optional attributes:
 
     ``capabilities = Capabilities(...)``: properties that change what the engine does or refuses (see ``Capabilities``).
     ``check(fields)``: raises ``UserError`` if the algorithm is not defined for an experiment's fields.
@@ -241,6 +241,22 @@ class Personal(Protocol):
         Returns:
             A mapping with ``model``, a ``Flat`` of all weights, and optionally ``buffers``, BatchNorm's statistics.
             Without ``buffers``, the client uses the statistics that ``federation.buffers`` prescribes.
+        """
+        ...
+
+
+@runtime_checkable
+class Adapts(Protocol):
+    """A ``Personal`` algorithm whose clients train the model of ``personal`` on their examples, at evaluation only."""
+
+    def adapt(self, work: Work, model: Flat, data: ClientData, seed: int) -> Flat:
+        """Return the client's personal model; nothing is sent, and no noise is needed.
+
+        Args:
+            work: training objects of the worker process; its module has the client's BatchNorm statistics.
+            model: the model that ``personal`` returned for the client.
+            data: the client's training data.
+            seed: seed for random numbers of this client.
         """
         ...
 

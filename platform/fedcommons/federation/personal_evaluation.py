@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from fedcommons.core.algorithm import BUFFERS, Algorithm, Personal
+from fedcommons.core.algorithm import BUFFERS, Adapts, Algorithm, Personal
 from fedcommons.core.block_sum import cut
 from fedcommons.core.client_worker import Work
 from fedcommons.core.evaluation import CHUNK, Each, ModelTask, by_metric, on_own
@@ -23,8 +23,8 @@ from fedcommons.core.updates import without_errors
 from fedcommons.core.worker import Worker
 from fedcommons.errors import user_code_context
 from fedcommons.federation.rounds import Plan, Standing
-from fedcommons.flat_tensors import EMPTY, Flat, Payload, flat, to_device
-from fedcommons.seeding import set_default_generator
+from fedcommons.flat_tensors import EMPTY, Flat, Payload, copy, flat, to_device
+from fedcommons.seeding import seed_for, set_default_generator
 
 CLIENTS = 4
 """Maximum number of clients per job. The executor gets at most ``Plan.blocks`` jobs at a time."""
@@ -107,14 +107,27 @@ def evaluate_some_models(worker: Worker, task: ModelTask, job: Job) -> list[dict
     """Return for each client of the job the metrics of its model, as means over the client's examples."""
     results = []
     for client, personal in job.models.items():
+        own = replace(task, model=flat(personal, "model"), buffers=flat(personal, "buffers"))
         with user_code_context(worker.algorithm, "personal", f"client {client}", f"round {task.round}"):
-            replace(task, model=flat(personal, "model"), buffers=flat(personal, "buffers")).load(worker.work)
+            own.load(worker.work)
+        if isinstance(worker.algorithm, Adapts):
+            adapt(worker, worker.algorithm, own, client)
         metrics = on_own(worker, task, client, job.on_tests)
         if isinstance(worker.algorithm, Predicts) and "accuracy" in metrics:
             personal = to_device(personal, worker.work.device)
             metrics = {**metrics, **_by_own_rule(worker, worker.algorithm, task, client, personal, job.on_tests)}
         results.append(metrics)
     return results
+
+
+def adapt(worker: Worker, algorithm: Adapts, at: ModelTask, client: int) -> None:
+    """Adapt the loaded model ``at`` to the client's training examples and load the result for evaluation."""
+    work, rows, seed = worker.work, worker.data.clients[client], seed_for(at.seed, "adapt", client)
+    set_default_generator(seed, "client")
+    work.begin(at.round, rows)
+    with user_code_context(algorithm, "adapt", f"client {client}", f"round {at.round}"):
+        model = copy(algorithm.adapt(work, at.on(work.device), rows, seed))
+        replace(at, model=model, buffers=copy(work.buffers)).load(work)
 
 
 def _by_own_rule(

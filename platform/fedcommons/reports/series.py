@@ -19,7 +19,14 @@ if TYPE_CHECKING:  # pandas and matplotlib take seconds to import, which would s
 COLOURS: Sequence[str] = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#7f7f7f")
 """Okabe and Ito's colours, which colour-blind readers can distinguish, and grey."""
 
-STYLES: Sequence[tuple[str, Any]] = (("o", "-"), ("s", "--"), ("^", "-."), ("D", ":"), ("v", (0, (5, 1, 1, 1, 1, 1))))
+STYLES: Sequence[tuple[str, Any]] = (
+    ("o", "-"),
+    ("s", "--"),
+    ("^", "-."),
+    ("D", ":"),
+    ("v", (0, (5, 1, 1, 1, 1, 1))),
+    ("P", (0, (3, 1, 1, 1))),
+)
 """Pairs of a marker and a dash pattern."""
 
 _PALETTE = (
@@ -27,7 +34,8 @@ _PALETTE = (
     "feddpms fedddpm raw_copies local_synthetic fednova fedmix feddyn fedcvae",
     "fedavgm coboosting fedprox fedvae ndpdc merf moon fedpvr",
     "fedadagrad fedadam fedyogi ditto fedbn fedper gradient_coding fedproto",
-    "one_shot fedlap dpcda feddf ifca fedbuff",
+    "one_shot fedlap dpcda feddf ifca fedbuff fedrep apfl",
+    "fedbabu pfedme perfedavg",
 )  # methods and sharing strategies: a line for each style, a place in the line for each colour
 _LOOKS = {name: (i % 8, style) for style, line in enumerate(_PALETTE) for i, name in enumerate(line.split())}
 _LOOKS |= {alias: _LOOKS["fedavg"] for alias in (NO_SHARING_SHOWN, "real", "none")}

@@ -1,7 +1,7 @@
 """Checks of clients' personal models (``Personal``); other checks use these models if there is no server model."""
 
-from fedcommons.core.algorithm import Algorithm, Personal
-from fedcommons.core.evaluation import ModelTask, evaluate
+from fedcommons.core.algorithm import Adapts, Algorithm, Personal
+from fedcommons.core.evaluation import ModelTask, evaluate, evaluate_clients
 from fedcommons.core.executor import Executor
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.federation.personal_evaluation import evaluate_personal, personal_model
@@ -22,14 +22,20 @@ def models(algorithm: Algorithm, plan: Plan, now: Standing) -> list[Flat]:
 def losses(
     federation: Federation, algorithm: Algorithm, executor: Executor, plan: Plan, now: Standing
 ) -> dict[str, float]:
-    """Return training losses by name: the server model's loss, and the mean loss of the clients' personal models."""
+    """Return training losses by name: the server model's loss, and the mean loss of the clients' personal models.
+
+    Before round 1, personal models of ``Adapts`` are not adapted yet, so that the loss is the untrained model's.
+    """
     results = dict[str, float]()
     if now.has_model:
         sizes = {"train": len(federation.data.sets["train"])}
         results["the server model"] = evaluate(executor, ModelTask(now.model), sizes)["train/loss"]
     if isinstance(algorithm, Personal):
         at = ModelTask(federation.model)
-        each = evaluate_personal(algorithm, executor, at, now, plan, on_tests=False)["loss"]
+        if isinstance(algorithm, Adapts) and not now.round:
+            each = evaluate_clients(executor, at, plan.facts.n_clients)["loss"]
+        else:
+            each = evaluate_personal(algorithm, executor, at, now, plan, on_tests=False)["loss"]
         results["clients' own models"] = sum(each) / len(each)
     return results
 

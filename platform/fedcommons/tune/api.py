@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from warnings import warn
 
 from pytorch_lightning import LightningModule
 from torch import Tensor
@@ -13,7 +14,7 @@ from fedcommons.cli.display import Display, log
 from fedcommons.config import live_objects, registry
 from fedcommons.config.dotted import is_ignored, part_of, values_of
 from fedcommons.config.experiment import Experiment
-from fedcommons.core.algorithm import Algorithm, Personal
+from fedcommons.core.algorithm import Adapts, Algorithm, Personal
 from fedcommons.core.client_worker import module_with
 from fedcommons.core.worker import only_thread
 from fedcommons.data.examples import Dataset
@@ -109,6 +110,9 @@ class Result:
     def personal(self, client: int) -> LightningModule:
         """Return the personal model of client number ``client`` after the last round, on the CPU, in evaluation mode.
 
+        For a method whose clients train their personal models at evaluation (``Adapts``), this is the model before that
+        training, and a warning says so.
+
         Raises:
             UserError: the method has no personal models, there is no such client, or the last checkpoint was removed or
                 is damaged.
@@ -122,6 +126,9 @@ class Result:
             )
         if not 0 <= client < n:
             raise UserError(f"client must lie in [0, {n - 1}] in this run, got {quote(client)}.")
+        if isinstance(algorithm, Adapts):
+            name = self.experiment.chosen["algorithm"]
+            warn(f"{name}: the personal model is this model after training on the client's examples", stacklevel=2)
         keeps = build.keeps_buffers(self.experiment)
         return module_with(
             self._untrained(), *personal_model(algorithm, self._end(), client, keep_buffers=keeps)
