@@ -103,6 +103,8 @@ def distil(worker: Worker, task: ServerTask[FedDF], seed: int) -> tuple[Flat, Te
         optimizer = torch.optim.Adam(work.named.values(), how.server_lr)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, how.server_steps)
         set_training_mode(work.module)
+        for part in work.evaluating:
+            part.training = False
         set_default_generator(seed, "random layers")
         for rows in batches[: how.server_steps]:
             loss = divergence(targets[rows], work.module(x[rows]), 1.0).mean()
@@ -111,5 +113,5 @@ def distil(worker: Worker, task: ServerTask[FedDF], seed: int) -> tuple[Flat, Te
             optimizer.step()
             schedule.step()
             losses.append(loss.detach())
-    work.module.train()
+    work.train_mode()
     return Flat(work.params.layout, work.params.buffer.detach().cpu().clone()), torch.stack(losses).mean().cpu()

@@ -87,7 +87,7 @@ class ServerSynthetic:
     """A strategy in which clients train on their real data, and the server trains on the pool of synthetic images.
 
     The images are those of ``shuffled_synthetic`` (Li et al., arXiv:2306.13263). Each image is sent once, to the
-    server. In the methods ``one_shot`` and ``fedddpm`` the server trains on the pool.
+    server. In the methods ``one_shot``, ``fedddpm`` and ``feddf`` the server trains on the pool.
     n_i: client i's real images;  n~: synthetic images that client i contributes;  p = n~/(n_i + n~).
 
     Departs from the paper: the pool stays at the server. In the paper the pool is sent to the clients.
