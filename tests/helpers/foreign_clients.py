@@ -12,8 +12,10 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 Fitted = tuple[list[np.ndarray], int, dict]
 
 
-def train(module: nn.Module, loss: Loss, x: Tensor, y: Tensor, rate: float, epochs: int, batch_size: int) -> None:
-    optimizer = torch.optim.SGD(module.parameters(), rate)
+def train(
+    module: nn.Module, loss: Loss, x: Tensor, y: Tensor, rate: float, epochs: int, batch_size: int, **options: Any
+) -> None:
+    optimizer = torch.optim.SGD(module.parameters(), rate, **options)
     for _ in range(epochs):
         for rows in torch.randperm(len(y)).split(batch_size):
             optimizer.zero_grad()

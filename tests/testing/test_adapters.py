@@ -1,14 +1,15 @@
 """Clients of other frameworks: right ones pass, planted faults are detected, draws follow the seed of the run."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
-from foreign_clients import Average, Fitted, FlowerProximal, FlowerStyle, Seeding
+from foreign_clients import Average, Fitted, FlowerProximal, FlowerStyle, Seeding, train
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -49,6 +50,42 @@ class WrongSign(FlowerStyle):
         return [x - (y - x) for x, y in zip(parameters, after, strict=True)], n, metrics
 
 
+class Unmoved(FlowerStyle):
+    def fit(self, parameters: list[np.ndarray], config: Mapping[str, Any]) -> Fitted:
+        return parameters, self.n, {}
+
+
+def drops_incomplete_batches(
+    module: nn.Module, loss: Any, x: Tensor, y: Tensor, rate: float, epochs: int, batch_size: int
+) -> FlowerStyle:
+    return FlowerStyle(module, loss, x, y, rate, epochs if len(y) >= batch_size else 0, batch_size)
+
+
+def with_another(epochs: int = 2, is_sum: bool = False, n: int = 0, **options: Any) -> Callable[..., FlowerStyle]:
+    """A function that builds a client whose training differs from FedAvg's."""
+
+    def build(module: nn.Module, loss: Any, x: Tensor, y: Tensor, rate: float, batch_size: int) -> FlowerStyle:
+        client = FlowerStyle(module, loss, x, y, rate, epochs, batch_size)
+        summed = (lambda outputs, y: len(y) * loss(outputs, y)) if is_sum else loss
+        client.train = partial(train, module, summed, x, y, rate, epochs, batch_size, **options)
+        client.n = n or client.n
+        return client
+
+    return build
+
+
+SUSPECTS: dict[str, dict[str, Any]] = {
+    "difference: momentum 0.9": {"momentum": 0.9},
+    "zero_grad": {"momentum": 1.0},  # the same steps
+    "decay 0.0005": {"weight_decay": 5e-4},
+    "difference: 1 epochs": {"epochs": 1},
+    "difference: 3 epochs": {"epochs": 3},
+    "difference: the sum": {"is_sum": True},
+    "difference: equal weights": {"n": 1},
+    "none of these": {"momentum": 0.7},
+}
+
+
 class Stale(Seeding):
     def set_parameters(self, model: nn.Module) -> None:
         """Keep the old weights."""
@@ -57,6 +94,8 @@ class Stale(Seeding):
 FAULTS = {
     "weights": (Miscounts, None, "it counts its examples", "a client of 9 examples reports 1 examples"),
     "sign": (WrongSign, None, "its training lowers its loss", "with the wrong sign"),
+    "unmoved": (Unmoved, None, "its training lowers its loss", "weights that it received"),
+    "no batch": (drops_incomplete_batches, None, "its training lowers its loss", "incomplete batch"),
     "stale": (Stale, None, "it begins at the weights that it is given", "does not begin at the weights"),
 }
 
@@ -99,6 +138,29 @@ def test_the_refusal_of_batch_norm_names_the_users_client() -> None:
 def test_a_fault_is_detected(fault: str) -> None:
     build, strategy, check, said = FAULTS[fault]
     assert said in _failed(judged(adapted(build, strategy), until=check))[check]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("said", SUSPECTS)
+def test_the_difference_to_the_special_case_is_named(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(theirs, "CHECKS", {})
+    assert said in _failed(judged(adapted(with_another(**SUSPECTS[said])), until="special case"))["special case"]
+
+
+class AsksForASetting(FlowerStyle):
+    def fit(self, parameters: list[np.ndarray], config: Mapping[str, Any]) -> Fitted:
+        self.train.keywords["epochs"] = config["local-epochs"]
+        return super().fit(parameters, config)
+
+
+def test_an_error_of_all_checks_is_one_failure_and_an_unmoved_client_is_judged_once() -> None:
+    verdicts = judged(adapted(AsksForASetting))
+    ((_, text),) = _failed(verdicts).items()
+    assert "'local-epochs'" in text
+    assert sum("not run" in one.text for one in verdicts.values()) >= len(theirs.CHECKS)
+    unmoved = judged(adapted(Unmoved), until="no client shows in the next")
+    assert "wrong sign" not in _failed(unmoved)["its training lowers its loss"]
+    assert unmoved["no client shows in the next"].passed is None
 
 
 @pytest.mark.long
