@@ -13,19 +13,14 @@ from pytorch_lightning import LightningModule
 from torch import Tensor
 
 from fedcommons.core.algorithm import Algorithm
-from fedcommons.core.local_training import LocalSGD
 from fedcommons.errors import ClientError
 from fedcommons.flat_tensors import Flat, norm, sub
 from fedcommons.testing.federations import Federation
 
 ATTRIBUTES = {
-    "momentum 0.9": ("momentum", 0.9),
-    "momentum 0.5": ("momentum", 0.5),
+    **{f"momentum {value}": ("momentum", value) for value in (0.9, 0.5)},
     "no zero_grad between steps": ("momentum", 1.0),
-    "weight decay 0.01": ("weight_decay", 0.01),
-    "weight decay 0.001": ("weight_decay", 1e-3),
-    "weight decay 0.0005": ("weight_decay", 5e-4),
-    "weight decay 0.0001": ("weight_decay", 1e-4),
+    **{f"weight decay {value}": ("weight_decay", value) for value in (0.01, 0.001, 0.0005, 0.0001)},
     "Adam instead of SGD": ("optimizer", "adam"),
 }
 """Attributes of the tests' module, each with the value that makes the difference of this name.
@@ -33,23 +28,25 @@ ATTRIBUTES = {
 If gradients are never set to zero, each step uses the sum of all gradients so far, which is momentum 1.
 """
 
+OTHER_WEIGHTING = {
+    "uniform": ("samples", "weights by examples"),
+    "samples": ("uniform", "equal weights of the clients"),
+}
+"""For each weighting of clients, the other weighting and its name."""
+
 
 def changed_federations(federation: Federation) -> Iterator[tuple[str, Federation]]:
     """Yield the name of each usual difference and a copy of the federation that has this difference."""
     loop, weighting = federation.loop, federation.weighting
     for name, (attribute, value) in ATTRIBUTES.items():
         yield name, replace(federation, module=_changed(federation.module, attribute, lambda _, value=value: value))
-    loops: dict[str, LocalSGD] = {"the last incomplete batch is dropped": replace(loop, drop_last=True)}
-    for epochs in {max(1, loop.epochs - 1), loop.epochs + 1} - {loop.epochs}:
-        loops[f"{epochs} epochs instead of {loop.epochs}"] = replace(loop, epochs=epochs)
-    for name, other in loops.items():
-        yield name, federation.training(other, weighting)
-    yield (
-        "the sum instead of the mean of the examples' losses",
-        replace(federation, module=_changed(federation.module, "training_step", _summed)),
-    )
-    others = {"uniform": ("samples", "weights by examples"), "samples": ("uniform", "equal weights of the clients")}
-    yield others[weighting][1], federation.training(loop, others[weighting][0])
+    summed = _changed(federation.module, "training_step", _summed)
+    yield "the sum instead of the mean of the examples' losses", replace(federation, module=summed)
+    yield "the last incomplete batch is dropped", federation.training(replace(loop, drop_last=True), weighting)
+    for epochs in (loop.epochs - 1, loop.epochs + 1):
+        yield f"{epochs} instead of {loop.epochs} epochs", federation.training(replace(loop, epochs=epochs), weighting)
+    other, name = OTHER_WEIGHTING[weighting]
+    yield name, federation.training(loop, other)
 
 
 def explanation(model: Flat, method: Algorithm, federation: Federation, participation: float, most: float) -> str:

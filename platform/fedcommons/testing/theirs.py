@@ -34,8 +34,8 @@ NOT_JUDGED = {
     "keyed seeds": "the adapter seeds the generators of torch, numpy and Python before each training, so equal bits "
     "would not show how the client handles seeds",
     "privacy": "the client declares no noise, so all values that it sends count as unprotected (uncovered)",
-    "state": "a client's object is built anew in each round, so its attributes are lost (and --exact may fail for this "
-    "reason), and no checkpoint stores the attributes of a strategy",
+    "state": "only numbers, tensors, arrays, and lists and dicts of them stay between rounds; other attributes, such "
+    "as optimizers, are built anew in each round (and --exact may fail for this reason)",
 }
 """Properties of another framework's client that no check can judge, each with the reason."""
 
@@ -95,6 +95,7 @@ def it_draws_anew_in_each_round(algorithm: Adapted, local: LocalSGD) -> None:
         name = "fit" if hasattr(theirs, "fit") else "train"
         inner = getattr(theirs, name)
 
+        @wraps(inner)
         def trained(*args: Any, **values: Any) -> Any:
             result = inner(*args, **values)
             ends.append((torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()))  # noqa: NPY002
