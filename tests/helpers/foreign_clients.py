@@ -123,8 +123,8 @@ class ControlServer(Average):
 class Configured:
     """A client of Flower's form without get_parameters, whose settings come from the server's ``config``."""
 
-    def __init__(self, module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> None:
-        self.client, self.data = FlowerStyle(module, loss, x, y, 0, 0, 0), (x, y)
+    def __init__(self, module: nn.Module, x: Tensor, y: Tensor) -> None:
+        self.client, self.data = FlowerStyle(module, nn.functional.cross_entropy, x, y, 0, 0, 0), (x, y)
 
     def fit(self, parameters: list[np.ndarray], config: Mapping[str, Any]) -> Fitted:
         net, loss = self.client.net, nn.functional.cross_entropy

@@ -239,7 +239,7 @@ def test_metrics_of_clients_and_of_a_strategy_are_recorded() -> None:
 
 
 def test_attributes_are_restored_with_their_types_and_their_order() -> None:
-    values = {"b": [torch.eye(2), {"z": np.float32([1.0]), "a": 2, 7: [True, 0.1]}], "text": "t", "same": [1]}
+    values = {"b": [torch.eye(2), {"z": np.eye(1), "a": 2, 7: [True, 0.1]}, [*range(11)]], "text": "t", "same": [1]}
     old, new = SimpleNamespace(same=[1], b=None), SimpleNamespace(same=[1], b=None)
     built = attributes(old)
     vars(old).update(values)

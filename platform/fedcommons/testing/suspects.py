@@ -68,7 +68,7 @@ def explanation(model: Flat, method: Algorithm, federation: Federation, particip
             other = changed.run(method, changed.plan(4, participation))[-1][0].model
             if norm(sub(model, other)) <= most * norm(sub(other, federation.model)):
                 return f"they are equal with this difference: {name}"
-    return f"none of these differences alone explains it: {', '.join(names)}"
+    return f"none of these differences alone makes them equal: {', '.join(names)}"
 
 
 def _changed(
