@@ -50,6 +50,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("constants", str, "", 'constants of the method, such as "mu=0.1 layers=*"'),
         ("special-case", str | None, None, 'constants with which it equals another method: "mu=0 is fedavg"'),
         ("strategy", str | None, None, "server of a client of Flower's form, such as their.py:Server"),
+        ("fit-config", str, "", 'config of a client of Flower\'s form: "lr=rate local-epochs=epochs proximal_mu=0.1"'),
         ("down", size, None, "claim: bytes that a client receives in a round, in multiples of the model's bytes"),
         ("up", size, None, "claim: bytes that a client sends in a round, in multiples of the model's bytes"),
         ("out", str, "runs/referee", "folder for referee.md and referee.html"),
@@ -99,27 +100,35 @@ def is_theirs(method: str) -> bool:
     return False
 
 
-def theirs(of: str = "", strategy: str = "", constants: str = "") -> "Algorithm":
+def theirs(of: str = "", strategy: str = "", constants: str = "", config: str = "") -> "Algorithm":
     """Build a method from another framework's client; a run names it as ``--algorithm sweeps/referee.py:theirs``.
 
-    of: name of the client. strategy: name of the server's strategy; empty: none. constants: pairs ``name=value``.
+    of: name of the client. strategy: name of the server's strategy; empty: none. constants, config: pairs
+    ``name=value``.
     """
     from fedcommons import adapted
 
+    server = registry.find("algorithm", strategy) if strategy else None
+    return adapted(registry.find("algorithm", of), server, literals(constants), literals(config))
+
+
+def literals(pairs: str) -> dict[str, Any]:
+    """Return the values of pairs ``name=value``; a value that is no Python literal is a string."""
     values: dict[str, Any] = {}
-    for name, value in valued(constants).items():
+    for name, value in valued(pairs).items():
         try:
             values[name] = literal_eval(value)
         except (ValueError, SyntaxError):
             values[name] = value
-    return adapted(registry.find("algorithm", of), registry.find("algorithm", strategy) if strategy else None, values)
+    return values
 
 
-def build_method(method: str, constants: str, strategy: str | None = None) -> "Algorithm":
+def build_method(method: str, constants: str, strategy: str | None = None, config: str = "") -> "Algorithm":
     if is_theirs(method):
-        return theirs(method, strategy or "", constants)
-    if strategy:
-        raise UserError(f"--strategy needs a client of Flower's form, and {method} is a method of fedcommons.")
+        return theirs(method, strategy or "", constants, config)
+    if strategy or config:
+        option = "--strategy" if strategy else "--fit-config"
+        raise UserError(f"{option} needs a client of Flower's form, and {method} is a method of fedcommons.")
     return part_of(build_experiment(method, valued(constants)), "algorithm")
 
 
@@ -131,7 +140,8 @@ def special_case(options: parse.Options) -> "tuple[Algorithm, Algorithm] | None"
     if not other:
         raise UserError(f'--special-case must be "name=value is METHOD", got {options.special_case!r}.')
     both = f"{options.constants} {constants}"  # of two values of a constant, the later value counts
-    return build_method(options.method, both, options.strategy), build_method(other.strip(), "")
+    first = build_method(options.method, both, options.strategy, options.fit_config)
+    return first, build_method(other.strip(), "")
 
 
 def row(options: parse.Options, out: Path, display: Display) -> "Verdict":
@@ -143,6 +153,7 @@ def row(options: parse.Options, out: Path, display: Display) -> "Verdict":
     if is_theirs(method):  # adapted servers weight clients by numbers of examples, so FedAvg must too
         fields = {**ROW, "federation.weighting": "samples"}
         constants = {"of": method, "strategy": options.strategy or "", "constants": options.constants}
+        constants |= {"config": options.fit_config}
         method = f"{Path(__file__)}:{theirs.__name__}"
     for name, part, part_constants in ((options.method, method, constants), ("fedavg", "fedavg", {})):
         config = build_experiment(part, part_constants, fields)
@@ -167,7 +178,7 @@ def referee(argv: Sequence[str]) -> int:
         from fedcommons import Claims
         from fedcommons import referee as judge
 
-        method = build_method(options.method, options.constants, options.strategy)
+        method = build_method(options.method, options.constants, options.strategy, options.fit_config)
         values = options.exact, options.down, options.up, options.private, options.rate
         claims = Claims(special_case(options), *values)
         name, verdicts = registry.label(options.method), []

@@ -12,8 +12,10 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 Fitted = tuple[list[np.ndarray], int, dict]
 
 
-def train(module: nn.Module, loss: Loss, x: Tensor, y: Tensor, rate: float, epochs: int, batch_size: int) -> None:
-    optimizer = torch.optim.SGD(module.parameters(), rate)
+def train(
+    module: nn.Module, loss: Loss, x: Tensor, y: Tensor, rate: float, epochs: int, batch_size: int, **options: Any
+) -> None:
+    optimizer = torch.optim.SGD(module.parameters(), rate, **options)
     for _ in range(epochs):
         for rows in torch.randperm(len(y)).split(batch_size):
             optimizer.zero_grad()
@@ -98,6 +100,65 @@ class Average:
             return None, {}
         weights = self.weights(results)
         return [np.average(x, 0, weights) for x in zip(*(r.parameters for _, r in results), strict=True)], {}
+
+
+class ControlServer(Average):
+    """SCAFFOLD's server for the digits federation of 64 examples, with clients weighted by examples."""
+
+    def __init__(self, initial_parameters: list[np.ndarray]) -> None:
+        self.control = [np.zeros_like(x) for x in initial_parameters]
+
+    def aggregate_fit(
+        self, server_round: int, results: list[tuple[str, Any]], failures: list
+    ) -> tuple[list[np.ndarray] | None, dict]:
+        arrays, _ = super().aggregate_fit(server_round, results, failures)
+        if arrays is None:
+            return None, {}
+        share, k = sum(self.weights(results)) / 64, len(self.control)
+        changes = [np.float32(share * change) for change in arrays[k:]]  # np.average returns float64
+        self.control = [c + change for c, change in zip(self.control, changes, strict=True)]
+        return arrays[:k] + self.control, {"skill": results[0][1].metrics["skill"]}
+
+
+class Configured:
+    """A client of Flower's form without get_parameters, whose settings come from the server's ``config``."""
+
+    def __init__(self, module: nn.Module, x: Tensor, y: Tensor) -> None:
+        self.client, self.data = FlowerStyle(module, nn.functional.cross_entropy, x, y, 0, 0, 0), (x, y)
+
+    def fit(self, parameters: list[np.ndarray], config: Mapping[str, Any]) -> Fitted:
+        net, loss = self.client.net, nn.functional.cross_entropy
+        self.client.train = partial(train, net, loss, *self.data, config["lr"], config["local-epochs"], 1000)
+        arrays, n, _ = self.client.fit(parameters, config)
+        return arrays, n, {"skill": n / 2, "note": "text"}
+
+
+class FlowerScaffold(FlowerStyle):
+    """SCAFFOLD, option 2: after the model's arrays, the server sends c, and clients send the change of their c_i."""
+
+    own: list[Tensor] | None = None
+
+    def __init__(
+        self, module: nn.Module, loss: Loss, x: Tensor, y: Tensor, rate: float, epochs: int, batch_size: int
+    ) -> None:
+        super().__init__(module, loss, x, y, rate, epochs, batch_size)
+        self.gradient_of, self.rate, self.epochs = (lambda: loss(module(x), y)), rate, epochs
+
+    def fit(self, parameters: list[np.ndarray], config: Mapping[str, Any]) -> Fitted:
+        k = len(weights := [*self.net.parameters()])
+        start, c = (list(map(torch.tensor, part)) for part in (parameters[:k], parameters[k:]))
+        own = self.own or [torch.zeros_like(x) for x in start]
+        c = c or [torch.zeros_like(x) for x in start]
+        self.set_parameters(parameters[:k])
+        for _ in range(self.epochs):
+            gradients = torch.autograd.grad(self.gradient_of(), weights)
+            with torch.no_grad():
+                for w, g, c_i, c_all in zip(weights, gradients, own, c, strict=True):
+                    w -= self.rate * (g - c_i + c_all)
+        after, n = self.get_parameters({}), self.n
+        lengths = [(x - torch.tensor(y)) / (self.epochs * self.rate) for x, y in zip(start, after, strict=True)]
+        self.own = [c_i - c_all + mean for c_i, c_all, mean in zip(own, c, lengths, strict=True)]
+        return [*after, *((new - old).numpy() for new, old in zip(self.own, own, strict=True))], n, {"skill": 0.5}
 
 
 class Neither:

@@ -1,23 +1,38 @@
 """Clients of other frameworks: right ones pass, planted faults are detected, draws follow the seed of the run."""
 
+import json
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
-from foreign_clients import Average, Fitted, FlowerProximal, FlowerStyle, Seeding
+from foreign_clients import (
+    Average,
+    Configured,
+    ControlServer,
+    Fitted,
+    FlowerProximal,
+    FlowerScaffold,
+    FlowerStyle,
+    Seeding,
+    train,
+)
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.core.algorithm import Facts, Message, require_attributes
 from fedcommons.errors import UserError
 from fedcommons.testing import rate, referee, theirs
 from fedcommons.testing.adapters import Adapted, adapted
+from fedcommons.testing.elsewhere import require_the_same_after_a_stop
 from fedcommons.testing.federations import digits
+from fedcommons.testing.kept_attributes import attributes, changed, restore
 from fedcommons.testing.referee import Claims, Verdict
 
 
@@ -32,6 +47,7 @@ class SeededByUs(FlowerStyle):
 RIGHT = {
     "Flower, with a strategy": (FlowerStyle, Average),
     "Flower, with our seed": (SeededByUs, None),
+    "Flower, with config": (Configured, None, {}, {"lr": "rate", "local-epochs": "epochs"}),
     "PFLlib": (Seeding, None),
 }
 
@@ -49,6 +65,42 @@ class WrongSign(FlowerStyle):
         return [x - (y - x) for x, y in zip(parameters, after, strict=True)], n, metrics
 
 
+class Unmoved(FlowerStyle):
+    def fit(self, parameters: list[np.ndarray], config: Mapping[str, Any]) -> Fitted:
+        return parameters, self.n, {}
+
+
+def drops_incomplete_batches(
+    module: nn.Module, loss: Any, x: Tensor, y: Tensor, rate: float, epochs: int, batch_size: int
+) -> FlowerStyle:
+    return FlowerStyle(module, loss, x, y, rate, epochs if len(y) >= batch_size else 0, batch_size)
+
+
+def with_another(epochs: int = 2, is_sum: bool = False, n: int = 0, **options: Any) -> Callable[..., FlowerStyle]:
+    """A function that builds a client whose training differs from FedAvg's."""
+
+    def build(module: nn.Module, loss: Any, x: Tensor, y: Tensor, rate: float, batch_size: int) -> FlowerStyle:
+        client = FlowerStyle(module, loss, x, y, rate, epochs, batch_size)
+        summed = (lambda outputs, y: len(y) * loss(outputs, y)) if is_sum else loss
+        client.train = partial(train, module, summed, x, y, rate, epochs, batch_size, **options)
+        client.n = n or client.n
+        return client
+
+    return build
+
+
+SUSPECTS: dict[str, dict[str, Any]] = {
+    "difference: momentum 0.9": {"momentum": 0.9},
+    "zero_grad": {"momentum": 1.0},  # the same steps
+    "decay 0.0005": {"weight_decay": 5e-4},
+    "difference: 1 instead of 2 epochs": {"epochs": 1},
+    "difference: 3 instead of 2 epochs": {"epochs": 3},
+    "difference: the sum": {"is_sum": True},
+    "difference: equal weights": {"n": 1},
+    "none of these": {"momentum": 0.7},
+}
+
+
 class Stale(Seeding):
     def set_parameters(self, model: nn.Module) -> None:
         """Keep the old weights."""
@@ -57,6 +109,8 @@ class Stale(Seeding):
 FAULTS = {
     "weights": (Miscounts, None, "it counts its examples", "a client of 9 examples reports 1 examples"),
     "sign": (WrongSign, None, "its training lowers its loss", "with the wrong sign"),
+    "unmoved": (Unmoved, None, "its training lowers its loss", "weights that it received"),
+    "no batch": (drops_incomplete_batches, None, "its training lowers its loss", "incomplete batch"),
     "stale": (Stale, None, "it begins at the weights that it is given", "does not begin at the weights"),
 }
 
@@ -102,6 +156,29 @@ def test_a_fault_is_detected(fault: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("said", SUSPECTS)
+def test_the_difference_to_the_special_case_is_named(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(theirs, "CHECKS", {})
+    assert said in _failed(judged(adapted(with_another(**SUSPECTS[said])), until="special case"))["special case"]
+
+
+class AsksForASetting(FlowerStyle):
+    def fit(self, parameters: list[np.ndarray], config: Mapping[str, Any]) -> Fitted:
+        self.train.keywords["epochs"] = config["local-epochs"]
+        return super().fit(parameters, config)
+
+
+def test_an_error_of_all_checks_is_one_failure_and_an_unmoved_client_is_judged_once() -> None:
+    verdicts = judged(adapted(AsksForASetting))
+    ((_, text),) = _failed(verdicts).items()
+    assert "'local-epochs'" in text
+    assert sum("not run" in one.text for one in verdicts.values()) >= len(theirs.CHECKS)
+    unmoved = judged(adapted(Unmoved), until="no client shows in the next")
+    assert "wrong sign" not in _failed(unmoved)["its training lowers its loss"]
+    assert unmoved["no client shows in the next"].passed is None
+
+
+@pytest.mark.long
 def test_checks_that_cannot_judge_foreign_clients_are_reported_as_not_judged() -> None:
     verdicts = judged(adapted(FlowerStyle), Claims((adapted(FlowerStyle), FedAvg()), rate=True, down=1, up=1))
     assert _failed(verdicts) == {}
@@ -141,6 +218,35 @@ class Drawing(Seeding):
         of_torch = [torch.rand(1, generator=one).item() for one in (None, self.of_torch, self.loader.generator)]
         of_numpy = [np.random.rand(), self.of_numpy.random()]  # noqa: NPY002
         self.drawn.append([*of_torch, *of_numpy, random.random(), self.of_python.random()])
+
+
+@pytest.mark.long
+def test_a_clients_and_a_strategys_attributes_stay_between_rounds_and_in_checkpoints() -> None:
+    """So SCAFFOLD in Flower's form equals ours, also with absent clients, and after a stop."""
+    federation, scaffold = digits(linear=True).training(theirs.FULL, "samples"), adapted(FlowerScaffold, ControlServer)
+    verdicts = judged(scaffold, Claims((scaffold, SCAFFOLD()), down=2, up=2), until="models")
+    assert _failed(verdicts) == {}
+    assert verdicts["special case"].passed
+    require_the_same_after_a_stop(scaffold, federation, federation.plan(4, participation=0.6))
+
+
+def test_metrics_of_clients_and_of_a_strategy_are_recorded() -> None:
+    federation, config = digits(linear=True), {"lr": 0.1, "local-epochs": 1}
+    algorithm = adapted(Configured, config=config)
+    assert federation.run(algorithm, federation.plan(1))[-1][1]["train/skill"] == np.mean([9, 16, 12, 20, 7]) / 2
+    algorithm = adapted(FlowerScaffold, ControlServer)
+    assert federation.run(algorithm, federation.plan(1))[-1][1]["server/skill"] == 0.5
+
+
+def test_attributes_are_restored_with_their_types_and_their_order() -> None:
+    values = {"b": [torch.eye(2), {"z": np.eye(1), "a": 2, 7: [True, 0.1]}, [*range(11)]], "text": "t", "same": [1]}
+    old, new = SimpleNamespace(same=[1], b=None), SimpleNamespace(same=[1], b=None)
+    built = attributes(old)
+    vars(old).update(values)
+    kept = changed(old, built)
+    restore(new, dict(sorted(kept.items())))  # as a checkpoint sorts them
+    assert {json.loads(path)[0][1] for path in kept} == {"b"}
+    assert repr(new.b) == repr(values["b"])
 
 
 class SeedsInTraining(Seeding):

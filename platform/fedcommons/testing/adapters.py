@@ -11,26 +11,38 @@ rate, epochs, batch_size, seed      settings of the local training; ``rate`` is 
 The client object must have one of these interfaces:
 
 Flower's NumPyClient    ``fit(parameters, config) -> (parameters, n_examples, metrics)``; parameters: list of arrays in
-                        the order of ``module.parameters()``; config: ``{"server_round": round}``
+                        the order of ``module.parameters()``
+Flower's ClientApp      ``@app.train()``: the message has the records ``arrays``, with the names of the module's
+                        ``state_dict``, and ``config``; the reply has arrays, and metrics with ``num-examples``; the
+                        context has ``partition-id`` (the client's number), ``run_config`` (equal to ``config``) and
+                        ``state``
 PFLlib's client         ``set_parameters(model)``, ``train()``, ``.model``, and ``.train_samples`` or ``len(.data)``
 
-The adapter builds a new object for each client and round. It seeds the generators of torch, numpy and Python before it
-builds the object, and again before training. PFLlib's clients seed torch with 0 when they are built, so they would draw
-the same batches in every round and for every seed. Random generators of the object and of its data loaders are seeded
-too, unless the object takes ``seed``.
+``config`` is what the user passes, with ``server_round`` (ClientApp: also ``server-round``). If a value is the word
+rate, epochs, batch_size or seed, the client gets the value of this setting. Numbers in a client's metrics are recorded.
+
+The adapter builds a new object for each client and round. Then it sets the attributes that the client's last round
+changed, if they are numbers, tensors, arrays, or lists and dicts of them (``kept_attributes``); of a ClientApp's
+``state`` it keeps arrays and metrics. Other attributes, such as modules and optimizers, start anew. It seeds the
+generators of torch, numpy and Python before it builds the object, and again before training. PFLlib's clients seed
+torch with 0 when they are built, so they would draw the same batches in every round and for every seed. Random
+generators of the object and of its data loaders are seeded too, unless the object takes ``seed``.
 
 The server averages the clients' models weighted by their numbers of examples, unless the user passes a strategy with
-``aggregate_fit(server_round, results, failures) -> (parameters, metrics)``. The strategy's object lasts for a run. Each
-result is a pair of a client's name and an object with ``.parameters``, ``.num_examples`` and ``.metrics``. Unlike in
-Flower, parameters are always lists of arrays.
+``aggregate_fit(server_round, results, failures) -> (parameters, metrics)``, such as Flower's FedMedian. The strategy's
+object lasts for a run; a continued run sets its attributes as those of clients. If its class or function has a
+parameter ``initial_parameters``, the strategy gets the initial weights. Each result is a pair of a client's name and an
+object with ``.parameters``, ``.num_examples`` and ``.metrics``. Parameters are lists of arrays, and Flower's
+``Parameters`` for Flower's own strategies. Strategies and clients may send further arrays after those of the model, as
+SCAFFOLD does. ``configure_fit`` is never called.
 """
 
 import random
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import Parameter, isclass, signature
-from numbers import Integral
+from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -40,7 +52,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
+from fedcommons.core.algorithm import Facts, Merged, Message, Replies, Reply, State
 from fedcommons.core.averaging import weighted_mean, weighted_reply
 from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work, trainable_parameters
@@ -48,13 +60,19 @@ from fedcommons.core.executor import Executor
 from fedcommons.core.local_training import LocalResult
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError, before_any_work, name_of, quote, user_code_context
-from fedcommons.flat_tensors import Flat, Payload, copy, flat, scalar
+from fedcommons.flat_tensors import Flat, Payload, copy, data, flat, scalar
 from fedcommons.privacy.release import UNCOVERED, uncovered
 from fedcommons.seeding import keyed_globals, seed_for
+from fedcommons.testing.comparing import raw
 from fedcommons.testing.federations import digits
+from fedcommons.testing.flower import AppClient, aggregate, is_flowers, parameters_for
+from fedcommons.testing.kept_attributes import attributes, changed, restore
 
 HANDED = ("module", "loss", "x", "y", "rate", "epochs", "batch_size", "seed")
-OURS, FLOWER, PFLLIB = ("start", "down", "client", "merge"), ("get_parameters", "fit"), ("set_parameters", "train")
+OURS, PFLLIB = ("start", "down", "client", "merge"), ("set_parameters", "train")
+EXTRA, METRIC, KEPT = "array/", "metric/", "attribute/"
+"""Beginnings of the names of tensors: arrays besides the model, a client's metrics, and attributes of a strategy."""
+
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -71,15 +89,17 @@ class Result:
 class Adapted:
     """A method that runs clients of another framework (see ``adapted``).
 
-    server: a list with the strategy's object, which lasts for a run; empty without a strategy.
+    config: the mapping ``config`` of Flower's clients. server: a list with the strategy's object, which lasts for a
+    run, and the attributes of a newly built one; empty without a strategy.
     """
 
     build: Callable[..., Any]
-    strategy: Callable[[], Any] | None = None
+    strategy: Callable[..., Any] | None = None
     constants: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
     server: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
 
-    capabilities: ClassVar[Capabilities] = Capabilities(refuses_batch_norm=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(refuses_batch_norm=True, knows_number=True)
 
     @property
     def shown_as(self) -> str:
@@ -93,13 +113,12 @@ class Adapted:
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         self.server.clear()
-        if not self.strategy:
-            return {"model": model}
-        self.server.append(self._server(seed))
+        if self.strategy:
+            self._build_server(seed, model)
         return {"model": model, "seed": torch.tensor(seed)}
 
     def down(self, state: State, round: int, client: int) -> Message:
-        return Message({"model": state["model"]})
+        return Message({name: x for name, x in state.items() if name == "model" or name.startswith(EXTRA)})
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         if data.weight is not None:
@@ -109,9 +128,17 @@ class Adapted:
             theirs = self.build_object(work, data, seed)
         if "seed" not in _accepted_names(self.build, HANDED):
             _key_generators(theirs, seed)
+        built = attributes(theirs)
+        restore(theirs, memory)
+        metrics: Mapping[str, Any] = {}
         with keyed_globals(seed, "adapted"):
-            if _has(theirs, FLOWER):
-                arrays, n, _ = theirs.fit(arrays_of(x), {"server_round": round})
+            if _is_flower(theirs):
+                values = self._settings(work, data, seed)
+                config = {
+                    name: values.get(value, value) if isinstance(value, str) else value
+                    for name, value in self.config.items()
+                }
+                arrays, n, metrics = theirs.fit(_arrays(message.common), {"server_round": round, **config})
             else:
                 theirs.set_parameters(_module(work, x))
                 theirs.train()
@@ -119,43 +146,63 @@ class Adapted:
                 n = theirs.train_samples if hasattr(theirs, "train_samples") else len(theirs.data)
         if not isinstance(n, Integral) or n < 1:
             raise ValueError(f"a client must return its number of examples, a whole number from 1, got {quote(n)}")
-        y = flat_of(arrays, x)
-        work.load(y)
+        sent, numbers, kept = _payload(arrays, x), _numbers(metrics), changed(theirs, built)
+        work.load(flat(sent, "model"))
         with torch.no_grad():
-            metrics = {"loss": float(_loss_of(data.y)(work.module(data.x), data.y))}
+            loss = float(_loss_of(data.y)(work.module(data.x), data.y))
+        reply = Reply(weight=float(n), memory=kept if kept or memory else None, metrics={"loss": loss, **numbers})
         if self.strategy:
-            return Reply(each={"model": y}, weight=float(n), metrics=metrics, releases=[uncovered(("model",))])
-        return weighted_reply(x, LocalResult(y, metrics, UNCOVERED), float(n))
+            sent |= {f"{METRIC}{name}": torch.tensor(number) for name, number in numbers.items()}
+            return replace(reply, each=sent, releases=[uncovered(tuple(sent))])
+        trained = LocalResult(flat_of(arrays, x), reply.metrics, UNCOVERED)
+        return weighted_reply(x, trained, reply.weight, reply.memory)
 
-    def merge(self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int) -> State:
+    def merge(
+        self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int
+    ) -> Merged:
         x = flat(state, "model")
         if not self.strategy:
-            return {"model": weighted_mean(x, total, replies)}
-        if not self.server:  # a checkpoint stores no strategy, so a continued run builds it here
-            self.server.append(self._server(int(scalar(state, "seed"))))
-        models = {i: arrays_of(flat(reply.each, "model")) for i, reply in replies.items()}
-        results = [(str(i), Result(arrays, int(replies[i].weight))) for i, arrays in models.items()]
+            return {**state, "model": weighted_mean(x, total, replies)}
+        kept = _named(KEPT, state)
+        if not self.server or raw(changed(*self.server)) != raw(kept):  # a run continues from a checkpoint
+            self._build_server(int(scalar(state, "seed")), x)
+            restore(self.server[0], kept)
+        results = {
+            i: Result(_arrays(r.each), int(r.weight), _numbers(_named(METRIC, r.each))) for i, r in replies.items()
+        }
         with keyed_globals(seed, "strategy"):
-            arrays, _ = self.server[0].aggregate_fit(round, results, [])
-        return {"model": x if arrays is None else flat_of(arrays, x), "seed": state["seed"]}
+            arrays, metrics = aggregate(self.server[0], round, results)
+        now = {f"{KEPT}{path}": value for path, value in changed(*self.server).items()}
+        now |= {name: value for name, value in state.items() if not name.startswith(KEPT)}
+        return now | (_payload(arrays, x) if arrays is not None else {}), _numbers(metrics)
 
-    def _server(self, seed: int) -> Any:
+    def _build_server(self, seed: int, model: Flat) -> None:
         """Build the strategy's object, with the generators of torch, numpy and Python seeded by the run's seed."""
         assert self.strategy is not None
+        initial = _accepted_names(self.strategy, ["initial_parameters"])
         with keyed_globals(seed, "strategy built"):
-            return self.strategy()
+            server = self.strategy(**{name: parameters_for(self.strategy, arrays_of(model)) for name in initial})
+        self.server[:] = server, attributes(server)
+
+    def _settings(self, work: Work, data: ClientData, seed: int) -> dict[str, Any]:
+        epochs = work.loop.epochs_for(len(data), data.n_own, work.share)
+        return dict(rate=float(work.rates[0]), epochs=epochs, batch_size=work.loop.batch_size, seed=seed)
 
     def build_object(self, work: Work, data: ClientData, seed: int) -> Any:
         """Build a client's object with those arguments, listed in the module's docstring, that ``build`` accepts."""
-        epochs = work.loop.epochs_for(len(data), data.n_own, work.share)
-        values = dict(module=_module(work, work.initial), loss=_loss_of(data.y), x=data.x, y=data.y)
-        values |= dict(rate=float(work.rates[0]), epochs=epochs, batch_size=work.loop.batch_size, seed=seed)
+        module = _module(work, work.initial)
+        values = dict(module=module, loss=_loss_of(data.y), x=data.x, y=data.y, **self._settings(work, data, seed))
         names = _accepted_names(self.build, HANDED)
-        return self.build(**{name: value for name, value in values.items() if name in names}, **self.constants)
+        theirs = self.build(**{name: value for name, value in values.items() if name in names}, **self.constants)
+        is_app = callable(theirs) and is_flowers(type(theirs))
+        return AppClient(theirs, module, tuple(work.named), work.number or 0) if is_app else theirs
 
 
 def adapted(
-    build: Callable[..., Any], strategy: Callable[[], Any] | None = None, constants: Mapping[str, Any] = NOTHING
+    build: Callable[..., Any],
+    strategy: Callable[..., Any] | None = None,
+    constants: Mapping[str, Any] = NOTHING,
+    config: Mapping[str, Any] = NOTHING,
 ) -> Adapted:
     """Return a method whose clients have Flower's or PFLlib's interface.
 
@@ -164,15 +211,16 @@ def adapted(
         strategy: a function that builds a strategy with Flower's interface; None: the server averages models weighted
             by numbers of examples.
         constants: further arguments of ``build``, by name; default: none.
+        config: what a strategy would send to the clients as ``config``; default: only the number of the round.
 
     Raises:
         UserError: the client has no known interface, or cannot be built in a test on handwritten digits; ``build`` has
             a required parameter that the adapter cannot pass, or does not accept one of the constants; or the strategy
             has no ``aggregate_fit``.
     """
-    interfaces = f"ours ({', '.join(OURS)}), Flower's NumPyClient ({', '.join(FLOWER)}), PFLlib's ({', '.join(PFLLIB)})"
+    interfaces = f"ours ({', '.join(OURS)}), Flower's (fit(parameters, config)), PFLlib's ({', '.join(PFLLIB)})"
     unknown = UserError(f"{name_of(build)} has none of the interfaces that a client can have: {interfaces}.")
-    if isclass(build) and not (_has(build, FLOWER) or _has(build, PFLLIB)):
+    if isclass(build) and not (_is_flower(build) or _has(build, PFLLIB)):
         raise unknown
     for name, parameter in _parameters(build).items():
         is_free = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
@@ -180,15 +228,16 @@ def adapted(
             raise UserError(f"{name_of(build)} asks for {name}; it can take {', '.join(HANDED)} and constants.")
     if odd := [name for name in constants if name in HANDED or not _accepted_names(build, [name])]:
         raise UserError(f"{name_of(build)} takes no constant {quote(odd[0])}.")
-    result, federation = Adapted(build, strategy, constants), digits(linear=True)
+    result, federation = Adapted(build, strategy, dict(constants), dict(config)), digits(linear=True)
     with before_any_work(), user_code_context(build):
         theirs = result.build_object(federation.work(), federation.data.clients[0], 0)
-        server = strategy() if strategy else None
-    if not (_has(theirs, FLOWER) or _has(theirs, PFLLIB)):
+        if strategy:
+            result.start(federation.model, Facts(1, [1], 1), 0)
+    if not (_is_flower(theirs) or _has(theirs, PFLLIB)):
         raise unknown
-    if strategy and not hasattr(server, "aggregate_fit"):
+    if strategy and not hasattr(result.server[0], "aggregate_fit"):
         raise UserError(f"{name_of(strategy)} has no aggregate_fit, which a strategy for Flower must have.")
-    return result
+    return replace(result)  # without the server of the test
 
 
 def arrays_of(x: Flat) -> list[np.ndarray]:
@@ -209,6 +258,27 @@ def flat_of(arrays: Sequence[Any], like: Flat) -> Flat:
     for array, part in zip(arrays, result.values(), strict=True):
         part.copy_(torch.as_tensor(np.asarray(array)))
     return result
+
+
+def _arrays(payload: Payload) -> list[np.ndarray]:
+    """Return the arrays of the model and the extra arrays of a message, a reply or a state."""
+    extra = _named(EXTRA, payload)
+    return arrays_of(flat(payload, "model")) + [data(extra[str(i)]).cpu().clone().numpy() for i in range(len(extra))]
+
+
+def _payload(arrays: Sequence[Any], like: Flat) -> dict[str, Flat | Tensor]:
+    """Return the first arrays as the model, whose names and shapes are those of ``like``, and the extra arrays."""
+    extra = {f"{EXTRA}{i}": torch.tensor(np.asarray(array)) for i, array in enumerate(arrays[len(like) :])}
+    return {"model": flat_of(arrays[: len(like)], like), **extra}
+
+
+def _named(prefix: str, payload: Payload) -> Payload:
+    """Return the tensors whose names begin with ``prefix``, by the rest of the name."""
+    return {name.removeprefix(prefix): x for name, x in payload.items() if name.startswith(prefix)}
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in metrics.items() if isinstance(value, Real | Tensor)}
 
 
 def _module(work: Work, weights: Flat) -> nn.Module:
@@ -244,6 +314,11 @@ def _loss_of(y: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
 
 def _half_square(outputs: Tensor, y: Tensor) -> Tensor:
     return (outputs - y).square().mean() / 2
+
+
+def _is_flower(thing: object) -> bool:
+    """Return whether the object, or the objects of the class, have Flower's ``fit(parameters, config)``."""
+    return _has(thing, ["fit"]) and "config" in _parameters(thing.fit)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _has(thing: object, names: Sequence[str]) -> bool:

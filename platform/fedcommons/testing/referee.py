@@ -38,6 +38,7 @@ from fedcommons.testing.contract import CHECKS, LOCAL
 from fedcommons.testing.federations import LeastSquares, digits, least_squares
 from fedcommons.testing.sensitivity import what_leaves_a_client_moves_as_declared
 from fedcommons.testing.spy import Spy, received, sent
+from fedcommons.testing.suspects import explanation
 
 ROUNDING = 1e-4
 """Maximum relative distance (Euclidean norm) of two models that count as equal up to rounding."""
@@ -75,11 +76,15 @@ NOTHING = Claims()
 @accepts_old_names(said="text")
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict of a check. passed: None without a claim or a way to judge the claim. text: the verdict in words."""
+    """The verdict of a check. passed: None without a claim or a way to judge the claim. text: the verdict in words.
+
+    cause: the error that made the check fail, equal for all checks that fail for the same reason; else empty.
+    """
 
     check: str
     passed: bool | None
     text: str
+    cause: str = ""
 
     @property
     def word(self) -> str:
@@ -92,7 +97,21 @@ def referee(algorithm: Algorithm, claims: Claims = NOTHING) -> Iterator[Verdict]
     Args:
         algorithm: the method to test; for a client of another framework the result of ``adapted``.
         claims: the author's claims, which are tested too; default: no claims.
+
+    If several checks end with the same error, only the first check fails; the verdicts of the other checks refer to it.
     """
+    first: dict[str, str] = {}  # error -> the first check that failed because of it
+    for verdict in _verdicts(algorithm, claims):
+        if verdict.passed is not True and (earlier := first.get(verdict.cause)):
+            yield Verdict(verdict.check, None, f"not run: it ends with the error of the check {earlier!r}")
+            continue
+        if verdict.passed is False:
+            first[verdict.cause] = verdict.check
+        yield verdict
+
+
+def _verdicts(algorithm: Algorithm, claims: Claims) -> Iterator[Verdict]:
+    """Yield the verdicts of all checks, with each failure."""
     is_theirs = isinstance(algorithm, Adapted)
     for name, check in (theirs.CHECKS if is_theirs else CHECKS).items():
         yield _tried(name.replace("_", " "), partial(check, algorithm, LOCAL), "holds")
@@ -134,9 +153,9 @@ def _tried(
             raise
         cause = error.__cause__ if isinstance(error, ClientError) and error.__cause__ else error
         if isinstance(cause, AssertionError) and str(cause):
-            return Verdict(check, False if claimed else None, plain(str(cause)))
+            return Verdict(check, False if claimed else None, plain(str(cause)), sentence(cause))
         message = f"the check could not run: {plain(sentence(error))}"
-        return Verdict(check, False if claimed and must_apply else None, message)
+        return Verdict(check, False if claimed and must_apply else None, message, sentence(cause))
     return Verdict(check, True if claimed else None, message if isinstance(message, str) else holds)
 
 
@@ -187,11 +206,12 @@ def _are_the_same(algorithm: Algorithm, other: Algorithm, loop: LocalSGD, weight
             federation = digits(linear=True, method=algorithm).training(loop, weighting)
             plan = federation.plan(4, participation)
             a, b = (federation.shared_by(method).run(method, plan)[-1][0].model for method in (algorithm, other))
-            off = norm(sub(a, b)) / norm(sub(b, federation.model))
+            off = norm(sub(a, b)) / (norm(sub(b, federation.model)) or 1.0)
             weigh = "equal weights" if weighting == "uniform" else "weights by examples"
             who = "all take part" if participation == 1 else "some take part"
-            message = f"if clients have {weigh} and {who}, the models differ by {100 * off:.2g} % of four rounds"
-            require(off <= ROUNDING, message)
+            message = f"if clients have {weigh} and {who}, the models differ by {100 * off:.3g} % of four rounds"
+            cause = "" if off <= ROUNDING else explanation(a, other, federation, participation, ROUNDING)
+            require(not cause, f"{message}; {cause}")
 
 
 def _models(algorithm: Algorithm, claims: Claims) -> str:

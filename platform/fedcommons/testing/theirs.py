@@ -34,8 +34,8 @@ NOT_JUDGED = {
     "keyed seeds": "the adapter seeds the generators of torch, numpy and Python before each training, so equal bits "
     "would not show how the client handles seeds",
     "privacy": "the client declares no noise, so all values that it sends count as unprotected (uncovered)",
-    "state": "a client's object is built anew in each round, so its attributes are lost (and --exact may fail for this "
-    "reason), and no checkpoint stores the attributes of a strategy",
+    "state": "only numbers, tensors, arrays, and lists and dicts of them stay between rounds; other attributes, such "
+    "as optimizers, are built anew in each round (and --exact may fail for this reason)",
 }
 """Properties of another framework's client that no check can judge, each with the reason."""
 
@@ -61,12 +61,12 @@ def it_begins_at_the_weights_that_it_is_given(algorithm: Adapted, local: LocalSG
 
 def its_training_lowers_its_loss(algorithm: Adapted, local: LocalSGD) -> None:
     federation = _federation()
-    data, work = federation.data.clients[0], federation.work()
+    data, work, x = federation.data.clients[0], federation.work(), federation.model
     y, _ = _trained(algorithm, federation, 0, work=work)
-    before, after = (_loss(work, weights, data) for weights in (federation.model, y))
-    change = f"from {before:.3f} to {after:.3f}"
-    cause = "does the client return its update with the wrong sign?"
-    require(after < before, f"local training changes a client's loss {change}: {cause}")
+    _require_a_change(algorithm, federation, y)
+    before, after, mirrored = (_loss(work, weights, data) for weights in (x, y, add(x, sub(y, x), -1)))
+    cause = ": does the client return its update with the wrong sign?" if mirrored < before else ""
+    require(after < before, f"local training changes a client's loss from {before:.3f} to {after:.3f}{cause}")
 
 
 def no_client_shows_in_the_next(algorithm: Adapted, local: LocalSGD) -> None:
@@ -74,6 +74,7 @@ def no_client_shows_in_the_next(algorithm: Adapted, local: LocalSGD) -> None:
     federation = _federation()
     x, work = federation.model, federation.work()
     first, _ = _trained(algorithm, federation, 0, work=work)
+    _require_a_change(algorithm, federation, first)
     _trained(algorithm, federation, 1, _another(x, 1), work)
     again, _ = _trained(algorithm, federation, 0, work=work)
     off = norm(sub(again, first)) / norm(sub(first, x))
@@ -94,6 +95,7 @@ def it_draws_anew_in_each_round(algorithm: Adapted, local: LocalSGD) -> None:
         name = "fit" if hasattr(theirs, "fit") else "train"
         inner = getattr(theirs, name)
 
+        @wraps(inner)
         def trained(*args: Any, **values: Any) -> Any:
             result = inner(*args, **values)
             ends.append((torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()))  # noqa: NPY002
@@ -137,6 +139,20 @@ def _loss(work: Work, weights: Flat, data: ClientData) -> float:
     work.load(weights)
     with torch.no_grad():
         return float(F.cross_entropy(work.module(data.x), data.y))
+
+
+def _require_a_change(algorithm: Adapted, federation: Federation, y: Flat) -> None:
+    """Check that client 0, which returned the model ``y``, has changed the untrained model.
+
+    Clients that drop incomplete batches have no batch here, so the client trains again with a batch of all examples.
+    """
+    x = federation.model
+    if norm(sub(y, x)):
+        return
+    all_in_one = federation.training(replace(FULL, batch_size=len(federation.data.clients[0])), "samples")
+    has_batch = norm(sub(_trained(algorithm, all_in_one, 0)[0], x))
+    cause = ", because it drops an incomplete batch" if has_batch else ": it does not train, or returns other weights"
+    require(False, f"the client returns the weights that it received{cause}")
 
 
 def _another(x: Flat, number: int) -> Flat:

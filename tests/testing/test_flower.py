@@ -1,0 +1,109 @@
+"""Flower's own objects through the adapter; the tests run where the package flwr is installed."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from foreign_clients import Average, Fitted, FlowerStyle, train
+from torch import Tensor, nn
+
+from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.core.algorithm import Algorithm
+from fedcommons.flat_tensors import Flat, norm, sub
+from fedcommons.testing import rate, referee, theirs
+from fedcommons.testing.adapters import adapted, arrays_of, flat_of
+from fedcommons.testing.elsewhere import require_the_same_after_a_stop
+from fedcommons.testing.federations import digits
+from fedcommons.testing.referee import Claims
+
+flwr = pytest.importorskip("flwr.app")
+strategies = pytest.importorskip("flwr.server.strategy")
+FEDERATION = digits(linear=True).training(theirs.FULL, "samples")
+
+
+def fitted(module: nn.Module, loss: Any, x: Tensor, y: Tensor, rate: float, epochs: int, batch_size: int) -> Any:
+    """A ``NumPyClient`` with nothing but ``fit``."""
+    client = FlowerStyle(module, loss, x, y, rate, epochs, batch_size)
+
+    class Client(pytest.importorskip("flwr.client").NumPyClient):
+        def fit(self, parameters: list[np.ndarray], config: Mapping[str, Any]) -> Fitted:
+            return client.fit(parameters, config)
+
+    return Client()
+
+
+def app(module: nn.Module, loss: Any, x: Tensor, y: Tensor, batch_size: int) -> Any:
+    """A ``ClientApp`` as in Flower's examples, which counts its rounds in the context."""
+    result = pytest.importorskip("flwr.clientapp").ClientApp()
+
+    @result.train()
+    def fit(msg: Any, context: Any) -> Any:
+        module.load_state_dict(msg.content["arrays"].to_torch_state_dict())
+        before = context.state["count"]["rounds"] if "count" in context.state else 0
+        context.state["count"] = flwr.MetricRecord({"rounds": before + 1})
+        context.state["arrays"] = msg.content["arrays"]
+        train(module, loss, x, y, msg.content["config"]["lr"], context.run_config["local-epochs"], batch_size)
+        numbers = {"num-examples": len(y), "rounds": before + 1, "id": context.node_config["partition-id"]}
+        records = {"arrays": flwr.ArrayRecord(module.state_dict()), "metrics": flwr.MetricRecord(numbers)}
+        return flwr.Message(flwr.RecordDict(records), reply_to=msg)
+
+    return result
+
+
+def after(algorithm: Algorithm, rounds: int = 3) -> tuple[Flat, Mapping[str, float]]:
+    """The model, and the metrics of the last round."""
+    now, metrics = FEDERATION.run(algorithm, FEDERATION.plan(rounds))[-1]
+    return now.model, metrics
+
+
+def off(x: Flat, y: Flat) -> float:
+    return norm(sub(x, y)) / norm(sub(y, FEDERATION.model))
+
+
+@pytest.mark.long
+def test_a_client_app_is_judged_and_its_state_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(referee, "ROUNDS", 10)
+    monkeypatch.setattr(rate, "ROUNDS", 10)
+    algorithm = adapted(app, config={"lr": "rate", "local-epochs": "epochs"})
+    verdicts = {one.check: one for one in referee.referee(algorithm, Claims((algorithm, FedAvg()), down=1, up=1))}
+    assert [one.text for one in verdicts.values() if one.passed is False] == []
+    assert verdicts["special case"].passed
+    _, metrics = after(algorithm)
+    assert (metrics["train/rounds"], metrics["train/id"], metrics["train/num-examples"]) == (3, 2, 12.8)
+
+
+class Adam(strategies.FedAdam):
+    def __init__(self, initial_parameters: Any) -> None:
+        super().__init__(initial_parameters=initial_parameters, tau=1e-3)
+
+
+def of_adam(x: np.ndarray, mean: np.ndarray, replies: Sequence[np.ndarray]) -> np.ndarray:
+    """Flower's FedAdam in round 1: both moments start at 0, and beta^(round + 1) corrects their bias."""
+    eta = 0.1 * np.sqrt(1 - 0.99**2) / (1 - 0.9**2)
+    return x + eta * 0.1 * (mean - x) / (0.1 * np.abs(mean - x) + 1e-3)
+
+
+RULES: list[tuple[type, Callable[[np.ndarray, np.ndarray, Sequence[np.ndarray]], np.ndarray]]] = [
+    (strategies.FedAvg, lambda x, mean, replies: mean),
+    (strategies.FedMedian, lambda x, mean, replies: np.median(replies, 0)),
+    (Adam, of_adam),
+]
+
+
+@pytest.mark.parametrize(("strategy", "rule"), RULES)
+def test_flowers_strategies_serve(strategy: type, rule: Callable[..., np.ndarray]) -> None:
+    replies: list[list[np.ndarray]] = []
+
+    class Recorded(Average):
+        def aggregate_fit(self, server_round: int, results: list[tuple[str, Any]], failures: list) -> Any:
+            replies.extend(result.parameters for _, result in results)
+            return super().aggregate_fit(server_round, results, failures)
+
+    mean, x = arrays_of(after(adapted(fitted, Recorded), 1)[0]), arrays_of(FEDERATION.model)
+    expected = [rule(*values) for values in zip(x, mean, zip(*replies, strict=True), strict=True)]
+    assert off(after(adapted(fitted, strategy), 1)[0], flat_of(expected, FEDERATION.model)) < 1e-6
+
+
+def test_a_strategy_of_flower_continues_after_a_stop() -> None:
+    require_the_same_after_a_stop(adapted(fitted, Adam), FEDERATION, FEDERATION.plan(4, participation=0.6))
