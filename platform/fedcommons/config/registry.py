@@ -61,46 +61,24 @@ _PARTITION_NAMES = (
     "single_class", "shards", "quantity", "labels_lognormal",
 )  # fmt: skip
 _STRAGGLERS, _GENERATORS = "fedcommons.federation.stragglers", "fedcommons.generators"
+_METHOD_PLACES = (
+    "fedavg:FedAvg", "fedprox:FedProx", "scaffold:SCAFFOLD", "fedpvr:FedPVR", "feddyn:FedDyn", "fednova:FedNova",
+    "moon:MOON", "fedmix:FedMix", "fedvae:FedVAE", "feddpms:FedDPMS", "gradient_coding:GradientCoding", "feddm:FedDM",
+    "dense:DENSE", "coboosting:CoBoosting", "ditto:Ditto", "fedbn:FedBN", "fedper:FedPer", "fedproto:FedProto",
+    "fedrep:FedRep", "fedbabu:FedBABU", "apfl:APFL", "pfedme:PFedMe", "perfedavg:PerFedAvg", "one_shot:OneShot",
+    "fedddpm:FedDDPM", "fedgen:FedGEN", "fedcvae:FedCVAE", "fedlap:FedLAP", "feddf:FedDF", "ifca:IFCA",
+    "fedbuff:FedBuff",
+)  # fmt: skip
+"""FILE:CLASS of each method whose file has the method's name."""
+
+_SERVER_OPTIMIZERS = ("FedAvgM", "FedAdagrad", "FedAdam", "FedYogi")
 
 KINDS: Mapping[str, Kind] = {
     "algorithm": Kind(
         "algorithm",
         {
-            "fedavg": f"{_METHODS}.fedavg:FedAvg",
-            "fedprox": f"{_METHODS}.fedprox:FedProx",
-            "scaffold": f"{_METHODS}.scaffold:SCAFFOLD",
-            "fedpvr": f"{_METHODS}.fedpvr:FedPVR",
-            "feddyn": f"{_METHODS}.feddyn:FedDyn",
-            "fednova": f"{_METHODS}.fednova:FedNova",
-            "moon": f"{_METHODS}.moon:MOON",
-            "fedmix": f"{_METHODS}.fedmix:FedMix",
-            "fedvae": f"{_METHODS}.fedvae:FedVAE",
-            "feddpms": f"{_METHODS}.feddpms:FedDPMS",
-            "gradient_coding": f"{_METHODS}.gradient_coding:GradientCoding",
-            "feddm": f"{_METHODS}.feddm:FedDM",
-            "dense": f"{_METHODS}.dense:DENSE",
-            "coboosting": f"{_METHODS}.coboosting:CoBoosting",
-            "fedavgm": f"{_METHODS}.server_optimizers:FedAvgM",
-            "fedadagrad": f"{_METHODS}.server_optimizers:FedAdagrad",
-            "fedadam": f"{_METHODS}.server_optimizers:FedAdam",
-            "fedyogi": f"{_METHODS}.server_optimizers:FedYogi",
-            "ditto": f"{_METHODS}.ditto:Ditto",
-            "fedbn": f"{_METHODS}.fedbn:FedBN",
-            "fedper": f"{_METHODS}.fedper:FedPer",
-            "fedproto": f"{_METHODS}.fedproto:FedProto",
-            "fedrep": f"{_METHODS}.fedrep:FedRep",
-            "fedbabu": f"{_METHODS}.fedbabu:FedBABU",
-            "apfl": f"{_METHODS}.apfl:APFL",
-            "pfedme": f"{_METHODS}.pfedme:PFedMe",
-            "perfedavg": f"{_METHODS}.perfedavg:PerFedAvg",
-            "one_shot": f"{_METHODS}.one_shot:OneShot",
-            "fedddpm": f"{_METHODS}.fedddpm:FedDDPM",
-            "fedgen": f"{_METHODS}.fedgen:FedGEN",
-            "fedcvae": f"{_METHODS}.fedcvae:FedCVAE",
-            "fedlap": f"{_METHODS}.fedlap:FedLAP",
-            "feddf": f"{_METHODS}.feddf:FedDF",
-            "ifca": f"{_METHODS}.ifca:IFCA",
-            "fedbuff": f"{_METHODS}.fedbuff:FedBuff",
+            **{place.partition(":")[0]: f"{_METHODS}.{place}" for place in _METHOD_PLACES},
+            **{name.lower(): f"{_METHODS}.server_optimizers:{name}" for name in _SERVER_OPTIMIZERS},
         },
         has=("start", "down", "client", "merge"),
         reserved=("share", "check", "participants", "personal", "adapt"),

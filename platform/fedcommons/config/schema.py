@@ -216,8 +216,7 @@ class Communication(Section):
     """compression of updates: none, topk:SHARE (send the share of values with the largest magnitudes, such as
     topk:0.01) or qsgd:BITS (round each value at random to a number of BITS bits, such as qsgd:4)"""
     error_feedback: bool = True
-    """with topk, each client adds the values that its earlier updates left out to its next update; qsgd, which is
-    unbiased, never does so"""
+    """with topk, each client adds the values that its earlier updates left out to its next update"""
 
 
 @dataclass(frozen=True)
@@ -243,8 +242,7 @@ class Attack(Section):
     share: Annotated[float, "[0, 0.5]"] = 0.2
     """share of the N clients that are Byzantine, drawn by the run's seed; partition.json lists them"""
     scale: Annotated[float, "(0, 1e38]"] = 1.0
-    """factor of the false updates: for gaussian their standard deviation, for alie the factor of the paper's number of
-    standard deviations"""
+    """gaussian: standard deviation of the false updates; alie: factor of the paper's number of standard deviations"""
     target: Annotated[int, "[0, 1e9]"] = 0
     """class that the backdoor inserts"""
 
@@ -273,8 +271,7 @@ class DP(Section):
     central_clip: Annotated[float, "[1e-30, 1e30]"] = 1.0
     """clipping norm of dp.central: maximum L2 norm of a client's update (with dp.central_quantile: in round 1)"""
     central_noise: Annotated[float, "[0.001, 1e6]"] = 1.0
-    """z, noise multiplier of dp.central: standard deviation of the noise on the sum of updates, divided by the clipping
-    norm"""
+    """z, standard deviation of dp.central's noise on the sum of updates, divided by the clipping norm"""
     central_quantile: Annotated[float | None, "(0, 1)"] = None
     """gamma, quantile of the updates' norms that the clipping norm of dp.central follows, at no further privacy cost
     (paper: 0.5); null: the clipping norm is constant"""
@@ -349,6 +346,5 @@ class Tracking(Section):
 SECTIONS = {
     "data": Data, "partition": Partition, "sharing": Sharing, "generator": Generator,
     "model": Model, "client": Client, "federation": Federation, "communication": Communication,
-    "straggler": Straggler, "attack": Attack,
-    "dp": DP, "evaluate": Evaluate, "measure": Measure, "tracking": Tracking,
+    "straggler": Straggler, "attack": Attack, "dp": DP, "evaluate": Evaluate, "measure": Measure, "tracking": Tracking,
 }  # fmt: skip

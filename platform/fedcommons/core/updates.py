@@ -10,8 +10,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from fedcommons.core.algorithm import BUFFERS, Replies, Reply
-from fedcommons.flat_tensors import Flat, Payload
+from fedcommons.core.algorithm import BUFFERS, Reply
+from fedcommons.flat_tensors import Payload
 
 
 class ClientStep(Protocol):
@@ -29,39 +29,15 @@ class ClientStep(Protocol):
         ...
 
 
-class ServerStep(Protocol):
-    """A step on the sums over clients before the method's ``merge`` gets them, such as noise."""
-
-    def __call__(self, total: Payload, replies: Replies, round: int, seed: int) -> dict[str, Flat | Tensor]:
-        """Return the changed sums.
-
-        Args:
-            total: float64 sums of ``Reply.sums`` over the accepted replies.
-            replies: client number -> accepted reply.
-            round: number of the round, from 1.
-            seed: seed of the run.
-        """
-        ...
-
-
 @dataclass(frozen=True)
 class Updates:
-    """The steps of the engine on updates: ``on_client`` in a worker process, ``on_server`` in the server's process.
+    """The steps of the engine on a reply in a worker process, in order.
 
     private: whether an epsilon needs that a client's training leaves no data to the next client (``core.state_leaks``).
     """
 
     on_client: Sequence[ClientStep] = ()
-    on_server: Sequence[ServerStep] = ()
     private: bool = False
-
-    def before_merge(
-        self, total: dict[str, Flat | Tensor], replies: Replies, round: int, seed: int
-    ) -> dict[str, Flat | Tensor]:
-        """Return the sums over clients after all steps ``on_server``."""
-        for step in self.on_server:
-            total = step(total, replies, round, seed)
-        return total
 
 
 ERROR = "error of "

@@ -266,8 +266,6 @@ def _round(
         kind = now.buffers.buffer.dtype if len(now.buffers) else torch.float32
         buffers = Flat(mean.layout, mean.buffer.to(kind))
         total = {n: x for n, x in total.items() if n != BUFFERS}
-    if accepted:
-        total = plan.updates.before_merge(total, replies, number, plan.seed)
     probed = _probe(algorithm, executor, plan, now, number) if plan.central and not accepted else []
     if plan.central:  # also without replies, as the accountant counts noise in each round
         total = total or {name: like(x, torch.zeros_like(data(x))) for name, x in _accept(probed)[0].items()}
