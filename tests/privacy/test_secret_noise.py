@@ -109,7 +109,11 @@ def test_no_federation_runs_with_seeded_noise_where_it_is_to_be_secret() -> None
     ready = assemble.assemble(build.build(config))
     with pytest.raises(ValueError, match="needs the run's salt"):
         ready.executor()
-    ready.executor(salts.new()).close()
+    ready.executor(salt := salts.new()).close()
+    ready = assemble.assemble(build.build(override(config, {"dp.central": True})))
+    with pytest.raises(ValueError, match="and the plan"):
+        ready.executor(salt)  # the server would draw seeded noise
+    ready.keyed(salt).executor(salt).close()
 
 
 def test_what_the_server_runs_on_a_worker_draws_no_noise(digits: "Callable[..., Federation]") -> None:

@@ -100,7 +100,7 @@ class Assembled:
         """Return the executor that trains the clients; ``salt``: the run's salt, which keys secret noise, if any."""
         spec = self.spec
         if spec.is_secret and not (salt and (self.plan.source.salt == salt or not self.plan.central)):
-            raise ValueError("dp.noise is secret: the executor, and with dp.central the server, need the run's salt")
+            raise ValueError("dp.noise is secret: the executor needs the run's salt, and the plan with dp.central, too")
         source = Source(spec.noise_key, salt)
         if not spec.actors:
             return Serial(lambda data: self.on(data).worker(source), self.data)
