@@ -134,10 +134,7 @@ class Adapted:
         with keyed_globals(seed, "adapted"):
             if _is_flower(theirs):
                 values = self._settings(work, data, seed)
-                config = {
-                    name: values.get(value, value) if isinstance(value, str) else value
-                    for name, value in self.config.items()
-                }
+                config = {name: values.get(str(value), value) for name, value in self.config.items()}
                 arrays, n, metrics = theirs.fit(_arrays(message.common), {"server_round": round, **config})
             else:
                 theirs.set_parameters(_module(work, x))
