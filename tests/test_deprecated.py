@@ -117,7 +117,7 @@ def test_old_attributes_are_capabilities() -> None:
             """Not a capability, but the old name of ``requests``."""
 
     for old, expected in (
-        (Old, Capabilities(takes_partial=True, trains_locally=False)),
+        (Old, Capabilities(averages=True, takes_partial=True, trains_locally=False)),
         (Both, Capabilities(distils=True, trains_twice=True)),
         (Strategy, Capabilities(serves_pool=True)),
         (lambda: SimpleNamespace(needs={"decode": "decoder"}), Capabilities(needs={"decode": "decoder"})),
