@@ -176,3 +176,9 @@ def test_data_attacks_change_rows_of_byzantine_clients_only(tmp_path: Path) -> N
     assert json.loads((tmp_path / "run" / "partition.json").read_text())["byzantine"] == sorted(chosen)
     lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
     assert all(0 <= line["attack/success"] <= 1 for line in lines)
+    attack, test = build(config).plan.attack, clean.dataset.test
+    shown = attack.triggered(clean.dataset) if attack else None
+    assert shown is not None
+    assert shown.y.tolist() == [7] * int((test.y != 7).sum())
+    assert torch.equal(shown.x[..., :-3], test.x[test.y != 7][..., :-3])
+    assert (shown.x[..., -3:, -3:] == white).all()
