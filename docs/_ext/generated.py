@@ -33,7 +33,7 @@ from fedcommons.cli.parser import Parser
 from fedcommons.config.dotted import SHORT_NAMES, common_fields
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import Field
-from fedcommons.config.pairs import NEED_MEANS, REFUSED
+from fedcommons.config.pairs import NEEDS, REFUSED
 from fedcommons.config.registry import KINDS, choices, find, section
 from fedcommons.config.static_fields import fields_in, summary
 from fedcommons.convergence import laboratory
@@ -183,10 +183,15 @@ def metrics() -> str:
 
 
 def pairs() -> str:
-    """Return a table of the options that exclude each other, and of those that need a method with ``averages``."""
-    methods = [f"`{n}`" for n in KINDS["algorithm"].components if capabilities_of(find("algorithm", n)).averages]
+    """Return a table of the options that exclude each other, and of those that need a method with a capability."""
     rows = [f"| `{one}` | `{other}` | {reason} |" for (one, other), reason in REFUSED.items()]
-    rows += [f"| `{one}` | methods other than {', '.join(methods)} | they use more than means |" for one in NEED_MEANS]
+    declared = {name: capabilities_of(find("algorithm", name)) for name in KINDS["algorithm"].components}
+    for wanted in dict.fromkeys(NEEDS.values()):
+        options = ", ".join(f"`{option}`" for option, names in NEEDS.items() if names == wanted)
+        methods = ", ".join(f"`{n}`" for n, its in declared.items() if any(getattr(its, name) for name in wanted))
+        rows.append(
+            f"| {options} | methods other than {methods} | they do not declare the capability {' or '.join(wanted)} |"
+        )
     return "\n".join(["| option | not with | reason |", "|---|---|---|", *rows])
 
 

@@ -136,13 +136,13 @@ run --communication.compress topk:0 -> topk:SHARE (0, 1] 'topk:0' | run --commun
 run --communication.compress qsgd:0 -> qsgd:BITS [2, 16] 'qsgd:0' | run --communication.compress qsgd:4.5 -> 'qsgd:4.5'
 run --communication.compress zip:3 -> communication.compress none topk:SHARE qsgd:BITS 'zip:3'
 run --communication.compress qsgd:4 --communication.error_feedback false -> error_feedback --communication.compress topk
-run --algorithm fedproto --communication.compress topk:0.1 -> communication.compress FedProto averages adds_updates
+run --algorithm fedproto --communication.compress topk:0.1 -> communication.compress fedproto averages adds_updates
 run --client.optimizer adam --client.momentum 0.5 -> client.momentum adam 0.5
 run --federation.participation 0.01 -> federation.participation 10 0.1
 run --clients 10 --federation.aggregation krum:8 -> krum:8 19 10 | run --federation.aggregation krumm:1 -> 'krum'?
 run --federation.aggregation trimmed_mean:0.5 -> trimmed_mean:B [0, 0.5) | run --algorithm krum -> aggregation median
-run --algorithm scaffold --federation.aggregation median -> SCAFFOLD federation.aggregation median averages
-run --algorithm scaffold --attack.name alie -> SCAFFOLD attack.name alie | run --attack.name signflip -> 'sign_flip'?
+run --algorithm scaffold --federation.aggregation median -> scaffold federation.aggregation averages
+run --algorithm scaffold --attack.name alie -> scaffold attack.name averages | run --attack.name signflip -> 'sign_flip'?
 run --attack.name alie --attack.share 0.6 -> attack.share [0, 0.5] 0.6 | run --attack.share 0.1 -> attack.name none
 run --attack.name backdoor --attack.target 10 -> attack.target 0 9 10
 run --algorithm scaffold --client.momentum 0.9 -> client.momentum scaffold.option 0.9

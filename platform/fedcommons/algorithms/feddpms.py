@@ -71,7 +71,9 @@ class FedDPMS:
         UserError: a constant does not fit the federation, such as more ``classes`` than the data has.
     """
 
-    capabilities: ClassVar[Capabilities] = Capabilities(needs=latents.AND_CROSS_ENTROPY, needs_classes=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        adds_updates=True, needs=latents.AND_CROSS_ENTROPY, needs_classes=True
+    )
 
     preliminary_rounds: Annotated[int | None, "[0, 1e9]"] = None
     """T_p, number of rounds in stage I, below federation.rounds; default: 40 % of federation.rounds"""

@@ -71,7 +71,7 @@ class FedGEN:
             frozen or belongs to BatchNorm.
     """
 
-    capabilities: ClassVar[Capabilities] = Capabilities(watches_head=True, needs_classes=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(adds_updates=True, watches_head=True, needs_classes=True)
 
     weight: Annotated[float, "[0, 1e38]"] = 10.0
     """weight of the cross entropy on generated features in the clients' loss; 0 is FedAvg"""

@@ -8,6 +8,9 @@ from fedcommons.errors import UserError
 Flat = Mapping[str, Any]
 """Dotted name -> value of an experiment's fields."""
 
+ATTACKS_ON_UPDATES = ("sign_flip", "gaussian", "alie")
+"""Attacks that change clients' updates, as an attack on data does if attack.scale is not 1."""
+
 OPTIONS: Mapping[str, Callable[[Flat], bool]] = {
     "communication.compress": lambda flat: flat["communication.compress"] != "none",
     "dp.local": lambda flat: flat["dp.local"],
@@ -18,7 +21,7 @@ OPTIONS: Mapping[str, Callable[[Flat], bool]] = {
     "client.batched": lambda flat: flat["client.batched"],
     "federation.max_norm": lambda flat: flat["federation.max_norm"] is not None,
     "federation.aggregation": lambda flat: flat["federation.aggregation"] != "mean",
-    "attack.name": lambda flat: flat["attack.name"] != "none",
+    "attack.name": lambda flat: flat["attack.name"] in ATTACKS_ON_UPDATES or flat["attack.scale"] != 1,
     "straggler.rule": lambda flat: flat["straggler.rule"] != "independent" or bool(flat.get("straggler.q")),
 }
 """Name of an option -> whether an experiment uses the option."""
@@ -26,19 +29,19 @@ OPTIONS: Mapping[str, Callable[[Flat], bool]] = {
 REFUSED: Mapping[tuple[str, str], str] = {
     ("dp.central", "federation.weighting"): "the noise is for updates of equal weight",
     ("dp.central", "federation.max_norm"): "updates are clipped, so none is too long",
+    ("dp.central", "federation.aggregation"): "the noise is for a sum of updates",
+    ("dp.central", "attack.name"): "an attack on updates follows the clipping",
     ("dp.central_quantile", "dp.local"): "without local noise, clients send whether their update was clipped",
     ("federation.sampling", "straggler.rule"): "Poisson sampling is for clients that reply independently of each other",
 }
 """Two names in ``OPTIONS`` -> the reason why an experiment must not use both options."""
 
 
-NEED_MEANS = ("dp.central",)
-"""Names in ``OPTIONS`` that change the mean update, so the method must have the capability ``averages``."""
-
-
-def needing_means(flat: Flat) -> str | None:
-    """Return the name of an option in ``NEED_MEANS`` that an experiment uses; None if it uses none."""
-    return next((name for name in NEED_MEANS if OPTIONS[name](flat)), None)
+NEEDS: Mapping[str, tuple[str, ...]] = {
+    "communication.compress": ("averages", "adds_updates"),
+    **dict.fromkeys(("dp.central", "federation.aggregation", "attack.name"), ("averages",)),
+}
+"""Name in ``OPTIONS`` -> capabilities; the option needs a method with at least one of the capabilities."""
 
 
 def require_allowed(flat: Flat) -> None:

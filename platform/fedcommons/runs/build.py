@@ -37,7 +37,7 @@ def check(config: Experiment) -> None:
     f = config.federation
     if load_data.takes_n_clients(config.partition.name):  # other partitions get N from the data
         checks.require_participants(f.participation, config.partition.n_clients)
-    checks.require_averages(config.algorithm, config.flat)
+    checks.require_capabilities(config.algorithm, config.flat)
     checks.require_rates(checks.schedule_of(*_schedule(config)), f.rounds)
     checks.require_aggregation(f.aggregation)
     if not checks.makes_steps(config.algorithm):

@@ -63,14 +63,15 @@ def makes_steps(algorithm: str) -> bool:
     return capabilities.trains_locally or capabilities.needs_pool  # a server that trains on a pool makes local steps
 
 
-def require_averages(algorithm: str, fields: Mapping[str, Any]) -> None:
-    """Refuse an option on the mean update if the server of the method uses more; fields: dotted name -> value."""
-    method, option = cast("Any", registry.find("algorithm", algorithm)), pairs.needing_means(fields)
-    if option and not capabilities_of(method).averages:
-        raise UserError(
-            f"{option} cannot be used with algorithm {algorithm}, which does not declare the capability averages: its "
-            "server uses more than the mean of the clients' updates."
-        )
+def require_capabilities(algorithm: str, fields: Mapping[str, Any]) -> None:
+    """Refuse options on updates if the server of the method uses other data; fields: dotted name -> value."""
+    declared = capabilities_of(cast("Any", registry.find("algorithm", algorithm)))
+    for option, wanted in pairs.NEEDS.items():
+        if pairs.OPTIONS[option](fields) and not any(getattr(declared, name) for name in wanted):
+            raise UserError(
+                f"{option} cannot be used with algorithm {algorithm}, which does not declare the capability "
+                f"{' or '.join(wanted)}: its server uses more than {'sums' if len(wanted) > 1 else 'means'} of updates."
+            )
 
 
 def require_central(plan: Plan, algorithm: Algorithm, module: nn.Module, delta: float) -> None:

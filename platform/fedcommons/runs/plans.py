@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcommons.core.aggregation import Aggregation, aggregation_of
+from fedcommons.core.aggregation import aggregation_of
 from fedcommons.core.algorithm import Algorithm, ChoosesClients, Facts, Personal, State
 from fedcommons.core.attacks import Attack
 from fedcommons.core.capabilities import capabilities_of
@@ -51,19 +51,20 @@ def plan_of(
     compressor: see ``updates_of``. aggregation: value of the field.
 
     Raises:
-        UserError: the straggler rule or the aggregation refuses this number of clients, or the method's updates cannot
-            be compressed, aggregated or attacked.
+        UserError: the straggler rule or the aggregation refuses this number of clients.
     """
     slow = None if rule == Independent() else rule
     n, joins = len(rows), joining_of(algorithm, len(rows), participation)
     refuse(slow, "check_clients", n, joins)
     robust = aggregation_of(aggregation)
-    require_averages(algorithm, robust, attack, joins)
+    if robust and joins is not None and joins < robust.least:
+        least = f"needs at least {robust.least} clients in a round, and {joins} take part"
+        raise UserError(f"federation.aggregation {robust.text} {least}.")
     accepts_partial = {"take": True, "drop": False, "method": capabilities_of(algorithm).takes_partial}[partial_work]
     replies_partially = accepts_partial and capabilities_of(slow).leaves_partial
     replied = arrival(None if replies_partially else slow, n, n * participation if poisson and joins else joins, seed)
     facts = Facts(n, (), rounds, weighting, replied, n_classes=n_classes)
-    updates = updates_of(algorithm, compressor, error_feedback=error_feedback)
+    updates = updates_of(compressor, error_feedback=error_feedback)
     plan = Plan(
         facts, participation, blocks, seed, slow, keep_buffers, max_norm, accepts_partial, updates=updates,
         poisson=poisson, central=CentralDP(*central) if central else None, aggregation=robust, attack=attack,
@@ -71,35 +72,13 @@ def plan_of(
     return on_clients(plan, Clients(train, rows))
 
 
-def updates_of(algorithm: Algorithm, compressor: tuple[str, float] | None, *, error_feedback: bool) -> Updates:
-    """Return the engine's steps on updates. compressor: ("topk", share), ("qsgd", bits) or None.
-
-    Raises:
-        UserError: the updates are to be compressed, but the method's server does not add them.
-    """
+def updates_of(compressor: tuple[str, float] | None, *, error_feedback: bool) -> Updates:
+    """Return the engine's steps on updates. compressor: ("topk", share), ("qsgd", bits) or None."""
     if compressor is None:
         return NO_STEPS
-    capabilities, (name, number) = capabilities_of(algorithm), compressor
-    if not (capabilities.averages or capabilities.adds_updates):
-        raise UserError(
-            f"communication.compress needs a method whose server only adds or averages updates of clients, and "
-            f"{type(algorithm).__name__} declares neither the capability averages nor adds_updates."
-        )
+    name, number = compressor
     rule = TopK(number) if name == "topk" else QSGD(int(number))
     return Updates((Compression(rule, error_feedback and name == "topk"),))
-
-
-def require_averages(
-    algorithm: Algorithm, aggregation: Aggregation | None, attack: Attack | None, joins: int | None
-) -> None:
-    """Refuse an aggregation, or an attack on updates, that the method or the clients per round (``joins``) rule out."""
-    option = f"attack.name {attack.name}" if attack and attack.is_on_updates else ""
-    option = f"federation.aggregation {aggregation.text}" if aggregation else option
-    if option and not capabilities_of(algorithm).averages:
-        method = type(algorithm).__name__
-        raise UserError(f"{option} needs a method whose server only averages updates (averages), unlike {method}.")
-    if aggregation and joins is not None and joins < aggregation.least:
-        raise UserError(f"{option} needs at least {aggregation.least} clients in a round, and {joins} take part.")
 
 
 def on_clients(plan: Plan, clients: Clients, **facts: Any) -> Plan:
