@@ -76,6 +76,8 @@ def test_one_cluster_is_fedavg_and_equal_initial_models_are_refused(problem: Lea
         assert facts["train/loss"] == others["train/loss"]
     with pytest.raises(UserError, match=r"^ifca\.spread must be above 0"):
         IFCA(2).start(federation.model, plan.facts, 0)
+    with pytest.raises(UserError, match=r"^ifca\.spread must be above 0 with model\.weights"):
+        IFCA(2).check({"model.weights": "pretrained.safetensors"})
 
 
 def test_the_initial_models_are_permutations_of_each_tensor(digits: Digits) -> None:

@@ -16,6 +16,7 @@ from closed_forms import Digits, Problem
 from fedcommons import Algorithm, ClientData, Message, Reply, Work, seed_for
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fednova import FedNova
+from fedcommons.algorithms.ifca import IFCA
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.config import presets
 from fedcommons.core import rejections
@@ -103,7 +104,7 @@ def test_the_largest_reply_stands_out_above_100_times_the_median_of_the_others()
     assert rejections.largest(1, {}) is None
 
 
-@pytest.mark.parametrize("algorithm", [SCAFFOLD(), FedNova()])
+@pytest.mark.parametrize("algorithm", [SCAFFOLD(), FedNova(), IFCA()])
 def test_the_norm_is_of_all_sums_over_the_weight(algorithm: Algorithm, digits: Digits) -> None:
     """SCAFFOLD's delta and control together; of FedNova not the count of steps, a number."""
     federation = replace(digits(batch_norm=True), weighting="samples")

@@ -67,6 +67,10 @@ def test_a_row_has_the_numbers_of_the_runs_own_files(folder: Path) -> None:
 def test_rows_have_the_bytes_of_stragglers_and_names_of_epsilons_say_whether_noise_was_secret(tmp_path: Path) -> None:
     small_run(tmp_path / "late", {"straggler.rule": "fastest", "straggler.k": 3})
     row, lines = load_runs(tmp_path / "late").iloc[0], read_rounds(tmp_path / "late")
+    (older,) = copies(tmp_path / "late", tmp_path, "older")  # a run from the time before data.public
+    of_run = {name: value for name, value in summary(older)["config"].items() if name != "data.public"}
+    change(older / "summary.json", config=of_run)
+    assert load_runs(older).iloc[0]["data.public"] == row["data.public"] == 0
     assert row["bytes_lost"] == sum(line["comm/lost_bytes"] for line in lines[1:]) == row["bytes_down"] / 4
     assert load_rounds(tmp_path / "late")["late"].to_list()[1:] == [line["late"] for line in lines[1:]]
     for noise, end in (("seeded", "_if_secret"), ("secret", "")):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -15,7 +15,17 @@ from five_clients import DATASET, ONE_ROUND, RECEIPT, N, dealt
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fedcommons import ClientDatasets, ClientError, Clients, Common, Examples, LocalSGD, Receipt, UserError
+from fedcommons import (
+    Capabilities,
+    ClientDatasets,
+    ClientError,
+    Clients,
+    Common,
+    Examples,
+    LocalSGD,
+    Receipt,
+    UserError,
+)
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.server_training import ServerTask
 from fedcommons.config import presets
@@ -250,6 +260,17 @@ def test_one_hot_soft_labels_train_as_classes_do() -> None:
         shared.data.clients.counts(10)  # pyright: ignore[reportPossiblyUnbound]
 
 
+def test_beside_soft_labels_classes_become_one_hot() -> None:
+    """Client 0 has soft labels, client 1 classes, and the other clients contribute nothing."""
+    client_data = dealt()
+    each = [client_data.clients.store[rows[: 2 * (i < 2)]] for i, rows in enumerate(client_data.clients.rows)]
+    soft = [replace(each[0], y=_one_hot(each[0].y)), *each[1:]]
+    contributed = Contributions.from_generated(client_data, [*map(Contribution, soft)])
+    assert contributed.soft is not None
+    assert contributed.soft.equal(_one_hot(torch.cat([examples.y for examples in each])))
+    assert contributed.store.y.equal(torch.cat([client_data.clients.store.y, *(examples.y for examples in each)]))
+
+
 @pytest.mark.parametrize(
     "labels", [lambda y: 2 * _one_hot(y), lambda y: _one_hot(y)[:, :9], lambda y: 2 * _one_hot(y) - _one_hot(1 - y % 2)]
 )
@@ -259,7 +280,9 @@ def test_soft_labels_are_probabilities(labels: Callable[[Tensor], Tensor]) -> No
 
 
 class SoftCopies(Real):
-    """All clients get copies of two examples of each client, with soft labels."""
+    """All clients and the server get copies of two examples of each client, with soft labels."""
+
+    capabilities: ClassVar[Capabilities] = Capabilities(serves_pool=True)
 
     def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
         return Moves(MOVES["nowhere"][0], _one_hot).make(client_data, generated)
@@ -269,13 +292,22 @@ class SoftCopies(Real):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("fields", [{"client.batched": True}, {"model": "vae"}, {"algorithm": "fedproto"}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"client.batched": True},
+        {"model": "vae"},
+        {"algorithm": "feddf", "feddf.rows": "pool"},
+        {"algorithm": "fedproto"},
+    ],
+)
 def test_runs_with_soft_labels_are_refused_only_if_the_method_works_by_class(
     fields: dict[str, Any], tmp_path: Path
 ) -> None:
     values = {"sharing.setting": f"{__file__}:SoftCopies", **ONE_ROUND, "evaluate.clients": True, **fields}
-    config = presets.experiment("smoke", "digits", {**values, "measure.every": int("algorithm" not in fields)})
-    if "algorithm" not in fields:
+    works_by_class = fields.get("algorithm") == "fedproto"
+    config = presets.experiment("smoke", "digits", {**values, "measure.every": int(not works_by_class)})
+    if not works_by_class:
         assert run(config, tmp_path / "run", say=lambda text: None)["rounds"] == 1
         return
     with pytest.raises(UserError, match=r"fedproto works by class, .*SoftCopies gives soft labels"):

@@ -10,8 +10,9 @@ staleness, the number of server steps since client i began to train;  w_i: clien
 A round of the engine is one server step, and its participants are the clients whose replies fill the buffer. The time
 of a client's training is (n_i / mean n) exp(spread z_i). n_i: number of client i's examples;  z_i: the client's
 standard normal slowness, which is constant and equal to that of the straggler rules. So the unit is the time in which a
-client of median speed trains on the mean number of examples; communication takes no time. The metric ``server/time`` is
-the time of the step, ``server/staleness`` the mean of tau_i.
+client of median speed trains on the mean number of examples; communication takes no time. Shared examples count in n_i
+as own ones, and ``client.equal_work`` has no influence on the clock. So compare times only of runs with the same
+sharing. The metric ``server/time`` is the time of the step, ``server/staleness`` the mean of tau_i.
 
 A client that ends its training is replaced at once by an idle client, chosen uniformly (``refill`` reply), or all free
 places are filled after the server step (``refill`` step). K = M with ``refill`` step is FedAvg with M clients in a
@@ -23,7 +24,8 @@ x_(t - tau) from which clients still train, at most M.
 Departs from the paper: the default K is a tenth of M (paper: K = 10), because 10 exceeds small federations. A client
 trains at most once per server step, so it is not chosen again before the step that uses its update. In the engine,
 clients train in the round of their reply, so they scale their updates by s(tau_i) themselves; in the paper the server
-does. Learning rate schedules and BatchNorm's statistics are those of that round.
+does, and ``federation.max_norm`` limits the scaled updates. Learning rate schedules and BatchNorm's statistics are
+those of that round.
 """
 
 from collections.abc import Mapping, Sequence

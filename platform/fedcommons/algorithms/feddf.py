@@ -58,7 +58,7 @@ class FedDF:
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            needs_classes=True, distils=True, sees_statistics=True, repeats={"distil": "server_steps"},
+            distils=True, sees_statistics=True, repeats={"distil": "server_steps"},
             needs_pool=self.rows == "pool", needs_public=self.rows == "public",
         )  # fmt: skip
 

@@ -18,9 +18,10 @@ stand for the other k - 1 random models. No layers are shared between clusters. 
 option I if clients make one full-batch step.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -60,6 +61,11 @@ class IFCA:
     """divisor of a cluster's sum of updates: the weight of its clients (models) or of all the round's clients
     (gradients)"""
 
+    def check(self, fields: Mapping[str, Any]) -> None:
+        """Refuse weights from a file if their entries would be permuted, as only theta_0 would then be pretrained."""
+        if fields["model.weights"] is not None and self.k > 1 and not self.spread:
+            raise UserError("ifca.spread must be above 0 with model.weights: 0 permutes the entries of the weights.")
+
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         models = [model, *(self._redrawn(model, generator(seed, "cluster", j)) for j in range(1, self.k))]
         has_values = not model.buffer.is_meta  # a check before any work has names and shapes only
@@ -78,10 +84,12 @@ class IFCA:
         losses = torch.stack([mean_loss(work, theta, data, seed) for theta in thetas]).nan_to_num(nan=inf).tolist()
         c = losses.index(min(losses))
         y, metrics, _ = work.local(thetas[c], data, seed)
-        each = {"delta": sub(y, thetas[c]), "cluster": torch.tensor(c)}
+        delta, w = sub(y, thetas[c]), work.weight(data)
+        each = {"delta": delta, "cluster": torch.tensor(c)}
         release = Release(what=tuple(each), reason="the cluster is chosen by losses without noise")
         memory = {"cluster": torch.tensor(c)}
-        return Reply(each=each, weight=work.weight(data), memory=memory, metrics=metrics, releases=[release])
+        # ``merge`` does not use the sum over all clusters; the engine limits the norm of summed tensors (max_norm).
+        return Reply({"delta": scale(delta, w)}, each, weight=w, memory=memory, metrics=metrics, releases=[release])
 
     def merge(
         self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int

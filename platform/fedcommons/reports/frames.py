@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.config import target
-from fedcommons.config.dotted import effective, recorded
+from fedcommons.config.dotted import common_fields, effective, recorded
 from fedcommons.core.rejections import rejection_summary
 from fedcommons.errors import UserError, clean, quote
 from fedcommons.privacy.mechanisms import columns
@@ -186,7 +186,9 @@ def _run(folder: Path) -> Recorded:
     if flaw := flaw_of_config(config):
         raise UserError(f"{folder} is damaged: {flaw}.")
     plain = {n: tuple(v) if isinstance(v, list) else v for n, v in recorded(config).items()}
-    return Recorded(folder, plain, lines, summary or {})
+    # Runs of earlier versions had the default of each newer field of the data, so reports compare them with new runs.
+    younger = {n: field.default for n, field in common_fields().items() if n.startswith("data.")}
+    return Recorded(folder, _first(plain, younger), lines, summary or {})
 
 
 def _flaw_of_end(folder: Path, rounds: int) -> str | None:

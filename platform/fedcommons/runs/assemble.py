@@ -150,7 +150,8 @@ def assemble_contributed(spec: RunSpec, contributed: Contributions) -> Assembled
         )
         contributed = audited.released
     shared = share_contributed(spec.stage, client_data, contributed)
-    is_soft = dataset.n_classes is not None and shared.data.clients.store.y.is_floating_point()
+    tables = [part.store.y for part in (shared.data.clients, shared.data.pool) if part is not None]
+    is_soft = dataset.n_classes is not None and any(y.is_floating_point() for y in tables)
     if is_soft and capabilities_of(spec.algorithm).needs_classes:
         raise UserError(
             f"algorithm {spec.names['algorithm']} works by class, and sharing stage {type(spec.stage).__name__} gives "

@@ -243,13 +243,15 @@ def require_distillable(algorithm: Algorithm, module: nn.Module, dataset: Datase
     public examples. module: on any device, also meta.
 
     Raises:
-        UserError: the server would create examples that are no images, the model returns no logits, or
-            ``_require_pixels`` refuses the model.
+        UserError: labels are not classes, the server would create examples that are no images, the model returns no
+            logits, or ``_require_pixels`` refuses the model.
     """
     capabilities = capabilities_of(algorithm)
     if not capabilities.distils:
         return
     name, x = type(algorithm).__name__, dataset.train.x
+    if dataset.n_classes is None:
+        raise UserError(f"{name} distils logits of classes, and labels of {dataset.name} are not classes.")
     if (x.dtype != torch.uint8 or x.dim() != 4) and not (capabilities.needs_pool or capabilities.needs_public):
         kind = f"{x.dtype} of shape {dataset.shape}"
         raise UserError(

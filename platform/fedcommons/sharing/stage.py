@@ -17,6 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from torch.nn.functional import one_hot
 
 from fedcommons.data.examples import Examples
 from fedcommons.data.federated import ClientDatasets
@@ -68,7 +69,7 @@ class Contributions:
         """Return contributions in which client i contributes the synthetic examples ``generated[i]``.
 
         The store of the result has the real examples first, then the synthetic examples. Labels (n, classes) of floats
-        are soft labels.
+        are soft labels; if any client has soft labels, classes of other clients become one-hot vectors.
 
         Raises:
             ValueError: synthetic examples have another type or shape than the real examples.
@@ -79,9 +80,9 @@ class Contributions:
                 kind = f"{examples.x.dtype} {tuple(examples.x.shape[1:])}"
                 raise ValueError(f"contributions must be {real.x.dtype} {client_data.shape} like real data, not {kind}")
         labels, soft = [e.y for e in new], None
-        if client_data.n_classes is not None and any(y.is_floating_point() for y in labels):
-            soft = torch.cat(labels)
-            labels = [y.argmax(1) for y in labels]
+        if (classes := client_data.n_classes) is not None and any(y.is_floating_point() for y in labels):
+            soft = torch.cat([y if y.is_floating_point() else one_hot(y, classes).float() for y in labels])
+            labels = [y.argmax(1) if y.is_floating_point() else y for y in labels]
         store = Examples(torch.cat([real.x, *(e.x for e in new)]), torch.cat([real.y, *labels]))
         owners = np.repeat(np.arange(len(new)), [len(e) for e in new])
         receipts = {client: contribution.receipt for client, contribution in enumerate(generated)}
