@@ -50,7 +50,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("constants", str, "", 'constants of the method, such as "mu=0.1 layers=*"'),
         ("special-case", str | None, None, 'constants with which it equals another method: "mu=0 is fedavg"'),
         ("strategy", str | None, None, "server of a client of Flower's form, such as their.py:Server"),
-        ("fit-config", str, "", 'config of a client of Flower\'s form: "lr=rate local-epochs=epochs proximal_mu=0.1"'),
+        ("fit-config", str, "", 'config of a client with Flower\'s API: "lr=rate local-epochs=epochs proximal_mu=0.1"'),
         ("down", size, None, "claim: bytes that a client receives in a round, in multiples of the model's bytes"),
         ("up", size, None, "claim: bytes that a client sends in a round, in multiples of the model's bytes"),
         ("out", str, "runs/referee", "folder for referee.md and referee.html"),

@@ -11,8 +11,8 @@ fine-tunes at evaluation only and sends nothing, so this training has no noise a
 
 The server has no trained head, so no server model is evaluated.
 
-Departs from the paper: clients are weighted as in FedAvg. A step computes the gradient of all layers, and the frozen
-layers do not use it, so ``client.clip_norm`` and the clipping of DP-SGD bound the whole gradient.
+Departs from the paper: clients are weighted as in FedAvg. A step also computes the frozen layers' gradients, so
+``client.clip_norm`` and DP-SGD clip the gradient of all layers.
 """
 
 from dataclasses import dataclass, replace

@@ -15,17 +15,17 @@ as own ones, and ``client.equal_work`` has no influence on the clock. So compare
 sharing. The metric ``server/time`` is the time of the step, ``server/staleness`` the mean of tau_i.
 
 A client that ends its training is replaced at once by an idle client, chosen uniformly (``refill`` reply), or all free
-places are filled after the server step (``refill`` step). K = M with ``refill`` step is FedAvg with M clients in a
-round. Its clock has the times of synchronous rounds.
+places are filled after the server step (``refill`` step). With K = M and ``refill`` step, FedBuff is FedAvg with M
+clients per round, and the clock measures synchronous rounds.
 
 If a reply is rejected, the step takes place without it, and the client is idle again. The server stores the models
 x_(t - tau) from which clients still train, at most M.
 
 Departs from the paper: the default K is a tenth of M (paper: K = 10), because 10 exceeds small federations. A client
 trains at most once per server step, so it is not chosen again before the step that uses its update. In the engine,
-clients train in the round of their reply, so they scale their updates by s(tau_i) themselves; in the paper the server
-does, and ``federation.max_norm`` limits the scaled updates. Learning rate schedules and BatchNorm's statistics are
-those of that round.
+clients train in the round of their reply. Clients scale their updates by s(tau_i), not the server, so
+``federation.max_norm`` limits the scaled updates. Learning rate schedules, and the BatchNorm statistics from which a
+client starts, are those of that round.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,14 +47,14 @@ from fedcommons.flat_tensors import data as data_of
 from fedcommons.seeding import numpy_generator
 
 IDLE = -1.0
-"""Entry of the state's ``ends`` of a client that does not train."""
+"""Value in the state's ``ends`` for a client that does not train."""
 
 
 @dataclass(frozen=True)
 class FedBuff:
     """x <- x + eta sum_i w_i s(tau_i) (y_i - x_i) / sum_i w_i over the first K clients that end their training.
 
-    x_i: the server model with which client i began;  y_i: its trained model;  tau_i: server steps in between;
+    x_i: the server model with which client i began;  y_i: its trained model;  tau_i: server steps between both;
     s(tau) = (1 + tau)^(-exponent).
 
     Raises:
@@ -68,11 +68,11 @@ class FedBuff:
     server_lr: Annotated[float, "(0, 1e38]"] = 1.0
     """eta, learning rate of the server"""
     exponent: Annotated[float, "[0, 1e3]"] = 0.5
-    """a in the weight (1 + tau)^(-a) of an update that is tau server steps old; 0: all updates have equal weights"""
+    """a in the weight (1 + tau)^(-a) of an update that is tau server steps old; 0: no weighting by staleness"""
     spread: Annotated[float, "[0, 30]"] = 1.0
-    """standard deviation, over clients, of the logarithm of their speeds; 0: all are equally fast"""
+    """standard deviation over clients of the logarithm of their speed (examples per time); 0: equal speeds"""
     refill: Annotated[str, "reply | step"] = "reply"
-    """when clients begin to train: after each reply, one client; or after each server step, as many as have replied"""
+    """when idle clients begin to train: one after each reply, or after a server step in all free places"""
 
     def check(self, fields: Mapping[str, Any]) -> None:
         if (share := fields["federation.participation"]) < 1:
@@ -82,7 +82,7 @@ class FedBuff:
             )
         if fields["straggler.rule"] != "independent" or fields["straggler.q"]:
             raise UserError(
-                "fedbuff needs straggler.rule independent with straggler.q 0: its own clock says when replies come."
+                "fedbuff needs straggler.rule independent with straggler.q 0: its clock decides when replies arrive."
             )
 
     def _sizes(self, n_clients: int) -> tuple[int, int]:
@@ -145,7 +145,7 @@ class FedBuff:
         return self._until_full(after), numbers
 
     def _until_full(self, state: State) -> State:
-        """Run the clock to the next server step; return ``state`` with the clients that fill the buffer, ``buffer``.
+        """Run the clock to the next server step; return ``state`` with ``buffer``, the clients that fill it.
 
         ``due``: time of the step. All clients that begin before the step train from the current model.
         """

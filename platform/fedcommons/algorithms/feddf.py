@@ -7,10 +7,10 @@ weight;  S: clients whose models arrive in the round;  d: batch of the server's 
     x <- sum_i w_i y_i / sum_i w_i
     ``server_steps`` times, by Adam:  x <- x - eta_j dKL(p(1/|S| sum_i f_i(d)) || p(f_x(d)))/dx
 
-The learning rate eta_j falls from ``server_lr`` to 0 by half a cosine in each round, in which Adam starts anew.
-The server's examples are public ones, which belong to no client (``data.public``), or the pool of synthetic images, if
-the sharing strategy gives the pool to the server; labels are not used. Batches are random passes over the examples. The
-privacy guarantee of local training covers the models. The distillation uses no client data and costs no privacy.
+The learning rate eta_j falls from ``server_lr`` to 0 by half a cosine in each round, in which Adam starts anew. The
+server's examples are public ones, which belong to no client (``data.public``), or the pool of synthetic images, if the
+sharing strategy gives the pool to the server; labels are not used. Each pass over the examples has a random order. The
+distillation uses only the clients' messages and the server's examples, so it adds no privacy cost.
 
 Departs from the paper: the number of steps is fixed. In the paper at most 10,000 steps are made, and the server stops
 after 1,000 steps without a gain on validation data. The paper's public data are another data set (CIFAR-100 for
@@ -44,10 +44,10 @@ from fedcommons.seeding import seed_for, set_default_generator
 
 @dataclass(frozen=True)
 class FedDF:
-    """FedAvg, and in each round a distillation of the clients' models on unlabelled examples of the server."""
+    """FedAvg, after which the server distils the clients' models on its unlabelled examples in each round."""
 
     rows: Annotated[str, "public | pool"] = "public"
-    """the server's examples: public (data.public) or pool (synthetic images, such as of sharing server_synthetic)"""
+    """the server's examples: public (data.public) or pool (synthetic images: --sharing server_synthetic)"""
     server_steps: Annotated[int, "[0, 1e9]"] = 200
     """steps of distillation in a round (paper: at most 10,000); 0: FedAvg"""
     server_batch: Annotated[int, "[1, 1e9]"] = 128

@@ -7,10 +7,9 @@ algorithm 1. In the symbols of ``partial_sharing.py``, x is the body (the paper'
 
 f_i: client i's loss. The head takes ``head_epochs`` epochs, the body ``client.epochs`` epochs on other batches.
 
-Departs from the paper: clients are weighted as in FedAvg. A step computes the gradient of all layers, and the frozen
-layers do not use it, so ``client.clip_norm`` and the clipping of DP-SGD bound the whole gradient. Under DP-SGD the
-privacy ledger charges both trainings, though h_i stays with the client, because y_i depends on h_i. Both trainings
-update BatchNorm's statistics.
+Departs from the paper: clients are weighted as in FedAvg. A step also computes the frozen layers' gradients, so
+``client.clip_norm`` and DP-SGD clip the gradient of all layers. Under DP-SGD the privacy ledger charges both trainings,
+though h_i stays with the client, because y_i depends on h_i. Both trainings update BatchNorm's statistics.
 """
 
 from dataclasses import dataclass, replace
@@ -31,7 +30,7 @@ from fedcommons.seeding import seed_for
 class FedRep:
     """FedAvg on the body; each client keeps its head, which it trains first in each round, with the body frozen.
 
-    If all layers are the head, clients train alone.
+    If the head contains all layers, clients train alone.
 
     Raises:
         UserError: a pattern matches no layer, or ``layers`` is None and the model has no ``head``.

@@ -13,9 +13,9 @@ personal model is the model of its last cluster; before its first round, it is t
 The choice c_i depends on private data without noise. So under DP-SGD the privacy ledger lists the reply as uncovered.
 Models with BatchNorm are refused, because the engine would average the statistics over all clusters.
 
-Departs from the paper: theta_0 is the model's initial weights, and the entries of each of its tensors in random orders
-stand for the other k - 1 random models. No layers are shared between clusters. ``average`` gradients is the paper's
-option I if clients make one full-batch step.
+Departs from the paper: theta_0 has the model's initial weights. The other k - 1 models have the same tensors with their
+entries in random order, instead of newly drawn weights. No layers are shared between clusters. ``average`` gradients is
+the paper's option I if clients make one full-batch step.
 """
 
 from collections.abc import Mapping
@@ -55,10 +55,10 @@ class IFCA:
     k: Annotated[int, "[1, 1000]"] = 2
     """number of clusters"""
     spread: Annotated[float, "[0, 1e30]"] = 0.0
-    """standard deviation of the noise that is added to the initial weights of each model after the first, such as
-    pretrained weights; 0: the entries of each tensor are permuted instead"""
+    """standard deviation of noise on the initial weights of all models but the first (use it with pretrained weights);
+    0: the entries of each tensor are permuted instead"""
     average: Annotated[str, "models | gradients"] = "models"
-    """divisor of a cluster's sum of updates: the weight of its clients (models) or of all the round's clients
+    """divisor of a cluster's sum of updates: weight of the cluster's clients (models) or of all clients of the round
     (gradients)"""
 
     def check(self, fields: Mapping[str, Any]) -> None:
@@ -68,7 +68,7 @@ class IFCA:
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
         models = [model, *(self._redrawn(model, generator(seed, "cluster", j)) for j in range(1, self.k))]
-        has_values = not model.buffer.is_meta  # a check before any work has names and shapes only
+        has_values = not model.buffer.is_meta  # a check before the run has no values
         if has_values and any(other.buffer.equal(model.buffer) for other in models[1:]):
             raise UserError(
                 "ifca.spread must be above 0 for a model whose initial weights are equal in each tensor: the models "

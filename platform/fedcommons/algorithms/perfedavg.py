@@ -12,9 +12,8 @@ computed at evaluation only and sends nothing, so it has no noise and no entry i
 
 Departs from the paper: D and D' are the halves (every second example) of one batch of ``client.batch_size`` examples,
 in random order, so an epoch has as many steps as FedAvg's. A batch of one example is both D and D', as is each example
-under DP-SGD. The engine's optimizer
-takes the step of w. alpha does not follow the learning rate schedule. Both steps update BatchNorm's statistics.
-(PFLlib's inner rate is the outer rate.)
+under DP-SGD. The engine's optimizer takes the step of w. alpha does not follow the learning rate schedule. Both steps
+update BatchNorm's statistics. (PFLlib's inner rate is the outer rate.)
 """
 
 from dataclasses import dataclass

@@ -13,9 +13,9 @@ minimiser. So the engine's optimizer takes the step of w, with client.momentum a
 
 Departs from the paper: in a round, theta starts at x, and each local step starts at the previous theta, as in the
 authors' code; the paper leaves the start open. The authors' code (and PFLlib's) adds a weight decay of 0.001 to inner
-steps. Only clients of the round train. mu does not follow the learning rate schedule. BatchNorm's statistics are those
-of theta. Under DP-SGD each example has its own theta, which starts at w, so lam (w - theta) is one example's clipped
-gradient; the personal model is then w.
+steps. Only clients of the round train (paper: all clients). mu does not follow the learning rate schedule. BatchNorm's
+statistics are those of theta. Under DP-SGD each example has its own theta, which starts at w, so lam (w - theta) is one
+example's clipped gradient; the personal model is then w.
 """
 
 from dataclasses import dataclass

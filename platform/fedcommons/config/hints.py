@@ -96,7 +96,7 @@ def unknown_component(kind: str, field: str, name: str, components: Collection[s
     """Return the error for a component that the package lacks; ``components``: the names that the package has."""
     hint = f"an import path of your code, such as my_{kind}.py:Name"
     if kind == "algorithm" and _plain(name) in ROBUST.split():
-        return UserError(f"{field} {quote(name)} is an aggregation: see --federation.aggregation, such as median.")
+        return UserError(f"{field} {quote(name)} is an aggregation rule: try --federation.aggregation median.")
     if kind == "data" and name.endswith((".npz", ".npy", ".csv", ".pt", ".parquet")):
         return UserError(f"{field} {quote(name)} is a file: name a function that reads it and returns (x, y): {hint}.")
     if same := torchvision_names.same(kind, name):

@@ -9,7 +9,7 @@ Flat = Mapping[str, Any]
 """Dotted name -> value of an experiment's fields."""
 
 ATTACKS_ON_UPDATES = ("sign_flip", "gaussian", "alie")
-"""Attacks that change clients' updates, as an attack on data does if attack.scale is not 1."""
+"""Attacks that change clients' updates. An attack on data changes them, too, if attack.scale is not 1."""
 
 OPTIONS: Mapping[str, Callable[[Flat], bool]] = {
     "communication.compress": lambda flat: flat["communication.compress"] != "none",
@@ -27,12 +27,12 @@ OPTIONS: Mapping[str, Callable[[Flat], bool]] = {
 """Name of an option -> whether an experiment uses the option."""
 
 REFUSED: Mapping[tuple[str, str], str] = {
-    ("dp.central", "federation.weighting"): "the noise is for updates of equal weight",
-    ("dp.central", "federation.max_norm"): "updates are clipped, so none is too long",
-    ("dp.central", "federation.aggregation"): "the noise is for a sum of updates",
-    ("dp.central", "attack.name"): "an attack on updates follows the clipping",
-    ("dp.central_quantile", "dp.local"): "without local noise, clients send whether their update was clipped",
-    ("federation.sampling", "straggler.rule"): "Poisson sampling is for clients that reply independently of each other",
+    ("dp.central", "federation.weighting"): "the noise assumes updates of equal weight",
+    ("dp.central", "federation.max_norm"): "updates are clipped, so no norm is too large",
+    ("dp.central", "federation.aggregation"): "the noise is added to a sum of updates",
+    ("dp.central", "attack.name"): "attacks change updates after the clipping",
+    ("dp.central_quantile", "dp.local"): "clients report, without local noise, whether their update was clipped",
+    ("federation.sampling", "straggler.rule"): "Poisson sampling assumes that clients reply independently",
 }
 """Two names in ``OPTIONS`` -> the reason why an experiment must not use both options."""
 

@@ -167,8 +167,9 @@ class Federation(Section):
     examples)"""
     aggregation: str = "mean"
     """rule by which the server aggregates updates: mean, or a rule that resists Byzantine clients (median,
-    trimmed_mean:0.1, krum:F, multi_krum:F:M or geometric_median), for methods that average updates. trimmed_mean omits
-    the share 0.1 of the values on each side; krum assumes F Byzantine clients, multi_krum averages M updates"""
+    trimmed_mean:0.1, krum:F, multi_krum:F:M or geometric_median), for methods that average updates. trimmed_mean:0.1
+    omits the smallest and the largest tenth of the values; krum and multi_krum assume F Byzantine clients; multi_krum
+    averages M updates"""
     blocks: Annotated[int, "[1, 1e6]"] = 4
     """number of groups (blocks) into which a round's clients are divided; replies are added within each block, then
     over blocks. The number affects rounding: results are reproducible on other machines only with the same number"""
@@ -214,9 +215,9 @@ class Communication(Section):
 
     compress: str = "none"
     """compression of updates: none, topk:SHARE (send the share of values with the largest magnitudes, such as
-    topk:0.01) or qsgd:BITS (round each value at random to a number of BITS bits, such as qsgd:4)"""
+    topk:0.01) or qsgd:BITS (round each value randomly to BITS bits, such as qsgd:4)"""
     error_feedback: bool = True
-    """with topk, each client adds the values that its earlier updates left out to its next update"""
+    """topk only: each client adds the values that it has not sent yet to its next update"""
 
 
 @dataclass(frozen=True)
@@ -238,13 +239,13 @@ class Attack(Section):
     """attack of the Byzantine clients: none; on updates: sign_flip (the negative update), gaussian (random numbers) or
     alie (mean minus some standard deviations); on training data: label_flip (class y becomes C - 1 - y) or backdoor
     (half of the images get a white square and the class attack.target). With backdoor, rounds.jsonl has attack/success:
-    the share of other classes' test images that the server model assigns to attack.target once they have the square"""
+    the share of other classes' test images with the square that the server model assigns to attack.target"""
     share: Annotated[float, "[0, 0.5]"] = 0.2
     """share of the N clients that are Byzantine, drawn by the run's seed; partition.json lists them"""
     scale: Annotated[float, "(0, 1e38]"] = 1.0
     """gaussian: standard deviation of the false updates; alie: factor of the paper's number of standard deviations"""
     target: Annotated[int, "[0, 1e9]"] = 0
-    """class that the backdoor inserts"""
+    """class that images with the backdoor's square get"""
 
 
 @dataclass(frozen=True)
@@ -266,8 +267,8 @@ class DP(Section):
     """number of examples whose gradients DP-SGD computes in one vectorised call: 1 is fastest on most CPUs, some dozens
     on a GPU; the number affects rounding. Methods that define their own loss always use 1"""
     central: bool = False
-    """user-level central DP: each client's whole update is clipped, and the server, which is trusted, adds Gaussian
-    noise to the sum of the updates; protects each client against all who see only the server's models"""
+    """user-level central DP: clients' updates are clipped, and the trusted server adds Gaussian noise to their sum;
+    protects a client's whole data set against all who see only the server's models"""
     central_clip: Annotated[float, "[1e-30, 1e30]"] = 1.0
     """clipping norm of dp.central: maximum L2 norm of a client's update (with dp.central_quantile: in round 1)"""
     central_noise: Annotated[float, "[0.001, 1e6]"] = 1.0
@@ -299,11 +300,11 @@ class Evaluate(Section):
     training examples if no client has a test set; metric names then contain train). Values per client go to
     clients.jsonl, means and spreads over clients to rounds.jsonl"""
     new_clients: Annotated[float, "[0, 0.9]"] = 0.0
-    """share of the clients, drawn by the run's seed, that never train and whose examples no round, sharing strategy or
-    statistic uses; after the last round each gets the server model, adapts it and tests it (as metrics new/...)"""
+    """share of the clients, drawn by the run's seed, that rounds, sharing and statistics leave out; after the last
+    round, each of these clients tests the server model, adapts it and tests it again (metrics new/...)"""
     adapt_epochs: Annotated[int, "[0, 1e9]"] = 1
-    """number of epochs for which a new client trains the received model on its own examples, with the optimizer and
-    learning rate of local training, without a schedule and without privacy noise, as it sends nothing; 0: none"""
+    """epochs for which a new client trains the received model on its examples, with the optimizer and learning rate of
+    local training, but no schedule and no privacy noise, as the client sends nothing; 0: none"""
 
 
 @dataclass(frozen=True)
@@ -332,7 +333,7 @@ class Tracking(Section):
     """Weights & Biases (W&B) and other trackers, in addition to the run folder, which is always written."""
 
     wandb: Annotated[str, "online | offline | off"] = "offline"
-    """Weights & Biases: online (uploads; without a login as offline), offline (files in the run folder) or off"""
+    """Weights & Biases: online (uploads; without a login: offline), offline (files in the run folder) or off"""
     project: str = "fedcommons"
     """project of the run in W&B, MLflow or trackio"""
     group: str | None = None

@@ -1,7 +1,7 @@
 """Robust aggregation: rules that resist Byzantine clients and replace the mean of the clients' updates.
 
-n: number of replies;  u_i: client i's update, all its ``Reply.sums`` divided by its weight w_i as one float64 vector of
-length d, with scalars and BatchNorm's statistics;  f: number of Byzantine clients that Krum assumes.
+n: number of replies;  u_i: float64 vector of length d with all of client i's ``Reply.sums``, also scalars and
+BatchNorm's statistics, divided by its weight w_i;  f: number of Byzantine clients that Krum assumes.
 
 median            median of each coordinate                         (Yin et al., ICML 2018, arXiv:1803.01498, def. 1)
 trimmed_mean:B    mean of each coordinate without its floor(B n) smallest and floor(B n) largest values      (def. 2)
@@ -16,8 +16,8 @@ The geometric median uses the clients' weights w_i; the other rules ignore the w
 stores all updates of a round: n d numbers of the model's type, and again in float64.
 
 Departs from the papers: Weiszfeld's iteration ends after ``STEPS`` steps, or after a step that is shorter than
-``TOLERANCE`` times the median distance to the updates. The paper's bound on the objective's relative decrease ends too
-early if a few updates are very far away.
+``TOLERANCE`` times the median distance to the updates. The paper's criterion, the objective's relative decrease, ends
+too early if a few updates are very far away.
 """
 
 import re
@@ -50,7 +50,7 @@ NUMBERS = {"trimmed_mean": r":(0?\.[0-4]\d*|0)", "krum": r":(\d{1,9})", "multi_k
 
 @dataclass(frozen=True)
 class Aggregation:
-    """A rule of robust aggregation; ``text``: value of the field. share: B. f: F. chosen: M; 0: n - F - 2."""
+    """A rule of robust aggregation. text: value of the option. share: B. f: F. chosen: M (0: n - F - 2)."""
 
     text: str
     name: str
@@ -60,7 +60,7 @@ class Aggregation:
 
     @property
     def least(self) -> int:
-        """Return the smallest number of replies for which the rule is defined and, unless B is 0, trims a reply."""
+        """Return the smallest number of replies that the rule needs; for a trimmed mean with B > 0, to trim a reply."""
         if self.name == "trimmed_mean":
             return ceil(1 / self.share - 1e-9) if self.share else 1
         return max(2 * self.f + 3, self.f + self.chosen) if "krum" in self.name else 1

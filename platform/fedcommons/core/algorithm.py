@@ -250,7 +250,7 @@ class Adapts(Protocol):
     """A ``Personal`` algorithm whose clients train the model of ``personal`` on their examples, at evaluation only."""
 
     def adapt(self, work: Work, model: Flat, data: ClientData, seed: int) -> Flat:
-        """Return the client's personal model; nothing is sent, and no noise is needed.
+        """Return the client's personal model. Nothing is sent, so no noise is needed.
 
         Args:
             work: training objects of the worker process; its module has the client's BatchNorm statistics.

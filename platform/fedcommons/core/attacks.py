@@ -9,7 +9,7 @@ alie        u_i <- mu - s z sigma, with the standard normal quantile z of (n - f
             (Baruch et al., "A little is enough", NeurIPS 2019, arXiv:1902.06156, algorithm 3)
 label_flip  class y becomes C - 1 - y, with C classes              (Fang et al., USENIX Security 2020, arXiv:1911.11815)
 backdoor    half of the images get a white square in the lower right corner and the class ``target``
-            (Gu et al., BadNets, 2017, arXiv:1708.06733); with s > 1, u_i <- s u_i is the replacement of the model
+            (Gu et al., BadNets, 2017, arXiv:1708.06733); with s > 1, u_i <- s u_i replaces the server model
             (Bagdasaryan et al., AISTATS 2020, arXiv:1807.00459, equation 3)
 
 The server's process changes the updates after it has received them, so time, bytes and the privacy ledger are those of
@@ -55,7 +55,7 @@ class Attack:
         return not self.is_on_data or self.scale != 1
 
     def false_updates(self, updates: Tensor, clients: Sequence[int], n: int, round: int, seed: int) -> Tensor:
-        """Return what m Byzantine clients send instead of their updates (m, d); n: number of replies in the round."""
+        """Return the false updates (m, d) that m Byzantine clients send; n: number of replies in the round."""
         if self.name == "gaussian":
             draws = [generator(seed, "attack", round, client) for client in clients]
             return self.scale * torch.stack(

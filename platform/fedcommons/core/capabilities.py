@@ -21,7 +21,7 @@ class Capabilities:
     adds_updates: bool = False
     """The algorithm's ``merge`` is linear in the sums over clients, so updates may be compressed (as with averages)."""
     averages: bool = False
-    """``merge`` uses replies only as means, ``total[name]`` over the sum of weights; clients send nothing singly."""
+    """``merge`` uses only means over clients, ``total[name]`` / sum of weights, and no ``Reply.each``."""
     computes_inputs: bool = False
     """The algorithm computes means of inputs or gradients with respect to inputs, so tokens are refused."""
     distils: bool = False

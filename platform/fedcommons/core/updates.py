@@ -33,7 +33,7 @@ class ClientStep(Protocol):
 class Updates:
     """The steps of the engine on a reply in a worker process, in order.
 
-    private: whether an epsilon needs that a client's training leaves no data to the next client (``core.state_leaks``).
+    private: whether the engine checks that a client's training leaves no data for the next one (``core.state_leaks``).
     """
 
     on_client: Sequence[ClientStep] = ()

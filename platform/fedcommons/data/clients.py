@@ -227,9 +227,9 @@ class Clients(Sequence[ClientData]):
             UserError: the labels are not classes, or they are soft labels.
         """
         if n_classes is None:
-            raise UserError("class counts are asked for, but the labels of this data set are not classes.")
+            raise UserError("class counts are requested, but the labels of this data set are not classes.")
         if self.store.y.is_floating_point():
-            raise UserError("class counts are asked for, but the shared examples have soft labels.")
+            raise UserError("class counts are requested, but the shared examples have soft labels.")
         return torch.from_numpy(self.rows.counts(self.store.y.numpy(force=True), n_classes))
 
     def on(self, store: Examples) -> "Clients":

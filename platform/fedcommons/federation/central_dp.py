@@ -34,7 +34,7 @@ UNCLIPPED = "unclipped"
 """Name of a client's number c_i in its reply, and of the sum of these numbers."""
 
 LEARNING_RATE = 0.2
-"""eta, by which the clipping norm follows the quantile."""
+"""eta, step size of the clipping norm."""
 
 CLIPS = (1e-30, 1e30)
 """Smallest and largest clipping norm S."""

@@ -24,7 +24,7 @@ def poisson_participants(n_clients: int, participation: float, seed: int, round:
     """Return the participants in ascending order; each client takes part independently with probability C.
 
     source: the run's source of noise. If it has a salt, the salt keys the draw, because the accountant of Poisson
-    sampling assumes that nobody knows the participants. Otherwise the seed keys the draw.
+    sampling assumes secret participants. Otherwise the seed keys the draw.
     """
     is_secret = bool(source.salt)
     stream = source.stream("participants", seed, round) if is_secret else numpy_generator(seed, "participants", round)

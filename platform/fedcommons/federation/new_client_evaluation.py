@@ -1,7 +1,7 @@
 """Evaluation of clients that join after training: each client tests the received model, adapts it and tests again.
 
 A new client receives the server model x. If the method has no server model, the client receives the personal model of a
-client that never took part, in which layers that do not travel have their initial values. The client then trains this
+client that never took part, in which layers that are not sent have their initial values. The client then trains this
 model on its training examples by local SGD, whatever the method. It sends nothing, so training adds no privacy noise
 and the ledger has no entry. Workers get the new clients' examples with this job only, after the last round, so no
 object of a worker can carry these examples into training.

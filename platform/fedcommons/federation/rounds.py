@@ -304,7 +304,7 @@ def _round(
 
 
 def _probe(algorithm: Algorithm, executor: Executor, plan: Plan, now: Standing, number: int) -> list[BlockResult]:
-    """Train a client in a round without replies, because the server adds noise to zeros of the reply's shapes."""
+    """Train one client, in a round without replies, for the shapes of the zeros to which the server adds noise."""
     called = call(algorithm, replace(plan, participation=1.0, poisson=False, straggler_rule=None), now, number)
     return _train(executor, called.task, [called.blocks[0][:1]])
 

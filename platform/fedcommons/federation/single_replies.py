@@ -58,7 +58,7 @@ def falsify(results: Sequence[BlockResult], attack: Attack, round: int, seed: in
 def add_up(
     results: Sequence[BlockResult], attack: Attack | None, round: int, seed: int, max_norm: float | None
 ) -> None:
-    """Add each block's replies after the attack in client order, as blocks do that return only sums."""
+    """Add each block's replies, after the attack, in client order, as blocks that return only sums do."""
     if attack and attack.is_on_updates:
         falsify(results, attack, round, seed, max_norm)
     for result in results:

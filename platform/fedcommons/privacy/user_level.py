@@ -1,12 +1,12 @@
 """The statement of user-level central DP (``dp.central``): the section ``user_level`` of a run's privacy statement.
 
-The accountant is that of the Gaussian mechanism with noise multiplier z, by the cohorts of the rounds:
+The accountant of the Gaussian mechanism with noise multiplier z depends on ``federation.sampling``:
 
-fixed    a round has a fixed number of clients. The participants count as known, so sampling does not lower epsilon: a
-         client pays q = 1 for each round in which it takes part. The largest number of rounds of a client counts.
-poisson  each client takes part with probability q = C, and nobody knows who does (Mironov et al. 2019)
+fixed    a round has a fixed number of clients. The participants count as known, so sampling does not lower epsilon:
+         q = 1, and the steps are the largest number of rounds in which one client takes part.
+poisson  each client takes part with probability q = C, and the participants are secret (Mironov et al. 2019)
 
-All planned rounds count, also if the run has stopped early, because the models decide when it stops.
+All planned rounds count, also after an early stop, because the stop depends on the models.
 """
 
 from collections.abc import Mapping
@@ -39,26 +39,26 @@ def user_level(
     ledger: Ledger, leaks: Mapping[str, str], *, noise: float, clip: float, last_clip: float | None, q: float,
     steps: int, rounds: int, delta: float, secret: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the section ``user_level``. Its epsilon is None if data reach other clients beside the server's models.
+    """Return the section ``user_level``. The epsilon is None if other clients get data besides the server's models.
 
     Args:
         ledger: the privacy ledger of the run, with all that clients shared besides updates.
         leaks: name -> reason, for data that affect all rounds (``runs.leaks``).
         noise: z, the noise multiplier.
-        clip: the clipping norm, with adaptive clipping that of round 1.
-        last_clip: the clipping norm after the last round, with adaptive clipping; else None.
+        clip: the clipping norm; with adaptive clipping, its value in round 1.
+        last_clip: with adaptive clipping, the clipping norm after the last round; else None.
         q: sampling rate of the accountant.
-        steps: number of rounds that a client pays.
+        steps: number of rounds that the accountant counts for a client.
         rounds: planned number of rounds.
         delta: delta of the (epsilon, delta) guarantee.
         secret: whether the noise is secret.
     """
     shared = [f"{name}, which clients shared" for name in (*ledger.commons.names, *ledger.commons.uncovered)]
-    outlived = [f"{name}, which outlived a client, so that other clients read it" for name in ledger.outlived]
+    outlived = [f"{name}, which remained after a client, so other clients could read it" for name in ledger.outlived]
     bare = [*dict.fromkeys(shared), *outlived, *(f"{name}: {reason}" for name, reason in leaks.items())]
     epsilon = None if bare else composed(((q, noise, steps),), delta)
     if epsilon is None:
-        words = f"none, because no noise of the server protects {bare[0]}"
+        words = f"none, because the server's noise does not protect {bare[0]}"
     else:
         as_run = "" if secret else f"none as run, because {DRAWN_AGAIN}; "
         words = f"{as_run}{epsilon_in_words(epsilon, delta, secret)}, for a client's whole data set, against {AGAINST}"

@@ -79,7 +79,7 @@ class Assembled:
         return self.spec.algorithm
 
     def keyed(self, salt: bytes) -> "Assembled":
-        """Return a copy whose server draws noise and samples clients by the run's salt; empty: noise is seeded."""
+        """Return a copy whose server draws noise and samples clients by the run's salt (empty: by the seed)."""
         return replace(self, plan=replace(self.plan, source=Source(self.spec.noise_key, salt)))
 
     def on(self, data: RunData) -> "Assembled":
@@ -100,7 +100,9 @@ class Assembled:
         """Return the executor that trains the clients; ``salt``: the run's salt, which keys secret noise, if any."""
         spec = self.spec
         if spec.is_secret and not (salt and (self.plan.source.salt == salt or not self.plan.central)):
-            raise ValueError("dp.noise is secret: the executor needs the run's salt, and the plan with dp.central, too")
+            raise ValueError(
+                "dp.noise is secret: the executor needs the run's salt, and the plan with dp.central does, too"
+            )
         source = Source(spec.noise_key, salt)
         if not spec.actors:
             return Serial(lambda data: self.on(data).worker(source), self.data)

@@ -64,7 +64,7 @@ def makes_steps(algorithm: str) -> bool:
 
 
 def require_capabilities(algorithm: str, fields: Mapping[str, Any]) -> None:
-    """Refuse options on updates if the server of the method uses other data; fields: dotted name -> value."""
+    """Refuse options that change updates if the method lacks the needed capability; fields: dotted name -> value."""
     declared = capabilities_of(cast("Any", registry.find("algorithm", algorithm)))
     for option, wanted in pairs.NEEDS.items():
         if pairs.OPTIONS[option](fields) and not any(getattr(declared, name) for name in wanted):

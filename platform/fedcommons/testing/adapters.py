@@ -30,11 +30,11 @@ generators of the object and of its data loaders are seeded too, unless the obje
 
 The server averages the clients' models weighted by their numbers of examples, unless the user passes a strategy with
 ``aggregate_fit(server_round, results, failures) -> (parameters, metrics)``, such as Flower's FedMedian. The strategy's
-object lasts for a run; a continued run sets its attributes as those of clients. If its class or function has a
-parameter ``initial_parameters``, the strategy gets the initial weights. Each result is a pair of a client's name and an
-object with ``.parameters``, ``.num_examples`` and ``.metrics``. Parameters are lists of arrays, and Flower's
-``Parameters`` for Flower's own strategies. Strategies and clients may send further arrays after those of the model, as
-SCAFFOLD does. ``configure_fit`` is never called.
+object lasts for a run; a resumed run restores its attributes. If its class or function has a parameter
+``initial_parameters``, the strategy gets the initial weights. Each result is a pair of a client's name and an object
+with ``.parameters``, ``.num_examples`` and ``.metrics``. Parameters are lists of arrays, and Flower's ``Parameters``
+for Flower's own strategies. Strategies and clients may send further arrays after those of the model, as SCAFFOLD does.
+``configure_fit`` is never called.
 """
 
 import random
@@ -71,7 +71,7 @@ from fedcommons.testing.kept_attributes import attributes, changed, restore
 HANDED = ("module", "loss", "x", "y", "rate", "epochs", "batch_size", "seed")
 OURS, PFLLIB = ("start", "down", "client", "merge"), ("set_parameters", "train")
 EXTRA, METRIC, KEPT = "array/", "metric/", "attribute/"
-"""Beginnings of the names of tensors: arrays besides the model, a client's metrics, and attributes of a strategy."""
+"""Prefixes of names of tensors: arrays besides the model, a client's metrics, and attributes of a strategy."""
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 

@@ -1,4 +1,4 @@
-"""Usual differences between two implementations of a method, which the referee tries to explain unequal models.
+"""Usual differences between two implementations of a method, by which the referee explains unequal models.
 
 The referee runs the method of the special case again with one changed setting. If the models are then equal, the
 setting is the difference.
@@ -23,7 +23,7 @@ ATTRIBUTES = {
     **{f"weight decay {value}": ("weight_decay", value) for value in (0.01, 0.001, 0.0005, 0.0001)},
     "Adam instead of SGD": ("optimizer", "adam"),
 }
-"""Attributes of the tests' module, each with the value that makes the difference of this name.
+"""Name of a difference -> attribute of the tests' module, and the attribute's value with this difference.
 
 If gradients are never set to zero, each step uses the sum of all gradients so far, which is momentum 1.
 """
@@ -50,7 +50,7 @@ def changed_federations(federation: Federation) -> Iterator[tuple[str, Federatio
 
 
 def explanation(model: Flat, method: Algorithm, federation: Federation, participation: float, most: float) -> str:
-    """Return the end of a message that names the difference with which ``method`` gives ``model``, if there is one.
+    """Return the end of a message with the difference that turns the model of ``method`` into ``model``, if known.
 
     Args:
         model: the tested method's model after four rounds.

@@ -83,7 +83,7 @@ class SmallRounds:
 
         facts = replace(plan.facts, sizes=few.totals.tolist(), rounds=max(2, plan.facts.rounds))
         part = min(1.0, clients / len(sizes))
-        # Few clients may be too few for an aggregation, whose time is not measured.
+        # So few clients may be too few for the aggregation rule, whose time is not measured.
         no_rules = {"straggler_rule": None, "aggregation": None, "attack": None}
         self.plan = replace(plan, facts=facts, participation=part, **no_rules)
         self.method, self.executor = method, Clocked(Serial(build, data))
