@@ -18,7 +18,6 @@ OPTIONS: Mapping[str, Callable[[Flat], bool]] = {
     "dp.central_quantile": lambda flat: flat["dp.central_quantile"] is not None,
     "federation.sampling": lambda flat: flat["federation.sampling"] != "fixed",
     "federation.weighting": lambda flat: flat["federation.weighting"] != "uniform",
-    "client.batched": lambda flat: flat["client.batched"],
     "federation.max_norm": lambda flat: flat["federation.max_norm"] is not None,
     "federation.aggregation": lambda flat: flat["federation.aggregation"] != "mean",
     "attack.name": lambda flat: flat["attack.name"] in ATTACKS_ON_UPDATES or flat["attack.scale"] != 1,
