@@ -18,6 +18,8 @@ from fedcommons import Algorithm, ClientData, ClientError, LocalSGD, Message, Pa
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import registry
 from fedcommons.core.algorithm import BUFFERS
+from fedcommons.core.compression import Compression, TopK
+from fedcommons.core.updates import Updates
 from fedcommons.federation import checkpoint
 from fedcommons.federation.central_dp import UNCLIPPED, CentralDP, Clip
 from fedcommons.federation.client_sampling import most_rounds, participants, poisson_participants
@@ -76,13 +78,15 @@ def test_a_hostile_client_moves_the_model_by_no_more_than_the_clip_over_the_coho
 ) -> None:
     """Against the round without the client, the mean moves by clip/m, and the share of unclipped updates by 1/(2m)."""
     federation = digits((9, 16, 12), linear=True).training(LocalSGD(1, 5))
-    plan = private(federation, 1, CentralDP(0.01, 0.5, quantile))
+    feedback = Updates((Compression(TopK(0.5), has_feedback=True),))  # its errors must stay finite
+    plan = replace(private(federation, 1, CentralDP(0.01, 0.5, quantile)), updates=feedback)
     absent = replace(plan, straggler_rule=lambda joined, facts, round, seed: {0: 0.0})
     (one, _), (other, _) = (
         federation.run(Altered(ATTACKS[attack]), p)[-1] for p in (plan, absent)
     )  # equal seeds, so equal noise
     assert np.linalg.norm(model_of(one) - model_of(other)) <= 0.01 / 3 * (1 + 1e-5)
     assert len(one.rejected) == (attack in ("shape", "name"))
+    assert all(data(x).isfinite().all() for memory in one.memory.values() for x in memory.values())
     if quantile is not None:
         assert abs(np.log(one.clip or 0) - np.log(other.clip or 0)) <= 0.2 * 0.5 / 3 + 1e-12
 
@@ -185,6 +189,39 @@ def test_methods_that_average_leave_nothing_to_other_clients(name: str, digits: 
     standing = federation.run(algorithm, private(federation, 2, CentralDP(1.0, 1.0, 0.5)))[-1][0]
     assert not standing.ledger.outlived
     assert standing.clip != 1.0
+
+
+SEEN: dict[int, float] = {}
+
+
+class Recalling(FedAvg):
+    """FedAvg that keeps each client's mean pixel."""
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        SEEN.setdefault(len(data), float(data.x.float().mean()))
+        return super().client(work, message, memory, data, round, seed)
+
+
+class Writing(FedAvg):
+    """FedAvg whose clients add their mean pixel to the message before they train."""
+
+    def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
+        x = message.common["model"]
+        assert isinstance(x, Flat)
+        x.buffer.add_(data.x.float().mean())
+        return super().client(work, message, memory, data, round, seed)
+
+
+def test_clients_that_train_at_once_leave_nothing_unseen_to_other_clients(digits: Digits) -> None:
+    """The method's ``client`` runs for all clients of a block before the first client trains."""
+    federation = digits((5, 6), linear=True).training(LocalSGD(1, 5, batched=True))
+    SEEN.clear()
+    standing = federation.run(Recalling(), private(federation, 1, CentralDP(1.0, 1.0), blocks=1))[-1][0]
+    assert any("SEEN" in name for name in standing.ledger.outlived)
+    for batched in (True, False):
+        trained = federation.training(LocalSGD(1, 5, batched=batched))
+        ends = [trained.run(Writing(), private(federation, 1, CentralDP(1e4, 1e-12), blocks=b))[-1][0] for b in (1, 2)]
+        assert model_of(ends[0]) == pytest.approx(model_of(ends[1]), abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ geometric_median  argmin_v sum_i w_i ||v - u_i|| by the smoothed Weiszfeld algor
                   arXiv:1912.13445, algorithm 2), from the weighted mean, with nu = 10^-6
 
 The geometric median uses the clients' weights w_i; the other rules ignore the weights, as in the papers. The server
-stores all updates of a round: n d numbers of the model's type, and again in float64.
+stores all updates of a round: n d numbers of the model's type, and again in float64. A round with fewer replies than
+the rule needs, because of stragglers, Poisson sampling or rejected replies, ends like a round without replies.
 
 Departs from the papers: Weiszfeld's iteration ends after ``STEPS`` steps, or after a step that is shorter than
 ``TOLERANCE`` times the median distance to the updates. The paper's criterion, the objective's relative decrease, ends

@@ -59,8 +59,8 @@ class Clip:
         update = {name: data(x) / reply.weight for name, x in reply.sums.items()}
         length = sqrt(sum(float(x.double().square().sum()) for x in update.values()))
         is_long = not length <= self.clip
-        if not isfinite(length):
-            update = {name: torch.zeros_like(x) for name, x in update.items()}
+        if not isfinite(length):  # the client keeps its memory, which nan would spoil, as if the reply was rejected
+            update, reply = {name: torch.zeros_like(x) for name, x in update.items()}, replace(reply, memory=None)
         elif is_long:  # slightly shorter than ``clip``, so that rounding of the product cannot exceed it
             least = max(torch.finfo(x.dtype).eps for x in update.values())
             update = {name: x * (self.clip / length * (1 - 2 * least)) for name, x in update.items()}

@@ -115,24 +115,24 @@ def train_block(worker: Worker, task: RoundTask, block: Sequence[ClientTask]) ->
     work, algorithm, result = worker.work, worker.algorithm, BlockResult()
     sums: dict[Form, BlockSum] = defaultdict(BlockSum)
     before: state_leaks.State = {}
-    private = work.loop.dp is not None or task.updates.private
+    private = _is_private(work, task)
     knows_number = capabilities_of(algorithm).knows_number
     common = to_device(task.common, work.device)
+    if private and block:  # before any client's code runs, also that of clients that train simultaneously
+        first = worker.data.clients[block[0].client]
+        work.begin(task.round, first)
+        state_leaks.put_back(work)
+        before = state_leaks.state(work, algorithm, {"commons": first.commons})
     is_batched = work.loop.batched and capabilities_of(algorithm).trains_locally
     ready = _at_once(worker, task, block, common) if is_batched else {}
     for one, rows, seed in _feed(worker, task, block):
         client = one.client
         work.begin(task.round, rows)
-        if private and not before:
-            state_leaks.put_back(work)
-            before = state_leaks.state(work, algorithm, {"commons": rows.commons})
         work.share, work.number = one.share, one.client if knows_number else None
         work.releases.clear()
         set_default_generator(seed, "client")  # a module may draw random numbers outside of local training
         try:
             message, memory = _receive(work, task, one, common)
-            if private:  # copies, because a client that writes to its message must not change other messages
-                message = Message(_cloned(message.common), _cloned(message.individual))
             work.replacement = vmap_clients.return_result(ready[client]) if client in ready else None
             objects_before = state_leaks.engine_attributes(work) if private else {}
             with keyed_besides_torch(seed, "client") if private else nullcontext():
@@ -198,7 +198,14 @@ def _receive(work: Work, task: RoundTask, one: ClientTask, common: Payload) -> t
     stored = without_errors(one.memory) if task.updates.on_client else one.memory
     message, memory = Message(common, to_device(one.individual, work.device)), to_device(stored, work.device)
     work.noise = Noise(work.source, task.round, one.client, received=(common, message.individual, memory))
+    if _is_private(work, task):  # copies, because a client that writes to its message must not change other messages
+        message = Message(_cloned(message.common), _cloned(message.individual))
     return message, memory
+
+
+def _is_private(work: Work, task: RoundTask) -> bool:
+    """Return whether an epsilon needs that a client's training leaves no data to the next client."""
+    return work.loop.dp is not None or task.updates.private
 
 
 def _at_once(worker: Worker, task: RoundTask, block: Sequence[ClientTask], common: Payload) -> dict[int, LocalResult]:

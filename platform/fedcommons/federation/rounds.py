@@ -254,8 +254,10 @@ def _round(
     total, accepted, rejected = _accept(results)
     if blocks and not accepted:
         raise all_rejected(name, number, rejected, now.largest)
-    if plan.aggregation and accepted:
-        total = aggregate(plan.aggregation, total, accepted, f"round {number}, {name}")
+    if plan.aggregation and len(accepted) < plan.aggregation.least:
+        total, accepted = {}, {}  # too few replies for the rule: as if none had arrived
+    elif plan.aggregation:
+        total = aggregate(plan.aggregation, total, accepted)
     norms = {client: norm for r in results for client, norm in r.norms.items() if client in accepted}
     top = largest(number, norms) or now.largest
     # ``merge`` gets replies without memory, which stays with the clients, and without the experimenter's metrics.

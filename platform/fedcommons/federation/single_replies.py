@@ -15,7 +15,6 @@ from fedcommons.core.algorithm import Reply
 from fedcommons.core.attacks import Attack
 from fedcommons.core.block_sum import BlockSum
 from fedcommons.core.updates import is_update
-from fedcommons.errors import ClientError
 from fedcommons.federation.client_block import BlockResult, Form, checked_norm
 from fedcommons.flat_tensors import Flat, Payload, data, like
 
@@ -68,15 +67,8 @@ def add_up(
         result.sums = {form: s.total for form, s in sums.items()}
 
 
-def aggregate(rule: Aggregation, total: Payload, replies: Mapping[int, Reply], at: str) -> dict[str, Flat | Tensor]:
-    """Return the aggregate of the replies times the sum of their weights, in place of the sums ``total``.
-
-    Raises:
-        ClientError: there are fewer replies than the rule needs. at: round and method, for the message.
-    """
-    if len(replies) < rule.least:
-        text = f"{at}: federation.aggregation {rule.text} needs {rule.least} replies, and {len(replies)} arrived"
-        raise ClientError(text)
+def aggregate(rule: Aggregation, total: Payload, replies: Mapping[int, Reply]) -> dict[str, Flat | Tensor]:
+    """Return the aggregate of the replies times the sum of their weights, in place of the sums ``total``."""
     accepted, names = [reply for _, reply in sorted(replies.items())], [*total]
     weights = torch.tensor([reply.weight for reply in accepted], dtype=torch.float64)
     return named(rule(vectors(accepted, names), weights) * weights.sum(), total, names) if names else {**total}
