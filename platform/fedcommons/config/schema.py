@@ -163,8 +163,7 @@ class Federation(Section):
     """client sampling: fixed (C N clients, without replacement) or poisson (each client independently with probability
     C, so rounds differ in size and may be empty; with dp.noise secret the draw is secret)"""
     weighting: Annotated[str, "uniform | samples"] = "uniform"
-    """weights of the clients in the server's averages: uniform (equal) or samples (n_i, the client's number of
-    examples)"""
+    """weights of clients in the server's averages: uniform (equal) or samples (n_i, the client's number of examples)"""
     aggregation: str = "mean"
     """rule by which the server aggregates updates: mean, or a rule that resists Byzantine clients (median,
     trimmed_mean:0.1, krum:F, multi_krum:F:M or geometric_median), for methods that average updates. trimmed_mean:0.1

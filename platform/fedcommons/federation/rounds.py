@@ -115,8 +115,7 @@ class Standing:
     @property
     def layout(self) -> Layout | None:
         """Return the names and shapes of the weights of a model in the state; None if the state has no model."""
-        models = [name for name in self.state if name.partition("/")[0] == "model"]
-        return flat(self.state, models[0]).layout if models else None
+        return next((flat(self.state, n).layout for n in self.state if n.partition("/")[0] == "model"), None)
 
 
 def run(
@@ -265,8 +264,7 @@ def _round(
     state, buffers, reported, clip = now.state, now.buffers, dict[str, float](), now.clip
     if BUFFERS in total:
         mean = scale(flat(total, BUFFERS), 1 / summed_weight(replies))
-        kind = now.buffers.buffer.dtype if len(now.buffers) else torch.float32
-        buffers = Flat(mean.layout, mean.buffer.to(kind))
+        buffers = Flat(mean.layout, mean.buffer.to(now.buffers.buffer.dtype if len(now.buffers) else torch.float32))
         total = {n: x for n, x in total.items() if n != BUFFERS}
     probed = _probe(algorithm, executor, plan, now, number) if plan.central and not accepted else []
     if plan.central:  # also without replies, as the accountant counts noise in each round
