@@ -303,7 +303,8 @@ class Evaluate(Section):
     statistic uses; after the last round each gets the server model, adapts it and tests it (as metrics new/...)"""
     adapt_epochs: Annotated[int, "[0, 1e9]"] = 1
     """number of epochs for which a new client trains the received model on its own examples, with the optimizer and
-    learning rate of local training, without a schedule and without privacy noise, as it sends nothing; 0: none"""
+    learning rate of local training, without a schedule and without privacy noise, as it sends nothing; 0: none. FedBABU
+    and Per-FedAvg adapt it by their own rule instead"""
 
 
 @dataclass(frozen=True)
