@@ -23,6 +23,7 @@ from fedcommons.core.algorithm import BUFFERS, Algorithm
 from fedcommons.core.client_worker import module_with
 from fedcommons.core.evaluation import ModelTask
 from fedcommons.core.features import Head
+from fedcommons.core.step_gradients import gradient_at
 from fedcommons.core.worker import RunData
 from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
@@ -340,3 +341,21 @@ def test_head_and_body_by_turns_in_numpy(name: str) -> None:
             logits = np.tanh(x[rows] @ p[body[0]].T + p[body[1]]) @ p["network.2.weight"].T + p["network.2.bias"]
             loss = np.log(np.exp(logits).sum(1)) - logits[np.arange(len(logits)), y[rows]]
             assert of_clients["loss"][i] == pytest.approx(loss.mean(), abs=1e-10)
+
+
+def test_a_gradient_at_other_weights_in_bf16_does_not_use_earlier_weights(digits: Digits) -> None:
+    """``torch.autocast`` casts a weight once in a step, and the module's weights change within the step."""
+    federation = digits()
+    work, batch = federation.work(), federation.data.clients[0].columns
+    points = [Flat(federation.model.layout, federation.model.buffer * (1 + k)) for k in range(3)]
+
+    def gradients(each: list[Flat]) -> list[Tensor]:
+        with torch.autocast("cpu", torch.bfloat16):
+            result = [gradient_at(work, x, batch, 0)[1].buffer for x in each]
+            loss = work.module.training_step(batch, 0)
+        return [*result, *torch.autograd.grad(loss, list(work.named.values()))]
+
+    together, single = gradients(points), [gradients([x]) for x in points]
+    assert all(torch.equal(g, alone[0]) for g, alone in zip(together, single, strict=False))
+    assert not torch.equal(together[0], together[1])
+    assert all(torch.equal(g, alone) for g, alone in zip(together[3:], single[0][1:], strict=True))

@@ -144,6 +144,9 @@ run --federation.aggregation trimmed_mean:0.5 -> trimmed_mean:B [0, 0.5) | run -
 run --algorithm scaffold --federation.aggregation median -> scaffold federation.aggregation averages
 run --algorithm scaffold --attack.name alie -> scaffold attack.name averages
 run --attack.name signflip -> 'sign_flip'?
+run --algorithm perfedavg --data.client_test 0.2 --evaluate.new_clients 0.2 --evaluate.adapt_epochs 4 -> adapt_epochs 4
+run --algorithm apfl --client.momentum 0.9 -> client.momentum apfl 0.9
+run --algorithm apfl --client.optimizer adam -> client.optimizer apfl adam
 run --attack.name alie --attack.share 0.6 -> attack.share [0, 0.5] 0.6 | run --attack.share 0.1 -> attack.name none
 run --attack.name backdoor --attack.target 10 -> attack.target 0 9 10
 run --algorithm scaffold --client.momentum 0.9 -> client.momentum scaffold.option 0.9

@@ -1,4 +1,4 @@
-"""``evaluate.new_clients``: held-out examples never reach training, and new clients adapt by plain SGD."""
+"""``evaluate.new_clients``: held-out examples never reach training; new clients adapt by SGD or the method's rule."""
 
 import json
 from pathlib import Path
@@ -84,12 +84,15 @@ def flat_of(result: Any) -> torch.Tensor:
         {"model__batch_norm": True, "client__momentum": 0.9, "client__lr_schedule": "cosine"},
         {"dp__local": True, "dp__noise_multiplier": 1.0},  # an adaptation sends nothing, so it has no noise
         {"algorithm": "fedper", "measure__every": 0},  # the head has its initial values
+        {"algorithm": "perfedavg", "evaluate__adapt_epochs": 1},  # one step with alpha
+        {"algorithm": "fedbabu", "evaluate__adapt_epochs": 1, "measure__every": 0, "client__lr_schedule": "cosine"},
     ],
     ids=str,
 )
 def test_adaptation_is_a_plain_loop_from_the_received_model(fields: dict[str, Any]) -> None:
     plain = {"evaluate__adapt_epochs": 3, "client__batch_size": 1000, "client__onednn": True}
-    ready = assemble.assemble(build.build(config(**plain, **fields)))
+    ready = assemble.assemble(build.build(config(**{**plain, **fields})))
+    steps, lr = {"perfedavg": (1, 0.05), "fedbabu": (5, 0.1)}.get(fields.get("algorithm", ""), (3, 0.1))
     executor, start, new = ready.executor(), ready.start(ClientMemory()), ready.spec.new_clients
     assert new is not None
     *_, (now, _) = rounds.run(ready.algorithm, executor, ready.plan, start)
@@ -98,9 +101,9 @@ def test_adaptation_is_a_plain_loop_from_the_received_model(fields: dict[str, An
     for i in range(2):
         x = now.model if now.has_model else put(flat(now.state, "untrained"), flat(now.state, "shared"))
         module = module_with(ready.module(), x, now.buffers)
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9 if "client__momentum" in fields else 0)
+        optimizer = torch.optim.SGD(module.parameters(), lr=lr, momentum=0.9 if "client__momentum" in fields else 0)
         for kind in ("", "adapted_"):
-            for _ in range(3 if kind else 0):
+            for _ in range(steps if kind else 0):
                 optimizer.zero_grad()
                 F.cross_entropy(module.train()(new.clients[i].x), new.clients[i].y).backward()
                 optimizer.step()
@@ -157,3 +160,8 @@ def test_a_method_without_a_model_for_an_unknown_client_is_refused() -> None:
     require_received_model(spec.algorithm, "FedPer", state, spec.plan)
     with pytest.raises(UserError, match="Indexed has no model for a new client"):
         require_received_model(Indexed(), "Indexed", state, spec.plan)
+
+
+def test_the_mean_and_deviation_of_the_remaining_clients_do_not_depend_on_a_shift() -> None:
+    plain, shifted = (build.build(config(**fields)).dataset for fields in ({}, {"partition__shift": "noise"}))
+    assert (plain.mean, plain.std) == (shifted.mean, shifted.std)

@@ -21,7 +21,7 @@ Under DP-SGD the step of w is private; v and alpha, which no message depends on,
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,7 @@ from fedcommons.core.client_worker import Work
 from fedcommons.core.local_training import Batch
 from fedcommons.core.step_gradients import gradient_at
 from fedcommons.data.clients import ClientData
+from fedcommons.errors import UserError
 from fedcommons.flat_tensors import Flat, Payload, copy, flat
 from fedcommons.flat_tensors import data as values
 
@@ -53,6 +54,13 @@ class APFL:
     """true: each client trains its alpha by gradient steps"""
 
     start, down, merge = FedAvg.start, FedAvg.down, FedAvg.merge
+
+    def check(self, fields: Mapping[str, Any]) -> None:
+        if fields["client.optimizer"] != "sgd" or fields["client.momentum"]:
+            raise UserError(
+                f"apfl needs SGD without momentum: client.optimizer sgd and client.momentum 0, got "
+                f"{fields['client.optimizer']} and {fields['client.momentum']:g}."
+            )
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         eta, _ = work.sgd("APFL", momentum=False)

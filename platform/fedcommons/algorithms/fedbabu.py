@@ -7,7 +7,8 @@ all clients;  y_i: client i's body after local SGD started at x;  w_i: client i'
     y_i = local SGD on f_i(x, h) over x;   x <- x + sum_i w_i (y_i - x) / sum_i w_i
 
 Client i's personal model is (x, h) after ``tune_epochs`` epochs of local SGD on client i's examples. The client
-fine-tunes at evaluation only and sends nothing, so this training has no noise and no entry in the privacy ledger.
+fine-tunes at evaluation only and sends nothing, so this training has no noise and no entry in the privacy ledger. No
+learning rate schedule applies to it.
 
 The server has no trained head, so no server model is evaluated.
 
@@ -60,8 +61,8 @@ class FedBABU:
         return weighted_reply(x, y, work.weight(data))
 
     def adapt(self, work: Work, model: Flat, data: ClientData, seed: int) -> Flat:
-        head = personal_layers(self, model, head_parameters(work.module))
-        body = [name for name in model if name not in head]
+        chosen = personal_layers(self, model, head_parameters(work.module))
+        head, body = ([name for name in model if (name in chosen) == is_head] for is_head in (True, False))
         frozen = {"all": [], "head": body, "body": head}[self.tune]
         loop = replace(work.loop, epochs=self.tune_epochs, dp=None)
         return loop.run(work, model, data, seed, add_to_grad=freeze(frozen)).model

@@ -303,7 +303,7 @@ class Evaluate(Section):
     round, each of these clients tests the server model, adapts it and tests it again (metrics new/...)"""
     adapt_epochs: Annotated[int, "[0, 1e9]"] = 1
     """epochs for which a new client trains the received model on its examples, with the optimizer and learning rate of
-    local training, but no schedule and no privacy noise, as the client sends nothing; 0: none"""
+    local training, but no schedule and no noise; 0: none. FedBABU and Per-FedAvg adapt the model by their own rule"""
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,14 @@ def gradient_at(work: TrainingProcess, weights: Flat, batch: Batch, number: int)
     """
     before = work.params.buffer.clone()
     work.params.buffer.copy_(weights.buffer)
+    torch.clear_autocast_cache()  # autocast casts a weight only once, and would use the values before this copy
     try:
         value = work.module.training_step(batch, number)
         assert isinstance(value, Tensor)
         parts = torch.autograd.grad(value, list(work.named.values()), materialize_grads=True)
     finally:
         work.params.buffer.copy_(before)
+        torch.clear_autocast_cache()
     return value.detach(), Flat(weights.layout, torch.cat([part.reshape(-1) for part in parts]))
 
 

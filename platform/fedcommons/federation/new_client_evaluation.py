@@ -2,22 +2,22 @@
 
 A new client receives the server model x. If the method has no server model, the client receives the personal model of a
 client that never took part, in which layers that are not sent have their initial values. The client then trains this
-model on its training examples by local SGD, whatever the method. It sends nothing, so training adds no privacy noise
-and the ledger has no entry. Workers get the new clients' examples with this job only, after the last round, so no
-object of a worker can carry these examples into training.
+model on its training examples, by the method's ``adapt`` if the method has this function (``Adapts``), else by local
+SGD. It sends nothing, so training adds no privacy noise and the ledger has no entry. Workers get the new clients'
+examples with this job only, after the last round, so no object of a worker can carry these examples into training.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fedcommons.core.algorithm import Algorithm, State
+from fedcommons.core.algorithm import Adapts, Algorithm, State
 from fedcommons.core.block_sum import cut
 from fedcommons.core.evaluation import Each, ModelTask, by_metric, on_own
 from fedcommons.core.executor import Executor
 from fedcommons.core.worker import RunData, Worker
 from fedcommons.data.new_clients import NewClients
 from fedcommons.errors import ClientError, UserError, sentence
-from fedcommons.federation.personal_evaluation import Predicts, personal_payload
+from fedcommons.federation.personal_evaluation import Predicts, adapt, personal_payload
 from fedcommons.federation.rounds import Plan, Standing
 from fedcommons.flat_tensors import EMPTY, copy, flat
 from fedcommons.seeding import seed_for
@@ -72,12 +72,15 @@ def adapt_some_clients(worker: Worker, task: Adaptation, clients: Sequence[int])
     for i in clients:
         received.load(work)
         results.append(metrics := on_own(worker, received, i, on_tests=True))
-        if task.epochs:
-            work.begin(0)  # outside of rounds, so no learning rate schedule applies
+        if task.epochs and isinstance(worker.algorithm, Adapts):
             received.load(work)  # the evaluation may have changed the statistics of BatchNorm
+            adapt(worker, worker.algorithm, received, i)
+        elif task.epochs:
+            work.begin(0)  # outside of rounds, so no learning rate schedule applies
+            received.load(work)
             trained = loop.run(work, received.on(work.device), data.real[i], seed_for(received.seed, "adaptation", i))
-            adapted = replace(received, model=copy(trained.model), buffers=copy(work.buffers))
-            adapted.load(work)
-            after = on_own(worker, adapted, i, on_tests=True)
+            replace(received, model=copy(trained.model), buffers=copy(work.buffers)).load(work)
+        if task.epochs:
+            after = on_own(worker, received, i, on_tests=True)
             metrics |= {f"adapted_{name}": value for name, value in after.items() if name != "n"}
     return results

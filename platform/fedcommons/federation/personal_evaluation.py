@@ -124,7 +124,7 @@ def adapt(worker: Worker, algorithm: Adapts, at: ModelTask, client: int) -> None
     """Adapt the loaded model ``at`` to the client's training examples and load the result for evaluation."""
     work, rows, seed = worker.work, worker.data.clients[client], seed_for(at.seed, "adapt", client)
     set_default_generator(seed, "client")
-    work.begin(at.round, rows)
+    work.begin(0, rows)  # outside of rounds, so no learning rate schedule applies
     with user_code_context(algorithm, "adapt", f"client {client}", f"round {at.round}"):
         model = copy(algorithm.adapt(work, at.on(work.device), rows, seed))
         replace(at, model=model, buffers=copy(work.buffers)).load(work)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from fedcommons.config import registry
-from fedcommons.core.algorithm import require_attributes
+from fedcommons.core.algorithm import Adapts, require_attributes
 from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.client_worker import trainable_parameters
 from fedcommons.core.features import batch_norm_parameters, head_parameters
@@ -100,6 +100,11 @@ def checked(spec: RunSpec, *, judges_delta: bool) -> RunSpec:
                 f"needs {' and '.join(lacking)}."
             )
     if spec.new_clients:
+        if isinstance(algorithm, Adapts) and seen.adapt_epochs > 1:
+            name = spec.names["algorithm"]
+            raise UserError(
+                f"evaluate.adapt_epochs must be 0 or 1 with algorithm {name}, which has an own rule to adapt."
+            )
         require_received_model(algorithm, f"algorithm {spec.names['algorithm']}", state, spec.plan)
     notes = [*(dataset.origin.notes if dataset.origin else ()), *notes]
     return replace(spec, plan=replace(spec.plan, facts=facts), dataset=dataset, notes=notes)

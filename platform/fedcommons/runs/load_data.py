@@ -205,6 +205,7 @@ def partition_examples(
         partition, train, tests = client_test_sets.hold_out(partition, dataset, share, seed)
     else:
         tests = client_test_sets.of_groups(partition, dataset)
+    rows, unshifted = partition.rows, train.x
     if shift != "none":
         train = shift_features(Clients(train, partition.rows), shift, size, seed, "train")
         tests = None if tests is None else Clients(shift_features(tests, shift, size, seed, "test"), tests.rows)
@@ -212,7 +213,9 @@ def partition_examples(
     if new_share:
         partition, train, tests, new = hold_out(partition, train, tests, new_share, seed)
         if STANDARDISATION in dataset.computed:
-            mean, std = channel_statistics(train.x)
+            is_left = np.ones(len(unshifted), bool)
+            is_left[np.concatenate([rows[i] for i in new.numbers])] = False
+            mean, std = channel_statistics(unshifted[torch.from_numpy(is_left)])
             dataset = replace(dataset, mean=mean, std=std)
     return dataset, partition, train, tests, new, computed
 
