@@ -353,6 +353,7 @@ def test_a_gradient_at_other_weights_in_bf16_does_not_use_earlier_weights(digits
         with torch.autocast("cpu", torch.bfloat16):
             result = [gradient_at(work, x, batch, 0)[1].buffer for x in each]
             loss = work.module.training_step(batch, 0)
+        assert isinstance(loss, Tensor)
         return [*result, *torch.autograd.grad(loss, list(work.named.values()))]
 
     together, single = gradients(points), [gradients([x]) for x in points]

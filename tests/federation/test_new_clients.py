@@ -163,5 +163,5 @@ def test_a_method_without_a_model_for_an_unknown_client_is_refused() -> None:
 
 
 def test_the_mean_and_deviation_of_the_remaining_clients_do_not_depend_on_a_shift() -> None:
-    plain, shifted = (build.build(config(**fields)).dataset for fields in ({}, {"partition__shift": "noise"}))
+    plain, shifted = (build.build(one).dataset for one in (config(), config(partition__shift="noise")))
     assert (plain.mean, plain.std) == (shifted.mean, shifted.std)
