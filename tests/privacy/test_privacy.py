@@ -101,11 +101,11 @@ OTHERS = ("fedmix", "feddm", "fedlap", "feddpms", "fedproto", "fedgen", "one_sho
 @pytest.mark.parametrize("name", [n for n in KINDS["algorithm"].components if n not in OTHERS])
 @pytest.mark.long
 def test_methods_under_dp_sgd_are_charged_their_steps_and_nothing_is_uncovered(name: str, digits: Digits) -> None:
-    """Two rounds of two epochs of ceil(n/B) steps at q = B/n; Ditto's train twice in each, one-shot methods' in one."""
+    """Two rounds of two epochs of ceil(n/B) steps at q = B/n; Ditto and FedRep train twice, one-shot methods once."""
     algorithm = registry.make("algorithm", name, {})
     ledger = _ledger(algorithm, digits(method=algorithm))
     assert ledger.uncovered == {}
-    each = {"ditto": 8, "dense": 2, "coboosting": 2}.get(name, 4)
+    each = {"ditto": 8, "fedrep": 24, "dense": 2, "coboosting": 2}.get(name, 4)
     assert ledger.updates.covered == {i: {(5 / n, 1.0): each * -(-n // 5)} for i, n in enumerate((9, 16, 12, 20, 7))}
 
 

@@ -115,7 +115,7 @@ def train_block(worker: Worker, task: RoundTask, block: Sequence[ClientTask]) ->
     work, algorithm, result = worker.work, worker.algorithm, BlockResult()
     sums: dict[Form, BlockSum] = defaultdict(BlockSum)
     before: state_leaks.State = {}
-    private = _is_private(work, task)
+    private = work.loop.dp is not None or task.updates.private  # an epsilon needs that clients leave no data behind
     knows_number = capabilities_of(algorithm).knows_number
     common = to_device(task.common, work.device)
     if private and block:  # before any client's code runs, also that of clients that train simultaneously
@@ -198,14 +198,11 @@ def _receive(work: Work, task: RoundTask, one: ClientTask, common: Payload) -> t
     stored = without_errors(one.memory) if task.updates.on_client else one.memory
     message, memory = Message(common, to_device(one.individual, work.device)), to_device(stored, work.device)
     work.noise = Noise(work.source, task.round, one.client, received=(common, message.individual, memory))
-    if _is_private(work, task):  # copies, because a client that writes to its message must not change other messages
+    if (
+        work.loop.dp is not None or task.updates.private
+    ):  # copies, because a client that writes to its message must not change other messages
         message = Message(_cloned(message.common), _cloned(message.individual))
     return message, memory
-
-
-def _is_private(work: Work, task: RoundTask) -> bool:
-    """Return whether an epsilon needs that a client's training leaves no data to the next client."""
-    return work.loop.dp is not None or task.updates.private
 
 
 def _at_once(worker: Worker, task: RoundTask, block: Sequence[ClientTask], common: Payload) -> dict[int, LocalResult]:

@@ -1,9 +1,11 @@
 """Sampling of the clients that take part in a round: a fixed number, or each client independently (Poisson)."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from fedcommons.privacy.noise import Source
-from fedcommons.seeding import numpy_generator
+if TYPE_CHECKING:  # torch takes seconds to import, and options need no torch
+    from fedcommons.privacy.noise import Source
 
 
 def joining(n_clients: int, participation: float) -> int:
@@ -13,6 +15,8 @@ def joining(n_clients: int, participation: float) -> int:
 
 def participants(n_clients: int, participation: float, seed: int, round: int) -> list[int]:
     """Return the participants in ascending order, sampled uniformly without replacement; see ``joining``."""
+    from fedcommons.seeding import numpy_generator
+
     k = joining(n_clients, participation)
     if k == n_clients:
         return list(range(n_clients))
@@ -20,12 +24,14 @@ def participants(n_clients: int, participation: float, seed: int, round: int) ->
     return np.sort(sampled).tolist()
 
 
-def poisson_participants(n_clients: int, participation: float, seed: int, round: int, source: Source) -> list[int]:
+def poisson_participants(n_clients: int, participation: float, seed: int, round: int, source: "Source") -> list[int]:
     """Return the participants in ascending order; each client takes part independently with probability C.
 
     source: the run's source of noise. If it has a salt, the salt keys the draw, because the accountant of Poisson
     sampling assumes secret participants. Otherwise the seed keys the draw.
     """
+    from fedcommons.seeding import numpy_generator
+
     is_secret = bool(source.salt)
     stream = source.stream("participants", seed, round) if is_secret else numpy_generator(seed, "participants", round)
     return np.flatnonzero(stream.random(n_clients) < participation).tolist()

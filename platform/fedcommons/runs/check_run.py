@@ -103,7 +103,8 @@ def checked(spec: RunSpec, *, judges_delta: bool) -> RunSpec:
         if isinstance(algorithm, Adapts) and seen.adapt_epochs > 1:
             name = spec.names["algorithm"]
             raise UserError(
-                f"evaluate.adapt_epochs must be 0 or 1 with algorithm {name}, which has an own rule to adapt."
+                f"evaluate.adapt_epochs must be 0 or 1 with algorithm {name}, which adapts models by its own rule, "
+                f"got {seen.adapt_epochs}."
             )
         require_received_model(algorithm, f"algorithm {spec.names['algorithm']}", state, spec.plan)
     notes = [*(dataset.origin.notes if dataset.origin else ()), *notes]

@@ -112,13 +112,13 @@ def require_storage(storage: str | None, artifacts: Path, *, is_secret: bool) ->
 
 def require_server_data(algorithm: Algorithm, stage: Stage, n_public: int) -> None:
     """Refuse a method whose server needs a pool of images or public examples that it does not have."""
-    capabilities = capabilities_of(algorithm)
+    capabilities, serves_pool = capabilities_of(algorithm), capabilities_of(stage).serves_pool
     if capabilities.needs_public and not n_public:
         raise UserError(
             f"the server of {type(algorithm).__name__} trains on public examples, and there are none: set "
             "--data.public 0.1, the share of the training examples that no client gets."
         )
-    if capabilities.needs_pool and not capabilities_of(stage).serves_pool:
+    if capabilities.needs_pool and not serves_pool:
         raise UserError(
             f"the server of {type(algorithm).__name__} trains on a pool of images, and sharing stage "
             f"{type(stage).__name__} gives the server no pool: use sharing.setting server_synthetic."
