@@ -23,10 +23,9 @@ from fedcommons.federation.rounds import Plan
 from fedcommons.flat_tensors import data, flat
 from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
+from fedcommons.seeding import generator
 from fedcommons.testing.comparing import outcome
 from fedcommons.testing.spy import Spy
-
-DRAW = torch.Generator().manual_seed(0)
 
 
 def compressed(plan: Plan, compressor: TopK | QSGD, *, feedback: bool = True) -> Plan:
@@ -45,7 +44,7 @@ def compressed(plan: Plan, compressor: TopK | QSGD, *, feedback: bool = True) ->
 )
 def test_bytes_by_hand(compressor: TopK | QSGD, d: int, itemsize: int, nbytes: int) -> None:
     assert compressor.nbytes(d, itemsize) == nbytes
-    v = torch.randn(d, generator=DRAW, dtype={4: torch.float32, 8: torch.float64}[itemsize])
+    v = torch.randn(d, generator=generator("test"), dtype={4: torch.float32, 8: torch.float64}[itemsize])
     reply, sent = Compression(compressor, False)(Reply({"delta": v, "a": torch.tensor(2)}), v.nbytes + 8, {}, 0)
     assert sent == nbytes + 8
     if isinstance(compressor, TopK):
@@ -55,7 +54,7 @@ def test_bytes_by_hand(compressor: TopK | QSGD, d: int, itemsize: int, nbytes: i
 
 def test_qsgd_sends_levels_whose_mean_is_the_vector() -> None:
     """The variance of level l/s is p (1 - p)/s^2, with p the fraction above l; a zero bucket stays zero."""
-    v = torch.cat([torch.randn(700, generator=DRAW), torch.zeros(600)])
+    v = torch.cat([torch.randn(700, generator=generator("test")), torch.zeros(600)])
     norms = torch.tensor([v[:512].norm(), v[512:1024].norm(), 1.0]).repeat_interleave(512)[:1300].double()
     drawn = torch.stack([QSGD(3).compress(v, seed) for seed in range(4000)]).double()
     levels = drawn / norms * 3
@@ -134,7 +133,7 @@ def test_errors_outlive_absence_rejection_files_and_a_checkpoint(digits: Digits,
 
 
 def test_a_private_update_contains_no_error_without_noise(digits: Digits) -> None:
-    v, step = torch.randn(100, generator=DRAW), Compression(TopK(0.1), True)
+    v, step = torch.randn(100, generator=generator("test")), Compression(TopK(0.1), True)
     noisy = Release(what=("delta",), mechanism=SAMPLED_GAUSSIAN, sigma=1.0, sensitivity=1.0, steps=1)
     first = step(Reply({"delta": v}), v.nbytes, {}, 0)[0].memory
     assert first is not None
@@ -151,7 +150,7 @@ def test_a_private_update_contains_no_error_without_noise(digits: Digits) -> Non
 
 
 def test_one_tensor_in_sums_and_each_stays_one_and_integers_are_refused(digits: Digits) -> None:
-    v, step = torch.randn(10, 10, generator=DRAW), Compression(TopK(0.1), True)
+    v, step = torch.randn(10, 10, generator=generator("test")), Compression(TopK(0.1), True)
     reply, nbytes = step(Reply({"delta": 3 * v}, {"delta": v}, weight=3), v.nbytes, {}, 0)
     assert torch.allclose(data(reply.sums["delta"]), 3 * data(reply.each["delta"]))
     assert (int(data(reply.each["delta"]).count_nonzero()), nbytes) == (10, 10 * 4 + 9)

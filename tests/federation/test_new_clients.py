@@ -136,12 +136,12 @@ def test_a_run_that_stops_early_evaluates_new_clients_once(tmp_path: Path) -> No
 
 def test_each_client_is_held_out_with_equal_probability_and_by_the_seed() -> None:
     examples = Examples(X, Y)
-    dealt = Partitioned(list(np.arange(240).reshape(12, 20)), None)
+    partition = Partitioned(list(np.arange(240).reshape(12, 20)), None)
     tests = Clients(examples, list(np.arange(12).reshape(12, 1)))
-    drawn = [hold_out(dealt, examples, tests, 0.26, seed)[3].numbers for seed in (*range(400), 0)]
-    assert drawn[0] == drawn[400]
-    times = np.bincount(np.concatenate(drawn[:400]), minlength=12) / 400
-    assert len(drawn[0]) == 3
+    held_out = [hold_out(partition, examples, tests, 0.26, seed)[3].numbers for seed in (*range(400), 0)]
+    assert held_out[0] == held_out[400]
+    times = np.bincount(np.concatenate(held_out[:400]), minlength=12) / 400
+    assert len(held_out[0]) == 3
     assert np.abs(times - 0.25).max() < 4.5 * (0.25 * 0.75 / 400) ** 0.5
 
 

@@ -32,6 +32,7 @@ from fedcommons.privacy.ledger import Ledger
 from fedcommons.privacy.noise import SEED_ALONE, Noise, Source
 from fedcommons.privacy.user_level import user_level
 from fedcommons.runs import experiment
+from fedcommons.seeding import generator
 from fedcommons.testing import Federation, LeastSquares
 from fedcommons.testing.comparing import outcome
 from fedcommons.testing.elsewhere import Apart
@@ -93,7 +94,7 @@ def test_a_hostile_client_moves_the_model_by_no_more_than_the_clip_over_the_coho
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_no_rounding_makes_an_update_longer_than_the_clip(dtype: torch.dtype) -> None:
-    draw = torch.Generator().manual_seed(3)
+    draw = generator("test")
     for trial in range(60):
         parts = {n: torch.randn(1 + 97 * trial, generator=draw).mul(10.0 ** (trial % 5 - 2)).to(dtype) for n in "ab"}
         clip, weight = float(torch.rand((), generator=draw)), 1.0 + trial % 3
@@ -275,9 +276,9 @@ def test_there_is_no_epsilon_if_data_reach_others_beside_the_models(secret: bool
     shared = Ledger.before_rounds([Release(1, ("class counts",), commons=True)])
     outlived = Ledger().after([], ["Model.cache"])
     for ledger, leaks in ((shared, {}), (outlived, {}), (Ledger(), {"number of rounds": "it follows train/loss"})):
-        said = user_level(ledger, leaks, **FACTS, q=1.0, steps=12, secret=secret)
-        assert said["epsilon"] is said.get("epsilon_if_secret") is None
-        assert "none" in said["in_words"]
+        stated = user_level(ledger, leaks, **FACTS, q=1.0, steps=12, secret=secret)
+        assert stated["epsilon"] is stated.get("epsilon_if_secret") is None
+        assert "none" in stated["in_words"]
 
 
 FIELDS = {"algorithm": "fedavgm", "dp.central": True, "dp.central_quantile": 0.5, "federation.sampling": "poisson",
@@ -288,7 +289,7 @@ FIELDS = {"algorithm": "fedavgm", "dp.central": True, "dp.central_quantile": 0.5
 def test_a_resumed_run_equals_an_uninterrupted_run_and_states_its_epsilon(tmp_path: Path) -> None:
     """The noise and the participants are secret, and the clipping norm comes from the checkpoint of round 4."""
     config, whole, cut = small(tmp_path, FIELDS), tmp_path / "whole", tmp_path / "cut"
-    said = experiment.run(config, whole)["privacy"]
+    stated = experiment.run(config, whole)["privacy"]
     shutil.copytree(whole, cut)
     for path in [cut / "summary.json", *cut.glob("checkpoints/round-000006*")]:
         path.unlink()
@@ -296,5 +297,5 @@ def test_a_resumed_run_equals_an_uninterrupted_run_and_states_its_epsilon(tmp_pa
     assert saved
     assert saved.clip not in (None, 1.0)
     require_resumed(config, cut, whole, 5)
-    assert said["user_level"]["epsilon"] == pytest.approx(composed(((0.5, 1.0, 6),), 1e-5))
-    assert (said["noise"], said["overall"]) == ("secret", "none")
+    assert stated["user_level"]["epsilon"] == pytest.approx(composed(((0.5, 1.0, 6),), 1e-5))
+    assert (stated["noise"], stated["overall"]) == ("secret", "none")

@@ -69,8 +69,10 @@ class Attack:
 
     def poisoned(self, train: Examples, rows: Sequence[np.ndarray], n_classes: int, seed: int) -> Examples:
         """Return the training examples after a data attack; rows: each client's row numbers."""
+        if not self.is_on_data:
+            return train
         x, y = train.x.clone(), train.y.clone()
-        for client in self.clients if self.is_on_data else ():
+        for client in self.clients:
             if self.name == "label_flip":
                 y[rows[client]] = n_classes - 1 - y[rows[client]]
                 continue
