@@ -14,9 +14,9 @@ client of median speed trains on the mean number of examples; communication take
 as own ones, and ``client.equal_work`` has no influence on the clock. So compare times only of runs with the same
 sharing. The metric ``server/time`` is the time of the step, ``server/staleness`` the mean of tau_i.
 
-A client that ends its training is replaced at once by an idle client, chosen uniformly (``refill`` reply), or all free
-places are filled after the server step (``refill`` step). With K = M and ``refill`` step, FedBuff is FedAvg with M
-clients per round, and the clock measures synchronous rounds.
+With ``refill`` reply, a client that ends its training is replaced at once by an idle client, chosen uniformly; with
+``refill`` step, all free places are filled after the server step. With K = M and ``refill`` step, FedBuff is FedAvg
+with M clients per round, and the clock measures synchronous rounds.
 
 If a reply is rejected, the step takes place without it, and the client is idle again. The server stores the models
 x_(t - tau) from which clients still train, at most M.

@@ -30,7 +30,10 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("dp.central", "federation.max_norm"): "updates are clipped, so no norm is too large",
     ("dp.central", "federation.aggregation"): "the noise is added to a sum of updates",
     ("dp.central", "attack.name"): "attacks change updates after the clipping",
-    ("dp.central_quantile", "dp.local"): "clients report, without local noise, whether their update was clipped",
+    (
+        "dp.central_quantile",
+        "dp.local",
+    ): "clients report whether their update was clipped, and no local noise protects this report",
     ("federation.sampling", "straggler.rule"): "Poisson sampling assumes that clients reply independently",
 }
 """Two names in ``OPTIONS`` -> the reason why an experiment must not use both options."""

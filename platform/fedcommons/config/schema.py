@@ -242,7 +242,7 @@ class Attack(Section):
     share: Annotated[float, "[0, 0.5]"] = 0.2
     """share of the N clients that are Byzantine, drawn by the run's seed; partition.json lists them"""
     scale: Annotated[float, "(0, 1e38]"] = 1.0
-    """gaussian: standard deviation of the false updates; alie: factor of the paper's number of standard deviations"""
+    """gaussian: standard deviation of the false updates; alie: factor of the paper's z"""
     target: Annotated[int, "[0, 1e9]"] = 0
     """class that images with the backdoor's square get"""
 

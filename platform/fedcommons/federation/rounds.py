@@ -254,7 +254,7 @@ def _round(
     if blocks and not accepted:
         raise all_rejected(name, number, rejected, now.largest)
     if plan.aggregation and len(accepted) < plan.aggregation.least:
-        total, accepted = {}, {}  # too few replies for the rule: as if none had arrived
+        total, accepted = {}, {}  # too few replies for the aggregation rule: like a round without replies
     elif plan.aggregation:
         total = aggregate(plan.aggregation, total, accepted)
     norms = {client: norm for r in results for client, norm in r.norms.items() if client in accepted}

@@ -29,7 +29,7 @@ WORDS = {
     "personal/accuracy_worst_decile": "accuracy of personal models, worst tenth of clients",
     "new/accuracy_mean": "accuracy of the model that new clients receive, mean",
     "new/adapted_accuracy_mean": "accuracy of new clients' adapted models, mean",
-    "attack/success": "success of the backdoor on test images with the square",
+    "attack/success": "share of the test images with the backdoor's square that get the class attack.target",
     "MB": "MB exchanged by all clients", "bytes_down": "bytes to the clients", "bytes_up": "bytes from the clients",
     "comm/total_bytes": "bytes up to this round, shared data included",
     "comm/once_bytes": "bytes of shared data before round 1, in round 0 only",

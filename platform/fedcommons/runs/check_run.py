@@ -103,7 +103,7 @@ def checked(spec: RunSpec, *, judges_delta: bool) -> RunSpec:
         if isinstance(algorithm, Adapts) and seen.adapt_epochs > 1:
             name = spec.names["algorithm"]
             raise UserError(
-                f"evaluate.adapt_epochs must be 0 or 1 with algorithm {name}, which adapts models by its own rule, "
+                f"evaluate.adapt_epochs must be 0 (off) or 1 (on) with algorithm {name}, which adapts by its own rule, "
                 f"got {seen.adapt_epochs}."
             )
         require_received_model(algorithm, f"algorithm {spec.names['algorithm']}", state, spec.plan)

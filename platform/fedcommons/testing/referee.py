@@ -103,7 +103,7 @@ def referee(algorithm: Algorithm, claims: Claims = NOTHING) -> Iterator[Verdict]
     first: dict[str, str] = {}  # error -> the first check that failed because of it
     for verdict in _verdicts(algorithm, claims):
         if verdict.passed is not True and (earlier := first.get(verdict.cause)):
-            yield Verdict(verdict.check, None, f"not judged: it ends with the error of the check {earlier!r}")
+            yield Verdict(verdict.check, None, f"not judged: same error as in the check {earlier!r}")
             continue
         if verdict.passed is False:
             first[verdict.cause] = verdict.check
