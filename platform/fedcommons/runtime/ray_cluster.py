@@ -116,6 +116,7 @@ def _start(num_cpus: int | None) -> None:
         ray.init(
             address="local",  # start a new Ray instead of joining another user's Ray
             num_cpus=num_cpus,
+            num_gpus=visible_gpus(),
             include_dashboard=False,
             _temp_dir=str(folder / "r"),  # a subfolder, because Ray makes it readable for all users
             _system_config={"max_direct_call_object_size": INLINE_BYTES},
@@ -221,6 +222,16 @@ def cores() -> int | None:
         limits.append(int(requested))
     fewest = min(limits, default=None)
     return fewest if fewest != os.cpu_count() else None
+
+
+def visible_gpus() -> int | None:
+    """Return the number of GPUs in CUDA_VISIBLE_DEVICES if Ray's own number would be wrong; None: it is correct.
+
+    Ray counts physical GPUs at most, and a GPU may have several MIG slices. Ray counts -1, at which CUDA's list ends.
+    """
+    names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    before = names[: names.index("-1")] if "-1" in names else names
+    return len(before) if before != names or any(name.startswith("MIG-") for name in names) else None
 
 
 def gpu_share(wanted: float | str) -> float:
@@ -342,6 +353,6 @@ def require_actors(n: int, gpus_per_actor: float | str) -> None:
         if n > room:
             raise UserError(
                 f"federation.actors: one run needs {n * each:g} {kind}, and Ray has {has:g}, room for {room} such "
-                f"actors; use fewer actors{', a smaller federation.gpus_per_actor' * (kind == 'GPU')} or "
-                "federation.executor serial."
+                f"actors{', as no process can use parts of two GPUs' * (n * each <= has)}; use fewer actors"
+                f"{', a smaller federation.gpus_per_actor' * (kind == 'GPU')} or federation.executor serial."
             )
