@@ -31,7 +31,7 @@ from fedcommons.algorithms.fedper import FedPer
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.core.algorithm import Facts, Message, require_attributes
 from fedcommons.errors import UserError
-from fedcommons.flat_tensors import flat, norm, select, sub
+from fedcommons.flat_tensors import Flat, flat, norm, select, sub
 from fedcommons.testing import rate, referee, theirs
 from fedcommons.testing.adapters import Adapted, adapted
 from fedcommons.testing.elsewhere import require_the_same_after_a_stop
@@ -305,6 +305,9 @@ def test_a_strategy_is_built_with_the_seed_of_the_run() -> None:
     for seed in (1, 2, 1):
         np.random.seed(len(drawn))  # noqa: NPY002
         algorithm = adapted(Seeding, Drawn)
+        adapted(Seeding, ControlServer).start(
+            Flat(model.layout, model.buffer.to("meta")), facts, seed
+        )  # as `run` checks
         state = algorithm.start(model, facts, seed)
         drawn.append(algorithm.server and algorithm.server.strategy.drawn)
         other = adapted(Seeding, Drawn)  # as in another process

@@ -115,8 +115,10 @@ class Adapted:
         state: State = {"model": model, "seed": torch.tensor(seed)}
         if self.server:
             state = {**state, "n_clients": torch.tensor(facts.n_clients)}
-            self.server.start(model, seed)
-            self.server.configure(state, 1)
+            is_real = not model.buffer.is_meta  # a check before the run has shapes without values
+            values = model if is_real else Flat(model.layout, torch.zeros(model.layout.size))
+            self.server.start(values, seed)
+            self.server.configure(state if is_real else {**state, "model": values}, 1)
         return state
 
     def down(self, state: State, round: int, client: int) -> Message:
