@@ -305,9 +305,8 @@ def test_a_strategy_is_built_with_the_seed_of_the_run() -> None:
     for seed in (1, 2, 1):
         np.random.seed(len(drawn))  # noqa: NPY002
         algorithm = adapted(Seeding, Drawn)
-        adapted(Seeding, ControlServer).start(
-            Flat(model.layout, model.buffer.to("meta")), facts, seed
-        )  # as `run` checks
+        without_values = Flat(model.layout, model.buffer.to("meta"))  # as a check before a run starts it
+        adapted(Seeding, ControlServer).start(without_values, facts, seed)
         state = algorithm.start(model, facts, seed)
         drawn.append(algorithm.server and algorithm.server.strategy.drawn)
         other = adapted(Seeding, Drawn)  # as in another process
