@@ -5,7 +5,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALL := $(VENV)/bin/pip install --quiet --disable-pip-version-check
 
-.PHONY: table1 test snapshots test-long test-ray test-cpus test-cluster test-browser docs nightly cluster cluster-stop cluster-check lint lock
+.PHONY: table1 test snapshots test-long test-ray test-cpus test-cluster test-browser docs nightly cluster cluster-sync cluster-stop cluster-check lint lock
 table1: $(VENV)/.installed
 	$(RUN) sweeps/table1.py $(if $(wildcard runs),--resume) $(ARGS)
 
@@ -41,8 +41,8 @@ cluster-check: $(VENV)/.installed
 cluster: $(VENV)/.installed
 	@$(RUN) -W ignore cluster/up.py
 
-cluster-stop: $(VENV)/.installed
-	@$(RUN) -W ignore cluster/up.py stop
+cluster-sync cluster-stop: cluster-%: $(VENV)/.installed
+	@$(RUN) -W ignore cluster/up.py $*
 
 # The tests that compare bits, with the instructions of other CPUs, which round differently, and the tests that read and
 # write texts most, in a locale that is not UTF-8. SAME: checks of every algorithm that no rounding decides.

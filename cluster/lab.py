@@ -25,8 +25,11 @@ MAKES = {"PYTHON", "LOCKED", "VENV", "ARGS"}
 ROOM_GB, INSTALL_ROOM_GB = 1, 10
 """Free space that a host needs in its home and in OUT, and in its home where packages are missing."""
 
-OPTIONS = "StrictHostKeyChecking=no UserKnownHostsFile=/dev/null IdentitiesOnly=yes BatchMode=yes ConnectTimeout=10"
-"""Options of SSH: those of Ray's launcher, and no questions."""
+OPTIONS = (
+    "StrictHostKeyChecking=no UserKnownHostsFile=/dev/null IdentitiesOnly=yes BatchMode=yes ConnectTimeout=10 "
+    "LogLevel=ERROR"
+)
+"""Options of SSH: those of Ray's launcher, no questions, and no message of its own."""
 
 MARK = "fedcommons:"
 """Beginning of the line with a script's answer, as a login shell may print other lines."""
@@ -46,12 +49,16 @@ class Lab:
     out: str
     port: int
 
+    @property
+    def ssh_words(self) -> list[str]:
+        """Return SSH's command without the host."""
+        options = [word for option in OPTIONS.split() for word in ("-o", option)]
+        return ["ssh", *(["-i", self.key] if self.key else []), *options]
+
     def ssh(self, host: str, line: str, text: str = "") -> subprocess.CompletedProcess[str]:
         """Run a line on a host, in the shell that Ray's launcher uses, with ``text`` as its input."""
-        words = ["ssh", *(["-i", self.key] if self.key else []), "-o", "LogLevel=ERROR"]
-        words += [word for option in OPTIONS.split() for word in ("-o", option)]
         shell = f". ~/.bashrc; PATH=~/fedcommons/.venv/bin:$PATH; {line}"
-        words += [f"{self.user}@{self.hosts[host]}", f"bash --login -i -c {shlex.quote(shell)}"]
+        words = [*self.ssh_words, f"{self.user}@{self.hosts[host]}", f"bash --login -i -c {shlex.quote(shell)}"]
         try:
             return subprocess.run(words, input=text, capture_output=True, text=True, timeout=120)
         except subprocess.TimeoutExpired:

@@ -2,6 +2,7 @@
 
 make cluster HOSTS="10.0.0.1 10.0.0.2" USER=me KEY=~/.ssh/id_ed25519 OUT=/shared  # exit code 2 and a sentence per lack
 make cluster HOSTS=""                                                            # this machine alone, without SSH
+make cluster-sync                                                                # copy the code again
 make cluster-stop
 
 OUT: the folder that all hosts mount, for --out; without it, sweeps need --storage. PORT: port of the head's Ray (6379).
@@ -9,6 +10,7 @@ OUT: the folder that all hosts mount, for --out; without it, sweeps need --stora
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -101,16 +103,43 @@ def start(lab: Lab) -> None:
     )
 
 
+def started() -> tuple[Lab, dict[str, Any]]:
+    """Return the hosts of ``MINE`` by their addresses, and its content.
+
+    Raises:
+        LackError: there is no such file.
+    """
+    if not (ROOT / MINE).exists():
+        raise LackError(f'{MINE} is missing: `make cluster HOSTS="a b"` writes it.')
+    file = yaml.safe_load((ROOT / MINE).read_text(encoding="utf-8"))
+    addresses = [file["provider"]["head_ip"], *file["provider"]["worker_ips"]]
+    key = file["auth"].get("ssh_private_key", "")
+    return Lab({address: address for address in addresses}, file["auth"]["ssh_user"], key, "", 0), file
+
+
+def sync() -> None:
+    """Copy the code to all hosts again; `ray rsync-up -A` would copy it to the head only, without an error.
+
+    Raises:
+        LackError: a host does not take it.
+    """
+    lab, file = started()
+    excluded = [word for pattern in file["rsync_exclude"] for word in ("--exclude", pattern)]
+    for address in lab.hosts:
+        to = f"{lab.user}@{address}:fedcommons/"
+        if subprocess.run(
+            ["rsync", "-az", "--rsh", shlex.join(lab.ssh_words), *excluded, "./", to], cwd=ROOT
+        ).returncode:
+            raise LackError(f"host {address} has not taken the code; rsync's lines above say why.")
+
+
 def stop() -> None:
-    """End the cluster of ``MINE`` and of ray_cluster.yaml; `ray down` alone leaves processes on the workers."""
+    """End the cluster of ``MINE``, and that of this machine; `ray down` alone leaves processes on the workers."""
     if (ROOT / MINE).exists():
         _ray("down", "-y", MINE)
-        file = yaml.safe_load((ROOT / MINE).read_text(encoding="utf-8"))
-        workers = {address: address for address in file["provider"]["worker_ips"]}
-        for worker in workers:
-            Lab(workers, file["auth"]["ssh_user"], file["auth"].get("ssh_private_key", ""), "", 0).ssh(
-                worker, "ray stop"
-            )
+        lab, _ = started()
+        for worker in [*lab.hosts][1:]:
+            lab.ssh(worker, "ray stop")
     _ray("down", "-y", "ray_cluster.yaml")
 
 
@@ -130,7 +159,7 @@ def _of_make() -> list[str]:
 def main(words: Sequence[str]) -> int:
     """Stop, or start with NAME=VALUE words; without words, with those of the command line of make."""
     try:
-        stop() if [*words] == ["stop"] else start(lab(words or _of_make()))
+        {"stop": stop, "sync": sync}.get(" ".join(words), lambda: start(lab(words or _of_make())))()
     except LackError as error:
         for sentence in error.args:
             print(f"error: {sentence}", file=sys.stderr)

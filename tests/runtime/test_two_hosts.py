@@ -215,7 +215,9 @@ def test_hosts_with_other_code_or_no_common_folder_are_refused_before_any_run(la
     lab.worker.run("sh", "-c", f"echo >> ~/fedcommons/{changed}")
     said = ends(lab.start(f"python {TABLE1} --artifacts /mnt/artifacts --out /mnt/mixed; echo ended with $?"))
     assert all(words in said for words in ("ended with 2", "error: ", "host worker has other code", changed)), said
-    lab.worker.run("cp", f"/mnt/code/{changed}", f"/root/fedcommons/{changed}")
+    assert lab.type(lab.page("make cluster-sync")).returncode == 0
+    hashed = [host.run("md5sum", f"fedcommons/{changed}").stdout for host in (lab.head, lab.worker)]
+    assert hashed[0] == hashed[1]
     for folder in ("/root/alone", "/mnt/mixed"):
         assert lab.head.run("ls", "-A", folder).stdout.split() == [".lock"]
 
@@ -242,7 +244,7 @@ def test_hosts_that_lack_something_are_named_and_nothing_is_started(lab: Lab) ->
 
 def test_ray_up_as_cloned_starts_ray_on_this_machine_alone_and_no_other_ray_is_ended(lab: Lab) -> None:
     """Both ways, without SSH. A Ray of the same user at another port stays."""
-    done = lab.type("ray start --head --port 6390 --include-dashboard=false --ray-client-server-port=10009")
+    done = lab.type(". cluster/environment.sh && ray start --head --port=6390 --ray-client-server-port=23456")
     assert done.returncode == 0, done.stderr
     for line in (lab.page("ray up "), 'make cluster HOSTS=""'):
         done = lab.type(line)

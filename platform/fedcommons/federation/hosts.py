@@ -56,9 +56,7 @@ def require_same(theirs: Mapping[str, Mapping[str, str]]) -> None:
         than, advice = "when it", "start again, and edit files only in another checkout during a run"
         if host != theirs["host"]["name"]:
             than = "the host that"
-            advice = (
-                "install the same on all hosts, with `ray rsync-up -A` where `ray up` has started them, and start again"
-            )
+            advice = "install the same on all hosts (`make cluster-sync`; on AWS `ray rsync-up -A`), and start again"
         raise UserError(f"host {host} has other code than {than} started this command ({listed}{more}): {advice}.")
     if what := differing(theirs["variables"], variables()):
         raise UserError(
