@@ -96,7 +96,7 @@ def lab(words: Sequence[str]) -> Lab:
         raise LackError(
             'HOSTS is missing: name the head and the workers (HOSTS="a b"), or this machine alone (HOSTS="").'
         )
-    key, names = os.path.expanduser(key), hosts.split()
+    key, names = key and os.path.abspath(os.path.expanduser(key)), hosts.split()
     for name, value, is_valid, allowed in (
         ("USER", user, re.fullmatch("[A-Za-z_][A-Za-z0-9_.-]*", user), "the name of a user on the hosts"),
         ("KEY", key, not key or os.access(key, os.R_OK), "a readable file"),
