@@ -48,6 +48,7 @@ def content(lab: Lab, installs: bool) -> dict[str, Any]:
     for name in ("available_node_types", "head_node_type", "max_workers"):
         del file[name]
     head, *workers = lab.hosts.values()
+    file["cluster_name"] += f"-{head.replace('.', '-')}"
     file["provider"] = {"type": "local", "head_ip": head, "worker_ips": workers}
     file["auth"] = {"ssh_user": lab.user} | ({"ssh_private_key": lab.key} if lab.key else {})
     return file | {"setup_commands": [INSTALL] if installs else []}
