@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
 INLINE_BYTES = 4 * 2**20
-"""Number of bytes below which Ray sends arguments and results inside a call; for clusters see ray_cluster.yaml."""
+"""Number of bytes below which Ray sends arguments and results inside a call; clusters: cluster/environment.sh."""
 
 AUTO = "auto"
 """Value of the option ``federation.gpus_per_actor`` for which the needed share of a GPU is measured before the run."""

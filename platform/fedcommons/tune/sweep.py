@@ -219,7 +219,8 @@ def run_cells(
         pin = ray_cluster.node_labels(todo.trials[0].config.federation.gpus_per_actor)
         configs = [c.config for c in todo.trials]
         artifacts = [config.artifacts for config in configs if config.storage is None and config.generator]
-        require_shared(pin, [config.storage for config in configs], artifacts, out, bool(todo.missing))
+        online = any(config.tracking.wandb == "online" for config in configs)
+        require_shared(pin, [config.storage for config in configs], artifacts, out, bool(todo.missing), online)
         at_once = max(sum(config.federation.processes for config in configs), len(todo.missing))
         configs = with_share(configs, min(at_once, int(ray.cluster_resources().get("CPU", 1))))
         federations = list(dict.fromkeys(config.federation for config in configs))
