@@ -77,18 +77,18 @@ def track(argv: Sequence[str]) -> int:
     mode = "offline" if os.environ.get("WANDB_MODE") == "offline" else "online"
     if options.tracker == "wandb" and mode == "online" and not logged_in():
         raise UserError("W&B has no login on this machine: set WANDB_API_KEY or run `wandb login`.")
-    sent = 0
-    for folder in runs:
+    sent, sweeps = 0, [folder for folder in options.folders if folder not in runs and options.tracker == "wandb"]
+    for folder in (*runs, *sweeps):
         try:
-            sent += _send(folder, options, mode)
+            if folder in runs:
+                sent += _send(folder, options, mode)
+            elif sent:
+                _send_table(folder, options, mode)
         except Exception as error:  # each tracker's package has errors of its own
             raise ClientError(
                 f"{options.tracker} did not take {folder} ({sentence(error).rstrip('.')}); {sent} of {len(runs)} runs "
                 "were sent, and the same command sends the others."
             ) from error
-    if options.tracker == "wandb" and sent:
-        for folder in set(options.folders) - set(runs):
-            _send_table(folder, options, mode)
     print(f"{sent} of {len(runs)} runs sent to {options.tracker}; {len(runs) - sent} were there already.")
     return 0
 
@@ -118,7 +118,8 @@ def _send(folder: Path, options: parse.Options, mode: str) -> bool:
     fields = dict(values_of(config))
     p = summary["p"] if summary else fields.get("sharing.p") or 0.0
     described = describe(config, p) | {"system": False, "model": options.model} | _place(options)
-    place = " ".join(filter(None, (options.tracker, _place(options).get("entity"), described["project"])))
+    owner = described["entity"] if options.tracker == "wandb" else None
+    place = " ".join(filter(None, (options.tracker, owner, described["project"])))
     state, sent = [len(rounds), summary is not None], _marks(folder)
     if not rounds or sent.get(place) == state:
         return False
@@ -136,9 +137,8 @@ def _send(folder: Path, options: parse.Options, mode: str) -> bool:
 
 
 def _place(options: parse.Options) -> dict[str, str]:
-    """Return the entity and the project that the user named, on the command line or in W&B's variables."""
-    entity = options.entity or (os.environ.get("WANDB_ENTITY") if options.tracker == "wandb" else None)
-    return {name: text.strip() for name, text in (("entity", entity), ("project", options.project)) if text}
+    """Return the entity and the project that the user named as options."""
+    return {name: options[name].strip() for name in ("entity", "project") if options[name]}
 
 
 def _marks(folder: Path) -> dict[str, Any]:

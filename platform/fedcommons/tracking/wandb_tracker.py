@@ -71,10 +71,12 @@ class WandbTracker:
         try:
             self.run = _init(folder, described, mode, run_id(folder))
         except wandb.Error as error:
-            if mode != "online" or is_required:
+            if mode != "online":
+                raise
+            wandb.teardown()  # without this, W&B's service still holds the run's id
+            if is_required:
                 raise
             say(f"W&B: {' '.join(str(error).split())}; this run is kept offline.")
-            wandb.teardown()  # without this, W&B's service still holds the run's id
             self.run = _init(folder, described, "offline", run_id(folder))
         self.run.define_metric("round")
         self.run.define_metric("*", step_metric="round")
@@ -84,13 +86,15 @@ class WandbTracker:
         self.last = round
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
-        if summary is not None:
-            if images := self._images(summary):
-                self.run.log(images, step=self.last)
-            self.run.summary.update(in_summary(summary))
-            if self.has_model:
-                self._log_model()
-        self.run.finish(exit_code=0 if summary is not None else 1)
+        try:
+            if summary is not None:
+                if images := self._images(summary):
+                    self.run.log(images, step=self.last)
+                self.run.summary.update(in_summary(summary))
+                if self.has_model:
+                    self._log_model()
+        finally:
+            self.run.finish(exit_code=0 if summary is not None else 1)
 
     def _log_model(self) -> None:
         import wandb
@@ -121,8 +125,8 @@ def log_table(folder: Path, frame: "pd.DataFrame", place: Mapping[str, str], mod
     run = _init(folder, described, mode, re.sub("[^0-9A-Za-z_-]", "-", f"table-{folder.resolve().name}"))
     rows: list[Any] = frame.to_numpy().tolist()
     rows = [[_without_folders(list(v) if isinstance(v, tuple) else v) for v in row] for row in rows]
-    run.log({"runs": wandb.Table(columns=[*frame], data=rows, allow_mixed_types=True)})
-    run.finish()
+    with run:
+        run.log({"runs": wandb.Table(columns=[*frame], data=rows, allow_mixed_types=True)})
 
 
 def wandb_mode(mode: str) -> str:
@@ -133,7 +137,8 @@ def wandb_mode(mode: str) -> str:
 def describe(config: Experiment, p: float) -> dict[str, Any]:
     """Return the arguments of ``wandb.init`` that describe a run, and the switches ``model`` and ``system``.
 
-    W&B itself reads WANDB_ENTITY and, without ``tracking.notes``, WANDB_NOTES. p: resulting share of shared data.
+    The variables WANDB_PROJECT, WANDB_RUN_GROUP and WANDB_NOTES hold where no field is set. p: resulting share of
+    shared data.
 
     W&B's config has the fields of config.yaml without the section ``tracking`` and folders of this machine, and the
     values that the run used, such as ``effective/alpha`` (see ``dotted.effective``). W&B's parallel coordinates omit
@@ -160,7 +165,8 @@ def describe(config: Experiment, p: float) -> dict[str, Any]:
         "job_type": "federation",
         "project": project or Tracking.project,
         "group": group or f"{label(config.data.name)}-{label(config.partition.name)}",
-        "notes": tracking.notes,
+        "entity": os.environ.get("WANDB_ENTITY") or None,
+        "notes": tracking.notes or os.environ.get("WANDB_NOTES"),
         "model": tracking.model,
         "system": tracking.system,
         "tags": list(dict.fromkeys(filter(None, [*tags, "dp" if config.dp.local else None]))),
