@@ -330,6 +330,8 @@ def _names(values: Mapping[str, Any]) -> dict[str, str]:
 
 def _chosen_names(values: Mapping[str, Any]) -> dict[str, Any]:
     names = {kind: values.get(k.field, common_fields()[k.field].default) for kind, k in KINDS.items()}
+    if isinstance(trackers := names["tracker"], str):
+        names["tracker"] = registry.main_tracker(trackers)
     return {kind: name for kind, name in names.items() if name is not None or not KINDS[kind].is_optional}
 
 

@@ -78,7 +78,7 @@ class Experiment:
         names = {"algorithm": self.algorithm, "data": self.data.name, "partition": self.partition.name}
         names |= {"sharing": self.sharing.setting, "schedule": self.client.lr_schedule}
         names |= {"generator": self.generator.name} if self.generator else {}
-        names |= {"tracker": self.tracking.tracker} if self.tracking.tracker else {}
+        names |= {"tracker": registry.main_tracker(self.tracking.tracker)} if self.tracking.tracker else {}
         names |= {"measure": self.measure.measure} if self.measure.measure else {}
         return Constants({**names, "straggler": self.straggler.rule, "model": self.model.name})
 

@@ -248,6 +248,17 @@ def is_user_defined(name: str) -> bool:
     return re.fullmatch(r"[\w./~ -]+:\w+", name) is not None and not is_torchvisions(name)
 
 
+def main_tracker(names: str) -> str:
+    """Return the tracker that may have constants: the first user-defined one in a list separated by commas, if any."""
+    listed = tracker_names(names)
+    return next(filter(is_user_defined, listed), listed[0])
+
+
+def tracker_names(names: str | None) -> list[str]:
+    """Return the names in ``tracking.tracker``, a list separated by commas."""
+    return [name.strip() for name in names.split(",")] if names else []
+
+
 def label(name: str) -> str:
     """Return the component's short name, usable as a folder name: ``fedavgm`` for ``my_lab.py:FedAvgM``."""
     return name.rpartition(":")[2].lower() if is_user_defined(name) or is_torchvisions(name) else name

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fedcommons.config.section import Section
+from fedcommons.config.tracking_fields import Tracking
 
 
 @dataclass(frozen=True)
@@ -325,22 +326,6 @@ class Measure(Section):
     measure: str | None = None
     """import path of a user-defined measure, such as my_lab.py:Name, which computes numbers from the server model
     every measure.every rounds; null: none"""
-
-
-@dataclass(frozen=True)
-class Tracking(Section):
-    """Weights & Biases (W&B) and other trackers, in addition to the run folder, which is always written."""
-
-    wandb: Annotated[str, "online | offline | off"] = "offline"
-    """Weights & Biases: online (uploads; without a login: offline), offline (files in the run folder) or off"""
-    project: str = "fedcommons"
-    """project of the run in W&B, MLflow or trackio"""
-    group: str | None = None
-    """group of the run in W&B; null: the sweep's name, or data set and partition for a run outside a sweep"""
-    preset: str | None = None
-    """name of the preset, shown as a tag of the run in W&B; --preset sets it"""
-    tracker: str | None = None
-    """further tracker that records the metrics of each round, in addition to the run folder and W&B (null: none)"""
 
 
 SECTIONS = {

@@ -105,7 +105,7 @@ def build(config: Experiment) -> RunSpec:
             e.every, e.chunk, e.clients, m.clients, m.every, m.samples, m.smoothness, measure, e.adapt_epochs
         ),
         wandb=t.wandb,
-        tracker=(t.tracker, t.constants) if t.tracker else None,
+        trackers={n: t.constants if n == c.chosen["tracker"] else {} for n in registry.tracker_names(t.tracker)},
         stop=Stop(f.stop, c.target, f.rounds, f.stop_patience, *target.validation_metric(f.stop_metric)),
         dataset=dataset,
         partition=partition,

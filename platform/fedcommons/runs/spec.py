@@ -66,7 +66,7 @@ class RunSpec:
     elsewhere: Callable[..., Worker]
     evaluation: Evaluation
     wandb: str  # "online", "offline" or "off"
-    tracker: tuple[str, Mapping[str, Any]] | None  # name and constants of a further tracker
+    trackers: Mapping[str, Mapping[str, Any]]  # name -> constants of each further tracker
     stop: Stop
     dataset: Dataset
     partition: Partitioned

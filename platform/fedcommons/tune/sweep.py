@@ -1,5 +1,6 @@
 """Sweeps: run many experiments as trials of Ray Tune, and train each generator that they need once."""
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -270,10 +271,11 @@ def with_absolute_paths(config: Experiment) -> Experiment:
 
 def tracked(fields: Mapping[str, Any], out: Path) -> dict[str, Any]:
     """Return the fields with W&B options for a sweep: the sweep's name as default group, offline if not logged in."""
-    from fedcommons.tracking.wandb_tracker import logged_in
+    from fedcommons.tracking.wandb_tracker import logged_in, wandb_mode
 
-    mode = fields["tracking.wandb"]
+    mode = wandb_mode(fields["tracking.wandb"])
     if mode == "online" and not logged_in():
         print("W&B: no login found (set WANDB_API_KEY or run `wandb login`), so the runs are kept offline.")
         mode = "offline"
-    return {**fields, "tracking.wandb": mode, "tracking.group": fields["tracking.group"] or out.name}
+    group = fields["tracking.group"] or os.environ.get("WANDB_RUN_GROUP") or out.name
+    return {**fields, "tracking.wandb": mode, "tracking.group": group}

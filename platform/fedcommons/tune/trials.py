@@ -22,6 +22,7 @@ from fedcommons.runtime import cpu_kind, ray_cluster, tempdirs
 from fedcommons.runtime.libraries import import_libraries
 from fedcommons.storage import safe_read
 from fedcommons.storage.error_file import read_error
+from fedcommons.tracking import wandb_tracker
 from fedcommons.tracking.remote_run import name_of
 from fedcommons.tracking.run_folder import read_rounds
 from fedcommons.tune.progress import Progress
@@ -74,7 +75,8 @@ def run(
     pin = ray_cluster.node_labels(first.gpus_per_actor)
     what = "a run of this sweep" + (f" with {first.actors} actors" if first.processes > 1 else "")
     ray_cluster.free(ray_cluster.reserve([ray_cluster.bundle(first.gpus_per_actor)] * first.processes, pin, what))
-    to_all = {"out": str(out.resolve()), "here": str(registry.base()), "cpu": pin.get(cpu_kind.CPU)}
+    wandb = {name: text for name, text in os.environ.items() if name in wandb_tracker.VARIABLES}
+    to_all = {"wandb": wandb, "out": str(out.resolve()), "here": str(registry.base()), "cpu": pin.get(cpu_kind.CPU)}
     live = live_objects.packed({name for c in cells.values() for name in c.chosen.values()})
     values = {name: {"config": dotted.to_dict(c), "data": data.get(name), **to_all} for name, c in cells.items()}
     values[DRIVER] = hosts.facts()
@@ -186,6 +188,9 @@ def trial(params: Mapping[str, Any]) -> None:
     cells = [shared_value(name) for name in (generator["cells"] if generator else [params["cell"]])]
     registry.work_in(cells[0]["here"])
     live_objects.objects.update(shared_objects())
+    os.environ.update(cells[0]["wandb"])
+    for variable in wandb_tracker.NAMES_OF_ONE_RUN:
+        os.environ.pop(variable, None)
     import_libraries(with_wandb=generator is None and cells[0]["config"]["tracking"]["wandb"] != "off")
     from fedcommons.runs import experiment
     from fedcommons.runtime.gpu_memory import is_lost, limit_memory
