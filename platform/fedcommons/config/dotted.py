@@ -165,8 +165,9 @@ def require_fields(values: Mapping[str, Any], config: Experiment) -> None:
 
 
 def recorded(dotted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields for a run's records, without ``dp.noise_multiplier`` if a target epsilon decides the noise."""
-    left_out = {"dp.noise_multiplier"} if dotted.get("dp.target_epsilon") is not None else set()
+    """Return the fields for a run's records, without the noise multipliers that a target epsilon decides."""
+    targets = {"dp.noise_multiplier": "dp.target_epsilon", "dp.central_noise": "dp.central_epsilon"}
+    left_out = {noise for noise, target in targets.items() if dotted.get(target) is not None}
     return {name: value for name, value in dotted.items() if name not in left_out}
 
 

@@ -67,7 +67,7 @@ _METHOD_PLACES = (
     "dense:DENSE", "coboosting:CoBoosting", "ditto:Ditto", "fedbn:FedBN", "fedper:FedPer", "fedproto:FedProto",
     "fedrep:FedRep", "fedbabu:FedBABU", "apfl:APFL", "pfedme:PFedMe", "perfedavg:PerFedAvg", "one_shot:OneShot",
     "fedddpm:FedDDPM", "fedgen:FedGEN", "fedcvae:FedCVAE", "fedlap:FedLAP", "feddf:FedDF", "ifca:IFCA",
-    "fedbuff:FedBuff",
+    "fedbuff:FedBuff", "qfedavg:QFedAvg",
 )  # fmt: skip
 """FILE:CLASS of each method whose file has the method's name."""
 

@@ -272,7 +272,11 @@ class DP(Section):
     central_clip: Annotated[float, "[1e-30, 1e30]"] = 1.0
     """clipping norm of dp.central: maximum L2 norm of a client's update (with dp.central_quantile: in round 1)"""
     central_noise: Annotated[float, "[0.001, 1e6]"] = 1.0
-    """z, standard deviation of dp.central's noise on the sum of updates, divided by the clipping norm"""
+    """z, standard deviation of dp.central's noise on the sum of updates, divided by the clipping norm; unused if
+    dp.central_epsilon is set"""
+    central_epsilon: Annotated[float | None, "(0, 1000]"] = None
+    """user-level epsilon that all rounds of dp.central may spend; z is the smallest noise that meets this epsilon
+    (null: dp.central_noise applies)"""
     central_quantile: Annotated[float | None, "(0, 1)"] = None
     """gamma, quantile of the updates' norms that the clipping norm of dp.central follows, at no further privacy cost
     (paper: 0.5); null: the clipping norm is constant"""

@@ -88,6 +88,8 @@ def validate(config: Experiment) -> None:
     idle = [n for n, f in known_fields.items() if n.startswith("dp.central_") and flat[n] != f.default]
     if idle and not c.dp.central:
         raise UserError(f"{idle[0]} has no effect without dp.central true.")
+    if c.dp.central_epsilon is not None and c.dp.central_noise != type(c.dp).central_noise:
+        raise UserError("set either dp.central_epsilon or dp.central_noise, not both.")
     if c.client.optimizer == "adam" and c.client.momentum:
         raise UserError(f"client.momentum must be 0 with client.optimizer adam, got {c.client.momentum:g}.")
     is_plain = not c.dp.local and c.client.accumulate == 1

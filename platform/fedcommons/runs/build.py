@@ -18,7 +18,7 @@ from fedcommons.runs import checks, load_data
 from fedcommons.runs.check_run import checked
 from fedcommons.runs.early_stopping import Stop
 from fedcommons.runs.load_data import load
-from fedcommons.runs.plans import plan_of
+from fedcommons.runs.plans import plan_of, with_central_target
 from fedcommons.runs.spec import BuildModule, Evaluation, RunSpec
 from fedcommons.runs.worker import build_module, build_worker_elsewhere
 from fedcommons.seeding import wide_key
@@ -81,6 +81,8 @@ def build(config: Experiment) -> RunSpec:
         compressor=compressor(c.communication.compress), error_feedback=c.communication.error_feedback,
         aggregation=f.aggregation, attack=attack,
     )  # fmt: skip
+    if c.dp.central_epsilon is not None:
+        plan = with_central_target(plan, c.dp.central_epsilon, c.dp.delta)
     checks.require_replies(plan.facts, c.straggler.rule, c.straggler.constants)
     elsewhere = partial(
         build_worker_elsewhere, algorithm=partial(registry.make, "algorithm", c.algorithm, c.constants),
@@ -214,7 +216,8 @@ def noise_key(config: Experiment) -> int:
     The key is computed from all fields that decide the results. It does not distinguish 1 and 1.0. It ignores the
     number of rounds if a run with more rounds begins like a run with fewer rounds.
     """
-    is_longer_alike = config.dp.target_epsilon is None and not checks.depends_on_rounds(config.client.lr_schedule)
+    has_target = config.dp.target_epsilon is not None or config.dp.central_epsilon is not None
+    is_longer_alike = not has_target and not checks.depends_on_rounds(config.client.lr_schedule)
     decided = {n: v for n, v in deciding(config).items() if n != "federation.rounds" or not is_longer_alike}
     facts = {n: int(v) if isinstance(v, float) and v.is_integer() else v for n, v in decided.items()}
     return wide_key("experiment", repr(sorted(facts.items())))
