@@ -23,7 +23,6 @@ from fedcommons.tune.remote_sweep import SweepMirror
 from fedcommons.tune.sweep_folder import LATE_S, has_come, holds_runs, open_folder, require_shared
 
 if TYPE_CHECKING:  # torch and Ray take seconds to import, and --help needs neither
-    from fedcommons.generators.requests import GenerationRequest
     from fedcommons.tune.scheduler import MissingArtifact
 
 
@@ -129,7 +128,7 @@ def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
     """
     display.load_libraries()
     from fedcommons.generators.image_cache import missing
-    from fedcommons.runs.build import build, split_seed
+    from fedcommons.runs.build import build, data_fields, split_seed
     from fedcommons.runs.continuation import may_continue
     from fedcommons.tune.scheduler import MissingArtifact
 
@@ -142,34 +141,46 @@ def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
         display.say(Warned(f"{computed} than the present ones, and all runs are in one table: {listed}."))
     shorter = predecessors(out, [(c.name, c.config) for c in remaining])
     digests, data, notes = {}, {}, {}
-    by_store: dict[tuple[str, str | None], list[GenerationRequest]] = {}
-    users: dict[str, list[str]] = {}  # key of images -> names of the trials that need them
+    stores: dict[tuple[str, str | None], Store] = {}
+    users: dict[tuple[Store, str], list[str]] = {}  # (store, key of images) -> names of the trials that need them
+    lacking: dict[tuple[Store, str], tuple[int, list[str]]] = {}  # (store, key of training) -> client, keys of images
+    groups: dict[tuple, list[Trial]] = {}  # trials with equal data, which are partitioned once
     for c in remaining:
-        ready = build(c.config)
-        notes |= dict.fromkeys(ready.notes)
-        if c.name in shorter and not may_continue(ready, shorter[c.name]):
-            del shorter[c.name]
-        for need in ready.requests:
-            by_store.setdefault((c.config.artifacts, c.config.storage), []).append(need)
-            users.setdefault(key_of(need.images_facts), []).append(c.name)
-        data[c.name] = digests[c.config.data, c.config.source.get("data"), split_seed(c.config)] = ready.dataset.digest
+        groups.setdefault(data_fields(c.config), []).append(c)
+    for group in groups.values():
+        ready, needed = None, dict[tuple, list[tuple[Store, str]]]()
+        for c in group:
+            ready = build(c.config, ready)
+            notes |= dict.fromkeys(ready.notes)
+            if c.name in shorter and not may_continue(ready, shorter[c.name]):
+                del shorter[c.name]
+            data[c.name] = digests[c.config.data, c.config.source.get("data"), split_seed(c.config)] = (
+                ready.dataset.digest
+            )
+            of_images = dotted.values_of(c.config, ("artifacts", "storage", "sharing.", "generator.", "dp."))
+            if of_images not in needed:
+                place, requests = (c.config.artifacts, c.config.storage), ready.requests
+                store = stores.setdefault(place, Store(Path(place[0]), display.say, place[1]))
+                wanted = {(store, key_of(need.images_facts)): need for need in requests}
+                for job in missing(store, [need for key, need in wanted.items() if key not in users]):
+                    first, keys = job.requests[0], [key_of(need.images_facts) for need in job.requests]
+                    lacking.setdefault((store, key_of(first.course_facts)), (first.client, []))[1].extend(keys)
+                needed[of_images] = list(wanted)
+            for key in needed[of_images]:
+                users.setdefault(key, []).append(c.name)
     for note in notes:
         display.say(note)
     for c in cells:  # all runs of a table must use the same data, also finished runs
         if digest := digests.get((c.config.data, c.config.source.get("data"), split_seed(c.config))):
             require_same_data(out / c.name, c.config.data.name, digest)
-    missing_artifacts = []
-    for (folder, storage), requests in by_store.items():
-        store = Store(Path(folder), display.say, storage)
-        jobs = missing(store, requests)
+    for store in stores.values():
         store.upload()  # so that trials on other machines find the artifacts in the storage
-        if jobs:
-            store.require_writable()
-        for job in jobs:
-            images = [key_of(need.images_facts) for need in job.requests]
-            names = dict.fromkeys(name for key in images for name in users[key])
-            described_by = dict.fromkeys(users[key][0] for key in images)
-            missing_artifacts.append(MissingArtifact(job.requests[0].client, images, list(names), list(described_by)))
+    missing_artifacts = []
+    for (store, _), (client, images) in lacking.items():
+        store.require_writable()
+        names = dict.fromkeys(name for key in images for name in users[store, key])
+        described_by = dict.fromkeys(users[store, key][0] for key in images)
+        missing_artifacts.append(MissingArtifact(client, images, names, list(described_by)))
     return Todo(len(cells), remaining, missing_artifacts, shorter, data)
 
 
@@ -263,8 +274,8 @@ def with_absolute_paths(config: Experiment) -> Experiment:
     folders = {"artifacts": config.artifacts, "data.dir": data_folder(config.data.dir)}
     if config.storage is not None and not object_store.is_url(config.storage):
         folders["storage"] = config.storage
-    absolute = dotted.override(config, {name: str(Path(folder).resolve()) for name, folder in folders.items()})
-    return replace(absolute, source=config.source)  # so that the trial's name stays if a user's file has changed
+    absolute = {name: str(Path(folder).resolve()) for name, folder in folders.items()}
+    return replace(config, data=replace(config.data, dir=absolute.pop("data.dir")), **absolute)
 
 
 def tracked(fields: Mapping[str, Any], out: Path) -> dict[str, Any]:
