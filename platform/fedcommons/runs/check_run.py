@@ -108,6 +108,6 @@ def checked(spec: RunSpec, *, judges_delta: bool) -> RunSpec:
                 f"got {seen.adapt_epochs}."
             )
         require_received_model(algorithm, f"algorithm {spec.names['algorithm']}", state, spec.plan)
-    notes = spec.notes if built else [*(dataset.origin.notes if dataset.origin else ()), *notes]
+    notes = list(spec.notes) if built else [*(dataset.origin.notes if dataset.origin else ()), *notes]
     shapes = None if is_user_defined or is_tried else (module, model)
     return replace(spec, plan=replace(spec.plan, facts=facts), dataset=dataset, notes=notes, shapes=shapes)

@@ -1,5 +1,6 @@
 """Sweeps: run many experiments as trials of Ray Tune, and train each generator that they need once."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -110,6 +111,18 @@ def is_done(cell: Trial, out: Path) -> bool:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """Limits of a sweep. jobs: largest number of parallel trials, or None; until: its end by ``time.monotonic``."""
+
+    jobs: int | None = None
+    until: float = math.inf
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() >= self.until
+
+
+@dataclass(frozen=True)
 class Todo:
     """The remaining work of a sweep: the unfinished trials, and the generators and images that the stores lack."""
 
@@ -118,6 +131,7 @@ class Todo:
     missing: "Sequence[MissingArtifact]"
     shorter: Mapping[str, Path] = field(default_factory=dict)  # new trial -> folder of the run that it continues
     data: Mapping[str, str] = field(default_factory=dict)  # trial name -> hash of the trial's data set
+    limits: Limits = Limits()
 
 
 def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
@@ -205,6 +219,8 @@ def run_cells(
 ) -> Outcome:
     """Run every unfinished trial in the folder ``out/NAME``; after a failed trial the sweep continues.
 
+    Trials that have not ended at ``todo.limits.until`` are stopped, and a resumed sweep continues them.
+
     Trials start in their order, each after its generators are trained. The caller must have opened ``out`` by
     ``open_sweep``. scheduler: a Ray Tune scheduler, which gets the metrics of every round and may stop trials; None: no
     trial is stopped. on_end: called after each trial.
@@ -217,8 +233,8 @@ def run_cells(
     started = time.perf_counter()
     failures: dict[str, str] = {}
     mirror = SweepMirror(todo.trials, out, display.say)
-    trained, ready = 0, started
-    if todo.trials:
+    trained, ready, ended = 0, started, set[str]()
+    if todo.trials and not todo.limits.is_over:
         display.say("Starting Ray ...")
         ray_cluster.connect()
         import ray
@@ -232,7 +248,8 @@ def run_cells(
         artifacts = [config.artifacts for config in configs if config.storage is None and config.generator]
         require_shared(pin, [config.storage for config in configs], artifacts, out, bool(todo.missing))
         at_once = max(sum(config.federation.processes for config in configs), len(todo.missing))
-        configs = with_share(configs, min(at_once, int(ray.cluster_resources().get("CPU", 1))))
+        at_once = min(at_once, int(ray.cluster_resources().get("CPU", 1)), todo.limits.jobs or at_once)
+        configs = with_share(configs, at_once)
         federations = list(dict.fromkeys(config.federation for config in configs))
         for f in federations:
             ray_cluster.require_actors(f.processes, f.gpus_per_actor)
@@ -245,10 +262,13 @@ def run_cells(
         rounds = {c.name: c.rounds for c in todo.trials}
         progress = Progress(display, rounds, len(todo.missing), on_end, fetch=mirror.fetch)
         absolute = {c.name: with_absolute_paths(config) for c, config in zip(todo.trials, configs, strict=True)}
-        failures, trained = trials.run(absolute, todo.data, todo.missing, out, progress, scheduler)
-        ready = max(progress.ready, started)
+        failures, trained = trials.run(absolute, todo.data, todo.missing, out, progress, scheduler, todo.limits)
+        ready, ended = max(progress.ready, started), progress.ended
+    ended |= failures.keys() if todo.limits.is_over else {c.name for c in todo.trials}
+    if unended := sum(c.name not in ended for c in todo.trials):
+        display.say(Warned(f"The time budget is over: {unended} of {todo.n_cells} runs go on with --resume."))
     deadline = time.monotonic() + LATE_S
-    for c in todo.trials:
+    for c in (c for c in todo.trials if c.name in ended):
         try:
             mirror.fetch(c.name)
             if c.name not in failures and not has_come(out / c.name, scheduler is not None, deadline):
