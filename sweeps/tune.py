@@ -83,7 +83,9 @@ def cells(options: parse.Options) -> tuple[list[sweep.Trial], list[str]]:
     trials = build_trials(points, options)
     metrics.require(options.metric, [c.config for c in trials])
     if options.scheduler != "fifo":
-        search.require_rounds(options.scheduler, trials)
+        search.require_rounds(
+            options.scheduler, ((c.config.data.validation, c.rounds, c.config.evaluate.every) for c in trials)
+        )
     return trials, list(swept)
 
 

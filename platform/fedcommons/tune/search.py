@@ -9,7 +9,7 @@ environment are compared.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 
@@ -50,19 +50,21 @@ def scheduler_of(name: str, cells: Sequence[Trial]) -> Any:
     return kind(time_attr="round", metric="validation/accuracy", mode="max", **select_arguments(kind, usual))
 
 
-def require_rounds(name: str, cells: Sequence[Trial]) -> None:
+def require_rounds(name: str, trials: Iterable[tuple[float, int, int]]) -> None:
     """Check that a scheduler has validation accuracies by which it can stop a trial before the trial's last round.
+
+    trials: share of validation data, number of rounds, and rounds between two evaluations, of each trial.
 
     Raises:
         UserError: there are no validation data, or no evaluation before the last round.
     """
-    if not all(c.config.data.validation > 0 for c in cells):
-        raise UserError(f"--scheduler {name} stops runs by validation accuracy: --data.validation must be above 0.")
-    for c in cells:
-        if c.rounds <= (every := c.config.evaluate.every):
+    for validation, rounds, every in trials:
+        if validation <= 0:
+            raise UserError(f"--scheduler {name} stops runs by validation accuracy: --data.validation must be above 0.")
+        if rounds <= every:
             raise UserError(
                 f"--scheduler {name} stops runs between rounds: federation.rounds must be above evaluate.every, which "
-                f"is {every}, got {c.rounds}."
+                f"is {every}, got {rounds}."
             )
 
 
