@@ -5,7 +5,7 @@ changes neither the hash nor the name of an existing experiment.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from fedcommons.config import hints, registry
@@ -61,24 +61,27 @@ def common_fields() -> Mapping[str, Field]:
 def fields_for(chosen: Mapping[str, Sequence[str]], reread: bool = True) -> dict[str, Field]:
     """Return dotted name -> ``Field`` for experiments with the components ``chosen`` (kind -> names).
 
-    Fields of the section ``generator`` are included only if a generator is chosen. reread: whether the files of
-    user-defined components are read again (see ``registry.source``).
+    The section ``generator`` is included only if a generator is chosen. reread: see ``registry.source``.
 
     Raises:
         UserError: a user-defined component has the name of a section, or a constant with the name of a common field.
     """
-    result = {n: f for n, f in common_fields().items() if chosen.get("generator") or not n.startswith("generator.")}
-    for kind, names in chosen.items():
-        for name in names:
-            section = registry.section(kind, name)
-            if kind == "algorithm" and section in SECTIONS:
-                raise UserError(f"algorithm {name} needs another name: {section} is a section of every experiment.")
-            constants = registry.constants(kind, name, reread)
-            its_fields = {f"{section}.{n}": f for n, f in constants.items()}
-            if clashes := [n for n in its_fields if n in common_fields()]:
-                what = f"{KINDS[kind].field} {quote(name)}"
-                raise UserError(f"{what}: its constant needs another name than the common field {clashes[0]}.")
-            result |= its_fields
+    return dict(_read_fields(tuple((k, n, registry.source(n, reread)) for k, names in chosen.items() for n in names)))
+
+
+@lru_cache(maxsize=256)
+def _read_fields(parts: tuple[tuple[str, str, str | None], ...]) -> Mapping[str, Field]:
+    """Return the fields for components (kind, name, hash of the code), see ``registry.read_constants``."""
+    left_out = () if any(kind == "generator" for kind, _, _ in parts) else "generator."
+    result = {n: f for n, f in common_fields().items() if not n.startswith(left_out)}
+    for kind, name, digest in parts:
+        if (section := registry.section(kind, name)) in SECTIONS and kind == "algorithm":
+            raise UserError(f"algorithm {name} needs another name: {section} is a section of every experiment.")
+        its_fields = {f"{section}.{n}": f for n, f in registry.read_constants(kind, name, digest).items()}
+        if clashes := [n for n in its_fields if n in common_fields()]:
+            what = f"{KINDS[kind].field} {quote(name)}"
+            raise UserError(f"{what}: its constant needs another name than the common field {clashes[0]}.")
+        result |= its_fields
     return result
 
 

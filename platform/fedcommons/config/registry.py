@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -188,9 +189,9 @@ def find(kind: str, name: str) -> Callable[..., Any]:
     if is_torchvisions(name):
         return torchvision_names.find(kind, field, name)
     where, _, attribute = components.get(name, name).rpartition(":")
-    if name not in components and not is_user_defined(name):
+    if (is_own := name not in components) and not is_user_defined(name):
         raise hints.unknown_component(kind, field, name, components)
-    module = user_loader.module(where, base(), f"{field} {quote(name)}")
+    module = user_loader.module(where, base(), f"{field} {quote(name)}") if is_own else import_module(where)
     with before_any_work(), user_code_context(f"{field} {quote(name)}"):  # the module's __getattr__ is user code
         component = getattr(module, attribute, None)
     if not callable(component):
@@ -269,9 +270,9 @@ def section(kind: str, name: str) -> str:
     return label(name) if kind == "algorithm" else KINDS[kind].section
 
 
-def constants(kind: str, name: str, reread: bool = True) -> Mapping[str, Field]:
-    """Return the constants of a component, name -> ``Field``. reread: see ``source``."""
-    return read_constants(kind, name, source(name, reread))
+def constants(kind: str, name: str) -> Mapping[str, Field]:
+    """Return the constants of a component, name -> ``Field``."""
+    return read_constants(kind, name, source(name))
 
 
 @lru_cache(maxsize=256)
@@ -330,7 +331,7 @@ def files(name: str) -> Mapping[str, str]:
 
 def code(name: str) -> user_code.Code | None:
     """Return a user-defined component's code as read last; None for components of the package."""
-    return user_loader.codes.get((base(), name.rpartition(":")[0]))
+    return user_loader.codes.get((base(), name.rpartition(":")[0])) if ":" in name else None
 
 
 def base() -> Path:

@@ -1,7 +1,9 @@
 """The trials of a sweep in Ray Tune: their resources, their work, and their removal after an interrupted sweep."""
 
 import logging
+import math
 import os
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -35,6 +37,7 @@ from fedcommons.tune.scheduler import (
     shared_value,
     shared_values,
 )
+from fedcommons.tune.sweep import Limits
 
 REMOVAL_S = 10.0
 """Seconds to wait until Ray has removed the trials of an interrupted sweep."""
@@ -47,6 +50,7 @@ def run(
     out: Path,
     progress: Progress,
     scheduler: Any,
+    limits: Limits,
 ) -> tuple[dict[str, str], int]:
     """Run the experiments as Tune trials; return the error of each failed trial, and the number of trained generators.
 
@@ -56,6 +60,7 @@ def run(
         lacking: the generators and images that the experiments need and the artifact store lacks.
         progress: the callback that Tune calls with its events.
         scheduler: a Ray Tune scheduler that may stop trials, or None.
+        limits: the largest number of parallel trials, and the time at which Tune stops all trials.
 
     Raises:
         UserError: Ray has no resources for any trial.
@@ -95,6 +100,8 @@ def run(
                 search_alg=order,
                 num_samples=len(cells) + len(lacking),
                 reuse_actors=is_reused,
+                max_concurrent_trials=limits.jobs,
+                time_budget_s=None if limits.until == math.inf else max(1.0, limits.until - time.monotonic()),
             ),
             run_config=tune.RunConfig(
                 failure_config=tune.FailureConfig(max_failures=2),  # a restarted trial continues from its checkpoint
