@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fedcommons import UserError, experiment, load_rounds, sweep
-from fedcommons.runtime import ray_cluster
+from fedcommons.runtime import allocation, ray_cluster
 
 NAMES = "MIG-d0f2,GPU-8a31"
 WHERE = '''
@@ -50,7 +50,7 @@ def test_gpus_are_counted_here_only_where_ray_counts_another_number(
     names: str, number: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", names)
-    assert ray_cluster.visible_gpus() == number
+    assert allocation.gpus() == number
 
 
 def main(folder: Path) -> None:

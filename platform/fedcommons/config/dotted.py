@@ -79,8 +79,8 @@ def _read_fields(parts: tuple[tuple[str, str, str | None], ...]) -> Mapping[str,
             raise UserError(f"algorithm {name} needs another name: {section} is a section of every experiment.")
         its_fields = {f"{section}.{n}": f for n, f in registry.read_constants(kind, name, digest).items()}
         if clashes := [n for n in its_fields if n in common_fields()]:
-            what = f"{KINDS[kind].field} {quote(name)}"
-            raise UserError(f"{what}: its constant needs another name than the common field {clashes[0]}.")
+            clash = f"its constant needs another name than the common field {clashes[0]}"
+            raise UserError(f"{KINDS[kind].field} {quote(name)}: {clash}.")
         result |= its_fields
     return result
 
@@ -170,8 +170,7 @@ def require_fields(values: Mapping[str, Any], config: Experiment) -> None:
 def recorded(dotted: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields for a run's records, without the noise multipliers that a target epsilon decides."""
     targets = {"dp.noise_multiplier": "dp.target_epsilon", "dp.central_noise": "dp.central_epsilon"}
-    left_out = {noise for noise, target in targets.items() if dotted.get(target) is not None}
-    return {name: value for name, value in dotted.items() if name not in left_out}
+    return {name: value for name, value in dotted.items() if dotted.get(targets.get(name, "")) is None}
 
 
 def described(config: Experiment, n_clients: int) -> dict[str, Any]:
@@ -334,15 +333,13 @@ def _names(values: Mapping[str, Any]) -> dict[str, str]:
 
 def _chosen_names(values: Mapping[str, Any]) -> dict[str, Any]:
     names = {kind: values.get(k.field, common_fields()[k.field].default) for kind, k in KINDS.items()}
-    if isinstance(trackers := names["tracker"], str):
-        names["tracker"] = registry.main_tracker(trackers)
+    names["tracker"] = registry.main_tracker(names["tracker"])
     return {kind: name for kind, name in names.items() if name is not None or not KINDS[kind].is_optional}
 
 
 def _require_owned(names: Sequence[str], valid_fields: Mapping[str, Field]) -> None:
     """Raise a UserError on the ``names`` that are no field of any component of the package, chosen or not."""
-    wrong = [name for name in names if name not in common_fields() and not registry.owners(name)]
-    if wrong:
+    if wrong := [name for name in names if name not in common_fields() and not registry.owners(name)]:
         raise UserError(" ".join(str(hints.unknown_key(name, valid_fields)) for name in wrong))
 
 

@@ -249,10 +249,10 @@ def is_user_defined(name: str) -> bool:
     return re.fullmatch(r"[\w./~ -]+:\w+", name) is not None and not is_torchvisions(name)
 
 
-def main_tracker(names: str) -> str:
+def main_tracker(names: Any) -> Any:
     """Return the tracker that may have constants: the first user-defined one in a list separated by commas, if any."""
-    listed = tracker_names(names)
-    return next(filter(is_user_defined, listed), listed[0])
+    listed = tracker_names(names) if isinstance(names, str) else []
+    return next(filter(is_user_defined, listed), listed[0] if listed else names)
 
 
 def tracker_names(names: str | None) -> list[str]:

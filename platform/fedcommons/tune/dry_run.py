@@ -17,7 +17,7 @@ from fedcommons.generators.image_cache import Job, missing
 from fedcommons.generators.requests import GenerationRequest
 from fedcommons.runs import assemble, build
 from fedcommons.runs.spec import RunSpec
-from fedcommons.runtime import ray_cluster
+from fedcommons.runtime import allocation
 from fedcommons.storage.artifact_store import Store
 from fedcommons.tracking.run_folder import read_summary
 from fedcommons.tune import cost, sweep
@@ -194,7 +194,7 @@ def _in_all(
         return f"{n_cells} cells. All are done."
     few = "" if bill.times == 1 else f" (as {n_cells} of them, drawn at random)"
     total, n_generators = round(n_cells * bill.times), round(len(bill.phases["generators"]) * bill.times)
-    n_cores = ray_cluster.cores() or os.cpu_count() or 1
+    n_cores = allocation.cores() or os.cpu_count() or 1
     places = min(max(1, n_cores // actors), jobs or n_cores) if in_ray else 1
     where = f"with {n_cores} cores" if in_ray else "in one process" if actors == 1 else f"with {actors} actors"
     details = ", ".join(f"{name} {duration(bill.span(phase, places))}" for name, phase in phases.items())
