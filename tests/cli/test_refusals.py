@@ -120,7 +120,7 @@ run --data.augment maybe -> data.augment bool null | run --model.projection none
 run --model.channels '[8, null]' -> model.channels int 'null' | run --model.channels 8,16 -> [16,32] '8,16'
 run --dataset digit -> data.name 'digits' import path | run --preset smal -> preset 'small' authors
 run --preset authors -> Table 1 digits | run --algorithm fedavgg -> 'fedavg' --help
-run --algorithm qfedavg -> package my_algorithm.py:Name | run --target 0 -> target (0, 1] | run --target 1.01 -> target
+run --algorithm fedala -> package my_algorithm.py:Name | run --target 0 -> target (0, 1] | run --target 1.01 -> target
 run --model no_such_module:Small -> ModuleNotFoundError no_such_module | run --model nothing.py:N -> {tmp}/nothing.py
 run --model bad.py:Net -> ZeroDivisionError line 1 | run --model lacking.py:Net -> (line 1) no_such_package_of_mine
 run --algorithm capable.py:Lab -> 'need_pool' 'needs_pool' (capable.py, line 5
