@@ -11,6 +11,7 @@ from fedcommons.errors import UserError, Warned, sentence
 from fedcommons.tune import grid, sweep
 from fedcommons.tune.remote_sweep import SweepMirror
 from fedcommons.tune.sweep import Outcome, Todo, Trial
+from fedcommons.tune.sweep_folder import MESSAGES
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
     from fedcommons.tune.dry_run import ExtraJob
@@ -47,6 +48,7 @@ def run(
         mirror.begin(options.resume)
         remaining = sweep.todo(cells, out, display)
         with sweep.open_sweep(out, options.resume, display.say):
+            display.record(out / MESSAGES)
             mirror.claim()
             outcome = play(remaining, out, display)
             report(out, display)

@@ -20,7 +20,7 @@ from fedcommons.tracking.environment import has_other_code
 from fedcommons.tracking.run_folder import STOPPED, is_run, read_config, read_summary, require_same_data
 from fedcommons.tune.continue_runs import copy, predecessors
 from fedcommons.tune.remote_sweep import SweepMirror
-from fedcommons.tune.sweep_folder import LATE_S, has_come, holds_runs, open_folder, require_shared
+from fedcommons.tune.sweep_folder import LATE_S, has_come, holds_runs, open_folder, require_shared, write_plan
 
 if TYPE_CHECKING:  # torch and Ray take seconds to import, and --help needs neither
     from fedcommons.generators.requests import GenerationRequest
@@ -208,6 +208,8 @@ def run_cells(
     mirror = SweepMirror(todo.trials, out, display.say)
     trained, ready = 0, started
     if todo.trials:
+        rounds = {c.name: c.rounds for c in todo.trials}
+        write_plan(out, rounds)
         display.say("Starting Ray ...")
         ray_cluster.connect()
         import ray
@@ -231,7 +233,6 @@ def run_cells(
             display.say(f"{len(todo.missing)} generators are trained first, for sharing.setting {settings}.")
         elif any(config.generator for config in configs):
             display.say("All generators are in the store: none had to be trained.")
-        rounds = {c.name: c.rounds for c in todo.trials}
         progress = Progress(display, rounds, len(todo.missing), on_end, fetch=mirror.fetch)
         absolute = {c.name: with_absolute_paths(config) for c, config in zip(todo.trials, configs, strict=True)}
         failures, trained = trials.run(absolute, todo.data, todo.missing, out, progress, scheduler)
