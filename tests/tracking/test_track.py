@@ -12,8 +12,9 @@ from report_runs import quiet
 import fedcommons
 from fedcommons import ClientError, UserError
 from fedcommons.cli import main
+from fedcommons.storage import file_lock
 from fedcommons.tracking.remote_run import RunMirror
-from fedcommons.tracking.run_folder import read_rounds
+from fedcommons.tracking.run_folder import read_rounds, stranger
 from fedcommons.tracking.wandb_media import KEYS
 
 if TYPE_CHECKING:
@@ -112,6 +113,9 @@ def test_offline_files_have_variables_of_wandb_where_no_field_is_given(
 
 
 def test_other_trackers_get_a_run_that_none_recorded(sweep: Path) -> None:
+    with file_lock.open_lock(sweep / "a", stranger, "run folder"), pytest.raises(ClientError, match="0 of 1 runs"):
+        main.command(["track", str(sweep / "a"), "--tracker", "csv"])
+    assert not (sweep / "a" / "metrics.csv").exists()
     assert main.command(["track", str(sweep / "a"), "--tracker", "csv"]) == 0
     text = (sweep / "a" / "metrics.csv").read_text()
     accuracy = read_rounds(sweep / "a")[-1]["test/accuracy"]
