@@ -22,7 +22,8 @@ QUICK = {"federation.rounds": 3, "client.epochs": 1, "measure.every": 0, "wandb"
 
 def ink() -> tuple[Any, Any]:
     """Return images with noise (n, 1, 8, 8) and, for each pixel, class 1 where the image without noise has ink."""
-    images = load_digits().images / 16
+    digits: Any = load_digits()
+    images = digits.images / 16
     x = images + 0.2 * torch.randn(images.shape, generator=torch.Generator().manual_seed(0)).numpy()
     return ((x - x.mean()) / x.std())[:, None].astype("float32"), (images > 0.5).astype("int64")
 
