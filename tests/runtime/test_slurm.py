@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "cluster" / "slurm.sbatch"
 
 
-def start(tmp_path: Path, line: str, late: bool = False, **slurm: str) -> subprocess.Popen[str]:
+def start(tmp_path: Path, line: str, late: bool = False, slurm: dict[str, str] | None = None) -> subprocess.Popen[str]:
     """Start the script with a command of the shell; late: as if the job had run for more than a minute."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "scontrol").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\n')
@@ -23,7 +23,7 @@ def start(tmp_path: Path, line: str, late: bool = False, **slurm: str) -> subpro
     before = ["bash", "-c", f"SECONDS=100; . {SCRIPT}", "job"] if late else ["bash", str(SCRIPT)]
     return subprocess.Popen(
         [*before, *(["sh", "-c", line, "sweep"] if line else [])],
-        cwd=ROOT, env=clean | where | slurm, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=ROOT, env=clean | where | (slurm or {}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
@@ -31,7 +31,7 @@ def start(tmp_path: Path, line: str, late: bool = False, **slurm: str) -> subpro
 def test_the_signal_ends_the_sweep_and_requeues_the_job_unless_it_would_do_so_for_ever(
     late: bool, turns: str, code: int, tmp_path: Path
 ) -> None:
-    job = start(tmp_path, "echo started; exec sleep 60", late, SLURM_RESTART_COUNT=turns)
+    job = start(tmp_path, "echo started; exec sleep 60", late, {"SLURM_RESTART_COUNT": turns})
     assert job.stdout is not None
     assert job.stdout.readline() == "started\n"
     job.send_signal(signal.SIGUSR1)
@@ -54,7 +54,7 @@ def test_the_signal_ends_the_sweep_and_requeues_the_job_unless_it_would_do_so_fo
     ],
 )
 def test_exit_code_resume_and_refusals(line: str, slurm: dict[str, str], code: int, word: str, tmp_path: Path) -> None:
-    job = start(tmp_path, line, **slurm)
+    job = start(tmp_path, line, slurm=slurm)
     said = "".join(job.communicate(timeout=120))
     assert job.returncode == code
     assert word in said
