@@ -5,7 +5,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALL := $(VENV)/bin/pip install --quiet --disable-pip-version-check
 
-.PHONY: table1 test snapshots test-long test-ray test-cpus test-cluster test-browser docs nightly cluster-check lint lock
+.PHONY: table1 test snapshots test-long test-ray test-cpus test-cluster test-browser docs nightly cluster cluster-sync cluster-stop cluster-check lint lock
 table1: $(VENV)/.installed
 	$(RUN) sweeps/table1.py $(if $(wildcard runs),--resume) $(ARGS)
 
@@ -34,7 +34,15 @@ test-browser: $(VENV)/.installed
 
 # FILES: filled in files; without them those of the repository, with their placeholders.
 cluster-check: $(VENV)/.installed
-	$(RUN) -W ignore cluster/check.py $(or $(FILES),--template ray_cluster.yaml cluster/onprem.yaml)
+	$(RUN) -W ignore cluster/check.py $(or $(FILES),--template cluster/aws.yaml ray_cluster.yaml)
+
+# A Ray cluster: HOSTS="a b" USER=me KEY=~/.ssh/id OUT=/shared; HOSTS="": this machine alone. The script takes the variables
+# of the command line (MAKEFLAGS), as the environment has a USER, too.
+cluster: $(VENV)/.installed
+	@$(RUN) -W ignore cluster/up.py
+
+cluster-sync cluster-stop: cluster-%: $(VENV)/.installed
+	@$(RUN) -W ignore cluster/up.py $*
 
 # The tests that compare bits, with the instructions of other CPUs, which round differently, and the tests that read and
 # write texts most, in a locale that is not UTF-8. SAME: checks of every algorithm that no rounding decides.

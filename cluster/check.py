@@ -1,7 +1,7 @@
 """Whether ``ray up`` can use a cluster file, before it starts anything: Ray's own schema, and what that misses.
 
-python cluster/check.py ray_cluster.yaml cluster/onprem.yaml            # a sentence for each flaw, exit code 2
-python cluster/check.py --template ray_cluster.yaml cluster/onprem.yaml # as they are in the repository, to be filled in
+python cluster/check.py cluster/aws.yaml my_cluster.yaml                # a sentence for each flaw, exit code 2
+python cluster/check.py --template cluster/aws.yaml ray_cluster.yaml # as they are in the repository, to be filled in
 """
 
 import ipaddress
@@ -20,6 +20,7 @@ PROVIDERS = {
     "aws": {"type", "region", "availability_zone", "cache_stopped_nodes", "use_internal_ips", "security_group",
             "key_pair", "aws_credentials", "disable_node_updaters", "cloudwatch"},
     "local": {"type", "head_ip", "worker_ips", "external_head_ip"},
+    "external": {"type", "module", "head_ip", "worker_ips"},
 }  # fmt: skip
 """Keys of ``provider`` by its type: Ray passes over a misspelt one."""
 
@@ -70,12 +71,12 @@ def _provider(content: dict[Any, Any]) -> Iterator[str]:
     provider = _mapping(content.get("provider"))
     kind = provider.get("type")
     if not isinstance(kind, str) or kind not in PROVIDERS:
-        yield f"provider.type must be {' or '.join(PROVIDERS)}, got {kind!r}."
+        yield f"provider.type must be aws, local or external, got {kind!r}."
         return
     for key in provider.keys() - PROVIDERS[kind]:
         near = get_close_matches(str(key), PROVIDERS[kind], 1)
         yield f"provider.{key} is no field{f'; did you mean {near[0]}?' if near else '.'}"
-    if kind == "local":
+    if kind != "aws":
         every = [provider.get("head_ip"), *_list(provider.get("worker_ips"))]
         for address in every:
             if not _is_address(address):

@@ -17,11 +17,9 @@ from fedcommons.errors import UserError, quote
 from fedcommons.storage.atomic_files import write_text
 from fedcommons.storage.paths import user_path
 from fedcommons.tracking.run_folder import read_config
+from fedcommons.tracking.wandb_tracker import NAME_AT_WANDB
 
 NAME, PROJECT = "fedcommons: which commons?", "fedcommons"
-
-ALLOWED = r"[^/\\#?%:\x00-\x1f\x7f-\x9f]{1,128}"
-"""Pattern of names of users, teams and projects at W&B."""
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
@@ -39,7 +37,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
             "name at least one folder with runs, DIR [DIR ...], or --entity ME for all runs of the project at W&B."
         )
     for option in ("entity", "project"):
-        if options[option] is not None and not re.fullmatch(ALLOWED, options[option]):
+        if options[option] is not None and not re.fullmatch(NAME_AT_WANDB, options[option]):
             raise UserError(
                 f"--{option} is a name of 1 to 128 characters without / \\ # ? % :, got {quote(options[option])}."
             )
@@ -67,7 +65,7 @@ def runs_in(folders: Sequence[Path]) -> list[Path]:
 def project_of(run: Path) -> str:
     """Return the W&B project that a run's config.yaml names, or ``PROJECT`` if the file names no valid project."""
     with suppress(UserError):  # config.yaml may come from another version of fedcommons
-        if re.fullmatch(ALLOWED, project := read_config(run).tracking.project):
+        if re.fullmatch(NAME_AT_WANDB, project := read_config(run).tracking.project):
             return project
     return PROJECT
 

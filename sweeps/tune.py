@@ -7,6 +7,7 @@ python sweeps/tune.py --sharing shuffled_synthetic --space p=0.1,0.5 --metric ze
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,8 +17,7 @@ from fedcommons.config import presets
 from fedcommons.config.dotted import SHORT_NAMES, choose
 from fedcommons.errors import UserError
 from fedcommons.reports import metrics
-from fedcommons.tune import grid, main, results, sweep
-from fedcommons.tune.search import around, asha, optuna_search, proposed, require_optuna, space
+from fedcommons.tune import grid, main, results, search, sweep
 from papers.fedssyn import authors
 
 
@@ -37,8 +37,8 @@ def arguments(argv: Sequence[str]) -> parse.Options:
          "random draws for each grid point; with optuna: number of points per environment"),
         ("search", Annotated[str, "random | optuna"], "random",
          "random: grids and random draws; optuna: points that depend on the results so far"),
-        ("scheduler", Annotated[str, "fifo | asha"], "fifo",
-         "fifo, or asha: stop the runs of low validation accuracy early"),
+        ("scheduler", Annotated[str, " | ".join(("fifo", *search.SCHEDULERS))], "fifo",
+         f"fifo, or Ray Tune's {', '.join(search.SCHEDULERS)}, which stop the runs of low validation accuracy early"),
         ("metric", str, "validation_accuracy",
          "what is best: MB, epsilon, rounds_to_target, ..., a convergence parameter such as zeta_hat_sq, or its mean "
          "over rounds, zeta_hat_sq_mean"),
@@ -54,9 +54,9 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     if not options.space:
         raise UserError("--space is missing: name at least one field to sweep, such as --space alpha=0.01,0.1.")
     if options.search == "optuna":
-        if options.scheduler == "asha":
+        if options.scheduler != "fifo":
             raise UserError("--search optuna needs --scheduler fifo: it learns from finished runs only.")
-        require_optuna()
+        search.require_optuna()
     options.base = sweep.tracked(parse.flat(options), Path(options.out))
     return options
 
@@ -71,7 +71,7 @@ def build_trials(points: Sequence[Mapping[str, Any]], options: parse.Options) ->
 
 def cells(options: parse.Options) -> tuple[list[sweep.Trial], list[str]]:
     """Return the trials and the names of the swept fields."""
-    swept = space(options)
+    swept = search.space(options)
     n = search_space.count(swept, options.samples)
     if options.search == "optuna":
         points = search_space.ends(swept)
@@ -82,24 +82,26 @@ def cells(options: parse.Options) -> tuple[list[sweep.Trial], list[str]]:
         points = search_space.points(swept, options.samples, options.seed)
     trials = build_trials(points, options)
     metrics.require(options.metric, [c.config for c in trials])
-    if options.scheduler == "asha" and not all(c.config.data.validation > 0 for c in trials):
-        raise UserError("--scheduler asha stops runs by validation accuracy: --data.validation must be above 0.")
+    if options.scheduler != "fifo":
+        search.require_rounds(
+            options.scheduler, ((c.config.data.validation, c.rounds, c.config.evaluate.every) for c in trials)
+        )
     return trials, list(swept)
 
 
 def batches(options: parse.Options, out: Path) -> Iterator[list[sweep.Trial]]:
     """Yield batches of trials that run in parallel.
 
-    By default a single batch has all trials. With ASHA a batch has the trials with equal data, partition and other
-    fields that must be equal for a comparison. With Optuna a batch has the points that Optuna proposes next.
+    By default a single batch has all trials. With a scheduler a batch has the trials with equal data, partition and
+    other fields that must be equal for a comparison. With Optuna a batch has the points that Optuna proposes next.
     """
-    fixed = around(space(options))
+    fixed = search.around(search.space(options))
     seeds = fixed.pop("seed", [options.seed])
     if options.search == "optuna":
-        searched = {n: values for n, values in space(options).items() if n not in (*fixed, "seed")}
+        searched = {n: values for n, values in search.space(options).items() if n not in (*fixed, "seed")}
         environments = search_space.points(fixed, 1, options.seed)
-        searches = [(e, optuna_search(searched, options.mode, options.seed, str(e))) for e in environments]
-        yield from proposed(
+        searches = [(e, search.optuna_search(searched, options.mode, options.seed, str(e))) for e in environments]
+        yield from search.proposed(
             searches, options.samples, lambda point: build_trials([{**point, "seed": seed} for seed in seeds], options),
             lambda cells: results.mean(cells, out, options.metric),
         )  # fmt: skip
@@ -107,7 +109,7 @@ def batches(options: parse.Options, out: Path) -> Iterator[list[sweep.Trial]]:
     groups: dict[str, list[sweep.Trial]] = {}
     for c in cells(options)[0]:
         fields = c.config.flat
-        key = str([fields.get(name) for name in fixed]) if options.scheduler == "asha" else ""
+        key = str([fields.get(name) for name in fixed]) if options.scheduler != "fifo" else ""
         groups.setdefault(key, []).append(c)
     yield from groups.values()
 
@@ -115,13 +117,16 @@ def batches(options: parse.Options, out: Path) -> Iterator[list[sweep.Trial]]:
 def tune(argv: Sequence[str]) -> int:
     options = arguments(argv)
     trials, fields = cells(options)
+    around = {n: values for n, values in search.around(search.space(options)).items() if n != "seed"}
+    if drawn := [n for n, values in around.items() if not isinstance(values, list)]:
+        print(f"Every draw of {drawn[0]} is another problem with its own partition, so no two points are compared.")
     tried: list[sweep.Trial] = []
 
     def play(remaining: sweep.Todo, out: Path, display: Display) -> sweep.Outcome:
         outcomes = []
         for batch in batches(options, out):
-            todo = remaining if batch == trials else sweep.todo(batch, out, display)
-            scheduler = asha(batch) if options.scheduler == "asha" else None
+            work = remaining if batch == trials else sweep.todo(batch, out, display)
+            todo, scheduler = replace(work, limits=remaining.limits), search.scheduler_of(options.scheduler, batch)
             outcomes.append(sweep.run_cells(todo, out, display, scheduler=scheduler))
             tried.extend(batch)
         return sweep.together(outcomes)

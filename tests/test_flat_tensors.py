@@ -9,12 +9,7 @@ from fedcommons.flat_tensors import (  # fmt: skip
     Flat,
     Layout,
     add,
-    data,
-    flat,
     flatten,
-    layout_of,
-    like,
-    nbytes,
     put,
     scale,
     select,
@@ -28,26 +23,6 @@ LAYOUT = Layout(("weight", "bias", "scalar"), ((2, 3), (2,), ()))
 def numbers(seed: int, dtype: torch.dtype = torch.float32) -> Flat:
     """Normal numbers under the names of LAYOUT."""
     return Flat(LAYOUT, torch.randn(LAYOUT.size, generator=torch.Generator().manual_seed(seed)).to(dtype))
-
-
-def test_a_layout_places_its_parts_whose_views_share_memory_with_the_buffer() -> None:
-    assert LAYOUT.size == 6 + 2 + 1
-    parts = {name: part for name, (part, _) in LAYOUT.parts.items()}
-    assert parts == {"weight": slice(0, 6), "bias": slice(6, 8), "scalar": slice(8, 9)}
-    x = Flat(LAYOUT, torch.arange(9.0))
-    assert {name: tuple(t.shape) for name, t in x.items()} == dict(zip(LAYOUT.names, LAYOUT.shapes, strict=True))
-    x["bias"].fill_(-1)
-    assert x.buffer.tolist() == [0, 1, 2, 3, 4, 5, -1, -1, 8]
-
-
-def test_flatten_copies_detaches_and_keeps_order_and_names() -> None:
-    parts = {"b": torch.ones(2, 2, requires_grad=True), "a": torch.tensor(3.0)}
-    x = flatten(parts)
-    assert (list(x), len(x)) == (["b", "a"], 2)
-    assert x.layout == layout_of(parts.items())
-    assert not x.buffer.requires_grad
-    x.buffer.zero_()
-    assert torch.equal(parts["b"], torch.ones(2, 2))
 
 
 def test_arithmetic_equals_that_of_the_named_parts_and_leaves_its_arguments() -> None:
@@ -80,15 +55,6 @@ def test_the_squared_norm_is_accumulated_in_float64() -> None:
     exact = 2.0**26 + 4095
     assert sq_norm(x) == sq_norm(Flat(Layout(("x",), ((4096,),)), x)) == sq_norm(x.double()) == exact
     assert sq_norm(torch.full((2,), 1e30)) == pytest.approx(2e60)  # beyond float32's range
-
-
-def test_bytes_are_those_of_the_numbers_and_data_and_like_undo_each_other() -> None:
-    a, t = numbers(0), torch.zeros(5, dtype=torch.uint8)
-    assert nbytes({"model": a, "control": numbers(1, torch.float64), "label": t}) == 9 * 4 + 9 * 8 + 5
-    assert nbytes({}) == 0
-    assert data(a) is a.buffer
-    assert data(t) is like(t, t) is t
-    assert flat({"again": like(a, torch.zeros(9))}, "again").layout is a.layout
 
 
 def test_put_is_the_inverse_of_select_and_refuses_other_parts() -> None:

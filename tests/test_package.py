@@ -50,7 +50,7 @@ def test_every_requirement_is_locked_in_a_version_that_fits() -> None:
         assert is_mine or (version and wanted.specifier.contains(version, prereleases=True)), f"`make lock`: {text}"
     (ray,) = [r for r in map(Requirement, PROJECT["dependencies"]) if r.name == "ray"]
     assert not [v for v in ("2.9", "2.52.1", "2.53.9") if v in ray.specifier]  # CVE-2026-27482
-    assert f"rayproject/ray:{versions['ray']}-" in (ROOT / "ray_cluster.yaml").read_text()
+    assert f"rayproject/ray:{versions['ray']}-" in (ROOT / "cluster" / "aws.yaml").read_text()
 
 
 def test_the_list_of_packages_is_what_an_installation_brings() -> None:

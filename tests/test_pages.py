@@ -120,21 +120,6 @@ def test_numbers_that_differ_are_reported(regenerate: ModuleType) -> None:
     assert not regenerate.differences(one, other, ["method"], {"accuracy": 0.25})
 
 
-def test_pages_that_ran_longest_ago_are_regenerated_first(
-    regenerate: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    minutes, dates = {"a": 5, "b": 9, "c": 1, "d": 2}, {"c": "2026-11-25", "d": "2026-11-24", "b": ""}
-    assert regenerate.within(16, minutes, dates) == ["a", "b", "d"]
-    assert regenerate.within(8, minutes, dates) == ["a", "d", "c"]  # b never fits, and hinders no other page
-    monkeypatch.setattr(regenerate, "RECORD", tmp_path / "regenerated.csv")
-    regenerate.RECORD.write_text("page,date,minutes,torch,machine,outcome\nquadratics,2026-11-25,1,2,x,agrees\n")
-    regenerate.record("table1_mnist", 2, ["x differs"])
-    rows = regenerate.last_runs()
-    assert rows.keys() == {*pd.read_csv(regenerate.RECORD)["page"]} == regenerate.pages().keys()
-    assert (rows["quadratics"]["outcome"], rows["table1_mnist"]["outcome"]) == ("agrees", "x differs")
-    assert (rows["table1_small_digits_rates"]["date"], rows["table1_small_digits_rates"]["outcome"]) == ("", "never")
-
-
 @pytest.fixture
 def comparisons(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(RESULTS.parent / "_ext"))

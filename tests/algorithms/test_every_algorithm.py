@@ -62,16 +62,9 @@ def make(quick: Callable[[str], Algorithm]) -> Callable[[str], Algorithm]:
 
 
 FEWER = {
-    "inner_steps": 2,
-    "head_epochs": 1,
-    "tries": 2,
-    "iterations": 2,
-    "local_epochs": 2,
-    "samples": 20,
-    "generated": 4,
-    "channels": (4,),
-    "hidden": 8,
-}
+    "inner_steps": 2, "head_epochs": 1, "tries": 2, "iterations": 2, "local_epochs": 2, "samples": 20, "generated": 4,
+    "channels": (4,), "hidden": 8, "ipc": 2, "steps": 2, "image_steps": 1, "server_steps": 2,
+}  # fmt: skip
 """Constants of methods, with values that suffice for all checks but that of learning."""
 
 

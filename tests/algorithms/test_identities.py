@@ -21,6 +21,7 @@ from fedcommons.algorithms.fedpvr import FedPVR
 from fedcommons.algorithms.fedvae import FedVAE
 from fedcommons.algorithms.gradient_coding import GradientCoding
 from fedcommons.algorithms.moon import MOON
+from fedcommons.algorithms.qfedavg import QFedAvg
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.algorithms.server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from fedcommons.federation.rounds import Standing
@@ -119,6 +120,22 @@ def test_fednova_takes_the_mean_direction_for_the_mean_number_of_steps(weighting
     assert np.allclose(result, (w @ a) * (w @ (y / a[:, None])), rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize(("weighting", "q"), [("uniform", 0.0), ("uniform", 0.5), ("samples", 1.0), ("samples", 5.0)])
+def test_q_fedavg_is_the_papers_algorithm_2(weighting: str, q: float, least_squares: Problem) -> None:
+    """With L = 1/lr in place; a larger q is fairer after many rounds: the largest loss is smaller."""
+    sizes, lr, x = (8, 3, 12, 5), 0.1, np.zeros(3)
+    problem, w = least_squares(sizes=sizes), weights_of(weighting, sizes)
+    for now in play(problem, QFedAvg(q), LocalSGD(2, FULL), 5, lr, 1.0, weighting):
+        f = np.array([((a @ x - b) ** 2).mean() / 2 for a, b in zip(problem.a, problem.b, strict=True)])
+        moves = np.stack([x - descended(problem, i, x, x, 0.0, lr, 2) for i in range(4)]) / lr
+        h = q * f ** (q - 1) * (moves**2).sum(1) + f**q / lr
+        x = x - (w * f**q) @ moves / (w @ h)
+        assert np.allclose(now.model.buffer.numpy(), x, rtol=0, atol=1e-12)
+    ends = [server_models(problem, QFedAvg(each), 300)[-1] for each in (0.0, q)]
+    worst = [max(((a @ end - b) ** 2).mean() for a, b in zip(problem.a, problem.b, strict=True)) for end in ends]
+    assert q == 0.0 or worst[1] < worst[0]
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_the_bias_of_unequal_steps_vanishes_with_the_learning_rate(momentum: float, least_squares: Problem) -> None:
     """FedNova's error is of order eta; FedAvg's limit is the optimum of sum_i a_i f_i (objective inconsistency)."""
@@ -152,6 +169,7 @@ EXACT: "dict[str, Algorithm]" = {
     "FedProx(mu=0)": FedProx(mu=0.0), "FedPVR(layers=())": FedPVR(layers=""), "MOON(mu=0)": MOON(mu=0.0),
     "FedAvgM(0, 1)": FedAvgM(0.0, 1.0), "FedGEN(weight=0)": SMALL_GENERATOR, "FedVAE": FedVAE(),
     "Ditto's server": Ditto(), "FedBuff, synchronous": FedBuff(3, 3, refill="step"),
+    "QFedAvg(q=0)": QFedAvg(q=0.0),
 }  # fmt: skip
 
 

@@ -188,6 +188,9 @@ tune --space lr=0.1 --lr 0.2 -> client.lr --space 0.2 | tune --space sigma=1,2 -
 tune --space lr=0.1 --metric zeta_ht_sq -> 'zeta_hat_sq' | tune --space lr=0.1 --metric epsilon -> epsilon --dp.local
 tune --space lr=0.1 --metric test/top3 -> test/top3 --mode | tune --space dp.local=maybe -> dp.local truth 'maybe'
 tune --space lr=0.1 --search optuna --scheduler asha -> optuna fifo | tune --config space.yaml -> client.lr 'fast'
+tune --space lr=0.1 --jobs 0 -> --jobs 0 | tune --space lr=0.1 --time-budget -1 -> --time-budget '-1' 2h
+tune --space lr=0.1 --scheduler asah -> 'asah' 'asha'? | table1 --time-budget soon -> --time-budget 'soon'
+tune --space lr=0.1 --scheduler median --rounds 1 -> median federation.rounds evaluate.every
 replicate --on-cores 4 -> --on-cores --dry-run | referee fedprox --constants mu -> name=value 'mu'
 compare folder -> folder run | compare folder --z p -> --z --facet | dashboard folder --project me/mine -> 'me/mine'
 report folder --out report.pdf -> HTML | watch folder --port 65536 -> --port 65535 65536

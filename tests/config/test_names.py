@@ -55,6 +55,7 @@ def facts(one: Trial) -> list[str]:
     fields = to_dict(one.config)
     del fields["federation"]["transport"], fields["data"]["split"], fields["data"]["public"]  # younger
     del fields["evaluate"]["new_clients"], fields["evaluate"]["adapt_epochs"]  # younger than names.json
+    del fields["tracking"]["notes"], fields["tracking"]["model"], fields["tracking"]["system"]  # younger too
     del fields["model"]["weights_map"], fields["model"]["weights_strict"], fields["communication"]
     del fields["federation"]["sampling"], fields["federation"]["aggregation"], fields["attack"]
     fields["dp"] = {name: value for name, value in fields["dp"].items() if not name.startswith("central")}

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from types import NoneType
-from typing import Annotated
 
 import pytest
 import yaml
@@ -125,23 +124,6 @@ def test_a_config_that_is_read_executes_nothing(lab: Path) -> None:
     assert (read.flat["model.x"], read.flat["alg.y"]) == (3, 0.5)
     assert same_results(read, Experiment())
     assert not (lab / "executed").exists()
-
-
-def test_fields_are_read_from_a_signature() -> None:
-    def part(shape, rate: Annotated[float, "(0, 1]"] = 0.5, sizes: tuple[int, ...] = (1, 2), odd=None, *args, **more):
-        """A part.
-
-        Args:
-            rate: how much
-        """
-
-    fields = fields_of(part, {"shape"})
-    assert list(fields) == ["rate", "sizes", "odd"]
-    assert (fields["rate"].help, fields["rate"].kinds, fields["sizes"].kinds) == ("how much", (float, int), (tuple,))
-    fields["rate"].check("x", 1)
-    for value in (0, 1.01, float("nan")):
-        with pytest.raises(UserError, match=r"x must lie in \(0, 1\], got"):
-            fields["rate"].check("x", value)
 
 
 def quick(field: str, name: str, code: str = "", **more: object) -> Experiment:

@@ -178,7 +178,7 @@ def test_data_attacks_change_rows_of_byzantine_clients_only(tmp_path: Path) -> N
     assert (train.y[has_square] == 7).all()
     assert torch.equal(train.x[~has_square], clean.train.x[~has_square])
     assert torch.equal(train.y[~has_square], clean.train.y[~has_square])
-    run(config, tmp_path / "run", say=lambda _: None)
+    run(override(config, {"measure.every": 0, "client.epochs": 1}), tmp_path / "run", say=lambda _: None)
     assert json.loads((tmp_path / "run" / "partition.json").read_text())["byzantine"] == sorted(chosen)
     lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
     assert all(0 <= line["attack/success"] <= 1 for line in lines)

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -83,6 +84,20 @@ def test_a_host_that_does_not_see_a_folder_is_named(tmp_path: Path, monkeypatch:
     hosts.require_markers([seen], "")
     with pytest.raises(UserError, match=rf"^--artifacts: host {socket.gethostname()} .*{tmp_path} .*, or do without"):
         hosts.require_markers([seen, unseen], ", or do without")
+
+
+def test_a_host_that_cannot_run_trials_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that cannot be written, no login, and a full disk."""
+    (tmp_path / "seen").touch()
+    seen, here = [("--out", str(tmp_path / "seen"))], socket.gethostname()
+    hosts.require_ready(seen, "", lambda: True)
+    with pytest.raises(UserError, match=rf"^--out: host {here} cannot write /dev/null"):
+        hosts.require_room([("--out", "/dev/null")])
+    with pytest.raises(UserError, match=f"^--wandb online: host {here} has no login"):
+        hosts.require_ready(seen, "", lambda: False)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=3 * 2**20))
+    with pytest.raises(UserError, match=rf"^--out: the disk of host {here} is full: {tmp_path} has 3 MB free"):
+        hosts.require_ready(seen, "", None)
 
 
 def smoke() -> Experiment:

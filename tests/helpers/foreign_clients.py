@@ -1,6 +1,7 @@
 """Flower-style and PFLlib-style clients and strategies without the libraries; tests name this file in options."""
 
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -87,6 +88,20 @@ class Seeding:
                 optimizer.step()
 
 
+class KeepsLast(Seeding):
+    """FedPer as a client of PFLlib's form: the last tensors of its model are personal."""
+
+    def __init__(
+        self, module: nn.Module, loss: Loss, x: Tensor, y: Tensor, rate: float, epochs: int, batch_size: int, n: int = 1
+    ) -> None:
+        super().__init__(module, loss, x, y, rate, epochs, batch_size)
+        self.n = n
+
+    def set_parameters(self, model: nn.Module) -> None:
+        for new, old in [*zip(model.parameters(), self.model.parameters(), strict=True)][: -self.n]:
+            old.data = new.data.clone()
+
+
 class Average:
     """FedAvg's server as a Flower strategy, weighted by numbers of examples."""
 
@@ -134,20 +149,24 @@ class Configured:
 
 
 class FlowerScaffold(FlowerStyle):
-    """SCAFFOLD, option 2: after the model's arrays, the server sends c, and clients send the change of their c_i."""
+    """SCAFFOLD, option 2: after the model's arrays, the server sends c, and clients send the change of their c_i.
 
-    own: list[Tensor] | None = None
+    control: a copy of the module with c_i as its parameters, which are zero at first.
+    """
 
     def __init__(
         self, module: nn.Module, loss: Loss, x: Tensor, y: Tensor, rate: float, epochs: int, batch_size: int
     ) -> None:
         super().__init__(module, loss, x, y, rate, epochs, batch_size)
         self.gradient_of, self.rate, self.epochs = (lambda: loss(module(x), y)), rate, epochs
+        self.control = deepcopy(module).requires_grad_(False)
+        for c_i in self.control.parameters():
+            c_i.zero_()
 
     def fit(self, parameters: list[np.ndarray], config: Mapping[str, Any]) -> Fitted:
         k = len(weights := [*self.net.parameters()])
         start, c = (list(map(torch.tensor, part)) for part in (parameters[:k], parameters[k:]))
-        own = self.own or [torch.zeros_like(x) for x in start]
+        own = [c_i.clone() for c_i in self.control.parameters()]
         c = c or [torch.zeros_like(x) for x in start]
         self.set_parameters(parameters[:k])
         for _ in range(self.epochs):
@@ -157,8 +176,10 @@ class FlowerScaffold(FlowerStyle):
                     w -= self.rate * (g - c_i + c_all)
         after, n = self.get_parameters({}), self.n
         lengths = [(x - torch.tensor(y)) / (self.epochs * self.rate) for x, y in zip(start, after, strict=True)]
-        self.own = [c_i - c_all + mean for c_i, c_all, mean in zip(own, c, lengths, strict=True)]
-        return [*after, *((new - old).numpy() for new, old in zip(self.own, own, strict=True))], n, {"skill": 0.5}
+        for c_i, c_all, mean in zip(self.control.parameters(), c, lengths, strict=True):
+            c_i += mean - c_all
+        changes = ((new - old).numpy() for new, old in zip(self.control.parameters(), own, strict=True))
+        return [*after, *changes], n, {"skill": 0.5}
 
 
 class Neither:

@@ -143,14 +143,6 @@ def test_the_loss_is_the_mean_of_each_examples_cross_entropy_times_its_weight() 
     assert set(classifier.state_dict()) == {"network.last.weight", "network.last.bias"}  # no normalisation travels
 
 
-def test_the_optimizer_is_plain_sgd_with_the_rates_asked_for() -> None:
-    optimizer = Classifier(Linear(DIGITS, 10), lr=0.1, momentum=0.9, weight_decay=0.01).configure_optimizers()
-    assert isinstance(optimizer, torch.optim.SGD)
-    (group,) = optimizer.param_groups
-    expected = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "dampening": 0, "nesterov": False, "maximize": False}
-    assert {name: group[name] for name in expected} == expected
-
-
 SHAPE, N = (1, 8, 8), 12
 """Images, and examples of a batch, of the networks with BatchNorm."""
 

@@ -3,13 +3,10 @@
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf, nan
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from sweep_runs import saved_figures
 
 from fedcommons.reports.intervals import student
 
@@ -85,17 +82,6 @@ def test_rows_with_other_seeds_or_without_numbers_are_left_out(decide: ModuleTyp
     assert decide.tree([row("real", nan, 81)]) is None
 
 
-def test_leaves_name_raw_images_and_what_an_epsilon_needs(decide: ModuleType, row: Callable[..., Any]) -> None:
-    base = row("real", 80, 81, 82, epsilon="-")
-    for more, part in (
-        ({"raw": 0.1004}, "9 MB, 10 % of images sent raw, +"),
-        ({"epsilon": "10 if secret", "summed": True}, "epsilon 10 if secret and summed, +"),
-        ({"epsilon": "10", "summed": True}, "epsilon 10 if summed, +"),
-    ):
-        assert part in decide.Leaf(row("way", 90, 91.5, 92, **more), base).numbers
-    assert "raw" not in decide.Leaf(base, base).numbers
-
-
 @pytest.mark.parametrize(
     ("percent", "is_ahead", "is_similar"),
     [
@@ -114,29 +100,6 @@ def test_significance_is_paired_by_seed(
     assert decide.lower_end(way, base) == pytest.approx((student([p - 50 for p in percent]) or (0,))[0])
     assert decide.is_ahead(row("a", 51), base)  # one seed: the larger number
     assert not decide.is_ahead(base, base)
-
-
-def test_text_and_picture_have_every_leaf(
-    decide: ModuleType, row: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from papers.commons import decision_tree
-
-    base = row("real", 80, 81, 82, epsilon="-")
-    node = decide.tree([base, row("private", 91, 91.5, 92, epsilon="10.4 if secret", mb=0.5, rounds=1)])
-    text = decide.in_words(node)
-    assert [line.index("-") for line in text.splitlines()] == [2 * depth for depth, *_ in decide.walk(node)]
-    assert all(part in text for part in ("91.5 %", "1 round,", "0.5 MB", "epsilon 10.4 if secret", "+10.5", "81.0 %"))
-    figures = saved_figures(monkeypatch)
-    decision_tree.draw({0.1: node, 1.0: decide.Leaf(base, base)}, tmp_path / "tree.png", "title", False)
-    FigureCanvasAgg(figures[0]).draw()  # at the figure's own resolution, not at that of the file
-    axes = figures[0].axes[0]
-    assert len(axes.patches) == sum(1 for _ in decide.walk(node)) + 1
-    boxes = [patch.get_window_extent() for patch in axes.patches]
-    assert not any(one.overlaps(other) for i, one in enumerate(boxes) for other in boxes[:i])
-    inside = figures[0].bbox
-    extents = [text.get_window_extent() for text in axes.texts]
-    assert all(inside.x0 <= e.x0 and e.x1 <= inside.x1 and inside.y0 <= e.y0 and e.y1 <= inside.y1 for e in extents)
-    assert not any(one.overlaps(other) for i, one in enumerate(extents) for other in extents[:i])
 
 
 def test_a_row_from_the_csv(decide: ModuleType) -> None:

@@ -11,7 +11,7 @@ import pytest
 import report_runs
 from rich.console import Console
 from scipy.stats import spearmanr
-from sweep_runs import complete, rows_of
+from sweep_runs import rows_of
 
 from fedcommons.cli.display import Display
 from fedcommons.tune import learning_rates
@@ -51,15 +51,6 @@ def test_rates_are_chosen_on_the_tuning_seeds_and_the_table_has_the_others(
     with (tmp_path / "methods.csv").open() as file:
         assert {line["seed"] for line in csv.DictReader(file)} == {"0", "1", "2"}
     assert (tmp_path / "methods.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.long
-def test_a_partition_without_alpha_and_one_rate_for_all(methods: ModuleType, tmp_path: Path) -> None:
-    argv = ["--preset=smoke", "--algorithms=fedavg,fedprox", "--seeds=0", "--partition.name=iid", "--data.limit=80",
-            "--federation.rounds=1", "--wandb=off", f"--out={tmp_path}"]  # fmt: skip
-    entries = methods.entries(methods.arguments(argv))
-    text = complete(methods.methods, argv, [e.cell for e in entries], tmp_path)
-    assert [line[:4] for line in rows_of(text)[2:]] == [["-", name, "0.1", "1"] for name in ("fedavg", "fedprox")]
 
 
 def federations(**columns: Any) -> list[dict[str, Any]]:

@@ -2,10 +2,8 @@
 
 import csv
 import json
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, stdev
@@ -19,13 +17,9 @@ import report_runs
 from scipy.stats import t
 from sweep_runs import complete, rows_of
 
-from fedcommons.config.schema import Data
 from fedcommons.errors import UserError
-from fedcommons.runs.build import load
 from fedcommons.tracking.run_folder import read_summary
 from papers.agc import coding, curves
-from papers.agc.curves import load_problem
-from papers.agc.gradient_coding import Problem, Setting, play, select_examples
 from papers.feddm import tables as feddm_tables
 from papers.feddpms import exchange
 from papers.replications import report
@@ -105,20 +99,6 @@ def test_tables_and_pictures_from_small_runs(feddm: ModuleType, tmp_path: Path) 
 feddpms = report_runs.script("feddpms")
 
 
-def test_preset_authors_is_the_released_code_as_far_as_fields_say_it(feddpms: ModuleType) -> None:
-    words = ["--dataset", "cifar10", "--algorithms", "feddpms", "--preset"]
-    paper, authors = (
-        feddpms.entries(feddpms.arguments([*words, preset]))[0].cell.config.flat for preset in ("paper", "authors")
-    )
-    names = ("feddpms.quota", "feddpms.classes", "model.latent", "federation.rounds", "client.batch_size", "client.lr")
-    assert [paper[name] for name in names] == [200, 3, 128, 50, 64, 1e-3]
-    assert {n: (paper[n], value) for n, value in authors.items() if paper[n] != value and n[:9] != "tracking."} == {
-        "federation.weighting": ("samples", "uniform"), "model.batch_norm": (False, True),
-        "model.classify": ("code", "features"), "model.reconstruction": ("squares", "cross_entropy"),
-        "feddpms.sigma": (4.0, 2.0),
-    }  # fmt: skip
-
-
 @pytest.mark.long
 def test_the_tables_and_the_bytes_of_small_runs(feddpms: ModuleType, tmp_path: Path) -> None:
     argv = ["--preset=smoke", "--feddpms.sigma=0.3", "--client.epochs=3", "--wandb=off", "--quotas=", "--sigmas=0.3",
@@ -154,34 +134,6 @@ def out(agc: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sweep") / "new" / "out"
     assert agc.gradient_coding([*QUICK, f"--out={folder}"]) == 0
     return folder
-
-
-@pytest.mark.long
-def test_curves_are_those_of_the_study_and_table_and_csv_have_their_numbers(out: Path) -> None:
-    summary = json.loads((out / "summary.json").read_text())
-    curves, products = summary["curves"], summary["scalar_products"]
-    order = [(c["partition"], (c["q"], c["d"]), c["c"]) for c in curves]
-    assert order == list(product(("iid", "dirichlet_plain", "single_class"), ((0.5, 3), (0.7, 4)), (0.0, 0.2)))
-    digits = load(Data(validation=0))
-    problem = Problem.build(select_examples(digits, 30, first=False, seed=0), digits.test, 10, white=1.0)
-    for c in (curves[1], curves[6], curves[-1]):
-        result = play(problem, Setting(c["partition"], c["q"], c["d"], c["c"], per_class=True, rounds=6), range(4), 0)
-        assert c["accuracy"] == result.accuracy.mean(0).tolist()
-        assert c["second_moment"] == result.second_moment.mean(0).tolist()
-        assert c["accuracy_se"] == pytest.approx(result.accuracy.std(0, ddof=1) / 2)
-    assert [(p["partition"], p["q"], p["c"]) for p in products] == [("single_class", 0, 0), ("single_class", 0.5, 0.2)]
-    slow = Setting("single_class", 0.5, 3, 0.2, per_class=True, lr=0.01, decay=1.0, rounds=6)
-    result = play(problem, slow, range(4), 0)
-    assert products[1]["same_class"] == result.same_class.mean(0).tolist()
-    assert products[1]["cross_class"] == result.cross_class.mean(0).tolist()
-    for p in products:
-        np.testing.assert_allclose(np.add(p["same_class"], p["cross_class"]), p["norm_sq"])
-    rows = list(csv.DictReader((out / "gradient_coding.csv").read_text().splitlines()))
-    assert [row["accuracy"] for row in rows[:72]] == [f"{c['accuracy'][r]:.6g}" for c in curves for r in range(6)]
-    lines = rows_of((out / "gradient_coding.md").read_text())
-    c = curves[-1]
-    shown = f"{100 * c['accuracy'][5]:.1f} ± {100 * c['accuracy_se'][5]:.1f}"
-    assert [*lines[-1][:4], lines[-1][5]] == ["single class", "0.7", "4", "0.2", shown]
 
 
 def test_rounds_until_it_is_as_good_as_iid() -> None:
@@ -223,23 +175,6 @@ def test_workers_change_no_bit(agc: ModuleType, tmp_path: Path) -> None:
     assert one["scalar_products"] == two["scalar_products"]
 
 
-def test_the_problem_of_the_released_code_and_of_the_paper(agc: ModuleType) -> None:
-    authors, paper = (agc.arguments([f"--preset={name}", "--dataset=digits"]) for name in ("authors", "paper"))
-    assert (authors.repetitions, authors.sharing, authors.pairs) == (1000, "exact", [(0.3, 2), (0.5, 3), (0.7, 4)])
-    assert len(agc.settings(authors)) == 3 * 3 * 6 + 2
-    assert {s.rounds for s in agc.settings(paper).values()} == {50}
-    problem, digits = load_problem(authors), load(Data(validation=0))
-    assert (problem.x[:, :-1] == select_examples(digits, 30, first=True, seed=0).x.flatten(1)).all()
-    assert (problem.x.max(), len(problem.test_y)) == (255, 359)
-    assert load_problem(agc.arguments([])).x.max() == 1
-
-
-DATA = Path(os.environ.get("FEDCOMMONS_DATA") or Path(__file__).parents[3] / "shared" / "data")
-
-
-replicate = report_runs.script("replicate")
-
-
 def verdict(values: Sequence[float | None], published: float, note: str = "") -> str:
     return Compared("R1", Quantity("one", None, published, "a paper", note), dict(enumerate(values))).verdict
 
@@ -276,15 +211,3 @@ def test_the_committed_numbers_have_their_verdicts() -> None:
         of_seed[line["quantity"]] = float(line["ours"]) if line["ours"] else None
     verdicts = [str(one["verdict"]) for one in report.records(report.compared(runs))]
     assert verdicts == [line["verdict"] for line in lines]
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not (DATA / "MNIST").is_dir(), reason="no MNIST (FEDCOMMONS_DATA names another folder)")
-def test_a_rows_page_is_made_of_its_runs(replicate: ModuleType, recorded: Callable[..., None], tmp_path: Path) -> None:
-    argv = ["--rows=R6", "--seeds=0,1", f"--data-dir={DATA}", f"--out={tmp_path}"]
-    for entry, accuracy in zip(replicate.entries(replicate.arguments(argv)), (0.8, 0.9), strict=True):
-        recorded(tmp_path / entry.cell.name, entry.cell.config, None, {"test/accuracy": accuracy})
-    assert replicate.replicate([*argv, "--resume"]) == 0
-    (line,) = rows_of((tmp_path / "replicate.md").read_text(), "| R6")
-    assert line[:4] == ["R6", "FedAvg", "accuracy after round 100, %", "81 (FLUTE, about)"]
-    assert line[4:] == ["2", "80.00, 90.00", "cannot tell"]

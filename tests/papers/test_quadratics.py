@@ -1,16 +1,11 @@
 """FedAvg on quadratics: the batched grid equals a plain loop; constants and fits; the table of the sweep."""
 
-import csv
-import json
 from collections import Counter
 from collections.abc import Sequence
 from itertools import product
-from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
-import report_runs
 import torch
 
 from papers.fedssyn import fitted_lines as lines
@@ -19,9 +14,6 @@ from papers.fedssyn.quadratics import Quadratics
 
 SMALL = (3, 7, 2)  # N, n, d
 ROUNDS = 2 * (q.TOGETHER // len(q.STEP_SIZES)) + 3
-
-
-script = report_runs.script("quadratics")
 
 
 @pytest.fixture(scope="module")
@@ -80,11 +72,7 @@ def test_a_swap_moves_whole_samples_and_equally_many_samples_of_each_client() ->
     assert [q.n_swapped(p, 100) for p in (0.025, 0.29, 0.575, 0.999, 1)] == [2, 29, 57, 99, 100]
 
 
-def test_the_grid_is_the_papers_and_every_client_and_round_has_an_order_of_its_own() -> None:
-    assert (len(q.STEP_SIZES), len(q.SHARES), q.ROUNDS, q.SHAPE, q.TARGET) == (31, 41, 800, (10, 100, 25), 1.160264e-6)
-    assert q.STEP_SIZES[0] == 1e-6
-    assert np.allclose(np.diff(np.log10(q.STEP_SIZES)), 8 / 39)
-    assert [q.n_swapped(p, 100) for p in q.SHARES] == [5 * k // 2 for k in range(41)]
+def test_every_client_and_round_has_an_order_of_its_own() -> None:
     orders = [tuple(q.order(0, r, i, 50)) for r in (1, 2, 3) for i in range(4)]
     assert len(set(orders)) == 12
     assert all(sorted(result) == list(range(50)) for result in orders)
@@ -142,36 +130,6 @@ def test_lemma_1_holds_with_equality_for_every_pool(small: list[Quadratics]) -> 
     union = Quadratics(np.hstack([own.a, np.tile(pool.a, (3, 1))]), np.hstack([own.b, np.tile(pool.b, (3, 1, 1))]))
     result, wanted = (vars(q.constants(own, x, pool, 0.5)), vars(q.constants(union, x)))
     assert result == pytest.approx(wanted, rel=1e-12)
-
-
-@pytest.mark.long
-def test_the_sweeps_rows_are_the_runs_and_their_theory(script: ModuleType, tmp_path: Path) -> None:
-    assert script.quadratics(["--preset=smoke", "--seeds=0,1", f"--out={tmp_path}"]) == 0
-    written = csv.DictReader((tmp_path / "quadratics.csv").read_text().splitlines())
-    rows = [{name: float(value) for name, value in row.items()} for row in written]
-    assert [(r["seed"], r["p"]) for r in rows] == [(s, p) for s in (0, 1) for p in (0, 0.25, 0.5, 0.75, 1)]
-    for seed in (0, 1):
-        own, some = q.draw(seed, 10, 0), [r for r in rows if r["seed"] == seed]
-        swapped = [q.swap(own, r["p"], seed) for r in some]
-        errors = q.run(swapped, q.STEP_SIZES, 250, seed)
-        to = [lines.rounds_to(e) for e in errors]
-        for row, problem, course in zip(some, swapped, errors, strict=True):
-            here, p, rounds = q.constants(problem, q.optimum(own)), row["p"], int(row["rounds"])
-            ratio = (1 - p) * (here.l_max / 100) ** 0.5
-            step = list(q.STEP_SIZES).index(row["step_size"])
-            assert course[step, rounds] <= q.TARGET < course[:, :rounds].min()
-            values = [row[key] for key in ("theory_ratio", "(1-p)^2", "L_p", "zeta_sq", "sigma_sq")]
-            assert values == pytest.approx([ratio, (1 - p) ** 2, here.l_max, here.zeta_sq, here.sigma_sq], abs=1e-12)
-        line = np.array(lines.fit_all("authors", [r["p"] for r in some], to))
-        assert np.allclose(line, [[r["A_authors"], r["B_authors"]] for r in some], rtol=1e-9)
-        theory = line[0, 0] * np.array([r["theory_ratio"] for r in some]) / q.TARGET**0.5 + line[:, 1]
-        assert np.allclose(theory, [r["theory_rounds_authors"] for r in some])
-    for cell in json.loads((tmp_path / "summary.json").read_text())["cells"]:
-        of_p = [r for r in rows if r["p"] == cell["p"]]
-        assert cell["reached"] == 2
-        for name in ("rounds", "zeta_sq", "A_ratio_plain", "theory_rounds_authors"):
-            values = [r[name] for r in of_p]
-            assert cell[name] == pytest.approx([np.median(values), min(values), max(values)])
 
 
 def test_fewest_rounds_and_the_line_by_hand() -> None:

@@ -2,24 +2,20 @@
 
 import json
 import math
-from itertools import product
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
-import report_runs
 import torch
-from sweep_runs import rows_of
 from torch import Tensor
 from torch.nn import functional as F
 
 from fedcommons.config.schema import Data
 from fedcommons.data.examples import Dataset
-from fedcommons.errors import UserError
 from fedcommons.runs.build import load
 from papers.fedssyn.softmax_regression import Labelled, balanced, clients, train, zeta_sq
-from papers.fedssyn.softmax_report import band
 
 KINDS = [(name, p) for name in ("iid", "single_class") for p in (0.0, 0.3, 1.0)]
 
@@ -119,33 +115,12 @@ def test_zeta_is_the_spread_of_gradients_and_falls_with_the_square_of_what_stays
         assert -0.002 < at[p] / at[0] - (1 - p) ** 2 < at[1] / at[0] < 0.02
 
 
-script = report_runs.script("mnist_softmax")
-
-
 @pytest.mark.long
-def test_the_sweeps_cells_are_of_training_and_its_table_has_their_numbers(script: ModuleType, tmp_path: Path) -> None:
-    options = ["--preset=smoke", "--p=1,0,0.5", "--noise=0,0.5", "--target=0.185", "--lr=3"]
-    whole, out = load(Data(validation=0)), tmp_path / "out"
-    assert script.mnist_softmax([*options, "--seeds=7", f"--out={out}"]) == 0
-    assert (out / "mnist_softmax.png").read_bytes().startswith(b"\x89PNG")
-    cells = json.loads((out / "summary.json").read_text())["cells"]
-    order = [(c["partition"], c["epochs"], c["noise"], c["p"]) for c in cells]
-    assert order == list(product(("iid", "single_class"), (1, 5), (0.0, 0.5), (1.0, 0.0, 0.5)))
-    lines = {tuple(row[:4]): row[4:] for row in rows_of((out / "mnist_softmax.md").read_text())[2:]}
-    for number, c in enumerate(cells):
-        reached = [r for r, value in enumerate(c["losses"]) if value <= 0.185]
-        assert c["rounds_to_target"] == (reached[0] if reached else None)
-        if number in (0, 14, 22):
-            data = clients(balanced(whole, 1024, seed=7), c["partition"], c["p"], seed=7)
-            assert c["zeta_sq"] == zeta_sq(data)
-            test, steps = Labelled.from_examples(whole.test, 10), c["epochs"]
-            _, losses = train(data, test, lr=3.0, steps=steps, rounds=3, noises=(0.0, 0.5), seed=7)
-            assert c["losses"] == losses[:, int(c["noise"] > 0)].tolist()
-        key = "iid clients" if c["partition"] == "iid" else "one class per client"
-        rounds = ">3" if c["rounds_to_target"] is None else f"{c['rounds_to_target']}"
-        values = [f"{int(c['p'] * 133)}", f"{c['zeta_sq']:.5f}", f"{c['losses'][-1]:.4f}", rounds]
-        assert lines[key, f"{c['epochs']}", f"{c['noise']:g}", f"{c['p']:g}"] == values
-    assert {c["rounds_to_target"] for c in cells} >= {None, 3}
-    assert band([1, float("inf"), 3], "g") == "3 [1, inf]"
-    with pytest.raises(UserError, match=r"--lr 1e\+308 .*not finite"):
-        script.mnist_softmax(["--lr=1e308", "--rounds=2", f"--out={tmp_path / 'other'}"])
+@pytest.mark.parametrize(("name", "words"), [("mnist_softmax", ["--p=0,0.5", "--noise=0"]), ("quadratics", [])])
+def test_a_sweep_of_closed_forms_writes_its_files(
+    name: str, words: list[str], sweeps: Callable[[str], ModuleType], tmp_path: Path
+) -> None:
+    assert vars(sweeps(name))[name](["--preset=smoke", "--seeds=0", *words, f"--out={tmp_path}"]) == 0
+    assert (tmp_path / f"{name}.md").read_text(encoding="utf-8").count("|") > 20
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in [*tmp_path.glob("*.png")] or [tmp_path / "none"])
+    assert json.loads((tmp_path / "summary.json").read_text())["cells"]

@@ -22,7 +22,7 @@ from fedcommons.core.compression import Compression, TopK
 from fedcommons.core.updates import Updates
 from fedcommons.federation import checkpoint
 from fedcommons.federation.central_dp import UNCLIPPED, CentralDP, Clip
-from fedcommons.federation.client_sampling import most_rounds, participants, poisson_participants
+from fedcommons.federation.client_sampling import accounted, most_rounds, participants, poisson_participants
 from fedcommons.federation.rounds import Plan
 from fedcommons.federation.stragglers import Independent
 from fedcommons.flat_tensors import Flat, Layout, data
@@ -32,6 +32,7 @@ from fedcommons.privacy.ledger import Ledger
 from fedcommons.privacy.noise import SEED_ALONE, Noise, Source
 from fedcommons.privacy.user_level import user_level
 from fedcommons.runs import experiment
+from fedcommons.runs.plans import with_central_target
 from fedcommons.seeding import generator
 from fedcommons.testing import Federation, LeastSquares
 from fedcommons.testing.comparing import outcome
@@ -271,6 +272,17 @@ def test_epsilon_is_that_of_the_gaussian_mechanism_and_of_opacus() -> None:
     assert (seeded["epsilon"], seeded["epsilon_if_secret"]) == (None, sampled["epsilon"])
 
 
+@pytest.mark.parametrize("target", [0.5, 3.0, 40.0])
+@pytest.mark.parametrize(("share", "poisson"), [(1.0, False), (0.5, False), (0.1, True)])
+def test_the_statement_meets_a_target_epsilon(share: float, poisson: bool, target: float, digits: Digits) -> None:
+    plan = replace(private(digits((5,) * 10), 30, CentralDP(1.0, 1.0), participation=share), poisson=poisson)
+    central = with_central_target(plan, target, 1e-5).central
+    assert central
+    q, steps = accounted(10, share, plan.seed, 30, poisson=poisson)
+    course: dict[str, Any] = {**FACTS, "noise": central.noise, "q": q, "steps": steps}
+    assert 0.99 * target <= user_level(Ledger(), {}, **course, secret=True)["epsilon"] <= target
+
+
 @pytest.mark.parametrize("secret", [True, False])
 def test_there_is_no_epsilon_if_data_reach_others_beside_the_models(secret: bool) -> None:
     shared = Ledger.before_rounds([Release(1, ("class counts",), commons=True)])
@@ -282,7 +294,7 @@ def test_there_is_no_epsilon_if_data_reach_others_beside_the_models(secret: bool
 
 
 FIELDS = {"algorithm": "fedavgm", "dp.central": True, "dp.central_quantile": 0.5, "federation.sampling": "poisson",
-          "federation.participation": 0.5, "dp.noise": "secret"}  # fmt: skip
+          "federation.participation": 0.5, "dp.noise": "secret", "dp.central_epsilon": 6.0}  # fmt: skip
 
 
 @pytest.mark.long
@@ -297,5 +309,8 @@ def test_a_resumed_run_equals_an_uninterrupted_run_and_states_its_epsilon(tmp_pa
     assert saved
     assert saved.clip not in (None, 1.0)
     require_resumed(config, cut, whole, 5)
-    assert stated["user_level"]["epsilon"] == pytest.approx(composed(((0.5, 1.0, 6),), 1e-5))
+    noise = stated["user_level"]["noise_multiplier"]
+    assert stated["user_level"]["epsilon"] == pytest.approx(composed(((0.5, noise, 6),), 1e-5))
+    assert 0.99 * 6 <= stated["user_level"]["epsilon"] <= 6
+    assert "central_noise" not in (whole / "config.yaml").read_text(encoding="utf-8")
     assert (stated["noise"], stated["overall"]) == ("secret", "none")

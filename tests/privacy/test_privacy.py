@@ -94,7 +94,8 @@ def _ledger(algorithm: Algorithm, federation: Federation, local: LocalSGD = PRIV
     return federation.run(algorithm, plan, start=start)[-1][0].ledger
 
 
-OTHERS = ("fedmix", "feddm", "fedlap", "feddpms", "fedproto", "fedgen", "one_shot", "fedcvae", "ifca", "fedbuff")
+OTHERS = ("fedmix", "feddm", "fedlap", "feddpms", "fedproto", "fedgen", "one_shot", "fedcvae", "ifca", "fedbuff",
+          "qfedavg")  # fmt: skip
 """Methods that share more without noise, or have other steps or none."""
 
 

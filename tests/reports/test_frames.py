@@ -20,13 +20,12 @@ from torch.nn import functional as F
 from fedcommons import UserError, experiment, load_clients, load_rounds, load_runs, means, run
 from fedcommons.config import registry
 from fedcommons.core.evaluation import CLIENTS
-from fedcommons.reports import columns, plots, series, tables
+from fedcommons.reports import columns, series, tables
 from fedcommons.reports.cells import Cell, cells, drop_duplicates, varied
 from fedcommons.runs import build
 from fedcommons.tracking.run_folder import STOPPED, read_rounds
-from papers.fedssyn import references
 from papers.fedssyn.published import fedssyn_table1
-from papers.fedssyn.table1_pictures import accuracy_over_rounds, rounds_to_target
+from papers.fedssyn.table1_pictures import rounds_to_target
 
 
 @pytest.fixture(scope="module")
@@ -291,20 +290,9 @@ def test_the_bars_of_table_1_are_means_and_their_ranges(tmp_path: Path, monkeypa
     assert to_hex(bars[1].get_facecolor()) == "#ffffff"  # open, up to the last round
     assert [np.asarray(line.get_xdata()).tolist() for line in axes.get_lines()] == [[16, 20], [4, 30]]
     assert [text.get_text() for text in axes.texts] == ["18", ">17 (missed by 1 of 2)"]
-    lines = pd.DataFrame([{"run": one["run"], "round": r, "test/accuracy": 0.1 * r} for one in runs for r in range(3)])
-    alone = [row("server_synthetic", s, 0, algorithm="one_shot", last_accuracy=0.4 + 0.2 * s) for s in range(2)]
-    elsewhere = row("server_synthetic", 0, 0, algorithm="one_shot", **{"partition.alpha": 0.1})
-    central = [Cell({}, pd.DataFrame({"algorithm": ["central"] * 2, "last_accuracy": [0.9, 0.98]}))]
-    accuracy_over_rounds(
-        tmp_path / "c.png", compared(*runs), lines, "digits", True, compared(*alone, elsewhere), central
-    )
-    drawn = {str(line.get_label()): np.asarray(line.get_ydata()) for line in figures[1].axes[0].get_lines()}
-    assert [*drawn] == ["no sharing", "shuffled_synthetic", "target", references.SERVER, references.CENTRAL]
-    assert drawn["no sharing"].tolist() == pytest.approx([0, 0.1, 0.2])
-    assert [drawn[name].mean() for name in (references.SERVER, references.CENTRAL)] == pytest.approx([0.5, 0.94])
 
 
-def test_every_picture_has_the_same_style(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_looks_alike_in_every_picture() -> None:
     methods, strategies = (list(registry.KINDS[kind].components) for kind in ("algorithm", "sharing"))
     looks = series.looks([*methods, *strategies])
     assert len(set(looks.values())) == len(looks) - 1  # FedAvg looks like no sharing
@@ -312,35 +300,6 @@ def test_every_picture_has_the_same_style(tmp_path: Path, monkeypatch: pytest.Mo
     for names in (strategies, ["merf, noise local", "merf, noise summed"], ["fedavg", "fedavg, mu 1", "fedavg, mu 2"]):
         assert len({colour for colour, _, _ in series.looks(names).values()}) == min(len(names), len(series.COLOURS))
     assert len({colour for colour, _, _ in series.looks(["fedpvr", "fedavg", "real"], by_colour=True).values()}) == 3
-    figure, ((axes,),) = plots.panels(1, 1, (4, 3))
-    course = {r: (0.1 * r, 0.1 * r, 0.1 * r) for r in range(5)}
-    plots.curves(axes, {"fedavg": course, "fedprox": course}, ["fedavg", "fedprox"])
-    plots.finish(figure, "title")
-    hidden, upper = axes.get_lines()
-    assert hidden.get_linewidth() > upper.get_linewidth()  # both of two equal lines are visible
-    assert (len(figure.legends), axes.get_legend()) == (1, None)
-    figures = saved_figures(monkeypatch)
-    points = [series.Point(lr, 2 * lr, 0.0, "fedavg", False) for lr in (0.001, 0.1, 0.4)]
-    series.draw(tmp_path / "a.png", [series.Panel("", "learning rate", points)], "last_accuracy", "", "digits")
-    (axes,) = figures[0].axes
-    assert (axes.get_xscale(), "(log)" in axes.get_xlabel(), "(log)" in axes.get_ylabel()) == ("log", True, True)
-    assert ("%" in axes.get_ylabel(), axes.yaxis.get_major_formatter()(0.5)) == (True, "50")
-
-
-def test_the_spread_between_algorithms() -> None:
-    def of(algorithm: str, setting: str, rounds: int | None, last: float) -> dict:
-        return row(setting, 0, rounds, algorithm=algorithm, last_accuracy=last)
-
-    runs = [
-        of("fedavg", "real", 20, 0.8), of("scaffold", "real", None, 0.7), of("feddyn", "real", 12, 0.75),
-        of("fedavg", "shuffled_synthetic", 4, 0.9), of("scaffold", "shuffled_synthetic", 5, 0.91),
-    ]  # fmt: skip
-    assert tables.spread(compared(*runs)) == (
-        "\nSpread between the algorithms:\n"
-        "- digits, N = 10, C = 1, alpha = 0.01: no sharing 10.0 points of last accuracy, 12 to >30 rounds; "
-        "shuffled_synthetic 1.0 points of last accuracy, 4 to 5 rounds.\n"
-    )
-    assert tables.spread(compared(*runs[-1:])) == ""
 
 
 def test_whatever_else_varies_has_a_column_and_is_never_averaged() -> None:

@@ -20,7 +20,8 @@ FIELDS = {
     "federation.rounds": 4, "federation.checkpoint_every": 2, "measure.every": 2, "client.epochs": 1, "data.limit": 60,
     "tracking.wandb": "off",
 }  # fmt: skip
-FEDDPMS = {"algorithm": "feddpms", "model__name": "vae", "model__channels": (2, 4), "measure__every": 0}
+FEDDPMS = {"algorithm": "feddpms", "feddpms__tries": 4, "model__name": "vae", "model__channels": (2, 4),
+           "measure__every": 0}  # fmt: skip
 
 
 def config(folder: Path, rounds: int, **values: Any) -> Experiment:

@@ -1,4 +1,4 @@
-"""The cluster of ray_cluster.yaml from ``ray up`` to ``ray down``, on an emulated EC2.
+"""The cluster of cluster/aws.yaml from ``ray up`` to ``ray down``, on an emulated EC2.
 
 Real: Ray's launcher, its AWS node provider, and every request to EC2. Emulated: EC2 and IAM (moto, on the loopback
 interface), whose machines run nothing. ``ssh`` and ``rsync`` are scripts that write down what they were to do, so no
@@ -38,7 +38,7 @@ echo "$before ${last#*:}" >> "$LOGS/rsync"
 
 @dataclass(frozen=True)
 class Cloud:
-    """The emulated EC2 of one user, with what the header of ray_cluster.yaml asks to make."""
+    """The emulated EC2 of one user, with what the header of cluster/aws.yaml asks to make."""
 
     ec2: Any
     group: str
@@ -68,7 +68,7 @@ def tags(node: dict[str, Any]) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
-    """After ``ray up`` of ray_cluster.yaml; what belongs to it lies in ``Cloud.folder``."""
+    """After ``ray up`` of cluster/aws.yaml; what belongs to it lies in ``Cloud.folder``."""
     import boto3
     from moto.server import ThreadedMotoServer
 
@@ -111,7 +111,7 @@ def _account(boto3: Any, folder: Path) -> Cloud:
 
 def _filled(cloud: Cloud) -> str:
     """The file of the repository with its placeholders replaced."""
-    text = (ROOT / "ray_cluster.yaml").read_text().partition("cluster_name:")
+    text = (ROOT / "cluster" / "aws.yaml").read_text().partition("cluster_name:")
     body = text[1] + text[2]
     image = cloud.ec2.describe_images()["Images"][0]["ImageId"]
     for old, new in (

@@ -1,11 +1,15 @@
 """The cluster files: `ray up` accepts them, and they start no cluster that is open to others."""
 
 import copy
+import os
+import re
 import runpy
+import socket
 import subprocess
 from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,12 +21,13 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")  # Ray
 
 @pytest.fixture
 def content() -> dict[str, Any]:
-    return yaml.safe_load((ROOT / "ray_cluster.yaml").read_text())
+    """The AWS file."""
+    return yaml.safe_load((ROOT / "cluster" / "aws.yaml").read_text())
 
 
 @pytest.fixture
 def filled(content: dict[str, Any]) -> dict[str, Any]:
-    """The AWS file without placeholders."""
+    """The same without placeholders."""
     return yaml.safe_load(yaml.safe_dump(content, sort_keys=False).replace("REPLACE", "123"))
 
 
@@ -30,6 +35,12 @@ def filled(content: dict[str, Any]) -> dict[str, Any]:
 def flaws() -> Callable[..., list[str]]:
     """What ``make cluster-check`` says of a file's content."""
     return runpy.run_path(str(ROOT / "cluster" / "check.py"))["flaws"]
+
+
+@pytest.fixture
+def up() -> SimpleNamespace:
+    """The script of ``make cluster``."""
+    return SimpleNamespace(**runpy.run_path(str(ROOT / "cluster" / "up.py")))
 
 
 def test_ray_accepts_the_cluster_file_and_refuses_a_broken_one(content: dict[str, Any]) -> None:
@@ -40,7 +51,7 @@ def test_ray_accepts_the_cluster_file_and_refuses_a_broken_one(content: dict[str
         validate_config(prepare_config(content | {"docker": content["docker"] | {"shm_size": "1g"}}))
 
 
-@pytest.mark.parametrize(("name", "placeholders"), [("ray_cluster.yaml", 5), ("cluster/onprem.yaml", 3)])
+@pytest.mark.parametrize(("name", "placeholders"), [("cluster/aws.yaml", 5), ("ray_cluster.yaml", 0)])
 def test_our_files_have_no_flaw_but_placeholders_and_nodes_start_with_token_tls_and_label(
     name: str, placeholders: int, flaws: Any
 ) -> None:
@@ -81,18 +92,78 @@ def test_all_code_and_nothing_private_goes_up_or_into_git(content: dict[str, Any
 GOOD = {"type": "local", "head_ip": "10.0.0.1", "worker_ips": ["10.0.0.2", "lab-3.example.org"]}
 
 
-def test_flaws_of_a_lab_that_rays_schema_misses(flaws: Any) -> None:
-    content = yaml.safe_load((ROOT / "cluster" / "onprem.yaml").read_text())
-    good = content | {"provider": GOOD, "auth": {"ssh_user": "me"}}
+def test_flaws_of_a_lab_that_rays_schema_misses(flaws: Any, up: Any) -> None:
+    lab = up.Lab({"a": "10.0.0.1", "b": "10.0.0.2", "c": "lab-3.example.org"}, "me", "", "/shared", 6380)
+    good = up.content(lab, installs=True)
+    assert good["provider"] == GOOD
+    assert all(":6380" in line or "port=6380" in line for line in str(good).split("ulimit")[1:])
     assert not flaws(copy.deepcopy(good))
     for change, message in (
-        ({"provider": {"type": "locl"}}, "provider.type must be aws or local"),
+        ({"provider": {"type": "locl"}}, "provider.type must be aws, local or external"),
         ({"provider": {**GOOD, "worker_ip": []}}, "did you mean worker_ips"),
         ({"provider": {**GOOD, "head_ip": "10.0.0.2"}}, "different hosts"),
         ({"worker_start_ray_commands": ["ray start --address=x"]}, "without a token"),
         ({"auth": {"ssh_usr": "me"}}, "Additional properties are not allowed"),
     ):
         assert any(message in sentence for sentence in flaws(copy.deepcopy(good | change))), message
+
+
+FINE = {
+    "name": "x", "python": "3.11", "packages": {"torch": "2.15.0"}, "cpu": ["x86_64", ""], "out": "", "tools": [],
+    "free": {"/home/me": 2e12, "/shared": 2e12}, "venv": True, "taken": False, "unreachable": [],
+}  # fmt: skip
+
+
+def test_a_lack_of_a_host_is_a_sentence_that_names_the_host(up: Any) -> None:
+    lab = up.Lab({"a": "10.0.0.1", "b": "10.0.0.2"}, "me", "", "/shared", 6379)
+    assert [*up.lacks(lab, {"a": FINE, "b": FINE})] == []
+    old = {"packages": {"torch": "2.14.0"}}
+    for change, n, words in (
+        ({"python": "3.12"}, 1, "b has Python 3.12, and a 3.11"),
+        ({"python": "3.10"}, 1, "needs 3.11"),
+        ({"tools": ["rsync"]}, 1, "b has no rsync"),
+        ({"free": {"/home/me": 1e8}}, 1, "0.1 GB free in /home/me, and needs 1 GB"),
+        (old, 0, ""),  # the start installs the packages
+        (old | {"free": {"/home/me": 5e9, "/shared": 5e9}}, 1, "needs 10 GB"),
+        (old | {"venv": False}, 1, "python3.11-venv"),
+        ({"out": "is another folder"}, 1, "b: OUT=/shared is another folder"),
+    ):
+        sentences = [*up.lacks(lab, {"a": FINE, "b": {**FINE, **change}})]
+        assert len(sentences) == n, change
+        assert all(each.startswith("host b") and words in each for each in sentences), sentences
+    (sentence,) = up.lacks(lab, {"a": {**FINE, "unreachable": ["b"]}, "b": FINE})
+    assert sentence.startswith("host b cannot be reached")
+
+
+def test_values_of_make_cluster_that_cannot_be_meant_are_refused(up: Any) -> None:
+    for words, message in (
+        (["HOST=a"], "did you mean HOSTS"), ([], "HOSTS is missing"), (["HOSTS=a a"], "different hosts"),
+        (["HOSTS=a", "KEY=/none"], "KEY must be a readable file"), (["HOSTS=a", "OUT=runs"], "OUT must be an absolute"),
+        (["HOSTS=a", "PORT=0"], "PORT must be"), (["HOSTS=127.0.0.1 10.0.0.1"], "host 127.0.0.1 is 127.0.0.1 here"),
+        (["HOSTS=a", "USER=x;y"], "USER must be"), (["HOSTS=no.such.invalid"], "host no.such.invalid has no address"),
+    ):  # fmt: skip
+        with pytest.raises(up.LackError, match=message):
+            up.lab(words)
+
+
+def test_secrets_are_kept_while_they_hold_for_all_hosts(
+    up: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    one, two = (up.Lab({a: a for a in hosts}, "me", "", "", 1) for hosts in (["10.0.0.1"], ["10.0.0.1", "10.0.0.2"]))
+    assert not up.has_secrets(one)
+    subprocess.run(["sh", ROOT / "cluster" / "secrets.sh", "10.0.0.1"], check=True, capture_output=True)
+    assert up.has_secrets(one)
+    assert not up.has_secrets(two)
+    read = ["sh", "-c", f". {ROOT}/cluster/environment.sh && echo $RAY_AUTH_MODE"]
+    assert subprocess.run(read, capture_output=True, text=True).stdout == "token\n"
+    (tmp_path / "openssl").write_text("#!/bin/sh\nexit 1\n")  # as for a certificate that has expired
+    (tmp_path / "openssl").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert not up.has_secrets(one)
+    done = subprocess.run(read, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.match(f"error: host {socket.gethostname()}: .*node.crt has expired", done.stderr)
 
 
 def node(content: dict[str, Any], name: str) -> dict[str, Any]:

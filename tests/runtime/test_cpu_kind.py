@@ -20,7 +20,7 @@ from fedcommons import LocalSGD, UserError, experiment
 from fedcommons.algorithms.fedgen import FedGEN
 from fedcommons.core.evaluation import ModelTask
 from fedcommons.federation.ray_executor import RayActors
-from fedcommons.runtime import cpu_kind, ray_cluster
+from fedcommons.runtime import allocation, cpu_kind, ray_cluster
 from fedcommons.runtime.cpu_kind import CHOICE, CPU, GPU, TORCH
 from fedcommons.testing import digits
 from fedcommons.testing.elsewhere import require_the_bits_of_one_process
@@ -95,11 +95,11 @@ def test_slurm_leaves_a_number_of_cores_and_no_more_than_there_are(monkeypatch: 
     there = len(os.sched_getaffinity(0))
     for asked in ("1000", "1"):
         monkeypatch.setenv("SLURM_CPUS_PER_TASK", asked)
-        assert (ray_cluster.cores() or os.cpu_count()) == min(there, int(asked))
+        assert (allocation.cores() or os.cpu_count()) == min(there, int(asked))
     for wrong in ("abc", "0", "-1", "9" * 5000):
         monkeypatch.setenv("SLURM_CPUS_PER_TASK", wrong)
         with pytest.raises(UserError, match=r"^SLURM_CPUS_PER_TASK .{,150}$"):
-            ray_cluster.cores()
+            allocation.cores()
 
 
 METHOD = FedGEN()  # whose server trains on a worker, too

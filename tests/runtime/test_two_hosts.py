@@ -1,9 +1,10 @@
-"""``ray up`` for real: a head and a worker, each a host of its own, an operator who starts them, and a stranger."""
+"""The page "Several machines": a head and a worker, each a host of its own, an operator who starts them, a stranger."""
 
 import json
 import re
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,9 @@ TABLE1 = "sweeps/table1.py --preset smoke --wandb off --algorithms fedavg --sett
 BOTH = f"{TABLE1},shuffled_synthetic --without-references"
 
 
+ENVIRONMENT = ". ~/fedcommons/cluster/environment.sh && export RAY_ADDRESS=auto"
+
+
 @dataclass(frozen=True)
 class Lab:
     """The hosts, and the folder that all of them have as /mnt. other: has the secrets, and is not in the file."""
@@ -36,14 +40,23 @@ class Lab:
     other: Host
     shared: Path
 
-    def ray(self, line: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-        given = f"cd /mnt/code && RAY_UP_enable_autoscaler_v2=0 ray {line}"
-        return self.operator.run("sh", "-c", given, timeout=timeout)
+    def type(self, line: str, timeout: float = 600) -> subprocess.CompletedProcess[str]:
+        """Run a command of the operator in the folder of the code."""
+        return self.operator.run("sh", "-c", f"cd /mnt/code && {line}", timeout=timeout)
+
+    def page(self, beginning: str) -> str:
+        """Return the command of the page that begins so, with the addresses, user, key and folder of these hosts."""
+        blocks = re.findall(r"^```bash\n(.*)\n```", (ROOT / "docs/howto/machines.md").read_text(), re.MULTILINE)
+        (line,) = (block for block in blocks if block.startswith(beginning))
+        for old, new in (("10.0.0.1", self.head.ip), ("10.0.0.2", self.worker.ip), ("USER=me", "USER=root"),
+                         ("~/.ssh/id_ed25519", "/mnt/keys/operator"), ("/shared", "/mnt")):  # fmt: skip
+            line = line.replace(old, new)
+        return line
 
     def start(self, line: str) -> subprocess.Popen[str]:
         """A command in the code's folder on the head, by ``ray exec``."""
-        given = f". ~/fedcommons/cluster/environment.sh && cd ~/fedcommons && export RAY_ADDRESS=auto && {line}"
-        command = self.operator.command("sh", "-c", f"cd /mnt/code && ray exec cluster.yaml '{given}'")
+        given = f"{ENVIRONMENT} && cd ~/fedcommons && {line}"
+        command = self.operator.command("sh", "-c", f"cd /mnt/code && ray exec my_cluster.yaml '{given}'")
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -88,7 +101,7 @@ def processes(host: Host) -> list[str]:
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """The cluster of cluster/onprem.yaml, with two nodes."""
+    """The cluster that `make cluster` starts."""
     if why := hosts.missing():
         pytest.skip(why)
     shared = tmp_path_factory.mktemp("shared")
@@ -97,28 +110,23 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     for name in filter(None, tracked.split("\0")):
         if not name.startswith("docs/results") and (ROOT / name).is_file():
             (shared / "code" / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, shared / "code" / name)
+            shutil.copy2(ROOT / name, shared / "code" / name)
+    (shared / "code" / ".venv").symlink_to(sys.prefix)
+    (shared / "code" / ".venv" / ".installed").touch()  # the Makefile's mark
     (shared / "nodes.py").write_text(NODES)
     (shared / "reserve.py").write_text(RESERVE)
     with hosts.network(shared, ["head", "worker", "operator", "stranger", "other"]) as (head, worker, *rest):
         operator, stranger, other = rest
         made = Lab(head, worker, operator, stranger, other, shared)
-        text = (ROOT / "cluster" / "onprem.yaml").read_text()
-        for old, new in (
-            ("head_ip: REPLACE", f"head_ip: {head.ip}"), ("[REPLACE]", f"[{worker.ip}]"),
-            ("ssh_user: REPLACE", "ssh_user: root"), ("~/.ssh/id_ed25519", "/mnt/keys/operator"),
-            ("setup_commands:", "unused_commands:"), ("ray start --", f"{SOON} ray start --num-cpus=1 --"),
-        ):  # fmt: skip
-            assert old in text, old
-            text = text.replace(old, new)
-        text = re.sub(r"^unused_commands:\n(  .*\n)+", "", text, flags=re.MULTILINE)  # hosts share the environment
-        (shared / "code" / "cluster.yaml").write_text(text)
-        given = f"sh /mnt/code/cluster/secrets.sh {head.ip} {worker.ip} {other.ip} && cp -r ~/.fedcommons /mnt/secrets"
-        done = operator.run("sh", "-c", given)
+        file = shared / "code" / "ray_cluster.yaml"
+        file.write_text(file.read_text().replace("ray start --", f"{SOON} ray start --num-cpus=1 --"))
+        # They hold for a third host, too, which joins later, so `make cluster` keeps them.
+        done = made.type(f"sh cluster/secrets.sh {head.ip} {worker.ip} {other.ip} && cp -r ~/.fedcommons /mnt/secrets")
         assert done.returncode == 0, done.stderr
         other.run("sh", "-c", "mv /mnt/secrets ~/.fedcommons && cp -r /mnt/code ~/fedcommons")
-        done = made.ray("up -y cluster.yaml")
+        done = made.type(made.page("make cluster "))
         assert done.returncode == 0, done.stdout + done.stderr
+        assert f"Ray runs on {head.ip}, {worker.ip}" in done.stdout
         wait_for_nodes(made, 2)
         yield made
 
@@ -207,9 +215,53 @@ def test_hosts_with_other_code_or_no_common_folder_are_refused_before_any_run(la
     lab.worker.run("sh", "-c", f"echo >> ~/fedcommons/{changed}")
     said = ends(lab.start(f"python {TABLE1} --artifacts /mnt/artifacts --out /mnt/mixed; echo ended with $?"))
     assert all(words in said for words in ("ended with 2", "error: ", "host worker has other code", changed)), said
-    lab.worker.run("cp", f"/mnt/code/{changed}", f"/root/fedcommons/{changed}")
+    assert lab.type(lab.page("make cluster-sync")).returncode == 0
+    hashed = [host.run("md5sum", f"fedcommons/{changed}").stdout for host in (lab.head, lab.worker)]
+    assert hashed[0] == hashed[1]
     for folder in ("/root/alone", "/mnt/mixed"):
         assert lab.head.run("ls", "-A", folder).stdout.split() == [".lock"]
+
+
+def test_hosts_that_lack_something_are_named_and_nothing_is_started(lab: Lab) -> None:
+    """A host that does not answer, a key that is not registered, no common folder, a port that another program uses."""
+    listen = "import socket, time; server = socket.create_server(('', 6380)); time.sleep(600)"
+    process = subprocess.Popen(lab.head.command("python", "-c", listen))
+    before, line = lab.type("cat my_cluster.yaml").stdout, lab.page("make cluster ")
+    for change, host, word in (
+        ((lab.worker.ip, "198.18.7.99"), "198.18.7.99", "does not answer"),
+        (("/mnt/keys/operator", "/mnt/keys/host"), lab.head.ip, "refuses user root"),
+        (("OUT=/mnt", "OUT=/root"), lab.worker.ip, "OUT=/root is another folder"),
+        (("OUT=/mnt", "OUT=/mnt PORT=6380"), lab.head.ip, "another program uses port 6380"),
+    ):
+        done = lab.type(line.replace(*change))
+        assert done.returncode == 2
+        assert f"error: host {host}" in done.stderr
+        assert word in done.stderr, done.stderr
+    assert lab.type("cat my_cluster.yaml").stdout == before
+    lab.head.run("pkill", "-f", "create_server")
+    process.wait()
+
+
+def test_ray_up_as_cloned_starts_ray_on_this_machine_alone_and_no_other_ray_is_ended(lab: Lab) -> None:
+    """Both ways, without SSH. A Ray of the same user at another port stays."""
+    options = "--head --port=6390 --ray-client-server-port=23456"
+    # on the loopback interface, as the certificate holds for the lab's hosts only
+    done = lab.type(f". cluster/environment.sh && RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 ray start {options}")
+    assert done.returncode == 0, done.stderr
+    for line in (lab.page("ray up "), 'make cluster HOSTS=""'):
+        done = lab.type(line)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "make cluster HOSTS=" in done.stdout
+        done = lab.type(f"ray exec ray_cluster.yaml '{ENVIRONMENT} && python /mnt/nodes.py'")
+        assert "1 nodes" in done.stdout, done.stdout + done.stderr
+    ports = [each.split()[3] for each in lab.operator.run("ss", "-ltnH").stdout.splitlines()]
+    assert any(port.endswith("127.0.0.1]:6379") for port in ports), ports
+    done = lab.type("ray down -y ray_cluster.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    left = " ".join(processes(lab.operator))
+    assert "6390" in left
+    assert "6379" not in left
+    lab.type("ray stop --force")
 
 
 def test_a_stranger_gets_nothing_from_any_port(lab: Lab) -> None:
@@ -227,7 +279,7 @@ def test_a_stranger_gets_nothing_from_any_port(lab: Lab) -> None:
     line = f". /mnt/code/cluster/environment.sh && ray start --address={lab.head.ip}:6379"
     done = lab.stranger.run("sh", "-c", line)  # Ray itself would try for minutes, and say nothing
     assert done.returncode == 2
-    assert re.fullmatch(r"error: /root/.fedcommons/auth_token is missing: .*\n", done.stderr)
+    assert re.fullmatch(r"error: host stranger: /root/.fedcommons/auth_token is missing: .*\n", done.stderr)
 
 
 ASK = r"""
@@ -255,10 +307,13 @@ print(json.dumps({f"{p} {n}": answer(int(p), *a).decode("latin-1") for p in sys.
 """
 
 
-def test_a_killed_worker_costs_time_only_and_down_leaves_nothing(lab: Lab, reference: Path) -> None:
+def test_a_killed_worker_costs_time_only_and_stop_leaves_nothing(lab: Lab, reference: Path) -> None:
     """Ray starts the worker again, as the file says. The last test of the lab, as nothing is left after it."""
+    line = lab.page("ray exec ").replace("/mnt/table1", "/mnt/worker")
+    assert TABLE1 in line
     with reserved(lab):
-        process = lab.start(f"python {TABLE1} --artifacts /mnt/artifacts --out /mnt/worker")
+        command = lab.operator.command("sh", "-c", f"cd /mnt/code && {line}")
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         trial_starts(process, lab.worker)
         lab.worker.run("pkill", "-9", "-f", "ray")
     ends(process)
@@ -269,10 +324,9 @@ def test_a_killed_worker_costs_time_only_and_down_leaves_nothing(lab: Lab, refer
     while "raylet" not in (running := " ".join(processes(lab.worker))) or "ray start" in running:
         assert time.monotonic() < deadline, running
         time.sleep(1)
-    done = lab.ray("down -y cluster.yaml")
+    done = lab.type(lab.page("make cluster-stop"))
     assert done.returncode == 0, done.stdout + done.stderr
     deadline = time.monotonic() + 120
-    # Ray stops the head only, and a worker's processes end with it, but for a log monitor without a line to publish.
-    while left := [x for host in (lab.head, lab.worker) for x in processes(host) if "log_monitor.py" not in x]:
+    while left := [line for host in (lab.head, lab.worker) for line in processes(host)]:
         assert time.monotonic() < deadline, left
         time.sleep(1)

@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Callable, Mapping
 from functools import partial
+from operator import is_
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ from foreign_clients import (
     FlowerProximal,
     FlowerScaffold,
     FlowerStyle,
+    KeepsLast,
     Seeding,
     train,
 )
@@ -25,9 +27,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.fedper import FedPer
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.core.algorithm import Facts, Message, require_attributes
 from fedcommons.errors import UserError
+from fedcommons.flat_tensors import Flat, flat, norm, select, sub
 from fedcommons.testing import rate, referee, theirs
 from fedcommons.testing.adapters import Adapted, adapted
 from fedcommons.testing.elsewhere import require_the_same_after_a_stop
@@ -231,6 +235,23 @@ def test_a_clients_and_a_strategys_attributes_stay_between_rounds_and_in_checkpo
     require_the_same_after_a_stop(scaffold, federation, federation.plan(4, participation=0.6))
 
 
+@pytest.mark.long
+def test_a_personal_layer_stays_with_a_client_and_is_not_called_a_fault() -> None:
+    """PFLlib's personalised clients keep layers of ``model``; so such a client of FedPer equals ours."""
+    federation, foreign = digits().training(theirs.FULL, "samples"), adapted(KeepsLast, constants={"n": 2})
+    plan = federation.plan(4, participation=0.6)
+    (a, _), (b, _) = (federation.run(method, plan)[-1] for method in (foreign, FedPer("network.last")))
+    shared = flat(b.state, "shared")
+    moved = norm(sub(shared, select(federation.model, shared.layout.names)))
+    assert norm(sub(select(a.model, shared.layout.names), shared)) <= 1e-5 * moved
+    require_the_same_after_a_stop(foreign, federation, plan)
+    verdicts = judged(adapted(KeepsLast), until="no client shows in the next")
+    assert _failed(verdicts) == {}
+    begins = verdicts["it begins at the weights that it is given"]
+    assert begins.passed is None
+    assert "network.last.bias" in begins.text
+
+
 def test_metrics_of_clients_and_of_a_strategy_are_recorded() -> None:
     federation, config = digits(linear=True), {"lr": 0.1, "local-epochs": 1}
     algorithm = adapted(Configured, config=config)
@@ -241,13 +262,17 @@ def test_metrics_of_clients_and_of_a_strategy_are_recorded() -> None:
 
 def test_attributes_are_restored_with_their_types_and_their_order() -> None:
     values = {"b": [torch.eye(2), {"z": np.eye(1), "a": 2, 7: [True, 0.1]}, [*range(11)]], "text": "t", "same": [1]}
-    old, new = SimpleNamespace(same=[1], b=None), SimpleNamespace(same=[1], b=None)
+    values["later"] = nn.Linear(1, 1)  # a module that the new object does not have is not kept
+    old, new = (SimpleNamespace(same=[1], b=None, net=nn.BatchNorm1d(2)) for _ in range(2))
     built = attributes(old)
     vars(old).update(values)
-    kept = changed(old, built)
+    old.net(torch.rand(3, 2))
+    parameters, kept = [*new.net.parameters()], changed(old, built)
     restore(new, dict(sorted(kept.items())))  # as a checkpoint sorts them
-    assert {json.loads(path)[0][1] for path in kept} == {"b"}
+    assert {json.loads(path)[0][1] for path in kept} == {"b", "net"}
     assert repr(new.b) == repr(values["b"])
+    assert repr(new.net.state_dict()) == repr(old.net.state_dict())
+    assert all(map(is_, parameters, new.net.parameters()))  # which optimizers of the new object hold
 
 
 class SeedsInTraining(Seeding):
@@ -280,11 +305,14 @@ def test_a_strategy_is_built_with_the_seed_of_the_run() -> None:
     for seed in (1, 2, 1):
         np.random.seed(len(drawn))  # noqa: NPY002
         algorithm = adapted(Seeding, Drawn)
+        without_values = Flat(model.layout, model.buffer.to("meta"))  # as a check before a run starts it
+        adapted(Seeding, ControlServer).start(without_values, facts, seed)
         state = algorithm.start(model, facts, seed)
-        drawn.append(algorithm.server[0].drawn)
-        algorithm.server.clear()  # as in another process
-        algorithm.merge(SimpleNamespace(), state, {}, {}, 3, seed=99)  # pyright: ignore[reportArgumentType]
-        assert algorithm.server[0].drawn == drawn[-1]
+        drawn.append(algorithm.server and algorithm.server.strategy.drawn)
+        other = adapted(Seeding, Drawn)  # as in another process
+        other.merge(SimpleNamespace(), state, {}, {}, 3, seed=99)  # pyright: ignore[reportArgumentType]
+        assert other.server
+        assert other.server.strategy.drawn == drawn[-1]
     assert drawn[0] == drawn[2] != drawn[1]
 
 

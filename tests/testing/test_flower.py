@@ -1,6 +1,7 @@
 """Flower's own objects through the adapter; the tests run where the package flwr is installed."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,15 +11,17 @@ from torch import Tensor, nn
 
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core.algorithm import Algorithm
+from fedcommons.errors import UserError
 from fedcommons.flat_tensors import Flat, norm, sub
 from fedcommons.testing import rate, referee, theirs
-from fedcommons.testing.adapters import adapted, arrays_of, flat_of
+from fedcommons.testing.adapters import adapted
+from fedcommons.testing.arrays import arrays_of, flat_of
 from fedcommons.testing.elsewhere import require_the_same_after_a_stop
 from fedcommons.testing.federations import digits
 from fedcommons.testing.referee import Claims
 
 flwr = pytest.importorskip("flwr.app")
-strategies = pytest.importorskip("flwr.server.strategy")
+strategies, of_messages = (pytest.importorskip(f"flwr.{name}.strategy") for name in ("server", "serverapp"))
 FEDERATION = digits(linear=True).training(theirs.FULL, "samples")
 
 
@@ -45,6 +48,7 @@ def app(module: nn.Module, loss: Any, x: Tensor, y: Tensor, batch_size: int) -> 
         context.state["arrays"] = msg.content["arrays"]
         train(module, loss, x, y, msg.content["config"]["lr"], context.run_config["local-epochs"], batch_size)
         numbers = {"num-examples": len(y), "rounds": before + 1, "id": context.node_config["partition-id"]}
+        numbers["mu"] = msg.content["config"].get("proximal-mu", 0.0)
         records = {"arrays": flwr.ArrayRecord(module.state_dict()), "metrics": flwr.MetricRecord(numbers)}
         return flwr.Message(flwr.RecordDict(records), reply_to=msg)
 
@@ -65,7 +69,7 @@ def off(x: Flat, y: Flat) -> float:
 def test_a_client_app_is_judged_and_its_state_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(referee, "ROUNDS", 10)
     monkeypatch.setattr(rate, "ROUNDS", 10)
-    algorithm = adapted(app, config={"lr": "rate", "local-epochs": "epochs"})
+    algorithm = adapted(app, config=CONFIG)
     verdicts = {one.check: one for one in referee.referee(algorithm, Claims((algorithm, FedAvg()), down=1, up=1))}
     assert [one.text for one in verdicts.values() if one.passed is False] == []
     assert verdicts["special case"].passed
@@ -88,7 +92,11 @@ RULES: list[tuple[type, Callable[[np.ndarray, np.ndarray, Sequence[np.ndarray]],
     (strategies.FedAvg, lambda x, mean, replies: mean),
     (strategies.FedMedian, lambda x, mean, replies: np.median(replies, 0)),
     (Adam, of_adam),
+    (of_messages.FedAvg, lambda x, mean, replies: mean),
+    (of_messages.FedMedian, lambda x, mean, replies: np.median(replies, 0)),
+    (of_messages.FedAdam, of_adam),
 ]
+CONFIG = {"lr": "rate", "local-epochs": "epochs"}
 
 
 @pytest.mark.parametrize(("strategy", "rule"), RULES)
@@ -105,5 +113,53 @@ def test_flowers_strategies_serve(strategy: type, rule: Callable[..., np.ndarray
     assert off(after(adapted(fitted, strategy), 1)[0], flat_of(expected, FEDERATION.model)) < 1e-6
 
 
-def test_a_strategy_of_flower_continues_after_a_stop() -> None:
-    require_the_same_after_a_stop(adapted(fitted, Adam), FEDERATION, FEDERATION.plan(4, participation=0.6))
+@pytest.mark.parametrize(("client", "strategy"), [(fitted, Adam), (app, of_messages.FedAdam)])
+def test_a_strategy_of_flower_continues_after_a_stop(client: Callable[..., Any], strategy: type) -> None:
+    algorithm = adapted(client, strategy, config=CONFIG)
+    require_the_same_after_a_stop(algorithm, FEDERATION, FEDERATION.plan(4, participation=0.6))
+
+
+class Reporting(FlowerStyle):
+    def fit(self, parameters: list[np.ndarray], config: Mapping[str, Any]) -> Fitted:
+        arrays, n, _ = super().fit(parameters, config)
+        return arrays, n, {name.replace("proximal_mu", "mu"): value for name, value in config.items()}
+
+
+def by_round(number: int) -> dict[str, Any]:
+    return {"step": 2**number, "lr": "rate"}
+
+
+def test_the_config_of_a_strategy_reaches_its_clients_and_is_counted() -> None:
+    """A strategy may choose the config of each client and round; the names of settings stand for their values."""
+    prox = partial(strategies.FedProx, proximal_mu=0.5, on_fit_config_fn=by_round)
+    _, metrics = after(adapted(Reporting, prox))
+    assert (metrics["train/mu"], metrics["train/step"], metrics["train/server_round"]) == (0.5, 8, 3)
+    assert metrics["train/lr"] == np.float32(0.1)
+    _, metrics = after(adapted(app, partial(of_messages.FedProx, proximal_mu=0.5), config=CONFIG))
+    assert (metrics["train/mu"], metrics["server/mu"], metrics["train/rounds"]) == (0.5, 0.5, 3)
+    now, _ = FEDERATION.run(adapted(app, of_messages.FedAvg, config=CONFIG), FEDERATION.plan(1))[-1]
+    assert (
+        now.traffic.down == 5 * FEDERATION.model.buffer.nbytes
+    )  # the config has nothing that the adapter does not set
+
+
+class Halves(of_messages.FedAvg):
+    def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
+        halved = flwr.ArrayRecord({name: flwr.Array(x.numpy() / 2) for name, x in arrays.items()})
+        return super().configure_train(server_round, halved, config, grid)
+
+
+REFUSED = [
+    (partial(of_messages.FedAvg, fraction_train=0.4), r"chooses 2 of 5 clients in round 1.*participation"),
+    (partial(strategies.FedAvg, fraction_fit=0.4), r"chooses 2 of 5 clients"),
+    (partial(of_messages.FedAvg, min_available_nodes=9), r"waits for more than 5 clients"),
+    (partial(strategies.FedAvg, min_available_clients=9), r"waits for more than 5 clients"),
+    (partial(of_messages.FedAvg, arrayrecord_key="model"), r"records arrays and config"),
+    (Halves, r"other arrays than the server's"),
+]
+
+
+@pytest.mark.parametrize(("strategy", "sentence"), REFUSED)
+def test_a_strategy_that_the_adapter_cannot_follow_is_refused_before_training(strategy: Any, sentence: str) -> None:
+    with pytest.raises((UserError, ValueError), match=sentence):
+        FEDERATION.start(adapted(app, strategy, config=CONFIG), FEDERATION.plan(1))

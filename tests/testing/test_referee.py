@@ -130,7 +130,7 @@ def test_the_command_judges_a_client_of_another_form_and_runs_its_row(
      ("fedprox --fit-config lr=1", "--fit-config needs a client of Flower's form"),
      ("their.py:FlowerProximal --constants nu=1", "takes no constant 'nu'"),
      ("their.py:Neither", "none of the interfaces"), ("their.py:AsksForMore", "asks for loader"),
-     ("their.py:FlowerStyle --strategy their.py:Neither", "no aggregate_fit")],
+     ("their.py:FlowerStyle --strategy their.py:Neither", "neither aggregate_fit nor aggregate_train")],
 )  # fmt: skip
 def test_bad_input_is_refused(
     argv: str, said: str, script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -17,6 +17,7 @@ from fedcommons.runs import callbacks
 from fedcommons.runs.build import noise_key
 from fedcommons.runs.experiment import run
 from fedcommons.storage.atomic_files import sha256
+from fedcommons.tracking.tracker import for_trackers
 from fedcommons.tune.sweep import cell
 
 FIELDS = {
@@ -80,7 +81,9 @@ def test_a_tracker_has_every_number_of_every_round(name: str, tmp_path: Path, mo
         "federation.participation": 0.5,
         "algorithm": "user_parts:Reports",
     }
-    config = experiment("smoke", values={**FIELDS, **fields, "tracking.tracker": name})
+    config = experiment(
+        "smoke", values={**FIELDS, **fields, "tracking.tracker": name if name == "csv" else f"csv, {name}"}
+    )
     if name != "csv" and find_spec(name) is None:
         with pytest.raises(UserError, match=rf"pip install 'fedcommons\[{name}\]'"):
             run(config, tmp_path / "run", say=quiet)
@@ -101,8 +104,16 @@ def test_a_tracker_has_every_number_of_every_round(name: str, tmp_path: Path, mo
         for key, value in line.items()
         if key != "round" and isinstance(value, int | float)
     }
-    assert READ[name](tmp_path / "run") == pytest.approx(expected, rel=1e-6)
-    assert callbacks.for_trackers({"late": [1], "participants": [0], "rejected_clients": [0]}) == {"late": [1]}
+    timed = {
+        (line["round"], f"seconds/{key}"): line[key]
+        for line in lines(tmp_path / "run" / "timing.jsonl")
+        for key in ("train", "observe")
+    }
+    first, rest = (READ[each](tmp_path / "run") for each in (name, "csv"))
+    assert first == pytest.approx(expected | timed, rel=1e-6, abs=1e-4)  # timing.jsonl rounds seconds
+    assert rest.keys() == first.keys()
+    line = {"round": 1, "late": [1], "participants": [0], "rejected_clients": [0], "participants_hash": "a"}
+    assert for_trackers(line, {"round": 1, "train": 2.0}) == {"late": [1], "seconds/train": 2.0}
 
 
 LAB = """
@@ -168,6 +179,14 @@ def described(**fields: Any) -> Experiment:
     return experiment("smoke", values={**FIELDS, **{name.replace("__", "."): value for name, value in fields.items()}})
 
 
+def untimed(path: Path) -> list[Any]:
+    """Return what the tracker got, without the seconds, which each log call of a round has."""
+    for what, value in (calls := lines(path)):
+        if what == "log":
+            assert min(value.pop("seconds/train"), value.pop("seconds/observe")) >= 0
+    return calls
+
+
 def files(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in ("rounds.jsonl", "summary.json")}
 
@@ -179,9 +198,9 @@ def test_a_tracker_gets_every_round_and_changes_nothing(lab: Path) -> None:
     run(described(), lab / "without", say=quiet)
     assert run(wanted, lab / "with", say=quiet)["rounds"] == 3  # though the tracker emptied its arguments
     recorded = [["log", line] for line in lines(lab / "with" / "rounds.jsonl")]
-    assert lines(lab / "with" / "mine.jsonl") == [["made", 3], *recorded, ["finish", 3]]
+    assert untimed(lab / "with" / "mine.jsonl") == [["made", 3], *recorded, ["finish", 3]]
     resumed(wanted, lab / "same", 2)
-    assert (lab / "same" / "mine.jsonl").read_bytes() == (lab / "with" / "mine.jsonl").read_bytes()
+    assert untimed(lab / "same" / "mine.jsonl") == untimed(lab / "with" / "mine.jsonl")
     for at in ("made", "log", "finish"):
         said: list[str] = []
         run(described(tracking__tracker=TRACKER, tracking__fails=at), lab / at, say=said.append)
@@ -207,8 +226,9 @@ def test_a_measures_numbers_are_in_the_record_and_in_the_frames_and_what_is_wron
     assert files(lab / "killed") == files(lab / "run")
     with pytest.raises(ClientError, match=r"my_lab\.py:Wrong, round 1: .*numbers"):
         run(described(measure__every=1, measure__measure="my_lab.py:Wrong"), lab / "wrong", say=quiet)
-    with pytest.raises(UserError, match="csv, mlflow"):
-        run(described(tracking__tracker="excel"), lab / "none", say=quiet)
+    for trackers, words in (("excel", "csv, mlflow"), ("csv,excel", "csv, mlflow"), ("csv,csv", "once")):
+        with pytest.raises(UserError, match=words):
+            run(described(tracking__tracker=trackers), lab / "none", say=quiet)
 
 
 @pytest.mark.usefixtures("lab")

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from ray import tune
 from report_runs import quiet
 
 import fedcommons as fc
@@ -48,6 +49,27 @@ def test_a_result_has_summary_rounds_and_the_model_that_was_evaluated(tmp_path: 
     (tmp_path / "run" / "model.safetensors").unlink()
     with pytest.raises(UserError, match="no checkpoint of round 2"):
         result.model  # noqa: B018
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_a_users_own_tuner_gets_the_metrics_of_every_round(tmp_path: Path) -> None:
+    def config(lr: float) -> fc.Experiment:
+        return experiment("smoke", values={**FIELDS, "client.lr": lr})
+
+    def train(point: dict[str, float]) -> None:
+        run(config(point["lr"]), on_round=lambda number, metrics: tune.report({"round": number, **metrics}))
+
+    ray_tune = tune.Tuner(
+        train, param_space={"lr": tune.grid_search([1e-6, 0.1])},
+        tune_config=tune.TuneConfig(metric="validation/accuracy", mode="max"),
+        run_config=tune.RunConfig(storage_path=str(tmp_path), verbose=0),
+    )  # fmt: skip
+    best = ray_tune.fit().get_best_result()
+    assert best.config == {"lr": 0.1}
+    assert best.metrics_dataframe is not None
+    alone = run(config(0.1), say=quiet).rounds
+    assert list(best.metrics_dataframe["validation/accuracy"]) == list(alone["validation/accuracy"])
 
 
 @pytest.mark.ray

@@ -141,6 +141,22 @@ def test_tune_sweeps_fields_reusing_generators(
     assert all((tmp_path / "out" / name).stat().st_size > 0 for name in ("tune.md", "tune.csv", "tune.png"))
 
 
+def test_a_sweep_whose_time_is_over_ends_cleanly_and_goes_on(
+    ray_session: None, sweeps: Callable[[str], ModuleType], tmp_path: Path
+) -> None:
+    """The first run takes longer than the budget, and the second does not start beside it."""
+    out = tmp_path / "out"
+    words = [*SMALL, OFF, "--out=out", "--sharing=real", "--space=lr=0.1,0.2", "--jobs=1", "--scheduler=median"]
+    printed = sweep_output(sweeps("tune").tune, tmp_path, *words, "--rounds=100000", "--time-budget=30")
+    assert "time budget" in printed
+    assert "2 of 2 runs" in printed
+    assert len([*out.glob("*/config.yaml")]) <= 1
+    assert not [*out.glob("*/summary.json"), *out.glob("*/stopped-by-scheduler")]
+    again = sweep_output(sweeps("tune").tune, tmp_path, *words, "--rounds=2", "--resume", "--time-budget=1h")
+    assert "time budget" not in again
+    assert len([*out.glob("*/summary.json")]) == 2
+
+
 def test_a_run_that_fails_takes_no_other_with_it_and_rejected_replies_are_reported(
     ray_session: None, sweeps: Callable[[str], ModuleType], tmp_path: Path
 ) -> None:

@@ -11,16 +11,19 @@ from typing import Any
 import pandas as pd
 import pytest
 import report_runs
+from ray.tune import schedulers
 from rich.console import Console
 
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display
 from fedcommons.cli.parser import command_line
+from fedcommons.cli.values import seconds
 from fedcommons.config.dotted import same_results
 from fedcommons.reports import metrics, ranking
-from fedcommons.runs import experiment
+from fedcommons.runs import build, experiment, load_data
+from fedcommons.storage.artifact_store import key_of
 from fedcommons.tracking.run_folder import read_summary
-from fedcommons.tune import results
+from fedcommons.tune import results, search, sweep
 from fedcommons.tune.sweep import Outcome, together
 from papers.fedssyn import authors
 
@@ -135,6 +138,41 @@ def test_the_printed_command_of_a_winner_runs_it(tune: ModuleType, sweeps: Calla
         again = authors.settled(found.preset, parse.experiment(found), found.asked)
         assert same_results(again, cell.config) == []
         assert again.data.dir == cell.config.data.dir == "a b"
+
+
+def test_trials_with_equal_data_are_partitioned_once_and_equal_those_built_alone(
+    tune: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sweep lacks the same images as its trials, each of them alone."""
+    partitioned, partition = list[object](), load_data.partition_examples
+    monkeypatch.setattr(load_data, "partition_examples", lambda *a: partitioned.append(a[-1]) or partition(*a))
+    words = ["--preset=smoke", "--data.limit=100", "--wandb=off", "--sharing=shuffled_synthetic", "--seeds=0,1"]
+    spaces = ["--space=p=0.1,0.2", "--space=lr=0.1,0.2", "--space=alpha=1,10", f"--artifacts={tmp_path / 'a'}"]
+    trials = tune.cells(tune.arguments([*words, *spaces]))[0]
+    todo = sweep.todo(trials, tmp_path / "out", Display(quiet=True))
+    assert (len(trials), len(partitioned)) == (16, 4)
+    images: dict[str, set[str]] = {}
+    like = None
+    for trial in trials:
+        alone, like = build.build(trial.config), build.build(trial.config, like)
+        assert like.partition.fingerprint == alone.partition.fingerprint
+        assert (like.notes, like.noise_key, like.lr) == (alone.notes, alone.noise_key, alone.lr)
+        assert like.plan.facts.head == alone.plan.facts.head != ()
+        assert todo.data[trial.name] == alone.dataset.digest
+        for key in (keys := [key_of(need.images_facts) for need in alone.requests]):
+            images.setdefault(key, set()).add(trial.name)
+        assert keys == [key_of(need.images_facts) for need in like.requests]
+    assert sorted(key for lacking in todo.missing for key in lacking.images) == sorted(images)
+    for lacking in todo.missing:
+        assert set(lacking.cells) == set().union(*(images[key] for key in lacking.images))
+
+
+def test_schedulers_are_ray_tunes_and_a_budget_has_units(tune: ModuleType) -> None:
+    cells = tune.cells(tune.arguments(["--preset=smoke", "--space=lr=0.1,0.2", "--rounds=10"]))[0]
+    assert search.scheduler_of("fifo", cells) is None
+    for name, (kind, _) in search.SCHEDULERS.items():
+        assert isinstance(search.scheduler_of(name, cells), getattr(schedulers, kind))
+    assert [seconds("--time-budget", text) for text in ("90", "1.5h", "30m", ".5d")] == [90, 5400, 1800, 43200]
 
 
 def test_seeds_repeat_each_point_and_batches_are_one_outcome(tune: ModuleType) -> None:

@@ -10,13 +10,18 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
 from fedcommons.cli import parse
+from fedcommons.config.static_fields import summary
 from fedcommons.errors import UserError, unknown
 from fedcommons.storage.paths import sweeps_folder
+
+COMMANDS = {name: "fedcommons.reports.track:track" for name in ("track", "wandb")}
+"""Commands of the package: name -> MODULE:FUNCTION, which gets the words of the command line."""
 
 
 def folder() -> Path:
@@ -41,6 +46,7 @@ def listing() -> str:
     docstrings = {
         name: ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) for name, path in scripts().items()
     }
+    docstrings |= {name: summary(place) for name, place in COMMANDS.items()}
     width = max(map(len, docstrings))
     columns, indent = max(shutil.get_terminal_size().columns, width + 40), " " * (width + 4)
     lines = [
@@ -60,9 +66,12 @@ def command(argv: Sequence[str]) -> int:
     if name in ("-h", "--help", "--version"):
         print(f"fedcommons {version('fedcommons')}" if name == "--version" else listing())
         return 0
+    if name in COMMANDS:
+        module, _, function = COMMANDS[name].partition(":")
+        return getattr(import_module(module), function)(words)
     sweeps = scripts()
     if name.replace("-", "_") not in sweeps:
-        raise unknown("command", name, sweeps)
+        raise unknown("command", name, (*sweeps, *COMMANDS))
     path = sweeps[name.replace("-", "_")]
     sys.argv = [str(path), *words]
     sys.path.insert(0, str(path.parent))

@@ -19,6 +19,22 @@ _NOT_DECIMAL = re.compile(r"[+-]?(0[xb][0-9a-f_]+|\d[\d_]*(:[\d_]+)*)|[&!]\S+ +[
 """Numbers that YAML accepts and this module rejects: base 16, 2 or 60, stray underscores, tags or comments."""
 
 
+UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+"""Seconds of the units of time in ``seconds``."""
+
+
+def seconds(option: str, text: str) -> float:
+    """Return the seconds of a duration such as ``90``, ``30m`` or ``1.5h``.
+
+    Raises:
+        UserError: the text is no positive duration.
+    """
+    match = re.fullmatch(r"(\d+|\d*\.\d+)([smhd]?)", text.strip())
+    if not match or not (value := float(match[1]) * UNITS[match[2]]) > 0:
+        raise UserError(f"{option} takes a positive number of seconds, or 30m, 2h or 1d, got {quote(text)}.")
+    return value
+
+
 class _Unreadable(Exception):
     """A text is not a value of the requested type. args: (the type in words, the text)."""
 

@@ -5,7 +5,7 @@ changes neither the hash nor the name of an existing experiment.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from fedcommons.config import hints, registry
@@ -61,24 +61,27 @@ def common_fields() -> Mapping[str, Field]:
 def fields_for(chosen: Mapping[str, Sequence[str]], reread: bool = True) -> dict[str, Field]:
     """Return dotted name -> ``Field`` for experiments with the components ``chosen`` (kind -> names).
 
-    Fields of the section ``generator`` are included only if a generator is chosen. reread: whether the files of
-    user-defined components are read again (see ``registry.source``).
+    The section ``generator`` is included only if a generator is chosen. reread: see ``registry.source``.
 
     Raises:
         UserError: a user-defined component has the name of a section, or a constant with the name of a common field.
     """
-    result = {n: f for n, f in common_fields().items() if chosen.get("generator") or not n.startswith("generator.")}
-    for kind, names in chosen.items():
-        for name in names:
-            section = registry.section(kind, name)
-            if kind == "algorithm" and section in SECTIONS:
-                raise UserError(f"algorithm {name} needs another name: {section} is a section of every experiment.")
-            constants = registry.constants(kind, name, reread)
-            its_fields = {f"{section}.{n}": f for n, f in constants.items()}
-            if clashes := [n for n in its_fields if n in common_fields()]:
-                what = f"{KINDS[kind].field} {quote(name)}"
-                raise UserError(f"{what}: its constant needs another name than the common field {clashes[0]}.")
-            result |= its_fields
+    return dict(_read_fields(tuple((k, n, registry.source(n, reread)) for k, names in chosen.items() for n in names)))
+
+
+@lru_cache(maxsize=256)
+def _read_fields(parts: tuple[tuple[str, str, str | None], ...]) -> Mapping[str, Field]:
+    """Return the fields for components (kind, name, hash of the code), see ``registry.read_constants``."""
+    left_out = () if any(kind == "generator" for kind, _, _ in parts) else "generator."
+    result = {n: f for n, f in common_fields().items() if not n.startswith(left_out)}
+    for kind, name, digest in parts:
+        if (section := registry.section(kind, name)) in SECTIONS and kind == "algorithm":
+            raise UserError(f"algorithm {name} needs another name: {section} is a section of every experiment.")
+        its_fields = {f"{section}.{n}": f for n, f in registry.read_constants(kind, name, digest).items()}
+        if clashes := [n for n in its_fields if n in common_fields()]:
+            clash = f"its constant needs another name than the common field {clashes[0]}"
+            raise UserError(f"{KINDS[kind].field} {quote(name)}: {clash}.")
+        result |= its_fields
     return result
 
 
@@ -165,9 +168,9 @@ def require_fields(values: Mapping[str, Any], config: Experiment) -> None:
 
 
 def recorded(dotted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields for a run's records, without ``dp.noise_multiplier`` if a target epsilon decides the noise."""
-    left_out = {"dp.noise_multiplier"} if dotted.get("dp.target_epsilon") is not None else set()
-    return {name: value for name, value in dotted.items() if name not in left_out}
+    """Return the fields for a run's records, without the noise multipliers that a target epsilon decides."""
+    targets = {"dp.noise_multiplier": "dp.target_epsilon", "dp.central_noise": "dp.central_epsilon"}
+    return {name: value for name, value in dotted.items() if dotted.get(targets.get(name, "")) is None}
 
 
 def described(config: Experiment, n_clients: int) -> dict[str, Any]:
@@ -330,13 +333,13 @@ def _names(values: Mapping[str, Any]) -> dict[str, str]:
 
 def _chosen_names(values: Mapping[str, Any]) -> dict[str, Any]:
     names = {kind: values.get(k.field, common_fields()[k.field].default) for kind, k in KINDS.items()}
+    names["tracker"] = registry.main_tracker(names["tracker"])
     return {kind: name for kind, name in names.items() if name is not None or not KINDS[kind].is_optional}
 
 
 def _require_owned(names: Sequence[str], valid_fields: Mapping[str, Field]) -> None:
     """Raise a UserError on the ``names`` that are no field of any component of the package, chosen or not."""
-    wrong = [name for name in names if name not in common_fields() and not registry.owners(name)]
-    if wrong:
+    if wrong := [name for name in names if name not in common_fields() and not registry.owners(name)]:
         raise UserError(" ".join(str(hints.unknown_key(name, valid_fields)) for name in wrong))
 
 

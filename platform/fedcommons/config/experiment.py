@@ -78,7 +78,7 @@ class Experiment:
         names = {"algorithm": self.algorithm, "data": self.data.name, "partition": self.partition.name}
         names |= {"sharing": self.sharing.setting, "schedule": self.client.lr_schedule}
         names |= {"generator": self.generator.name} if self.generator else {}
-        names |= {"tracker": self.tracking.tracker} if self.tracking.tracker else {}
+        names |= {"tracker": registry.main_tracker(self.tracking.tracker)} if self.tracking.tracker else {}
         names |= {"measure": self.measure.measure} if self.measure.measure else {}
         return Constants({**names, "straggler": self.straggler.rule, "model": self.model.name})
 
@@ -99,16 +99,15 @@ class Experiment:
 
 def from_flat(flat: Mapping[str, Any], source: Constants, inactive: Mapping[str, Any] | None = None) -> Experiment:
     """Return the experiment with these values (dotted name -> value). source, inactive: see ``Experiment``."""
-    values: dict[str, Any] = {name: value for name, value in flat.items() if "." not in name}
+    values: dict[str, Any] = {}
+    sections: dict[str, dict[str, Any]] = {}
+    for name, value in flat.items():
+        section, dot, leaf = name.partition(".")
+        (sections.setdefault(section, {}) if dot else values)[leaf or name] = value
     for section, kind in SECTIONS.items():
-        if its := _within(section, flat):
+        if its := sections.get(section):
             names = {f.name for f in fields(kind)} - {"constants"}
             constants = {name: its.pop(name) for name in list(its) if name not in names}
             values[section] = kind(**its, constants=Constants(constants))
-    constants = Constants(_within(registry.section("algorithm", values["algorithm"]), flat))
+    constants = Constants(sections.get(registry.section("algorithm", values["algorithm"])))
     return Experiment(**values, constants=constants, source=source, inactive=Constants(inactive))
-
-
-def _within(section: str, flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a section by their names in the section."""
-    return {name.partition(".")[2]: value for name, value in flat.items() if name.startswith(f"{section}.")}

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
-from functools import cached_property, reduce
+from functools import cache, cached_property, reduce
 from operator import or_
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -59,8 +59,14 @@ class Field:
                 raise UserError(f"{name} must lie in {interval}{word and f' or be {word}'}, got {quote(item)}.")
 
 
-def _inside(interval: str, value: float) -> bool:
+@cache
+def _bounds(interval: str) -> tuple[float, float]:
     low, high = map(float, interval[1:-1].split(","))
+    return low, high
+
+
+def _inside(interval: str, value: float) -> bool:
+    low, high = _bounds(interval)
     above = value > low if interval[0] == "(" else value >= low
     return above and (value < high if interval[-1] == ")" else value <= high)  # the comparisons are false for nan
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ _METHOD_PLACES = (
     "dense:DENSE", "coboosting:CoBoosting", "ditto:Ditto", "fedbn:FedBN", "fedper:FedPer", "fedproto:FedProto",
     "fedrep:FedRep", "fedbabu:FedBABU", "apfl:APFL", "pfedme:PFedMe", "perfedavg:PerFedAvg", "one_shot:OneShot",
     "fedddpm:FedDDPM", "fedgen:FedGEN", "fedcvae:FedCVAE", "fedlap:FedLAP", "feddf:FedDF", "ifca:IFCA",
-    "fedbuff:FedBuff",
+    "fedbuff:FedBuff", "qfedavg:QFedAvg",
 )  # fmt: skip
 """FILE:CLASS of each method whose file has the method's name."""
 
@@ -188,9 +189,9 @@ def find(kind: str, name: str) -> Callable[..., Any]:
     if is_torchvisions(name):
         return torchvision_names.find(kind, field, name)
     where, _, attribute = components.get(name, name).rpartition(":")
-    if name not in components and not is_user_defined(name):
+    if (is_own := name not in components) and not is_user_defined(name):
         raise hints.unknown_component(kind, field, name, components)
-    module = user_loader.module(where, base(), f"{field} {quote(name)}")
+    module = user_loader.module(where, base(), f"{field} {quote(name)}") if is_own else import_module(where)
     with before_any_work(), user_code_context(f"{field} {quote(name)}"):  # the module's __getattr__ is user code
         component = getattr(module, attribute, None)
     if not callable(component):
@@ -248,6 +249,17 @@ def is_user_defined(name: str) -> bool:
     return re.fullmatch(r"[\w./~ -]+:\w+", name) is not None and not is_torchvisions(name)
 
 
+def main_tracker(names: Any) -> Any:
+    """Return the tracker that may have constants: the first user-defined one in a list separated by commas, if any."""
+    listed = tracker_names(names) if isinstance(names, str) else []
+    return next(filter(is_user_defined, listed), listed[0] if listed else names)
+
+
+def tracker_names(names: str | None) -> list[str]:
+    """Return the names in ``tracking.tracker``, a list separated by commas."""
+    return [name.strip() for name in names.split(",")] if names else []
+
+
 def label(name: str) -> str:
     """Return the component's short name, usable as a folder name: ``fedavgm`` for ``my_lab.py:FedAvgM``."""
     return name.rpartition(":")[2].lower() if is_user_defined(name) or is_torchvisions(name) else name
@@ -258,9 +270,9 @@ def section(kind: str, name: str) -> str:
     return label(name) if kind == "algorithm" else KINDS[kind].section
 
 
-def constants(kind: str, name: str, reread: bool = True) -> Mapping[str, Field]:
-    """Return the constants of a component, name -> ``Field``. reread: see ``source``."""
-    return read_constants(kind, name, source(name, reread))
+def constants(kind: str, name: str) -> Mapping[str, Field]:
+    """Return the constants of a component, name -> ``Field``."""
+    return read_constants(kind, name, source(name))
 
 
 @lru_cache(maxsize=256)
@@ -319,7 +331,7 @@ def files(name: str) -> Mapping[str, str]:
 
 def code(name: str) -> user_code.Code | None:
     """Return a user-defined component's code as read last; None for components of the package."""
-    return user_loader.codes.get((base(), name.rpartition(":")[0]))
+    return user_loader.codes.get((base(), name.rpartition(":")[0])) if ":" in name else None
 
 
 def base() -> Path:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fedcommons.config.section import Section
+from fedcommons.config.tracking_fields import Tracking
 
 
 @dataclass(frozen=True)
@@ -271,7 +272,11 @@ class DP(Section):
     central_clip: Annotated[float, "[1e-30, 1e30]"] = 1.0
     """clipping norm of dp.central: maximum L2 norm of a client's update (with dp.central_quantile: in round 1)"""
     central_noise: Annotated[float, "[0.001, 1e6]"] = 1.0
-    """z, standard deviation of dp.central's noise on the sum of updates, divided by the clipping norm"""
+    """z, standard deviation of dp.central's noise on the sum of updates, divided by the clipping norm; unused if
+    dp.central_epsilon is set"""
+    central_epsilon: Annotated[float | None, "(0, 1000]"] = None
+    """user-level epsilon that all rounds of dp.central may spend; z is the smallest noise that meets this epsilon
+    (null: dp.central_noise applies)"""
     central_quantile: Annotated[float | None, "(0, 1)"] = None
     """gamma, quantile of the updates' norms that the clipping norm of dp.central follows, at no further privacy cost
     (paper: 0.5); null: the clipping norm is constant"""
@@ -325,22 +330,6 @@ class Measure(Section):
     measure: str | None = None
     """import path of a user-defined measure, such as my_lab.py:Name, which computes numbers from the server model
     every measure.every rounds; null: none"""
-
-
-@dataclass(frozen=True)
-class Tracking(Section):
-    """Weights & Biases (W&B) and other trackers, in addition to the run folder, which is always written."""
-
-    wandb: Annotated[str, "online | offline | off"] = "offline"
-    """Weights & Biases: online (uploads; without a login: offline), offline (files in the run folder) or off"""
-    project: str = "fedcommons"
-    """project of the run in W&B, MLflow or trackio"""
-    group: str | None = None
-    """group of the run in W&B; null: the sweep's name, or data set and partition for a run outside a sweep"""
-    preset: str | None = None
-    """name of the preset, shown as a tag of the run in W&B; --preset sets it"""
-    tracker: str | None = None
-    """further tracker that records the metrics of each round, in addition to the run folder and W&B (null: none)"""
 
 
 SECTIONS = {

@@ -1,6 +1,6 @@
 """The base class of the configuration's sections, and the constants of components, which are attributes of sections."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,13 @@ class Constants(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._values)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
+
+    def items(self) -> ItemsView[str, Any]:
+        """Return the pairs of name and value; a dict's own view is several times faster than that of ``Mapping``."""
+        return self._values.items()
 
     def __hash__(self) -> int:
         return hash(frozenset(self._values.items()))

@@ -48,10 +48,12 @@ def validate(config: Experiment) -> None:
     _validate_stop(config)
     if not c.model.weights and (c.model.weights_map is not None or not c.model.weights_strict):
         raise UserError("model.weights_map and model.weights_strict false need a file, model.weights.")
-    if (tracker := c.tracking.tracker) in ("tensorboard", "mlflow", "trackio") and find_spec(tracker) is None:
-        raise UserError(f"tracking.tracker {tracker} needs a package: pip install 'fedcommons[{tracker}]'.")
-    if tracker:
-        registry.require_attributes("tracker", tracker)
+    for name in (trackers := registry.tracker_names(c.tracking.tracker)):
+        require_tracker(name)
+    if len(set(trackers)) < len(trackers) or len([*filter(registry.is_user_defined, trackers)]) > 1:
+        raise UserError(
+            f"tracking.tracker lists each tracker once, and at most one of your own, got {quote(c.tracking.tracker)}."
+        )
     if not c.measure.every and (c.measure.samples is not None or c.measure.smoothness or c.measure.measure):
         raise UserError("measure.every must be at least 1 with measure.samples, smoothness or measure (0 is never).")
     if c.measure.measure:
@@ -86,6 +88,8 @@ def validate(config: Experiment) -> None:
     idle = [n for n, f in known_fields.items() if n.startswith("dp.central_") and flat[n] != f.default]
     if idle and not c.dp.central:
         raise UserError(f"{idle[0]} has no effect without dp.central true.")
+    if c.dp.central_epsilon is not None and c.dp.central_noise != type(c.dp).central_noise:
+        raise UserError("set either dp.central_epsilon or dp.central_noise, not both.")
     if c.client.optimizer == "adam" and c.client.momentum:
         raise UserError(f"client.momentum must be 0 with client.optimizer adam, got {c.client.momentum:g}.")
     is_plain = not c.dp.local and c.client.accumulate == 1
@@ -173,3 +177,10 @@ def _clash(names: Iterable[str]) -> str | None:
             if its.content != module.content:
                 return f"{other} and {part} import different modules called {name} ({its.file}, {module.file})"
     return None
+
+
+def require_tracker(name: str) -> None:
+    """Check that a tracker exists, has the functions of a tracker, and that its package is installed."""
+    if name in ("tensorboard", "mlflow", "trackio") and find_spec(name) is None:
+        raise UserError(f"tracking.tracker {name} needs a package: pip install 'fedcommons[{name}]'.")
+    registry.require_attributes("tracker", name)

@@ -73,11 +73,15 @@ class Clip:
 
 @dataclass(frozen=True)
 class CentralDP:
-    """The server's step. clip: S in round 1. noise: z. quantile: gamma, which S follows; None: S is constant."""
+    """The server's step. clip: S in round 1. noise: z. quantile: gamma, which S follows; None: S is constant.
+
+    target: the epsilon from which z was computed, if any.
+    """
 
     clip: float
     noise: float
     quantile: float | None = None
+    target: float | None = None
 
     def deviations(self, expected: float) -> tuple[float, float]:
         """Return z_Delta and sigma_b; expected: m, the expected number of participants per round."""

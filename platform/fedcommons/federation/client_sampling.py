@@ -37,6 +37,11 @@ def poisson_participants(n_clients: int, participation: float, seed: int, round:
     return np.flatnonzero(stream.random(n_clients) < participation).tolist()
 
 
+def accounted(n_clients: int, participation: float, seed: int, rounds: int, *, poisson: bool) -> tuple[float, int]:
+    """Return the sampling rate q and the number of rounds that the accountant of ``dp.central`` counts for a client."""
+    return (participation, rounds) if poisson else (1.0, most_rounds(n_clients, participation, seed, rounds))
+
+
 def most_rounds(n_clients: int, participation: float, seed: int, rounds: int) -> int:
     """Return the largest number of rounds in which one client takes part, if a fixed number of clients is sampled."""
     if joining(n_clients, participation) == n_clients:

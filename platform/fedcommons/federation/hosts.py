@@ -1,10 +1,12 @@
-"""Checks that all hosts of a cluster have the same code, round numbers equally, and share the folders of results.
+"""Checks that all hosts of a cluster have the same code, round numbers equally, and can write the folders of results.
 
 ``runtime.cpu_kind`` compares the CPUs of the hosts; ``config.user_code`` compares the user's files.
 """
 
 import os
+import shutil
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -22,6 +24,9 @@ ANSWER_S = 60.0
 
 LOOK_S = 5.0
 """Seconds for which a host waits for a marker file, because a network file system may show a new file late."""
+
+ROOM = 100 * 2**20
+"""Number of bytes that must be free in each host's temporary folder and in each folder of results."""
 
 T = TypeVar("T")
 
@@ -51,9 +56,7 @@ def require_same(theirs: Mapping[str, Mapping[str, str]]) -> None:
         than, advice = "when it", "start again, and edit files only in another checkout during a run"
         if host != theirs["host"]["name"]:
             than = "the host that"
-            advice = (
-                "install the same on all hosts, with `ray rsync-up -A` where `ray up` has started them, and start again"
-            )
+            advice = "install the same on all hosts (`make cluster-sync`; on AWS `ray rsync-up -A`), and start again"
         raise UserError(f"host {host} has other code than {than} started this command ({listed}{more}): {advice}.")
     if what := differing(theirs["variables"], variables()):
         raise UserError(
@@ -74,8 +77,10 @@ def run_if_same(theirs: Mapping[str, Mapping[str, str]], function: Callable[...,
     return function(*arguments)
 
 
-def require_alike(pin: Mapping[str, str], shared: Sequence[tuple[str, Path]], advice: str) -> None:
-    """Check that each host of Ray with the labels ``pin`` has the driver's source files and sees the driver's folders.
+def require_alike(
+    pin: Mapping[str, str], shared: Sequence[tuple[str, Path]], advice: str, login: Callable[[], bool] | None = None
+) -> None:
+    """Check that each host of Ray with the labels ``pin`` has the driver's source files and can write its folders.
 
     The driver is this process, which started the command and must be connected to Ray.
 
@@ -83,14 +88,17 @@ def require_alike(pin: Mapping[str, str], shared: Sequence[tuple[str, Path]], ad
         pin: labels of the Ray nodes that will train; see ``cpu_kind.choose_kind``.
         shared: pairs (option that names the folder, folder) of the folders that all hosts must share.
         advice: another method to share results, added to the error message.
+        login: returns whether a host has the tracker's login; None: no login is needed.
 
     Raises:
-        UserError: a host has different source files, does not share a folder, or does not answer.
+        UserError: a host has different source files, does not share a folder, cannot write a folder or has no room in
+            it, has no login, or does not answer.
     """
     import ray
     from ray.exceptions import GetTimeoutError, RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+    require_room([(option, str(folder)) for option, folder in shared])
     driver_node = ray.get_runtime_context().get_node_id()
     others = [node for node in cpu_kind.select_nodes(ray.nodes(), pin) if node["NodeID"] != driver_node]
     if not others:
@@ -104,7 +112,8 @@ def require_alike(pin: Mapping[str, str], shared: Sequence[tuple[str, Path]], ad
         theirs = facts()
         task: Any = ray.remote(num_cpus=0, max_retries=0)(run_if_same)
         places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in others]
-        answers = [task.options(scheduling_strategy=p).remote(theirs, require_markers, wanted, advice) for p in places]
+        arguments = (theirs, require_ready, wanted, advice, login)
+        answers = [task.options(scheduling_strategy=place).remote(*arguments) for place in places]
         deadline = time.monotonic() + ANSWER_S
         for node, answer in zip(others, answers, strict=True):
             host = node["NodeManagerHostname"]
@@ -124,6 +133,44 @@ def require_alike(pin: Mapping[str, str], shared: Sequence[tuple[str, Path]], ad
 def _remove(marker: Path) -> None:
     with suppress(OSError):  # the check is over, and a network file system may have lost the file
         marker.unlink(missing_ok=True)
+
+
+def require_ready(markers: Sequence[tuple[str, str]], advice: str, login: Callable[[], bool] | None) -> None:
+    """Check that this host shares the folders of the marker files, can write them, and has the tracker's login.
+
+    Raises:
+        UserError: see ``require_markers`` and ``require_room``; or this host has no login.
+    """
+    require_markers(markers, advice)
+    require_room([(option, os.path.dirname(marker)) for option, marker in markers])
+    if login is not None and not login():
+        raise UserError(
+            f"--wandb online: host {socket.gethostname()} has no login for W&B; run `wandb login` there, set "
+            "WANDB_API_KEY where Ray is started, or use --wandb offline."
+        )
+
+
+def require_room(folders: Sequence[tuple[str, str]]) -> None:
+    """Check that this host can write the folders and its temporary folder, and that they have ``ROOM`` free bytes.
+
+    Args:
+        folders: pairs (option that names the folder, folder).
+
+    Raises:
+        UserError: a folder cannot be written, or its disk is full.
+    """
+    host = socket.gethostname()
+    for option, folder in (*folders, ("TMPDIR", tempfile.gettempdir())):
+        try:
+            with tempfile.TemporaryFile(dir=folder):
+                room = shutil.disk_usage(folder).free
+        except OSError as error:
+            raise UserError(f"{option}: host {host} cannot write {folder} ({error.strerror}).") from None
+        if room < ROOM:
+            raise UserError(
+                f"{option}: the disk of host {host} is full: {folder} has {room / 2**20:.0f} MB free; free "
+                f"{ROOM / 2**20:.0f} MB or more there."
+            )
 
 
 def require_markers(markers: Sequence[tuple[str, str]], advice: str) -> None:

@@ -96,6 +96,21 @@ def require_reachable(target: float, q: float, steps: int, delta: float, account
 
 
 @lru_cache(maxsize=1024)
+def tight_noise_for(target: float, q: float, steps: int, delta: float) -> float:
+    """Return the smallest noise multiplier, within 0.02 %, with which ``composed`` is at most the epsilon ``target``.
+
+    Raises:
+        UserError: the target epsilon needs a noise multiplier above ``LARGEST_SIGMA``.
+    """
+    require_reachable(target, q, steps, delta)
+    low, high = 1e-3, LARGEST_SIGMA
+    while high > 1.0002 * low:
+        middle = sqrt(low * high)
+        low, high = (low, middle) if composed(((q, middle, steps),), delta) <= target else (middle, high)
+    return high
+
+
+@lru_cache(maxsize=1024)
 def noise_for(target: float, q: float, steps: int, delta: float, accountant: str = "rdp") -> float:
     """Return the smallest noise multiplier sigma with which ``steps`` steps cost at most the epsilon ``target``.
 

@@ -35,7 +35,7 @@ _PALETTE = (
     "fedavgm coboosting fedprox fedvae ndpdc merf moon fedpvr",
     "fedadagrad fedadam fedyogi ditto fedbn fedper gradient_coding fedproto",
     "one_shot fedlap dpcda feddf ifca fedbuff fedrep apfl",
-    "fedbabu pfedme perfedavg",
+    "fedbabu pfedme perfedavg qfedavg",
 )  # methods and sharing strategies: a line for each style, a place in the line for each colour
 _LOOKS = {name: (i % 8, style) for style, line in enumerate(_PALETTE) for i, name in enumerate(line.split())}
 _LOOKS |= {alias: _LOOKS["fedavg"] for alias in (NO_SHARING_SHOWN, "real", "none")}

@@ -3,9 +3,10 @@
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 from fedcommons.config import live_objects, registry, target, user_loader
-from fedcommons.config.dotted import deciding, part_of, parts_of_own
+from fedcommons.config.dotted import deciding, part_of, parts_of_own, values_of
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.validate import compressor, require_no_steps, require_sources, validate
 from fedcommons.core.local_training import LocalSGD
@@ -18,13 +19,16 @@ from fedcommons.runs import checks, load_data
 from fedcommons.runs.check_run import checked
 from fedcommons.runs.early_stopping import Stop
 from fedcommons.runs.load_data import load
-from fedcommons.runs.plans import plan_of
+from fedcommons.runs.plans import plan_of, with_central_target
 from fedcommons.runs.spec import BuildModule, Evaluation, RunSpec
 from fedcommons.runs.worker import build_module, build_worker_elsewhere
 from fedcommons.seeding import wide_key
 
 _ELSEWHERE = ("model", "algorithm", "measure", "schedule")
 """Kinds of the components that a worker process builds."""
+
+_OF_DATA = ("data.", "partition.", "attack.", "model.", "evaluate.new_clients", "seed", "source.")
+"""Beginnings of the names of the fields on which the partitioned data and the shapes of the model depend."""
 
 
 def check(config: Experiment) -> None:
@@ -44,10 +48,17 @@ def check(config: Experiment) -> None:
         require_no_steps(config)
 
 
+def data_fields(config: Experiment) -> tuple[tuple[str, Any], ...]:
+    """Return (name, value) of the fields on which the partitioned data and the shapes of the model depend."""
+    return values_of(config, _OF_DATA)
+
+
 @fresh_torch()
 @before_any_work()
-def build(config: Experiment) -> RunSpec:
+def build(config: Experiment, like: RunSpec | None = None) -> RunSpec:
     """Check the config, load the data, partition it among the clients, and build the run's components.
+
+    like: a run whose partitioned data are used again if its experiment has the same ``data_fields``.
 
     Raises:
         UserError: a field is invalid, or does not fit the data set, the model or another field.
@@ -61,17 +72,21 @@ def build(config: Experiment) -> RunSpec:
         checks.refuse(part, "check", c.flat)
     if generator := parts.get("generator"):
         require_constants(generator)
-    dataset = _load(c.data, c.source.get("data"), split_seed(c))
+    like = like if like and data_fields(like.record) == data_fields(c) else None
+    dataset = like.dataset if like else _load(c.data, c.source.get("data"), split_seed(c))
     if generator:
         checks.refuse(generator, "check_type", dataset.train.x.dtype, dataset.name)
         checks.refuse(generator, "check_shape", dataset.shape, dataset.name)
-    p = c.partition
-    dataset, partition, train, tests, new_clients, by_rule = load_data.partition_examples(
-        dataset, p.name, p.constants, p.n_clients, c.data.client_test, p.shift, p.shift_size, e.new_clients, c.seed
-    )
-    a = c.attack
-    fields = a.name, a.share, a.scale, a.target
-    attack, train = load_data.attacked(dataset, train, partition.rows, fields, c.seed)
+    p, a = c.partition, c.attack
+    if like:
+        partition, tests, new_clients, by_rule = like.partition, like.tests, like.new_clients, like.by_rule
+        attack, train = like.plan.attack, like.train
+    else:
+        dataset, partition, train, tests, new_clients, by_rule = load_data.partition_examples(
+            dataset, p.name, p.constants, p.n_clients, c.data.client_test, p.shift, p.shift_size, e.new_clients, c.seed
+        )
+        fields = a.name, a.share, a.scale, a.target
+        attack, train = load_data.attacked(dataset, train, partition.rows, fields, c.seed)
     checks.require_participants(f.participation, len(partition.rows))  # after the partition, which decides N
     plan = plan_of(
         parts["algorithm"], parts["straggler"], train, partition.rows, dataset.n_classes, seed=c.seed,
@@ -81,6 +96,8 @@ def build(config: Experiment) -> RunSpec:
         compressor=compressor(c.communication.compress), error_feedback=c.communication.error_feedback,
         aggregation=f.aggregation, attack=attack,
     )  # fmt: skip
+    if c.dp.central_epsilon is not None:
+        plan = with_central_target(plan, c.dp.central_epsilon, c.dp.delta)
     checks.require_replies(plan.facts, c.straggler.rule, c.straggler.constants)
     elsewhere = partial(
         build_worker_elsewhere, algorithm=partial(registry.make, "algorithm", c.algorithm, c.constants),
@@ -105,7 +122,7 @@ def build(config: Experiment) -> RunSpec:
             e.every, e.chunk, e.clients, m.clients, m.every, m.samples, m.smoothness, measure, e.adapt_epochs
         ),
         wandb=t.wandb,
-        tracker=(t.tracker, t.constants) if t.tracker else None,
+        trackers={n: t.constants if n == c.chosen["tracker"] else {} for n in registry.tracker_names(t.tracker)},
         stop=Stop(f.stop, c.target, f.rounds, f.stop_patience, *target.validation_metric(f.stop_metric)),
         dataset=dataset,
         partition=partition,
@@ -125,6 +142,8 @@ def build(config: Experiment) -> RunSpec:
         transport=f.transport,
         checkpoint_every=f.checkpoint_every,
         memory_bytes=f.memory_mb * 1e6,
+        shapes=like.shapes if like else None,
+        notes=like.notes if like else (),
     )
     # Delta is checked if DP-SGD uses it or the user has changed it; with dp.central it may belong to that alone.
     return checked(spec, judges_delta=c.dp.local or (c.dp.delta != type(c.dp).delta and not c.dp.central))
@@ -214,7 +233,8 @@ def noise_key(config: Experiment) -> int:
     The key is computed from all fields that decide the results. It does not distinguish 1 and 1.0. It ignores the
     number of rounds if a run with more rounds begins like a run with fewer rounds.
     """
-    is_longer_alike = config.dp.target_epsilon is None and not checks.depends_on_rounds(config.client.lr_schedule)
+    has_target = config.dp.target_epsilon is not None or config.dp.central_epsilon is not None
+    is_longer_alike = not has_target and not checks.depends_on_rounds(config.client.lr_schedule)
     decided = {n: v for n, v in deciding(config).items() if n != "federation.rounds" or not is_longer_alike}
     facts = {n: int(v) if isinstance(v, float) and v.is_integer() else v for n, v in decided.items()}
     return wide_key("experiment", repr(sorted(facts.items())))

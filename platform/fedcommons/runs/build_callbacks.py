@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from fedcommons.config import registry
-from fedcommons.config.fields import select_arguments
 from fedcommons.core.executor import Executor
 from fedcommons.runs import callbacks
 from fedcommons.runs.assemble import Assembled
@@ -14,7 +12,8 @@ from fedcommons.runs.model_files import BestModel
 from fedcommons.runs.user_metric import OwnMeasure
 from fedcommons.tracking.remote_run import RunMirror
 from fedcommons.tracking.run_folder import RunFolder
-from fedcommons.tracking.tracker import GuardedTracker, Tracker, numbers
+from fedcommons.tracking.tracker import GuardedTracker, Tracker, build_tracker, numbers
+from fedcommons.tracking.wandb_tracker import WandbTracker, describe, wandb_mode
 
 
 def callbacks_of(
@@ -45,11 +44,10 @@ def callbacks_of(
 
 
 def _trackers(ready: Assembled, record: RunFolder, say: Callable[[str], None]) -> Iterator[Tracker]:
-    """Begin the run's trackers: W&B unless it is off, and the tracker of ``tracking.tracker``, if any."""
+    """Begin the run's trackers: W&B unless it is off, and the trackers of ``tracking.tracker``."""
     spec = ready.spec
-    if spec.wandb != "off":
+    if (mode := wandb_mode(spec.wandb)) != "off":
         from fedcommons.tracking.wandb_media import pool_images
-        from fedcommons.tracking.wandb_tracker import WandbTracker, describe
 
         shown, n_real = (), len(spec.train)
         if pool := ready.data.pool:
@@ -57,11 +55,8 @@ def _trackers(ready: Assembled, record: RunFolder, say: Callable[[str], None]) -
             is_soft = spec.dataset.n_classes is not None and y.is_floating_point()
             shown = pool_images(x, (y.argmax(1) if is_soft else y).numpy(), pool.rows.flat.numpy() - n_real)
         described = describe(spec.record, ready.shared.p)
-        make = partial(WandbTracker, record.path, described, spec.wandb, say, shown)
+        make = partial(WandbTracker, record.path, described, mode, say, shown)
         yield GuardedTracker("W&B", make, say, prepare=numbers)
-    if spec.tracker:
-        name, constants = spec.tracker
-        part = registry.find("tracker", name)
-        arguments = select_arguments(part, {"folder": record.path, "config": record.fields})
-        make = partial(registry.build_part, "tracker", name, partial(part, **arguments, **constants))
+    for name, constants in spec.trackers.items():
+        make = partial(build_tracker, name, constants, record.path, record.fields)
         yield GuardedTracker(f"tracking.tracker {name}", make, say)

@@ -16,7 +16,7 @@ from fedcommons.storage.atomic_files import sha256, write_text
 from fedcommons.tracking.record_schema import HASH
 from fedcommons.tracking.remote_run import RunMirror
 from fedcommons.tracking.run_folder import RunFolder
-from fedcommons.tracking.tracker import Metric, Tracker, without_texts
+from fedcommons.tracking.tracker import Metric, Tracker, for_trackers, replayed
 
 OnRound = Callable[[int, Mapping[str, float | None]], None]
 
@@ -101,9 +101,8 @@ class Tracking(Callback):
     def on_begin(self, start: Standing, lines: Lines) -> None:
         for tracker in self.begin_others():
             self.others.append(tracker)
-            for line in lines:
-                metrics = {name: value for name, value in line.items() if name != "round"}
-                tracker.log(line["round"], for_trackers(metrics))
+            for number, metrics in replayed(self.record.path):
+                tracker.log(number, metrics)
 
     def on_round(self, result: RoundResult) -> None:
         now, number, late = result.standing, result.standing.round, result.standing.stragglers
@@ -117,19 +116,14 @@ class Tracking(Callback):
         if result.clients:
             self.record.log_clients(number, result.clients)
         self.record.log(number, metrics)
-        for tracker in self.others:
-            tracker.log(number, for_trackers(metrics))
         seconds = {"train": result.trained - result.began, "observe": time.perf_counter() - result.trained}
         self.record.log_times(number, seconds)
+        for tracker in self.others:
+            tracker.log(number, for_trackers(metrics, seconds))
 
     def on_end(self, summary: Mapping[str, Any] | None) -> None:
         for tracker in (self.record, *self.others):
             tracker.finish(summary)
-
-
-def for_trackers(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
-    """Return the metrics of a round without texts and without the lists that only the run folder has."""
-    return {name: v for name, v in without_texts(metrics).items() if name not in ("participants", "rejected_clients")}
 
 
 def participants_entry(folder: Path, round: int, clients: Sequence[int]) -> dict[str, Any]:

@@ -46,7 +46,8 @@ def checked(spec: RunSpec, *, judges_delta: bool) -> RunSpec:
     is_tried = loop.batched or loop.graphs or (loop.dp is not None and loop.dp.at_once > 1)
     # A built-in network is built on the meta device (names and shapes only), which suffices to check it.
     notes: list[str] = []
-    module = spec.module(dataset, "cpu" if is_user_defined or is_tried else "meta", notes=notes)
+    built, device = None if is_tried else spec.shapes, "cpu" if is_user_defined or is_tried else "meta"
+    module = built[0] if built else spec.module(dataset, device, notes=notes)
     if is_user_defined:
         check_module.require_hooks(algorithm, module, loop, label)
         of_clients: Sequence[int] = ()
@@ -57,9 +58,9 @@ def checked(spec: RunSpec, *, judges_delta: bool) -> RunSpec:
         check_module.require_hooks(algorithm, module, loop, label)  # checked again, as a local step may assign hooks
     if is_tried:
         check_module.try_a_step(loop, name, module, dataset)
-    if not standardises(name, module):
+    if not built and not standardises(name, module):
         dataset = replace(dataset, computed=tuple(what for what in dataset.computed if what != STANDARDISATION))
-    model = flatten(trainable_parameters(module))
+    model = built[1] if built else flatten(trainable_parameters(module))
     memory_limit.require_model(model)
     keeps, is_kept = spec.plan.keep_buffers, capabilities_of(algorithm).keeps_batch_norm
     measured = keeps and seen.measure_every > 0 and not is_kept
@@ -107,5 +108,6 @@ def checked(spec: RunSpec, *, judges_delta: bool) -> RunSpec:
                 f"got {seen.adapt_epochs}."
             )
         require_received_model(algorithm, f"algorithm {spec.names['algorithm']}", state, spec.plan)
-    notes = [*(dataset.origin.notes if dataset.origin else ()), *notes]
-    return replace(spec, plan=replace(spec.plan, facts=facts), dataset=dataset, notes=notes)
+    notes = list(spec.notes) if built else [*(dataset.origin.notes if dataset.origin else ()), *notes]
+    shapes = None if is_user_defined or is_tried else (module, model)
+    return replace(spec, plan=replace(spec.plan, facts=facts), dataset=dataset, notes=notes, shapes=shapes)

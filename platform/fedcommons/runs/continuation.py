@@ -80,6 +80,8 @@ def dependence(spec: RunSpec, rounds: int, done: int) -> str | None:
         return f"algorithm {names['algorithm']} depends"
     if spec.local.dp and spec.local.dp.target:
         return "the noise of dp.target_epsilon depends"
+    if plan.central and plan.central.target:
+        return "the noise of dp.central_epsilon depends"
     if depends_on_rounds(names["schedule"]):
         return f"client.lr_schedule {names['schedule']} depends"
     if rule is None or not registry.is_user_defined(names["straggler"]):

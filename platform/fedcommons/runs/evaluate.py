@@ -13,7 +13,7 @@ from fedcommons.core.capabilities import capabilities_of
 from fedcommons.core.client_worker import trainable_parameters
 from fedcommons.core.evaluation import Each, ModelTask, evaluate, evaluate_clients, spread
 from fedcommons.core.executor import Executor
-from fedcommons.federation.client_sampling import most_rounds
+from fedcommons.federation.client_sampling import accounted
 from fedcommons.federation.new_client_evaluation import Adaptation, evaluate_new_clients, received_model
 from fedcommons.federation.personal_evaluation import evaluate_personal
 from fedcommons.federation.rounds import Standing
@@ -144,7 +144,7 @@ def _user_level(ready: Assembled, end: Standing) -> dict[str, Any]:
     if central is None:
         return {}
     n, share, rounds = plan.facts.n_clients, plan.participation, plan.facts.rounds
-    q, steps = (share, rounds) if plan.poisson else (1.0, most_rounds(n, share, plan.seed, rounds))
+    q, steps = accounted(n, share, plan.seed, rounds, poisson=plan.poisson)
     return user_level(
         end.ledger, plan.leaks, noise=central.noise, clip=central.clip, last_clip=central.quantile and end.clip, q=q,
         steps=steps, rounds=rounds, delta=ready.spec.delta, secret=ready.spec.is_secret,

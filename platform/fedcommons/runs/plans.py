@@ -18,10 +18,11 @@ from fedcommons.data.clients import Clients
 from fedcommons.data.examples import Examples
 from fedcommons.errors import UserError, user_code_context
 from fedcommons.federation.central_dp import CentralDP
-from fedcommons.federation.client_sampling import joining
+from fedcommons.federation.client_sampling import accounted, joining
 from fedcommons.federation.rounds import Plan
 from fedcommons.federation.stragglers import Independent, Rule, arrival
 from fedcommons.flat_tensors import Flat
+from fedcommons.privacy.accountants import tight_noise_for
 from fedcommons.runs.checks import refuse
 
 
@@ -70,6 +71,23 @@ def plan_of(
         poisson=poisson, central=CentralDP(*central) if central else None, aggregation=robust, attack=attack,
     )  # fmt: skip
     return on_clients(plan, Clients(train, rows))
+
+
+def with_central_target(plan: Plan, target: float, delta: float) -> Plan:
+    """Return the plan with the smallest noise of ``dp.central`` that costs at most the epsilon ``target`` at ``delta``.
+
+    Raises:
+        UserError: the target epsilon needs too much noise.
+    """
+    if plan.central is None:
+        return plan
+    facts = plan.facts
+    course = accounted(facts.n_clients, plan.participation, plan.seed, facts.rounds, poisson=plan.poisson)
+    try:
+        noise = tight_noise_for(target, *course, delta)
+    except UserError as error:
+        raise UserError(f"dp.central_epsilon: {error}") from None
+    return replace(plan, central=replace(plan.central, noise=noise, target=target))
 
 
 def updates_of(compressor: tuple[str, float] | None, *, error_feedback: bool) -> Updates:

@@ -18,6 +18,7 @@ from fedcommons.data.new_clients import NewClients
 from fedcommons.data.partition import Partitioned
 from fedcommons.errors import before_any_work, require_type, user_code_context
 from fedcommons.federation.rounds import Plan
+from fedcommons.flat_tensors import Flat
 from fedcommons.generators.requests import GenerationRequest, GeneratorRecipe, salt_facts
 from fedcommons.privacy import salts
 from fedcommons.runs.early_stopping import Stop
@@ -66,7 +67,7 @@ class RunSpec:
     elsewhere: Callable[..., Worker]
     evaluation: Evaluation
     wandb: str  # "online", "offline" or "off"
-    tracker: tuple[str, Mapping[str, Any]] | None  # name and constants of a further tracker
+    trackers: Mapping[str, Mapping[str, Any]]  # name -> constants of each further tracker
     stop: Stop
     dataset: Dataset
     partition: Partitioned
@@ -87,6 +88,7 @@ class RunSpec:
     new_clients: NewClients | None = None  # the clients that are held out from training
     by_rule: Mapping[str, Any] = field(default_factory=dict)  # the partition's constants that a rule computed
     notes: Sequence[str] = ()  # messages to the user about data and model
+    shapes: tuple[LightningModule, Flat] | None = None  # a built-in module without values (device meta), its weights
 
     @property
     def seed(self) -> int:

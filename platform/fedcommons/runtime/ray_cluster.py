@@ -3,7 +3,6 @@
 import atexit
 import logging
 import os
-import re
 import secrets
 import signal
 import subprocess
@@ -16,13 +15,13 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.errors import UserError, lacks_memory, sentence
-from fedcommons.runtime import cpu_kind, tempdirs
+from fedcommons.runtime import allocation, cpu_kind, tempdirs
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
 INLINE_BYTES = 4 * 2**20
-"""Number of bytes below which Ray sends arguments and results inside a call; for clusters see ray_cluster.yaml."""
+"""Number of bytes below which Ray sends arguments and results inside a call; clusters: cluster/environment.sh."""
 
 AUTO = "auto"
 """Value of the option ``federation.gpus_per_actor`` for which the needed share of a GPU is measured before the run."""
@@ -37,8 +36,8 @@ JOIN_S = 20
 def connect(num_cpus: int | None = None) -> None:
     """Connect to the Ray cluster at the environment variable RAY_ADDRESS, or start Ray on this machine.
 
-    A Ray started here has ``num_cpus`` cores (default: ``cores``) and the GPUs in CUDA_VISIBLE_DEVICES, which Slurm
-    sets. It listens on the loopback interface only, and requires a token from every caller unless RAY_AUTH_MODE
+    A Ray started here has ``num_cpus`` cores (default: ``allocation.cores``) and the GPUs in CUDA_VISIBLE_DEVICES.
+    Slurm sets both. It listens on the loopback interface only, and requires a token unless RAY_AUTH_MODE
     disables tokens. The files of Ray and the temporary files of its workers are in a folder that only this user can
     enter (``tempdirs``), in RAY_TMPDIR or in Python's temporary folder.
 
@@ -54,7 +53,7 @@ def connect(num_cpus: int | None = None) -> None:
     address = os.environ.get("RAY_ADDRESS", "local")
     on_sigterm = signal.getsignal(signal.SIGTERM)
     if address in ("", "local"):
-        _start(num_cpus or cores())
+        _start(num_cpus or allocation.cores())
     else:
         _require_answer(address)
         with _coming_up(f"RAY_ADDRESS={address!r}: that Ray cannot be joined"):
@@ -116,6 +115,7 @@ def _start(num_cpus: int | None) -> None:
         ray.init(
             address="local",  # start a new Ray instead of joining another user's Ray
             num_cpus=num_cpus,
+            num_gpus=allocation.gpus(),
             include_dashboard=False,
             _temp_dir=str(folder / "r"),  # a subfolder, because Ray makes it readable for all users
             _system_config={"max_direct_call_object_size": INLINE_BYTES},
@@ -206,21 +206,6 @@ def _require_answer(address: str) -> None:
     raise UserError(
         f"RAY_ADDRESS={address!r}: {reason}; name a running Ray, or unset RAY_ADDRESS to start Ray on this machine."
     )
-
-
-def cores() -> int | None:
-    """Return the number of CPU cores that Slurm or the system allows this process; None: all cores of the machine.
-
-    Raises:
-        UserError: SLURM_CPUS_PER_TASK is not a number of cores.
-    """
-    limits = [len(os.sched_getaffinity(0))] if hasattr(os, "sched_getaffinity") else []
-    if requested := os.environ.get("SLURM_CPUS_PER_TASK", ""):
-        if not re.fullmatch("0*[1-9][0-9]{0,8}", requested):
-            raise UserError(f"SLURM_CPUS_PER_TASK must be a number of cores, 1 or more, got {requested[:80]!r}.")
-        limits.append(int(requested))
-    fewest = min(limits, default=None)
-    return fewest if fewest != os.cpu_count() else None
 
 
 def gpu_share(wanted: float | str) -> float:
@@ -342,6 +327,6 @@ def require_actors(n: int, gpus_per_actor: float | str) -> None:
         if n > room:
             raise UserError(
                 f"federation.actors: one run needs {n * each:g} {kind}, and Ray has {has:g}, room for {room} such "
-                f"actors; use fewer actors{', a smaller federation.gpus_per_actor' * (kind == 'GPU')} or "
-                "federation.executor serial."
+                f"actors{', as no process can use parts of two GPUs' * (n * each <= has)}; use fewer actors"
+                f"{', a smaller federation.gpus_per_actor' * (kind == 'GPU')} or federation.executor serial."
             )

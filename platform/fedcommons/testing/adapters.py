@@ -18,23 +18,30 @@ Flower's ClientApp      ``@app.train()``: the message has the records ``arrays``
                         ``state``
 PFLlib's client         ``set_parameters(model)``, ``train()``, ``.model``, and ``.train_samples`` or ``len(.data)``
 
-``config`` is what the user passes, with ``server_round`` (ClientApp: also ``server-round``). If a value is the word
-rate, epochs, batch_size or seed, the client gets the value of this setting. Numbers in a client's metrics are recorded.
+``config`` is what the user passes and what a strategy sends, with ``server_round`` (ClientApp: also ``server-round``).
+If a value is the word rate, epochs, batch_size or seed, the client gets the value of this setting. Numbers in a
+client's metrics are recorded.
 
 The adapter builds a new object for each client and round. Then it sets the attributes that the client's last round
-changed, if they are numbers, tensors, arrays, or lists and dicts of them (``kept_attributes``); of a ClientApp's
-``state`` it keeps arrays and metrics. Other attributes, such as modules and optimizers, start anew. It seeds the
-generators of torch, numpy and Python before it builds the object, and again before training. PFLlib's clients seed
-torch with 0 when they are built, so they would draw the same batches in every round and for every seed. Random
-generators of the object and of its data loaders are seeded too, unless the object takes ``seed``.
+changed (``kept_attributes``): numbers, tensors, arrays, lists and dicts of them, and the ``state_dict`` of a torch
+module that the new object has too, such as a personal model. Of a ClientApp's ``state`` it keeps arrays and metrics.
+Other attributes, such as optimizers, start anew. It seeds the generators of torch, numpy and Python before it builds
+the object, and again before training. PFLlib's clients seed torch with 0 when they are built, so they would draw the
+same batches in every round and for every seed. Random generators of the object and of its data loaders are seeded too,
+unless the object takes ``seed``.
 
-The server averages the clients' models weighted by their numbers of examples, unless the user passes a strategy with
-``aggregate_fit(server_round, results, failures) -> (parameters, metrics)``, such as Flower's FedMedian. The strategy's
-object lasts for a run; a resumed run restores its attributes. If its class or function has a parameter
-``initial_parameters``, the strategy gets the initial weights. Each result is a pair of a client's name and an object
-with ``.parameters``, ``.num_examples`` and ``.metrics``. Parameters are lists of arrays, and Flower's ``Parameters``
-for Flower's own strategies. Strategies and clients may send further arrays after those of the model, as SCAFFOLD does.
-``configure_fit`` is never called.
+The server averages the clients' models weighted by their numbers of examples, unless the user passes a strategy:
+
+Flower's strategies     of ``flwr.serverapp.strategy`` (Message API) and of ``flwr.server.strategy``. Their configs
+                        reach the clients. Each round they must choose all clients (fraction 1), as
+                        ``federation.participation`` chooses the clients of a round; others are refused
+other classes           ``aggregate_fit(server_round, results, failures) -> (parameters, metrics)``. A result is a pair
+                        of a client's name and an object with ``.parameters`` (list of arrays), ``.num_examples`` and
+                        ``.metrics``. Such a strategy sends no config
+
+The strategy's object lasts for a run; a resumed run restores its attributes by the same rule. If its class or function
+has a parameter ``initial_parameters``, the strategy gets the initial weights. Strategies and clients may send further
+arrays after those of the model, as SCAFFOLD does. The adapter never calls a strategy's or client's evaluation.
 """
 
 import random
@@ -42,7 +49,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from inspect import Parameter, isclass, signature
-from numbers import Integral, Real
+from numbers import Integral
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -60,46 +67,39 @@ from fedcommons.core.executor import Executor
 from fedcommons.core.local_training import LocalResult
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError, before_any_work, name_of, quote, user_code_context
-from fedcommons.flat_tensors import Flat, Payload, copy, data, flat, scalar
+from fedcommons.flat_tensors import Flat, Payload, flat
 from fedcommons.privacy.release import UNCOVERED, uncovered
 from fedcommons.seeding import keyed_globals, seed_for
-from fedcommons.testing.comparing import raw
+from fedcommons.testing.arrays import EXTRA, METRIC, arrays_in, flat_of, numbers_in, packed, payload_of, unpacked
 from fedcommons.testing.federations import digits
-from fedcommons.testing.flower import AppClient, aggregate, is_flowers, parameters_for
+from fedcommons.testing.flower import AppClient, is_flowers
 from fedcommons.testing.kept_attributes import attributes, changed, restore
+from fedcommons.testing.strategies import Server
 
 HANDED = ("module", "loss", "x", "y", "rate", "epochs", "batch_size", "seed")
 OURS, PFLLIB = ("start", "down", "client", "merge"), ("set_parameters", "train")
-EXTRA, METRIC, KEPT = "array/", "metric/", "attribute/"
-"""Prefixes of names of tensors: arrays besides the model, a client's metrics, and attributes of a strategy."""
-
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-
-
-@dataclass(frozen=True)
-class Result:
-    """A client's trained parameters, number of examples and metrics, as a strategy receives them."""
-
-    parameters: list[np.ndarray]
-    num_examples: int
-    metrics: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Adapted:
     """A method that runs clients of another framework (see ``adapted``).
 
-    config: the mapping ``config`` of Flower's clients. server: a list with the strategy's object, which lasts for a
-    run, and the attributes of a newly built one; empty without a strategy.
+    config: the mapping ``config`` of Flower's clients. server: the strategy's object, which lasts for a run.
     """
 
     build: Callable[..., Any]
     strategy: Callable[..., Any] | None = None
     constants: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
-    server: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
+    server: Server | None = field(default=None, init=False, repr=False, compare=False)
 
     capabilities: ClassVar[Capabilities] = Capabilities(refuses_batch_norm=True, knows_number=True)
+
+    def __post_init__(self) -> None:
+        if self.strategy:
+            takes_weights = bool(_accepted_names(self.strategy, ["initial_parameters"]))
+            object.__setattr__(self, "server", Server(self.strategy, takes_weights, self.config))
 
     @property
     def shown_as(self) -> str:
@@ -112,13 +112,20 @@ class Adapted:
         return "loss" in _accepted_names(self.build, HANDED)
 
     def start(self, model: Flat, facts: Facts, seed: int) -> State:
-        self.server.clear()
-        if self.strategy:
-            self._build_server(seed, model)
-        return {"model": model, "seed": torch.tensor(seed)}
+        state: State = {"model": model, "seed": torch.tensor(seed)}
+        if self.server:
+            state = {**state, "n_clients": torch.tensor(facts.n_clients)}
+            is_real = not model.buffer.is_meta  # a check before the run has shapes without values
+            values = model if is_real else Flat(model.layout, torch.zeros(model.layout.size))
+            self.server.start(values, seed)
+            self.server.configure(state if is_real else {**state, "model": values}, 1)
+        return state
 
     def down(self, state: State, round: int, client: int) -> Message:
-        return Message({name: x for name, x in state.items() if name == "model" or name.startswith(EXTRA)})
+        common = {name: x for name, x in state.items() if name == "model" or name.startswith(EXTRA)}
+        if self.server:
+            self.server.configure(state, round)
+        return Message(common, packed(self.server.configs.get(client, {}) if self.server else {}))
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         if data.weight is not None:
@@ -134,8 +141,9 @@ class Adapted:
         with keyed_globals(seed, "adapted"):
             if _is_flower(theirs):
                 values = self._settings(work, data, seed)
-                config = {name: values.get(str(value), value) for name, value in self.config.items()}
-                arrays, n, metrics = theirs.fit(_arrays(message.common), {"server_round": round, **config})
+                config = {"server_round": round, **self.config, **unpacked(message.individual)}
+                config = {name: values.get(str(value), value) for name, value in config.items()}
+                arrays, n, metrics = theirs.fit([*arrays_in(message.common).values()], config)
             else:
                 theirs.set_parameters(_module(work, x))
                 theirs.train()
@@ -143,7 +151,7 @@ class Adapted:
                 n = theirs.train_samples if hasattr(theirs, "train_samples") else len(theirs.data)
         if not isinstance(n, Integral) or n < 1:
             raise ValueError(f"a client must return its number of examples, a whole number from 1, got {quote(n)}")
-        sent, numbers, kept = _payload(arrays, x), _numbers(metrics), changed(theirs, built)
+        sent, numbers, kept = payload_of(arrays, x), numbers_in(metrics), changed(theirs, built)
         work.load(flat(sent, "model"))
         with torch.no_grad():
             loss = float(_loss_of(data.y)(work.module(data.x), data.y))
@@ -157,29 +165,9 @@ class Adapted:
     def merge(
         self, executor: Executor, state: State, total: Payload, replies: Replies, round: int, seed: int
     ) -> Merged:
-        x = flat(state, "model")
-        if not self.strategy:
-            return {**state, "model": weighted_mean(x, total, replies)}
-        kept = _named(KEPT, state)
-        if not self.server or raw(changed(*self.server)) != raw(kept):  # a run continues from a checkpoint
-            self._build_server(int(scalar(state, "seed")), x)
-            restore(self.server[0], kept)
-        results = {
-            i: Result(_arrays(r.each), int(r.weight), _numbers(_named(METRIC, r.each))) for i, r in replies.items()
-        }
-        with keyed_globals(seed, "strategy"):
-            arrays, metrics = aggregate(self.server[0], round, results)
-        now = {f"{KEPT}{path}": value for path, value in changed(*self.server).items()}
-        now |= {name: value for name, value in state.items() if not name.startswith(KEPT)}
-        return now | (_payload(arrays, x) if arrays is not None else {}), _numbers(metrics)
-
-    def _build_server(self, seed: int, model: Flat) -> None:
-        """Build the strategy's object, with the generators of torch, numpy and Python seeded by the run's seed."""
-        assert self.strategy is not None
-        initial = _accepted_names(self.strategy, ["initial_parameters"])
-        with keyed_globals(seed, "strategy built"):
-            server = self.strategy(**{name: parameters_for(self.strategy, arrays_of(model)) for name in initial})
-        self.server[:] = server, attributes(server)
+        if self.server:
+            return self.server.merge(state, replies, round, seed)
+        return {**state, "model": weighted_mean(flat(state, "model"), total, replies)}
 
     def _settings(self, work: Work, data: ClientData, seed: int) -> dict[str, Any]:
         epochs = work.loop.epochs_for(len(data), data.n_own, work.share)
@@ -213,7 +201,7 @@ def adapted(
     Raises:
         UserError: the client has no known interface, or cannot be built in a test on handwritten digits; ``build`` has
             a required parameter that the adapter cannot pass, or does not accept one of the constants; or the strategy
-            has no ``aggregate_fit``.
+            has neither ``aggregate_fit`` nor ``aggregate_train``.
     """
     interfaces = f"ours ({', '.join(OURS)}), Flower's (fit(parameters, config)), PFLlib's ({', '.join(PFLLIB)})"
     unknown = UserError(f"{name_of(build)} has none of the interfaces that a client can have: {interfaces}.")
@@ -228,54 +216,14 @@ def adapted(
     result, federation = Adapted(build, strategy, dict(constants), dict(config)), digits(linear=True)
     with before_any_work(), user_code_context(build):
         theirs = result.build_object(federation.work(), federation.data.clients[0], 0)
-        if strategy:
-            result.start(federation.model, Facts(1, [1], 1), 0)
+        if result.server:
+            result.server.start(federation.model, 0)
     if not (_is_flower(theirs) or _has(theirs, PFLLIB)):
         raise unknown
-    if strategy and not hasattr(result.server[0], "aggregate_fit"):
-        raise UserError(f"{name_of(strategy)} has no aggregate_fit, which a strategy for Flower must have.")
+    names = ("aggregate_fit", "aggregate_train")
+    if result.server and not any(hasattr(result.server.strategy, name) for name in names):
+        raise UserError(f"{name_of(strategy)} has neither {' nor '.join(names)}, one of which a strategy must have.")
     return replace(result)  # without the server of the test
-
-
-def arrays_of(x: Flat) -> list[np.ndarray]:
-    """Return a copy of each weight tensor of ``x`` as a numpy array, in the order of ``x``."""
-    return [part.detach().cpu().clone().numpy() for part in x.values()]
-
-
-def flat_of(arrays: Sequence[Any], like: Flat) -> Flat:
-    """Return a copy of the arrays as a flat vector with the names, shapes and type of ``like``.
-
-    Raises:
-        ValueError: the number or the shapes of the arrays differ from ``like``.
-    """
-    shapes, expected = [tuple(np.shape(array)) for array in arrays], [*like.layout.shapes]
-    if shapes != expected:
-        raise ValueError(f"the arrays have shapes {quote(shapes)}, but the model has shapes {quote(expected)}")
-    result = copy(like)
-    for array, part in zip(arrays, result.values(), strict=True):
-        part.copy_(torch.as_tensor(np.asarray(array)))
-    return result
-
-
-def _arrays(payload: Payload) -> list[np.ndarray]:
-    """Return the arrays of the model and the extra arrays of a message, a reply or a state."""
-    extra = _named(EXTRA, payload)
-    return arrays_of(flat(payload, "model")) + [data(extra[str(i)]).cpu().clone().numpy() for i in range(len(extra))]
-
-
-def _payload(arrays: Sequence[Any], like: Flat) -> dict[str, Flat | Tensor]:
-    """Return the first arrays as the model, whose names and shapes are those of ``like``, and the extra arrays."""
-    extra = {f"{EXTRA}{i}": torch.tensor(np.asarray(array)) for i, array in enumerate(arrays[len(like) :])}
-    return {"model": flat_of(arrays[: len(like)], like), **extra}
-
-
-def _named(prefix: str, payload: Payload) -> Payload:
-    """Return the tensors whose names begin with ``prefix``, by the rest of the name."""
-    return {name.removeprefix(prefix): x for name, x in payload.items() if name.startswith(prefix)}
-
-
-def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in metrics.items() if isinstance(value, Real | Tensor)}
 
 
 def _module(work: Work, weights: Flat) -> nn.Module:

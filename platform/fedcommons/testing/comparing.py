@@ -12,6 +12,10 @@ Results = Sequence[tuple[Standing, dict[str, float]]]
 """The federation's state and the metrics after each round of a run."""
 
 
+class NotJudged(AssertionError):
+    """A check of a method cannot decide; the text says why."""
+
+
 def require(condition: object, sentence: str) -> None:
     """Raise an AssertionError with the message ``sentence`` if ``condition`` is false, also under `python -O`.
 

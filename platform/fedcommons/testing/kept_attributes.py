@@ -3,6 +3,8 @@
 An attribute is kept if it is a number, a tensor, a numpy array, or lists and dicts of them (keys: strings or whole
 numbers), and if its value differs from the value in a newly built object. The name of a tensor is the path to the value
 in JSON: the attribute, then the place in each list or the place and the key in each dict, then the value's type.
+
+A torch module is kept as the dict ``state_dict``, if the newly built object has the module too, which then loads it.
 """
 
 import json
@@ -12,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedcommons.flat_tensors import Payload, data
 from fedcommons.testing.comparing import raw
@@ -26,20 +28,28 @@ def attributes(thing: object) -> dict[str, Leaves]:
     result: dict[str, Leaves] = {}
     for name, value in getattr(thing, "__dict__", {}).items():
         with suppress(TypeError):
-            result[name] = dict(_leaves({name: value}, []))
+            result[name] = dict(_leaves({name: value.state_dict() if isinstance(value, nn.Module) else value}, []))
     return result
 
 
 def changed(thing: object, built: Mapping[str, Leaves]) -> dict[str, Tensor]:
     """Return the values of all attributes that differ from ``built``, the attributes of a newly built object."""
-    pairs = [(leaves, built.get(name, {})) for name, leaves in attributes(thing).items()]
+    pairs = [
+        (leaves, built.get(name, {}))
+        for name, leaves in attributes(thing).items()
+        if name in built or not isinstance(getattr(thing, name), nn.Module)
+    ]
     return {path: x for leaves, before in pairs if raw(leaves) != raw(before) for path, x in leaves.items()}
 
 
 def restore(thing: object, kept: Payload) -> None:
     """Set the attributes that ``changed`` returned."""
-    if kept:
-        vars(thing).update(_value([(json.loads(path), data(x)) for path, x in kept.items()]))
+    values = _value([(json.loads(path), data(x)) for path, x in kept.items()]) if kept else {}
+    for name, value in values.items():
+        if isinstance(module := vars(thing).get(name), nn.Module):
+            module.load_state_dict(value)
+        else:
+            vars(thing)[name] = value
 
 
 def _leaves(value: Any, path: list[Any]) -> Iterator[tuple[str, Tensor]]:

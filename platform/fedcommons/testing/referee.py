@@ -33,7 +33,7 @@ from fedcommons.flat_tensors import norm, sub
 from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.testing import rate, theirs
 from fedcommons.testing.adapters import Adapted
-from fedcommons.testing.comparing import listed, require
+from fedcommons.testing.comparing import NotJudged, listed, require
 from fedcommons.testing.contract import CHECKS, LOCAL
 from fedcommons.testing.federations import LeastSquares, digits, least_squares
 from fedcommons.testing.sensitivity import what_leaves_a_client_moves_as_declared
@@ -152,6 +152,8 @@ def _tried(
         if is_exit(error):
             raise
         cause = error.__cause__ if isinstance(error, ClientError) and error.__cause__ else error
+        if isinstance(cause, NotJudged):
+            return Verdict(check, None, f"not judged: {plain(str(cause))}")
         if isinstance(cause, AssertionError) and str(cause):
             return Verdict(check, False if claimed else None, plain(str(cause)), sentence(cause))
         message = f"the check could not run: {plain(sentence(error))}"

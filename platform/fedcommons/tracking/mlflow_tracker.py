@@ -1,4 +1,4 @@
-"""A tracker that writes to an MLflow file store, without a server: the folder ``mlflow/`` in the run folder."""
+"""A tracker that writes to MLflow, at MLFLOW_TRACKING_URI; without it, to the folder ``mlflow/`` in the run folder."""
 
 import os
 from collections.abc import Mapping
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcommons.tracking.tracker import Metric, numbers
+from fedcommons.tracking.wandb_tracker import run_id
 
 
 @dataclass
@@ -20,13 +21,17 @@ class MlflowTracker:
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # without this variable, MLflow requires a database
         from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]  (an extra)
 
-        self.client = MlflowClient(tracking_uri=(self.folder / "mlflow").absolute().as_uri())
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or (self.folder / "mlflow").absolute().as_uri()
+        self.client = MlflowClient(tracking_uri=uri)
         project = self.config["tracking.project"]
         experiment = self.client.get_experiment_by_name(project)
         experiment_id = experiment.experiment_id if experiment else self.client.create_experiment(project)
-        for earlier in self.client.search_runs([experiment_id]):  # a resumed run logs all rounds to a new MLflow run
+        tags = {"fedcommons.run": run_id(self.folder)}
+        same_run = f"tags.`fedcommons.run` = '{tags['fedcommons.run']}'"
+        # A resumed run logs all rounds to a new MLflow run.
+        for earlier in self.client.search_runs([experiment_id], same_run):
             self.client.delete_run(earlier.info.run_id)
-        self.run = self.client.create_run(experiment_id, run_name=self.folder.name).info.run_id
+        self.run = self.client.create_run(experiment_id, run_name=self.folder.name, tags=tags).info.run_id
 
     def log(self, round: int, metrics: Mapping[str, Metric]) -> None:
         for name, value in numbers(metrics).items():

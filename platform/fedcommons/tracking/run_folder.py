@@ -28,7 +28,7 @@ from fedcommons.tracking.tracker import Metric
 
 FILES = (
     r"(config\.yaml|wandb-id\.txt|error\.txt|partition\.png|(rounds|timing|clients)\.jsonl"
-    r"|(environment|partition|summary|audit|noise)\.json|(model|best|best-before-last)\.safetensors)"
+    r"|(environment|partition|summary|audit|noise|tracked)\.json|(model|best|best-before-last)\.safetensors)"
 )
 """Regular expression of the files that are first written under a temporary name."""
 

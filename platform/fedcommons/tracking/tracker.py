@@ -1,10 +1,15 @@
 """The interface of trackers, which record the metrics of a run, and a wrapper that survives their errors."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from math import isfinite
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from fedcommons.config import registry
+from fedcommons.config.fields import select_arguments
 from fedcommons.errors import ClientError, UserError, Warned, sentence, user_code_context
+from fedcommons.tracking import record_schema
 
 T = TypeVar("T")
 
@@ -38,14 +43,35 @@ def numbers(metrics: Mapping[str, Metric]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
 
 
-def without_texts(metrics: Mapping[str, Metric | str]) -> dict[str, Metric]:
-    """Return the metrics without hashes, which are recorded in the run folder only."""
-    return {name: value for name, value in metrics.items() if not isinstance(value, str)}
+def for_trackers(line: Mapping[str, Metric | str], seconds: Mapping[str, float]) -> dict[str, Metric]:
+    """Return the metrics of a round as trackers get them, without the texts and lists that only the run folder has.
+
+    line: the round's line of rounds.jsonl. seconds: its line of timing.jsonl; names get the prefix ``seconds/``.
+    """
+    left_out = ("round", "participants", "rejected_clients")
+    metrics: dict[str, Metric] = {
+        name: v for name, v in line.items() if not isinstance(v, str) and name not in left_out
+    }
+    return metrics | {f"seconds/{name}": v for name, v in seconds.items() if name != "round"}
 
 
 def finite(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
     """Return the metrics with None for values that are not finite."""
     return {name: None if isinstance(v, float) and not isfinite(v) else v for name, v in metrics.items()}
+
+
+def replayed(folder: Path) -> Iterator[tuple[int, dict[str, Metric]]]:
+    """Yield (round, metrics as trackers get them) of the rounds that the run folder records."""
+    seconds = {line["round"]: line for line in record_schema.lines(folder / "timing.jsonl")[0]}
+    for line in record_schema.lines(folder / "rounds.jsonl")[0]:
+        yield line["round"], for_trackers(line, seconds.get(line["round"], {}))
+
+
+def build_tracker(name: str, constants: Mapping[str, Any], folder: Path, config: Mapping[str, Any]) -> Tracker:
+    """Create the tracker ``name`` for the run in ``folder``. config: dotted name -> value."""
+    part = registry.find("tracker", name)
+    arguments = select_arguments(part, {"folder": folder, "config": config})
+    return registry.build_part("tracker", name, partial(part, **arguments, **constants))
 
 
 class GuardedTracker:

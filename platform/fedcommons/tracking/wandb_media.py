@@ -70,17 +70,29 @@ def allowed(summary: Mapping[str, Any]) -> set[str]:
 
 
 def pictures(folder: Path, summary: Mapping[str, Any], pool: Columns) -> dict[str, "Image"]:
-    """Return key -> picture of a finished run, for pictures that exist and may be shown. pool: synthetic images."""
+    """Return key -> picture of a finished run, for pictures that exist and may be shown.
+
+    pool: synthetic images; if it is empty, the picture of the pool is the one in W&B's folder, if any.
+    """
     facts = safe_read.json_of(folder / "partition.json") or {}
     drawings: dict[str, Callable[[], Image]] = {}
     if pool:
         title = f"{summary['config']['sharing.setting']}: synthetic images per class (number of images)"
         drawings["media/pool"] = partial(grid, pool, title)
+    elif saved := sorted(folder.glob("wandb/*run-*/files/media/images/media/pool_*.png")):
+        drawings["media/pool"] = partial(_opened, saved[-1])
     if counts := facts.get("class_counts"):
         drawings["media/partition"] = partial(heat_map, np.array(counts))
     if sizes := facts.get("sizes"):
         drawings["media/sizes"] = partial(histogram, sizes)
     return {key: drawings[key]() for key in drawings if key in allowed(summary)}
+
+
+def _opened(path: Path) -> "Image":
+    from PIL import Image
+
+    with Image.open(path) as picture:
+        return picture.copy()
 
 
 def grid(columns: Columns, title: str) -> "Image":

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedcommons.config import dotted
 from fedcommons.config.experiment import Experiment
 from fedcommons.config.registry import label
+from fedcommons.config.tracking_fields import Tracking
 from fedcommons.errors import Warned
 from fedcommons.privacy.mechanisms import columns
 from fedcommons.privacy.statement import in_short
@@ -26,8 +27,23 @@ from fedcommons.tracking.metric_names import NAMES
 from fedcommons.tracking.tracker import Metric
 from fedcommons.tracking.wandb_media import Columns, pictures
 
+if TYPE_CHECKING:  # pandas takes a second to import, and a run needs none
+    import pandas as pd
+
+VARIABLES = ("WANDB_BASE_URL", "WANDB_ENTITY", "WANDB_NOTES", "WANDB_PROJECT", "WANDB_TAGS")
+"""Variables that the trials of a sweep get from the sweep's process. The key is not sent to other machines."""
+
+NAMES_OF_ONE_RUN = ("WANDB_NAME", "WANDB_RUN_ID", "WANDB_SWEEP_ID")
+"""Variables that name one W&B run. They are ignored if a command has several runs."""
+
+NAME_AT_WANDB = r"[^/\\#?%:\x00-\x1f\x7f-\x9f]{1,128}"
+"""Pattern of names of users, teams and projects at W&B."""
+
 IID = 1e6
 """The alpha that W&B shows for partition ``iid``: a large finite number, as iid is the limit of infinite alpha."""
+
+
+_ID = "[0-9A-Za-z_-]{1,64}"
 
 
 class WandbTracker:
@@ -35,13 +51,15 @@ class WandbTracker:
 
     described: see ``describe``. mode: "online" or "offline". say: called with one sentence if the run is kept offline,
     or has no pictures. pool: synthetic images for the pictures (see ``wandb_media``), which are logged with
-    the last round.
+    the last round. is_required: raise W&B's error if the run cannot be online, instead of keeping it offline.
     """
 
     def __init__(
-        self, folder: Path, described: Mapping[str, Any], mode: str, say: Callable[[str], None], pool: Columns = ()
-    ) -> None:
+        self, folder: Path, described: Mapping[str, Any], mode: str, say: Callable[[str], None], pool: Columns = (),
+        is_required: bool = False,
+    ) -> None:  # fmt: skip
         self.say, self.folder, self.pool, self.last = say, folder, pool, 0
+        self.has_model = described["model"]
         # With this variable, W&B would use the sweep's W&B service, where the run of a killed trial stays open.
         # The next trial with the same id would then write nothing.
         os.environ.pop("WANDB_SERVICE", None)
@@ -51,13 +69,15 @@ class WandbTracker:
             say("W&B: there is no login (set WANDB_API_KEY or run `wandb login`), so this run is kept offline.")
             mode = "offline"
         try:
-            self.run = _init(folder, described, mode)
+            self.run = _init(folder, described, mode, run_id(folder))
         except wandb.Error as error:
             if mode != "online":
                 raise
-            say(f"W&B: {' '.join(str(error).split())}; this run is kept offline.")
             wandb.teardown()  # without this, W&B's service still holds the run's id
-            self.run = _init(folder, described, "offline")
+            if is_required:
+                raise
+            say(f"W&B: {' '.join(str(error).split())}; this run is kept offline.")
+            self.run = _init(folder, described, "offline", run_id(folder))
         self.run.define_metric("round")
         self.run.define_metric("*", step_metric="round")
 
@@ -66,11 +86,22 @@ class WandbTracker:
         self.last = round
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
-        if summary is not None:
-            if images := self._images(summary):
-                self.run.log(images, step=self.last)
-            self.run.summary.update(in_summary(summary))
-        self.run.finish(exit_code=0 if summary is not None else 1)
+        try:
+            if summary is not None:
+                if images := self._images(summary):
+                    self.run.log(images, step=self.last)
+                self.run.summary.update(in_summary(summary))
+                if self.has_model:
+                    self._log_model()
+        finally:
+            self.run.finish(exit_code=0 if summary is not None else 1)
+
+    def _log_model(self) -> None:
+        import wandb
+
+        artifact = wandb.Artifact(f"model-{self.run.id}", type="model")
+        artifact.add_file(str(self.folder / "model.safetensors"), policy="immutable")  # W&B makes no copy of its own
+        self.run.log_artifact(artifact)
 
     def _images(self, summary: Mapping[str, Any]) -> dict[str, Any]:
         import wandb
@@ -83,8 +114,31 @@ class WandbTracker:
             return {}
 
 
+def log_table(folder: Path, frame: "pd.DataFrame", place: Mapping[str, str], mode: str) -> None:
+    """Log the table of the sweep in ``folder`` as a W&B run of its own; place: entity and project."""
+    import wandb
+
+    described = {
+        "project": os.environ.get("WANDB_PROJECT") or Tracking.project, "group": folder.resolve().name,
+        "job_type": "table", "system": False, **place,
+    }  # fmt: skip
+    run = _init(folder, described, mode, re.sub("[^0-9A-Za-z_-]", "-", f"table-{folder.resolve().name}"))
+    rows: list[Any] = frame.to_numpy().tolist()
+    rows = [[_without_folders(list(v) if isinstance(v, tuple) else v) for v in row] for row in rows]
+    with run:
+        run.log({"runs": wandb.Table(columns=[*frame], data=rows, allow_mixed_types=True)})
+
+
+def wandb_mode(mode: str) -> str:
+    """Return the mode of W&B: ``tracking.wandb``, but "off" in place of the default if WANDB_MODE is "disabled"."""
+    return "off" if mode == Tracking.wandb and os.environ.get("WANDB_MODE") == "disabled" else mode
+
+
 def describe(config: Experiment, p: float) -> dict[str, Any]:
-    """Return the arguments of ``wandb.init`` that describe a run. p: resulting share of shared data.
+    """Return the arguments of ``wandb.init`` that describe a run, and the switches ``model`` and ``system``.
+
+    The variables WANDB_PROJECT, WANDB_RUN_GROUP and WANDB_NOTES hold where no field is set. p: resulting share of
+    shared data.
 
     W&B's config has the fields of config.yaml without the section ``tracking`` and folders of this machine, and the
     values that the run used, such as ``effective/alpha`` (see ``dotted.effective``). W&B's parallel coordinates omit
@@ -104,9 +158,17 @@ def describe(config: Experiment, p: float) -> dict[str, Any]:
     components = [label(name) for kind, name in config.chosen.items() if kind != "tracker"]
     defaults = ("independent", "constant")  # most runs use these components, so they are no tags
     tags = [_without_folders(tracking.preset), *(name for name in components if name not in defaults)]
+    tags += os.environ.get("WANDB_TAGS", "").split(",")
+    project = tracking.project if tracking.project != Tracking.project else os.environ.get("WANDB_PROJECT")
+    group = tracking.group or os.environ.get("WANDB_RUN_GROUP")
     return {
-        "project": tracking.project,
-        "group": tracking.group or f"{label(config.data.name)}-{label(config.partition.name)}",
+        "job_type": "federation",
+        "project": project or Tracking.project,
+        "group": group or f"{label(config.data.name)}-{label(config.partition.name)}",
+        "entity": os.environ.get("WANDB_ENTITY") or None,
+        "notes": tracking.notes or os.environ.get("WANDB_NOTES"),
+        "model": tracking.model,
+        "system": tracking.system,
         "tags": list(dict.fromkeys(filter(None, [*tags, "dp" if config.dp.local else None]))),
         "config": _without_folders(fields | preset_field) | {f"effective/{name}": v for name, v in effective.items()},
     }
@@ -150,24 +212,25 @@ def _numbers(nested: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 @tempdirs.tempdir()
-def _init(folder: Path, described: Mapping[str, Any], mode: str):
+def _init(folder: Path, described: Mapping[str, Any], mode: str, run_id: str):
     import wandb
 
+    entries = {name: value for name, value in described.items() if name not in ("model", "system")}
+    has_system = described["system"] if described["system"] is not None else mode == "online"
     return wandb.init(
-        **described,
-        name=folder.name,
-        id=_run_id(folder),
+        **entries,
+        name=os.environ.get("WANDB_NAME") or folder.name,
+        id=run_id,
         resume="allow" if mode == "online" else None,
         mode=mode,  # pyright: ignore[reportArgumentType]
         dir=folder.absolute(),  # W&B's process may have another working folder
-        job_type="federation",
         settings=wandb.Settings(
             silent=True,
             console="off",
             init_timeout=30,
             save_code=False,
             disable_git=True,  # a git URL may contain a password; environment.json has the commit
-            x_disable_stats=True,
+            x_disable_stats=not has_system,
             x_disable_meta=True,  # W&B's metadata would contain the arguments, host and folder of the command
             host="",
             program="fedcommons",  # by default W&B stores the script's path
@@ -184,12 +247,19 @@ def logged_in() -> bool:
     return bool(os.environ.get("WANDB_API_KEY") or get_netrc_auth(wandb.setup().settings.base_url))
 
 
-def _run_id(folder: Path) -> str:
-    """Return the W&B run's id in wandb-id.txt; if the file is missing or malformed, store and return a new id."""
-    path = folder / "wandb-id.txt"
+def recorded_id(folder: Path) -> str | None:
+    """Return the W&B run's id in wandb-id.txt; None if the file is missing or malformed."""
     with suppress(safe_read.UnreadableError):
-        if re.fullmatch("[0-9a-z]{8}", run_id := (safe_read.text_of(path) or "").strip()):
-            return run_id
-    new = secrets.token_hex(4)
-    write_text(path, new + "\n")
+        if re.fullmatch(_ID, text := (safe_read.text_of(folder / "wandb-id.txt") or "").strip()):
+            return text
+    return None
+
+
+def run_id(folder: Path) -> str:
+    """Return the recorded id; without one, store and return WANDB_RUN_ID, which W&B's agents set, or a new id."""
+    if known := recorded_id(folder):
+        return known
+    new = os.environ.get("WANDB_RUN_ID", "")
+    new = new if re.fullmatch(_ID, new) else secrets.token_hex(4)
+    write_text(folder / "wandb-id.txt", new + "\n")
     return new

@@ -37,7 +37,7 @@ def predecessors(out: Path, wanted: Sequence[tuple[str, Experiment]]) -> dict[st
         if done > 0:
             shorter.setdefault(key_of(others), []).append((done, planned, path))
     result: dict[str, Path] = {}
-    for name, config in new:
+    for name, config in new if shorter else ():
         rounds, others = dotted.without_rounds(config)
         if some := [(done, path) for done, planned, path in shorter.get(key_of(others), ()) if planned < rounds]:
             result[name] = max(some)[1]

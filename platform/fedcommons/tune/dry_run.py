@@ -17,7 +17,7 @@ from fedcommons.generators.image_cache import Job, missing
 from fedcommons.generators.requests import GenerationRequest
 from fedcommons.runs import assemble, build
 from fedcommons.runs.spec import RunSpec
-from fedcommons.runtime import ray_cluster
+from fedcommons.runtime import allocation
 from fedcommons.storage.artifact_store import Store
 from fedcommons.tracking.run_folder import read_summary
 from fedcommons.tune import cost, sweep
@@ -90,7 +90,7 @@ def makespan(seconds: Iterable[float], places: int) -> float:
 
 def print_costs(
     cells: Sequence[sweep.Trial], out: Path, display: Display, on_cores: int | None = None,
-    extra: Sequence[ExtraJob] = (), in_ray: bool = True, total: int | None = None,
+    extra: Sequence[ExtraJob] = (), in_ray: bool = True, total: int | None = None, jobs: int | None = None,
 ) -> None:  # fmt: skip
     """Print which trials would run and their cost.
 
@@ -99,6 +99,7 @@ def print_costs(
         extra: further jobs of the sweep.
         in_ray: whether trials run as parallel processes of Ray; else in this process.
         total: number of trials in the sweep, if ``cells`` is only a sample of them.
+        jobs: largest number of parallel trials; None: no limit.
 
     Raises:
         UserError: a trial cannot be run.
@@ -130,7 +131,7 @@ def print_costs(
         display.say(f"{job.name}: to run; {duration(seconds)}")
     for note in notes:
         display.say(note)
-    display.say(_in_all(len(cells), bill, cells[0].processes if cells else None, on_cores, in_ray))
+    display.say(_in_all(len(cells), bill, cells[0].processes if cells else None, on_cores, in_ray, jobs))
 
 
 def add_trial(ready: RunSpec, bill: Bill) -> str:
@@ -184,20 +185,23 @@ def generators(jobs: Iterable[Job], prices: dict[tuple, GeneratorPrices] | None 
     return sum(bill.phases["generators"])
 
 
-def _in_all(n_cells: int, bill: Bill, actors: int | None, on_cores: int | None, in_ray: bool) -> str:
+def _in_all(
+    n_cells: int, bill: Bill, actors: int | None, on_cores: int | None, in_ray: bool, jobs: int | None
+) -> str:  # fmt: skip
     """Return the last line of the dry run: total time, memory and disk."""
     phases = {name: phase for name, phase in bill.phases.items() if phase}
     if actors is None or not phases.keys() - {"generators"}:
         return f"{n_cells} cells. All are done."
     few = "" if bill.times == 1 else f" (as {n_cells} of them, drawn at random)"
     total, n_generators = round(n_cells * bill.times), round(len(bill.phases["generators"]) * bill.times)
-    n_cores = ray_cluster.cores() or os.cpu_count() or 1
-    places = max(1, n_cores // actors) if in_ray else 1
+    n_cores = allocation.cores() or os.cpu_count() or 1
+    places = min(max(1, n_cores // actors), jobs or n_cores) if in_ray else 1
     where = f"with {n_cores} cores" if in_ray else "in one process" if actors == 1 else f"with {actors} actors"
     details = ", ".join(f"{name} {duration(bill.span(phase, places))}" for name, phase in phases.items())
     time = f"In all about {duration(bill.seconds(places, in_ray))} here {where} ({details})"
     if on_cores is not None:
-        time += f"; with {on_cores}: {duration(bill.seconds(max(1, on_cores // actors), in_ray))}"
+        elsewhere = min(max(1, on_cores // actors), jobs or on_cores)
+        time += f"; with {on_cores}: {duration(bill.seconds(elsewhere, in_ray))}"
     at_once = min(places, len(bill.phases["cells"]) or 1) * actors
     several = f" in each of {at_once} processes" if at_once > 1 else ""
     disk, artifacts = (amount(bill.times * size) for size in (bill.runs, bill.artifacts))

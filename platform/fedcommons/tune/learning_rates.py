@@ -204,7 +204,8 @@ def play(
         remaining = [cell for cell in cells if cell.name not in tried and not sweep.is_done(cell, out)]
         if outcomes and not remaining:
             break
-        outcomes.append(run_trials(planned, sweep.todo(remaining if outcomes else cells, out, display)))
+        work = sweep.todo(remaining if outcomes else cells, out, display)
+        outcomes.append(run_trials(planned, replace(work, limits=todo.limits)))
         tried |= {cell.name for cell in remaining}
     outcome = sweep.together(outcomes)
     undecided = tuned.keys() - {entry.labels.get("line") for entry in planned if not entry.is_tuning}

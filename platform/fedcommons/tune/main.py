@@ -1,16 +1,20 @@
 """The main function of all sweeps: run the trials and report the results, or only estimate the cost (``--dry-run``)."""
 
+import math
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display, create_display
+from fedcommons.cli.values import seconds
 from fedcommons.config import presets
 from fedcommons.errors import UserError, Warned, sentence
 from fedcommons.tune import grid, sweep
 from fedcommons.tune.remote_sweep import SweepMirror
-from fedcommons.tune.sweep import Outcome, Todo, Trial
+from fedcommons.tune.sweep import Limits, Outcome, Todo, Trial
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
     from fedcommons.tune.dry_run import ExtraJob
@@ -38,14 +42,16 @@ def run(
     """
     if options.on_cores is not None and not options.dry_run:
         raise UserError("--on-cores changes nothing without --dry-run.")
+    budget = options.time_budget and seconds("--time-budget", options.time_budget)
+    limits = Limits(options.jobs, time.monotonic() + budget if budget else math.inf)
     out = Path(options.out)
     with create_display(options) as display:
         if options.dry_run:
-            dry_run(cells, out, display, options.on_cores, extra, options.get("total"))
+            dry_run(cells, out, display, options.on_cores, extra, options.get("total"), options.jobs)
             return 0
         mirror = SweepMirror(cells, out, display.say)
         mirror.begin(options.resume)
-        remaining = sweep.todo(cells, out, display)
+        remaining = replace(sweep.todo(cells, out, display), limits=limits)
         with sweep.open_sweep(out, options.resume, display.say):
             mirror.claim()
             outcome = play(remaining, out, display)
@@ -74,13 +80,13 @@ def write_page(out: Path, stem: str, display: Display, folders: Sequence[Path] |
 
 def dry_run(
     cells: Sequence[Trial], out: Path, display: Display, on_cores: int | None = None,
-    extra: Callable[[], "Sequence[ExtraJob]"] = tuple, total: int | None = None,
+    extra: Callable[[], "Sequence[ExtraJob]"] = tuple, total: int | None = None, jobs: int | None = None,
 ) -> None:  # fmt: skip
     """Print which trials would run, and their time, memory and disk space; arguments: see ``dry_run.print_costs``."""
     display.load_libraries()
     from fedcommons.tune.dry_run import print_costs
 
-    print_costs(cells, out, display, on_cores, extra(), total=total)
+    print_costs(cells, out, display, on_cores, extra(), total=total, jobs=jobs)
 
 
 def conclude(outcome: Outcome, options: parse.Options, stem: str, display: Display) -> int:
@@ -95,7 +101,7 @@ def conclude(outcome: Outcome, options: parse.Options, stem: str, display: Displ
         display.say(verdict)
     for name, message in outcome.failures.items():
         display.say(f"failed: {name}: {message}")
-    spent = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in outcome.seconds.items())
+    spent = ", ".join(f"{name} {its:.0f} s" for name, its in outcome.seconds.items())
     display.say(f"Time: {options.elapsed():.0f} s ({spent}; {outcome.generators_trained} generators trained).")
     names = f"{stem}.md", f"{stem}.csv", f"{stem}.png", "summary.json"
     files = [*["report.html"][: verdict is not None], *(name for name in names if (out / name).is_file())]

@@ -54,6 +54,7 @@ class Progress(Callback):
         self.last: dict[str, tuple[float, int]] = {}  # by trial ID: time and round of the last report
         self.names: dict[str, str] = {}  # by trial ID: name of its generator on the display
         self.most = 1  # largest number of parallel trials so far
+        self.ended = set[str]()  # names of the runs that ended or that a scheduler stopped
 
     def __getstate__(self) -> dict:
         return {}  # Tune pickles its callbacks into a record that is not used; a display cannot be pickled
@@ -110,6 +111,7 @@ class Progress(Callback):
             self.display.step("generators", self.generators.done, self.generators.total, "trained and sampled")
             return
         self.done += 1
+        self.ended.add(trial.config["cell"])
         self.played.done += self.rounds[trial.config["cell"]] - number  # omitted rounds of a stopped run count as done
         self.display.drop(trial.config["cell"])
         self._say()

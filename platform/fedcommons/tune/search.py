@@ -1,4 +1,4 @@
-"""Adaptive hyperparameter search: ASHA stops runs early, and Optuna proposes points (values of the swept fields).
+"""Adaptive hyperparameter search: schedulers stop runs early, and Optuna proposes points (values of the swept fields).
 
 Optuna proposes points from the results so far, in batches of a fixed size. Its random draws are keyed by the seed, and
 proposals and results follow a fixed order. So equal results give equal proposals. A resumed sweep repeats the search
@@ -9,13 +9,14 @@ environment are compared.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 
 from fedcommons.cli import parse, search_space
 from fedcommons.cli.search_space import SearchSpace
 from fedcommons.cli.values import split
+from fedcommons.config.fields import select_arguments
 from fedcommons.errors import UserError
 from fedcommons.reports.cells import ENVIRONMENT
 from fedcommons.seeding import seed_for
@@ -28,15 +29,43 @@ BATCH = 4
 """Number of points that are proposed at a time. It is a constant, as it affects which points are proposed."""
 
 
-def asha(cells: Sequence[Trial]) -> Any:
-    """Return Ray Tune's scheduler ASHA, which stops the trials with the lowest validation accuracies early."""
-    from ray.tune.schedulers import ASHAScheduler
+SCHEDULERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "asha": ("ASHAScheduler", {}),
+    "hyperband": ("AsyncHyperBandScheduler", {"brackets": 3}),
+    "median": ("MedianStoppingRule", {}),
+}
+"""Name -> class in ``ray.tune.schedulers``, and constants. Classes that pause trials or change configs are left out."""
+
+
+def scheduler_of(name: str, cells: Sequence[Trial]) -> Any:
+    """Return Ray Tune's scheduler, which stops the trials with the lowest validation accuracies; None for ``fifo``."""
+    if name == "fifo":
+        return None
+    from ray.tune import schedulers
 
     rounds = max(c.rounds for c in cells)
-    return ASHAScheduler(
-        time_attr="round", metric="validation/accuracy", mode="max", max_t=rounds, grace_period=max(1, rounds // 5),
-        reduction_factor=3, stop_last_trials=False,
-    )  # fmt: skip
+    place, constants = SCHEDULERS[name]
+    kind, grace = getattr(schedulers, place), max(1, rounds // 5)
+    usual = {"max_t": rounds, "grace_period": grace, "reduction_factor": 3, "stop_last_trials": False, **constants}
+    return kind(time_attr="round", metric="validation/accuracy", mode="max", **select_arguments(kind, usual))
+
+
+def require_rounds(name: str, trials: Iterable[tuple[float, int, int]]) -> None:
+    """Check that a scheduler has validation accuracies by which it can stop a trial before the trial's last round.
+
+    trials: share of validation data, number of rounds, and rounds between two evaluations, of each trial.
+
+    Raises:
+        UserError: there are no validation data, or no evaluation before the last round.
+    """
+    for validation, rounds, every in trials:
+        if validation <= 0:
+            raise UserError(f"--scheduler {name} stops runs by validation accuracy: --data.validation must be above 0.")
+        if rounds <= every:
+            raise UserError(
+                f"--scheduler {name} stops runs between rounds: federation.rounds must be above evaluate.every, which "
+                f"is {every}, got {rounds}."
+            )
 
 
 def require_optuna() -> None:
@@ -46,7 +75,7 @@ def require_optuna() -> None:
         UserError: Optuna is not installed.
     """
     if find_spec("optuna") is None:
-        raise UserError("--search optuna needs the package optuna, which is not installed: pip install optuna")
+        raise UserError("--search optuna needs the package optuna: pip install 'fedcommons[search]'.")
 
 
 def optuna_search(space: SearchSpace, way: str, seed: int, environment: str) -> "OptunaSearch":
@@ -109,8 +138,8 @@ def space(options: parse.Options) -> dict[str, Any]:
     if not options.dp.local and any(n.startswith("dp.") and not n.startswith("dp.central") for n in swept):
         raise UserError("sigma and the other dp fields change nothing without --dp.local true.")
     sampled = [n for n, values in around(swept).items() if not isinstance(values, list)]
-    if sampled and (options.search == "optuna" or options.scheduler == "asha"):
-        way = "--search optuna" if options.search == "optuna" else "--scheduler asha"
+    if sampled and (options.search == "optuna" or options.scheduler != "fifo"):
+        way = "--search optuna" if options.search == "optuna" else f"--scheduler {options.scheduler}"
         raise UserError(f"--space {sampled[0]} needs a list of values with {way}, not a distribution.")
     return swept
 

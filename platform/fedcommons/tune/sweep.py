@@ -1,5 +1,7 @@
 """Sweeps: run many experiments as trials of Ray Tune, and train each generator that they need once."""
 
+import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +25,6 @@ from fedcommons.tune.remote_sweep import SweepMirror
 from fedcommons.tune.sweep_folder import LATE_S, has_come, holds_runs, open_folder, require_shared
 
 if TYPE_CHECKING:  # torch and Ray take seconds to import, and --help needs neither
-    from fedcommons.generators.requests import GenerationRequest
     from fedcommons.tune.scheduler import MissingArtifact
 
 
@@ -111,6 +112,18 @@ def is_done(cell: Trial, out: Path) -> bool:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """Limits of a sweep. jobs: largest number of parallel trials, or None; until: its end by ``time.monotonic``."""
+
+    jobs: int | None = None
+    until: float = math.inf
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() >= self.until
+
+
+@dataclass(frozen=True)
 class Todo:
     """The remaining work of a sweep: the unfinished trials, and the generators and images that the stores lack."""
 
@@ -119,6 +132,7 @@ class Todo:
     missing: "Sequence[MissingArtifact]"
     shorter: Mapping[str, Path] = field(default_factory=dict)  # new trial -> folder of the run that it continues
     data: Mapping[str, str] = field(default_factory=dict)  # trial name -> hash of the trial's data set
+    limits: Limits = Limits()
 
 
 def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
@@ -129,7 +143,7 @@ def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
     """
     display.load_libraries()
     from fedcommons.generators.image_cache import missing
-    from fedcommons.runs.build import build, split_seed
+    from fedcommons.runs.build import build, data_fields, split_seed
     from fedcommons.runs.continuation import may_continue
     from fedcommons.tune.scheduler import MissingArtifact
 
@@ -142,34 +156,46 @@ def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
         display.say(Warned(f"{computed} than the present ones, and all runs are in one table: {listed}."))
     shorter = predecessors(out, [(c.name, c.config) for c in remaining])
     digests, data, notes = {}, {}, {}
-    by_store: dict[tuple[str, str | None], list[GenerationRequest]] = {}
-    users: dict[str, list[str]] = {}  # key of images -> names of the trials that need them
+    stores: dict[tuple[str, str | None], Store] = {}
+    users: dict[tuple[Store, str], list[str]] = {}  # (store, key of images) -> names of the trials that need them
+    lacking: dict[tuple[Store, str], tuple[int, list[str]]] = {}  # (store, key of training) -> client, keys of images
+    groups: dict[tuple, list[Trial]] = {}  # trials with equal data, which are partitioned once
     for c in remaining:
-        ready = build(c.config)
-        notes |= dict.fromkeys(ready.notes)
-        if c.name in shorter and not may_continue(ready, shorter[c.name]):
-            del shorter[c.name]
-        for need in ready.requests:
-            by_store.setdefault((c.config.artifacts, c.config.storage), []).append(need)
-            users.setdefault(key_of(need.images_facts), []).append(c.name)
-        data[c.name] = digests[c.config.data, c.config.source.get("data"), split_seed(c.config)] = ready.dataset.digest
+        groups.setdefault(data_fields(c.config), []).append(c)
+    for group in groups.values():
+        ready, needed = None, dict[tuple, list[tuple[Store, str]]]()
+        for c in group:
+            ready = build(c.config, ready)
+            notes |= dict.fromkeys(ready.notes)
+            if c.name in shorter and not may_continue(ready, shorter[c.name]):
+                del shorter[c.name]
+            data[c.name] = digests[c.config.data, c.config.source.get("data"), split_seed(c.config)] = (
+                ready.dataset.digest
+            )
+            of_images = dotted.values_of(c.config, ("artifacts", "storage", "sharing.", "generator.", "dp."))
+            if of_images not in needed:
+                place, requests = (c.config.artifacts, c.config.storage), ready.requests
+                store = stores.setdefault(place, Store(Path(place[0]), display.say, place[1]))
+                wanted = {(store, key_of(need.images_facts)): need for need in requests}
+                for job in missing(store, [need for key, need in wanted.items() if key not in users]):
+                    first, keys = job.requests[0], [key_of(need.images_facts) for need in job.requests]
+                    lacking.setdefault((store, key_of(first.course_facts)), (first.client, []))[1].extend(keys)
+                needed[of_images] = list(wanted)
+            for key in needed[of_images]:
+                users.setdefault(key, []).append(c.name)
     for note in notes:
         display.say(note)
     for c in cells:  # all runs of a table must use the same data, also finished runs
         if digest := digests.get((c.config.data, c.config.source.get("data"), split_seed(c.config))):
             require_same_data(out / c.name, c.config.data.name, digest)
-    missing_artifacts = []
-    for (folder, storage), requests in by_store.items():
-        store = Store(Path(folder), display.say, storage)
-        jobs = missing(store, requests)
+    for store in stores.values():
         store.upload()  # so that trials on other machines find the artifacts in the storage
-        if jobs:
-            store.require_writable()
-        for job in jobs:
-            images = [key_of(need.images_facts) for need in job.requests]
-            names = dict.fromkeys(name for key in images for name in users[key])
-            described_by = dict.fromkeys(users[key][0] for key in images)
-            missing_artifacts.append(MissingArtifact(job.requests[0].client, images, list(names), list(described_by)))
+    missing_artifacts = []
+    for (store, _), (client, images) in lacking.items():
+        store.require_writable()
+        names = dict.fromkeys(name for key in images for name in users[store, key])
+        described_by = dict.fromkeys(users[store, key][0] for key in images)
+        missing_artifacts.append(MissingArtifact(client, images, names, list(described_by)))
     return Todo(len(cells), remaining, missing_artifacts, shorter, data)
 
 
@@ -194,6 +220,8 @@ def run_cells(
 ) -> Outcome:
     """Run every unfinished trial in the folder ``out/NAME``; after a failed trial the sweep continues.
 
+    Trials that have not ended at ``todo.limits.until`` are stopped, and a resumed sweep continues them.
+
     Trials start in their order, each after its generators are trained. The caller must have opened ``out`` by
     ``open_sweep``. scheduler: a Ray Tune scheduler, which gets the metrics of every round and may stop trials; None: no
     trial is stopped. on_end: called after each trial.
@@ -206,8 +234,8 @@ def run_cells(
     started = time.perf_counter()
     failures: dict[str, str] = {}
     mirror = SweepMirror(todo.trials, out, display.say)
-    trained, ready = 0, started
-    if todo.trials:
+    trained, ready, ended = 0, started, set[str]()
+    if todo.trials and not todo.limits.is_over:
         display.say("Starting Ray ...")
         ray_cluster.connect()
         import ray
@@ -219,9 +247,11 @@ def run_cells(
         pin = ray_cluster.node_labels(todo.trials[0].config.federation.gpus_per_actor)
         configs = [c.config for c in todo.trials]
         artifacts = [config.artifacts for config in configs if config.storage is None and config.generator]
-        require_shared(pin, [config.storage for config in configs], artifacts, out, bool(todo.missing))
+        online = any(config.tracking.wandb == "online" for config in configs)
+        require_shared(pin, [config.storage for config in configs], artifacts, out, bool(todo.missing), online)
         at_once = max(sum(config.federation.processes for config in configs), len(todo.missing))
-        configs = with_share(configs, min(at_once, int(ray.cluster_resources().get("CPU", 1))))
+        at_once = min(at_once, int(ray.cluster_resources().get("CPU", 1)), todo.limits.jobs or at_once)
+        configs = with_share(configs, at_once)
         federations = list(dict.fromkeys(config.federation for config in configs))
         for f in federations:
             ray_cluster.require_actors(f.processes, f.gpus_per_actor)
@@ -234,10 +264,13 @@ def run_cells(
         rounds = {c.name: c.rounds for c in todo.trials}
         progress = Progress(display, rounds, len(todo.missing), on_end, fetch=mirror.fetch)
         absolute = {c.name: with_absolute_paths(config) for c, config in zip(todo.trials, configs, strict=True)}
-        failures, trained = trials.run(absolute, todo.data, todo.missing, out, progress, scheduler)
-        ready = max(progress.ready, started)
+        failures, trained = trials.run(absolute, todo.data, todo.missing, out, progress, scheduler, todo.limits)
+        ready, ended = max(progress.ready, started), progress.ended
+    ended |= failures.keys() if todo.limits.is_over else {c.name for c in todo.trials}
+    if unended := sum(c.name not in ended for c in todo.trials):
+        display.say(Warned(f"The time budget is over: {unended} of {todo.n_cells} runs go on with --resume."))
     deadline = time.monotonic() + LATE_S
-    for c in todo.trials:
+    for c in (c for c in todo.trials if c.name in ended):
         try:
             mirror.fetch(c.name)
             if c.name not in failures and not has_come(out / c.name, scheduler is not None, deadline):
@@ -263,16 +296,17 @@ def with_absolute_paths(config: Experiment) -> Experiment:
     folders = {"artifacts": config.artifacts, "data.dir": data_folder(config.data.dir)}
     if config.storage is not None and not object_store.is_url(config.storage):
         folders["storage"] = config.storage
-    absolute = dotted.override(config, {name: str(Path(folder).resolve()) for name, folder in folders.items()})
-    return replace(absolute, source=config.source)  # so that the trial's name stays if a user's file has changed
+    absolute = {name: str(Path(folder).resolve()) for name, folder in folders.items()}
+    return replace(config, data=replace(config.data, dir=absolute.pop("data.dir")), **absolute)
 
 
 def tracked(fields: Mapping[str, Any], out: Path) -> dict[str, Any]:
     """Return the fields with W&B options for a sweep: the sweep's name as default group, offline if not logged in."""
-    from fedcommons.tracking.wandb_tracker import logged_in
+    from fedcommons.tracking.wandb_tracker import logged_in, wandb_mode
 
-    mode = fields["tracking.wandb"]
+    mode = wandb_mode(fields["tracking.wandb"])
     if mode == "online" and not logged_in():
         print("W&B: no login found (set WANDB_API_KEY or run `wandb login`), so the runs are kept offline.")
         mode = "offline"
-    return {**fields, "tracking.wandb": mode, "tracking.group": fields["tracking.group"] or out.name}
+    group = fields["tracking.group"] or os.environ.get("WANDB_RUN_GROUP") or out.name
+    return {**fields, "tracking.wandb": mode, "tracking.group": group}

@@ -9,6 +9,7 @@ from pathlib import Path
 from fedcommons.federation import hosts
 from fedcommons.storage import file_lock, object_store
 from fedcommons.tracking.run_folder import is_run, read_summary
+from fedcommons.tracking.wandb_tracker import logged_in
 
 LATE_S = 60.0
 """Seconds for which a sweep waits for the files of its last runs, as a network file system may show them late."""
@@ -41,15 +42,21 @@ def has_come(folder: Path, may_be_stopped: bool, deadline: float) -> bool:
 
 
 def require_shared(
-    pin: Mapping[str, str], storages: Sequence[str | None], artifacts: Sequence[str], out: Path, makes_artifacts: bool
+    pin: Mapping[str, str],
+    storages: Sequence[str | None],
+    artifacts: Sequence[str],
+    out: Path,
+    makes_artifacts: bool,
+    online: bool = False,
 ) -> None:
-    """Check that all hosts that may run the experiments have the same source files and share the result folders.
+    """Check that all hosts that may run the experiments have the same source files and can write the result folders.
 
     pin: labels that the hosts must have. storages: the storage of each run, or None. artifacts: the stores of runs
-    without a storage. makes_artifacts: generators will be stored, so these stores are created and checked.
+    without a storage. makes_artifacts: generators will be stored, so these stores are created and checked. online: runs
+    are sent to W&B; without a login here, all hosts keep them offline, so that no host needs one.
 
     Raises:
-        UserError: a host has different source files, does not share a folder, or does not answer.
+        UserError: see ``hosts.require_alike``.
     """
     shared = [("--out", out)] if None in storages else []
     for folder in dict.fromkeys(map(Path, artifacts)):
@@ -59,7 +66,8 @@ def require_shared(
             shared.append(("--artifacts", folder))
     remote = dict.fromkeys(storage for storage in storages if storage is not None)
     shared += [("--storage", Path(storage)) for storage in remote if not object_store.is_url(storage)]
-    hosts.require_alike(pin, shared, "" if remote else ", or name a storage that keeps the runs (--storage)")
+    advice = "" if remote else ", or name a storage that keeps the runs (--storage)"
+    hosts.require_alike(pin, shared, advice, logged_in if online and logged_in() else None)
 
 
 def _stranger(out: Path) -> str | None:

@@ -1,7 +1,9 @@
 """The trials of a sweep in Ray Tune: their resources, their work, and their removal after an interrupted sweep."""
 
 import logging
+import math
 import os
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -22,6 +24,7 @@ from fedcommons.runtime import cpu_kind, ray_cluster, tempdirs
 from fedcommons.runtime.libraries import import_libraries
 from fedcommons.storage import safe_read
 from fedcommons.storage.error_file import read_error
+from fedcommons.tracking import wandb_tracker
 from fedcommons.tracking.remote_run import name_of
 from fedcommons.tracking.run_folder import read_rounds
 from fedcommons.tune.progress import Progress
@@ -34,6 +37,7 @@ from fedcommons.tune.scheduler import (
     shared_value,
     shared_values,
 )
+from fedcommons.tune.sweep import Limits
 
 REMOVAL_S = 10.0
 """Seconds to wait until Ray has removed the trials of an interrupted sweep."""
@@ -46,6 +50,7 @@ def run(
     out: Path,
     progress: Progress,
     scheduler: Any,
+    limits: Limits,
 ) -> tuple[dict[str, str], int]:
     """Run the experiments as Tune trials; return the error of each failed trial, and the number of trained generators.
 
@@ -55,6 +60,7 @@ def run(
         lacking: the generators and images that the experiments need and the artifact store lacks.
         progress: the callback that Tune calls with its events.
         scheduler: a Ray Tune scheduler that may stop trials, or None.
+        limits: the largest number of parallel trials, and the time at which Tune stops all trials.
 
     Raises:
         UserError: Ray has no resources for any trial.
@@ -74,7 +80,8 @@ def run(
     pin = ray_cluster.node_labels(first.gpus_per_actor)
     what = "a run of this sweep" + (f" with {first.actors} actors" if first.processes > 1 else "")
     ray_cluster.free(ray_cluster.reserve([ray_cluster.bundle(first.gpus_per_actor)] * first.processes, pin, what))
-    to_all = {"out": str(out.resolve()), "here": str(registry.base()), "cpu": pin.get(cpu_kind.CPU)}
+    wandb = {name: text for name, text in os.environ.items() if name in wandb_tracker.VARIABLES}
+    to_all = {"wandb": wandb, "out": str(out.resolve()), "here": str(registry.base()), "cpu": pin.get(cpu_kind.CPU)}
     live = live_objects.packed({name for c in cells.values() for name in c.chosen.values()})
     values = {name: {"config": dotted.to_dict(c), "data": data.get(name), **to_all} for name, c in cells.items()}
     values[DRIVER] = hosts.facts()
@@ -93,6 +100,8 @@ def run(
                 search_alg=order,
                 num_samples=len(cells) + len(lacking),
                 reuse_actors=is_reused,
+                max_concurrent_trials=limits.jobs,
+                time_budget_s=None if limits.until == math.inf else max(1.0, limits.until - time.monotonic()),
             ),
             run_config=tune.RunConfig(
                 failure_config=tune.FailureConfig(max_failures=2),  # a restarted trial continues from its checkpoint
@@ -186,6 +195,9 @@ def trial(params: Mapping[str, Any]) -> None:
     cells = [shared_value(name) for name in (generator["cells"] if generator else [params["cell"]])]
     registry.work_in(cells[0]["here"])
     live_objects.objects.update(shared_objects())
+    os.environ.update(cells[0]["wandb"])
+    for variable in wandb_tracker.NAMES_OF_ONE_RUN:
+        os.environ.pop(variable, None)
     import_libraries(with_wandb=generator is None and cells[0]["config"]["tracking"]["wandb"] != "off")
     from fedcommons.runs import experiment
     from fedcommons.runtime.gpu_memory import is_lost, limit_memory

@@ -1,0 +1,187 @@
+"""The hosts of ``make cluster``: values of its command line, SSH, and what hosts lack before anything is started."""
+
+import getpass
+import json
+import os
+import re
+import secrets
+import shlex
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from fedcommons.federation.source_files import PACKAGES
+from fedcommons.runtime import cpu_kind
+
+MAKES = {"PYTHON", "LOCKED", "VENV", "ARGS"}
+"""Variables of the Makefile that this script does not use."""
+
+ROOM_GB, INSTALL_ROOM_GB = 1, 10
+"""Free space that a host needs in its home and in OUT, and in its home where packages are missing."""
+
+OPTIONS = (
+    "StrictHostKeyChecking=no UserKnownHostsFile=/dev/null IdentitiesOnly=yes BatchMode=yes ConnectTimeout=10 "
+    "LogLevel=ERROR"
+)
+"""Options of SSH: those of Ray's launcher, no questions, and no message of its own."""
+
+MARK = "fedcommons:"
+"""Beginning of the line with a script's answer, as a login shell may print other lines."""
+
+
+class LackError(Exception):
+    """What hosts or values lack: a sentence each."""
+
+
+@dataclass(frozen=True)
+class Lab:
+    """The values of the command. hosts: name -> address; the first host is the head."""
+
+    hosts: Mapping[str, str]
+    user: str
+    key: str
+    out: str
+    port: int
+
+    @property
+    def ssh_words(self) -> list[str]:
+        """Return SSH's command without the host."""
+        options = [word for option in OPTIONS.split() for word in ("-o", option)]
+        return ["ssh", *(["-i", self.key] if self.key else []), *options]
+
+    def ssh(self, host: str, line: str, text: str = "") -> subprocess.CompletedProcess[str]:
+        """Run a line on a host, in the shell that Ray's launcher uses, with ``text`` as its input."""
+        shell = f". ~/.bashrc; PATH=~/fedcommons/.venv/bin:$PATH; {line}"
+        words = [*self.ssh_words, f"{self.user}@{self.hosts[host]}", f"bash --login -i -c {shlex.quote(shell)}"]
+        try:
+            return subprocess.run(words, input=text, capture_output=True, text=True, timeout=120)
+        except subprocess.TimeoutExpired:
+            raise LackError(f"host {host} does not answer within 120 s.") from None
+
+    def answer(self, host: str, script: str, before: str = "", **given: Any) -> Any:
+        """Run a Python script on a host, with ``given`` as its variable of that name, and return its answer."""
+        done = self.ssh(host, f"{before} exec python3 -", f"given = {dict(given, mark=MARK)!r}\n{script}")
+        if answers := [line for line in done.stdout.splitlines() if line.startswith(MARK)]:
+            return json.loads(answers[-1].removeprefix(MARK))
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1].strip().rstrip(".")
+        if "Permission denied" in last:
+            key = self.key or "the keys of this machine"
+            raise LackError(
+                f"host {host} refuses user {self.user} with {key}, which is not registered or has expired ({last})."
+            )
+        raise LackError(
+            f"host {host} {'does not answer by SSH' if done.returncode == 255 else 'cannot run Python'} ({last})."
+        )
+
+
+def lab(words: Sequence[str]) -> Lab:
+    """Return the values of NAME=VALUE words, the variables on the command line of make.
+
+    Raises:
+        LackError: a variable is unknown or has an invalid value, or a host has no usable address.
+    """
+    known = {"USER": getpass.getuser(), "KEY": "", "OUT": "", "PORT": "6379", "HOSTS": None}
+    values = {name: value for name, _, value in (word.partition("=") for word in words) if name not in MAKES}
+    if unknown := sorted(values.keys() - known.keys()):
+        near = get_close_matches(unknown[0], known, 1)
+        raise LackError(f"make cluster has no variable {unknown[0]}{f'; did you mean {near[0]}?' if near else '.'}")
+    user, key, out, port, hosts = (known | values).values()
+    if hosts is None:
+        raise LackError(
+            'HOSTS is missing: name the head and the workers (HOSTS="a b"), or this machine alone (HOSTS="").'
+        )
+    key, names = key and os.path.abspath(os.path.expanduser(key)), hosts.split()
+    for name, value, is_valid, allowed in (
+        ("USER", user, re.fullmatch("[A-Za-z_][A-Za-z0-9_.-]*", user), "the name of a user on the hosts"),
+        ("KEY", key, not key or os.access(key, os.R_OK), "a readable file"),
+        ("OUT", out, not out or out.startswith("/"), "an absolute path"),
+        ("PORT", port, re.fullmatch("[1-9][0-9]{3,4}", port) and int(port) < 2**16, "a number from 1000 to 65535"),
+        ("HOSTS", hosts, len({*names}) == len(names), "different hosts"),
+    ):
+        if not is_valid:
+            raise LackError(f"{name} must be {allowed}, got {value!r}.")
+    return Lab({name: _address(name, len(names)) for name in names}, user, key, out, int(port))
+
+
+def _address(host: str, number: int) -> str:
+    try:
+        address = socket.gethostbyname(host)
+    except OSError as error:
+        raise LackError(f"host {host} has no address ({error.strerror or error}).") from None
+    if number > 1 and address.startswith("127."):
+        raise LackError(f"host {host} is {address} here, where other hosts cannot reach it; use its network address.")
+    return address
+
+
+def describe(lab: Lab) -> dict[str, Any]:
+    """Return host -> its description by cluster/probe.py; the head comes first, as it writes the marker file into OUT.
+
+    Raises:
+        LackError: hosts do not answer.
+    """
+    script, (head, *workers) = Path(__file__).with_name("probe.py").read_text(encoding="utf-8"), lab.hosts
+    marker, lacks = f"{lab.out}/.shared-{secrets.token_hex(4)}", list[str]()
+    others = {worker: lab.hosts[worker] for worker in workers}
+
+    def ask(host: str) -> Any:
+        at = {"is_head": host == head, "address": lab.hosts[host], "others": others if host == head else {}}
+        try:
+            names = [*PACKAGES, "ray", "fedcommons"]
+            return lab.answer(host, script, names=names, out=lab.out, marker=marker, port=lab.port, **at)
+        except LackError as error:
+            lacks.append(str(error))
+
+    with ThreadPoolExecutor(8) as pool:
+        found = {head: ask(head), **dict(zip(workers, pool.map(ask, workers), strict=True))}
+    if found[head] and lab.out:
+        lab.ssh(head, f"rm -f {shlex.quote(marker)}")
+    if lacks:
+        raise LackError(*lacks)
+    return found
+
+
+def kind(facts: Mapping[str, Any]) -> str:
+    """Return the kind of a host's CPU, as ``cpu_kind.cpu`` names it there."""
+    machine, about = facts["cpu"]
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8") as file:
+        file.write(about)
+        file.flush()
+        return f"{cpu_kind.cpu(Path(file.name))} ({machine})"
+
+
+def packages_lack(found: Mapping[str, Any]) -> bool:
+    """Return whether hosts lack a package, or have it in different versions."""
+    return None in (packages := [facts["packages"] for facts in found.values()])[0].values() or any(
+        each != packages[0] for each in packages
+    )
+
+
+def lacks(lab: Lab, found: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what hosts lack, a sentence each, from the descriptions of ``describe``."""
+    head = next(iter(found))
+    installs = packages_lack(found)
+    for host, facts in found.items():
+        if tuple(map(int, facts["python"].split("."))) < (3, 11):
+            yield f"host {host} has Python {facts['python']}, and fedcommons needs 3.11 or newer."
+        elif facts["python"] != found[head]["python"]:
+            yield f"host {host} has Python {facts['python']}, and {head} {found[head]['python']}; install the same."
+        if installs and not facts["venv"]:
+            yield f"host {host} cannot make an environment for packages; install python{facts['python']}-venv there."
+        for tool in facts["tools"]:
+            yield f"host {host} has no {tool}; install it there."
+        if facts["taken"]:
+            yield f"host {host}: another program uses port {lab.port}; end it, or choose another PORT."
+        for worker in facts["unreachable"]:
+            yield f"host {worker} cannot be reached by SSH from the head, {host}, which starts the workers."
+        if facts["out"]:
+            yield f"host {host}: OUT={lab.out} {facts['out']}."
+        for folder, free in facts["free"].items():
+            needed = INSTALL_ROOM_GB if installs and folder != lab.out else ROOM_GB
+            if free < needed * 2**30:
+                yield f"host {host} has {free / 2**30:.1f} GB free in {folder}, and needs {needed} GB."

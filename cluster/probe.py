@@ -1,0 +1,84 @@
+"""Describe a host to cluster/up.py, which sends this file over SSH behind lines that set ``given``.
+
+It runs with the host's own Python, and needs nothing that has to be installed.
+"""
+
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from importlib.metadata import PackageNotFoundError, version
+
+given = globals().get("given", {})
+
+
+def installed(name):
+    """Return the version of a package, or None."""
+    try:
+        return version(name).partition("+")[0]
+    except PackageNotFoundError:
+        return None
+
+
+def out_lacks(folder, marker, is_head):
+    """Return what a folder lacks that all hosts shall share. The head writes a marker file; other hosts look for it."""
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+        if is_head:
+            os.close(os.open(marker, os.O_CREAT | os.O_EXCL, 0o644))
+    except OSError as error:
+        return f"cannot be written there ({error.strerror})"
+    until = time.time() + 5  # a network file system may show a new file late
+    while not os.path.exists(marker) and time.time() < until:
+        time.sleep(0.2)
+    return (
+        "" if os.path.exists(marker) else "is another folder there than on the head; mount the same folder on all hosts"
+    )
+
+
+def accepts(address, port):
+    """Return whether a program accepts connections at a port."""
+    try:
+        socket.create_connection((address, port), 5).close()
+    except OSError:
+        return False
+    return True
+
+
+def is_own_ray(pid, port):
+    """Return whether a process is the server of this user's Ray at the port, which `ray up` starts anew."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return os.stat(f"/proc/{pid}").st_uid == os.getuid() and b"--gcs_server_port=%d\0" % port in file.read()
+    except OSError:
+        return False
+
+
+def describe(names, out, marker, port, is_head, address, others):
+    """Return the facts of this host. names: packages; others: name -> address of hosts that the head must reach."""
+    cpuinfo = ""
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            cpuinfo = file.read()
+    taken = is_head and any(accepts(own, port) for own in ("127.0.0.1", address))
+    return {
+        "name": socket.gethostname(),
+        "python": ".".join(map(str, sys.version_info[:2])),
+        "packages": {name: installed(name) for name in names},
+        "cpu": [platform.machine(), cpuinfo.partition("\n\n")[0]],
+        "free": {path: shutil.disk_usage(path).free for path in (os.path.expanduser("~"), out) if os.path.isdir(path)},
+        "out": out and out_lacks(out, marker, is_head),
+        "tools": [tool for tool in ("rsync", "openssl") if not shutil.which(tool)],
+        "venv": importlib.util.find_spec("ensurepip") is not None,
+        "taken": taken and not any(is_own_ray(pid, port) for pid in os.listdir("/proc") if pid.isdigit()),
+        "unreachable": [name for name, at in others.items() if not accepts(at, 22)],
+    }
+
+
+if given:
+    print(given.pop("mark") + json.dumps(describe(**given)))

@@ -1,0 +1,172 @@
+"""Start and stop Ray on the machines of a laboratory, by SSH. The first host becomes the head of the cluster.
+
+make cluster HOSTS="10.0.0.1 10.0.0.2" USER=me KEY=~/.ssh/id_ed25519 OUT=/shared  # exit code 2 and a sentence per lack
+make cluster HOSTS=""                                                            # this machine alone, without SSH
+make cluster-sync                                                                # copy the code again
+make cluster-stop
+
+OUT: the folder that all hosts mount, for --out; without it, sweeps need --storage. PORT: port of the head's Ray (6379).
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cluster.lab import Lab, LackError, describe, kind, lab, lacks, packages_lack
+
+ROOT, MINE = Path(__file__).resolve().parents[1], "my_cluster.yaml"
+RAY = str(Path(sys.executable).parent / "ray")
+
+JOIN_S = 900
+"""Seconds within which all hosts must have joined; they install packages meanwhile."""
+
+INSTALL = (
+    "cd ~/fedcommons && { [ -x .venv/bin/pip ] || python3 -m venv .venv; } && "
+    ".venv/bin/pip install --quiet --constraint constraints.txt --editable ."
+)
+ENVIRONMENT = ". ~/fedcommons/cluster/environment.sh && export RAY_ADDRESS=auto &&"
+NODES = """
+import json, ray
+ray.init(log_to_driver=False, logging_level="ERROR")
+print(given["mark"] + json.dumps([node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]]))
+"""
+
+
+def content(lab: Lab, installs: bool) -> dict[str, Any]:
+    """Return ray_cluster.yaml with these hosts. installs: they install the packages of constraints.txt."""
+    text = (ROOT / "ray_cluster.yaml").read_text(encoding="utf-8").replace("6379", str(lab.port))
+    file = yaml.safe_load(text.replace("--head", "--head --autoscaling-config=~/ray_bootstrap_config.yaml"))
+    for name in ("available_node_types", "head_node_type", "max_workers"):
+        del file[name]
+    head, *workers = lab.hosts.values()
+    file["cluster_name"] += f"-{head.replace('.', '-')}"
+    file["provider"] = {"type": "local", "head_ip": head, "worker_ips": workers}
+    file["auth"] = {"ssh_user": lab.user} | ({"ssh_private_key": lab.key} if lab.key else {})
+    return file | {"setup_commands": [INSTALL] if installs else []}
+
+
+def has_secrets(lab: Lab) -> bool:
+    """Return whether ~/.fedcommons has a token, and a certificate for all hosts that holds for another month."""
+    folder = Path.home() / ".fedcommons"
+    ask = ["openssl", "x509", "-noout", "-in", str(folder / "node.crt")]
+    checks = [["-checkend", str(30 * 86400)], *(["-checkip", address] for address in lab.hosts.values())]
+    if not (folder / "auth_token").exists():
+        return False
+    done = [subprocess.run([*ask, *check], capture_output=True, text=True) for check in checks]
+    return all(each.returncode == 0 and "NOT match" not in each.stdout for each in done)
+
+
+def start(lab: Lab) -> None:
+    """Check the hosts, write ``MINE``, start the cluster, and wait until all hosts have joined.
+
+    Raises:
+        LackError: hosts lack something, Ray's launcher fails, or a host does not join.
+    """
+    if not lab.hosts:
+        _ray("up", "-y", "--no-config-cache", "ray_cluster.yaml")
+        return
+    found = describe(lab)
+    if lacking := [*lacks(lab, found)]:
+        raise LackError(*lacking)
+    head, kinds = next(iter(found)), {host: kind(facts) for host, facts in found.items()}
+    for host in (host for host in found if kinds[host] != kinds[head]):
+        print(f"note: host {host} has CPU {kinds[host]}, {head} has {kinds[head]}: a sweep uses the hosts of one kind.")
+    if not lab.out:
+        print("note: without OUT nothing says that the hosts share a folder: sweeps need --storage.")
+    if not has_secrets(lab):
+        subprocess.run(["sh", str(ROOT / "cluster" / "secrets.sh"), *lab.hosts.values()], check=True)
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=ROOT, prefix=".my_cluster", delete=False) as file:
+        file.write("# Written by make cluster from ray_cluster.yaml.\n")
+        yaml.safe_dump(content(lab, packages_lack(found)), file, sort_keys=False, width=1000)
+    os.replace(file.name, ROOT / MINE)
+    _ray("up", "-y", "--no-config-cache", MINE)
+    deadline, missing = time.monotonic() + JOIN_S, {facts["name"]: host for host, facts in found.items()}
+    while missing := {n: h for n, h in missing.items() if n not in lab.answer(head, NODES, ENVIRONMENT)}:
+        if time.monotonic() > deadline:
+            raise LackError(
+                *(
+                    f"host {h} has not joined; see /tmp/ray/session_latest/logs/monitor.* on {head}."
+                    for h in missing.values()
+                )
+            )
+        time.sleep(3)
+    print(
+        f"Ray runs on {', '.join(found)}. Start a sweep with `ray exec {MINE} ...`; end Ray with `make cluster-stop`."
+    )
+
+
+def started() -> tuple[Lab, dict[str, Any]]:
+    """Return the hosts of ``MINE`` by their addresses, and its content.
+
+    Raises:
+        LackError: there is no such file.
+    """
+    if not (ROOT / MINE).exists():
+        raise LackError(f'{MINE} is missing: `make cluster HOSTS="a b"` writes it.')
+    file = yaml.safe_load((ROOT / MINE).read_text(encoding="utf-8"))
+    addresses = [file["provider"]["head_ip"], *file["provider"]["worker_ips"]]
+    key = file["auth"].get("ssh_private_key", "")
+    return Lab({address: address for address in addresses}, file["auth"]["ssh_user"], key, "", 0), file
+
+
+def sync() -> None:
+    """Copy the code to all hosts again; `ray rsync-up -A` would copy it to the head only, without an error.
+
+    Raises:
+        LackError: a host does not take it.
+    """
+    lab, file = started()
+    excluded = [word for pattern in file["rsync_exclude"] for word in ("--exclude", pattern)]
+    for address in lab.hosts:
+        to = f"{lab.user}@{address}:fedcommons/"
+        if subprocess.run(
+            ["rsync", "-az", "--rsh", shlex.join(lab.ssh_words), *excluded, "./", to], cwd=ROOT
+        ).returncode:
+            raise LackError(f"host {address} has not taken the code; rsync's lines above say why.")
+
+
+def stop() -> None:
+    """End the cluster of ``MINE``, and that of this machine; `ray down` alone leaves processes on the workers."""
+    if (ROOT / MINE).exists():
+        _ray("down", "-y", MINE)
+        lab, _ = started()
+        for worker in [*lab.hosts][1:]:
+            lab.ssh(worker, "ray stop")
+    _ray("down", "-y", "ray_cluster.yaml")
+
+
+def _ray(*words: str) -> None:
+    # Without the variable, Ray 2.60 starts no worker of provider local.
+    environment = {**os.environ, "RAY_UP_enable_autoscaler_v2": "0", "PATH": f"{Path(RAY).parent}:{os.environ['PATH']}"}
+    if subprocess.run([RAY, *words], cwd=ROOT, env=environment).returncode:
+        raise LackError(f"`ray {' '.join(words)}` has failed; its last lines say why.")
+
+
+def _of_make() -> list[str]:
+    """Return the variables of make's command line, where a backslash stands before each space of a value."""
+    words = re.findall(r"(?:\\.|\S)+", os.environ.get("MAKEFLAGS", "").partition("-- ")[2])
+    return [re.sub(r"\\(.)", r"\1", word) for word in words]
+
+
+def main(words: Sequence[str]) -> int:
+    """Stop, or start with NAME=VALUE words; without words, with those of the command line of make."""
+    try:
+        {"stop": stop, "sync": sync}.get(" ".join(words), lambda: start(lab(words or _of_make())))()
+    except LackError as error:
+        for sentence in error.args:
+            print(f"error: {sentence}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,31 @@
+"""CPU cores and GPUs that the system, Slurm or CUDA allows this process, where Ray's own numbers differ."""
+
+import os
+import re
+
+from fedcommons.errors import UserError
+
+
+def cores() -> int | None:
+    """Return the number of CPU cores that Slurm or the system allows this process; None: all cores of the machine.
+
+    Raises:
+        UserError: SLURM_CPUS_PER_TASK is not a number of cores.
+    """
+    limits = [len(os.sched_getaffinity(0))] if hasattr(os, "sched_getaffinity") else []
+    if requested := os.environ.get("SLURM_CPUS_PER_TASK", ""):
+        if not re.fullmatch("0*[1-9][0-9]{0,8}", requested):
+            raise UserError(f"SLURM_CPUS_PER_TASK must be a number of cores, 1 or more, got {requested[:80]!r}.")
+        limits.append(int(requested))
+    fewest = min(limits, default=None)
+    return fewest if fewest != os.cpu_count() else None
+
+
+def gpus() -> int | None:
+    """Return the number of GPUs in CUDA_VISIBLE_DEVICES if Ray's own number would be wrong; None: it is correct.
+
+    Ray counts physical GPUs at most, and a GPU may have several MIG slices. Ray counts -1, at which CUDA's list ends.
+    """
+    names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    before = names[: names.index("-1")] if "-1" in names else names
+    return len(before) if before != names or any(name.startswith("MIG-") for name in names) else None
