@@ -1,0 +1,62 @@
+"""cluster/slurm.sbatch on one node, with a substitute for Slurm's scontrol."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "cluster" / "slurm.sbatch"
+
+
+def start(tmp_path: Path, line: str, late: bool = False, slurm: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    """Start the script with a command of the shell; late: as if the job had run for more than a minute."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "scontrol").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\n')
+    (tmp_path / "bin" / "scontrol").chmod(0o755)
+    path = f"{tmp_path}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "RAY_"))}
+    where = {"PATH": path, "HOME": str(tmp_path), "SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "1"}
+    before = ["bash", "-c", f"SECONDS=100; . {SCRIPT}", "job"] if late else ["bash", str(SCRIPT)]
+    return subprocess.Popen(
+        [*before, *(["sh", "-c", line, "sweep"] if line else [])],
+        cwd=ROOT, env=clean | where | (slurm or {}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("late", "turns", "code"), [(True, "0", 143), (True, "100", 2), (False, "0", 2)])
+def test_the_signal_ends_the_sweep_and_requeues_the_job_unless_it_would_do_so_for_ever(
+    late: bool, turns: str, code: int, tmp_path: Path
+) -> None:
+    job = start(tmp_path, "echo started; exec sleep 60", late, {"SLURM_RESTART_COUNT": turns})
+    assert job.stdout is not None
+    assert job.stdout.readline() == "started\n"
+    job.send_signal(signal.SIGUSR1)
+    job.communicate(timeout=60)
+    assert job.returncode == code
+    assert (tmp_path / "asked").exists() == (code == 143)
+    if code == 143:
+        assert (tmp_path / "asked").read_text() == "requeue 7\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "slurm", "code", "word"),
+    [
+        ("exit 5", {}, 5, ""),
+        ('echo "$@"', {}, 0, "\n"),
+        ('echo "$@"', {"SLURM_RESTART_COUNT": "1"}, 0, "--resume"),
+        ("", {}, 2, "name the command"),
+        ("echo", {"SLURM_SUBMIT_DIR": "/"}, 2, "folder of the code"),
+        ("echo", {"SLURM_GPUS_ON_NODE": "1", "CUDA_VISIBLE_DEVICES": ""}, 2, "GPUs"),
+    ],
+)
+def test_exit_code_resume_and_refusals(line: str, slurm: dict[str, str], code: int, word: str, tmp_path: Path) -> None:
+    job = start(tmp_path, line, slurm=slurm)
+    said = "".join(job.communicate(timeout=120))
+    assert job.returncode == code
+    assert word in said
+    assert ("--resume" in said) == ("SLURM_RESTART_COUNT" in slurm)
+    assert not (tmp_path / "asked").exists()
