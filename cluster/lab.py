@@ -106,7 +106,10 @@ def lab(words: Sequence[str]) -> Lab:
     ):
         if not is_valid:
             raise LackError(f"{name} must be {allowed}, got {value!r}.")
-    return Lab({name: _address(name, len(names)) for name in names}, user, key, out, int(port))
+    addresses = {name: _address(name, len(names)) for name in names}
+    if len({*addresses.values()}) < len(names):
+        raise LackError(f"HOSTS must be different hosts, got {', '.join(f'{n} ({a})' for n, a in addresses.items())}.")
+    return Lab(addresses, user, key, out, int(port))
 
 
 def _address(host: str, number: int) -> str:

@@ -116,14 +116,14 @@ def sweeps() -> Callable[[str], ModuleType]:
 
 @pytest.fixture
 def command(sweeps: Callable[[str], ModuleType]) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run a script of sweeps/ by its name from ``cwd``, in a fork of this process, which has imported torch already."""
+    """Run a command by its name from ``cwd``, in a fork of this process, which has imported torch already."""
 
     def give(name: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         from forked import forked
 
-        from fedcommons.cli import parse
+        from fedcommons.cli import main, parse
 
-        script = getattr(sweeps(name), name)
+        script = main.function_of(name) if name in main.COMMANDS else getattr(sweeps(name), name)
 
         def action() -> None:
             os.environ.pop("FEDCOMMONS_PARTS", None)

@@ -1,5 +1,6 @@
 """Components that were written for version 0.2: they run with the same results, and with a warning per old name."""
 
+import signal
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 import fedcommons as fc
 from fedcommons.algorithms.fedprox import FedProx
+from fedcommons.cli import main
 from fedcommons.core.capabilities import Capabilities, capabilities_of
 from fedcommons.deprecated import adopt_old_methods
 from fedcommons.generators import requests
@@ -168,3 +170,17 @@ def test_names_of_the_version_before_work_with_a_warning() -> None:
     sys.modules.pop("fedcommons.sharing.needs", None)
     with pytest.warns(DeprecationWarning, match=r"generators\.requests"):
         assert import_module("fedcommons.sharing.needs").needs is requests.requests_of_clients
+
+
+def test_the_old_name_of_a_command_works_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["fedcommons"])
+    handler = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        main.command(["storage_gc", str(tmp_path)])
+    signal.signal(signal.SIGTERM, handler)
+    printed = capsys.readouterr()
+    assert ended.value.code == 0
+    assert "fedcommons gc" in printed.err
+    assert "0 files" in printed.out

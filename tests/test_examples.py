@@ -22,7 +22,8 @@ PRINTED = {
     "own_measure": "measure/sharpness", "own_server": "keeps every promise", "lora": "26,784 bytes up in a round",
     "fine_tuning": "5,280 bytes up in a round", "characters": "clients: 7",
     "hospitals": "patients of each hospital: ", "fedprox_synthetic": "| synthetic(1, 1) | FedProx, mu = 1 |",
-    "regression": "squared error by round: ", "autoencoder": "loss by round: 1", "two_nn": "fedadam, accuracy",
+    "regression": "squared error by round: ", "segmentation": "IoU by round: ",
+    "autoencoder": "loss by round: 1", "two_nn": "fedadam, accuracy",
 }  # fmt: skip
 SMALL = ["--preset=smoke", "--federation.rounds=1", "--client.epochs=1", "--data.limit=100", "--wandb=off"]
 

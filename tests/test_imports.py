@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fedcommons.cli import main
 from fedcommons.config.registry import KINDS
 
 ROOT = Path(__file__).parent.parent
@@ -42,7 +43,8 @@ def test_components_are_named_by_strings_in_one_file_only() -> None:
 
 def test_neither_platform_nor_a_sweep_hides_a_module() -> None:
     assert not (ROOT / "platform" / "__init__.py").exists()
-    others = {"ray", "wandb", "torch", "diffusers", "opacus", "fedcommons", "pytest", "numpy"}
+    others = {"ray", "wandb", "torch", "diffusers", "opacus", "fedcommons", "pytest", "numpy",
+              *main.COMMANDS, *main.OLD_COMMANDS}  # fmt: skip
     assert not {path.stem for path in (ROOT / "sweeps").glob("*.py")} & (sys.stdlib_module_names | others)
     assert not [path for path in FILES if len(path.read_text().splitlines()) > 350]
 

@@ -29,6 +29,7 @@ from sphinx.application import Sphinx
 import fedcommons
 from fedcommons import UserError, experiment
 from fedcommons.cli import parse
+from fedcommons.cli.main import COMMANDS
 from fedcommons.cli.parser import Parser
 from fedcommons.config.dotted import SHORT_NAMES, common_fields
 from fedcommons.config.experiment import Experiment
@@ -233,12 +234,17 @@ def cells(field: Field) -> str:
 
 
 def sweep(name: str) -> str:
-    """A sweep's docstring, whose commands are a block."""
-    text = ast.get_docstring(ast.parse((ROOT / "sweeps" / f"{name}.py").read_text(encoding="utf-8"))) or ""
+    """The docstring of a sweep, or of the package's module for a command; its commands are a block."""
+    path = ROOT / "sweeps" / f"{name}.py"
+    if name in COMMANDS:
+        path = ROOT / "platform" / f"{COMMANDS[name].partition(':')[0].replace('.', '/')}.py"
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     parts = re.sub(r"(?<=\S) {3,}#", "  #", text).split("\n\n")
     options = re.compile(r"(?<!`)--[a-z][\w-]*(?:\.[\w-]+)*")
     return "\n\n".join(
-        f"```bash\n{part}\n```" if part.startswith("python ") else prose(options.sub(r"``\g<0>``", part))
+        f"```bash\n{part}\n```"
+        if part.startswith(("python ", "fedcommons "))
+        else prose(options.sub(r"``\g<0>``", part))
         for part in parts
     )
 

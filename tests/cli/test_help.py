@@ -13,24 +13,25 @@ import pytest
 import yaml
 
 from fedcommons.cli.argv import typed
+from fedcommons.cli.main import COMMANDS
 from fedcommons.cli.parser import FIRST
 from fedcommons.config.registry import KINDS
 from fedcommons.errors import nearest
 
 SWEEPS = Path(__file__).parents[2] / "sweeps"
-NAMES = sorted(path.stem for path in SWEEPS.glob("*.py"))
+NAMES = sorted([*(path.stem for path in SWEEPS.glob("*.py")), *COMMANDS])
 HEAVY = ("torch", "pytorch_lightning", "ray", "diffusers", "torchvision", "matplotlib", "opacus", "pandas", "sklearn",
          "scipy", "wandb")  # fmt: skip
 PLAY = f"""
-import contextlib, io, json, runpy, sys
+import contextlib, io, json, sys
+from fedcommons.cli.main import main
 ends = []
-sys.path.insert(0, {str(SWEEPS)!r})  # as Python does for a script
 for name, word in {[(name, word) for name in NAMES for word in ("--help", "--seeed=1")]}:
-    sys.argv, out, err = [name, word], io.StringIO(), io.StringIO()
+    sys.argv, out, err = ["fedcommons", name, word], io.StringIO(), io.StringIO()
     code = None
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            runpy.run_path(f"{SWEEPS}/{{name}}.py", run_name="__main__")
+            main()
     except SystemExit as ended:
         code = ended.code
     ends.append([name, word, code, out.getvalue(), err.getvalue(), [m for m in {HEAVY} if m in sys.modules]])
@@ -45,7 +46,7 @@ def test_help_and_refusals_import_nothing_heavy() -> None:
     assert done.returncode == 0, done.stderr
     wrong, unknown = [], {typed(name) for name in FIRST}
     for name, word, code, out, err, heavy in json.loads(done.stdout):
-        helped = word == "--help" and code == 0 and "\n  python sweeps/" in out
+        helped = word == "--help" and code == 0 and re.search(r"\n  (python sweeps/|fedcommons )", out)
         refused = word != "--help" and code == 2 and "unknown option" in err and "examples:" not in out
         if heavy or not (helped or refused):
             wrong.append(f"{name} {word}: exit code {code}, imports {heavy}, prints {err}")

@@ -10,7 +10,8 @@ from types import ModuleType
 import pytest
 from inline_snapshot import snapshot
 
-from fedcommons.cli import parse
+from fedcommons.cli import main, parse
+from fedcommons.tune.sweep_folder import write_plan
 
 WORDS = {"{long}": "x" * 5000, "{digits}": "9" * 4000, "{nul}": "\0", "{escape}": "\x1b[31m", "{surrogate}": "\udc80"}
 """Placeholders in a command, besides ``{tmp}`` for the folder."""
@@ -54,6 +55,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, content in FILES.items():
         (path / name).write_text(content)
     (path / "folder").mkdir()
+    (path / "sweep").mkdir()
+    write_plan(path / "sweep", {"fedavg-real-a0.1": 2})
     (path / "loop").symlink_to("loop")
     return path.resolve()
 
@@ -75,7 +78,10 @@ def refusal(
         monkeypatch.chdir(folder)
         monkeypatch.syspath_prepend(str(folder))
         monkeypatch.setattr(sys, "argv", [f"{name}.py", *argv])
-        script = getattr(LOADED.setdefault(name, LOADED.get(name) or sweeps(name)), name)
+        if name in main.COMMANDS:
+            script = main.function_of(name)
+        else:
+            script = getattr(LOADED.setdefault(name, LOADED.get(name) or sweeps(name)), name)
         with pytest.raises(SystemExit) as ended:
             parse.main(script)
         signal.signal(signal.SIGTERM, handler)
@@ -120,7 +126,7 @@ run --data.augment maybe -> data.augment bool null | run --model.projection none
 run --model.channels '[8, null]' -> model.channels int 'null' | run --model.channels 8,16 -> [16,32] '8,16'
 run --dataset digit -> data.name 'digits' import path | run --preset smal -> preset 'small' authors
 run --preset authors -> Table 1 digits | run --algorithm fedavgg -> 'fedavg' --help
-run --algorithm qfedavg -> package my_algorithm.py:Name | run --target 0 -> target (0, 1] | run --target 1.01 -> target
+run --algorithm fedala -> package my_algorithm.py:Name | run --target 0 -> target (0, 1] | run --target 1.01 -> target
 run --model no_such_module:Small -> ModuleNotFoundError no_such_module | run --model nothing.py:N -> {tmp}/nothing.py
 run --model bad.py:Net -> ZeroDivisionError line 1 | run --model lacking.py:Net -> (line 1) no_such_package_of_mine
 run --algorithm capable.py:Lab -> 'need_pool' 'needs_pool' (capable.py, line 5
@@ -194,7 +200,10 @@ tune --space lr=0.1 --scheduler median --rounds 1 -> median federation.rounds ev
 replicate --on-cores 4 -> --on-cores --dry-run | referee fedprox --constants mu -> name=value 'mu'
 compare folder -> folder run | compare folder --z p -> --z --facet | dashboard folder --project me/mine -> 'me/mine'
 report folder --out report.pdf -> HTML | watch folder --port 65536 -> --port 65535 65536
-storage_gc http://lab/runs -> 'http:' 's3://' | storage_gc folder --removed -> '--removed' '--remove'
+gc http://lab/runs -> 'http:' 's3://' | gc folder --removed -> '--removed' '--remove'
+status folder -> folder sweep | stop folder -> folder sweep | logs sweep fedavg-real-a0.01 -> 'fedavg-real-a0.1'
+stop sweep -> no running sweep | status -> folder | logs sweep a b -> run | status missing -> missing sweep
+logs sweep fedavg-real-a0.1 -> messages.log
 """
 """Command -> words of its sentence, separated by spaces. Commands of one script may share a line."""
 

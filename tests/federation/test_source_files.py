@@ -98,6 +98,11 @@ def test_a_host_that_cannot_run_trials_is_named(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=3 * 2**20))
     with pytest.raises(UserError, match=rf"^--out: the disk of host {here} is full: {tmp_path} has 3 MB free"):
         hosts.require_ready(seen, "", None)
+    import ray
+
+    monkeypatch.setattr(ray, "nodes", list)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here"))
+    hosts.require_alike({}, [("--out", tmp_path)], "")  # one machine alone is not refused
 
 
 def smoke() -> Experiment:

@@ -274,7 +274,7 @@ def test_a_page_follows_its_folder(server: Server, folder: Path, tmp_path: Path)
 
 
 def test_the_command_prints_its_address_and_ends_on_a_signal(folder: Path) -> None:
-    command = [sys.executable, str(Path(__file__).parents[2] / "sweeps" / "watch.py"), str(folder)]
+    command = [sys.executable, "-c", "from fedcommons.cli import main; main.main()", "watch", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{32}/\n", process.stdout.readline())

@@ -202,11 +202,43 @@ def test_a_variable_that_ray_cannot_use_is_refused(monkeypatch: pytest.MonkeyPat
         ("RAY_AUTH_MODE", "tokne", "must be token or disabled"),  # Ray would take it for disabled
         ("RAY_TMPDIR", "/tmp/" + "long" * 20, "must have at most 3[0-9] characters"),
         ("RAY_TMPDIR", "/dev/null/x", r"cannot be written \(Not a dir"),
+        (ray_cluster.DASHBOARD, "80", "must be a port"),
+        (ray_cluster.DASHBOARD, "8265", "needs RAY_AUTH_MODE=token and .* RAY_AUTH_TOKEN"),
     ):
-        for variable, setting in {"RAY_ADDRESS": "", "RAY_AUTH_MODE": "token", name: value}.items():
+        for variable, setting in {
+            "RAY_ADDRESS": "",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": "",
+            name: value,
+        }.items():
             monkeypatch.setenv(variable, setting)
         with pytest.raises(UserError, match=f"{name}.*{message}"):
             ray_cluster.connect(num_cpus=1)
+
+
+@pytest.mark.ray
+def test_ray_list_and_ray_job_work_at_the_dashboards_port_with_the_token_only(tmp_path: Path) -> None:
+    """The port of the dashboard, which an SSH tunnel forwards, is open on the loopback interface only."""
+    pytest.importorskip("aiohttp_cors")  # of ray[default]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "ab" * 32}
+    at = f"http://127.0.0.1:{port}"
+    with process_of(tmp_path, **token, **{ray_cluster.DASHBOARD: str(port)}) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("{")
+        assert {host for host, _ in listening(process)} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+        for path in ("api/jobs/", "api/v0/actors", "nodes?view=summary"):
+            with pytest.raises(HTTPError, match="401"):
+                urlopen(f"{at}/{path}", timeout=120)
+        for words in (("list", "actors"), ("summary", "actors"), ("job", "list")):
+            done = subprocess.run(
+                [sys.executable, "-m", "ray.scripts.scripts", *words, "--address", at], capture_output=True, text=True,
+                env={**os.environ, **token, "HOME": str(tmp_path)}, timeout=300,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+            assert words[0] == "job" or "Actor" in done.stdout
+        process.kill()
 
 
 @pytest.mark.ray

@@ -41,7 +41,7 @@ def aged(place: Path, hours: float) -> None:
 
 
 def collected(*words: str, command: Command, cwd: Path) -> list[str]:
-    done = command("storage_gc", *words, cwd=cwd)
+    done = command("gc", *words, cwd=cwd)
     assert done.returncode == 0, done.stderr
     return [line.split("  ")[0] for line in done.stdout.splitlines()[:-1]]
 

@@ -12,8 +12,9 @@ from report_runs import quiet
 import fedcommons
 from fedcommons import ClientError, UserError
 from fedcommons.cli import main
+from fedcommons.storage import file_lock
 from fedcommons.tracking.remote_run import RunMirror
-from fedcommons.tracking.run_folder import read_rounds
+from fedcommons.tracking.run_folder import read_rounds, stranger
 from fedcommons.tracking.wandb_media import KEYS
 
 if TYPE_CHECKING:
@@ -45,6 +46,11 @@ def sweep(recorded_sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     return Path(shutil.copytree(recorded_sweep, tmp_path / "sweep"))
 
 
+def play(words: list[str]) -> int:
+    """Call the command ``words[0]`` of the package, without the common main function that ends the process."""
+    return main.function_of(words[0])(words[1:])
+
+
 def metrics(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return rows of a history without pictures, seconds and W&B's own columns."""
     return [{k: v for k, v in row.items() if not k.startswith(("_", "media/", "seconds/"))} for row in rows]
@@ -54,7 +60,7 @@ def test_a_run_is_sent_once_with_all_that_it_records(
     sweep: Path, wandb_online: "Server", capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = sweep / "b"
-    assert main.command(["wandb", str(run), "--project", "P"]) == 0
+    assert play(["wandb", str(run), "--project", "P"]) == 0
     bucket = wandb_online.bucket
     assert (bucket["project"], bucket["displayName"], bucket["groupName"]) == ("P", "b", "g")
     assert (bucket["notes"], wandb_online.config["seed"]) == ("mine", 1)
@@ -62,7 +68,7 @@ def test_a_run_is_sent_once_with_all_that_it_records(
     assert {KEYS[1], KEYS[2]} <= wandb_online.history[-1].keys()
     assert "rounds_used" in wandb_online.summary
     requests = len(wandb_online.asked)
-    assert main.command(["wandb", str(run), "--project", "P"]) == 0
+    assert play(["wandb", str(run), "--project", "P"]) == 0
     assert len(wandb_online.asked) == requests
     assert "0 of 1 runs sent" in capsys.readouterr().out
 
@@ -72,13 +78,13 @@ def test_a_refused_run_stays_and_the_same_command_sends_it(sweep: Path, wandb_on
     wandb_online.refuses = True
     words = ["wandb", str(sweep / "a"), str(sweep / "b"), "--project", "P"]
     with pytest.raises(ClientError, match=r"0 of 2 runs were sent") as error:
-        main.command(words)
+        play(words)
     assert "\n" not in str(error.value)
     assert (
         before.items() <= {path.name: path.read_bytes() for path in (sweep / "a").iterdir() if path.is_file()}.items()
     )
     wandb_online.refuses = False
-    assert main.command(words) == 0
+    assert play(words) == 0
     assert {json.dumps(json.loads((sweep / name / "tracked.json").read_text())) for name in "ab"} == {
         '{"wandb P": [3, true]}'
     }
@@ -94,7 +100,7 @@ def test_offline_files_have_variables_of_wandb_where_no_field_is_given(
     for name, text in variables.items():
         monkeypatch.setenv(f"WANDB_{name}", text)
     (sweep / "a" / "wandb-id.txt").write_text("abc\n")
-    assert main.command(["wandb", str(sweep), "--model"]) == 0
+    assert play(["wandb", str(sweep), "--model"]) == 0
     runs = {name: wandb_file(sweep / name) for name in ("a", "b", ".")}
     assert [runs[name].run.project for name in runs] == ["Q"] * 3
     assert [runs[name].run.run_group for name in runs] == ["g", "g", "sweep"]  # the runs' field is given
@@ -112,7 +118,10 @@ def test_offline_files_have_variables_of_wandb_where_no_field_is_given(
 
 
 def test_other_trackers_get_a_run_that_none_recorded(sweep: Path) -> None:
-    assert main.command(["track", str(sweep / "a"), "--tracker", "csv"]) == 0
+    with file_lock.open_lock(sweep / "a", stranger, "run folder"), pytest.raises(ClientError, match="0 of 1 runs"):
+        play(["track", str(sweep / "a"), "--tracker", "csv"])
+    assert not (sweep / "a" / "metrics.csv").exists()
+    assert play(["track", str(sweep / "a"), "--tracker", "csv"]) == 0
     text = (sweep / "a" / "metrics.csv").read_text()
     accuracy = read_rounds(sweep / "a")[-1]["test/accuracy"]
     assert f"2,test/accuracy,{accuracy!r}\n" in text
@@ -150,5 +159,5 @@ def test_wrong_input_is_refused_before_any_work(
     for name in "ab":
         (sweep / name / "wandb-id.txt").write_text("same\n")
     with pytest.raises(UserError, match=key):
-        main.command([word.format(sweep) for word in words])
+        play([word.format(sweep) for word in words])
     assert not list(sweep.glob("*/tracked.json"))

@@ -10,7 +10,9 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
@@ -19,6 +21,7 @@ from rich.table import Table
 from fedcommons.cli.parser import Options
 from fedcommons.errors import UserError, Warned, sentence
 from fedcommons.runtime.libraries import import_libraries
+from fedcommons.storage.safe_read import UnreadableError, write_alone
 
 WIDTH = 80
 """Maximum number of columns (characters) of a line."""
@@ -30,6 +33,8 @@ DRAWN = 0.1
 """Minimum seconds between two updates of the live lines, as steps may be faster than a terminal."""
 
 LOG = logging.getLogger("fedcommons")
+
+_FORMAT = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
 
 
 def log(text: str, level: int | None = None) -> None:
@@ -89,6 +94,18 @@ class LogFile(logging.FileHandler):
         self.flaw = error.strerror or type(error).__name__
 
 
+class _Messages(logging.Handler):
+    """A handler that appends messages to a file, which must be no link; a message that cannot be written is lost."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(logging.INFO)
+        self.path = path
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError, UnreadableError):
+            write_alone(self.path, self.format(record) + "\n")
+
+
 class Display:
     """A context manager for screen output: ``say`` shows a message, ``step`` shows progress, ``drop`` ends a task.
 
@@ -102,7 +119,8 @@ class Display:
         file: logging.Handler | None = None, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.console = console or _Console(highlight=False, stderr=to_stderr)
-        self.quiet, self._file, self._clock = quiet, file, clock
+        self.quiet, self._clock = quiet, clock
+        self._files = [file] if file else []
         # A pipe must not receive control characters, even if the variable FORCE_COLOR is set.
         self.is_live = not quiet and self.console.is_interactive and self.console.file.isatty()
         self._rows: dict[str, _Row] = {}
@@ -123,10 +141,8 @@ class Display:
 
     def __enter__(self) -> "Display":
         self._before = LOG.level, LOG.propagate
-        if self._file:
-            LOG.addHandler(self._file)
-            LOG.propagate = False  # a library may let the root logger print, so messages would appear twice
-            LOG.setLevel(min(self._file.level, LOG.getEffectiveLevel()))
+        for file in self._files:
+            self._attach(file)
         if self.is_live:
             self._live.start()
         return self
@@ -136,13 +152,25 @@ class Display:
             self._live.stop()
         if error:
             LOG.error("%s", sentence(error))
-        if self._file:
-            LOG.removeHandler(self._file)
-            LOG.setLevel(self._before[0])
-            LOG.propagate = self._before[1]
-            self._file.close()
-            if flaw := getattr(self._file, "flaw", ""):
+        LOG.setLevel(self._before[0])
+        LOG.propagate = self._before[1]
+        for file in self._files:
+            LOG.removeHandler(file)
+            file.close()
+            if flaw := getattr(file, "flaw", ""):
                 self._print(Warned(f"the log file is incomplete: writing it failed ({flaw})."))
+
+    def record(self, path: Path) -> None:
+        """Also append all messages to the file ``path``, until the context ends."""
+        file = _Messages(path)
+        file.setFormatter(_FORMAT)
+        self._files.append(file)
+        self._attach(file)
+
+    def _attach(self, file: logging.Handler) -> None:
+        LOG.addHandler(file)
+        LOG.propagate = False  # a library may let the root logger print, so messages would appear twice
+        LOG.setLevel(min(file.level, LOG.getEffectiveLevel()))
 
     def say(self, text: str) -> None:
         """Show a message that stays on the screen, and log it."""
@@ -215,7 +243,7 @@ def create_display(options: Options, *, to_stderr: bool = False) -> Display:
             file = LogFile(path, encoding="utf-8")
         except OSError as error:
             raise UserError(f"--log-file: {path} cannot be written ({error.strerror}).") from error
-        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        file.setFormatter(_FORMAT)
         # The first line is written at any log level, so that a full disk is detected before any work.
         file.emit(LOG.makeRecord(LOG.name, logging.INFO, "", 0, "command: %s", (shlex.join(sys.argv),), None))
         if file.flaw:

@@ -1,4 +1,4 @@
-"""The command ``fedcommons``: ``fedcommons NAME ...`` runs ``sweeps/NAME.py`` of the clone or the wheel.
+"""The command ``fedcommons``: ``fedcommons NAME ...`` runs a command of the package, or ``sweeps/NAME.py``.
 
 A wheel contains the folder ``sweeps`` under the name ``fedcommons_sweeps``. The script runs as with ``python``: its
 folder is first in ``sys.path``, and its file is ``sys.argv[0]``. So Ray's workers find the modules next to a script.
@@ -13,15 +13,26 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from fedcommons.cli import parse
 from fedcommons.config.static_fields import summary
 from fedcommons.errors import UserError, unknown
 from fedcommons.storage.paths import sweeps_folder
 
-COMMANDS = {name: "fedcommons.reports.track:track" for name in ("track", "wandb")}
-"""Commands of the package: name -> MODULE:FUNCTION, which gets the words of the command line."""
+COMMANDS = {
+    "gc": "fedcommons.cli.storage_gc:storage_gc",
+    "logs": "fedcommons.tune.operate:logs",
+    "status": "fedcommons.tune.operate:status",
+    "stop": "fedcommons.tune.operate:stop",
+    "track": "fedcommons.reports.track:track",
+    "wandb": "fedcommons.reports.track:track",
+    "watch": "fedcommons.reports.watch:watch",
+}
+"""Commands of the package: name -> MODULE:FUNCTION. The function gets the words after the name, as a script does."""
+
+OLD_COMMANDS = {"storage_gc": "gc"}
+"""Name of a command in version 0.2 -> present name; the old name works for one more version and warns."""
 
 
 def folder() -> Path:
@@ -37,8 +48,21 @@ def folder() -> Path:
 
 
 def scripts() -> dict[str, Path]:
-    """Return name -> path of the sweeps' scripts."""
-    return {path.stem: path for path in sorted(folder().glob("*.py"))}
+    """Return name -> path of the sweeps' scripts.
+
+    Raises:
+        UserError: a script has the name of a command of the package.
+    """
+    paths = {path.stem: path for path in sorted(folder().glob("*.py"))}
+    for name in sorted(paths.keys() & {*COMMANDS, *OLD_COMMANDS}):
+        raise UserError(f"{paths[name]} has the name of the command `fedcommons {name}`: rename this script.")
+    return paths
+
+
+def function_of(name: str) -> Any:
+    """Return the function of the package's command ``name``."""
+    module, _, function = COMMANDS[name].partition(":")
+    return getattr(import_module(module), function)
 
 
 def listing() -> str:
@@ -66,10 +90,14 @@ def command(argv: Sequence[str]) -> int:
     if name in ("-h", "--help", "--version"):
         print(f"fedcommons {version('fedcommons')}" if name == "--version" else listing())
         return 0
-    if name in COMMANDS:
-        module, _, function = COMMANDS[name].partition(":")
-        return getattr(import_module(module), function)(words)
+    if name.replace("-", "_") in OLD_COMMANDS:
+        new = OLD_COMMANDS[name.replace("-", "_")]
+        print(f"`fedcommons {name}` is now `fedcommons {new}`.", file=sys.stderr)
+        name = new
     sweeps = scripts()
+    if name in COMMANDS:
+        sys.argv = [f"fedcommons {name}", *words]
+        parse.main(function_of(name), resumes=False)
     if name.replace("-", "_") not in sweeps:
         raise unknown("command", name, (*sweeps, *COMMANDS))
     path = sweeps[name.replace("-", "_")]

@@ -80,7 +80,8 @@ class Parser:
     """The options of a script; names are dotted, with ``_`` instead of ``-``.
 
     description: text whose first line is the title of ``--help``, such as the script's docstring. The first three lines
-    that begin with ``python`` are its examples. usage: usage line, for scripts that take arguments other than options.
+    that begin with ``python`` or ``fedcommons`` are examples. usage: usage line, for scripts that take more
+    arguments than options.
     fields, chosen: see ``Options``. short: short name -> name of the option. options: name -> option.
     """
 
@@ -128,7 +129,8 @@ class Parser:
     def format_help(self) -> str:
         """Return the text that ``--help`` prints, formatted by argparse: examples, then options by importance."""
         title, *lines = (self.description or "").splitlines() or [""]
-        paragraphs = [title, "\n  ".join(["examples:", *[line for line in lines if line.startswith("python ")][:3]])]
+        examples = [line for line in lines if line.startswith(("python ", "fedcommons "))]
+        paragraphs = [title, "\n  ".join(["examples:", *examples[:3]])]
         if self.fields:
             method = "algorithms" if "algorithms" in self.options else "algorithm"
             paragraphs.append(

@@ -98,11 +98,11 @@ def require_alike(
     from ray.exceptions import GetTimeoutError, RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    require_room([(option, str(folder)) for option, folder in shared])
     driver_node = ray.get_runtime_context().get_node_id()
     others = [node for node in cpu_kind.select_nodes(ray.nodes(), pin) if node["NodeID"] != driver_node]
     if not others:
         return
+    require_room([(option, str(folder)) for option, folder in shared])
     with ExitStack() as markers:  # one empty file per folder, which exists until all hosts have answered
         wanted = list[tuple[str, str]]()
         for option, folder in shared:

@@ -19,10 +19,10 @@ from fedcommons.config.dotted import is_ignored, values_of
 from fedcommons.config.validate import require_tracker
 from fedcommons.errors import ClientError, UserError, quote, sentence, unknown
 from fedcommons.reports.frames import load_runs, runs_below
-from fedcommons.storage import safe_read
+from fedcommons.storage import file_lock, safe_read
 from fedcommons.storage.atomic_files import write_json
 from fedcommons.storage.paths import user_path
-from fedcommons.tracking.run_folder import read_config, read_summary
+from fedcommons.tracking.run_folder import read_config, read_summary, stranger
 from fedcommons.tracking.tracker import Tracker, build_tracker, finite, numbers, replayed
 from fedcommons.tracking.wandb_tracker import (
     NAME_AT_WANDB,
@@ -81,7 +81,8 @@ def track(argv: Sequence[str]) -> int:
     for folder in (*runs, *sweeps):
         try:
             if folder in runs:
-                sent += _send(folder, options, mode)
+                with file_lock.open_lock(folder, stranger, "run folder"):  # no process runs or sends it now
+                    sent += _send(folder, options, mode)
             elif sent:
                 _send_table(folder, options, mode)
         except Exception as error:  # each tracker's package has errors of its own

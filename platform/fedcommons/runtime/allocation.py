@@ -2,6 +2,7 @@
 
 import os
 import re
+from itertools import takewhile
 
 from fedcommons.errors import UserError
 
@@ -24,8 +25,11 @@ def cores() -> int | None:
 def gpus() -> int | None:
     """Return the number of GPUs in CUDA_VISIBLE_DEVICES if Ray's own number would be wrong; None: it is correct.
 
-    Ray counts physical GPUs at most, and a GPU may have several MIG slices. Ray counts -1, at which CUDA's list ends.
+    Ray counts physical GPUs at most, and a GPU may have several MIG slices. Ray counts each name, and CUDA's list ends
+    at the first name that is no number, GPU or MIG slice (-1, none, void).
     """
-    names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    before = names[: names.index("-1")] if "-1" in names else names
+    if not (text := os.environ.get("CUDA_VISIBLE_DEVICES", "")):
+        return None
+    names = [name.strip() for name in text.split(",")]
+    before = [*takewhile(lambda name: re.fullmatch(r"\d+|(GPU|MIG)-.+", name), names)]
     return len(before) if before != names or any(name.startswith("MIG-") for name in names) else None

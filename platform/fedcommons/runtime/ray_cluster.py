@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from fedcommons.errors import UserError, lacks_memory, sentence
@@ -31,6 +32,9 @@ PLACE_S = 30.0
 
 JOIN_S = 20
 """Seconds within which the cluster at RAY_ADDRESS must answer."""
+
+DASHBOARD = "FEDCOMMONS_RAY_DASHBOARD"
+"""Environment variable with the port on 127.0.0.1 of Ray's dashboard, which answers `ray list` and `ray job`."""
 
 
 def connect(num_cpus: int | None = None) -> None:
@@ -105,6 +109,7 @@ def _start(num_cpus: int | None) -> None:
     # With any other mode, Ray would require no token from its callers.
     if mode.lower() not in ("", "token", "disabled"):
         raise UserError(f"RAY_AUTH_MODE must be token or disabled, got {mode!r}.")
+    dashboard = _dashboard_options(mode)
     if not mode:
         # An empty mode is removed, because Ray has read the mode at its import. Without a mode, ray.init uses tokens.
         os.environ.pop("RAY_AUTH_MODE", None)
@@ -116,7 +121,7 @@ def _start(num_cpus: int | None) -> None:
             address="local",  # start a new Ray instead of joining another user's Ray
             num_cpus=num_cpus,
             num_gpus=allocation.gpus(),
-            include_dashboard=False,
+            **dashboard,
             _temp_dir=str(folder / "r"),  # a subfolder, because Ray makes it readable for all users
             _system_config={"max_direct_call_object_size": INLINE_BYTES},
             **_options(),
@@ -126,6 +131,19 @@ def _start(num_cpus: int | None) -> None:
         raise UserError(f"Ray {ray.__version__} starts without authentication; fedcommons needs Ray 2.60 or newer.")
     if (at := ray.util.get_node_ip_address()) not in ("127.0.0.1", "::1"):
         warnings.warn(f"Ray {ray.__version__} listens at {at}: other machines can reach it.", stacklevel=3)
+
+
+def _dashboard_options(mode: str) -> dict[str, Any]:
+    """Return options of ``ray.init`` for Ray's dashboard; raise ``UserError`` if they cannot be used."""
+    if not (port := os.environ.get(DASHBOARD, "")):
+        return {"include_dashboard": False}
+    if port not in map(str, range(1024, 2**16)):
+        raise UserError(f"{DASHBOARD} must be a port from 1024 to 65535, got {port[:80]!r}.")
+    if mode.lower() == "disabled" or not os.environ.get("RAY_AUTH_TOKEN"):
+        raise UserError(f"{DASHBOARD} needs RAY_AUTH_MODE=token and a secret of yours in RAY_AUTH_TOKEN.")
+    if find_spec("aiohttp_cors") is None:
+        raise UserError(f"{DASHBOARD} needs more packages: pip install 'ray[default]'.")
+    return {"include_dashboard": True, "dashboard_host": "127.0.0.1", "dashboard_port": int(port)}
 
 
 def base() -> str:

@@ -49,7 +49,8 @@ def locked(folder: Path, say: Callable[[str], None] = print, patience: float = 0
     _open_locks.add(descriptor)
     try:
         _take(descriptor, path, say, time.monotonic() + patience)
-        content = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
+        pid = os.getpid()
+        content = json.dumps({"pid": pid, "host": socket.gethostname(), "started": start_of(pid)}).encode()
         os.pwrite(descriptor, content, 0)
         os.ftruncate(descriptor, len(content))
         yield
@@ -87,6 +88,41 @@ def holder(folder: Path) -> tuple[int, str] | None:
     except (ValueError, KeyError, TypeError):  # the file is missing, not regular, not JSON, or has another structure
         return None
     return (pid, clean(host)) if type(pid) is int and isinstance(host, str) else None
+
+
+def start_of(pid: int) -> str | None:
+    """Return when a process began, in clock ticks since the boot; None if it has ended, or without /proc."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else fields[19]
+
+
+def is_holder_here(folder: Path) -> bool:
+    """Check whether the process that the lock file names runs on this host: it began when the file says."""
+    if (held := holder(folder)) is None or held[1] != clean(socket.gethostname()):
+        return False
+    started = start_of(held[0])
+    return started is not None and started == safe_read.json_of(folder / NAME).get("started")
+
+
+def is_locked(folder: Path) -> bool:
+    """Check whether a process, on any host, has locked the folder; without flock, only processes of this host count."""
+    try:
+        descriptor = os.open(folder / NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return is_holder_here(folder)
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def strangers(folder: Path) -> list[str]:

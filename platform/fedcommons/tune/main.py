@@ -15,6 +15,7 @@ from fedcommons.errors import UserError, Warned, sentence
 from fedcommons.tune import grid, sweep
 from fedcommons.tune.remote_sweep import SweepMirror
 from fedcommons.tune.sweep import Limits, Outcome, Todo, Trial
+from fedcommons.tune.sweep_folder import MESSAGES
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none
     from fedcommons.tune.dry_run import ExtraJob
@@ -53,6 +54,7 @@ def run(
         mirror.begin(options.resume)
         remaining = replace(sweep.todo(cells, out, display), limits=limits)
         with sweep.open_sweep(out, options.resume, display.say):
+            display.record(out / MESSAGES)
             mirror.claim()
             outcome = play(remaining, out, display)
             report(out, display)

@@ -22,7 +22,7 @@ from fedcommons.tracking.environment import has_other_code
 from fedcommons.tracking.run_folder import STOPPED, is_run, read_config, read_summary, require_same_data
 from fedcommons.tune.continue_runs import copy, predecessors
 from fedcommons.tune.remote_sweep import SweepMirror
-from fedcommons.tune.sweep_folder import LATE_S, has_come, holds_runs, open_folder, require_shared
+from fedcommons.tune.sweep_folder import LATE_S, has_come, holds_runs, open_folder, require_shared, write_plan
 
 if TYPE_CHECKING:  # torch and Ray take seconds to import, and --help needs neither
     from fedcommons.tune.scheduler import MissingArtifact
@@ -236,6 +236,8 @@ def run_cells(
     mirror = SweepMirror(todo.trials, out, display.say)
     trained, ready, ended = 0, started, set[str]()
     if todo.trials and not todo.limits.is_over:
+        rounds = {c.name: c.rounds for c in todo.trials}
+        write_plan(out, rounds)
         display.say("Starting Ray ...")
         ray_cluster.connect()
         import ray
@@ -261,7 +263,6 @@ def run_cells(
             display.say(f"{len(todo.missing)} generators are trained first, for sharing.setting {settings}.")
         elif any(config.generator for config in configs):
             display.say("All generators are in the store: none had to be trained.")
-        rounds = {c.name: c.rounds for c in todo.trials}
         progress = Progress(display, rounds, len(todo.missing), on_end, fetch=mirror.fetch)
         absolute = {c.name: with_absolute_paths(config) for c, config in zip(todo.trials, configs, strict=True)}
         failures, trained = trials.run(absolute, todo.data, todo.missing, out, progress, scheduler, todo.limits)

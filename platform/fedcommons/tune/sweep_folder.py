@@ -8,8 +8,12 @@ from pathlib import Path
 
 from fedcommons.federation import hosts
 from fedcommons.storage import file_lock, object_store
-from fedcommons.tracking.run_folder import is_run, read_summary
+from fedcommons.storage.atomic_files import write_json
+from fedcommons.tracking.run_folder import is_run, read_rounds, read_summary
 from fedcommons.tracking.wandb_tracker import logged_in
+
+PLAN, MESSAGES = ".plan.json", "messages.log"
+"""Files of a sweep's folder: the plan (see ``write_plan``), and the messages. A run's subfolder has its own."""
 
 LATE_S = 60.0
 """Seconds for which a sweep waits for the files of its last runs, as a network file system may show them late."""
@@ -22,6 +26,20 @@ def open_folder(out: Path) -> AbstractContextManager[None]:
         UserError: the folder cannot be written, another process has locked it, or it has files that belong to no sweep.
     """
     return file_lock.open_lock(out, _stranger, "folder of a sweep")
+
+
+def write_plan(out: Path, rounds: Mapping[str, int]) -> None:
+    """Record the runs that the sweep will do, so that other processes see which runs wait and how long they take.
+
+    The file holds the time, and run -> [rounds at this time, planned rounds]. rounds: run -> planned rounds.
+    """
+    plan = {name: [rounds_done(out / name), planned] for name, planned in rounds.items()}
+    write_json(out / PLAN, {"time": time.time(), "runs": plan})
+
+
+def rounds_done(folder: Path) -> int:
+    """Return the number of finished rounds of a run."""
+    return max(len(read_rounds(folder)) - 1, 0)
 
 
 def holds_runs(out: Path) -> bool:

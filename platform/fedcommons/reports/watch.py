@@ -1,7 +1,7 @@
 """Serve the report of a running sweep to a browser on this machine; the report follows the folders until Ctrl-C.
 
-python sweeps/watch.py runs/table1
-python sweeps/watch.py runs/table1 runs/tune --port 8765
+fedcommons watch runs/table1
+fedcommons watch runs/table1 runs/tune --port 8765
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from fedcommons.storage.paths import user_path
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
-    parser = parse.Parser(description=__doc__, usage="watch.py RUNS [RUNS ...] [options]")
+    parser = parse.Parser(description=__doc__, usage="fedcommons watch RUNS [RUNS ...] [options]")
     parser.add_argument(
         "--port", type=Annotated[int, "[0, 65535]"], default=0, help="port on 127.0.0.1; 0: any free port"
     )
     parser.add_argument("--title", type=str | None, default=None, help="title of the page; default: the folders' names")
     options = parse.parse(parser, argv)
     if not options.words:
-        raise UserError("name at least one folder with runs: watch.py RUNS [RUNS ...]")
+        raise UserError("name at least one folder with runs: fedcommons watch RUNS [RUNS ...]")
     options.folders = [user_path("RUNS", name) for name in options.words]
     for folder in options.folders:
         if not folder.is_dir():
@@ -29,6 +29,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 
 
 def watch(argv: Sequence[str]) -> int:
+    """Serve the report of a running sweep to a browser on this machine."""
     options = arguments(argv)
     from fedcommons.reports.live_server import Server, Watched  # pandas takes a second to import, and --help needs none
 
@@ -45,7 +46,3 @@ def watch(argv: Sequence[str]) -> int:
         except KeyboardInterrupt:
             print("stopped watching; the runs go on.")
     return 130
-
-
-if __name__ == "__main__":
-    parse.main(watch, resumes=False)

@@ -1,8 +1,8 @@
 """List files that killed writers left behind in a storage or a folder of artifacts; --remove removes these files.
 
-python sweeps/storage_gc.py s3://BUCKET/PREFIX
-python sweeps/storage_gc.py /shared/storage --remove
-python sweeps/storage_gc.py runs/artifacts --remove
+fedcommons gc s3://BUCKET/PREFIX
+fedcommons gc /shared/storage --remove
+fedcommons gc runs/artifacts --remove
 
 Listed are temporary files, and stored objects that no snapshot (copy of a run folder) names, if they are older than a
 day. --remove never removes a file of a run, of an artifact or of a process that still writes.
@@ -17,11 +17,12 @@ from fedcommons.storage.paths import user_path
 
 
 def storage_gc(argv: Sequence[str]) -> int:
-    parser = parse.Parser(description=__doc__, usage="storage_gc.py STORAGE [options]")
+    """List files that killed writers left behind in a storage or a folder of artifacts; ``--remove`` removes them."""
+    parser = parse.Parser(description=__doc__, usage="fedcommons gc STORAGE [options]")
     parser.add_argument("--remove", action="store_true", help="remove what is listed")
     options = parse.parse(parser, argv)
     if len(options.words) != 1:
-        raise UserError("name a storage, s3://BUCKET/PREFIX or a folder: storage_gc.py STORAGE [--remove].")
+        raise UserError("name a storage, s3://BUCKET/PREFIX or a folder: fedcommons gc STORAGE [--remove].")
     (name,) = options.words
     is_url = object_store.is_url(name)
     if is_url and (flaw := object_store.flaw(name)):
@@ -44,7 +45,3 @@ def storage_gc(argv: Sequence[str]) -> int:
     what = "were removed" if options.remove else "can be removed (--remove)"
     print(f"{len(files)} files of {size:,} bytes in {name} {what}; what is newer than a day is never listed.")
     return 0
-
-
-if __name__ == "__main__":
-    parse.main(storage_gc, resumes=False)
