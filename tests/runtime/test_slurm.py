@@ -1,11 +1,14 @@
-"""cluster/slurm.sbatch on one node, with a substitute for Slurm's scontrol."""
+"""cluster/slurm.sbatch on one node and on two, with substitutes for Slurm's scontrol and srun."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import hosts
+import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -60,3 +63,49 @@ def test_exit_code_resume_and_refusals(line: str, slurm: dict[str, str], code: i
     assert word in said
     assert ("--resume" in said) == ("SLURM_RESTART_COUNT" in slurm)
     assert not (tmp_path / "asked").exists()
+
+
+SRUN = """#!/bin/bash
+while [ "${1#--}" != "$1" ]; do shift; done
+SLURM_PROCID=0 "$@" & first=$!
+SLURM_PROCID=1 "$@" & second=$!
+trap 'kill $first $second 2> /dev/null' TERM
+while wait $first; wait $second; kill -0 $first 2> /dev/null || kill -0 $second 2> /dev/null; do :; done
+"""
+"""Starts a task for each of two nodes, and passes SIGTERM on."""
+
+GETENT = '#!/bin/sh\necho "10.77.0.$((1 + ${SLURM_PROCID:-0})) STREAM host"\n'
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(400)
+def test_two_nodes_join_run_a_sweep_and_leave_nothing(tmp_path: Path) -> None:
+    """Both nodes are addresses on the loopback interface of one network namespace."""
+    if why := hosts.missing():
+        pytest.skip(why)
+    (tmp_path / "bin").mkdir()
+    for name, text in (("srun", SRUN), ("getent", GETENT)):
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    network = "ip link set lo up && ip address add 10.77.0.1/32 dev lo && ip address add 10.77.0.2/32 dev lo"
+    sweep = (
+        f"{sys.executable} sweeps/table1.py --preset smoke --wandb off --algorithms fedavg --settings real --alphas 0.1"
+    )
+    folders = f"--out {tmp_path}/out --artifacts {tmp_path}/artifacts"
+    line = f"echo folder=$FOLDER. && exec {sweep} {folders}"
+    slurm = {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "1", "HOME": str(tmp_path)}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "RAY_"))}
+    path = f"{tmp_path}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["unshare", "--net", "sh", "-c", f'{network} && exec bash {SCRIPT} sh -c "$0"', line],
+        cwd=ROOT, env=clean | slurm | {"PATH": path}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert " 2 node(s)" in done.stdout + done.stderr
+    (folder,) = re.findall(r"folder=(/tmp/fc-\w+)\.", done.stdout)
+    assert not Path(folder).exists()
+    assert not [*(tmp_path / ".fedcommons").iterdir()]
+    left = [
+        process for process in psutil.process_iter(["cmdline"]) if folder in " ".join(process.info["cmdline"] or ())
+    ]
+    assert not left
