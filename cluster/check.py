@@ -51,7 +51,7 @@ def flaws(content: Any, template: bool = False) -> list[str]:
 
 
 def base_flaws(text: str, template: bool = False) -> list[str]:
-    """What is wrong with the bases that a Dockerfile names, a sentence each; template: REPLACE may stand for a digest."""
+    """What is wrong with the bases that a Dockerfile names, a sentence each; template: REPLACE may be a digest."""
     digest = "([0-9a-f]{64}|REPLACE)" if template else "[0-9a-f]{64}"
     bases = [base for base in re.findall(r"^(?:ARG BASE=|FROM )(\S+)", text, re.MULTILINE) if base != "${BASE}"]
     wrong = [base for base in bases if not re.fullmatch(rf"\S+@sha256:{digest}", base)]
@@ -195,6 +195,7 @@ def main(argv: list[str]) -> int:
     wrong = 0
     for name in files:
         docker = Path(name).name == "Dockerfile"
+        user = "docker build" if docker else "ray up"
         try:
             text = Path(name).read_text(encoding="utf-8")
             said = base_flaws(text, template) if docker else flaws(yaml.safe_load(text), template)
@@ -204,9 +205,7 @@ def main(argv: list[str]) -> int:
             print(f"error: {name}: {sentence}", file=sys.stderr)
         wrong += bool(said)
         if not said:
-            print(
-                f"{name}: {'docker build' if docker else 'ray up'} can use it{' once its placeholders are replaced' if template else ''}."
-            )
+            print(f"{name}: {user} can use it{' once its placeholders are replaced' if template else ''}.")
     return 2 if wrong else 0
 
 

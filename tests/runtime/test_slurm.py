@@ -15,15 +15,32 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "cluster" / "slurm.sbatch"
 
 
+SRUN = """#!/bin/bash
+while [ "${1#--}" != "$1" ]; do shift; done
+SLURM_PROCID=0 "$@" & first=$!
+SLURM_PROCID=1 "$@" & second=$!
+trap 'kill $first $second 2> /dev/null' TERM
+while wait $first; wait $second; kill -0 $first 2> /dev/null || kill -0 $second 2> /dev/null; do :; done
+"""
+"""Starts a task for each of two nodes, and passes SIGTERM on."""
+
+GETENT = '#!/bin/sh\necho "10.77.0.$((1 + ${SLURM_PROCID:-0})) STREAM host"\n'
+NETWORK = "ip link set lo up && ip address add 10.77.0.1/32 dev lo && ip address add 10.77.0.2/32 dev lo"
+
+
 def start(tmp_path: Path, line: str, late: bool = False, slurm: dict[str, str] | None = None) -> subprocess.Popen[str]:
     """Start the script with a command of the shell; late: as if the job had run for more than a minute."""
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "scontrol").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\n')
-    (tmp_path / "bin" / "scontrol").chmod(0o755)
+    scontrol = f'#!/bin/sh\necho "$@" > {tmp_path}/asked\n'
+    for name, text in (("scontrol", scontrol), ("srun", SRUN), ("getent", GETENT)):
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
     path = f"{tmp_path}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "RAY_"))}
     where = {"PATH": path, "HOME": str(tmp_path), "SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "1"}
     before = ["bash", "-c", f"SECONDS=100; . {SCRIPT}", "job"] if late else ["bash", str(SCRIPT)]
+    if "SLURM_JOB_NUM_NODES" in (slurm or {}):  # the nodes are addresses on one loopback interface
+        before = ["unshare", "--net", "sh", "-c", f'{NETWORK} && exec "$@"', "network", *before]
     return subprocess.Popen(
         [*before, *(["sh", "-c", line, "sweep"] if line else [])],
         cwd=ROOT, env=clean | where | (slurm or {}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -65,47 +82,19 @@ def test_exit_code_resume_and_refusals(line: str, slurm: dict[str, str], code: i
     assert not (tmp_path / "asked").exists()
 
 
-SRUN = """#!/bin/bash
-while [ "${1#--}" != "$1" ]; do shift; done
-SLURM_PROCID=0 "$@" & first=$!
-SLURM_PROCID=1 "$@" & second=$!
-trap 'kill $first $second 2> /dev/null' TERM
-while wait $first; wait $second; kill -0 $first 2> /dev/null || kill -0 $second 2> /dev/null; do :; done
-"""
-"""Starts a task for each of two nodes, and passes SIGTERM on."""
-
-GETENT = '#!/bin/sh\necho "10.77.0.$((1 + ${SLURM_PROCID:-0})) STREAM host"\n'
-
-
 @pytest.mark.cluster
 @pytest.mark.timeout(400)
 def test_two_nodes_join_run_a_sweep_and_leave_nothing(tmp_path: Path) -> None:
-    """Both nodes are addresses on the loopback interface of one network namespace."""
     if why := hosts.missing():
         pytest.skip(why)
-    (tmp_path / "bin").mkdir()
-    for name, text in (("srun", SRUN), ("getent", GETENT)):
-        (tmp_path / "bin" / name).write_text(text)
-        (tmp_path / "bin" / name).chmod(0o755)
-    network = "ip link set lo up && ip address add 10.77.0.1/32 dev lo && ip address add 10.77.0.2/32 dev lo"
-    sweep = (
-        f"{sys.executable} sweeps/table1.py --preset smoke --wandb off --algorithms fedavg --settings real --alphas 0.1"
-    )
-    folders = f"--out {tmp_path}/out --artifacts {tmp_path}/artifacts"
-    line = f"echo folder=$FOLDER. && exec {sweep} {folders}"
-    slurm = {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "1", "HOME": str(tmp_path)}
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "RAY_"))}
-    path = f"{tmp_path}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["unshare", "--net", "sh", "-c", f'{network} && exec bash {SCRIPT} sh -c "$0"', line],
-        cwd=ROOT, env=clean | slurm | {"PATH": path}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert " 2 node(s)" in done.stdout + done.stderr
-    (folder,) = re.findall(r"folder=(/tmp/fc-\w+)\.", done.stdout)
+    sweep = "python sweeps/table1.py --preset smoke --wandb off --algorithms fedavg --settings real --alphas 0.1"
+    line = f"echo folder=$FOLDER. && exec {sweep} --out {tmp_path}/out --artifacts {tmp_path}/artifacts"
+    job = start(tmp_path, line, slurm={"SLURM_JOB_NUM_NODES": "2"})
+    said = "".join(job.communicate(timeout=300))
+    assert job.returncode == 0, said
+    assert " 2 node(s)" in said
+    (folder,) = re.findall(r"folder=(/tmp/fc-\w+)\.", said)
     assert not Path(folder).exists()
     assert not [*(tmp_path / ".fedcommons").iterdir()]
-    left = [
-        process for process in psutil.process_iter(["cmdline"]) if folder in " ".join(process.info["cmdline"] or ())
-    ]
-    assert not left
+    lines = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    assert not [each for each in lines if folder in each]
