@@ -34,7 +34,7 @@ test-browser: $(VENV)/.installed
 
 # FILES: filled in files; without them those of the repository, with their placeholders.
 cluster-check: $(VENV)/.installed
-	$(RUN) -W ignore cluster/check.py $(or $(FILES),--template cluster/aws.yaml ray_cluster.yaml)
+	$(RUN) -W ignore cluster/check.py $(or $(FILES),--template cluster/aws.yaml ray_cluster.yaml cluster/Dockerfile)
 
 # A Ray cluster: HOSTS="a b" USER=me KEY=~/.ssh/id OUT=/shared; HOSTS="": this machine alone. The script takes the variables
 # of the command line (MAKEFLAGS), as the environment has a USER, too.

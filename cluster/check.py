@@ -1,5 +1,7 @@
 """Whether ``ray up`` can use a cluster file, before it starts anything: Ray's own schema, and what that misses.
 
+Of a Dockerfile, whether its base is fixed by a digest.
+
 python cluster/check.py cluster/aws.yaml my_cluster.yaml                # a sentence for each flaw, exit code 2
 python cluster/check.py --template cluster/aws.yaml ray_cluster.yaml # as they are in the repository, to be filled in
 """
@@ -46,6 +48,14 @@ def flaws(content: Any, template: bool = False) -> list[str]:
         found.setdefault(field, sentence)
     checks = (_provider, _node_types, _commands, _mounts, _schema)
     return [*found.values(), *(sentence for check in checks for sentence in check(content))]
+
+
+def base_flaws(text: str, template: bool = False) -> list[str]:
+    """What is wrong with the bases that a Dockerfile names, a sentence each; template: REPLACE may be a digest."""
+    digest = "([0-9a-f]{64}|REPLACE)" if template else "[0-9a-f]{64}"
+    bases = [base for base in re.findall(r"^(?:ARG BASE=|FROM )(\S+)", text, re.MULTILINE) if base != "${BASE}"]
+    wrong = [base for base in bases if not re.fullmatch(rf"\S+@sha256:{digest}", base)]
+    return [f"base {base!r} must end with @sha256: and the 64 hexadecimal digits of its digest." for base in wrong]
 
 
 def _mapping(value: Any) -> dict[Any, Any]:
@@ -184,15 +194,18 @@ def main(argv: list[str]) -> int:
     logging.disable(logging.INFO)  # Ray tells what it fills in
     wrong = 0
     for name in files:
+        docker = Path(name).name == "Dockerfile"
+        user = "docker build" if docker else "ray up"
         try:
-            said = flaws(yaml.safe_load(Path(name).read_text(encoding="utf-8")), template)
+            text = Path(name).read_text(encoding="utf-8")
+            said = base_flaws(text, template) if docker else flaws(yaml.safe_load(text), template)
         except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:  # a list may hold itself
             said = [f"it cannot be read ({' '.join(str(error).split())})."]
         for sentence in said:
             print(f"error: {name}: {sentence}", file=sys.stderr)
         wrong += bool(said)
         if not said:
-            print(f"{name}: ray up can use it{' once its placeholders are replaced' if template else ''}.")
+            print(f"{name}: {user} can use it{' once its placeholders are replaced' if template else ''}.")
     return 2 if wrong else 0
 
 

@@ -32,9 +32,15 @@ def filled(content: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def flaws() -> Callable[..., list[str]]:
+def check() -> dict[str, Any]:
+    """The names of the script of ``make cluster-check``."""
+    return runpy.run_path(str(ROOT / "cluster" / "check.py"))
+
+
+@pytest.fixture
+def flaws(check: dict[str, Any]) -> Callable[..., list[str]]:
     """What ``make cluster-check`` says of a file's content."""
-    return runpy.run_path(str(ROOT / "cluster" / "check.py"))["flaws"]
+    return check["flaws"]
 
 
 @pytest.fixture
@@ -215,7 +221,9 @@ def test_a_start_that_leaves_the_cluster_open_is_reported(filled: dict[str, Any]
         assert [one for one in ("a token", "TLS") if any(f"without {one}" in each for each in found)] == lacking, start
 
 
-def test_pods_ask_for_a_token_and_tls_share_a_volume_and_scale_to_one_gpu(content: dict[str, Any]) -> None:
+def test_pods_ask_for_a_token_and_tls_share_a_volume_and_scale_to_one_gpu(
+    content: dict[str, Any], check: dict[str, Any]
+) -> None:
     """No Kubernetes is started."""
     volume, cluster = yaml.safe_load_all((ROOT / "cluster" / "kuberay.yaml").read_text())
     spec, options = cluster["spec"], content["docker"]["run_options"]
@@ -234,5 +242,9 @@ def test_pods_ask_for_a_token_and_tls_share_a_volume_and_scale_to_one_gpu(conten
         assert f"--env RAY_max_direct_call_object_size={limit}" in options
         assert container["resources"]["requests"] == container["resources"]["limits"]
     image = content["docker"]["image"]
-    assert f"FROM {image}" in (ROOT / "cluster" / "Dockerfile").read_text().splitlines()
+    text, base_flaws = (ROOT / "cluster" / "Dockerfile").read_text(), check["base_flaws"]
+    assert f"ARG BASE={image}@sha256:REPLACE" in text.splitlines()
+    assert base_flaws(text, template=True) == base_flaws(text.replace("sha256:REPLACE", "sha256:" + 64 * "a")) == []
+    for wrong in (text, text.replace("@sha256:REPLACE", ""), text.replace("REPLACE", "abc"), "FROM python:3.11"):
+        assert len(base_flaws(wrong)) == 1
     assert image.startswith(f"rayproject/ray:{spec['rayVersion']}-")
