@@ -131,7 +131,7 @@ REFUSED = r"""
 --dp.central true --dp.central_epsilon 4 --dp.central_noise 2 -> either dp.central_epsilon or dp.central_noise
 --dp.central true --dp.central_epsilon 0.001 -> dp.central_epsilon noise multiplier above 100
 --dp.central_epsilon 4 -> dp.central_epsilon dp.central true
---algorithm qfedavg --qfedavg.q -1 -> qfedavg.q [0, 100] got -1
+--algorithm qfedavg --qfedavg.q -1 -> qfedavg.q [0, 10] got -1
 --algorithm qfedavg --client.optimizer adam -> client.optimizer sgd qfedavg
 --algorithm fedbuff --fedbuff.refill step -> accepted
 --algorithm fedbuff --fedbuff.buffer 5 -> fedbuff.buffer at most fedbuff.concurrency got 5 and 4

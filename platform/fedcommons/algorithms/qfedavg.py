@@ -43,7 +43,7 @@ class QFedAvg:
 
     capabilities: ClassVar[Capabilities] = Capabilities(adds_updates=True)
 
-    q: Annotated[float, "[0, 100]"] = 1.0
+    q: Annotated[float, "[0, 10]"] = 1.0
     """fairness: 0 is FedAvg; a larger q gives more weight to clients with a large loss"""
 
     def check(self, fields: Mapping[str, Any]) -> None:
