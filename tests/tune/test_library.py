@@ -53,7 +53,9 @@ def test_a_result_has_summary_rounds_and_the_model_that_was_evaluated(tmp_path: 
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
-def test_a_users_own_tuner_gets_the_metrics_of_every_round(tmp_path: Path) -> None:
+def test_a_users_own_tuner_gets_the_metrics_of_every_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", raising=False)  # an earlier sweep of this process set it
+
     def config(lr: float) -> fc.Experiment:
         return experiment("smoke", values={**FIELDS, "client.lr": lr})
 
