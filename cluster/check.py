@@ -1,8 +1,8 @@
-"""Whether ``ray up`` can use a cluster file, before it starts anything: Ray's own schema, and what that misses.
+"""Check a cluster file before ``ray up``: Ray's own schema, and errors that the schema misses.
 
-Of a Dockerfile, whether its base is fixed by a digest.
+For a Dockerfile, check that a digest fixes the base image.
 
-python cluster/check.py cluster/aws.yaml my_cluster.yaml                # a sentence for each flaw, exit code 2
+python cluster/check.py cluster/aws.yaml my_cluster.yaml                # one sentence per error, exit code 2
 python cluster/check.py --template cluster/aws.yaml ray_cluster.yaml # as they are in the repository, to be filled in
 """
 

@@ -1,4 +1,4 @@
-"""The hosts of ``make cluster``: values of its command line, SSH, and what hosts lack before anything is started."""
+"""Hosts of ``make cluster``: values of its command line, commands over SSH, and checks before the start."""
 
 import getpass
 import json
@@ -23,7 +23,7 @@ MAKES = {"PYTHON", "LOCKED", "VENV", "ARGS"}
 """Variables of the Makefile that this script does not use."""
 
 ROOM_GB, INSTALL_ROOM_GB = 1, 10
-"""Free space that a host needs in its home and in OUT, and in its home where packages are missing."""
+"""Free GB that a host needs in its home and in OUT, and in its home if packages are missing."""
 
 OPTIONS = (
     "StrictHostKeyChecking=no UserKnownHostsFile=/dev/null IdentitiesOnly=yes BatchMode=yes ConnectTimeout=10 "
@@ -36,7 +36,7 @@ MARK = "fedcommons:"
 
 
 class LackError(Exception):
-    """What hosts or values lack: a sentence each."""
+    """Hosts or values of the command line are unsuitable. args: one sentence per fault."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Lab:
 
     @property
     def ssh_words(self) -> list[str]:
-        """Return SSH's command without the host."""
+        """Return the command ``ssh`` without the host."""
         options = [word for option in OPTIONS.split() for word in ("-o", option)]
         return ["ssh", *(["-i", self.key] if self.key else []), *options]
 
@@ -65,7 +65,7 @@ class Lab:
             raise LackError(f"host {host} does not answer within 120 s.") from None
 
     def answer(self, host: str, script: str, before: str = "", **given: Any) -> Any:
-        """Run a Python script on a host, with ``given`` as its variable of that name, and return its answer."""
+        """Run a Python script on a host, with the variable ``given``, and return the answer that the script prints."""
         done = self.ssh(host, f"{before} exec python3 -", f"given = {dict(given, mark=MARK)!r}\n{script}")
         if answers := [line for line in done.stdout.splitlines() if line.startswith(MARK)]:
             return json.loads(answers[-1].removeprefix(MARK))
@@ -118,12 +118,12 @@ def _address(host: str, number: int) -> str:
     except OSError as error:
         raise LackError(f"host {host} has no address ({error.strerror or error}).") from None
     if number > 1 and address.startswith("127."):
-        raise LackError(f"host {host} is {address} here, where other hosts cannot reach it; use its network address.")
+        raise LackError(f"host {host} resolves to {address}, which other hosts cannot reach; use its network address.")
     return address
 
 
 def describe(lab: Lab) -> dict[str, Any]:
-    """Return host -> its description by cluster/probe.py; the head comes first, as it writes the marker file into OUT.
+    """Return host -> facts from cluster/probe.py. The head is asked first, because it writes the marker file into OUT.
 
     Raises:
         LackError: hosts do not answer.
@@ -166,7 +166,7 @@ def packages_lack(found: Mapping[str, Any]) -> bool:
 
 
 def lacks(lab: Lab, found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what hosts lack, a sentence each, from the descriptions of ``describe``."""
+    """Yield one sentence per requirement that a host does not meet. found: see ``describe``."""
     head = next(iter(found))
     installs = packages_lack(found)
     for host, facts in found.items():
@@ -175,7 +175,7 @@ def lacks(lab: Lab, found: Mapping[str, Any]) -> Iterator[str]:
         elif facts["python"] != found[head]["python"]:
             yield f"host {host} has Python {facts['python']}, and {head} {found[head]['python']}; install the same."
         if installs and not facts["venv"]:
-            yield f"host {host} cannot make an environment for packages; install python{facts['python']}-venv there."
+            yield f"host {host} cannot create a virtual environment; install python{facts['python']}-venv there."
         for tool in facts["tools"]:
             yield f"host {host} has no {tool}; install it there."
         if facts["taken"]:

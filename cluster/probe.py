@@ -1,6 +1,6 @@
-"""Describe a host to cluster/up.py, which sends this file over SSH behind lines that set ``given``.
+"""Describe a host to cluster/up.py, which sends this file over SSH after a line that sets ``given``.
 
-It runs with the host's own Python, and needs nothing that has to be installed.
+The script runs with the host's Python, and imports the standard library only.
 """
 
 import importlib.util
@@ -26,19 +26,17 @@ def installed(name):
 
 
 def out_lacks(folder, marker, is_head):
-    """Return what a folder lacks that all hosts shall share. The head writes a marker file; other hosts look for it."""
+    """Return why a folder is not shared by all hosts, or "". The head writes a marker file; other hosts look for it."""
     try:
         tempfile.TemporaryFile(dir=folder).close()
         if is_head:
             os.close(os.open(marker, os.O_CREAT | os.O_EXCL, 0o644))
     except OSError as error:
-        return f"cannot be written there ({error.strerror})"
+        return f"cannot be written ({error.strerror})"
     until = time.time() + 5  # a network file system may show a new file late
     while not os.path.exists(marker) and time.time() < until:
         time.sleep(0.2)
-    return (
-        "" if os.path.exists(marker) else "is another folder there than on the head; mount the same folder on all hosts"
-    )
+    return "" if os.path.exists(marker) else "is not the same folder as on the head; mount one folder on all hosts"
 
 
 def accepts(address, port):
@@ -51,7 +49,7 @@ def accepts(address, port):
 
 
 def is_own_ray(pid, port):
-    """Return whether a process is the server of this user's Ray at the port, which `ray up` starts anew."""
+    """Return whether a process is the server of this user's Ray at the port, which `ray up` restarts."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return os.stat(f"/proc/{pid}").st_uid == os.getuid() and b"--gcs_server_port=%d\0" % port in file.read()

@@ -35,7 +35,7 @@ class Commands(CommandRunnerInterface):
         environment_variables: Mapping[str, object] | None = None,
         **__: Any,
     ) -> Any:
-        """Run ``cmd`` in a shell with the Python of this process (None: open a shell); `ray stop` spares other Rays."""
+        """Run ``cmd`` in a shell with this process's Python (None: open a shell); `ray stop` ends only Ray at ``PORT``."""
         if cmd == "uptime":  # Ray's test of SSH
             return b""
         if cmd and cmd.endswith("ray stop"):
@@ -70,7 +70,7 @@ def stop() -> bytes:
     marks = {f"--gcs_server_port={PORT}", f"--gcs-address=127.0.0.1:{PORT}", f"--address=127.0.0.1:{PORT}"}
     user, ended = os.getuid(), list[psutil.Process]()
     for process in psutil.process_iter(["cmdline", "uids"]):
-        with suppress(psutil.NoSuchProcess):  # one may end meanwhile
+        with suppress(psutil.NoSuchProcess):  # the process may have ended
             if process.info["uids"].real == user and not marks.isdisjoint(process.info["cmdline"] or ()):
                 ended += [process, *process.children(recursive=True)]
     for signal in ("terminate", "kill"):
@@ -90,7 +90,7 @@ def stop() -> bytes:
 
 
 class ThisMachine(LocalNodeProvider):
-    """One node, this machine; token and certificate are made on its first start."""
+    """A provider whose only node is this machine; the first start creates token and certificate."""
 
     def create_node(self, node_config: dict[str, Any], tags: dict[str, str], count: int) -> None:
         """Register this machine as started, as Ray's own provider for machines at an address does."""

@@ -1,6 +1,6 @@
 """Start and stop Ray on the machines of a laboratory, by SSH. The first host becomes the head of the cluster.
 
-make cluster HOSTS="10.0.0.1 10.0.0.2" USER=me KEY=~/.ssh/id_ed25519 OUT=/shared  # exit code 2 and a sentence per lack
+make cluster HOSTS="10.0.0.1 10.0.0.2" USER=me KEY=~/.ssh/id_ed25519 OUT=/shared  # exit code 2, one sentence per fault
 make cluster HOSTS=""                                                            # this machine alone, without SSH
 make cluster-sync                                                                # copy the code again
 make cluster-stop
@@ -42,7 +42,7 @@ print(given["mark"] + json.dumps([node["NodeManagerHostname"] for node in ray.no
 
 
 def content(lab: Lab, installs: bool) -> dict[str, Any]:
-    """Return ray_cluster.yaml with these hosts. installs: they install the packages of constraints.txt."""
+    """Return ray_cluster.yaml for these hosts. installs: whether the hosts install the packages of constraints.txt."""
     text = (ROOT / "ray_cluster.yaml").read_text(encoding="utf-8").replace("6379", str(lab.port))
     file = yaml.safe_load(text.replace("--head", "--head --autoscaling-config=~/ray_bootstrap_config.yaml"))
     for name in ("available_node_types", "head_node_type", "max_workers"):
@@ -55,7 +55,7 @@ def content(lab: Lab, installs: bool) -> dict[str, Any]:
 
 
 def has_secrets(lab: Lab) -> bool:
-    """Return whether ~/.fedcommons has a token, and a certificate for all hosts that holds for another month."""
+    """Return whether ~/.fedcommons has a token, and a certificate for all hosts that is valid for 30 more days."""
     folder = Path.home() / ".fedcommons"
     ask = ["openssl", "x509", "-noout", "-in", str(folder / "node.crt")]
     checks = [["-checkend", str(30 * 86400)], *(["-checkip", address] for address in lab.hosts.values())]
@@ -81,7 +81,7 @@ def start(lab: Lab) -> None:
     for host in (host for host in found if kinds[host] != kinds[head]):
         print(f"note: host {host} has CPU {kinds[host]}, {head} has {kinds[head]}: a sweep uses the hosts of one kind.")
     if not lab.out:
-        print("note: without OUT nothing says that the hosts share a folder: sweeps need --storage.")
+        print("note: OUT is not set, so sweeps need --storage to share results between hosts.")
     if not has_secrets(lab):
         subprocess.run(["sh", str(ROOT / "cluster" / "secrets.sh"), *lab.hosts.values()], check=True)
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=ROOT, prefix=".my_cluster", delete=False) as file:
@@ -122,7 +122,7 @@ def sync() -> None:
     """Copy the code to all hosts again; `ray rsync-up -A` would copy it to the head only, without an error.
 
     Raises:
-        LackError: a host does not take it.
+        LackError: the copy to a host fails.
     """
     lab, file = started()
     excluded = [word for pattern in file["rsync_exclude"] for word in ("--exclude", pattern)]
@@ -131,7 +131,7 @@ def sync() -> None:
         if subprocess.run(
             ["rsync", "-az", "--rsh", shlex.join(lab.ssh_words), *excluded, "./", to], cwd=ROOT
         ).returncode:
-            raise LackError(f"host {address} has not taken the code; rsync's lines above say why.")
+            raise LackError(f"copying the code to host {address} failed; see the messages of rsync above.")
 
 
 def stop() -> None:
@@ -148,17 +148,17 @@ def _ray(*words: str) -> None:
     # Without the variable, Ray 2.60 starts no worker of provider local.
     environment = {**os.environ, "RAY_UP_enable_autoscaler_v2": "0", "PATH": f"{Path(RAY).parent}:{os.environ['PATH']}"}
     if subprocess.run([RAY, *words], cwd=ROOT, env=environment).returncode:
-        raise LackError(f"`ray {' '.join(words)}` has failed; its last lines say why.")
+        raise LackError(f"`ray {' '.join(words)}` failed; see its last lines.")
 
 
 def _of_make() -> list[str]:
-    """Return the variables of make's command line, where a backslash stands before each space of a value."""
+    """Return the variables on make's command line, in which a backslash precedes each space of a value."""
     words = re.findall(r"(?:\\.|\S)+", os.environ.get("MAKEFLAGS", "").partition("-- ")[2])
     return [re.sub(r"\\(.)", r"\1", word) for word in words]
 
 
 def main(words: Sequence[str]) -> int:
-    """Stop, or start with NAME=VALUE words; without words, with those of the command line of make."""
+    """Run ``stop`` or ``sync``, or ``start`` with NAME=VALUE words (default: the variables on make's command line)."""
     try:
         {"stop": stop, "sync": sync}.get(" ".join(words), lambda: start(lab(words or _of_make())))()
     except LackError as error:

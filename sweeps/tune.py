@@ -119,7 +119,7 @@ def tune(argv: Sequence[str]) -> int:
     trials, fields = cells(options)
     around = {n: values for n, values in search.around(search.space(options)).items() if n != "seed"}
     if drawn := [n for n, values in around.items() if not isinstance(values, list)]:
-        print(f"Every draw of {drawn[0]} is another problem with its own partition, so no two points are compared.")
+        print(f"Each draw of {drawn[0]} has its own partition, so these points are not compared.")
     tried: list[sweep.Trial] = []
 
     def play(remaining: sweep.Todo, out: Path, display: Display) -> sweep.Outcome:

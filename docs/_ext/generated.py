@@ -234,7 +234,7 @@ def cells(field: Field) -> str:
 
 
 def sweep(name: str) -> str:
-    """The docstring of a sweep, or of the package's module for a command; its commands are a block."""
+    """Return the docstring of a sweep or of a command of the package, with its commands as a block."""
     path = ROOT / "sweeps" / f"{name}.py"
     if name in COMMANDS:
         path = ROOT / "platform" / f"{COMMANDS[name].partition(':')[0].replace('.', '/')}.py"

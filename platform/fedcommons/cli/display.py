@@ -95,7 +95,7 @@ class LogFile(logging.FileHandler):
 
 
 class _Messages(logging.Handler):
-    """A handler that appends messages to a file, which must be no link; a message that cannot be written is lost."""
+    """A handler that appends messages to a file. Messages are lost if the file cannot be written or is a link."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(logging.INFO)

@@ -29,10 +29,10 @@ COMMANDS = {
     "wandb": "fedcommons.reports.track:track",
     "watch": "fedcommons.reports.watch:watch",
 }
-"""Commands of the package: name -> MODULE:FUNCTION. The function gets the words after the name, as a script does."""
+"""Commands of the package: name -> MODULE:FUNCTION. The function's argument is the list of words after the name."""
 
 OLD_COMMANDS = {"storage_gc": "gc"}
-"""Name of a command in version 0.2 -> present name; the old name works for one more version and warns."""
+"""Old name of a command -> present name. The old name works, with a warning, for one more version."""
 
 
 def folder() -> Path:
@@ -55,7 +55,7 @@ def scripts() -> dict[str, Path]:
     """
     paths = {path.stem: path for path in sorted(folder().glob("*.py"))}
     for name in sorted(paths.keys() & {*COMMANDS, *OLD_COMMANDS}):
-        raise UserError(f"{paths[name]} has the name of the command `fedcommons {name}`: rename this script.")
+        raise UserError(f"{paths[name]} has the same name as the command `fedcommons {name}`: rename this script.")
     return paths
 
 

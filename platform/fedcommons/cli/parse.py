@@ -115,9 +115,9 @@ def _swept(option: Given, field: str) -> list[str]:
 
 def add_shared(parser: Parser) -> None:
     """Add the options of all sweeps: ``--jobs``, ``--dry-run`` and others, and the options of ``add_screen``."""
-    text = "largest number of runs and trainings of generators at the same time (null: as many as there are cores)"
+    text = "maximum number of parallel runs or trainings of generators (null: as many as CPU cores and GPUs allow)"
     parser.add_argument("--jobs", type=Annotated[int | None, "[1, 1e6]"], default=None, help=text)
-    text = "seconds, or 30m, 2h, 1d: no run starts or goes on after this time, and --resume continues the sweep (null: "
+    text = "time limit in seconds, or 30m, 2h, 1d: then all runs stop, and --resume continues the sweep (null: "
     parser.add_argument("--time-budget", type=str | None, default=None, help=f"{text}no limit)")
     text = "print what would run, with time, memory and disk estimated from a few timed steps, and stop"
     parser.add_argument("--dry-run", action="store_true", help=text)

@@ -80,8 +80,8 @@ class Parser:
     """The options of a script; names are dotted, with ``_`` instead of ``-``.
 
     description: text whose first line is the title of ``--help``, such as the script's docstring. The first three lines
-    that begin with ``python`` or ``fedcommons`` are examples. usage: usage line, for scripts that take more
-    arguments than options.
+    that begin with ``python`` or ``fedcommons`` are examples. usage: usage line, for scripts that also take
+    arguments without an option.
     fields, chosen: see ``Options``. short: short name -> name of the option. options: name -> option.
     """
 

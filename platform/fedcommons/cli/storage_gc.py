@@ -22,7 +22,7 @@ def storage_gc(argv: Sequence[str]) -> int:
     parser.add_argument("--remove", action="store_true", help="remove what is listed")
     options = parse.parse(parser, argv)
     if len(options.words) != 1:
-        raise UserError("name a storage, s3://BUCKET/PREFIX or a folder: fedcommons gc STORAGE [--remove].")
+        raise UserError("name a storage (s3://BUCKET/PREFIX or a folder): fedcommons gc STORAGE [--remove].")
     (name,) = options.words
     is_url = object_store.is_url(name)
     if is_url and (flaw := object_store.flaw(name)):
@@ -43,5 +43,5 @@ def storage_gc(argv: Sequence[str]) -> int:
         print(f"{'removed ' if options.remove else ''}{file.key}  {file.size:,} bytes, {file.age / 3600:.0f} hours old")
     size = sum(file.size for file in files)
     what = "were removed" if options.remove else "can be removed (--remove)"
-    print(f"{len(files)} files of {size:,} bytes in {name} {what}; what is newer than a day is never listed.")
+    print(f"{len(files)} files of {size:,} bytes in {name} {what}; files newer than a day are never listed.")
     return 0

@@ -250,13 +250,13 @@ def is_user_defined(name: str) -> bool:
 
 
 def main_tracker(names: Any) -> Any:
-    """Return the tracker that may have constants: the first user-defined one in a list separated by commas, if any."""
+    """Return the tracker of the comma-separated ``names`` that may have constants: user-defined, else first."""
     listed = tracker_names(names) if isinstance(names, str) else []
     return next(filter(is_user_defined, listed), listed[0] if listed else names)
 
 
 def tracker_names(names: str | None) -> list[str]:
-    """Return the names in ``tracking.tracker``, a list separated by commas."""
+    """Return the names in the comma-separated list ``tracking.tracker``."""
     return [name.strip() for name in names.split(",")] if names else []
 
 

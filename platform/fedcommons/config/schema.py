@@ -275,8 +275,8 @@ class DP(Section):
     """z, standard deviation of dp.central's noise on the sum of updates, divided by the clipping norm; unused if
     dp.central_epsilon is set"""
     central_epsilon: Annotated[float | None, "(0, 1000]"] = None
-    """user-level epsilon that all rounds of dp.central may spend; z is the smallest noise that meets this epsilon
-    (null: dp.central_noise applies)"""
+    """target epsilon of dp.central at user level, for all rounds; z is the smallest value that meets this target
+    (null: z is dp.central_noise)"""
     central_quantile: Annotated[float | None, "(0, 1)"] = None
     """gamma, quantile of the updates' norms that the clipping norm of dp.central follows, at no further privacy cost
     (paper: 0.5); null: the clipping norm is constant"""

@@ -15,13 +15,13 @@ class Tracking(Section):
     project: str = "fedcommons"
     """project of the run in W&B, MLflow or trackio"""
     group: str | None = None
-    """group of the run in W&B; null: the sweep's name, or data set and partition for a run outside a sweep"""
+    """group of the run in W&B; null: WANDB_RUN_GROUP, the sweep's name, or data set and partition"""
     preset: str | None = None
     """name of the preset, shown as a tag of the run in W&B; --preset sets it"""
     notes: str | None = None
     """notes on the run in W&B"""
     model: bool = False
-    """upload the model of the last round to W&B, as an artifact"""
+    """upload the last model to W&B, as an artifact"""
     system: bool | None = None
     """record the load of CPU, GPU, memory and disk in W&B; null: only with tracking.wandb online"""
     tracker: str | None = None

@@ -52,7 +52,8 @@ def validate(config: Experiment) -> None:
         require_tracker(name)
     if len(set(trackers)) < len(trackers) or len([*filter(registry.is_user_defined, trackers)]) > 1:
         raise UserError(
-            f"tracking.tracker lists each tracker once, and at most one of your own, got {quote(c.tracking.tracker)}."
+            "tracking.tracker must list each tracker once, and at most one of your own, got "
+            f"{quote(c.tracking.tracker)}."
         )
     if not c.measure.every and (c.measure.samples is not None or c.measure.smoothness or c.measure.measure):
         raise UserError("measure.every must be at least 1 with measure.samples, smoothness or measure (0 is never).")

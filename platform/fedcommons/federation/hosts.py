@@ -26,7 +26,7 @@ LOOK_S = 5.0
 """Seconds for which a host waits for a marker file, because a network file system may show a new file late."""
 
 ROOM = 100 * 2**20
-"""Number of bytes that must be free in each host's temporary folder and in each folder of results."""
+"""Bytes that must be free in each host's temporary folder and in each folder of results."""
 
 T = TypeVar("T")
 

@@ -97,7 +97,7 @@ def require_reachable(target: float, q: float, steps: int, delta: float, account
 
 @lru_cache(maxsize=1024)
 def tight_noise_for(target: float, q: float, steps: int, delta: float) -> float:
-    """Return the smallest noise multiplier, within 0.02 %, with which ``composed`` is at most the epsilon ``target``.
+    """Return the smallest noise multiplier (to 0.02 %) whose epsilon, by ``composed``, is at most ``target``.
 
     Raises:
         UserError: the target epsilon needs a noise multiplier above ``LARGEST_SIGMA``.

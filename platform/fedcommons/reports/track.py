@@ -1,10 +1,10 @@
-"""Send recorded runs to W&B or another tracker, from their folders, on any machine.
+"""Send recorded runs from their folders to W&B or another tracker, on any machine.
 
 fedcommons wandb runs/table1 --project P
 fedcommons track runs/mine --tracker mlflow
 
-The records of a run are replayed through the tracker that would have recorded the run. The file ``tracked.json`` in
-a run folder names what was sent, so a second call sends only new rounds and runs.
+The tracker gets the same calls as during the run. The file ``tracked.json`` in a run folder lists what was sent, so a
+second call sends only runs that are new or have new rounds.
 """
 
 import os
@@ -68,7 +68,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
 def track(argv: Sequence[str]) -> int:
     """Send recorded runs to W&B or another tracker, from their folders.
 
-    A failed run ends the command, and the next call goes on with that run.
+    If sending a run fails, the command ends, and the next call continues with that run.
     """
     options = arguments(argv)
     for name in NAMES_OF_ONE_RUN:
@@ -87,10 +87,10 @@ def track(argv: Sequence[str]) -> int:
                 _send_table(folder, options, mode)
         except Exception as error:  # each tracker's package has errors of its own
             raise ClientError(
-                f"{options.tracker} did not take {folder} ({sentence(error).rstrip('.')}); {sent} of {len(runs)} runs "
-                "were sent, and the same command sends the others."
+                f"sending {folder} to {options.tracker} failed ({sentence(error).rstrip('.')}); {sent} of {len(runs)} "
+                "runs were sent, and the same command sends the remaining runs."
             ) from error
-    print(f"{sent} of {len(runs)} runs sent to {options.tracker}; {len(runs) - sent} were there already.")
+    print(f"{sent} of {len(runs)} runs sent to {options.tracker}; {len(runs) - sent} had no new rounds.")
     return 0
 
 
@@ -109,7 +109,9 @@ def _runs(folders: Sequence[Path]) -> list[Path]:
     for path in found.values():
         read_config(path)
         if (run_id := recorded_id(path)) and ids.setdefault(run_id, path) != path:
-            raise UserError(f"{ids[run_id]} and {path} are one run (wandb-id.txt has {run_id} in both): name one only.")
+            raise UserError(
+                f"{ids[run_id]} and {path} are the same W&B run (wandb-id.txt has {run_id} in both): name one folder."
+            )
     return list(found.values())
 
 
@@ -151,7 +153,7 @@ def _marks(folder: Path) -> dict[str, Any]:
 
 
 def _send_table(folder: Path, options: parse.Options, mode: str) -> None:
-    """Send the table of a sweep, one row per run, as a W&B run that has the name of the sweep's folder."""
+    """Send the table of a sweep, one row per run, as a W&B run with the name of the sweep's folder."""
     frame = load_runs(folder)
     frame["run"] = [Path(run).name for run in frame["run"]]
     frame = frame.loc[:, [name for name in frame if not is_ignored(str(name))]]

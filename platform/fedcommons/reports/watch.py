@@ -1,4 +1,4 @@
-"""Serve the report of a running sweep to a browser on this machine; the report follows the folders until Ctrl-C.
+"""Serve the report of a running sweep to a browser on this machine; the report is updated until Ctrl-C.
 
 fedcommons watch runs/table1
 fedcommons watch runs/table1 runs/tune --port 8765
@@ -44,5 +44,5 @@ def watch(argv: Sequence[str]) -> int:
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            print("stopped watching; the runs go on.")
+            print("stopped watching; the runs continue.")
     return 130

@@ -28,7 +28,7 @@ _ELSEWHERE = ("model", "algorithm", "measure", "schedule")
 """Kinds of the components that a worker process builds."""
 
 _OF_DATA = ("data.", "partition.", "attack.", "model.", "evaluate.new_clients", "seed", "source.")
-"""Beginnings of the names of the fields on which the partitioned data and the shapes of the model depend."""
+"""Prefixes of the names of the fields on which the partitioned data and the shapes of the model depend."""
 
 
 def check(config: Experiment) -> None:
@@ -58,7 +58,7 @@ def data_fields(config: Experiment) -> tuple[tuple[str, Any], ...]:
 def build(config: Experiment, like: RunSpec | None = None) -> RunSpec:
     """Check the config, load the data, partition it among the clients, and build the run's components.
 
-    like: a run whose partitioned data are used again if its experiment has the same ``data_fields``.
+    like: a run whose partitioned data are reused if its experiment has equal ``data_fields``.
 
     Raises:
         UserError: a field is invalid, or does not fit the data set, the model or another field.

@@ -1,4 +1,4 @@
-"""CPU cores and GPUs that the system, Slurm or CUDA allows this process, where Ray's own numbers differ."""
+"""Numbers of CPU cores and GPUs that the system, Slurm or CUDA allows this process, if Ray would count others."""
 
 import os
 import re
@@ -23,10 +23,10 @@ def cores() -> int | None:
 
 
 def gpus() -> int | None:
-    """Return the number of GPUs in CUDA_VISIBLE_DEVICES if Ray's own number would be wrong; None: it is correct.
+    """Return the number of GPUs in CUDA_VISIBLE_DEVICES, or None if Ray counts them correctly.
 
-    Ray counts physical GPUs at most, and a GPU may have several MIG slices. Ray counts each name, and CUDA's list ends
-    at the first name that is no number, GPU or MIG slice (-1, none, void).
+    Ray's number is wrong in two cases. A GPU has several MIG slices: Ray counts at most the physical GPUs. A name is no
+    number, GPU or MIG slice (-1, none, void): Ray counts this name and the names after it, which CUDA ignores.
     """
     if not (text := os.environ.get("CUDA_VISIBLE_DEVICES", "")):
         return None

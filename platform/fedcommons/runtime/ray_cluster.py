@@ -34,14 +34,14 @@ JOIN_S = 20
 """Seconds within which the cluster at RAY_ADDRESS must answer."""
 
 DASHBOARD = "FEDCOMMONS_RAY_DASHBOARD"
-"""Environment variable with the port on 127.0.0.1 of Ray's dashboard, which answers `ray list` and `ray job`."""
+"""Environment variable with the port of Ray's dashboard on 127.0.0.1; `ray list` and `ray job` need the dashboard."""
 
 
 def connect(num_cpus: int | None = None) -> None:
     """Connect to the Ray cluster at the environment variable RAY_ADDRESS, or start Ray on this machine.
 
     A Ray started here has ``num_cpus`` cores (default: ``allocation.cores``) and the GPUs in CUDA_VISIBLE_DEVICES.
-    Slurm sets both. It listens on the loopback interface only, and requires a token unless RAY_AUTH_MODE
+    Slurm sets both limits. Ray listens on the loopback interface only, and requires a token unless RAY_AUTH_MODE
     disables tokens. The files of Ray and the temporary files of its workers are in a folder that only this user can
     enter (``tempdirs``), in RAY_TMPDIR or in Python's temporary folder.
 
@@ -140,7 +140,7 @@ def _dashboard_options(mode: str) -> dict[str, Any]:
     if port not in map(str, range(1024, 2**16)):
         raise UserError(f"{DASHBOARD} must be a port from 1024 to 65535, got {port[:80]!r}.")
     if mode.lower() == "disabled" or not os.environ.get("RAY_AUTH_TOKEN"):
-        raise UserError(f"{DASHBOARD} needs RAY_AUTH_MODE=token and a secret of yours in RAY_AUTH_TOKEN.")
+        raise UserError(f"{DASHBOARD} needs RAY_AUTH_MODE=token and a secret in RAY_AUTH_TOKEN.")
     if find_spec("aiohttp_cors") is None:
         raise UserError(f"{DASHBOARD} needs more packages: pip install 'ray[default]'.")
     return {"include_dashboard": True, "dashboard_host": "127.0.0.1", "dashboard_port": int(port)}

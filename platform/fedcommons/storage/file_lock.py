@@ -91,7 +91,7 @@ def holder(folder: Path) -> tuple[int, str] | None:
 
 
 def start_of(pid: int) -> str | None:
-    """Return when a process began, in clock ticks since the boot; None if it has ended, or without /proc."""
+    """Return the start time of a process in clock ticks since boot; None if it has ended or there is no /proc."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -101,7 +101,7 @@ def start_of(pid: int) -> str | None:
 
 
 def is_holder_here(folder: Path) -> bool:
-    """Check whether the process that the lock file names runs on this host: it began when the file says."""
+    """Check whether the process in the lock file runs on this host, with the start time in the file."""
     if (held := holder(folder)) is None or held[1] != clean(socket.gethostname()):
         return False
     started = start_of(held[0])

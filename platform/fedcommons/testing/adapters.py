@@ -18,30 +18,30 @@ Flower's ClientApp      ``@app.train()``: the message has the records ``arrays``
                         ``state``
 PFLlib's client         ``set_parameters(model)``, ``train()``, ``.model``, and ``.train_samples`` or ``len(.data)``
 
-``config`` is what the user passes and what a strategy sends, with ``server_round`` (ClientApp: also ``server-round``).
+``config`` has the user's and the strategy's values, and ``server_round`` (ClientApp: also ``server-round``).
 If a value is the word rate, epochs, batch_size or seed, the client gets the value of this setting. Numbers in a
 client's metrics are recorded.
 
 The adapter builds a new object for each client and round. Then it sets the attributes that the client's last round
 changed (``kept_attributes``): numbers, tensors, arrays, lists and dicts of them, and the ``state_dict`` of a torch
-module that the new object has too, such as a personal model. Of a ClientApp's ``state`` it keeps arrays and metrics.
-Other attributes, such as optimizers, start anew. It seeds the generators of torch, numpy and Python before it builds
-the object, and again before training. PFLlib's clients seed torch with 0 when they are built, so they would draw the
-same batches in every round and for every seed. Random generators of the object and of its data loaders are seeded too,
-unless the object takes ``seed``.
+module that the new object has too, such as a personal model. Of a ClientApp's ``state`` the adapter keeps arrays and
+metrics. Other attributes, such as optimizers, are new in each round. The adapter seeds the generators of torch, numpy
+and Python before it builds the object, and again before training. PFLlib's clients seed torch with 0 when they are
+built, so they would draw the same batches in every round and for every seed. Random generators of the object and of its
+data loaders are seeded too, unless the object takes ``seed``.
 
 The server averages the clients' models weighted by their numbers of examples, unless the user passes a strategy:
 
-Flower's strategies     of ``flwr.serverapp.strategy`` (Message API) and of ``flwr.server.strategy``. Their configs
-                        reach the clients. Each round they must choose all clients (fraction 1), as
-                        ``federation.participation`` chooses the clients of a round; others are refused
+Flower's strategies     of ``flwr.serverapp.strategy`` (Message API) or ``flwr.server.strategy``. Clients get their
+                        configs. Each round they must choose all clients (fraction 1), because
+                        ``federation.participation`` samples the clients; other strategies are refused
 other classes           ``aggregate_fit(server_round, results, failures) -> (parameters, metrics)``. A result is a pair
                         of a client's name and an object with ``.parameters`` (list of arrays), ``.num_examples`` and
                         ``.metrics``. Such a strategy sends no config
 
 The strategy's object lasts for a run; a resumed run restores its attributes by the same rule. If its class or function
 has a parameter ``initial_parameters``, the strategy gets the initial weights. Strategies and clients may send further
-arrays after those of the model, as SCAFFOLD does. The adapter never calls a strategy's or client's evaluation.
+arrays after those of the model, as SCAFFOLD does. The adapter calls no evaluation of strategies or clients.
 """
 
 import random

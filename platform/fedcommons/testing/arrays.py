@@ -60,7 +60,7 @@ def numbers_in(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def packed(settings: Mapping[str, Any]) -> Payload:
-    """Return settings as a message's tensor, the bytes of their JSON text; without settings no tensor."""
+    """Return the settings as a payload with one tensor, the bytes of their JSON text; empty without settings."""
     return {"config": torch.tensor([*json.dumps(settings).encode()], dtype=torch.uint8)} if settings else {}
 
 

@@ -13,7 +13,7 @@ Results = Sequence[tuple[Standing, dict[str, float]]]
 
 
 class NotJudged(AssertionError):
-    """A check of a method cannot decide; the text says why."""
+    """A check cannot decide whether a method is right; the message states the reason."""
 
 
 def require(condition: object, sentence: str) -> None:

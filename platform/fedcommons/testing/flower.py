@@ -13,7 +13,7 @@ from torch import nn
 from fedcommons.errors import UserError, name_of
 
 PATIENCE = 5
-"""Number of times that a strategy may ask for the nodes in a round. If they are too few, it asks each second."""
+"""Maximum number of requests for the nodes in a round. A strategy with too few nodes asks again each second."""
 
 
 def is_flowers(kind: type) -> bool:
@@ -36,7 +36,7 @@ def configs(
     """Return what ``configure_train`` or ``configure_fit`` adds to ``config`` for each client that it chooses.
 
     Args:
-        strategy: a strategy's object. In its eyes all clients are available. If it is not Flower's, it sends nothing.
+        strategy: a strategy, for which all clients are available. A strategy that is not Flower's sends nothing.
         round: number of the round, from 1.
         arrays: the server's arrays by name.
         config: the config that ``configure_train`` gets.

@@ -4,7 +4,7 @@ An attribute is kept if it is a number, a tensor, a numpy array, or lists and di
 numbers), and if its value differs from the value in a newly built object. The name of a tensor is the path to the value
 in JSON: the attribute, then the place in each list or the place and the key in each dict, then the value's type.
 
-A torch module is kept as the dict ``state_dict``, if the newly built object has the module too, which then loads it.
+A torch module is kept as its ``state_dict``, if the newly built object has a module of that name to load it.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The object of a strategy at the server of ``adapters.Adapted``, from round to round, and what it sends to clients."""
+"""The strategy of another framework at the server of ``adapters.Adapted``, and the configs that it sends to clients."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -28,8 +28,8 @@ class Server:
     """A strategy's object, which lasts for a run.
 
     build: the class or function that builds the object. takes_weights: whether ``build`` has a parameter
-    ``initial_parameters``. config: what clients get besides what the strategy sends. built: the attributes of a newly
-    built object. configs: client -> what the strategy sends to it in the round ``at`` (the server's state, number).
+    ``initial_parameters``. config: settings that clients get besides the strategy's. built: attributes of a newly
+    built object. configs: client -> settings from the strategy. at: server's state and round of ``configs``.
     """
 
     build: Callable[..., Any]
@@ -48,7 +48,7 @@ class Server:
         self.built, self.at = attributes(self.strategy), None
 
     def configure(self, state: State, round: int) -> None:
-        """Let the strategy configure a round, once; after a stop, build the object anew and restore its attributes.
+        """Let the strategy configure a round, once; in a resumed run, rebuild the object and restore its attributes.
 
         Raises:
             UserError: the strategy does not choose all clients.

@@ -36,8 +36,8 @@ NOT_JUDGED = {
     "privacy": "the client declares no noise, so all values that it sends count as unprotected (uncovered)",
     "state": "only numbers, tensors, arrays, lists and dicts of them, and modules stay between rounds; other "
     "attributes, such as optimizers, are built anew in each round (and --exact may fail for this reason)",
-    "personal models": "the adapter sees no personal model; the special case compares server models, so it cannot be a "
-    "method without one, such as fedper",
+    "personal models": "the adapter sees no personal model. The special case compares server models, so a method "
+    "without a server model, such as fedper, cannot be the special case",
 }
 """Properties of another framework's client that no check can judge, each with the reason."""
 
@@ -55,7 +55,7 @@ def it_begins_at_the_weights_that_it_is_given(algorithm: Adapted, local: LocalSG
     """Check that a client returns the server model unchanged at a learning rate of almost zero.
 
     Raises:
-        NotJudged: some layers are unchanged, and the other layers may be personal, so that the client keeps its own.
+        NotJudged: only some layers change. The client may keep them as personal layers.
     """
     federation = _federation(ALMOST_ZERO)
     for round in (1, 2):
@@ -66,7 +66,7 @@ def it_begins_at_the_weights_that_it_is_given(algorithm: Adapted, local: LocalSG
         message = f"at learning rate {ALMOST_ZERO:g} the client returns other weights, {100 * off:.2g} % away"
         message += ": it does not begin at the weights of the server's message"
         if len(others) not in (0, len(x)):
-            raise NotJudged(f"{message} in {listed(others)}, which is right only for layers that a client keeps")
+            raise NotJudged(f"{message} in {listed(others)}, which is right only for personal layers")
         require(off <= 1e-3, message)
 
 

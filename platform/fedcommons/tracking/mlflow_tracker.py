@@ -1,4 +1,4 @@
-"""A tracker that writes to MLflow, at MLFLOW_TRACKING_URI; without it, to the folder ``mlflow/`` in the run folder."""
+"""A tracker that writes to MLflow at MLFLOW_TRACKING_URI (default: the folder ``mlflow/`` in the run folder)."""
 
 import os
 from collections.abc import Mapping

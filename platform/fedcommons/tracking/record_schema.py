@@ -18,7 +18,7 @@
 ``model.safetensors``, ``best.safetensors``  server model after the last round; server model with the best validation
                          value
 ``wandb/``               W&B's files, unless ``--wandb off``: ``offline-run-*`` until ``wandb sync`` sends them
-``tracked.json``         with ``fedcommons wandb`` and ``track``: the trackers to which the run was sent
+``tracked.json``         trackers to which ``fedcommons wandb`` or ``track`` sent the run
 ``checkpoints/``         the last two checkpoints, from which ``--resume`` continues
 ``memory/``              state of clients between rounds
 ``messages.log``, ``error.txt``  messages of the run; the error that stopped it

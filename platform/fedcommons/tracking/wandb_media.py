@@ -72,7 +72,7 @@ def allowed(summary: Mapping[str, Any]) -> set[str]:
 def pictures(folder: Path, summary: Mapping[str, Any], pool: Columns) -> dict[str, "Image"]:
     """Return key -> picture of a finished run, for pictures that exist and may be shown.
 
-    pool: synthetic images; if it is empty, the picture of the pool is the one in W&B's folder, if any.
+    pool: synthetic images; if empty, the pool's picture is read from W&B's folder, if it exists there.
     """
     facts = safe_read.json_of(folder / "partition.json") or {}
     drawings: dict[str, Callable[[], Image]] = {}

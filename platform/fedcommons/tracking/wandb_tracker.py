@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # pandas takes a second to import, and a run needs none
     import pandas as pd
 
 VARIABLES = ("WANDB_BASE_URL", "WANDB_ENTITY", "WANDB_NOTES", "WANDB_PROJECT", "WANDB_TAGS")
-"""Variables that the trials of a sweep get from the sweep's process. The key is not sent to other machines."""
+"""Variables that a sweep's process passes to its trials. The API key is not sent to other machines."""
 
 NAMES_OF_ONE_RUN = ("WANDB_NAME", "WANDB_RUN_ID", "WANDB_SWEEP_ID")
 """Variables that name one W&B run. They are ignored if a command has several runs."""
@@ -51,7 +51,7 @@ class WandbTracker:
 
     described: see ``describe``. mode: "online" or "offline". say: called with one sentence if the run is kept offline,
     or has no pictures. pool: synthetic images for the pictures (see ``wandb_media``), which are logged with
-    the last round. is_required: raise W&B's error if the run cannot be online, instead of keeping it offline.
+    the last round. is_required: raise W&B's error instead of keeping the run offline.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class WandbTracker:
 
 
 def log_table(folder: Path, frame: "pd.DataFrame", place: Mapping[str, str], mode: str) -> None:
-    """Log the table of the sweep in ``folder`` as a W&B run of its own; place: entity and project."""
+    """Log the table of the sweep in ``folder`` as a separate W&B run. place: entity and project."""
     import wandb
 
     described = {
@@ -130,14 +130,14 @@ def log_table(folder: Path, frame: "pd.DataFrame", place: Mapping[str, str], mod
 
 
 def wandb_mode(mode: str) -> str:
-    """Return the mode of W&B: ``tracking.wandb``, but "off" in place of the default if WANDB_MODE is "disabled"."""
+    """Return the mode of W&B: "off" if WANDB_MODE is "disabled" and ``mode`` the default, else ``mode``."""
     return "off" if mode == Tracking.wandb and os.environ.get("WANDB_MODE") == "disabled" else mode
 
 
 def describe(config: Experiment, p: float) -> dict[str, Any]:
     """Return the arguments of ``wandb.init`` that describe a run, and the switches ``model`` and ``system``.
 
-    The variables WANDB_PROJECT, WANDB_RUN_GROUP and WANDB_NOTES hold where no field is set. p: resulting share of
+    WANDB_PROJECT, WANDB_RUN_GROUP and WANDB_NOTES apply if the field is not set. p: resulting share of
     shared data.
 
     W&B's config has the fields of config.yaml without the section ``tracking`` and folders of this machine, and the

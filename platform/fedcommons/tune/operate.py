@@ -1,4 +1,4 @@
-"""Follow or stop a sweep from its folder, in any terminal, also on another host that shares the folder.
+"""Follow a sweep from its folder, in any terminal and on any host that shares the folder; stop it on its host.
 
 fedcommons status runs/table1
 fedcommons logs runs/table1 --follow
@@ -33,7 +33,7 @@ STOP_S = 2 * parse.LAST_S
 
 
 def status(argv: Sequence[str]) -> int:
-    """Print the state of a sweep's runs, and the time left."""
+    """Print the states of a sweep's runs, and the time left."""
     folder = _folder(parse.parse(_parser("status FOLDER"), argv))
     plan, is_locked = _plan(folder), file_lock.is_locked(folder)
     states = {name: _state(folder / name, is_locked) for name in _runs(folder, plan)}
@@ -62,20 +62,20 @@ def logs(argv: Sequence[str]) -> int:
             raise unknown("run", run, runs)
         place = folder / run
     if not os.path.lexists(path := place / MESSAGES) and not options.follow:
-        raise UserError(f"{place} has no {MESSAGES}: no message was written yet, or not by a sweep.")
+        raise UserError(f"{place} has no {MESSAGES}: no sweep has written a message there.")
     with suppress(KeyboardInterrupt):
         subprocess.run(["tail", "-n", str(options.lines), *["-F"][: options.follow], str(path.resolve())], check=False)
     return 0
 
 
 def stop(argv: Sequence[str]) -> int:
-    """End the process of a sweep, whose finished rounds stay."""
+    """End the process of a sweep; its finished rounds are kept."""
     folder = _folder(parse.parse(_parser("stop FOLDER"), argv))
     if not file_lock.is_locked(folder) or (held := file_lock.holder(folder)) is None:
         raise UserError(f"no sweep is running in {folder}.")
     pid, host = held
     if not file_lock.is_holder_here(folder):
-        raise UserError(f"process {pid} of this host does not run in {folder}: call `fedcommons stop` on {host}.")
+        raise UserError(f"process {pid} of this host does not run in {folder}: call `fedcommons stop` on host {host}.")
     try:
         os.kill(pid, signal.SIGTERM)
     except PermissionError:

@@ -34,7 +34,7 @@ SCHEDULERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "hyperband": ("AsyncHyperBandScheduler", {"brackets": 3}),
     "median": ("MedianStoppingRule", {}),
 }
-"""Name -> class in ``ray.tune.schedulers``, and constants. Classes that pause trials or change configs are left out."""
+"""Name -> class in ``ray.tune.schedulers``, and constants. No scheduler pauses trials or changes configs."""
 
 
 def scheduler_of(name: str, cells: Sequence[Trial]) -> Any:
@@ -63,8 +63,8 @@ def require_rounds(name: str, trials: Iterable[tuple[float, int, int]]) -> None:
             raise UserError(f"--scheduler {name} stops runs by validation accuracy: --data.validation must be above 0.")
         if rounds <= every:
             raise UserError(
-                f"--scheduler {name} stops runs between rounds: federation.rounds must be above evaluate.every, which "
-                f"is {every}, got {rounds}."
+                f"--scheduler {name} stops runs between evaluations: federation.rounds must be above evaluate.every "
+                f"({every}), got {rounds}."
             )
 
 

@@ -113,7 +113,7 @@ def is_done(cell: Trial, out: Path) -> bool:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a sweep. jobs: largest number of parallel trials, or None; until: its end by ``time.monotonic``."""
+    """Limits of a sweep. jobs: maximum number of parallel trials, or None. until: end, by ``time.monotonic``."""
 
     jobs: int | None = None
     until: float = math.inf
@@ -220,7 +220,7 @@ def run_cells(
 ) -> Outcome:
     """Run every unfinished trial in the folder ``out/NAME``; after a failed trial the sweep continues.
 
-    Trials that have not ended at ``todo.limits.until`` are stopped, and a resumed sweep continues them.
+    At the time ``todo.limits.until`` all running trials are stopped; a resumed sweep continues them.
 
     Trials start in their order, each after its generators are trained. The caller must have opened ``out`` by
     ``open_sweep``. scheduler: a Ray Tune scheduler, which gets the metrics of every round and may stop trials; None: no

@@ -13,7 +13,7 @@ from fedcommons.tracking.run_folder import is_run, read_rounds, read_summary
 from fedcommons.tracking.wandb_tracker import logged_in
 
 PLAN, MESSAGES = ".plan.json", "messages.log"
-"""Files of a sweep's folder: the plan (see ``write_plan``), and the messages. A run's subfolder has its own."""
+"""Files of a sweep's folder: plan (see ``write_plan``) and messages. Each run's subfolder has messages of its own."""
 
 LATE_S = 60.0
 """Seconds for which a sweep waits for the files of its last runs, as a network file system may show them late."""
@@ -29,7 +29,7 @@ def open_folder(out: Path) -> AbstractContextManager[None]:
 
 
 def write_plan(out: Path, rounds: Mapping[str, int]) -> None:
-    """Record the runs that the sweep will do, so that other processes see which runs wait and how long they take.
+    """Record the planned runs, so that other processes see which runs wait, and estimate the time left.
 
     The file holds the time, and run -> [rounds at this time, planned rounds]. rounds: run -> planned rounds.
     """
@@ -71,7 +71,7 @@ def require_shared(
 
     pin: labels that the hosts must have. storages: the storage of each run, or None. artifacts: the stores of runs
     without a storage. makes_artifacts: generators will be stored, so these stores are created and checked. online: runs
-    are sent to W&B; without a login here, all hosts keep them offline, so that no host needs one.
+    are sent to W&B, so all hosts need a login if this host has one; else all hosts keep the runs offline.
 
     Raises:
         UserError: see ``hosts.require_alike``.
