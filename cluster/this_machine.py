@@ -35,7 +35,7 @@ class Commands(CommandRunnerInterface):
         environment_variables: Mapping[str, object] | None = None,
         **__: Any,
     ) -> Any:
-        """Run ``cmd`` in a shell with this process's Python (None: open a shell); `ray stop` ends only Ray at ``PORT``."""
+        """Run ``cmd`` in a shell with this process's Python (None: open a shell); `ray stop` ends Ray at ``PORT``."""
         if cmd == "uptime":  # Ray's test of SSH
             return b""
         if cmd and cmd.endswith("ray stop"):
@@ -91,6 +91,11 @@ def stop() -> bytes:
 
 class ThisMachine(LocalNodeProvider):
     """A provider whose only node is this machine; the first start creates token and certificate."""
+
+    @staticmethod
+    def bootstrap_config(cluster_config: dict[str, Any]) -> dict[str, Any]:
+        """Return the config without file mounts. Ray would read all their files, and fail at a link to no file."""
+        return LocalNodeProvider.bootstrap_config(cluster_config) | {"file_mounts": {}}
 
     def create_node(self, node_config: dict[str, Any], tags: dict[str, str], count: int) -> None:
         """Register this machine as started, as Ray's own provider for machines at an address does."""

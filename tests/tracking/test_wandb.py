@@ -132,6 +132,7 @@ def test_wandb_gets_nothing_of_this_machine_and_no_file_has_a_secret(
     assert file.config["data"]["folder"] == "photos"
     assert {"images", "method", "stage", "net"} <= set(file.run.tags)
     (of,) = Path("out/run/wandb").glob("offline-run-*")
+    assert not [path for path in Path("out/run").rglob("*") if path.is_symlink() and not path.exists()]
     paths = [path for path in (of / "files").rglob("*") if path.is_file() and path.suffix != ".png"]
     texts = [*map(str, file.records), *(path.read_text() for path in paths)]
     places = (tmp_path, home, Path(__file__).parent, sys.executable)

@@ -95,6 +95,10 @@ class WandbTracker:
                     self._log_model()
         finally:
             self.run.finish(exit_code=0 if summary is not None else 1)
+            # W&B's link to a log in a temporary folder leads nowhere after the run, and `ray up` fails at such links.
+            for link in self.folder.glob("wandb/*run-*/logs/debug-core.log"):
+                if link.is_symlink():
+                    link.unlink()
 
     def _log_model(self) -> None:
         import wandb
