@@ -90,7 +90,9 @@ def track(argv: Sequence[str]) -> int:
                 f"sending {folder} to {options.tracker} failed ({sentence(error).rstrip('.')}); {sent} of {len(runs)} "
                 "runs were sent, and the same command sends the remaining runs."
             ) from error
-    print(f"{sent} of {len(runs)} runs sent to {options.tracker}; {len(runs) - sent} had no new rounds.")
+    is_offline = options.tracker == "wandb" and mode == "offline"
+    what = "written for `wandb sync`" if is_offline else f"sent to {options.tracker}"
+    print(f"{sent} of {len(runs)} runs {what}; {len(runs) - sent} had no new rounds.")
     return 0
 
 

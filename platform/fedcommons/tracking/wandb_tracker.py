@@ -95,10 +95,7 @@ class WandbTracker:
                     self._log_model()
         finally:
             self.run.finish(exit_code=0 if summary is not None else 1)
-            # W&B's link to a log in a temporary folder leads nowhere after the run, and `ray up` fails at such links.
-            for link in self.folder.glob("wandb/*run-*/logs/debug-core.log"):
-                if link.is_symlink():
-                    link.unlink()
+            _remove_links(self.folder)
 
     def _log_model(self) -> None:
         import wandb
@@ -131,6 +128,14 @@ def log_table(folder: Path, frame: "pd.DataFrame", place: Mapping[str, str], mod
     rows = [[_without_folders(list(v) if isinstance(v, tuple) else v) for v in row] for row in rows]
     with run:
         run.log({"runs": wandb.Table(columns=[*frame], data=rows, allow_mixed_types=True)})
+    _remove_links(folder)
+
+
+def _remove_links(folder: Path) -> None:
+    """Remove W&B's links to its log in a temporary folder, which is removed; `ray up` fails at links to no file."""
+    for link in folder.glob("wandb/*run-*/logs/debug-core.log"):
+        if link.is_symlink():
+            link.unlink()
 
 
 def wandb_mode(mode: str) -> str:
