@@ -114,6 +114,14 @@ def test_flaws_of_a_lab_that_rays_schema_misses(flaws: Any, up: Any) -> None:
         assert any(message in sentence for sentence in flaws(copy.deepcopy(good | change))), message
 
 
+def test_ray_reads_no_file_of_the_folder_to_start_ray_on_this_machine() -> None:
+    """It would fail at a link to no file, such as W&B leaves in a run folder."""
+    provider = runpy.run_path(str(ROOT / "cluster" / "this_machine.py"))["ThisMachine"]
+    cluster = yaml.safe_load((ROOT / "ray_cluster.yaml").read_text())
+    assert cluster["file_mounts"]  # `make cluster` needs them
+    assert provider.bootstrap_config(cluster)["file_mounts"] == {}
+
+
 FINE = {
     "name": "x", "python": "3.11", "packages": {"torch": "2.15.0"}, "cpu": ["x86_64", ""], "out": "", "tools": [],
     "free": {"/home/me": 2e12, "/shared": 2e12}, "venv": True, "taken": False, "unreachable": [],
