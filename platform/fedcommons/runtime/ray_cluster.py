@@ -344,7 +344,7 @@ def require_actors(n: int, gpus_per_actor: float | str) -> None:
         room = int(has / each + 1e-9) if each >= 1 else int(has) * int(1 / each + 1e-9)
         if n > room:
             raise UserError(
-                f"federation.actors: one run needs {n * each:g} {kind}, and Ray has {has:g}, room for {room} such "
+                f"federation.actors: one run needs {n} x {each:g} {kind}, and Ray has {has:g}, room for {room} such "
                 f"actors{', as no process can use parts of two GPUs' * (n * each <= has)}; use fewer actors"
                 f"{', a smaller federation.gpus_per_actor' * (kind == 'GPU')} or federation.executor serial."
             )
