@@ -86,7 +86,7 @@ def with_central_target(plan: Plan, target: float, delta: float) -> Plan:
     try:
         noise = tight_noise_for(target, *course, delta)
     except UserError as error:
-        raise UserError(f"dp.central_epsilon: {error}") from None
+        raise UserError(f"dp.{error}".replace("target_epsilon", "central_epsilon")) from None
     return replace(plan, central=replace(plan.central, noise=noise, target=target))
 
 
