@@ -346,7 +346,7 @@ def test_messages_list_the_names_of_a_file_in_one_order() -> None:
 
 
 def test_a_projection_of_a_network_without_last_layer_is_refused(tmp_path: Path) -> None:
-    code = "from torch import nn\ndef net(n_classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, n_classes))\n"
+    code = "from torch import nn\ndef net(n_classes):\n    return nn.Sequential(nn.Linear(64, n_classes))\n"
     (tmp_path / "net.py").write_text(code)
     fields = {"model.name": f"{tmp_path / 'net.py'}:net", "model.projection": 4, "tracking.wandb": "off"}
     with pytest.raises(UserError, match="a Linear called last"):
