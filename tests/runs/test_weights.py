@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from report_runs import quiet
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 from torchvision import models
 
@@ -20,7 +20,7 @@ from fedcommons.config.experiment import Experiment
 from fedcommons.convergence import per_sample
 from fedcommons.convergence.smoothness import hessian_vector
 from fedcommons.federation.client_memory import ClientMemory
-from fedcommons.runs import assemble
+from fedcommons.runs import assemble, model_files
 from fedcommons.runs.build import build, noise_key
 from fedcommons.runs.build import load as load_data
 from fedcommons.testing import digits
@@ -336,3 +336,18 @@ def test_an_exported_model_has_the_logits(done: Result, tmp_path: Path) -> None:
     (logits,) = ReferenceEvaluator(str(result.export("onnx"))).run(None, {"x": x.numpy()})
     with torch.no_grad():
         torch.testing.assert_close(torch.tensor(logits), result.model(x), atol=1e-4, rtol=1e-4)
+
+
+def test_messages_list_the_names_of_a_file_in_one_order() -> None:
+    """The library safetensors returns the tensors of a file in random order."""
+    names = [f"part{i:02}" for i in range(30)]
+    content = save({name: torch.ones(1) for name in names})
+    assert [*model_files._read("a.safetensors", content, 1e9)] == names  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_projection_of_a_network_without_last_layer_is_refused(tmp_path: Path) -> None:
+    code = "from torch import nn\ndef net(n_classes):\n    return nn.Sequential(nn.Linear(64, n_classes))\n"
+    (tmp_path / "net.py").write_text(code)
+    fields = {"model.name": f"{tmp_path / 'net.py'}:net", "model.projection": 4, "tracking.wandb": "off"}
+    with pytest.raises(UserError, match="a Linear called last"):
+        build(experiment("smoke", values=fields))

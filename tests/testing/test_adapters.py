@@ -275,6 +275,59 @@ def test_attributes_are_restored_with_their_types_and_their_order() -> None:
     assert all(map(is_, parameters, new.net.parameters()))  # which optimizers of the new object hold
 
 
+class ListsParameters(FlowerStyle):
+    """It sets and sends the module's parameters by a list, and has a parameter of its own and a lazy module."""
+
+    def __init__(
+        self, module: nn.Module, loss: Any, x: Tensor, y: Tensor, rate: float, epochs: int, batch_size: int
+    ) -> None:
+        super().__init__(module, loss, x, y, rate, epochs, batch_size)
+        self.weights, self.own, self.lazy = [*module.parameters()], nn.Parameter(torch.zeros(1)), nn.LazyLinear(1)
+
+    def fit(self, parameters: list[np.ndarray], config: Mapping[str, Any]) -> Fitted:
+        for weight, value in zip(self.weights, parameters, strict=True):
+            weight.data = torch.tensor(value)
+        self.train()
+        self.own.data += 1
+        self.net = nn.Sequential(self.net)  # the state_dict gets other names, as by torch.compile
+        numbers = {"own": self.own.item(), "learns": float(self.own.requires_grad)}
+        return [weight.detach().numpy().copy() for weight in self.weights], self.n, numbers
+
+
+def test_parameters_that_a_client_keeps_are_those_of_its_modules() -> None:
+    federation = digits(linear=True).training(theirs.FULL, "samples")
+    (now, metrics), (plain, _) = (
+        federation.run(adapted(client), federation.plan(3))[-1] for client in (ListsParameters, FlowerStyle)
+    )
+    assert flat(now.state, "model").buffer.equal(flat(plain.state, "model").buffer)
+    assert (metrics["train/own"], metrics["train/learns"]) == (3, 1)
+
+
+class Wrapper(Average):
+    """It lets another strategy merge, as Flower's strategies of differential privacy do."""
+
+    def __init__(self) -> None:
+        self.strategy = Slower()
+
+    def aggregate_fit(self, *given: Any) -> tuple[list[np.ndarray] | None, dict]:
+        return self.strategy.aggregate_fit(*given)
+
+
+class Slower(Average):
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def aggregate_fit(self, *given: Any) -> tuple[list[np.ndarray] | None, dict]:
+        self.calls += 1
+        arrays, numbers = super().aggregate_fit(*given)
+        return arrays and [x / self.calls for x in arrays], numbers
+
+
+def test_the_attributes_of_a_wrapped_strategy_continue_after_a_stop() -> None:
+    federation = digits(linear=True).training(theirs.FULL, "samples")
+    require_the_same_after_a_stop(adapted(FlowerStyle, Wrapper), federation, federation.plan(4))
+
+
 class SeedsInTraining(Seeding):
     def train(self) -> None:
         torch.manual_seed(0)

@@ -113,8 +113,15 @@ def test_flowers_strategies_serve(strategy: type, rule: Callable[..., np.ndarray
     assert off(after(adapted(fitted, strategy), 1)[0], flat_of(expected, FEDERATION.model)) < 1e-6
 
 
-@pytest.mark.parametrize(("client", "strategy"), [(fitted, Adam), (app, of_messages.FedAdam)])
-def test_a_strategy_of_flower_continues_after_a_stop(client: Callable[..., Any], strategy: type) -> None:
+def noisy() -> Any:
+    return of_messages.DifferentialPrivacyServerSideFixedClipping(of_messages.FedAdam(), 0.1, 1.0, 3)
+
+
+STATEFUL = [(fitted, Adam), (fitted, partial(strategies.FedAdam, tau=1e-3)), (app, of_messages.FedAdam), (app, noisy)]
+
+
+@pytest.mark.parametrize(("client", "strategy"), STATEFUL)
+def test_a_strategy_of_flower_continues_after_a_stop(client: Callable[..., Any], strategy: Any) -> None:
     algorithm = adapted(client, strategy, config=CONFIG)
     require_the_same_after_a_stop(algorithm, FEDERATION, FEDERATION.plan(4, participation=0.6))
 

@@ -259,7 +259,7 @@ def _name_in_model(state: Collection[str], key: str, network: nn.Module | None) 
 def _read(name: str, data: bytes, most: float) -> Mapping[str, Tensor]:
     try:
         if name.endswith(".safetensors"):
-            return load(data)
+            return dict(sorted(load(data).items()))  # the library's order is random
         if is_zipfile(BytesIO(data)):  # torch wrote no zip files until version 1.5
             with ZipFile(BytesIO(data)) as packed:  # a compressed zip, not written by torch.save, may be huge
                 size = sum(entry.file_size for entry in packed.infolist())

@@ -89,6 +89,10 @@ def build_module(
                 raise UserError(f"model.name {name} is a plain network, which {without}.")
             if projection and has:
                 raise UserError(f"model.projection needs one input and one label, and {dataset.name} has {has}.")
+            if projection and not isinstance(getattr(model, "last", None), nn.Linear):
+                raise UserError(
+                    f"model.projection needs a network whose last layer is a Linear called last, not {name}."
+                )
             network = Projected(model, projection) if projection else model
             del offered["shape"], offered["n_classes"]
             predictor = Regressor if dataset.targets else Classifier

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -22,8 +23,9 @@ def is_flowers(kind: type) -> bool:
 
 
 def parameters_for(strategy: object, arrays: Sequence[np.ndarray]) -> Any:
-    """Return the arrays as ``Parameters`` if ``strategy`` is one of Flower's classes, otherwise as a list."""
-    if not (isinstance(strategy, type) and is_flowers(strategy)):
+    """Return the arrays as ``Parameters`` if ``strategy`` is Flower's class or a partial of one, otherwise a list."""
+    kind = strategy.func if isinstance(strategy, partial) else strategy
+    if not (isinstance(kind, type) and is_flowers(kind)):
         return list(arrays)
     from flwr.common import ndarrays_to_parameters  # pyright: ignore[reportMissingImports]
 
