@@ -1,5 +1,6 @@
 """fedcommons from Python: runs, sweeps, and arguments that are refused."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,9 +54,7 @@ def test_a_result_has_summary_rounds_and_the_model_that_was_evaluated(tmp_path: 
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
-def test_a_users_own_tuner_gets_the_metrics_of_every_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", raising=False)  # an earlier sweep of this process set it
-
+def test_a_users_own_tuner_gets_the_metrics_of_every_round(tmp_path: Path) -> None:
     def config(lr: float) -> fc.Experiment:
         return experiment("smoke", values={**FIELDS, "client.lr": lr})
 
@@ -84,7 +83,9 @@ def test_a_sweep_is_its_runs_side_by_side(tmp_path: Path, monkeypatch: pytest.Mo
     Path("mine.py").write_text(f"import numpy\n{text}", encoding="utf-8")
     fields = {**FIELDS, "data.name": "mine.py:rows", "model.name": "linear"}
     wanted = [experiment("smoke", values={**fields, "alpha": a, "seed": s}) for a, s in ((1.0, 0), (0.1, 1))]
+    variables = dict(os.environ)
     frame = sweep(wanted, tmp_path / "sweep")
+    assert {name for name in variables.keys() ^ os.environ.keys() if name.startswith("TUNE_")} == set()
     assert list(zip(frame["alpha"], frame["seed"], strict=True)) == [(1.0, 0), (0.1, 1)]
     alone = run(wanted[1], tmp_path / "alone", say=quiet)
     assert frame["last_accuracy"].iloc[1] == alone.summary["last_accuracy"]

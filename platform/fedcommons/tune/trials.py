@@ -4,8 +4,8 @@ import logging
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -43,6 +43,29 @@ REMOVAL_S = 10.0
 """Seconds to wait until Ray has removed the trials of an interrupted sweep."""
 
 
+@contextmanager
+def tune_variables() -> Iterator[None]:
+    """Set Ray Tune's environment variables for a sweep; afterwards the caller's own Tuner has its values again."""
+    values = {
+        "TUNE_DISABLE_SIGINT_HANDLER": "1",  # the caller of ``run`` handles Ctrl-C
+        "RAY_AIR_NEW_OUTPUT": os.environ.get("RAY_AIR_NEW_OUTPUT", "0"),
+        # results are in the run folders
+        "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": os.environ.get("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1"),
+        "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a failed trial may have no metrics
+        # With a single pending trial, Tune would drop the trial's starting actor whenever another actor is free.
+        "TUNE_MAX_PENDING_TRIALS_PG": str(max(1, int(ray.cluster_resources().get("CPU", 1)))),
+    }
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
 def run(
     cells: Mapping[str, Experiment],
     data: Mapping[str, str],
@@ -66,12 +89,6 @@ def run(
         UserError: Ray has no resources for any trial.
         ClientError: no trial could run for a long time, as Ray had no resources for it.
     """
-    os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # the caller of this function handles Ctrl-C
-    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
-    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # results are in the run folders
-    os.environ["TUNE_DISABLE_STRICT_METRIC_CHECKING"] = "1"  # a failed trial may have no metrics
-    # With a single pending trial, Tune would drop the trial's starting actor whenever another actor is free.
-    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(max(1, int(ray.cluster_resources().get("CPU", 1))))
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # errors of trials are reported below, in one line each
 
     Reservation.places.clear()
@@ -92,7 +109,8 @@ def run(
     is_reused &= len({str(f.gpus_per_actor) for f in federations.values()}) == 1
     # Tune's record is not used, as a sweep resumes from its trials' folders.
     # The record is written to a temporary folder, so that it does not fill the disk of the trials' folders.
-    with tempdirs.folder() as state, tempdirs.tempdir(), shared_values(values, live):  # W&B writes into ``tempdir``
+    # W&B writes into ``tempdir``.
+    with tune_variables(), tempdirs.folder() as state, tempdirs.tempdir(), shared_values(values, live):
         tuner = tune.Tuner(
             trainable,
             tune_config=tune.TuneConfig(
