@@ -219,7 +219,7 @@ def test_hosts_with_other_code_or_no_common_folder_are_refused_before_any_run(la
     hashed = [host.run("md5sum", f"fedcommons/{changed}").stdout for host in (lab.head, lab.worker)]
     assert hashed[0] == hashed[1]
     for folder in ("/root/alone", "/mnt/mixed"):
-        assert lab.head.run("ls", "-A", folder).stdout.split() == [".lock"]
+        assert lab.head.run("ls", "-A", folder).stdout.split() == [".lock", "messages.log"]
 
 
 def test_hosts_that_lack_something_are_named_and_nothing_is_started(lab: Lab) -> None:
@@ -230,7 +230,7 @@ def test_hosts_that_lack_something_are_named_and_nothing_is_started(lab: Lab) ->
     for change, host, word in (
         ((lab.worker.ip, "198.18.7.99"), "198.18.7.99", "does not answer"),
         (("/mnt/keys/operator", "/mnt/keys/host"), lab.head.ip, "refuses user root"),
-        (("OUT=/mnt", "OUT=/root"), lab.worker.ip, "OUT=/root is another folder"),
+        (("OUT=/mnt", "OUT=/root"), lab.worker.ip, "OUT=/root is not the same folder"),
         (("OUT=/mnt", "OUT=/mnt PORT=6380"), lab.head.ip, "another program uses port 6380"),
     ):
         done = lab.type(line.replace(*change))

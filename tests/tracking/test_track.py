@@ -147,7 +147,7 @@ def test_a_live_run_follows_the_variables_and_a_sweeps_agent(
     [
         (["wandb"], "at least one folder"), (["wandb", "{}/a/none"], "not a folder"),
         (["wandb", "{}", "--project", " "], "--project"), (["wandb", "{}", "--tracker", "mlfow"], "mlflow"),
-        (["track", "{}", "--tracker", "csv", "--entity", "me"], "--entity"), (["wandb", "{}"], "one run"),
+        (["track", "{}", "--tracker", "csv", "--entity", "me"], "--entity"), (["wandb", "{}"], "the same W&B run"),
         (["wandb", "{}/a"], "login"),
     ],
 )  # fmt: skip

@@ -237,7 +237,6 @@ def run_cells(
     trained, ready, ended = 0, started, set[str]()
     if todo.trials and not todo.limits.is_over:
         rounds = {c.name: c.rounds for c in todo.trials}
-        write_plan(out, rounds)
         display.say("Starting Ray ...")
         ray_cluster.connect()
         import ray
@@ -257,6 +256,7 @@ def run_cells(
         federations = list(dict.fromkeys(config.federation for config in configs))
         for f in federations:
             ray_cluster.require_actors(f.processes, f.gpus_per_actor)
+        write_plan(out, rounds)
         display.say(f"{len(todo.trials)} cells to run on {ray_cluster.describe(federations[0].gpus_per_actor)}.")
         if todo.missing:
             settings = ", ".join(dict.fromkeys(config.sharing.setting for config in configs if config.generator))
