@@ -171,6 +171,7 @@ run --federation.sampling poisson --straggler.q 0.3 -> federation.sampling strag
 run --out '' -> --out file '' | run --out {long} -> --out 4096 5000 | run --out a{nul}b -> --out control a\x00b
 run --out=~nosuchuser/x -> --out home | run --out good.yaml/x --preset smoke -> good.yaml written
 run --algorithm fed{escape}avg -> --algorithm control \x1b | run --tracking.group {surrogate} -> control \udc80
+run --storage-name lab -> storage_name --storage | table1 --storage folder --storage-name a/b -> storage_name 'a/b'
 run --storage s4://bucket/lab -> storage s3://BUCKET/PREFIX | run --storage s3://key:secret@b/lab -> credentials
 run --config nowhere.yaml -> nowhere.yaml cannot | run --config {tmp}/folder -> folder no file
 run --config loop -> loop symbolic | run --config list.yaml -> list.yaml keys | run --config deep.yaml -> deeply

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from interrupted import outputs, small
@@ -55,6 +56,50 @@ def test_a_resumed_sweep_sends_what_could_not_be_sent(place: str, tmp_path: Path
     SweepMirror([cell], tmp_path / "a" / "out").begin(resume=True)
     SweepMirror([cell], tmp_path / "b" / "out").begin(resume=True)
     assert outputs(tmp_path / "b" / "out" / "cell") == outputs(worker)
+
+
+@pytest.mark.parametrize("chosen", [None, "mine"])
+def test_a_resumed_sweep_asks_the_storage_once_and_not_once_per_run(
+    chosen: str | None, place: str, tmp_path: Path, recorded: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs that are equal in folder and storage, or in neither, are not requested."""
+    cells = [Trial(f"c{i}", small(tmp_path, {"storage": place, "storage_name": chosen})) for i in range(4)]
+    a, b, listed = tmp_path / "a" / "out", tmp_path / "b" / "out", list[str]()
+    for cell in cells[:3]:
+        recorded(a / cell.name, cell.config, None)
+
+    kind = type(object_store.open_store(place))
+
+    def counting(function: Callable[..., Any], keys: list[str]) -> Callable[..., Any]:
+        def call(storage: Any, key: str, *of: Any) -> Any:
+            if function.__name__ == "tags":
+                listed.append(key)
+                return (function(storage, key, *of), keys.clear())[0]  # a folder's listing reads each run's list
+            keys.append(key)
+            return function(storage, key, *of)
+
+        return call
+
+    def asked(out: Path) -> set[str]:
+        """The runs that requests of a resumed sweep name, without those of the listing."""
+        keys = list[str]()
+        listed.clear()
+        with monkeypatch.context() as patch:
+            for name in ("look", "read", "write", "tags"):
+                patch.setattr(kind, name, counting(getattr(kind, name), keys))
+            SweepMirror(cells, out, lambda _: None).begin(resume=True)
+        assert listed == [f"runs/{chosen or 'out'}"]
+        return {run for key in keys if (run := key.split("/")[2])[0] == "c"}
+
+    assert asked(a) == {"c0", "c1", "c2"}
+    assert asked(b) == {"c0", "c1", "c2"}
+    assert results(b) == results(a)
+    assert asked(a) == asked(b) == set()
+    with (b / "c1" / "summary.json").open("a") as file:  # stands for a run that ended here, and whose upload failed
+        file.write("\n")
+    assert asked(b) == {"c1"}
+    assert asked(a) == {"c1"}
+    assert outputs(a / "c1") == outputs(b / "c1")
 
 
 @pytest.mark.ray

@@ -17,7 +17,7 @@ from fedcommons.config.section import UNSET, Constants
 from fedcommons.errors import UserError, quote, unknown
 
 IGNORED_BY_RESULTS = (
-    "artifacts", "storage", "data.dir", "data.download", "federation.executor", "federation.actors",
+    "artifacts", "storage", "storage_name", "data.dir", "data.download", "federation.executor", "federation.actors",
     "federation.gpus_per_actor", "federation.transport", "federation.checkpoint_every", "federation.memory_mb",
     "source.tracker",
 )  # fmt: skip

@@ -35,6 +35,8 @@ class Experiment:
     storage: str | None = None
     """remote copy of runs and artifacts, from which other machines continue: s3://BUCKET/PREFIX or a folder (null: no
     remote copy)"""
+    storage_name: str | None = None
+    """name of this sweep or run in the storage (null: name of its folder)"""
     data: schema.Data = field(default_factory=schema.Data)
     partition: schema.Partition = field(default_factory=schema.Partition)
     sharing: schema.Sharing = field(default_factory=schema.Sharing)

@@ -177,8 +177,8 @@ KINDS: Mapping[str, Kind] = {
 GENERATING = ("shuffled_synthetic", "local_synthetic", "server_synthetic")
 """Sharing strategies of the package for which every client trains a generator: their classes have ``requests``."""
 
-OPTIONAL = frozenset({"storage", *(kind.field for kind in KINDS.values() if kind.is_optional)})
-"""Fields that an experiment has only if they are not None: ``storage``, and the fields of optional components."""
+OPTIONAL = frozenset({"storage", "storage_name", *(kind.field for kind in KINDS.values() if kind.is_optional)})
+"""Fields that an experiment has only if they are not None: of the storage, and the fields of optional components."""
 
 
 def find(kind: str, name: str) -> Callable[..., Any]:

@@ -65,7 +65,7 @@ def build(config: Experiment, like: RunSpec | None = None) -> RunSpec:
     """
     check(config)
     c, f, e, m = config, config.federation, config.evaluate, config.measure
-    checks.require_storage(c.storage, Path(c.artifacts), is_secret=c.dp.is_secret)
+    checks.require_storage(c.storage, c.storage_name, Path(c.artifacts), is_secret=c.dp.is_secret)
     kinds = ("algorithm", "sharing", "generator", "straggler")
     parts = {kind: part_of(c, kind) for kind in kinds if kind in c.chosen}
     for part in parts.values():
@@ -137,6 +137,7 @@ def build(config: Experiment, like: RunSpec | None = None) -> RunSpec:
         withholds=c.sharing.withhold == "near_copies",
         artifacts=Path(c.artifacts),
         storage=c.storage,
+        storage_name=c.storage_name,
         actors=f.actors if f.executor == "ray_actors" else 0,
         gpus_per_actor=f.gpus_per_actor,
         transport=f.transport,

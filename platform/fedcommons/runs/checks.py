@@ -100,10 +100,9 @@ def require_participants(participation: float, n_clients: int) -> None:
         )
 
 
-def require_storage(storage: str | None, artifacts: Path, *, is_secret: bool) -> None:
-    """Check the path or URL ``storage``. If noise is secret, check that its salts are stored outside of ``storage``."""
-    if storage is not None and (flaw := object_store.flaw(storage)):
-        raise UserError(f"storage must be {flaw}")
+def require_storage(storage: str | None, name: str | None, artifacts: Path, *, is_secret: bool) -> None:
+    """Check storage and storage_name. If noise is secret, check that its salts are stored outside of ``storage``."""
+    object_store.require(storage, name)
     if is_secret:
         salts.require_writable(artifacts)
         if storage is not None and not object_store.is_url(storage):

@@ -56,8 +56,8 @@ def run(
         on_round: called after each round with its number and metrics.
         on_step: called with the progress of a generator while it is trained or sampled.
         may_generate: train the generators that the store lacks; if False, a missing generator is a ``LookupError``.
-        mirrored_as: the run's name in the storage, if the config has a storage; default: the folder's name. A failed
-            upload to the storage is an error only when the run has ended.
+        mirrored_as: the run's name in the storage, if the config has a storage; default: its
+            storage_name. A failed upload to the storage is an error only when the run has ended.
         data: the hash that the data set must have; None: any data set is accepted.
         with_share: called with (experiments, number of processes); replaces ``gpus_per_actor auto`` in the experiments
             by a share of a GPU; see ``tune.gpu_share``.
@@ -68,7 +68,7 @@ def run(
     load_data.require_same(spec.dataset, data)
     data, patience, mirror = spec.dataset.digest, 0 if may_generate else PATIENCE, None
     if spec.storage is not None:
-        mirror = RunMirror(spec.storage, mirrored_as or name_of(folder), folder, say)
+        mirror = RunMirror(spec.storage, mirrored_as or name_of(folder, chosen=spec.storage_name), folder, say)
         mirror.fetch(resume, patience)
     if resume and (finished := read_finished(folder, config, data)):
         say(f"{folder} holds this run, which is finished: there is nothing to do.")

@@ -80,6 +80,7 @@ class RunSpec:
     withholds: bool  # the audit removes near-copies before images are shared
     artifacts: Path
     storage: str | None
+    storage_name: str | None
     actors: int  # processes that train clients; 0: this process
     gpus_per_actor: float | str
     transport: str

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fedcommons.errors import clean
+from fedcommons.errors import UserError, clean, quote
 from fedcommons.storage import safe_read
 from fedcommons.storage.atomic_files import sha256, write_bytes
 
@@ -26,6 +26,8 @@ ATTEMPTS = 5
 
 NEW = ""
 """The tag of an object that does not exist yet."""
+
+NAME = re.compile("[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 S3 = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])((?:/[A-Za-z0-9_=+][A-Za-z0-9._=+-]*)*)/?")
 
@@ -59,6 +61,20 @@ def flaw(place: str) -> str | None:
     if not place.startswith("s3://"):
         return f"s3://BUCKET/PREFIX or a folder, got '{scheme}:'; did you mean 's3://'?"
     return None if S3.fullmatch(place) else "s3://BUCKET/PREFIX, with letters, digits and . _ - = + in its names."
+
+
+def require(storage: str | None, name: str | None) -> None:
+    """Check the fields ``storage`` and ``storage_name`` of an experiment.
+
+    Raises:
+        UserError: a field is invalid, or there is a name without a storage.
+    """
+    if storage is not None and (what := flaw(storage)):
+        raise UserError(f"storage must be {what}")
+    if name is not None and not NAME.fullmatch(name):
+        raise UserError(f"storage_name must be at most 100 letters, digits and . _ -, got {quote(name)}.")
+    if name is not None and storage is None:
+        raise UserError(f"storage_name {name} changes nothing without --storage s3://BUCKET/PREFIX or a folder.")
 
 
 def open_store(place: str) -> "Bucket | Disk":
@@ -159,6 +175,14 @@ class Bucket:
         with self._request():
             self._fs.rm_file(f"{self._at}/{key}")
 
+    def tags(self, folder: str, file: str) -> dict[str, str]:
+        """Return NAME -> tag of all objects ``folder/NAME/file``, by one listing (a request per 1,000 objects)."""
+        start, end = f"{self._at}/{folder}/", f"/{file}"
+        with self._request():
+            objects = self._fs.find(start, detail=True, refresh=True)
+        names = {key.removeprefix(start).removesuffix(end): key for key in objects if key.endswith(end)}
+        return {name: objects[key]["ETag"] for name, key in names.items()}
+
     def list_objects(self) -> Iterator[tuple[str, int, float]]:
         """Yield (key, size in bytes, age in seconds) of each object."""
         with self._request():
@@ -224,6 +248,11 @@ class Disk:
                     raise ChangedError(f"{path} was written by another process meanwhile")
                 write_bytes(path, content)
         return sha256(content)
+
+    def tags(self, folder: str, file: str) -> dict[str, str]:
+        """Return NAME -> tag of all objects ``folder/NAME/file``."""
+        names = [path.parent.name for path in (Path(self.name) / folder).glob(f"*/{file}")]
+        return {name: found[1] for name in names if (found := self.look(f"{folder}/{name}/{file}"))}
 
     def list_objects(self) -> Iterator[tuple[str, int, float]]:
         """Yield (key, size in bytes, age in seconds) of each object. Symbolic links are not followed."""

@@ -10,7 +10,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent import futures
 from concurrent.futures import Future
 from contextlib import suppress
@@ -23,7 +23,7 @@ from fedcommons.config import dotted
 from fedcommons.errors import ClientError, UserError, Warned
 from fedcommons.errors import quote as quote_value
 from fedcommons.storage import file_lock, object_store, safe_read
-from fedcommons.storage.atomic_files import write_bytes, write_json
+from fedcommons.storage.atomic_files import sha256, write_bytes, write_json
 from fedcommons.storage.object_store import ChangedError, StorageError
 from fedcommons.storage.snapshots import Snapshots
 from fedcommons.tracking.run_folder import FILES, INNER, STOPPED, is_run, read_config, require_plain, stranger
@@ -35,9 +35,24 @@ BEGINS = {"config.yaml", "environment.json"}
 """Files that every run writes first; see ``run_folder.is_run``."""
 
 
-def name_of(*folders: Path) -> str:
-    """Return the name of a run in a storage, from the names of nested folders, the outermost folder first."""
-    return "/".join(quote(folder.resolve().name, safe="") or "root" for folder in folders)
+def name_of(*folders: Path, chosen: str | None = None) -> str:
+    """Return the name of a run in a storage, from the names of nested folders, the outermost folder first.
+
+    chosen: the name to use for the outermost folder; None: its own.
+    """
+    names = [quote(folder.resolve().name, safe="") or "root" for folder in folders]
+    return "/".join([chosen or names[0], *names[1:]])
+
+
+def is_stored(folder: Path, storage: str, tag: str) -> bool:
+    """Return whether the snapshot with this tag has all finished rounds of a run folder, without a request.
+
+    True if the folder last equalled this snapshot, and the run has not ended since. storage: the storage's name.
+    """
+    record, summary = _record(folder, storage), None
+    with suppress(OSError):
+        summary = sha256((folder / "summary.json").read_bytes())
+    return is_run(folder) and (record.get("tag"), record.get("summary")) == (tag, summary)
 
 
 def open_snapshots(storage: str, name: str, folder: Path, files: str) -> Snapshots:
@@ -226,14 +241,19 @@ class RunMirror:
 
     def _seen(self) -> str | None:
         """Return the tag of the snapshot that the folder last equalled; None: unknown; "": a download has not ended."""
-        try:
-            record = safe_read.json_of(self.folder / SEEN)
-            return str(record["tag"]) if record["storage"] == self.storage else None
-        except (ValueError, KeyError, TypeError):
-            return None
+        return _record(self.folder, self.storage).get("tag")
 
     def _see(self, tag: str) -> None:
-        write_json(self.folder / SEEN, {"storage": self.storage, "tag": tag})
+        summary = self.snapshots.entries.get("summary.json")
+        write_json(self.folder / SEEN, {"storage": self.storage, "tag": tag, "summary": summary and summary.content})
+
+
+def _record(folder: Path, storage: str) -> Mapping[str, Any]:
+    """Return the content of ``SEEN``: ``tag`` of the last equal snapshot, and hash of its ``summary``."""
+    with suppress(ValueError, KeyError, TypeError):
+        if (record := safe_read.json_of(folder / SEEN))["storage"] == storage:
+            return {"tag": str(record["tag"]), "summary": record.get("summary")}
+    return {}
 
 
 def _identity(text: bytes) -> dict[str, Any] | None:

@@ -156,7 +156,8 @@ def describe(config: Experiment, p: float) -> dict[str, Any]:
     """
     fields, tracking = dotted.to_dict(config), config.tracking
     del fields["artifacts"], fields["data"]["dir"], fields["tracking"]
-    fields.pop("storage", None)
+    for name in ("storage", "storage_name"):
+        fields.pop(name, None)
     effective = {"rho": 0.0, "sigma": 0.0, **dotted.effective(config.flat, p)}
     if config.partition.name == "iid":
         effective["alpha"] = IID

@@ -7,8 +7,8 @@ from typing import Any
 from fedcommons.errors import ClientError, UserError
 from fedcommons.storage import object_store
 from fedcommons.storage.object_store import StorageError
-from fedcommons.storage.snapshots import Snapshots
-from fedcommons.tracking.remote_run import RunMirror, name_of, open_snapshots
+from fedcommons.storage.snapshots import MANIFEST, Snapshots
+from fedcommons.tracking.remote_run import RunMirror, is_stored, name_of, open_snapshots
 from fedcommons.tracking.run_folder import read_summary
 
 REPORT = r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.(md|csv|json|png|svg|pdf|tex|html)"
@@ -34,19 +34,38 @@ class SweepMirror:
             UserError: the storage cannot be reached or written, lies in ``out``, or holds this sweep already and
                 ``resume`` is False.
         """
-        if (storage := next(iter(self.storages.values()), None)) is None:
+        places = {*self.storages.values()}
+        for place in places:
+            object_store.require(*place)
+        storage, chosen = next(iter(self.storages.values()), (None, None))
+        if storage is None:
             return
-        if what := object_store.flaw(storage):
-            raise UserError(f"storage must be {what}")
-        self._snapshots = open_snapshots(storage, name_of(self.out), self.out, REPORT)
+        name = name_of(self.out, chosen=chosen)
+        self._snapshots = open_snapshots(storage, name, self.out, REPORT)
         if self._snapshots.tag != object_store.NEW and not resume:
             raise UserError(
-                f"{storage} holds a sweep {self.out.name} already; add --resume to continue it or name another --out."
+                f"{storage} holds a sweep {name} already; add --resume to continue it, or name another --out or "
+                "--storage_name."
             )
-        for name in self.storages if resume else ():
-            if mirror := self._mirror(name):
+        for place in places if resume else ():
+            self._synchronise(*place)
+
+    def _synchronise(self, storage: str | None, chosen: str | None) -> None:
+        """Download and upload the runs in which ``out`` and a storage differ, as one listing of the storage shows."""
+        if storage is None:
+            return
+        try:
+            opened = object_store.open_store(storage)
+            tags = opened.tags(f"runs/{name_of(self.out, chosen=chosen)}", MANIFEST)
+        except StorageError as error:
+            raise UserError(f"storage: {error}.") from None
+        for name in (name for name, place in self.storages.items() if place == (storage, chosen)):
+            folder = self.out / name
+            tag, is_finished = tags.get(name_of(folder), object_store.NEW), read_summary(folder) is not None
+            is_known = is_stored(folder, opened.name, tag) if tag else not is_finished
+            if not is_known and (mirror := self._mirror(name)):
                 mirror.fetch()
-                if read_summary(self.out / name) is not None:
+                if read_summary(folder) is not None:
                     mirror.end()
 
     def fetch(self, name: str) -> None:
@@ -90,5 +109,5 @@ class SweepMirror:
             ) from None
 
     def _mirror(self, name: str) -> RunMirror | None:
-        storage, folder = self.storages[name], self.out / name
-        return RunMirror(storage, name_of(self.out, folder), folder, self.say) if storage else None
+        (storage, chosen), folder = self.storages[name], self.out / name
+        return RunMirror(storage, name_of(self.out, folder, chosen=chosen), folder, self.say) if storage else None

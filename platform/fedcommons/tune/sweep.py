@@ -59,8 +59,8 @@ class Trial:
         return self.config.federation.processes
 
     @property
-    def storage(self) -> str | None:
-        return self.config.storage
+    def storage(self) -> tuple[str | None, str | None]:
+        return self.config.storage, self.config.storage_name
 
     @property
     def seed(self) -> int:

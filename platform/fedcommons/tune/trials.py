@@ -245,7 +245,7 @@ def trial(params: Mapping[str, Any]) -> None:
         if lines := read_rounds(folder):  # so that a trial without remaining rounds also reports to Tune
             last = {name: value for line in lines for name, value in line.items()}
         # ``may_generate`` is False, as separate trials of the sweep have trained the generators before this trial.
-        name = name_of(folder.parent, folder)
+        name = name_of(folder.parent, folder, chosen=c.storage_name)
         experiment.run(
             c, folder, resume=True, say=say, on_round=report, may_generate=False, mirrored_as=name,
             data=cells[0]["data"],
