@@ -87,15 +87,18 @@ class Experiment:
     @cached_property
     def flat(self) -> Mapping[str, Any]:
         """Return dotted name -> value of all fields, with components' constants and code hashes (``source.KIND``)."""
-        sections = {f.name: section for f in fields(self) if isinstance(section := getattr(self, f.name), Section)}
-        others = ("constants", "source", "inactive", "generator", *sections)
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in others}
-        for section, its in sections.items():
-            its_fields = {f.name: getattr(its, f.name) for f in fields(its) if f.name != "constants"}
-            values |= {f"{section}.{n}": value for n, value in {**its_fields, **its.constants}.items()}
+        values: dict[str, Any] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, Section):
+                values |= {f"{f.name}.{n}": its for n, its in vars(value).items() if n != "constants"}
+                values |= {f"{f.name}.{n}": its for n, its in value.constants.items()}
+            elif f.name not in ("constants", "source", "inactive", "generator"):
+                values[f.name] = value
         section = registry.section("algorithm", self.algorithm)
         values |= {f"{section}.{n}": value for n, value in self.constants.items()}
-        values = {n: value for n, value in values.items() if value is not None or n not in registry.OPTIONAL}
+        for name in registry.OPTIONAL & {name for name, value in values.items() if value is None}:
+            del values[name]
         return Constants(values | {f"source.{kind}": digest for kind, digest in self.source.items()})
 
 
@@ -108,7 +111,7 @@ def from_flat(flat: Mapping[str, Any], source: Constants, inactive: Mapping[str,
         (sections.setdefault(section, {}) if dot else values)[leaf or name] = value
     for section, kind in SECTIONS.items():
         if its := sections.get(section):
-            names = {f.name for f in fields(kind)} - {"constants"}
+            names = kind.__dataclass_fields__.keys() - {"constants"}
             constants = {name: its.pop(name) for name in list(its) if name not in names}
             values[section] = kind(**its, constants=Constants(constants))
     constants = Constants(sections.get(registry.section("algorithm", values["algorithm"])))

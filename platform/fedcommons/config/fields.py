@@ -11,9 +11,9 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
-from functools import cache, cached_property, reduce
+from functools import cache, cached_property, lru_cache, reduce
 from operator import or_
-from types import NoneType, SimpleNamespace, UnionType
+from types import FunctionType, NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedcommons.errors import UserError, quote, unknown
@@ -38,6 +38,13 @@ class Field:
         kinds = tuple(get_origin(member) or member for member in members(self.hint))
         return (*kinds, int) if float in kinds else kinds
 
+    @cached_property
+    def _rule(self) -> tuple[Collection[str], str, str]:
+        """Return what ``allowed`` states: the words of a choice, or an interval and a further word."""
+        interval, _, word = self.allowed.partition(" or ")
+        names = dict.fromkeys(n.strip() for n in self.allowed.split("|")) if "|" in self.allowed else ()
+        return names, interval, word
+
     def check(self, name: str, value: Any) -> None:
         """Check that a value of the right type is in the field's range or choice; for a tuple, check each member.
 
@@ -49,10 +56,9 @@ class Field:
         if not self.allowed or value is None:
             return
         many: Sequence[Any] = value if isinstance(value, tuple) else (value,)
-        interval, _, word = self.allowed.partition(" or ")
+        names, interval, word = self._rule
         for item in many:
-            if "|" in self.allowed:
-                names = dict.fromkeys(n.strip() for n in self.allowed.split("|"))
+            if names:
                 if (text := _word(item)) not in names:
                     raise unknown(name, text, names)
             elif item != word and (isinstance(item, str) or not _inside(interval, item)):
@@ -159,10 +165,17 @@ def parameters_of(thing: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     Raises:
         ValueError: Python does not know the parameters, as for some functions written in C.
     """
+    if isinstance(thing, FunctionType):
+        return _parameters_of_function(thing)
     try:
         return inspect.signature(thing).parameters
     except (ValueError, TypeError):
         raise ValueError("Python does not know its parameters") from None
+
+
+@lru_cache
+def _parameters_of_function(function: FunctionType) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters
 
 
 def _require_usable(name: str, field: Field) -> None:

@@ -11,7 +11,6 @@ n~: synthetic images that client i contributes;  p = n~/(n_i + n~);  N: clients;
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from inspect import signature
 from operator import index
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedcommons.config.fields import parameters_of
 from fedcommons.data.examples import Examples
 from fedcommons.data.federated import ClientDatasets
 from fedcommons.deprecated import accepts_old_names
@@ -156,7 +156,7 @@ def takes_noise(generator: Generator) -> bool:
 
 def takes(function: Callable[..., Any], name: str) -> bool:
     """Return whether ``function`` has a parameter called ``name``."""
-    return name in signature(function).parameters
+    return name in parameters_of(getattr(function, "__func__", function))
 
 
 def salt_facts(needs: Sequence[GenerationRequest]) -> list[str]:
