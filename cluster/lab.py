@@ -124,11 +124,8 @@ def _flaw_of_key(key: str) -> str:
     if not os.access(key, os.R_OK):
         return "it cannot be read"
     done = subprocess.run(["ssh-keygen", "-y", "-P", "", "-f", key], capture_output=True, text=True)
-    return (
-        (done.stderr.strip().splitlines() or ["no message"])[-1].rpartition(": ")[2].rstrip(".")
-        if done.returncode
-        else ""
-    )
+    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    return last.rpartition(": ")[2].rstrip(".") if done.returncode else ""
 
 
 def _address(host: str, number: int) -> str:
