@@ -198,7 +198,7 @@ def lacks(lab: Lab, found: Mapping[str, Any]) -> Iterator[str]:
         if facts["taken"]:
             yield f"host {host}: another program uses port {lab.port}; end it, or choose another PORT."
         for port in facts["rays"]:
-            yield f"host {host}: the start would end the Ray of user {lab.user} at port {port}; end it first."
+            yield f"host {host}: the start would end {lab.user}'s Ray at port {port}; end it first (`ray stop`)."
         for worker in facts["unreachable"]:
             yield (
                 f"host {worker} cannot be reached by SSH from the head, {host}, which starts the workers"

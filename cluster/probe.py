@@ -87,7 +87,7 @@ def describe(names, out, marker, port, is_head, address, others, ssh):
         "tools": [tool for tool in ("rsync", "openssl") if not shutil.which(tool)],
         "venv": importlib.util.find_spec("ensurepip") is not None,
         "taken": taken and port not in rays,
-        "rays": sorted(rays - {port}),
+        "rays": sorted(rays - {0, port}),
         "unreachable": [name for name, at in others.items() if not (accepts(at, 22) and logs_in(ssh, at))],
     }
 

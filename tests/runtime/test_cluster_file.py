@@ -140,7 +140,7 @@ def test_a_lack_of_a_host_is_a_sentence_that_names_the_host(up: Any) -> None:
         (old, 0, ""),  # the start installs the packages
         (old | {"free": {"/home/me": 5e9, "/shared": 5e9}}, 1, "needs 10 GB"),
         (old | {"venv": False}, 1, "python3.11-venv"),
-        ({"rays": [6390]}, 1, "Ray of user me at port 6390"),
+        ({"rays": [6390]}, 1, "me's Ray at port 6390"),
         ({"out": "is another folder"}, 1, "b: OUT=/shared is another folder"),
     ):
         sentences = [*up.lacks(lab, {"a": FINE, "b": {**FINE, **change}})]
