@@ -39,7 +39,7 @@ cluster-check: $(VENV)/.installed
 # A Ray cluster: HOSTS="a b" USER=me KEY=~/.ssh/id OUT=/shared; HOSTS="": this machine alone. The script takes the variables
 # of the command line (MAKEFLAGS), as the environment has a USER, too.
 cluster: $(VENV)/.installed
-	@$(RUN) -W ignore cluster/up.py
+	@$(RUN) -W ignore cluster/up.py $(filter-out cluster,$(MAKECMDGOALS))
 
 cluster-sync cluster-stop: cluster-%: $(VENV)/.installed
 	@$(RUN) -W ignore cluster/up.py $*

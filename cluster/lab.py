@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import shlex
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -69,7 +70,7 @@ class Lab:
         done = self.ssh(host, f"{before} exec python3 -", f"given = {dict(given, mark=MARK)!r}\n{script}")
         if answers := [line for line in done.stdout.splitlines() if line.startswith(MARK)]:
             return json.loads(answers[-1].removeprefix(MARK))
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1].strip().rstrip(".")
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1].strip().rstrip(".")
         if "Permission denied" in last:
             key = self.key or "the keys of this machine"
             raise LackError(
@@ -89,27 +90,42 @@ def lab(words: Sequence[str]) -> Lab:
     known = {"USER": getpass.getuser(), "KEY": "", "OUT": "", "PORT": "6379", "HOSTS": None}
     values = {name: value for name, _, value in (word.partition("=") for word in words) if name not in MAKES}
     if unknown := sorted(values.keys() - known.keys()):
-        near = get_close_matches(unknown[0], known, 1)
-        raise LackError(f"make cluster has no variable {unknown[0]}{f'; did you mean {near[0]}?' if near else '.'}")
+        near = get_close_matches(unknown[0].upper(), known, 1)
+        advice = f"did you mean {near[0]}?" if near else 'it takes HOSTS="a b" (in quotes), USER, KEY, OUT and PORT.'
+        raise LackError(f"make cluster has no variable {unknown[0]}; {advice}")
     user, key, out, port, hosts = (known | values).values()
     if hosts is None:
         raise LackError(
             'HOSTS is missing: name the head and the workers (HOSTS="a b"), or this machine alone (HOSTS="").'
         )
     key, names = key and os.path.abspath(os.path.expanduser(key)), hosts.split()
+    flaw = _flaw_of_key(key) if key else ""
     for name, value, is_valid, allowed in (
         ("USER", user, re.fullmatch("[A-Za-z_][A-Za-z0-9_.-]*", user), "the name of a user on the hosts"),
-        ("KEY", key, not key or os.access(key, os.R_OK), "a readable file"),
+        ("KEY", key, not flaw, f"a file with a private SSH key without passphrase ({flaw})"),
         ("OUT", out, not out or out.startswith("/"), "an absolute path"),
         ("PORT", port, re.fullmatch("[1-9][0-9]{3,4}", port) and int(port) < 2**16, "a number from 1000 to 65535"),
+        ("HOSTS", hosts, all(re.fullmatch(r"\w[\w.-]*", name) for name in names),
+         "names or IPv4 addresses, separated by spaces, without the user (USER)"),
         ("HOSTS", hosts, len({*names}) == len(names), "different hosts"),
-    ):
+    ):  # fmt: skip
         if not is_valid:
             raise LackError(f"{name} must be {allowed}, got {value!r}.")
+    if lacking := [tool for tool in ("ssh", "ssh-keygen", "rsync", "openssl") if names and not shutil.which(tool)]:
+        raise LackError(f"this machine has no {', '.join(lacking)}; install it here.")
     addresses = {name: _address(name, len(names)) for name in names}
     if len({*addresses.values()}) < len(names):
         raise LackError(f"HOSTS must be different hosts, got {', '.join(f'{n} ({a})' for n, a in addresses.items())}.")
     return Lab(addresses, user, key, out, int(port))
+
+
+def _flaw_of_key(key: str) -> str:
+    """Return why Ray's head cannot use a file as the key for the workers, in the words of ssh-keygen, or ""."""
+    if not os.access(key, os.R_OK):
+        return "it cannot be read"
+    done = subprocess.run(["ssh-keygen", "-y", "-P", "", "-f", key], capture_output=True, text=True)
+    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    return last.rpartition(": ")[2].rstrip(".") if done.returncode else ""
 
 
 def _address(host: str, number: int) -> str:
@@ -134,6 +150,7 @@ def describe(lab: Lab) -> dict[str, Any]:
 
     def ask(host: str) -> Any:
         at = {"is_head": host == head, "address": lab.hosts[host], "others": others if host == head else {}}
+        at["ssh"] = [] if lab.key else [*lab.ssh_words, "-l", lab.user]
         try:
             names = [*PACKAGES, "ray", "fedcommons"]
             return lab.answer(host, script, names=names, out=lab.out, marker=marker, port=lab.port, **at)
@@ -180,8 +197,13 @@ def lacks(lab: Lab, found: Mapping[str, Any]) -> Iterator[str]:
             yield f"host {host} has no {tool}; install it there."
         if facts["taken"]:
             yield f"host {host}: another program uses port {lab.port}; end it, or choose another PORT."
+        for port in facts["rays"]:
+            yield f"host {host}: the start would end {lab.user}'s Ray at port {port}; end it first (`ray stop`)."
         for worker in facts["unreachable"]:
-            yield f"host {worker} cannot be reached by SSH from the head, {host}, which starts the workers."
+            yield (
+                f"host {worker} cannot be reached by SSH from the head, {host}, which starts the workers"
+                f"{'' if lab.key else ' with its own keys, as KEY is not set'}."
+            )
         if facts["out"]:
             yield f"host {host}: OUT={lab.out} {facts['out']}."
         for folder, free in facts["free"].items():

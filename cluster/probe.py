@@ -3,12 +3,15 @@
 The script runs with the host's Python, and imports the standard library only.
 """
 
+import glob
 import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -48,22 +51,32 @@ def accepts(address, port):
     return True
 
 
-def is_own_ray(pid, port):
-    """Return whether a process is the server of this user's Ray at the port, which `ray up` restarts."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return os.stat(f"/proc/{pid}").st_uid == os.getuid() and b"--gcs_server_port=%d\0" % port in file.read()
-    except OSError:
-        return False
+def logs_in(ssh, address):
+    """Return whether this host can log in at an address. ssh: the command without the address; empty: not tested."""
+    words = [*ssh, address, "true"] if ssh else ["true"]
+    return subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
 
 
-def describe(names, out, marker, port, is_head, address, others):
+def ray_ports():
+    """Return the ports of this user's Rays, from the command lines of their processes; `ray stop` ends them all."""
+    ports = set()
+    for folder in glob.glob("/proc/[0-9]*"):
+        try:
+            with open(f"{folder}/cmdline", "rb") as file:
+                if os.stat(folder).st_uid == os.getuid():
+                    ports.update(map(int, re.findall(rb"--gcs(?:_server_port=|-address=[^\0]*:)(\d+)\0", file.read())))
+        except OSError:  # the process has ended
+            continue
+    return ports
+
+
+def describe(names, out, marker, port, is_head, address, others, ssh):
     """Return the facts of this host. names: packages; others: name -> address of hosts that the head must reach."""
     cpuinfo = ""
     if os.path.exists("/proc/cpuinfo"):
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             cpuinfo = file.read()
-    taken = is_head and any(accepts(own, port) for own in ("127.0.0.1", address))
+    taken, rays = is_head and any(accepts(own, port) for own in ("127.0.0.1", address)), ray_ports()
     return {
         "name": socket.gethostname(),
         "python": ".".join(map(str, sys.version_info[:2])),
@@ -73,8 +86,9 @@ def describe(names, out, marker, port, is_head, address, others):
         "out": out and out_lacks(out, marker, is_head),
         "tools": [tool for tool in ("rsync", "openssl") if not shutil.which(tool)],
         "venv": importlib.util.find_spec("ensurepip") is not None,
-        "taken": taken and not any(is_own_ray(pid, port) for pid in os.listdir("/proc") if pid.isdigit()),
-        "unreachable": [name for name, at in others.items() if not accepts(at, 22)],
+        "taken": taken and port not in rays,
+        "rays": sorted(rays - {0, port}),
+        "unreachable": [name for name, at in others.items() if not (accepts(at, 22) and logs_in(ssh, at))],
     }
 
 

@@ -74,6 +74,7 @@ def start(lab: Lab) -> None:
     if not lab.hosts:
         _ray("up", "-y", "--no-config-cache", "ray_cluster.yaml")
         return
+    require_ended(lab)
     found = describe(lab)
     if lacking := [*lacks(lab, found)]:
         raise LackError(*lacking)
@@ -88,7 +89,8 @@ def start(lab: Lab) -> None:
         file.write("# Written by make cluster from ray_cluster.yaml.\n")
         yaml.safe_dump(content(lab, packages_lack(found)), file, sort_keys=False, width=1000)
     os.replace(file.name, ROOT / MINE)
-    _ray("up", "-y", "--no-config-cache", MINE)
+    print(f"Starting Ray on {', '.join(found)} ...", flush=True)
+    _ray("up", "-y", "--no-config-cache", MINE, is_quiet=True)
     deadline, missing = time.monotonic() + JOIN_S, {facts["name"]: host for host, facts in found.items()}
     while missing := {n: h for n, h in missing.items() if n not in lab.answer(head, NODES, ENVIRONMENT)}:
         if time.monotonic() > deadline:
@@ -102,6 +104,21 @@ def start(lab: Lab) -> None:
     print(
         f"Ray runs on {', '.join(found)}. Start a sweep with `ray exec {MINE} ...`; end Ray with `make cluster-stop`."
     )
+
+
+def require_ended(lab: Lab) -> None:
+    """Check that no Ray of ``MINE`` runs on hosts that ``lab`` does not have, which ``stop`` would not reach any more.
+
+    Raises:
+        LackError: it runs there.
+    """
+    if (ROOT / MINE).exists():
+        old, _ = started()
+        head, *_ = old.hosts
+        look = f"grep -qsa '[-]-gcs-address={head}:' /proc/[0-9]*/cmdline"
+        for host in old.hosts:
+            if host not in lab.hosts.values() and old.ssh(host, look).returncode == 0:
+                raise LackError(f"host {host} runs Ray for the cluster of head {head}; end it by `make cluster-stop`.")
 
 
 def started() -> tuple[Lab, dict[str, Any]]:
@@ -126,28 +143,38 @@ def sync() -> None:
     """
     lab, file = started()
     excluded = [word for pattern in file["rsync_exclude"] for word in ("--exclude", pattern)]
-    for address in lab.hosts:
-        to = f"{lab.user}@{address}:fedcommons/"
-        if subprocess.run(
-            ["rsync", "-az", "--rsh", shlex.join(lab.ssh_words), *excluded, "./", to], cwd=ROOT
-        ).returncode:
-            raise LackError(f"copying the code to host {address} failed; see the messages of rsync above.")
+    words = ["rsync", "-az", "--rsh", shlex.join(lab.ssh_words), *excluded, "./"]
+    copies = {host: subprocess.run([*words, f"{lab.user}@{host}:fedcommons/"], cwd=ROOT) for host in lab.hosts}
+    if failed := [host for host, done in copies.items() if done.returncode]:
+        raise LackError(*(f"host {host} has no new copy of the code; see rsync's messages above." for host in failed))
+    print(f"Copied the code to {', '.join(lab.hosts)}.")
 
 
 def stop() -> None:
-    """End the cluster of ``MINE``, and that of this machine; `ray down` alone leaves processes on the workers."""
+    """End the cluster of ``MINE``, and that of this machine; `ray down` alone leaves processes on the workers.
+
+    Raises:
+        LackError: a command of Ray fails, or a host does not answer.
+    """
+    hosts = list[str]()
     if (ROOT / MINE).exists():
-        _ray("down", "-y", MINE)
+        _ray("down", "-y", MINE, is_quiet=True)
         lab, _ = started()
-        for worker in [*lab.hosts][1:]:
-            lab.ssh(worker, "ray stop")
-    _ray("down", "-y", "ray_cluster.yaml")
+        hosts = [*lab.hosts]
+        if silent := [host for host in hosts if lab.ssh(host, "ray stop").returncode]:
+            raise LackError(*(f"host {host}: `ray stop` failed, so Ray may still run there." for host in silent))
+    _ray("down", "-y", "ray_cluster.yaml", is_quiet=True)
+    print(f"Ray has ended on {', '.join([*hosts, 'this machine'])}.")
 
 
-def _ray(*words: str) -> None:
+def _ray(*words: str, is_quiet: bool = False) -> None:
+    """Run a command of Ray. is_quiet: print the command's output, which lists all copied files, only if it fails."""
     # Without the variable, Ray 2.60 starts no worker of provider local.
     environment = {**os.environ, "RAY_UP_enable_autoscaler_v2": "0", "PATH": f"{Path(RAY).parent}:{os.environ['PATH']}"}
-    if subprocess.run([RAY, *words], cwd=ROOT, env=environment).returncode:
+    out, errors = (subprocess.PIPE, subprocess.STDOUT) if is_quiet else (None, None)
+    done = subprocess.run([RAY, *words], cwd=ROOT, env=environment, stdout=out, stderr=errors, text=True)
+    if done.returncode:
+        print(done.stdout or "", file=sys.stderr)
         raise LackError(f"`ray {' '.join(words)}` failed; see its last lines.")
 
 

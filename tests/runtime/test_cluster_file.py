@@ -124,7 +124,7 @@ def test_ray_reads_no_file_of_the_folder_to_start_ray_on_this_machine() -> None:
 
 FINE = {
     "name": "x", "python": "3.11", "packages": {"torch": "2.15.0"}, "cpu": ["x86_64", ""], "out": "", "tools": [],
-    "free": {"/home/me": 2e12, "/shared": 2e12}, "venv": True, "taken": False, "unreachable": [],
+    "free": {"/home/me": 2e12, "/shared": 2e12}, "venv": True, "taken": False, "unreachable": [], "rays": [],
 }  # fmt: skip
 
 
@@ -140,6 +140,7 @@ def test_a_lack_of_a_host_is_a_sentence_that_names_the_host(up: Any) -> None:
         (old, 0, ""),  # the start installs the packages
         (old | {"free": {"/home/me": 5e9, "/shared": 5e9}}, 1, "needs 10 GB"),
         (old | {"venv": False}, 1, "python3.11-venv"),
+        ({"rays": [6390]}, 1, "me's Ray at port 6390"),
         ({"out": "is another folder"}, 1, "b: OUT=/shared is another folder"),
     ):
         sentences = [*up.lacks(lab, {"a": FINE, "b": {**FINE, **change}})]
@@ -149,16 +150,23 @@ def test_a_lack_of_a_host_is_a_sentence_that_names_the_host(up: Any) -> None:
     assert sentence.startswith("host b cannot be reached")
 
 
-def test_values_of_make_cluster_that_cannot_be_meant_are_refused(up: Any) -> None:
+def test_values_of_make_cluster_that_cannot_be_meant_are_refused(
+    up: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for words, message in (
         (["HOST=a"], "did you mean HOSTS"), ([], "HOSTS is missing"), (["HOSTS=a a"], "different hosts"),
-        (["HOSTS=a", "KEY=/none"], "KEY must be a readable file"), (["HOSTS=a", "OUT=runs"], "OUT must be an absolute"),
+        (["HOSTS=a", "10.0.0.2"], "no variable 10.0.0.2; it takes HOSTS"), (["HOSTS=a,b"], "separated by spaces"),
+        (["HOSTS=me@a"], "without the user"), (["HOSTS=a", "KEY=/none"], "KEY must be .*it cannot be read"),
+        (["HOSTS=a", "OUT=runs"], "OUT must be an absolute"),
         (["HOSTS=a", "PORT=0"], "PORT must be"), (["HOSTS=127.0.0.1 10.0.0.1"], "resolves to 127.0.0.1"),
         (["HOSTS=a", "USER=x;y"], "USER must be"), (["HOSTS=no.such.invalid"], "host no.such.invalid has no address"),
         (["HOSTS=10.0.0.1 10.1"], "HOSTS must be different hosts, got 10.0.0.1"),
     ):  # fmt: skip
         with pytest.raises(up.LackError, match=message):
             up.lab(words)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(up.LackError, match="this machine has no ssh, "):
+        up.lab(["HOSTS=10.0.0.1"])
 
 
 def test_secrets_are_kept_while_they_hold_for_all_hosts(

@@ -225,17 +225,23 @@ def test_hosts_with_other_code_or_no_common_folder_are_refused_before_any_run(la
 def test_hosts_that_lack_something_are_named_and_nothing_is_started(lab: Lab) -> None:
     """A host that does not answer, a key that is not registered, no common folder, a port that another program uses."""
     listen = "import socket, time; server = socket.create_server(('', 6380)); time.sleep(600)"
-    process = subprocess.Popen(lab.head.command("python", "-c", listen))
+    process = subprocess.Popen(lab.head.command("python", "-c", listen, "--gcs-address=127.0.0.1:6390"))  # as of a Ray
     before, line = lab.type("cat my_cluster.yaml").stdout, lab.page("make cluster ")
-    for change, host, word in (
-        ((lab.worker.ip, "198.18.7.99"), "198.18.7.99", "does not answer"),
-        (("/mnt/keys/operator", "/mnt/keys/host"), lab.head.ip, "refuses user root"),
-        (("OUT=/mnt", "OUT=/root"), lab.worker.ip, "OUT=/root is not the same folder"),
-        (("OUT=/mnt", "OUT=/mnt PORT=6380"), lab.head.ip, "another program uses port 6380"),
+    key, head, worker = "/mnt/keys/operator", f"host {lab.head.ip}", f"host {lab.worker.ip}"
+    lab.operator.run("cp", key, "/root/.ssh/id_ed25519")  # used without KEY; the head has no key of its own
+    for change, what, word in (
+        ((lab.worker.ip, f"{lab.worker.ip} 198.18.7.99"), "host 198.18.7.99", "does not answer"),
+        ((key, "/mnt/keys/host"), head, "refuses user root"),
+        ((key, f"{key}.pub"), "KEY", "private SSH key"),
+        ((f"KEY={key}", ""), worker, "with its own keys"),
+        (("OUT=/mnt", "OUT=/root"), worker, "OUT=/root is not the same folder"),
+        (("OUT=/mnt", "OUT=/mnt PORT=6380"), head, "another program uses port 6380"),
+        (("", ""), head, "at port 6390"),
+        ((f" {lab.worker.ip}", ""), worker, "make cluster-stop"),  # whose Ray runs
     ):
         done = lab.type(line.replace(*change))
         assert done.returncode == 2
-        assert f"error: host {host}" in done.stderr
+        assert f"error: {what}" in done.stderr
         assert word in done.stderr, done.stderr
     assert lab.type("cat my_cluster.yaml").stdout == before
     lab.head.run("pkill", "-f", "create_server")

@@ -216,7 +216,7 @@ def _require_answer(address: str) -> None:
         return
     reason = " ".join(process.stderr.rpartition("said:")[2].split()).partition(". ")[0].rstrip(".")
     if process.returncode == -signal.SIGALRM:
-        reason = f"no Ray answers there within {JOIN_S} s"
+        reason = f"no Ray answers there within {JOIN_S} s, or it requires TLS (`. cluster/environment.sh`)"
     if "InvalidAuthToken" in process.stderr:
         reason = (
             "that Ray requires another token (RAY_AUTH_MODE=token and RAY_AUTH_TOKEN, or the file ~/.ray/auth_token)"
