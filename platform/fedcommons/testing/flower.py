@@ -1,7 +1,8 @@
 """Objects of Flower, made from arrays and numbers; the package flwr is imported only for objects of its classes."""
 
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -22,14 +23,37 @@ def is_flowers(kind: type) -> bool:
     return any(base.__module__.split(".")[0] == "flwr" for base in kind.__mro__)
 
 
-def parameters_for(strategy: object, arrays: Sequence[np.ndarray]) -> Any:
-    """Return the arrays as ``Parameters`` if ``strategy`` is Flower's class or a partial of one, otherwise a list."""
-    kind = strategy.func if isinstance(strategy, partial) else strategy
+def with_weights(build: Callable[..., Any], arrays: Sequence[np.ndarray]) -> Any:
+    """Call ``build`` with the initial weights: Flower's strategies get ``Parameters``, and others get a list.
+
+    A function that returns Flower's strategy, or fails with a list, is called again with ``Parameters``.
+    """
+    kind = build.func if isinstance(build, partial) else build
     if not (isinstance(kind, type) and is_flowers(kind)):
-        return list(arrays)
+        try:
+            if not is_flowers(type(strategy := build(initial_parameters=list(arrays)))):
+                return strategy
+        except Exception:
+            if "flwr" not in sys.modules:
+                raise
     from flwr.common import ndarrays_to_parameters  # pyright: ignore[reportMissingImports]
 
-    return ndarrays_to_parameters(list(arrays))
+    return build(initial_parameters=ndarrays_to_parameters(list(arrays)))
+
+
+def plain_content(value: Any) -> Any:
+    """Return the content of Flower's ``ArrayRecord`` or ``Parameters``; raise a TypeError for another object."""
+    name = type(value).__name__ if is_flowers(type(value)) else ""
+    if name not in ("ArrayRecord", "Parameters"):
+        raise TypeError
+    return {key: x.numpy() for key, x in value.items()} if name == "ArrayRecord" else vars(value)
+
+
+def with_content(name: str, content: Any) -> Any:
+    """Return Flower's object of the class ``name`` whose ``plain_content`` is ``content``."""
+    from flwr.common import Parameters  # pyright: ignore[reportMissingImports]
+
+    return _record(content) if name == "ArrayRecord" else Parameters(**content)
 
 
 def configs(
@@ -110,7 +134,7 @@ def _record(arrays: Mapping[str, np.ndarray]) -> Any:
 def aggregate(
     strategy: Any, round: int, names: Sequence[str], results: Mapping[int, Any]
 ) -> tuple[list[np.ndarray] | None, Mapping[str, Any]]:
-    """Return the arrays and the metrics that a strategy merges from the clients' ``strategies.Result`` objects.
+    """Return the arrays and the metrics that a strategy merges from the clients' results.
 
     names: names of the arrays in a result, in their order.
     """
