@@ -46,6 +46,8 @@ def app(module: nn.Module, loss: Any, x: Tensor, y: Tensor, batch_size: int) -> 
         before = context.state["count"]["rounds"] if "count" in context.state else 0
         context.state["count"] = flwr.MetricRecord({"rounds": before + 1})
         context.state["arrays"] = msg.content["arrays"]
+        assert before == 0 or context.state["texts"]["text"] == "b" * before
+        context.state["texts"] = flwr.ConfigRecord({"text": "b" * (before + 1), "empty": [], "bytes": b"b"})
         train(module, loss, x, y, msg.content["config"]["lr"], context.run_config["local-epochs"], batch_size)
         numbers = {"num-examples": len(y), "rounds": before + 1, "id": context.node_config["partition-id"]}
         numbers["mu"] = msg.content["config"].get("proximal-mu", 0.0)

@@ -171,7 +171,7 @@ def _about(sender: int, receiver: int) -> Any:
 class AppClient:
     """A ``ClientApp`` with the interface of a ``NumPyClient``.
 
-    arrays, numbers: the array records and the metric records of the context's state, by name.
+    arrays, numbers, configs: the array, metric and config records of the context's state, by name.
 
     Args:
         app: the ClientApp.
@@ -184,6 +184,7 @@ class AppClient:
         self.app, self.values, self.names, self.number = app, module.state_dict, tuple(names), number
         self.arrays: dict[str, dict[str, np.ndarray]] = {}
         self.numbers: dict[str, dict[str, Any]] = {}
+        self.configs: dict[str, dict[str, Any]] = {}
 
     def fit(self, parameters: Sequence[np.ndarray], config: Mapping[str, Any]) -> tuple[list[np.ndarray], int, dict]:
         """Send the app a message ``train`` with ``parameters`` and ``config``, and return what its reply contains.
@@ -198,9 +199,11 @@ class AppClient:
         content = flwr.RecordDict({"arrays": _record(model), "config": flwr.ConfigRecord(config)})
         state = flwr.RecordDict({name: _record(arrays) for name, arrays in self.arrays.items()})
         state.update({name: flwr.MetricRecord(numbers) for name, numbers in self.numbers.items()})
+        state.update({name: flwr.ConfigRecord(values) for name, values in self.configs.items()})
         context = flwr.Context(1, self.number, {"partition-id": self.number, **config}, state, config)
         reply = self.app(flwr.Message(content=content, metadata=_about(0, self.number)), context).content
         self.arrays = {name: {k: x.numpy() for k, x in record.items()} for name, record in state.array_records.items()}
         self.numbers = {name: dict(record) for name, record in state.metric_records.items()}
+        self.configs = {name: dict(record) for name, record in state.config_records.items()}
         (sent,), (metrics,) = reply.array_records.values(), reply.metric_records.values()
         return [sent[name].numpy() for name in self.names], metrics["num-examples"], dict(metrics)

@@ -121,7 +121,7 @@ def fingerprint(value: Any) -> int | None:
 def _stand_in(thing: Any) -> Any:
     """Return what stands for a tensor (which may be a part of a larger one) or code (such as a lambda), or None."""
     if isinstance(thing, Tensor) and not is_lazy(thing):
-        return repr(thing.dtype), [*thing.shape], raw({"": thing.detach().cpu()})
+        return hash((thing.dtype, thing.shape, *raw({"": thing.detach().cpu()}).values()))
     return (getattr(thing, "__qualname__", ""), id(thing)) if isinstance(thing, CODE) else None
 
 
