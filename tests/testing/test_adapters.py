@@ -365,9 +365,8 @@ class Anchored(Average):
     def __init__(self, initial_parameters: list[np.ndarray]) -> None:
         self.anchor = initial_parameters
 
-    def aggregate_fit(self, *given: Any) -> tuple[list[np.ndarray] | None, dict]:
-        arrays, numbers = super().aggregate_fit(*given)
-        return arrays and [x + y for x, y in zip(arrays, self.anchor, strict=True)], numbers
+    def weights(self, results: list[tuple[str, Any]]) -> list[float]:
+        return [float(np.abs(r.parameters[0] - self.anchor[0]).sum()) for _, r in results]
 
 
 @pytest.mark.parametrize("strategy", [Wrapper, Anchored])
@@ -380,9 +379,8 @@ class Noisy(Average):
     def __init__(self) -> None:
         self.rng = np.random.default_rng(0)
 
-    def aggregate_fit(self, *given: Any) -> tuple[list[np.ndarray] | None, dict]:
-        arrays, numbers = super().aggregate_fit(*given)
-        return arrays and [x + self.rng.normal() for x in arrays], numbers
+    def weights(self, results: list[tuple[str, Any]]) -> list[float]:
+        return [self.rng.random() for _ in results]
 
 
 def test_a_run_with_an_attribute_that_no_checkpoint_stores_is_not_resumed_and_says_so_before() -> None:

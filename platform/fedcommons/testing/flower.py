@@ -43,10 +43,9 @@ def with_weights(build: Callable[..., Any], arrays: Sequence[np.ndarray]) -> Any
 
 def plain_content(value: Any) -> Any:
     """Return the content of Flower's ``ArrayRecord`` or ``Parameters``; raise a TypeError for another object."""
-    name = type(value).__name__ if is_flowers(type(value)) else ""
-    if name not in ("ArrayRecord", "Parameters"):
+    if not (is_flowers(type(value)) and type(value).__name__ in ("ArrayRecord", "Parameters")):
         raise TypeError
-    return {key: x.numpy() for key, x in value.items()} if name == "ArrayRecord" else vars(value)
+    return vars(value) if type(value).__name__ == "Parameters" else {key: x.numpy() for key, x in value.items()}
 
 
 def with_content(name: str, content: Any) -> Any:

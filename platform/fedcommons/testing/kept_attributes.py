@@ -39,11 +39,10 @@ CODE = (FunctionType, MethodType, BuiltinFunctionType, ModuleType, type, partial
 LITERALS = (type(None), str, bytes, tuple, set, list, dict)
 LOST = "lost "
 
-warn = cache(warnings.warn)
-"""Show a warning once in a process."""
-
 Attribute = tuple[type, Mapping[str, Tensor] | None, int | None]
 """An attribute's type, copies of its values by path (None: it cannot be kept), and its fingerprint."""
+
+warn = cache(warnings.warn)  # it shows a text once in a process
 
 
 def attributes(thing: object, path: tuple[Any, ...] = (), holders: tuple[object, ...] = ()) -> dict[str, Attribute]:
@@ -135,10 +134,9 @@ def _put(old: Any, value: Any) -> Any:
     elif isinstance(old, list) and isinstance(value, list) and len(old) == len(value):
         return [_put(*pair) for pair in zip(old, value, strict=True)]
     elif isinstance(old, dict) and isinstance(value, dict):
-        parts = {name: _put(old.get(name), part) for name, part in value.items()}
-        old = copy(old)  # of its class, such as a defaultdict
+        old, new = copy(old), {name: _put(old.get(name), part) for name, part in value.items()}
         old.clear()
-        old.update(parts)
+        old.update(new)  # of the old class, such as defaultdict
     elif _is_strategy(old) and isinstance(value, dict):
         _set(old, value)
     else:
