@@ -9,8 +9,8 @@ A torch module is kept as its ``state_dict``, if the newly built object has a mo
 same names and shapes to load it. Values of a ``Parameter`` are copied into the new object's, which modules and
 optimizers may hold too. A strategy that is an attribute, as in Flower's wrappers, is kept by its attributes.
 
-Another attribute is lost if it was deleted, if its pickled bytes changed, or if it cannot be pickled. Functions are
-constants. Global variables are not compared. An object in two attributes becomes two objects.
+Another attribute is lost if it was deleted, if its pickled bytes changed, or if it cannot be pickled. Variables inside
+functions and modules, and global variables, are not compared. An object in two attributes becomes two objects.
 """
 
 import json
@@ -50,14 +50,14 @@ def attributes(thing: object, path: tuple[Any, ...] = (), holders: tuple[object,
     result, holders = dict[str, Attribute](), (*holders, thing)
     for name, value in _values(thing).items():
         steps, kind, is_strategy = (*path, (0, name)), type(value), _is_strategy(value)
-        content = value.state_dict() if isinstance(value, nn.Module) else value
+        content = value.state_dict() if isinstance(value, nn.Module) and not is_strategy else value
         try:
             leaves = dict(_leaves(dict(content) if isinstance(content, dict) else content, steps))
             result[json.dumps(steps)] = kind, leaves, fingerprint(leaves)
         except (TypeError, ValueError, SyntaxError, RecursionError):
             result[json.dumps(steps)] = kind, None, fingerprint(kind if is_strategy else value)
-        if is_strategy and not any(value is holder for holder in holders):
-            result |= attributes(value, steps, holders)
+            if is_strategy and not any(value is holder for holder in holders):
+                result |= attributes(value, steps, holders)
     return result
 
 
@@ -126,7 +126,9 @@ def _stand_in(thing: Any) -> Any:
 
 def _put(old: Any, value: Any) -> Any:
     """Return the kept ``value`` of an attribute; modules, parameters and strategies take it and stay the object."""
-    if isinstance(old, nn.Module):
+    if _is_strategy(old) and not isinstance(old, dict):
+        _set(old, value)
+    elif isinstance(old, nn.Module):
         old.load_state_dict(value)
     elif isinstance(old, nn.Parameter) and isinstance(value, Tensor) and old.shape == value.shape:
         with torch.no_grad():
@@ -137,8 +139,6 @@ def _put(old: Any, value: Any) -> Any:
         old, new = copy(old), {name: _put(old.get(name), part) for name, part in value.items()}
         old.clear()
         old.update(new)  # of the old class, such as defaultdict
-    elif _is_strategy(old) and isinstance(value, dict):
-        _set(old, value)
     else:
         return value
     return old
@@ -160,7 +160,7 @@ def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[str, Tensor]]:
         name = "tensor" if isinstance(value, Tensor) else "numpy" if isinstance(value, np.generic) else name
         yield json.dumps([*path, name]), x
     elif kind in LITERALS and literal_eval(repr(value)) == value:
-        yield json.dumps([*path, "literal"]), torch.tensor([*repr(value).encode()], dtype=torch.uint8)
+        yield json.dumps([*path, "literal"]), torch.tensor(np.frombuffer(repr(value).encode(), np.uint8))
     else:
         yield from _leaves(plain_content(value), (*path, (0, name, "flwr")))
 
@@ -170,7 +170,7 @@ def _value(parts: Iterable[tuple[list[Any], Tensor]]) -> Any:
     groups: dict[tuple[Any, ...], list[tuple[list[Any], Tensor]]] = {}
     for (step, *rest), x in parts:
         if step == "literal":
-            return literal_eval(bytes(x.tolist()).decode())
+            return literal_eval(x.numpy(force=True).tobytes().decode())
         if step in ("ndarray", "numpy"):
             return x.numpy(force=True).copy() if step == "ndarray" else x.numpy(force=True)[()]
         if isinstance(step, str):
