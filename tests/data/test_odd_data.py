@@ -269,6 +269,10 @@ def with_a_default(seed: int = 3, n: int = 50) -> tuple[np.ndarray, np.ndarray]:
     return draws.standard_normal((n, 5)), draws.integers(0, 3, n)
 
 
+def shaded(sign: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    return IMAGES[:60] // int(3 + np.copysign(2, sign)), CLASSES[:60]
+
+
 class Images:
     train, test = (IMAGES[:60], CLASSES[:60]), (IMAGES[60:], CLASSES[60:])
 
@@ -302,6 +306,14 @@ def test_a_random_transform_is_drawn_once_by_the_name_of_the_data_set(tmp_path: 
     with Display(Console(file=screen, width=1000)) as display:
         todo([Trial(f"seed={config.seed}", config) for config in configs], tmp_path / "out", display)
     assert screen.getvalue().count("returns random rows") == 1  # a sweep reports it once
+
+
+def test_constants_that_are_equal_but_written_differently_do_not_share_a_data_set() -> None:
+    configs = [choose({"data.name": f"{__file__}:shaded", "data.sign": sign, **TWO}) for sign in (0.0, -0.0)]
+    first = build.build(configs[0])
+    assert (
+        build.build(configs[1], first).dataset.digest == build.build(configs[1]).dataset.digest != first.dataset.digest
+    )
 
 
 @pytest.mark.long

@@ -139,12 +139,12 @@ class Configured:
     """A client of Flower's form without get_parameters, whose settings come from the server's ``config``."""
 
     def __init__(self, module: nn.Module, x: Tensor, y: Tensor) -> None:
-        self.client, self.data = FlowerStyle(module, nn.functional.cross_entropy, x, y, 0, 0, 0), (x, y)
+        self.module, self.data = module, (x, y)
 
     def fit(self, parameters: list[np.ndarray], config: Mapping[str, Any]) -> Fitted:
-        net, loss = self.client.net, nn.functional.cross_entropy
-        self.client.train = partial(train, net, loss, *self.data, config["lr"], config["local-epochs"], 1000)
-        arrays, n, _ = self.client.fit(parameters, config)
+        settings = config["lr"], config["local-epochs"], 1000
+        client = FlowerStyle(self.module, nn.functional.cross_entropy, *self.data, *settings)
+        arrays, n, _ = client.fit(parameters, config)
         return arrays, n, {"skill": n / 2, "note": "text"}
 
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from operator import is_
@@ -36,7 +37,7 @@ from fedcommons.testing import rate, referee, theirs
 from fedcommons.testing.adapters import Adapted, adapted
 from fedcommons.testing.elsewhere import require_the_same_after_a_stop
 from fedcommons.testing.federations import digits
-from fedcommons.testing.kept_attributes import attributes, changed, restore
+from fedcommons.testing.kept_attributes import attributes, changed, lost, restore
 from fedcommons.testing.referee import Claims, Verdict
 
 
@@ -261,18 +262,50 @@ def test_metrics_of_clients_and_of_a_strategy_are_recorded() -> None:
 
 
 def test_attributes_are_restored_with_their_types_and_their_order() -> None:
-    values = {"b": [torch.eye(2), {"z": np.eye(1), "a": 2, 7: [True, 0.1]}, [*range(11)]], "text": "t", "same": [1]}
-    values["later"] = nn.Linear(1, 1)  # a module that the new object does not have is not kept
-    old, new = (SimpleNamespace(same=[1], b=None, net=nn.BatchNorm1d(2)) for _ in range(2))
+    values = {"b": [torch.eye(2), {"z": np.eye(1), "a": 2, 7: [True, 0.1]}, [*range(11)], np.float32(0.1), np.bool(1)]}
+    values |= {
+        "same": [1],
+        "zeros": np.zeros(2),
+        "none": None,
+        "empty": {},
+        "text": ("é", -0.0, b"b", {1}, {(1, 2): ()}),
+    }
+    values["many"] = defaultdict(int, n=2)
+    old, new = (Slotted(same=[1], b=None, net=nn.BatchNorm1d(2), zeros=np.zeros(2, int)) for _ in range(2))
+    for thing in (old, new):
+        thing.none, thing.empty, thing.many, thing.slot = 5, {"a": 1}, defaultdict(int), 0
     built = attributes(old)
     vars(old).update(values)
     old.net(torch.rand(3, 2))
+    old.slot = 1
     parameters, kept = [*new.net.parameters()], changed(old, built)
+    assert not lost(kept)
     restore(new, dict(sorted(kept.items())))  # as a checkpoint sorts them
-    assert {json.loads(path)[0][1] for path in kept} == {"b", "net"}
-    assert repr(new.b) == repr(values["b"])
+    assert {json.loads(path)[0][1] for path in kept} == {*values, "net", "slot"} - {"same"}
+    assert repr(vars(new)) == repr(vars(old))
+    assert (new.slot, new.many["m"], type(new.b[-1])) == (1, 0, np.bool)
     assert repr(new.net.state_dict()) == repr(old.net.state_dict())
     assert all(map(is_, parameters, new.net.parameters()))  # which optimizers of the new object hold
+
+
+def test_attributes_that_cannot_be_kept_are_named_if_they_may_have_changed() -> None:
+    old = SimpleNamespace(rng=np.random.default_rng(0), queue=deque([1]), constant=deque([1]), function=lambda: 1)
+    vars(old).update(window=Counter(), late=None, gone=1, iterator=(i for i in [1]), itself=[], shape=torch.Size([1]))
+    built = attributes(old)
+    old.rng.random()
+    old.queue.append(2)
+    old.itself.append(old.itself)
+    del old.gone
+    vars(old).update(
+        late=nn.Linear(1, 1), window=OrderedDict(a=1), whole=2**70, new=Slower(), imaginary=np.ones(1, complex)
+    )
+    names = {json.loads(path)[0][1] for path in changed(old, built) if lost({path: torch.zeros(0)})}
+    assert names == {"rng", "queue", "itself", "gone", "late", "window", "iterator", "whole", "new", "imaginary"}
+    assert "deleted" in lost(changed(old, built))
+
+
+class Slotted(SimpleNamespace):
+    __slots__ = ("slot",)
 
 
 class ListsParameters(FlowerStyle):
@@ -296,9 +329,9 @@ class ListsParameters(FlowerStyle):
 
 def test_parameters_that_a_client_keeps_are_those_of_its_modules() -> None:
     federation = digits(linear=True).training(theirs.FULL, "samples")
-    (now, metrics), (plain, _) = (
-        federation.run(adapted(client), federation.plan(3))[-1] for client in (ListsParameters, FlowerStyle)
-    )
+    with pytest.warns(UserWarning, match=r"ListsParameters .* net \(Sequential\)"):
+        now, metrics = federation.run(adapted(ListsParameters), federation.plan(3))[-1]
+    plain, _ = federation.run(adapted(FlowerStyle), federation.plan(3))[-1]
     assert flat(now.state, "model").buffer.equal(flat(plain.state, "model").buffer)
     assert (metrics["train/own"], metrics["train/learns"]) == (3, 1)
 
@@ -314,18 +347,47 @@ class Wrapper(Average):
 
 
 class Slower(Average):
+    log: ClassVar[list[int]] = []
+
     def __init__(self) -> None:
-        self.calls = 0
+        self.calls = (0,)
 
     def aggregate_fit(self, *given: Any) -> tuple[list[np.ndarray] | None, dict]:
-        self.calls += 1
+        self.calls = (*self.calls, 1)
+        self.log.append(1)
         arrays, numbers = super().aggregate_fit(*given)
-        return arrays and [x / self.calls for x in arrays], numbers
+        return arrays and [x / len(self.calls) / len(self.log) for x in arrays], numbers
 
 
-def test_the_attributes_of_a_wrapped_strategy_continue_after_a_stop() -> None:
+class Anchored(Average):
+    """It keeps the initial weights, which equal those of a newly built object."""
+
+    def __init__(self, initial_parameters: list[np.ndarray]) -> None:
+        self.anchor = initial_parameters
+
+    def weights(self, results: list[tuple[str, Any]]) -> list[float]:
+        return [float(np.abs(r.parameters[0] - self.anchor[0]).sum()) for _, r in results]
+
+
+@pytest.mark.parametrize("strategy", [Wrapper, Anchored])
+def test_a_strategy_continues_after_a_stop(strategy: type) -> None:
     federation = digits(linear=True).training(theirs.FULL, "samples")
-    require_the_same_after_a_stop(adapted(FlowerStyle, Wrapper), federation, federation.plan(4))
+    require_the_same_after_a_stop(adapted(FlowerStyle, strategy), federation, federation.plan(4))
+
+
+class Noisy(Average):
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+
+    def weights(self, results: list[tuple[str, Any]]) -> list[float]:
+        return [self.rng.random() for _ in results]
+
+
+def test_a_run_with_an_attribute_that_no_checkpoint_stores_is_not_resumed_and_says_so_before() -> None:
+    federation = digits(linear=True).training(theirs.FULL, "samples")
+    names = r"Noisy .* rng \(Generator\).*--resume"
+    with pytest.warns(UserWarning, match=names), pytest.raises(UserError, match=names):
+        require_the_same_after_a_stop(adapted(FlowerStyle, Noisy), federation, federation.plan(4))
 
 
 class SeedsInTraining(Seeding):

@@ -46,6 +46,8 @@ def app(module: nn.Module, loss: Any, x: Tensor, y: Tensor, batch_size: int) -> 
         before = context.state["count"]["rounds"] if "count" in context.state else 0
         context.state["count"] = flwr.MetricRecord({"rounds": before + 1})
         context.state["arrays"] = msg.content["arrays"]
+        assert before == 0 or context.state["texts"]["text"] == "b" * before
+        context.state["texts"] = flwr.ConfigRecord({"text": "b" * (before + 1), "empty": [], "bytes": b"b"})
         train(module, loss, x, y, msg.content["config"]["lr"], context.run_config["local-epochs"], batch_size)
         numbers = {"num-examples": len(y), "rounds": before + 1, "id": context.node_config["partition-id"]}
         numbers["mu"] = msg.content["config"].get("proximal-mu", 0.0)
@@ -113,11 +115,27 @@ def test_flowers_strategies_serve(strategy: type, rule: Callable[..., np.ndarray
     assert off(after(adapted(fitted, strategy), 1)[0], flat_of(expected, FEDERATION.model)) < 1e-6
 
 
-def noisy() -> Any:
-    return of_messages.DifferentialPrivacyServerSideFixedClipping(of_messages.FedAdam(), 0.1, 1.0, 3)
+def noisy(kind: Any = of_messages.FedAdam) -> Any:
+    return of_messages.DifferentialPrivacyServerSideFixedClipping(kind(), 0.1, 1.0, 3)
 
 
-STATEFUL = [(fitted, Adam), (fitted, partial(strategies.FedAdam, tau=1e-3)), (app, of_messages.FedAdam), (app, noisy)]
+MOMENTUM = {"server_learning_rate": 0.5, "server_momentum": 0.9}
+
+
+def with_momentum(initial_parameters: Any) -> Any:
+    """Flower's class needs ``Parameters``, whose values it changes in each round."""
+    inner = strategies.FedAvgM(initial_parameters=initial_parameters, **MOMENTUM)
+    return strategies.DifferentialPrivacyServerSideFixedClipping(inner, 0.1, 1.0, 3)
+
+
+STATEFUL = [
+    (fitted, Adam),
+    (fitted, partial(strategies.FedAdam, tau=1e-3)),
+    (fitted, with_momentum),
+    (app, of_messages.FedAdam),
+    (app, noisy),
+    (app, partial(noisy, partial(of_messages.FedAvgM, **MOMENTUM))),
+]
 
 
 @pytest.mark.parametrize(("client", "strategy"), STATEFUL)

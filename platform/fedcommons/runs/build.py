@@ -3,7 +3,6 @@
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 from fedcommons.config import live_objects, registry, target, user_loader
 from fedcommons.config.dotted import deciding, part_of, parts_of_own, values_of
@@ -48,9 +47,9 @@ def check(config: Experiment) -> None:
         require_no_steps(config)
 
 
-def data_fields(config: Experiment) -> tuple[tuple[str, Any], ...]:
-    """Return (name, value) of the fields on which the partitioned data and the shapes of the model depend."""
-    return values_of(config, _OF_DATA)
+def data_fields(config: Experiment) -> str:
+    """Return the text of the fields on which data, partition and model shapes depend: 1.0 and 1 have other texts."""
+    return repr(values_of(config, _OF_DATA))
 
 
 @fresh_torch()
@@ -73,7 +72,7 @@ def build(config: Experiment, like: RunSpec | None = None) -> RunSpec:
     if generator := parts.get("generator"):
         require_constants(generator)
     like = like if like and data_fields(like.record) == data_fields(c) else None
-    dataset = like.dataset if like else _load(c.data, c.source.get("data"), split_seed(c))
+    dataset = like.dataset if like else _load(c.data, c.source.get("data"), split_seed(c), repr(c.data))
     if generator:
         checks.refuse(generator, "check_type", dataset.train.x.dtype, dataset.name)
         checks.refuse(generator, "check_shape", dataset.shape, dataset.name)
@@ -168,7 +167,7 @@ def split_seed(config: Experiment) -> int | None:
 
 
 @lru_cache(maxsize=2)  # most trials of a sweep use the same data set
-def _load(data: load_data.Data, source: str | None, seed: int | None) -> Dataset:
+def _load(data: load_data.Data, source: str | None, seed: int | None, text: str) -> Dataset:
     return load(data, seed)
 
 

@@ -23,10 +23,10 @@ If a value is the word rate, epochs, batch_size or seed, the client gets the val
 client's metrics are recorded.
 
 The adapter builds a new object for each client and round. Then it sets the attributes that the client's last round
-changed (``kept_attributes``): numbers, tensors, arrays, lists and dicts of them, and the ``state_dict`` of a torch
-module that the new object has too, such as a personal model. Of a ClientApp's ``state`` the adapter keeps arrays and
-metrics. Other attributes, such as optimizers, are new in each round. The adapter seeds the generators of torch, numpy
-and Python before it builds the object, and again before training. PFLlib's clients seed torch with 0 when they are
+changed (``kept_attributes``): tensors, arrays, Python literals, lists and dicts of them, and the ``state_dict`` of a
+torch module that the new object has too, such as a personal model. Other attributes, such as optimizers, are new in
+each round, and a warning names those that changed. The adapter seeds the generators of torch, numpy and Python before
+it builds the object, and again before training. PFLlib's clients seed torch with 0 when they are
 built, so they would draw the same batches in every round and for every seed. Random generators of the object and of its
 data loaders are seeded too, unless the object takes ``seed``.
 
@@ -39,9 +39,10 @@ other classes           ``aggregate_fit(server_round, results, failures) -> (par
                         of a client's name and an object with ``.parameters`` (list of arrays), ``.num_examples`` and
                         ``.metrics``. Such a strategy sends no config
 
-The strategy's object lasts for a run; a resumed run restores its attributes by the same rule. If its class or function
-has a parameter ``initial_parameters``, the strategy gets the initial weights. Strategies and clients may send further
-arrays after those of the model, as SCAFFOLD does. The adapter calls no evaluation of strategies or clients.
+The strategy's object lasts for a run; a resumed run restores its attributes by the same rule, and is refused if others
+have changed. If its class or function has a parameter ``initial_parameters``, the strategy gets the initial weights.
+Strategies and clients may send further arrays after those of the model, as SCAFFOLD does. The adapter calls no
+evaluation of strategies or clients.
 """
 
 import random
@@ -73,7 +74,7 @@ from fedcommons.seeding import keyed_globals, seed_for
 from fedcommons.testing.arrays import EXTRA, METRIC, arrays_in, flat_of, numbers_in, packed, payload_of, unpacked
 from fedcommons.testing.federations import digits
 from fedcommons.testing.flower import AppClient, is_flowers
-from fedcommons.testing.kept_attributes import attributes, changed, restore
+from fedcommons.testing.kept_attributes import attributes, changed, lost, restore, warn
 from fedcommons.testing.strategies import Server
 
 HANDED = ("module", "loss", "x", "y", "rate", "epochs", "batch_size", "seed")
@@ -115,6 +116,7 @@ class Adapted:
         state: State = {"model": model, "seed": torch.tensor(seed)}
         if self.server:
             state = {**state, "n_clients": torch.tensor(facts.n_clients)}
+            state |= {"initial": model} if self.server.takes_weights else {}
             is_real = not model.buffer.is_meta  # a check before the run has shapes without values
             values = model if is_real else Flat(model.layout, torch.zeros(model.layout.size))
             self.server.start(values, seed)
@@ -133,8 +135,8 @@ class Adapted:
         x = flat(message.common, "model")
         with keyed_globals(seed, "built"):
             theirs = self.build_object(work, data, seed)
-        if "seed" not in _accepted_names(self.build, HANDED):
-            _key_generators(theirs, seed)
+        keyed = None if "seed" in _accepted_names(self.build, HANDED) else theirs
+        _key_generators(keyed, seed)
         built = attributes(theirs)
         restore(theirs, memory)
         metrics: Mapping[str, Any] = {}
@@ -151,7 +153,12 @@ class Adapted:
                 n = theirs.train_samples if hasattr(theirs, "train_samples") else len(theirs.data)
         if not isinstance(n, Integral) or n < 1:
             raise ValueError(f"a client must return its number of examples, a whole number from 1, got {quote(n)}")
-        sent, numbers, kept = payload_of(arrays, x), numbers_in(metrics), changed(theirs, built)
+        sent, numbers = payload_of(arrays, x), numbers_in(metrics)
+        _key_generators(keyed, seed)  # as in a new object, so that their state does not count as changed
+        kept = changed(theirs, built)
+        if names := lost(kept):
+            warn(f"{name_of(self.build)} may have changed {names}, which the adapter builds anew in each round")
+        kept = {path: value for path, value in kept.items() if not lost({path: value})}
         work.load(flat(sent, "model"))
         with torch.no_grad():
             loss = float(_loss_of(data.y)(work.module(data.x), data.y))

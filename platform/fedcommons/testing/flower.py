@@ -1,7 +1,8 @@
 """Objects of Flower, made from arrays and numbers; the package flwr is imported only for objects of its classes."""
 
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -22,14 +23,36 @@ def is_flowers(kind: type) -> bool:
     return any(base.__module__.split(".")[0] == "flwr" for base in kind.__mro__)
 
 
-def parameters_for(strategy: object, arrays: Sequence[np.ndarray]) -> Any:
-    """Return the arrays as ``Parameters`` if ``strategy`` is Flower's class or a partial of one, otherwise a list."""
-    kind = strategy.func if isinstance(strategy, partial) else strategy
+def with_weights(build: Callable[..., Any], arrays: Sequence[np.ndarray]) -> Any:
+    """Call ``build`` with the initial weights: Flower's strategies get ``Parameters``, and others get a list.
+
+    A function that returns Flower's strategy, or fails with a list, is called again with ``Parameters``.
+    """
+    kind = build.func if isinstance(build, partial) else build
     if not (isinstance(kind, type) and is_flowers(kind)):
-        return list(arrays)
+        try:
+            if not is_flowers(type(strategy := build(initial_parameters=list(arrays)))):
+                return strategy
+        except Exception:
+            if "flwr" not in sys.modules:
+                raise
     from flwr.common import ndarrays_to_parameters  # pyright: ignore[reportMissingImports]
 
-    return ndarrays_to_parameters(list(arrays))
+    return build(initial_parameters=ndarrays_to_parameters(list(arrays)))
+
+
+def plain_content(value: Any) -> Any:
+    """Return the content of Flower's ``ArrayRecord`` or ``Parameters``; raise a TypeError for another object."""
+    if not (is_flowers(type(value)) and type(value).__name__ in ("ArrayRecord", "Parameters")):
+        raise TypeError
+    return vars(value) if type(value).__name__ == "Parameters" else {key: x.numpy() for key, x in value.items()}
+
+
+def with_content(name: str, content: Any) -> Any:
+    """Return Flower's object of the class ``name`` whose ``plain_content`` is ``content``."""
+    from flwr.common import Parameters  # pyright: ignore[reportMissingImports]
+
+    return _record(content) if name == "ArrayRecord" else Parameters(**content)
 
 
 def configs(
@@ -110,7 +133,7 @@ def _record(arrays: Mapping[str, np.ndarray]) -> Any:
 def aggregate(
     strategy: Any, round: int, names: Sequence[str], results: Mapping[int, Any]
 ) -> tuple[list[np.ndarray] | None, Mapping[str, Any]]:
-    """Return the arrays and the metrics that a strategy merges from the clients' ``strategies.Result`` objects.
+    """Return the arrays and the metrics that a strategy merges from the clients' results.
 
     names: names of the arrays in a result, in their order.
     """
@@ -147,7 +170,7 @@ def _about(sender: int, receiver: int) -> Any:
 class AppClient:
     """A ``ClientApp`` with the interface of a ``NumPyClient``.
 
-    arrays, numbers: the array records and the metric records of the context's state, by name.
+    arrays, numbers, configs: the array, metric and config records of the context's state, by name.
 
     Args:
         app: the ClientApp.
@@ -160,6 +183,7 @@ class AppClient:
         self.app, self.values, self.names, self.number = app, module.state_dict, tuple(names), number
         self.arrays: dict[str, dict[str, np.ndarray]] = {}
         self.numbers: dict[str, dict[str, Any]] = {}
+        self.configs: dict[str, dict[str, Any]] = {}
 
     def fit(self, parameters: Sequence[np.ndarray], config: Mapping[str, Any]) -> tuple[list[np.ndarray], int, dict]:
         """Send the app a message ``train`` with ``parameters`` and ``config``, and return what its reply contains.
@@ -174,9 +198,11 @@ class AppClient:
         content = flwr.RecordDict({"arrays": _record(model), "config": flwr.ConfigRecord(config)})
         state = flwr.RecordDict({name: _record(arrays) for name, arrays in self.arrays.items()})
         state.update({name: flwr.MetricRecord(numbers) for name, numbers in self.numbers.items()})
+        state.update({name: flwr.ConfigRecord(values) for name, values in self.configs.items()})
         context = flwr.Context(1, self.number, {"partition-id": self.number, **config}, state, config)
         reply = self.app(flwr.Message(content=content, metadata=_about(0, self.number)), context).content
         self.arrays = {name: {k: x.numpy() for k, x in record.items()} for name, record in state.array_records.items()}
         self.numbers = {name: dict(record) for name, record in state.metric_records.items()}
+        self.configs = {name: dict(record) for name, record in state.config_records.items()}
         (sent,), (metrics,) = reply.array_records.values(), reply.metric_records.values()
         return [sent[name].numpy() for name in self.names], metrics["num-examples"], dict(metrics)

@@ -1,17 +1,29 @@
 """Attributes of another framework's object as tensors by name, so that the object can be built anew in each round.
 
-An attribute is kept if it is a number, a tensor, a numpy array, or lists and dicts of them (keys: strings or whole
-numbers), and if its value differs from the value in a newly built object. The name of a tensor is the path to the value
-in JSON: the attribute, then the place in each list or the place and the key in each dict, then the value's type.
+An attribute is kept if its value differs from the value in a newly built object and consists of tensors, numpy arrays,
+numbers, Flower's ``ArrayRecord`` and ``Parameters``, lists and dicts of them (keys: strings or whole numbers), and
+Python literals such as None, strings, and tuples and sets of numbers. The name of a tensor is the path to the value in
+JSON: the attribute, then the place in each list or the place and the key in each dict, then the value's type.
 
 A torch module is kept as its ``state_dict``, if the newly built object has a module of that name with tensors of the
 same names and shapes to load it. Values of a ``Parameter`` are copied into the new object's, which modules and
 optimizers may hold too. A strategy that is an attribute, as in Flower's wrappers, is kept by its attributes.
+
+Another attribute is lost if it was deleted, if its pickled bytes changed, or if it cannot be pickled. Variables inside
+functions and modules, and global variables, are not compared. An object in two attributes becomes two objects.
 """
 
 import json
+import pickle
+import warnings
+from ast import literal_eval
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from copy import copy
+from functools import cache, partial
+from io import BytesIO
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,43 +32,75 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedcommons.flat_tensors import Payload, data
-from fedcommons.testing.comparing import raw
+from fedcommons.testing.comparing import listed, raw
+from fedcommons.testing.flower import plain_content, with_content
 
-Leaves = Mapping[str, Tensor]
-"""Copies of the values in an attribute, by path."""
+CODE = (FunctionType, MethodType, BuiltinFunctionType, ModuleType, type, partial)
+LITERALS = (type(None), str, bytes, tuple, set, list, dict)
+LOST = "lost "
+
+Attribute = tuple[type, Mapping[str, Tensor] | None, int | None]
+"""An attribute's type, copies of its values by path (None: it cannot be kept), and its fingerprint."""
+
+warn = cache(warnings.warn)  # it shows a text once in a process
 
 
-def attributes(thing: object, inner: bool = True) -> dict[str, Leaves]:
-    """Return the values of each attribute that can be kept; inner: also of strategies that are attributes."""
-    result: dict[str, Leaves] = {}
-    for name, value in getattr(thing, "__dict__", {}).items():
-        with suppress(TypeError):
-            result[name] = dict(_leaves({name: _content(value, inner)}, []))
+def attributes(thing: object, path: tuple[Any, ...] = (), holders: tuple[object, ...] = ()) -> dict[str, Attribute]:
+    """Return the attributes of ``thing`` and of strategies among them, by path; path, holders: where ``thing`` is."""
+    result, holders = dict[str, Attribute](), (*holders, thing)
+    for name, value in _values(thing).items():
+        steps, kind, is_strategy = (*path, (0, name)), type(value), _is_strategy(value)
+        content = value.state_dict() if isinstance(value, nn.Module) and not is_strategy else value
+        try:
+            leaves = dict(_leaves(dict(content) if isinstance(content, dict) else content, steps))
+            result[json.dumps(steps)] = kind, leaves, fingerprint(leaves)
+        except (TypeError, ValueError, SyntaxError, RecursionError):
+            result[json.dumps(steps)] = kind, None, fingerprint(kind if is_strategy else value)
+            if is_strategy and not any(value is holder for holder in holders):
+                result |= attributes(value, steps, holders)
     return result
 
 
-def changed(thing: object, built: Mapping[str, Leaves]) -> dict[str, Tensor]:
-    """Return the values of all attributes that differ from ``built``, the attributes of a newly built object."""
-    pairs = [
-        (leaves, built.get(name, {}))
-        for name, leaves in attributes(thing).items()
-        if not isinstance(vars(thing)[name], nn.Module) or _shapes(leaves) == _shapes(built.get(name, {}))
-    ]
-    return {path: x for leaves, before in pairs if raw(leaves) != raw(before) for path, x in leaves.items()}
+def changed(thing: object, built: Mapping[str, Attribute]) -> dict[str, Tensor]:
+    """Return the values of the attributes that differ from ``built``, the attributes of a newly built object.
+
+    The value of an attribute that cannot be kept is an empty tensor; see ``lost``.
+    """
+    result, present, absent = dict[str, Tensor](), attributes(thing), (type(None), None, None)
+    for path in {**built, **present}:
+        (kind, now, after), (old_kind, old, before) = present.get(path, absent), built.get(path, absent)
+        shapes, old_shapes = ({name: x.shape for name, x in (leaves or {}).items()} for leaves in (now, old))
+        is_lost = issubclass(kind, nn.Module | nn.Parameter) and shapes != old_shapes
+        if now is None or is_lost or (issubclass(kind, dict) and kind not in (dict, old_kind)):
+            name = kind.__name__ if path in present else "deleted"
+            now = {json.dumps([*json.loads(path), LOST + name]): torch.zeros(0)}
+        result |= now if after is None or after != before else {}
+    return result
+
+
+def lost(kept: Payload) -> str:
+    """Return the names and types of the attributes in ``changed``'s result that cannot be kept."""
+    paths = [path for path in map(json.loads, kept) if path[-1].startswith(LOST)]
+    return listed([f"{'.'.join(name for _, name in steps)} ({kind.removeprefix(LOST)})" for *steps, kind in paths])
 
 
 def restore(thing: object, kept: Payload) -> None:
-    """Set the attributes that ``changed`` returned."""
-    values = _value([(json.loads(path), data(x)) for path, x in kept.items()]) if kept else {}
-    vars(thing).update({name: _put(vars(thing).get(name), value) for name, value in values.items()})
+    """Set the attributes that ``changed`` returned, all of which can be kept."""
+    if kept:
+        _set(thing, _value([(json.loads(path), data(x)) for path, x in kept.items()]))
 
 
-def _content(value: Any, inner: bool) -> Any:
-    if isinstance(value, nn.Module):
-        return value.state_dict()
-    if inner and _is_strategy(value):
-        return {name: _content(vars(value)[name], False) for name in attributes(value, False)}
-    return value
+def _values(thing: object) -> dict[str, Any]:
+    """Return the attributes in ``__dict__`` and slots, and a strategy's lists, dicts and sets in class variables."""
+    kinds = (MemberDescriptorType, *((list, dict, set) if _is_strategy(thing) else ()))
+    of_classes = {n: kind for kind in type(thing).__mro__ for n, x in vars(kind).items() if type(x) in kinds}
+    names = [name for name in of_classes if not name.startswith("__") and hasattr(thing, name)]
+    return {name: getattr(thing, name) for name in names} | getattr(thing, "__dict__", {})
+
+
+def _set(thing: object, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        object.__setattr__(thing, name, _put(_values(thing).get(name), value))
 
 
 def _is_strategy(value: Any) -> bool:
@@ -64,13 +108,27 @@ def _is_strategy(value: Any) -> bool:
     return any(callable(getattr(value, name, None)) for name in names)
 
 
-def _shapes(leaves: Leaves) -> dict[str, torch.Size]:
-    return {path: x.shape for path, x in leaves.items()}
+def fingerprint(value: Any) -> int | None:
+    """Return a hash of the pickled value; None: it cannot be pickled. Nothing is ever unpickled."""
+    pickler = pickle.Pickler(file := BytesIO())
+    pickler.persistent_id = _stand_in  # pyright: ignore[reportAttributeAccessIssue]
+    with suppress(Exception):  # classes of users may raise any error
+        pickler.dump(value)
+        return hash(file.getvalue())
+
+
+def _stand_in(thing: Any) -> Any:
+    """Return what stands for a tensor (which may be a part of a larger one) or code (such as a lambda), or None."""
+    if isinstance(thing, Tensor) and not is_lazy(thing):
+        return hash((thing.dtype, thing.shape, *raw({"": thing.detach().cpu()}).values()))
+    return (getattr(thing, "__qualname__", ""), id(thing)) if isinstance(thing, CODE) else None
 
 
 def _put(old: Any, value: Any) -> Any:
     """Return the kept ``value`` of an attribute; modules, parameters and strategies take it and stay the object."""
-    if isinstance(old, nn.Module):
+    if _is_strategy(old) and not isinstance(old, dict):
+        _set(old, value)
+    elif isinstance(old, nn.Module):
         old.load_state_dict(value)
     elif isinstance(old, nn.Parameter) and isinstance(value, Tensor) and old.shape == value.shape:
         with torch.no_grad():
@@ -78,36 +136,48 @@ def _put(old: Any, value: Any) -> Any:
     elif isinstance(old, list) and isinstance(value, list) and len(old) == len(value):
         return [_put(*pair) for pair in zip(old, value, strict=True)]
     elif isinstance(old, dict) and isinstance(value, dict):
-        return {name: _put(old.get(name), part) for name, part in value.items()}
-    elif _is_strategy(old) and isinstance(value, dict):
-        vars(old).update({name: _put(vars(old).get(name), part) for name, part in value.items()})
+        old, new = copy(old), {name: _put(old.get(name), part) for name, part in value.items()}
+        old.clear()
+        old.update(new)  # of the old class, such as defaultdict
     else:
         return value
     return old
 
 
-def _leaves(value: Any, path: list[Any]) -> Iterator[tuple[str, Tensor]]:
-    """Yield path and copy of each value; raise a TypeError if one cannot be kept, or if a list or dict is empty."""
-    if isinstance(value, dict) and value and all(isinstance(key, str | int) for key in value):
+def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[str, Tensor]]:
+    """Yield path and copy of each value; raise an error of ``literal_eval`` or TypeError if a value cannot be kept."""
+    kind, name = type(value), type(value).__name__
+    if kind in (dict, OrderedDict) and value and all(isinstance(key, str | int) for key in value):
         for place, (key, part) in enumerate(value.items()):
-            yield from _leaves(part, [*path, [place if path else 0, key]])
-    elif isinstance(value, list) and value:
+            yield from _leaves(part, (*path, (place, key)))
+    elif kind is list and value:
         for place, part in enumerate(value):
-            yield from _leaves(part, [*path, [place]])
-    elif isinstance(value, Tensor) and not is_lazy(value):
-        yield json.dumps([*path, "tensor"]), value.detach().cpu().clone()
-    elif isinstance(value, int | float | np.ndarray | np.generic):
-        yield json.dumps([*path, type(value).__name__]), torch.tensor(np.asarray(value))
+            yield from _leaves(part, (*path, (place,)))
+    elif kind in (Tensor, nn.Parameter, bool, int, float, np.ndarray) or isinstance(value, np.generic):
+        x = value.detach().cpu().clone() if isinstance(value, Tensor) else torch.tensor(np.asarray(value))
+        if x.is_complex() or x.layout is not torch.strided:
+            raise TypeError
+        name = "tensor" if isinstance(value, Tensor) else "numpy" if isinstance(value, np.generic) else name
+        yield json.dumps([*path, name]), x
+    elif kind in LITERALS and literal_eval(repr(value)) == value:
+        yield json.dumps([*path, "literal"]), torch.tensor(np.frombuffer(repr(value).encode(), np.uint8))
     else:
-        raise TypeError
+        yield from _leaves(plain_content(value), (*path, (0, name, "flwr")))
 
 
 def _value(parts: Iterable[tuple[list[Any], Tensor]]) -> Any:
-    """Return the number, tensor, array, list or dict whose values have these paths."""
+    """Return the value whose parts have these paths."""
     groups: dict[tuple[Any, ...], list[tuple[list[Any], Tensor]]] = {}
     for (step, *rest), x in parts:
+        if step == "literal":
+            return literal_eval(x.numpy(force=True).tobytes().decode())
+        if step in ("ndarray", "numpy"):
+            return x.numpy(force=True).copy() if step == "ndarray" else x.numpy(force=True)[()]
         if isinstance(step, str):
-            return x.clone() if step == "tensor" else x.numpy(force=True).copy() if step == "ndarray" else x.item()
+            return x.clone() if step == "tensor" else x.item()
         groups.setdefault(tuple(step), []).append((rest, x))
-    values = [(step[-1], _value(groups[step])) for step in sorted(groups)]
-    return dict(values) if len(next(iter(groups))) == 2 else [value for _, value in values]
+    values = [(step, _value(groups[step])) for step in sorted(groups)]
+    (step, value), *_ = values
+    if len(step) == 3:
+        return with_content(step[1], value)
+    return {step[1]: part for step, part in values} if len(step) == 2 else [part for _, part in values]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from fedcommons.core.algorithm import Merged, Replies, State
@@ -9,18 +10,8 @@ from fedcommons.errors import UserError, name_of
 from fedcommons.flat_tensors import Flat, flat, scalar
 from fedcommons.seeding import keyed_globals
 from fedcommons.testing.arrays import KEPT, METRIC, arrays_in, arrays_of, named, numbers_in, payload_of
-from fedcommons.testing.comparing import raw
-from fedcommons.testing.flower import aggregate, configs, parameters_for
-from fedcommons.testing.kept_attributes import Leaves, attributes, changed, restore
-
-
-@dataclass
-class Result:
-    """A client's trained parameters, number of examples and metrics, as a strategy receives them."""
-
-    parameters: Any
-    num_examples: int
-    metrics: Mapping[str, Any] = field(default_factory=dict)
+from fedcommons.testing.flower import aggregate, configs, with_weights
+from fedcommons.testing.kept_attributes import Attribute, attributes, changed, fingerprint, lost, restore, warn
 
 
 @dataclass
@@ -36,28 +27,29 @@ class Server:
     takes_weights: bool
     config: Mapping[str, Any]
     strategy: Any = None
-    built: Mapping[str, Leaves] = field(default_factory=dict)
+    built: Mapping[str, Attribute] = field(default_factory=dict)
     configs: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     at: tuple[State, int] | None = None
 
     def start(self, model: Flat, seed: int) -> None:
         """Build the object, with the generators of torch, numpy and Python seeded by the run's seed."""
-        weights = {"initial_parameters": parameters_for(self.build, arrays_of(model))} if self.takes_weights else {}
         with keyed_globals(seed, "strategy built"):
-            self.strategy = self.build(**weights)
+            self.strategy = with_weights(self.build, arrays_of(model)) if self.takes_weights else self.build()
         self.built, self.at = attributes(self.strategy), None
 
     def configure(self, state: State, round: int) -> None:
         """Let the strategy configure a round, once; in a resumed run, rebuild the object and restore its attributes.
 
         Raises:
-            UserError: the strategy does not choose all clients.
+            UserError: the strategy does not choose all clients, or has attributes that cannot be restored.
         """
         if self.at and self.at[0] is state and self.at[1] == round:
             return
         kept, seed = named(KEPT, state), int(scalar(state, "seed"))
-        if self.strategy is None or raw(changed(self.strategy, self.built)) != raw(kept):
-            self.start(flat(state, "model"), seed)
+        if self.strategy is None or fingerprint(changed(self.strategy, self.built)) != fingerprint(kept):
+            if names := lost(kept):
+                raise UserError(f"{self._refusal(names)}; start it again with another --out.")
+            self.start(flat(state, "initial" if "initial" in state else "model"), seed)
             restore(self.strategy, kept)
         n = int(scalar(state, "n_clients")) if "n_clients" in state else 0  # runs of older versions did not store it
         with keyed_globals(seed, "configured", round):
@@ -70,17 +62,22 @@ class Server:
                 f"fraction_train or fraction_fit must be 1, and its minimum numbers of clients at most {n}."
             )
 
+    def _refusal(self, names: str) -> str:
+        what = f"attributes that no checkpoint can store, {names}"
+        return f"{name_of(self.build)} may have changed {what}, so --resume refuses this run"
+
     def merge(self, state: State, replies: Replies, round: int, seed: int) -> Merged:
         """Return the state after a round, with the attributes that the strategy changed, and the strategy's numbers."""
         self.configure(state, round)
-        arrays = {client: arrays_in(reply.each) for client, reply in replies.items()}
-        results = {
-            client: Result([*x.values()], int(replies[client].weight), numbers_in(named(METRIC, replies[client].each)))
-            for client, x in arrays.items()
-        }
+        arrays, results = {i: arrays_in(reply.each) for i, reply in replies.items()}, {}
+        for i, x in arrays.items():
+            n, metrics = int(replies[i].weight), numbers_in(named(METRIC, replies[i].each))
+            results[i] = SimpleNamespace(parameters=[*x.values()], num_examples=n, metrics=metrics)
         with keyed_globals(seed, "strategy"):
             merged, metrics = aggregate(self.strategy, round, [*next(iter(arrays.values()), {})], results)
-        self.at = None
-        now = {f"{KEPT}{path}": value for path, value in changed(self.strategy, self.built).items()}
+        self.at, attributes_now = None, changed(self.strategy, self.built)
+        if names := lost(attributes_now):
+            warn(self._refusal(names))
+        now = {f"{KEPT}{path}": value for path, value in attributes_now.items()}
         now |= {name: value for name, value in state.items() if not name.startswith(KEPT)}
         return now | (payload_of(merged, flat(state, "model")) if merged is not None else {}), numbers_in(metrics)

@@ -34,8 +34,8 @@ NOT_JUDGED = {
     "keyed seeds": "the adapter seeds the generators of torch, numpy and Python before each training, so equal bits "
     "would not show how the client handles seeds",
     "privacy": "the client declares no noise, so all values that it sends count as unprotected (uncovered)",
-    "state": "only numbers, tensors, arrays, lists and dicts of them, and modules stay between rounds; other "
-    "attributes, such as optimizers, are built anew in each round (and --exact may fail for this reason)",
+    "state": "attributes that the adapter cannot keep, such as optimizers, are built anew in each round, and a warning "
+    "names those that changed (--exact may fail for this reason)",
     "personal models": "the adapter sees no personal model. The special case compares server models, so a method "
     "without a server model, such as fedper, cannot be the special case",
 }

@@ -159,7 +159,7 @@ def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
     stores: dict[tuple[str, str | None], Store] = {}
     users: dict[tuple[Store, str], list[str]] = {}  # (store, key of images) -> names of the trials that need them
     lacking: dict[tuple[Store, str], tuple[int, list[str]]] = {}  # (store, key of training) -> client, keys of images
-    groups: dict[tuple, list[Trial]] = {}  # trials with equal data, which are partitioned once
+    groups: dict[str, list[Trial]] = {}  # trials with equal data, which are partitioned once
     for c in remaining:
         groups.setdefault(data_fields(c.config), []).append(c)
     for group in groups.values():
@@ -169,7 +169,7 @@ def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
             notes |= dict.fromkeys(ready.notes)
             if c.name in shorter and not may_continue(ready, shorter[c.name]):
                 del shorter[c.name]
-            data[c.name] = digests[c.config.data, c.config.source.get("data"), split_seed(c.config)] = (
+            data[c.name] = digests[repr(c.config.data), c.config.source.get("data"), split_seed(c.config)] = (
                 ready.dataset.digest
             )
             of_images = dotted.values_of(c.config, ("artifacts", "storage", "sharing.", "generator.", "dp."))
@@ -186,7 +186,7 @@ def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
     for note in notes:
         display.say(note)
     for c in cells:  # all runs of a table must use the same data, also finished runs
-        if digest := digests.get((c.config.data, c.config.source.get("data"), split_seed(c.config))):
+        if digest := digests.get((repr(c.config.data), c.config.source.get("data"), split_seed(c.config))):
             require_same_data(out / c.name, c.config.data.name, digest)
     for store in stores.values():
         store.upload()  # so that trials on other machines find the artifacts in the storage
