@@ -12,8 +12,9 @@ from functools import cache
 from math import inf
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
 import torch
 
 from fedcommons.audits.copies import audit
@@ -36,9 +37,6 @@ from fedcommons.tune.study import Entry
 from papers.commons.decide import NOTHING, Row
 from papers.commons.ways import STAYS, WAYS, Way, is_summed, trains_generators
 from papers.fedssyn.private_presets import OF_SUMS
-
-if TYPE_CHECKING:  # pandas takes a second to import, and --help does not need it
-    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ class Measured:
     row: Row
     alpha: float
     rates: Rates
-    runs: "pd.DataFrame"
+    runs: pd.DataFrame
     to_target: Sequence[int | None]
     last: Sequence[float]
     with_clients: float
@@ -104,7 +102,7 @@ def best_of(lines: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     return max(both, key=lambda pair: pair[0])
 
 
-def measured(entries: Sequence[Entry], runs: "pd.DataFrame", out: Path) -> list[Measured]:
+def measured(entries: Sequence[Entry], runs: pd.DataFrame, out: Path) -> list[Measured]:
     """Return the results of each row and alpha with finished runs."""
     rows = []
     reported = [e for e in entries if not e.is_tuning]
@@ -116,7 +114,7 @@ def measured(entries: Sequence[Entry], runs: "pd.DataFrame", out: Path) -> list[
     return rows
 
 
-def _measured(way: str, alpha: float, runs: "pd.DataFrame", first: Entry) -> Measured:
+def _measured(way: str, alpha: float, runs: pd.DataFrame, first: Entry) -> Measured:
     config, courses = first.cell.config, [read_rounds(Path(run)) for run in runs["run"]]
     with_clients = [len(taking_part(lines)) for lines in courses]
     sent = (runs["bytes_down"] + runs["bytes_up"]).tolist()
