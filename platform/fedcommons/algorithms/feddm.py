@@ -32,7 +32,6 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from fedcommons.algorithms import feddm_matching
 from fedcommons.algorithms.ball import project
@@ -187,8 +186,7 @@ def minimise(worker: Worker, task: ServerTask[FedDM], seed: int) -> Flat:
         for number, rows in enumerate(rows for order in orders for rows in order.split(how.server_batch)):
             done = (task.round - 1) * how.server_epochs * steps + number
             work.clock.set(task.round, done // steps, done)
-            loss = work.module.training_step(tuple(t[rows] for t in columns), 0)
-            assert isinstance(loss, Tensor)
+            loss = work.loss(tuple(t[rows] for t in columns))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
