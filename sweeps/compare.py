@@ -16,7 +16,6 @@ from fedcommons.reports.cells import Cell, cells, counted, drop_duplicates, vari
 from fedcommons.reports.frames import load_runs
 from fedcommons.reports.metrics import words
 from fedcommons.storage.atomic_files import write_text
-from fedcommons.storage.paths import user_path
 from fedcommons.tune import sweep_folder
 
 if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
@@ -36,9 +35,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         parser.add_argument(f"--{name}", type=str if default else str | None, default=default, help=text)
     parser.add_argument("--out", type=str, default="runs/compare", help="folder for compare.png and compare.csv")
     options = parse.parse(parser, argv)
-    if not options.words:
-        raise UserError("name at least one folder with runs: compare.py DIR [DIR ...] --x NAME --y NAME")
-    options.folders = [user_path("DIR", name) for name in options.words]
+    options.folders = parse.run_folders(options, "DIR", "compare.py DIR [DIR ...] --x NAME --y NAME")
     return options
 
 

@@ -43,6 +43,7 @@ _RATES = {
     "small": ("0.03,0.1,0.3,1", "0.3,1,2,4"),
     "paper": ("", "0.001,0.01,0.1"),  # the paper's rates for other methods; its only rate for FedDM's pixels is 1
 }
+"""Preset -> ``--image-rates`` (for FedDM's pixels) and ``--rates`` (for clients of other methods), as texts."""
 _LARGE_IMAGES_RATES = ("0.3,1,3", "0.03,0.1,0.3")
 
 
@@ -56,18 +57,13 @@ def fields(preset: str, dataset: str) -> Mapping[str, Any]:
     return result
 
 
-def rates_of(preset: str, dataset: str) -> tuple[str, str]:
-    """Return ``--image-rates`` (for FedDM's pixels) and ``--rates`` (for clients of other methods) as texts."""
-    return _LARGE_IMAGES_RATES if _is_large(preset, dataset) else _RATES[preset]
-
-
 def _is_large(preset: str, dataset: str) -> bool:
     return preset == "small" and dataset in presets.LARGE_IMAGES
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
     preset, dataset = grid.preset_and_dataset(argv, FIELDS)
-    image_rates, rates = rates_of(preset, dataset)
+    image_rates, rates = _LARGE_IMAGES_RATES if _is_large(preset, dataset) else _RATES[preset]
     paper, tried = preset == "paper", "to choose from by validation accuracy; empty: only"
     parser = grid.study_parser(__doc__, argv, "feddm", FIELDS, fields(preset, dataset), (
         ("seeds", str, "0,1,2", "seeds, separated by commas"),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display
-from fedcommons.errors import UserError, quote, unknown
+from fedcommons.errors import UserError, quote
 from fedcommons.tune import cached_results, grid, sweep_folder
 from papers.agc.presets import PRESETS
 
@@ -28,9 +28,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     ``pairs`` becomes a list of (q, d): probability to straggle and number of copies. ``shares`` becomes the sorted list
     of the shares c of images that are not private; 0 is always among them.
     """
-    preset = parse.early(argv, "preset", "small")
-    if preset not in PRESETS:
-        raise unknown("preset", preset, PRESETS)
+    preset = grid.preset_of(argv, PRESETS)
     chosen = PRESETS[preset]
     parser = parse.Parser(description=__doc__)
     parser.add_options((

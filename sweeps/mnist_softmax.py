@@ -14,7 +14,7 @@ from fedcommons.cli import parse
 from fedcommons.cli.display import Display
 from fedcommons.config.dotted import common_fields
 from fedcommons.config.schema import Data
-from fedcommons.errors import UserError, unknown
+from fedcommons.errors import UserError
 from fedcommons.reports import tables
 from fedcommons.sharing.swapped import n_swapped
 from fedcommons.storage.atomic_files import write_bytes, write_json, write_text
@@ -33,9 +33,7 @@ PRESETS = {
 
 def arguments(argv: Sequence[str]) -> parse.Options:
     """Parse the options; ``p``, ``epochs``, ``noise`` and ``seeds`` become sequences of valid numbers."""
-    preset = parse.early(argv, "preset", "small")
-    if preset not in PRESETS:
-        raise unknown("preset", preset, PRESETS)
+    preset = grid.preset_of(argv, PRESETS)
     dataset, rounds = PRESETS[preset]
     parser = parse.Parser(description=__doc__)
     parser.add_options((

@@ -16,7 +16,7 @@ import numpy as np
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display
 from fedcommons.config.dotted import common_fields
-from fedcommons.errors import UserError, unknown
+from fedcommons.errors import UserError
 from fedcommons.reports import tables
 from fedcommons.storage.atomic_files import write_bytes, write_json, write_text
 from fedcommons.tune import grid, sweep_folder
@@ -30,9 +30,7 @@ PRESETS = {"paper": (q.SHARES, q.ROUNDS, 10), "smoke": ((0.0, 0.25, 0.5, 0.75, 1
 
 def arguments(argv: Sequence[str]) -> parse.Options:
     """Parse the options; ``shares`` becomes the sorted list of swapped shares p, always with the reference p = 0."""
-    preset = parse.early(argv, "preset", "paper")
-    if preset not in PRESETS:
-        raise unknown("preset", preset, PRESETS)
+    preset = grid.preset_of(argv, PRESETS, "paper")
     shares, rounds, seeds = PRESETS[preset]
     parser = parse.Parser(description=__doc__)
     parser.add_options((

@@ -10,17 +10,15 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display
 from fedcommons.config import presets, registry
 from fedcommons.config.dotted import choose, generates
+from fedcommons.config.experiment import Experiment
 from fedcommons.errors import UserError
 from fedcommons.tune import grid, sweep
-
-if TYPE_CHECKING:
-    from fedcommons.config.experiment import Experiment
 
 OF_FIELDS = {"seeds": "seed", "generators": "generator.name", "rhos": "generator.rho"}
 """Options that list values of a field; by default, the list holds only the field's value."""
@@ -53,7 +51,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     return options
 
 
-def pools(options: parse.Options) -> "list[Experiment]":
+def pools(options: parse.Options) -> list[Experiment]:
     """Return the experiments whose images are judged: one per seed, generator, rho and checkpoint of the training."""
     base, listed = parse.flat(options), partial(_listed, options)
     seeds, names = listed("seeds", int), listed("generators")

@@ -7,8 +7,6 @@ python sweeps/report.py runs/table1 runs/tune runs/mine --out report.html --titl
 from collections.abc import Sequence
 
 from fedcommons.cli import parse
-from fedcommons.errors import UserError
-from fedcommons.storage.paths import user_path
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
@@ -16,9 +14,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     parser.add_argument("--out", type=str, default="report.html", help="the file; an earlier report is replaced")
     parser.add_argument("--title", type=str | None, default=None, help="title of the page; default: the folders' names")
     options = parse.parse(parser, argv)
-    if not options.words:
-        raise UserError("name at least one folder with runs: report.py RUNS [RUNS ...] --out report.html")
-    options.folders = [user_path("RUNS", name) for name in options.words]
+    options.folders = parse.run_folders(options, "RUNS", "report.py RUNS [RUNS ...] --out report.html")
     return options
 
 

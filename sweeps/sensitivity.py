@@ -13,7 +13,7 @@ varies rho and n~ at alpha 0.1. (b) varies the generators' epochs for two N, (c)
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedcommons.cli import parse
 from fedcommons.config import presets
@@ -22,9 +22,6 @@ from fedcommons.tune import grid
 from fedcommons.tune.study import Entry, Row, Study, expand
 from papers.fedssyn import central_trials
 from papers.fedssyn.sensitivity_report import KEY, report
-
-if TYPE_CHECKING:
-    pass
 
 TAKEN = {"seed": "seeds", "generator.rho": "rhos", "sharing.p": "numbers", "sharing.setting": "rhos",
          "partition.n_clients": "clients", "generator.name": "generators",

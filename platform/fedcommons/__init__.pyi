@@ -104,7 +104,7 @@ from .reports.frames import load_clients as load_clients
 from .reports.frames import load_rounds as load_rounds
 from .reports.frames import load_runs as load_runs
 from .reports.page import report as report
-from .runs.user_metric import Measure as Measure
+from .runs.callbacks import Measure as Measure
 from .seeding import (
     generator as generator,
 )

@@ -17,8 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fedcommons import ClientData, Clients, Examples, LocalSGD, UserError, Work, experiment
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.feddm import FedDM
-from fedcommons.algorithms.feddm_server import minimise
+from fedcommons.algorithms.feddm import FedDM, minimise
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.algorithms.server_training import ServerTask
 from fedcommons.core.evaluation import ModelTask, evaluate

@@ -14,6 +14,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from pretend_graphs import pretend_graphs
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -37,7 +38,6 @@ from fedcommons.testing import Federation, digits
 from fedcommons.testing.comparing import bits
 from fedcommons.testing.on_device import two_rounds
 from fedcommons.testing.pretend_gpu import GPU, PretendGPU
-from fedcommons.testing.pretend_graphs import pretend_graphs
 
 UNEQUAL, EQUAL = (13, 20, 20, 7, 16), (20, 20, 20, 20, 20)
 LOCAL = LocalSGD(epochs=2, batch_size=5)

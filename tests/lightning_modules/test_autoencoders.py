@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from fedcommons import Examples, UserError, generator, seed_for, set_default_generator
 from fedcommons.config import presets
 from fedcommons.config import schema as config
-from fedcommons.generators import lightning_trainer
 from fedcommons.generators.beta_vae import BetaVAE as BetaGenerator
 from fedcommons.generators.cvae import CVAE as Generator
 from fedcommons.runs.build import build, load, module_of
@@ -20,6 +19,7 @@ from lightning_modules import VAEClassifier, vae
 from lightning_modules.beta_vae import BetaVAE
 from lightning_modules.cvae import CVAE, Decoder, decode, divergence, truncated_normal
 from lightning_modules.networks import Encoder
+from papers.fedssyn.central import run_trainer
 
 SHAPE = (1, 8, 8)
 Y = torch.arange(12) % 2
@@ -69,7 +69,7 @@ def test_its_loop_gives_the_bits_of_a_trainer_and_the_ramp_counts_epochs(batch_s
     ramp = 2 * -(-12 // batch_size)
     model = BetaVAE(shape=SHAPE, n_classes=2, ramp=ramp, flip=True, seed=seed_for(3, "noise"), **sizes)
     loader = DataLoader(TensorDataset(X, Y), batch_size, shuffle=True, generator=generator(3, "order"))
-    lightning_trainer.fit(model, loader, 3, [])
+    run_trainer(model, loader, 3, [])
     model.centre(X, Y)
     weights, expected = part.fit(Examples(X, Y), 2, 3, [3], flip=True)[3].weights, model.state_dict()
     assert weights.keys() == expected.keys()

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from fractions import Fraction
 from itertools import combinations, product
 
+import gradient_coding_theory as copies
 import numpy as np
 import pytest
 
 from fedcommons.config.schema import Data
 from fedcommons.runs import build
 from fedcommons.sharing.placement import holdings, sample_shareable
-from papers.agc import copies
 
 DRAWS = 20_000
 

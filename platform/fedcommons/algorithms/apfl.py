@@ -79,9 +79,7 @@ class APFL:
             work.buffers.buffer.copy_(of_w)
             total.add_(gradient.buffer, alpha=len(batch[1]))
             n += len(batch[1])
-            value = work.module.training_step(batch, step)
-            assert isinstance(value, Tensor)
-            return value
+            return work.loss(batch, step)
 
         def train_v(params: Mapping[str, nn.Parameter]) -> None:
             nonlocal v, alpha, n

@@ -158,8 +158,7 @@ def learn(worker: Worker, task: ServerTask["FedCVAE"], seed: int) -> State:
     with work.logged, onednn(work.loop.onednn):
         for epoch, rows in batches(len(y), how.server_epochs, how.server_batch, seed, device):
             work.clock.set(task.round, (task.round - 1) * how.server_epochs + epoch, steps)
-            loss = work.module.training_step((x[rows], y[rows]), 0)
-            assert isinstance(loss, Tensor)
+            loss = work.loss((x[rows], y[rows]))
             adam.zero_grad()
             loss.backward()
             adam.step()

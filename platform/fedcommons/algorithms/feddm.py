@@ -34,18 +34,21 @@ from typing import Annotated, Any, ClassVar
 import torch
 
 from fedcommons.algorithms import feddm_matching
+from fedcommons.algorithms.ball import project
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.feddm_server import minimise
 from fedcommons.algorithms.server_training import ServerTask
 from fedcommons.core.algorithm import Facts, Message, Replies, Reply, State
 from fedcommons.core.capabilities import Capabilities
 from fedcommons.core.client_worker import Work
 from fedcommons.core.executor import Executor
+from fedcommons.core.local_training import onednn
+from fedcommons.core.worker import Worker
 from fedcommons.data.clients import ClientData
 from fedcommons.errors import UserError
 from fedcommons.flat_tensors import Flat, Payload, flat
 from fedcommons.flat_tensors import data as data_of
 from fedcommons.privacy.release import Release
+from fedcommons.seeding import generator, set_default_generator
 
 NOT_CERTIFIED = (
     "noise level {:g} as FedDM prints it, not certified: it clips the gradient of a whole batch, which one image may "
@@ -160,3 +163,33 @@ class FedDM:
             payload["weights"] = weights * len(weights) / weights.sum()
         after = executor.map(minimise, ServerTask(self, payload, round), [seed])[0]
         return {"model": after, "images": images, "labels": labels}
+
+
+def minimise(worker: Worker, task: ServerTask[FedDM], seed: int) -> Flat:
+    """Train for all epochs and return the server model; ``seed`` keys the order of images and dropout.
+
+    The task has the ``model``, synthetic ``images``, (n, ...), as network inputs, ``labels``, (n,), and perhaps
+    ``weights`` of the images in the loss, (n,), with mean 1.
+    """
+    work, how, payload = worker.work, task.method, task.payload
+    layout, x, n = work.params.layout, data_of(payload["model"]).to(work.device), len(data_of(payload["labels"]))
+    work.load(Flat(layout, x))
+    work.load_buffers(work.initial_buffers)
+    work.module.train()
+    set_default_generator(seed, "dropout")
+    columns = [data_of(payload[name]).to(work.device) for name in ("images", "labels", "weights") if name in payload]
+    draws = generator(seed, "order")
+    orders = torch.stack([torch.randperm(n, generator=draws) for _ in range(how.server_epochs)]).to(work.device)
+    optimizer = torch.optim.SGD(work.named.values(), how.server_lr, how.server_momentum, weight_decay=how.server_decay)
+    steps = -(-n // how.server_batch)
+    with work.logged, onednn(work.loop.onednn):
+        for number, rows in enumerate(rows for order in orders for rows in order.split(how.server_batch)):
+            done = (task.round - 1) * how.server_epochs * steps + number
+            work.clock.set(task.round, done // steps, done)
+            loss = work.loss(tuple(t[rows] for t in columns))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if how.project:
+                project(work.params.buffer, x, how.radius)
+    return Flat(layout, work.params.buffer.detach().cpu().clone())

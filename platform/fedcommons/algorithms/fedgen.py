@@ -199,8 +199,7 @@ class FedGEN:
         at = in_chunks(steps, make)
 
         def loss(batch: Batch, step: int) -> Tensor:
-            value = work.module.training_step(batch, step)
-            assert isinstance(value, Tensor)
+            value = work.loss(batch, step)
             predicted, (eps,) = head.outputs.log_softmax(1), at(step)
             with torch.no_grad():
                 target = _evaluated(head, features(g, eps[: len(predicted)], batch[1])).log_softmax(1)

@@ -154,8 +154,7 @@ def descend(worker: Worker, task: ServerTask[FedLAP], seed: int) -> Flat:
             work.clock.set(task.round, step, step)
             optimizer.zero_grad()
             for s_k, y_k, share in clients:
-                loss = work.module.training_step((s_k, y_k), 0)
-                assert isinstance(loss, Tensor)
+                loss = work.loss((s_k, y_k))
                 (share * loss).backward()
             before = w.clone()
             optimizer.step()

@@ -40,7 +40,8 @@ def synthesise(
 
     labels: labels of the synthetic images, (n,). A straggler takes fewer steps on each trajectory.
     """
-    module, params = work.module.eval(), list(work.named.values())
+    work.module.eval()
+    params = list(work.named.values())
     noise = torch.randn((len(labels), *data.x.shape[1:]), generator=generator(seed, "first images"))
     images = noise.to(x.buffer.device, x.buffer.dtype).requires_grad_()
     optimizer = torch.optim.SGD([images], how.image_lr, MOMENTUM)
@@ -49,8 +50,7 @@ def synthesise(
     losses: list[Tensor] = []
 
     def gradient(number: int, *, graph: bool) -> Sequence[Tensor]:
-        loss = module.training_step((images, labels), number)
-        assert isinstance(loss, Tensor)
+        loss = work.loss((images, labels), number)
         return torch.autograd.grad(loss, params, create_graph=graph, materialize_grads=True)
 
     with work.logged, onednn(work.loop.onednn), keyed_besides_torch(seed) if work.has_user_code else NO_CONTEXT:
@@ -98,8 +98,7 @@ def plain_gradients(work: Work, data: ClientData, how: "FedLAP", seed: int) -> R
 
     def gradient(number: int) -> Sequence[Tensor]:
         set_default_generator(seed, "random layers of real images", number)
-        loss = work.module.training_step(tuple(column[rows[number]] for column in data.columns), number)
-        assert isinstance(loss, Tensor)
+        loss = work.loss(tuple(column[rows[number]] for column in data.columns), number)
         return torch.autograd.grad(loss, params, materialize_grads=True)
 
     return gradient, lambda _: UNCOVERED

@@ -82,8 +82,7 @@ class FedMix:
             j = int(torch.randint(len(means), (), generator=generator(seed, "means", step)))
             x_bar, y_bar = see(means.x[j]), means.y[j]
             u = ((1 - mix) * see(images)).requires_grad_()
-            value = module.training_step((u, labels, *weights), step)  # mean of CE(f(u), y) over the batch
-            assert isinstance(value, Tensor)
+            value = work.loss((u, labels, *weights), step)  # mean of CE(f(u), y) over the batch
             mean_loss = F.cross_entropy(head.outputs, y_bar.expand(len(labels), -1), reduction="none")
             mean_loss = (mean_loss * weights[0] if weights else mean_loss).mean()
             (gradient,) = torch.autograd.grad(value, u, create_graph=True)

@@ -62,11 +62,10 @@ class FedProto:
 
     def client(self, work: Work, message: Message, memory: Payload, data: ClientData, round: int, seed: int) -> Reply:
         prototypes, has_prototype = values(message.common["prototypes"]), values(message.common["known"])
-        module, head = work.module, Head(work.module)
+        head = Head(work.module)
 
         def loss(batch: Batch, step: int) -> Tensor:
-            value = module.training_step(batch, step)
-            assert isinstance(value, Tensor)
+            value = work.loss(batch, step)
             if not prototypes.shape[1]:
                 return value
             far = (head.inputs.flatten(1) - prototypes[batch[1]]).square().mean(1) * has_prototype[batch[1]]

@@ -62,8 +62,7 @@ def loss_on_pool(worker: Worker, task: ServerTask[Any], seed: int) -> Tensor:
     total = torch.zeros((), device=work.device)
     with torch.no_grad():
         for number, batch in enumerate(zip(pool.x.split(CHUNK), pool.y.split(CHUNK), strict=True)):
-            loss = work.module.training_step(batch, number)
-            assert isinstance(loss, Tensor)
+            loss = work.loss(batch, number)
             total += loss * (len(batch[1]) / len(pool))
     return total.cpu()
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from io import TextIOWrapper
 from itertools import takewhile
+from pathlib import Path
 from typing import Annotated, Any, NoReturn, TextIO
 
 from fedcommons.cli.argv import Given, Line, read, started, typed
@@ -255,6 +256,13 @@ def experiment(options: Options) -> Experiment:
 def flat(options: Options) -> dict[str, Any]:
     """Return dotted name -> value for those options that are fields of the experiment."""
     return {name: options[name] for name in options if name in options.fields}
+
+
+def run_folders(options: Options, name: str, usage: str) -> list[Path]:
+    """Return the folders that the command line names, at least one. name: what the command's ``usage`` calls them."""
+    if not options.words:
+        raise UserError(f"name at least one folder with runs: {usage}")
+    return [user_path(name, word) for word in options.words]
 
 
 def early(argv: Sequence[str], name: str, default: str) -> str:

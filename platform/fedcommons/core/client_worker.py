@@ -163,6 +163,12 @@ class Work:
         """
         return self.loop.run(self, start, data, seed, loss=loss, add_to_grad=add_to_grad, lr=lr)
 
+    def loss(self, batch: tuple[Tensor, ...], number: int = 0) -> Tensor:
+        """Return the loss of the module's ``training_step`` on a batch. number: the batch's number."""
+        loss = self.module.training_step(batch, number)
+        assert isinstance(loss, Tensor)
+        return loss
+
     def gradient(self, at: Flat, data: ClientData) -> Flat:
         """Return the gradient of the client's mean loss at the weights ``at``, in evaluation mode without augmentation.
 
@@ -175,8 +181,7 @@ class Work:
         n, size, total = len(data), self.loop.batch_size, torch.zeros_like(at.buffer)
         for first in range(0, n, size):
             batch = tuple(t[first : first + size] for t in data.columns)
-            value = self.module.training_step(batch, 0)
-            assert isinstance(value, Tensor)
+            value = self.loss(batch)
             parts = torch.autograd.grad(value, list(self.named.values()))
             total.add_(torch.cat([g.reshape(-1) for g in parts]), alpha=len(batch[1]) / n)
         return Flat(at.layout, total)

@@ -130,11 +130,7 @@ def split(
 
 
 def _source(
-    name: str,
-    factors: Factors,
-    images: int | None,
-    pixels: Callable[[np.ndarray], np.ndarray],
-    split_seed: int | None,
+    name: str, factors: Factors, images: int | None, pixels: Callable[[np.ndarray], np.ndarray], split_seed: int | None
 ) -> Source:
     cells = quadrant_shape(factors)
     parts = []

@@ -68,10 +68,6 @@ class RoundTask:
     def nbytes(self) -> int:
         return nbytes(self.common) + self.buffers.buffer.nbytes
 
-    def seed_of(self, client: int) -> int:
-        """Return the seed of a client's training."""
-        return seed_for(self.seed, "client", self.round, client)
-
 
 class ClientTask(NamedTuple):
     """The input of one client in a round.
@@ -185,7 +181,7 @@ def _feed(worker: Worker, task: RoundTask, block: Sequence[ClientTask]) -> Itera
     group, size = list[tuple[ClientTask, ClientData, int]](), 0
     for one in block:
         rows = worker.data.clients[one.client]
-        group.append((one, rows, task.seed_of(one.client)))
+        group.append((one, rows, seed_for(task.seed, "client", task.round, one.client)))
         size += rows.x.nbytes
         if size > GROUP_BYTES:
             yield from group

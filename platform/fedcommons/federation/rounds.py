@@ -327,9 +327,7 @@ def _train(executor: Executor, task: RoundTask, blocks: Sequence[Sequence[Client
         ) from died
 
 
-def _accept(
-    results: Sequence[BlockResult],
-) -> tuple[dict[str, Flat | Tensor], dict[int, Reply], dict[int, str]]:
+def _accept(results: Sequence[BlockResult]) -> tuple[dict[str, Flat | Tensor], dict[int, Reply], dict[int, str]]:
     """Return the tensors summed over clients, the accepted replies by client, and rejected client -> reason.
 
     A form is the names, shapes and types of a reply's summed tensors. If forms differ, the most frequent form is

@@ -97,12 +97,6 @@ def rounds(runs: "pd.DataFrame") -> str:
     return over_seeds(runs, Column(ROUNDS, "rounds", digits=0 if len(runs) == 1 else 1))[0]
 
 
-def mean_rounds(runs: "pd.DataFrame") -> tuple[float, int]:
-    """Return the mean rounds to the target, and how many runs missed it; such a run counts with all its rounds."""
-    needed, missed = counted(runs, ROUNDS)
-    return fmean(needed), missed
-
-
 def percent(cell: Cell, accuracy: str) -> str:
     """Format a column of accuracies in percent, as mean ± standard deviation over seeds, or ``-`` without values."""
     return over_seeds(cell.runs, Column(accuracy, "", 100, 1))[0]
@@ -118,10 +112,11 @@ def speed_up(base: Cell, other: Cell) -> str:
     """Format the rounds to the target of ``base`` divided by those of ``other`` as ``4.0x``.
 
     ``>``: a run of ``base`` missed the target. ``<``: a run of ``other`` missed it. ``-``: runs of both missed it.
+    A run that missed the target counts with all its rounds.
     """
-    (slow, slow_missed), (fast, fast_missed) = mean_rounds(base.runs), mean_rounds(other.runs)
+    (slow, slow_missed), (fast, fast_missed) = counted(base.runs, ROUNDS), counted(other.runs, ROUNDS)
     sign = ">" if slow_missed else "<" if fast_missed else ""
-    return "-" if slow_missed and fast_missed else f"{sign}{slow / fast:.1f}x"
+    return "-" if slow_missed and fast_missed else f"{sign}{fmean(slow) / fmean(fast):.1f}x"
 
 
 def effect(cells: Sequence[Cell]) -> str:

@@ -21,7 +21,6 @@ from fedcommons.errors import ClientError, UserError, quote, sentence, unknown
 from fedcommons.reports.frames import load_runs, runs_below
 from fedcommons.storage import file_lock, safe_read
 from fedcommons.storage.atomic_files import write_json
-from fedcommons.storage.paths import user_path
 from fedcommons.tracking.run_folder import read_config, read_summary, stranger
 from fedcommons.tracking.tracker import Tracker, build_tracker, finite, numbers, replayed
 from fedcommons.tracking.wandb_tracker import (
@@ -47,8 +46,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("model", bool, False, "also upload each run's last model to W&B, as an artifact"),
     ))  # fmt: skip
     options = parse.parse(parser, argv)
-    if not options.words:
-        raise UserError("name at least one folder with runs: fedcommons wandb RUNS [RUNS ...] --project P")
+    options.folders = parse.run_folders(options, "RUNS", "fedcommons wandb RUNS [RUNS ...] --project P")
     names = ("wandb", *registry.choices("tracker"))
     if options.tracker not in names and not registry.is_user_defined(options.tracker):
         raise unknown("tracker", options.tracker, names)
@@ -61,7 +59,6 @@ def arguments(argv: Sequence[str]) -> parse.Options:
             )
     if options.entity and options.tracker != "wandb":
         raise UserError(f"--entity is for W&B, and --tracker is {quote(options.tracker)}.")
-    options.folders = [user_path("RUNS", name) for name in options.words]
     return options
 
 

@@ -9,7 +9,6 @@ from typing import Annotated
 
 from fedcommons.cli import parse
 from fedcommons.errors import UserError
-from fedcommons.storage.paths import user_path
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
@@ -19,9 +18,7 @@ def arguments(argv: Sequence[str]) -> parse.Options:
     )
     parser.add_argument("--title", type=str | None, default=None, help="title of the page; default: the folders' names")
     options = parse.parse(parser, argv)
-    if not options.words:
-        raise UserError("name at least one folder with runs: fedcommons watch RUNS [RUNS ...]")
-    options.folders = [user_path("RUNS", name) for name in options.words]
+    options.folders = parse.run_folders(options, "RUNS", "fedcommons watch RUNS [RUNS ...]")
     for folder in options.folders:
         if not folder.is_dir():
             raise UserError(f"{folder} is not a folder.")

@@ -6,10 +6,9 @@ from functools import partial
 from fedcommons.core.executor import Executor
 from fedcommons.runs import callbacks
 from fedcommons.runs.assemble import Assembled
-from fedcommons.runs.callbacks import Callback, OnRound
+from fedcommons.runs.callbacks import Callback, OnRound, OwnMeasure
 from fedcommons.runs.evaluate import model_task
 from fedcommons.runs.model_files import BestModel
-from fedcommons.runs.user_metric import OwnMeasure
 from fedcommons.tracking.remote_run import RunMirror
 from fedcommons.tracking.run_folder import RunFolder
 from fedcommons.tracking.tracker import GuardedTracker, Tracker, build_tracker, numbers

@@ -32,7 +32,7 @@ OF_CLIENTS = ("clients/", "personal/", "new/")
 """Prefixes of the names of clients' metrics. The summary contains these metrics of the last round."""
 
 
-def observe(ready: Assembled, executor: Executor, now: Standing, last: int | None = None) -> dict[str, float]:
+def observe(ready: Assembled, executor: Executor, now: Standing, last: int) -> dict[str, float]:
     """Return the metrics after a round, by name.
 
     In rounds of ``evaluate.every`` these are the server model's metrics on test and validation data, and the test
@@ -40,11 +40,10 @@ def observe(ready: Assembled, executor: Executor, now: Standing, last: int | Non
     the server model. If the method has no server model, its metrics are missing. The module's random draws are keyed by
     round, data set and chunk.
 
-    now: the state after the round. last: number of the run's last round; None: the planned number of rounds.
+    now: the state after the round. last: number of the run's last round.
     """
     e, data, at = ready.spec.evaluation, ready.data, model_task(ready, now)
     sizes = {name: len(examples) for name, examples in data.sets.items()}
-    last = last or ready.plan.facts.rounds
     is_due = due(now.round, e.every, last)
     metrics = evaluate(executor, at, sizes) if is_due and now.has_model else {}
     if "attack/accuracy" in metrics:  # the label of the attacked images is the backdoor's class

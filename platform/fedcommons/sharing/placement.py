@@ -48,13 +48,7 @@ def _parts(group: np.ndarray) -> np.ndarray:
 
 
 def holdings(
-    labels: np.ndarray,
-    owners: np.ndarray,
-    n_clients: int,
-    c: float,
-    d: int,
-    placement: str,
-    rng: np.random.Generator,
+    labels: np.ndarray, owners: np.ndarray, n_clients: int, c: float, d: int, placement: str, rng: np.random.Generator
 ) -> np.ndarray:
     """Return whether client i holds example j: (M, N) bool. The row sum d_j counts the owner and all copies.
 

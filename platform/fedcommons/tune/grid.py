@@ -39,10 +39,16 @@ def preset_and_dataset(
 
     names: the sweep's presets. small, large: default data sets, ``small`` with the presets smoke and small.
     """
-    preset = parse.early(argv, "preset", "small")
+    preset = preset_of(argv, names)
+    return preset, parse.early(argv, "data.name", small if preset in ("smoke", "small") else large)
+
+
+def preset_of(argv: Sequence[str], names: Collection[str], default: str = "small") -> str:
+    """Return the name of the preset in the command line, one of the sweep's ``names``."""
+    preset = parse.early(argv, "preset", default)
     if preset not in names:
         raise unknown("preset", preset, names)
-    return preset, parse.early(argv, "data.name", small if preset in ("smoke", "small") else large)
+    return preset
 
 
 def study_parser(

@@ -1,25 +1,62 @@
-"""Results of a row of the table, from the run folders of all seeds at the chosen learning rates of the row."""
+"""Results of a row of the table, from the run folders of all seeds at the chosen learning rates of the row.
+
+An audit looks at the images that clients send, for near-copies of training images and for a membership attack's
+advantage. It compares pixels (``fedcommons.audits.copies``). The advantage is 2 a - 1: in matched pairs of a training
+image and a held-out image, the distance to the nearest synthetic image identifies the training image with
+probability a.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import inf
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
+import torch
+
+from fedcommons.audits.copies import audit
+from fedcommons.audits.distances import pixel_space
+from fedcommons.audits.nearest_neighbours import subject
 from fedcommons.config import target
+from fedcommons.config.dotted import choose
 from fedcommons.config.experiment import Experiment
+from fedcommons.core.worker import fresh_torch
+from fedcommons.data.examples import Examples
+from fedcommons.federation import checkpoint
+from fedcommons.flat_tensors import data
 from fedcommons.reports import tables
 from fedcommons.reports.cells import Cell
+from fedcommons.runs.build import build
+from fedcommons.runs.spec import RunSpec
 from fedcommons.tracking.run_folder import read_rounds, read_summary
 from fedcommons.tune.learning_rates import Rates
 from fedcommons.tune.study import Entry
-from papers.commons import left
 from papers.commons.decide import NOTHING, Row
 from papers.commons.ways import STAYS, WAYS, Way, is_summed, trains_generators
+from papers.fedssyn.private_presets import OF_SUMS
 
-if TYPE_CHECKING:  # pandas takes a second to import, and --help does not need it
-    import pandas as pd
+
+@dataclass(frozen=True)
+class LeakAudit:
+    """Audit result: share of near-copies among the images; a membership attack's advantage and its 95 % interval."""
+
+    copies: float
+    advantage: float
+    low: float
+    high: float
+
+    @staticmethod
+    def from_facts(facts: Mapping[str, Any]) -> "LeakAudit":
+        """Build the result from a record with the probability ``closer`` and its 95 % interval (``low``, ``high``)."""
+        ends = (2 * facts[name] - 1 for name in ("closer", "low", "high"))
+        return LeakAudit(facts["near_copies"] / facts["images"], *ends)
+
+
+EXACT = LeakAudit(1.0, 1.0, 1.0, 1.0)
+"""Audit result of real images that were sent unchanged."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +71,13 @@ class Measured:
     row: Row
     alpha: float
     rates: Rates
-    runs: "pd.DataFrame"
+    runs: pd.DataFrame
     to_target: Sequence[int | None]
     last: Sequence[float]
     with_clients: float
     once: float
     per_round: float
-    audit: left.LeakAudit | None
+    audit: LeakAudit | None
     config: Experiment
 
     @property
@@ -65,7 +102,7 @@ def best_of(lines: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     return max(both, key=lambda pair: pair[0])
 
 
-def measured(entries: Sequence[Entry], runs: "pd.DataFrame", out: Path) -> list[Measured]:
+def measured(entries: Sequence[Entry], runs: pd.DataFrame, out: Path) -> list[Measured]:
     """Return the results of each row and alpha with finished runs."""
     rows = []
     reported = [e for e in entries if not e.is_tuning]
@@ -77,13 +114,13 @@ def measured(entries: Sequence[Entry], runs: "pd.DataFrame", out: Path) -> list[
     return rows
 
 
-def _measured(way: str, alpha: float, runs: "pd.DataFrame", first: Entry) -> Measured:
+def _measured(way: str, alpha: float, runs: pd.DataFrame, first: Entry) -> Measured:
     config, courses = first.cell.config, [read_rounds(Path(run)) for run in runs["run"]]
     with_clients = [len(taking_part(lines)) for lines in courses]
     sent = (runs["bytes_down"] + runs["bytes_up"]).tolist()
     once, disclosed = (fmean(runs[name].tolist()) for name in ("bytes_once", "disclosed"))
     summaries = [(run, read_summary(Path(run)) or {}) for run in runs["run"]]
-    audited = next((s for run, summary in summaries if (s := left.read_audit(summary, config, Path(run)))), None)
+    audited = next((s for run, summary in summaries if (s := read_audit(summary, config, Path(run)))), None)
     to_target = [rounds_to_target(config.target, lines) for lines in courses]
     row = Row(
         way=way,
@@ -110,3 +147,50 @@ def _measured(way: str, alpha: float, runs: "pd.DataFrame", first: Entry) -> Mea
         audit=audited,
         config=config,
     )
+
+
+_OF_POOL = ("data.", "partition.", "sharing.", "dp.", "seed")
+"""Prefixes of the config fields that decide a pool of synthetic images fitted to the clients' noisy sums."""
+
+
+def read_audit(summary: Mapping[str, Any], config: Experiment, folder: Path) -> LeakAudit | None:
+    """Return the audit result of a run; None if clients send no images (but, for example, means, codes or features)."""
+    if summary.get("disclosed_raw"):
+        return EXACT
+    if config.sharing.setting in STAYS:
+        return None
+    if facts := (summary.get("audit") or {}).get("pixels"):
+        return LeakAudit.from_facts(facts)
+    if config.sharing.setting in OF_SUMS:
+        return _of_fitted(tuple(field for field in config.flat.items() if field[0].startswith(_OF_POOL)))
+    return _of_state(build(config), folder) if config.algorithm in ("feddm", "fedlap", "fedcvae") else None
+
+
+@cache
+@fresh_torch()
+def _of_fitted(fields: tuple[tuple[str, Any], ...]) -> LeakAudit | None:
+    """Audit images that are fitted to clients' noisy sums; runs do not store them, so they are fitted again here."""
+    torch.set_num_threads(1)  # on a busy machine two threads are up to a hundred times slower
+    prepared = build(choose(dict(fields)))
+    pool = prepared.stage.make(prepared.client_data, ())
+    return _against_all(prepared, pool.store[pool.rows])
+
+
+def _of_state(prepared: RunSpec, folder: Path) -> LeakAudit | None:
+    """Audit the server's images in a run's last checkpoint against all training images; None: there are no images."""
+    checkpointed, dataset = checkpoint.load_latest(folder / "checkpoints"), prepared.dataset
+    if checkpointed is None or "images" not in checkpointed.state:
+        return None
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (dataset.mean, dataset.std))
+    x = data(checkpointed.state["images"])
+    if x.is_floating_point():  # float images are normalised for the network, so this restores 8-bit pixels
+        x = (x * std + mean).mul(255).round().clamp(0, 255).to(torch.uint8)
+    return _against_all(prepared, Examples(x, data(checkpointed.state["labels"])))
+
+
+def _against_all(prepared: RunSpec, images: Examples) -> LeakAudit | None:
+    """Audit synthetic images against the training images of all clients, with validation images as held-out images."""
+    dataset = prepared.dataset
+    of_all = subject(0, images, prepared.train, dataset.validation, prepared.record.seed)
+    facts = audit([of_all], {"pixels": pixel_space}, prepared.record.seed).record()["pixels"]["all"]
+    return LeakAudit.from_facts(facts) if facts else None

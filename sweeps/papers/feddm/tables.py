@@ -65,14 +65,10 @@ def _rows(frame: Any) -> str:
         cell, (total, missed) = Cell({}, runs), communication.sent(until_target(runs), MB, MB)
         each = [f"{(runs[name] / runs['rounds']).mean() / MB:.3f}" for name in ("bytes_up", "bytes_down")]
         accuracies = [tables.percent(cell, name) for name in ("last_accuracy", "best_accuracy")]
-        identity = [columns.text(alpha), method, _rate(runs), len(runs), *accuracies, tables.rounds(runs)]
+        rate = columns.text(series.value(cell, "rate"))  # "-" for REAL, FedDM on real images without matching
+        identity = [columns.text(alpha), method, rate, len(runs), *accuracies, tables.rounds(runs)]
         lines.append([*identity, *each, f"{'>' * missed}{total:.2f}"])
     return tables.markdown(head, lines)
-
-
-def _rate(runs: Any) -> str:
-    """Return the learning rate of a table row as text; ``-`` for REAL, FedDM on real images without matching."""
-    return columns.text(series.value(Cell({}, runs), "rate"))
 
 
 def _ahead(frame: Any) -> str:

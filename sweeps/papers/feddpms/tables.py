@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
 from fedcommons.federation.client_sampling import joining
@@ -19,9 +20,6 @@ from fedcommons.tune import grid
 from fedcommons.tune.study import Report, Results, gaps
 from papers.feddpms import costs, exchange
 from papers.feddpms.exchange import Exchange
-
-if TYPE_CHECKING:  # pandas takes a second to import, and --help does not need it
-    import pandas as pd
 
 KEPT = "kept"
 """Column: codes that clients sent, divided by codes that the quotas allow; None if clients send means."""
@@ -89,7 +87,7 @@ def constants(cells: Sequence[Cell], delta: float) -> str:
     return tables.markdown(head, lines) + (tables.numbered(notes) if notes else "")
 
 
-def with_kept(runs: "pd.DataFrame", exchanges: Mapping[str, Exchange]) -> "pd.DataFrame":
+def with_kept(runs: pd.DataFrame, exchanges: Mapping[str, Exchange]) -> pd.DataFrame:
     """Return the runs with the column ``KEPT``: the sent codes as a share of the codes that the quotas allow."""
     return runs.assign(**{KEPT: [_kept_share(run, exchanges.get(run["run"])) for run in runs.to_dict("records")]})
 

@@ -4,7 +4,10 @@ central_real: trained on all real training images. central_synthetic: trained on
 the same images that the federated runs train on.
 """
 
-from collections.abc import Iterator
+import logging
+import signal
+import warnings
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +20,10 @@ from fedcommons.config.dotted import deciding
 from fedcommons.config.experiment import Experiment
 from fedcommons.core.evaluation import CHUNK
 from fedcommons.core.local_training import onednn
-from fedcommons.core.worker import fresh_torch, set_up_process
+from fedcommons.core.worker import default_device, fresh_torch, set_up_process
 from fedcommons.data.examples import Dataset, Examples
 from fedcommons.data.transforms import flip_and_crop
 from fedcommons.errors import UserError
-from fedcommons.generators import lightning_trainer
 from fedcommons.runs.assemble import contributions
 from fedcommons.runs.build import build, module_of
 from fedcommons.runs.experiment import PATIENCE
@@ -106,8 +108,43 @@ def fit(module: LightningModule, batches: Batches, test: Examples, epochs: int, 
     """Train ``module`` on ``batches`` and return its accuracy on ``test``, in [0, 1], after each epoch."""
     accuracy = _Accuracy(test)
     set_default_generator(batches.seed, "central dropout")
-    lightning_trainer.fit(module, batches, epochs, [accuracy, *more])
+    run_trainer(module, batches, epochs, [accuracy, *more])
     return accuracy.accuracies
+
+
+def run_trainer(module: LightningModule, batches: Iterable[Any], epochs: int, callbacks: list[Callback]) -> None:
+    """Train ``module`` in this process, without screen output, for a number of passes (``epochs``) over ``batches``.
+
+    Raises:
+        KeyboardInterrupt: the user pressed Ctrl-C.
+    """
+    from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    trainer = Trainer(
+        accelerator="gpu" if default_device().type == "cuda" else "cpu",
+        devices=1,
+        max_epochs=epochs,
+        callbacks=callbacks,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        plugins=[LightningEnvironment()],  # without this plugin, Lightning refuses to run inside a Slurm job
+    )
+    on_ctrl_c = signal.getsignal(signal.SIGINT)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+            warnings.filterwarnings("ignore", category=FutureWarning, module="torch.utils._pytree")
+            warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning uses a name that torch deprecated
+            trainer.fit(module, batches)
+    except SystemExit as error:
+        if not isinstance(error.__context__, KeyboardInterrupt):
+            raise
+        # Lightning handles Ctrl-C by ignoring SIGINT and raising SystemExit. Restore the handler and KeyboardInterrupt.
+        signal.signal(signal.SIGINT, on_ctrl_c)
+        raise KeyboardInterrupt from None
 
 
 @fresh_torch()

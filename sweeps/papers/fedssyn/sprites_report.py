@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from fedcommons.reports import tables
 from fedcommons.tune import grid
 from fedcommons.tune.study import Entry, Report, Results
-
-if TYPE_CHECKING:  # numpy and pandas are slow to import, and --help needs neither
-    import numpy as np
 
 USUAL = 0.25
 """n~/n_i, synthetic images per real image of a client, in figure A.9 (left) and figure A.10."""
@@ -112,7 +111,7 @@ def pictures(entries: Sequence[Entry], path: Path, smoke: bool) -> None:
     image_grid(path, rows, [f"{epoch} epochs" for epoch in epochs], title, smoke)
 
 
-def _padded(images: Sequence["np.ndarray"]) -> "list[np.ndarray | None]":
+def _padded(images: Sequence[np.ndarray]) -> list[np.ndarray | None]:
     return [*images, *[None] * (SHOWN - len(images))]
 
 

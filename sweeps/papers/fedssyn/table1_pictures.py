@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
 
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -18,9 +18,6 @@ from fedcommons.reports.intervals import format_rounds
 from fedcommons.reports.plots import curves, finish, panels, percent, save
 from fedcommons.reports.series import course, looks, value
 from papers.fedssyn import references
-
-if TYPE_CHECKING:  # pandas takes a second to import
-    import pandas as pd
 
 WIDEST = 4
 """Maximum number of panels in a row of the picture."""
@@ -73,7 +70,7 @@ def _bar(axes: Axes, y: float, cell: Cell, colour: str) -> None:
 
 
 def accuracy_over_rounds(
-    path: Path, cells: Sequence[Cell], rounds: "pd.DataFrame", title: str, smoke: bool, servers: Sequence[Cell] = (),
+    path: Path, cells: Sequence[Cell], rounds: pd.DataFrame, title: str, smoke: bool, servers: Sequence[Cell] = (),
     central: Sequence[Cell] = (),
 ) -> None:  # fmt: skip
     """Draw a row of panels for each federation, a column for each method, a curve for each sharing strategy.
