@@ -103,7 +103,8 @@ class Model(Section):
     projection: Annotated[int | None, "[1, 1e6]"] = None
     """number of outputs of a projection head in front of the network's last layer (MOON: 256); null: no such head"""
     weights: str | None = None
-    """file of the initial weights, .safetensors or a state dict of torch.save; null: random weights from seed"""
+    """initial weights: a file (.safetensors or a state dict of torch.save), or pretrained weights of torchvision
+    (torchvision:ResNet18_Weights.DEFAULT), downloaded if needed; null: random weights from seed"""
     weights_map: str | None = None
     """pairs OLD=NEW that replace prefixes of names in the weights file, such as backbone.=body. (null: none)"""
     weights_strict: bool = True

@@ -6,7 +6,7 @@ from hashlib import sha256
 from os.path import isfile
 from pathlib import Path
 
-from fedcommons.config import registry
+from fedcommons.config import registry, torchvision_names
 from fedcommons.errors import UserError, quote
 
 LARGEST = 64 * 2**30
@@ -75,7 +75,12 @@ def content(name: str, most: float) -> bytes:
 
 def _file(name: str) -> Path:
     """Return the path of the weights file. A relative path starts at the folder of the command, also in Ray."""
+    if torchvision_names.is_torchvisions(name):
+        return torchvision_names.find("weights", "model.weights", name)()
     path = registry.base() / Path(name).expanduser()
     if not isfile(path):  # reading a pipe would never end
-        raise UserError(f"model.weights {quote(name)} cannot be read: {path} is not a file.")
+        raise UserError(
+            f"model.weights {quote(name)} cannot be read: {path} is not a file."
+            " Pretrained weights have names such as torchvision:ResNet18_Weights.DEFAULT."
+        )
     return path
