@@ -15,23 +15,25 @@ def names() -> list[str]:
     return sorted(f"{enum.__name__}.{leaf}" for enum in enums for leaf in enum.__members__)
 
 
-def component(name: str) -> Callable[[], Path]:
-    """Return the function that returns the file of the weights ``name``, which is downloaded if the cache lacks it."""
+def component(name: str) -> Callable[[bool], Path]:
+    """Return the function that returns the file of the weights ``name``; True: download a file that the cache lacks."""
     from torch import hub
     from torchvision import models
 
-    def file() -> Path:
+    def file(may_download: bool) -> Path:
         url = models.get_weight(name).url
         path = Path(hub.get_dir(), "checkpoints", Path(urlsplit(url).path).name)
+        lacks = f"model.weights torchvision:{name}: this machine lacks {path}"
+        if path.is_file():
+            return path
+        if not may_download:
+            raise UserError(f"{lacks}, a copy of {url}.")
         try:
-            if not path.is_file():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                hub.download_url_to_file(url, str(path), hash_prefix=path.stem.rpartition("-")[2])
+            path.parent.mkdir(parents=True, exist_ok=True)
+            hub.download_url_to_file(url, str(path), hash_prefix=path.stem.rpartition("-")[2])
         except (OSError, RuntimeError) as error:  # RuntimeError: the content has another hash
             reason = " ".join(str(error).split())
-            raise UserError(
-                f"model.weights torchvision:{name} is not {path} and cannot be downloaded from {url} ({reason})."
-            ) from error
+            raise UserError(f"{lacks}, which cannot be downloaded from {url} ({reason}).") from error
         return path
 
     return file

@@ -38,13 +38,15 @@ class WeightsFile:
         return [(old, new) for old, _, new in pairs]
 
 
-def digest(name: str) -> str:
+def digest(name: str, may_download: bool = False) -> str:
     """Return the hash of a weights file: 24 hexadecimal digits. A file that has not changed is read only once.
+
+    may_download: download pretrained weights that the cache lacks.
 
     Raises:
         UserError: the file cannot be read, or ``name`` is not a file.
     """
-    path = _file(name)
+    path = _file(name, may_download)
     return _digest(name, path, path.stat().st_size, path.stat().st_mtime_ns)
 
 
@@ -73,10 +75,10 @@ def content(name: str, most: float) -> bytes:
         raise UserError(f"model.weights {quote(name)} cannot be read ({error.strerror}).") from None
 
 
-def _file(name: str) -> Path:
+def _file(name: str, may_download: bool = False) -> Path:
     """Return the path of the weights file. A relative path starts at the folder of the command, also in Ray."""
     if torchvision_names.is_torchvisions(name):
-        return torchvision_names.find("weights", "model.weights", name)()
+        return torchvision_names.find("weights", "model.weights", name)(may_download)
     path = registry.base() / Path(name).expanduser()
     if not isfile(path):  # reading a pipe would never end
         raise UserError(
