@@ -216,7 +216,7 @@ def test_a_backbone_is_loaded_from_a_file_of_torchvision_and_its_new_head_is_not
     assert not [note for note in plain.notes if "model.weights" in note]
     if name.startswith("torchvision:"):  # only the user's command may download, not a folder that is read
         (lab / CACHED).unlink()
-        with pytest.raises(UserError, match=f"lacks .*{CACHED}"):
+        with pytest.raises(UserError, match=f"lacks .*{CACHED}, a copy of"):
             build(config)
 
 
