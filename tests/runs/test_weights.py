@@ -198,7 +198,7 @@ def test_a_backbone_is_loaded_from_a_file_of_torchvision_and_its_new_head_is_not
     (lab / CACHED).parent.mkdir(parents=True)
     tensors = backbone_file(lab / (CACHED if name.startswith("torchvision:") else name), begins)
     values = {"model__name": NAME, "model__weights": name, **fields}
-    spec, plain = build(config := asked(**values)), build(asked(model__name=NAME))
+    spec, plain = build(asked(**values)), build(asked(model__name=NAME))
     module, x = spec.module(spec.dataset).eval(), torch.rand(2, 1, 8, 8)
     its = module.state_dict()
     for key, tensor in tensors.items():
@@ -214,10 +214,6 @@ def test_a_backbone_is_loaded_from_a_file_of_torchvision_and_its_new_head_is_not
     with torch.no_grad():
         assert torch.equal(module.get_submodule("network")(x), reference.eval()(x.expand(-1, 3, -1, -1)))
     assert not [note for note in plain.notes if "model.weights" in note]
-    if name.startswith("torchvision:"):  # only the user's command may download, not a folder that is read
-        (lab / CACHED).unlink()
-        with pytest.raises(UserError, match=f"lacks .*{CACHED}, a copy of"):
-            build(config)
 
 
 @pytest.mark.parametrize(
@@ -236,8 +232,9 @@ def test_a_backbone_is_loaded_from_a_file_of_torchvision_and_its_new_head_is_not
         ({"model.weights": None, "model.weights_strict": False}, "model.weights_strict false need a file"),
         ({"model.weights": "DEFAULT"}, "is not a file.*torchvision:ResNet18_Weights.DEFAULT"),
         ({"model.weights": f"{WEIGHTS}.DEFUALT"}, f"mean '{WEIGHTS}.DEFAULT'"),
+        ({"model.weights": f"{WEIGHTS}.DEFAULT"}, rf"lacks \S+{CACHED}; --download fetches it from https"),
         (
-            {"model.weights": f"{WEIGHTS}.DEFAULT"},
+            {"model.weights": f"{WEIGHTS}.DEFAULT", "data.download": True},
             rf"{CACHED}, which cannot be downloaded from https\S+ \(.*no network",
         ),
     ],

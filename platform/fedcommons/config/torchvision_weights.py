@@ -27,7 +27,7 @@ def component(name: str) -> Callable[[bool], Path]:
         if path.is_file():
             return path
         if not may_download:
-            raise UserError(f"{lacks}, a copy of {url}.")
+            raise UserError(f"{lacks}; --download fetches it from {url}.")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             hub.download_url_to_file(url, str(path), hash_prefix=path.stem.rpartition("-")[2])
