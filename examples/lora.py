@@ -13,6 +13,7 @@ python sweeps/run.py --model examples/lora.py:LoRA --lora.rank 4 --model.weights
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +59,12 @@ class LoRA(nn.Module):
     """
 
     def __init__(
-        self, shape: tuple[int, ...], n_classes: int, rank: int = 4, alpha: float = 8.0, by_peft: bool = False
+        self,
+        shape: tuple[int, ...],
+        n_classes: int,
+        rank: Annotated[int, "[0, 4096]"] = 4,
+        alpha: float = 8.0,
+        by_peft: bool = False,
     ) -> None:
         super().__init__()
         layers = [nn.Flatten(), nn.Linear(prod(shape), 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU()]

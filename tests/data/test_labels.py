@@ -126,3 +126,8 @@ def test_a_hugging_face_set_is_taken_with_its_groups() -> None:
     found, origin = user_data.read("mine", named)
     assert found.train.groups is not None
     assert found.train.groups.tolist() == (origin.rows % 4).tolist()
+    texts = hugging_face.Dataset.from_dict({"ids": [[1] * (1 + i % 3) for i in range(N)], "label": rows["label"]})
+    found, _ = user_data.read("mine", {"x": {"ids": texts["ids"]}, "y": texts["label"], "pad": 0})
+    assert found.inputs == (("ids", (3,)),)
+    with pytest.raises(UserError, match="sets named train and test"):
+        user_data.read("mine", hugging_face.DatasetDict({"train": made, "validation": made}))

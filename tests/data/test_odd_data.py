@@ -94,9 +94,11 @@ def forms(y: np.ndarray) -> Iterator[tuple[str, Any]]:
     yield "rows by name", [{"x": row, "y": label} for row, label in zip(X, numbers, strict=True)]
     yield "TensorDataset", TensorDataset(torch.from_numpy(X), t)
     if find_spec("datasets"):
-        from datasets import Dataset
+        from datasets import Dataset, DatasetDict
 
-        yield "Hugging Face", Dataset.from_dict({"x": X.tolist(), "y": numbers})
+        yield "Hugging Face", (its := Dataset.from_dict({"x": X.tolist(), "y": numbers}))
+        yield "its columns", (its["x"], its["y"])
+        yield "train alone, as load_dataset returns", DatasetDict({"train": its})
 
 
 @pytest.mark.parametrize(("returned", "expected"), TAKEN.values(), ids=TAKEN)

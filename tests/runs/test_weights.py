@@ -5,6 +5,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 
 import pytest
 import torch
@@ -177,7 +178,12 @@ def backbone_file(path: Path, begins: str, n_classes: int = 1000) -> dict[str, T
     return tensors
 
 
+WEIGHTS = "torchvision:ShuffleNet_V2_X0_5_Weights"
+CACHED = "hub/checkpoints/shufflenetv2_x0.5-f707e7126e.pth"
+"""Path of the file of ``WEIGHTS`` in the folder TORCH_HOME."""
+
 BACKBONES = {
+    "the name of pretrained weights": (f"{WEIGHTS}.DEFAULT", "", {"model.head": "new"}),
     "torchvision's own names, written by an old torch": ("old.pth", "", {"model.head": "new"}),
     "a prefix that is replaced": ("new.pt", "backbone.", {"model.head": "new", "model.weights_map": "backbone.=body."}),
     "a prefix that is cut": ("new.pt", "encoder.", {"model.weights_strict": False, "model.weights_map": "encoder.="}),
@@ -186,9 +192,11 @@ BACKBONES = {
 
 @pytest.mark.parametrize(("name", "begins", "fields"), BACKBONES.values(), ids=BACKBONES)
 def test_a_backbone_is_loaded_from_a_file_of_torchvision_and_its_new_head_is_not(
-    name: str, begins: str, fields: dict[str, Any], lab: Path
+    name: str, begins: str, fields: dict[str, Any], lab: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tensors = backbone_file(lab / name, begins)
+    monkeypatch.setenv("TORCH_HOME", str(lab))
+    (lab / CACHED).parent.mkdir(parents=True)
+    tensors = backbone_file(lab / (CACHED if name.startswith("torchvision:") else name), begins)
     values = {"model__name": NAME, "model__weights": name, **fields}
     spec, plain = build(asked(**values)), build(asked(model__name=NAME))
     module, x = spec.module(spec.dataset).eval(), torch.rand(2, 1, 8, 8)
@@ -222,9 +230,24 @@ def test_a_backbone_is_loaded_from_a_file_of_torchvision_and_its_new_head_is_not
         ),
         ({"model.name": "torchvision:shufflnet_v2_x0_5"}, f"model.name.*{NAME!r}"),
         ({"model.weights": None, "model.weights_strict": False}, "model.weights_strict false need a file"),
+        ({"model.weights": "DEFAULT"}, "is not a file.*torchvision:ResNet18_Weights.DEFAULT"),
+        ({"model.weights": f"{WEIGHTS}.DEFUALT"}, f"mean '{WEIGHTS}.DEFAULT'"),
+        ({"model.weights": f"{WEIGHTS}.DEFAULT"}, rf"lacks \S+{CACHED}; --download fetches it from https"),
+        (
+            {"model.weights": f"{WEIGHTS}.DEFAULT", "data.download": True},
+            rf"{CACHED}, which cannot be downloaded from https\S+ \(.*no network",
+        ),
     ],
 )
-def test_a_backbone_that_does_not_fit_is_refused_in_one_sentence(fields: dict[str, Any], words: str, lab: Path) -> None:
+def test_a_backbone_that_does_not_fit_is_refused_in_one_sentence(
+    fields: dict[str, Any], words: str, lab: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(url: str, path: str, hash_prefix: str) -> None:
+        assert (url.rpartition("/")[2], hash_prefix) == (Path(CACHED).name, "f707e7126e")
+        raise URLError("no network")
+
+    monkeypatch.setenv("TORCH_HOME", str(lab))
+    monkeypatch.setattr("torch.hub.download_url_to_file", fail)
     backbone_file(lab / "new.pt", "")
     with pytest.raises(UserError, match=words):
         build(asked(**{"model__name": NAME, "model__weights": "new.pt", **fields}))

@@ -64,7 +64,7 @@ class Experiment:
             names = {kind: self.chosen[kind] for kind in registry.KINDS if kind in self.chosen}
             digests = {kind: digest for kind, name in names.items() if (digest := registry.source(name))}
             if self.model.weights:
-                digests["weights"] = weights_file.digest(str(self.model.weights))
+                digests["weights"] = weights_file.digest(str(self.model.weights), self.data.download)
             object.__setattr__(self, "source", Constants(digests))
 
     @property

@@ -21,7 +21,7 @@ class Data(Section):
     dir: str | None = None
     """folder of the data sets, in torchvision's layout; null: the environment variable FEDCOMMONS_DATA, else ./data"""
     download: bool = False
-    """download the data set into data.dir if it is missing there"""
+    """download the data set into data.dir, and pretrained weights (model.weights), if they are missing"""
     validation: Annotated[float, "[0, 0.5]"] = 0.1
     """share of the training images that is held out for validation before the images are partitioned; 0: none"""
     validation_from: Annotated[str, "random | last"] = "random"
@@ -103,7 +103,8 @@ class Model(Section):
     projection: Annotated[int | None, "[1, 1e6]"] = None
     """number of outputs of a projection head in front of the network's last layer (MOON: 256); null: no such head"""
     weights: str | None = None
-    """file of the initial weights, .safetensors or a state dict of torch.save; null: random weights from seed"""
+    """initial weights: a file (.safetensors or a state dict of torch.save), or pretrained weights of torchvision
+    (torchvision:ResNet18_Weights.DEFAULT); null: random weights from seed"""
     weights_map: str | None = None
     """pairs OLD=NEW that replace prefixes of names in the weights file, such as backbone.=body. (null: none)"""
     weights_strict: bool = True

@@ -1,4 +1,4 @@
-"""Components of torchvision by name, such as ``torchvision:SVHN`` (data set) and ``torchvision:resnet18`` (model)."""
+"""Components of torchvision by name: data sets (``torchvision:SVHN``), models and pretrained weights."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -15,6 +15,7 @@ MOST = 30
 LIBRARIES = {
     "data": "fedcommons.data.torchvision_sets",
     "model": "lightning_modules.networks.torchvision_models",
+    "weights": "fedcommons.config.torchvision_weights",
 }
 """Kind of component -> module with the functions ``names()`` and ``component(name)``; imported if needed."""
 

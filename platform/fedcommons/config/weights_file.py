@@ -6,7 +6,7 @@ from hashlib import sha256
 from os.path import isfile
 from pathlib import Path
 
-from fedcommons.config import registry
+from fedcommons.config import registry, torchvision_names
 from fedcommons.errors import UserError, quote
 
 LARGEST = 64 * 2**30
@@ -38,13 +38,15 @@ class WeightsFile:
         return [(old, new) for old, _, new in pairs]
 
 
-def digest(name: str) -> str:
+def digest(name: str, may_download: bool = False) -> str:
     """Return the hash of a weights file: 24 hexadecimal digits. A file that has not changed is read only once.
+
+    may_download: download pretrained weights that the cache lacks.
 
     Raises:
         UserError: the file cannot be read, or ``name`` is not a file.
     """
-    path = _file(name)
+    path = _file(name, may_download)
     return _digest(name, path, path.stat().st_size, path.stat().st_mtime_ns)
 
 
@@ -73,9 +75,14 @@ def content(name: str, most: float) -> bytes:
         raise UserError(f"model.weights {quote(name)} cannot be read ({error.strerror}).") from None
 
 
-def _file(name: str) -> Path:
+def _file(name: str, may_download: bool = False) -> Path:
     """Return the path of the weights file. A relative path starts at the folder of the command, also in Ray."""
+    if torchvision_names.is_torchvisions(name):
+        return torchvision_names.find("weights", "model.weights", name)(may_download)
     path = registry.base() / Path(name).expanduser()
     if not isfile(path):  # reading a pipe would never end
-        raise UserError(f"model.weights {quote(name)} cannot be read: {path} is not a file.")
+        raise UserError(
+            f"model.weights {quote(name)} cannot be read: {path} is not a file."
+            " Pretrained weights have names such as torchvision:ResNet18_Weights.DEFAULT."
+        )
     return path

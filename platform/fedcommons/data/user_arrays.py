@@ -13,7 +13,7 @@ _HOW = (
     ("toarray", "give x.toarray()"),  # attribute of scipy's sparse matrices
     ("dataset", "give its .dataset"),  # attribute of torch's DataLoader
     ("to_numpy", "give (frame[names].to_numpy(), frame[name].to_numpy())"),  # attribute of pandas' and polars' frames
-    ("keys", "give (np.asarray(d['x']), np.asarray(d['y']))"),  # attribute of dictionaries and scikit-learn's Bunch
+    ("keys", "give (np.asarray(d['x']), np.asarray(d['y'])), or sets named train and test"),  # of dictionaries
     ("__next__", "give list(rows)"),  # attribute of Python's generators
 )  # fmt: skip
 

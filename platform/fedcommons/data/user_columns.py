@@ -6,7 +6,7 @@ Dataset whose rows are (x, y) or dicts of columns (Hugging Face's). y is None if
 inputs by name (``user_rows``).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, islice
 from typing import Any
@@ -64,8 +64,15 @@ def _is_named(thing: Any) -> bool:
 
 
 def is_column(thing: Any) -> bool:
-    """Return whether an object is an array, or a list that may be converted to an array."""
-    return is_array(thing) or isinstance(thing, list)
+    """Return whether an object is an array, or a list (or Hugging Face's ``Column``) that may become an array."""
+    return is_array(thing) or (isinstance(thing, Sequence) and not isinstance(thing, tuple | str | bytes))
+
+
+def _listed(column: Any) -> Any:
+    """Return a Hugging Face ``Column``, also as an input by name, as a list; other columns as they are."""
+    if isinstance(column, Mapping):
+        return {name: _listed(values) for name, values in column.items()}
+    return list(column) if isinstance(column, Sequence) else column
 
 
 def columns_of(what: str, part: Any) -> Columns:
@@ -79,10 +86,10 @@ def columns_of(what: str, part: Any) -> Columns:
     if isinstance(part, Examples):
         return Columns(part.x, part.y, part.groups, part.factors)
     if isinstance(part, tuple):
-        return Columns(*part)
+        return Columns(*map(_listed, part))
     if isinstance(part, Mapping):
-        x, y, groups = _names(what, part)
-        return Columns(part[x], part[y], part[groups] if groups else None, part.get("factors") or {})
+        x, y, groups = (_listed(part[name]) if name else None for name in _names(what, part))
+        return Columns(x, y, groups, part.get("factors") or {})
     return _read(what, part)
 
 

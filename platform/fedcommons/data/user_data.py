@@ -133,8 +133,9 @@ def _sets(name: str, returned: Any) -> list[Columns]:
         if not parts or not all(hasattr(part, "__len__") and hasattr(part, "__getitem__") for part in parts):
             raise UserError(f"{what}: collate needs rows: a map-style Dataset or a list, or train and test of them.")
         return user_rows.collated(what, parts, collate)
-    if isinstance(returned, Mapping) and all(part in returned for part in both):
-        return [columns_of(what, returned[part]) for part in both]
+    is_train_alone = isinstance(returned, Mapping) and {*returned} == {"train"}  # a DatasetDict of Hugging Face
+    if is_train_alone or (isinstance(returned, Mapping) and all(part in returned for part in both)):
+        return [columns_of(what, returned[part]) for part in both if part in returned]
     if all(hasattr(returned, part) for part in both):
         return [columns_of(what, getattr(returned, part)) for part in both]
     if isinstance(returned, list) and len(returned) == 2 and all(isinstance(part, TorchDataset) for part in returned):
