@@ -27,6 +27,7 @@ from fedcommons.runs import experiment
 from fedcommons.tracking.run_folder import read_rounds as lines
 from fedcommons.tracking.wandb_media import KEYS
 from fedcommons.tracking.wandb_tracker import IID
+from fedcommons.tune.sweep import tracked
 
 if TYPE_CHECKING:
     from conftest import WandbFile
@@ -179,9 +180,9 @@ def test_an_interruption_while_the_trackers_begin_ends_the_wandb_run(config: Exp
 
 
 def test_the_server_gets_all_of_a_run_and_nothing_of_this_machine(
-    wandb_online: "Server", tmp_path: Path, wandb_file: Reader
+    wandb_online: "Server", tmp_path: Path, wandb_file: Reader, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run that the server refuses stays offline."""
+    """A run that the server refuses stays offline, and a sweep says so before any run."""
     online = {"wandb": "online", "federation.rounds": 2, "client.epochs": 1, "measure.every": 1, "data.limit": 80}
     fields = {**online, "setting": "shuffled_synthetic", "generator.epochs": 1, "artifacts": str(tmp_path / "made")}
     said: list[str] = []
@@ -201,7 +202,11 @@ def test_the_server_gets_all_of_a_run_and_nothing_of_this_machine(
         assert not [body for body in wandb_online.received if here.encode() in body], here
     assert {"zeta_hat_sq_mean", "rounds_used", "privacy/overall", "best_accuracy"} <= {*wandb_online.summary}
     assert wandb_online.streams[-1]["complete"] is True
+    of_sweep = {"tracking.wandb": "online", "tracking.group": None}
+    assert tracked(of_sweep, tmp_path)["tracking.wandb"] == "online"
     wandb_online.refuses = True
+    assert tracked(of_sweep, tmp_path)["tracking.wandb"] == "offline"
+    assert "permission denied" in capsys.readouterr().out
     fedcommons.run(fedcommons.experiment("smoke", values=online), tmp_path / "refused", say=said.append)
     assert [text for text in said if "kept offline" in text]
     assert [row["round"] for row in wandb_file(tmp_path / "refused").history] == [0, 1, 2]

@@ -257,6 +257,24 @@ def logged_in() -> bool:
     return bool(os.environ.get("WANDB_API_KEY") or get_netrc_auth(wandb.setup().settings.base_url))
 
 
+def flaw_of_login() -> str:
+    """Return why W&B's server would not take this machine's runs; "" if it would.
+
+    A server that does not answer within 10 s counts as a flaw, too.
+    """
+    if not logged_in():
+        return "no login found (set WANDB_API_KEY or run `wandb login`)"
+    with tempdirs.tempdir():
+        import wandb
+    try:
+        wandb.login(verify=True)
+    except wandb.Error as error:
+        return " ".join(str(error).split()).rstrip(".")
+    finally:
+        wandb.teardown()
+    return ""
+
+
 def recorded_id(folder: Path) -> str | None:
     """Return the W&B run's id in wandb-id.txt; None if the file is missing or malformed."""
     with suppress(safe_read.UnreadableError):

@@ -302,12 +302,12 @@ def with_absolute_paths(config: Experiment) -> Experiment:
 
 
 def tracked(fields: Mapping[str, Any], out: Path) -> dict[str, Any]:
-    """Return the fields with W&B options for a sweep: the sweep's name as default group, offline if not logged in."""
-    from fedcommons.tracking.wandb_tracker import logged_in, wandb_mode
+    """Return the fields with W&B options for a sweep: its name as default group, offline without a valid login."""
+    from fedcommons.tracking.wandb_tracker import flaw_of_login, wandb_mode
 
     mode = wandb_mode(fields["tracking.wandb"])
-    if mode == "online" and not logged_in():
-        print("W&B: no login found (set WANDB_API_KEY or run `wandb login`), so the runs are kept offline.")
+    if mode == "online" and (flaw := flaw_of_login()):
+        print(f"W&B: {flaw}, so the runs are kept offline.")
         mode = "offline"
     group = fields["tracking.group"] or os.environ.get("WANDB_RUN_GROUP") or out.name
     return {**fields, "tracking.wandb": mode, "tracking.group": group}
