@@ -9,12 +9,11 @@ import pytest
 import torch
 from closed_forms import Digits
 
-from fedcommons import ClientError, Executor, Facts, Replies, State, UserError
+from fedcommons import ClientError, Executor, Facts, Replies, State, UserError, load_runs
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import presets
 from fedcommons.core.algorithm import Merged
 from fedcommons.flat_tensors import Flat, Payload, data, flat, scalar, scale
-from fedcommons.reports.frames import load_runs
 from fedcommons.runs import experiment
 from fedcommons.runs.replay import replay
 from fedcommons.tracking.run_folder import read_rounds

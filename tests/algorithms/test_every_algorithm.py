@@ -9,14 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedcommons import Algorithm, ClientData, Executor, Facts, LocalSGD, Message, Replies, Reply, State, Work
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config.registry import KINDS
-from fedcommons.core.algorithm import Algorithm, Facts, Message, Replies, Reply, State
 from fedcommons.core.capabilities import Capabilities, capabilities_of
-from fedcommons.core.client_worker import Work
-from fedcommons.core.executor import Executor
-from fedcommons.core.local_training import LocalSGD
-from fedcommons.data.clients import ClientData
 from fedcommons.flat_tensors import Flat, Payload, add, data, flat, sub
 from fedcommons.testing import CHECKS, digits
 from fedcommons.testing.contract import LOCAL

@@ -8,11 +8,10 @@ import pytest
 import torch
 from closed_forms import FULL, Digits, Problem, descended
 
-from fedcommons import LocalSGD, UserError
+from fedcommons import LocalSGD, UserError, flat
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.ifca import IFCA
 from fedcommons.federation.personal_evaluation import personal_model
-from fedcommons.flat_tensors import flat
 from fedcommons.testing.federations import LeastSquares
 
 TRUTH = np.array([[1.0, 2.0, -1.0], [-1.0, 0.5, 2.0]])

@@ -8,7 +8,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedcommons import LocalSGD, seed_for
+from fedcommons import Clients, Examples, LocalSGD, RunData, seed_for
 from fedcommons.algorithms.apfl import APFL
 from fedcommons.algorithms.ditto import Ditto
 from fedcommons.algorithms.fedavg import FedAvg
@@ -24,9 +24,6 @@ from fedcommons.core.client_worker import module_with
 from fedcommons.core.evaluation import ModelTask
 from fedcommons.core.features import Head
 from fedcommons.core.step_gradients import gradient_at
-from fedcommons.core.worker import RunData
-from fedcommons.data.clients import Clients
-from fedcommons.data.examples import Examples
 from fedcommons.federation.personal_evaluation import evaluate_personal, personal_model
 from fedcommons.federation.rounds import Standing
 from fedcommons.flat_tensors import EMPTY, Flat, data, flat, put, select

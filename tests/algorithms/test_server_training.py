@@ -17,8 +17,7 @@ from fedcommons.privacy.release import SAMPLED_GAUSSIAN
 from fedcommons.privacy.statement import statement
 from fedcommons.sharing.exchange import share
 from fedcommons.sharing.synthetic import ServerSynthetic
-from fedcommons.testing import digits
-from fedcommons.testing.federations import Federation
+from fedcommons.testing import Federation, digits
 from lightning_modules import Classifier
 
 LR, N = 0.05, 30

@@ -6,13 +6,11 @@ from types import NoneType
 import pytest
 import yaml
 
-from fedcommons import experiment
+from fedcommons import Experiment, UserError, experiment
 from fedcommons.config import dotted, registry
 from fedcommons.config.dotted import choose, deciding, fields_for, from_dict, override, same_results, to_dict
-from fedcommons.config.experiment import Experiment
 from fedcommons.config.fields import fields_of
 from fedcommons.config.registry import KINDS
-from fedcommons.errors import UserError
 from fedcommons.runs import build
 from fedcommons.runs.build import check
 

@@ -28,8 +28,7 @@ from fedcommons.core.worker import RunData, Worker
 from fedcommons.federation.client_sampling import participants
 from fedcommons.runs.build import build, noise_key
 from fedcommons.runs.checks import schedule_of
-from fedcommons.testing import digits, least_squares
-from fedcommons.testing.federations import Federation
+from fedcommons.testing import Federation, digits, least_squares
 
 CPU = torch.device("cpu")
 ROWS = ClientData(torch.zeros(10, 1), torch.zeros(10))

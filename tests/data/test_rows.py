@@ -13,10 +13,9 @@ from report_runs import quiet
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedcommons import UserError, experiment, load, run
+from fedcommons import Examples, UserError, experiment, load, run
 from fedcommons.config import live_objects
 from fedcommons.data import user_data
-from fedcommons.data.examples import Examples
 from fedcommons.runs.build import build
 from lightning_modules.classifier import IGNORED
 

@@ -14,12 +14,10 @@ from closed_forms import Digits, Problem
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedcommons import ClientData, Executor, Message, Replies, Reply, State, Work
+from fedcommons import Capabilities, ClientData, Executor, LocalSGD, Message, Replies, Reply, State, Work
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core import evaluation
 from fedcommons.core.block_sum import BlockSum, Total, add_blocks, cut
-from fedcommons.core.capabilities import Capabilities
-from fedcommons.core.local_training import LocalSGD
 from fedcommons.errors import ClientError, DivergenceError
 from fedcommons.federation.client_sampling import participants
 from fedcommons.flat_tensors import Flat, Layout, Payload, data, flat

@@ -9,16 +9,10 @@ import torch
 from five_clients import RECEIPT
 from torch import Tensor
 
+from fedcommons import ClientData, ClientDatasets, Examples, Payload, TrainedGenerator, Work, seed_for
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.core.algorithm import Merged, Message, Reply
-from fedcommons.core.client_worker import Work
-from fedcommons.data.clients import ClientData
-from fedcommons.data.examples import Examples
-from fedcommons.data.federated import ClientDatasets
-from fedcommons.flat_tensors import Payload
-from fedcommons.generators.generator import TrainedGenerator
 from fedcommons.generators.requests import GenerationRequest, GeneratorRecipe
-from fedcommons.seeding import seed_for
 from fedcommons.sharing.real import Real
 from fedcommons.sharing.stage import Assigned, Contributions
 from fedcommons.sharing.synthetic import ShuffledSynthetic

@@ -14,7 +14,7 @@ from closed_forms import Digits
 from interrupted import require_resumed, small
 from opacus.accountants import RDPAccountant
 
-from fedcommons import Algorithm, ClientData, ClientError, LocalSGD, Message, Payload, Release, Reply, Work
+from fedcommons import Algorithm, ClientData, ClientError, LocalSGD, Message, Payload, Release, Reply, Work, generator
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import registry
 from fedcommons.core.algorithm import BUFFERS
@@ -33,7 +33,6 @@ from fedcommons.privacy.noise import SEED_ALONE, Noise, Source
 from fedcommons.privacy.user_level import user_level
 from fedcommons.runs import experiment
 from fedcommons.runs.plans import with_central_target
-from fedcommons.seeding import generator
 from fedcommons.testing import Federation, LeastSquares
 from fedcommons.testing.comparing import outcome
 from fedcommons.testing.elsewhere import Apart

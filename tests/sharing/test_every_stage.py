@@ -11,12 +11,11 @@ import torch
 from cut_clients import numbered, of_digits
 from five_clients import DATASET
 
+from fedcommons import Contribution, Generating, Stage, TakesLong
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedmix import FedMix
 from fedcommons.config import registry
-from fedcommons.generators.requests import Contribution
 from fedcommons.sharing.exchange import Shared, share, share_by_method
-from fedcommons.sharing.stage import Generating, Stage, TakesLong
 
 N_TOTAL = len(DATASET.train)
 SMALL = {"p": 0.3, "c": 0.3, "noise_multiplier": 1.0, "features": 40, "per_class": 2, "steps": 3, "iterations": 3,

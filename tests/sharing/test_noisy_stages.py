@@ -10,20 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedcommons import ClientDatasets, Clients, Contributions, Examples, UserError, generator
 from fedcommons.config.dotted import choose
-from fedcommons.data.clients import Clients
-from fedcommons.data.examples import Examples
-from fedcommons.data.federated import ClientDatasets
-from fedcommons.errors import UserError
 from fedcommons.privacy.salts import name_of
 from fedcommons.runs import build, experiment, run_salts
-from fedcommons.seeding import generator
 from fedcommons.sharing.dpcda import DPCDA
 from fedcommons.sharing.exchange import share
 from fedcommons.sharing.merf import MERF
 from fedcommons.sharing.ndpdc import NDPDC
 from fedcommons.sharing.random_features import Fourier
-from fedcommons.sharing.stage import Contributions
 from fedcommons.testing import check_stage
 
 STAGES: dict[str, Any] = {

@@ -11,22 +11,16 @@ import numpy as np
 import pytest
 from five_clients import ONE_ROUND, RECEIPT, N, dealt, images, stated
 
+from fedcommons import Assigned, ClientDatasets, Clients, Common, Contribution, Contributions, Release, UserError
 from fedcommons.algorithms.fedmix import FedMix
 from fedcommons.config import presets
-from fedcommons.core.algorithm import Common
-from fedcommons.data.clients import Clients
-from fedcommons.data.federated import ClientDatasets
-from fedcommons.errors import UserError
-from fedcommons.generators.requests import Contribution
 from fedcommons.privacy.accountants import epsilon
 from fedcommons.privacy.ledger import Ledger, read, require_small_delta
-from fedcommons.privacy.release import Release
 from fedcommons.runs.experiment import run
 from fedcommons.sharing.disclosure import require_once, sent
 from fedcommons.sharing.exchange import share, share_by_method
 from fedcommons.sharing.raw_copies import RawCopies
 from fedcommons.sharing.real import Real, ShuffledReal
-from fedcommons.sharing.stage import Assigned, Contributions
 from fedcommons.sharing.synthetic import LocalSynthetic, ShuffledSynthetic
 
 FLAWS: list[tuple[str, Any]] = [

@@ -10,9 +10,8 @@ import pytest
 import torch
 from five_clients import ONE_ROUND, N, dealt, images
 
-from fedcommons import ClientDatasets, Clients, Common, Examples, Release, UserError
+from fedcommons import ClientDatasets, Clients, Common, Contribution, Examples, Release, UserError
 from fedcommons.config import presets
-from fedcommons.generators.requests import Contribution
 from fedcommons.runs.experiment import run
 from fedcommons.sharing.exchange import share, share_by_method
 from fedcommons.sharing.real import Real
