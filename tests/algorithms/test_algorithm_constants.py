@@ -93,9 +93,7 @@ COMING = Facts(4, [1] * 4, 1, arrival=[0.5] * 4)
      (GradientCoding(), replace(COMING, arrival=None), "probability that a client's reply arrives"),
      (GradientCoding(), replace(COMING, arrival=[0.5, 0.0, 0.5, 0.5]), "probability that a client's reply arrives")],
 )  # fmt: skip
-def test_layers_and_replies_that_are_not_there_are_refused(
-    algorithm: Algorithm, facts: Facts, said: str, digits: Digits
-) -> None:
+def test_missing_layers_and_replies_are_refused(algorithm: Algorithm, facts: Facts, said: str, digits: Digits) -> None:
     with pytest.raises(UserError, match=said):
         algorithm.start(digits().model, facts, 0)
 
@@ -145,9 +143,7 @@ class _Normalised(_Outputs):
         (DENSE(), _Outputs(10), False, r"give the module normalise\(x\)"),
     ],
 )
-def test_a_model_and_data_that_cannot_be_distilled_are_refused(
-    algorithm: Algorithm, module: nn.Module, is_float: bool, said: str | None
-) -> None:
+def test_no_distillation_is_refused(algorithm: Algorithm, module: nn.Module, is_float: bool, said: str | None) -> None:
     dataset = datasets.load("digits", datasets.digits)
     train = replace(dataset.train, x=dataset.train.x.float()) if is_float else dataset.train
     with pytest.raises(UserError, match=said) if said else nullcontext():

@@ -94,9 +94,7 @@ BY_STATE = f"{__file__}:ByState"
 
 
 @pytest.mark.long
-def test_a_client_is_replayed_though_only_the_state_names_it_and_only_clients_that_trained_spend_privacy(
-    tmp_path: Path,
-) -> None:
+def test_a_client_that_the_state_names_is_replayed_and_only_trained_clients_spend_privacy(tmp_path: Path) -> None:
     values = {"algorithm": BY_STATE, "tracking.wandb": "off", "measure.every": 0, "data.limit": 60, "dp.local": True}
     whole = experiment.run(presets.experiment("smoke", "digits", values), tmp_path / "whole", say=lambda _: None)
     assert [line["clients"] for line in read_rounds(tmp_path / "whole")[1:]] == [2, 0, 2]

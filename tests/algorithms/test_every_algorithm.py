@@ -152,9 +152,7 @@ def transport(actors: "RayActors", request: pytest.FixtureRequest) -> Iterator[N
 @pytest.mark.ray
 @pytest.mark.usefixtures("transport")
 @pytest.mark.parametrize("name", CONTRACT)
-def test_ray_actors_give_the_bits_of_one_process(
-    name: str, methods: Mapping[str, Algorithm], actors: "RayActors"
-) -> None:
+def test_ray_actors_give_bits_of_one_process(name: str, methods: Mapping[str, Algorithm], actors: "RayActors") -> None:
     """With dropout and augmentation on."""
     algorithm = cast("Algorithm", _AnyOf(methods, name))
     federation = digits(dropout=0.3, method=algorithm).training(AUGMENTED).shared_by(methods[name])

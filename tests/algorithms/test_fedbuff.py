@@ -83,9 +83,7 @@ def test_the_time_of_synchronous_rounds_is_the_slowest_clients(spread: float, le
     assert faster < 3 * durations(spread).max()
 
 
-def test_a_step_without_a_rejected_reply_divides_by_the_others_and_both_clients_begin_again(
-    least_squares: Problem,
-) -> None:
+def test_a_step_without_a_rejected_reply_divides_by_the_others_and_both_begin_again(least_squares: Problem) -> None:
     federation, method = least_squares(sizes=SIZES).federation(RATE), FedBuff(2)
     state = method.start(federation.model, federation.plan(1).facts, 0)
     first, second = method.participants(state, 1)

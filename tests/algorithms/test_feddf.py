@@ -46,9 +46,7 @@ def filled(federation: Federation, model: Tensor, buffers: Tensor) -> Classifier
      (FedDF("pool", server_steps=3, server_batch=1000, server_lr=0.1), "samples")],
     ids=["public", "pool"],
 )  # fmt: skip
-def test_a_round_is_fedavgs_and_then_adam_towards_the_mean_of_the_clients_logits(
-    digits: Digits, method: FedDF, weighting: str
-) -> None:
+def test_a_round_is_fedavgs_and_then_adam_towards_mean_logits(digits: Digits, method: FedDF, weighting: str) -> None:
     """Adam and the cosine by their formulas; each client alone in a federation sends the model that it sends here."""
     sizes = (9, 7, 8)
     federation = doubled(digits(sizes, batch_norm=True, method=method), weighting)

@@ -34,9 +34,7 @@ def models(now: Any, k: int = 2) -> np.ndarray:
     [("models", "uniform", 1.0), ("models", "samples", 0.6), ("gradients", "samples", 1.0)],
 )
 @pytest.mark.long
-def test_it_is_the_plain_loop_and_recovers_both_models(
-    average: str, weighting: str, participation: float, problem: LeastSquares
-) -> None:
+def test_it_finds_both_true_models(average: str, weighting: str, participation: float, problem: LeastSquares) -> None:
     federation, method = problem.federation(RATE).training(LocalSGD(STEPS, FULL), weighting), IFCA(2, 2.0, average)
     plan = federation.plan(60, participation, seed=4)  # with other initial models, one cluster may take all clients
     start = federation.start(method, plan)

@@ -71,9 +71,7 @@ COVERED = Receipt(SAMPLED_GAUSSIAN, q=0.1, sigma=2.0, sensitivity=1.0, steps=50)
     [(None, COVERED, COVERED), (3, COVERED, Receipt()), (None, None, None)],
     ids=["private", "counts", "plain"],
 )
-def test_one_shot_is_sgd_on_the_pool_which_alone_travels(
-    epochs: int | None, receipt: Receipt | None, of_labels: Receipt | None
-) -> None:
+def test_one_shot_is_sgd_on_the_pool(epochs: int | None, receipt: Receipt | None, of_labels: Receipt | None) -> None:
     """No update leaves a client, so the guarantee of all messages is that of the pool."""
     federation, draws, contributions = digits(linear=True, lr=LR), generator(0, "images of a test"), []
     for _ in range(len(federation.data.real)):

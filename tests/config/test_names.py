@@ -87,9 +87,7 @@ LINES = [(group.__name__, line) for group in (runs, centrals, artifacts) for lin
 
 
 @pytest.mark.parametrize(("group", "line"), LINES)
-def test_names_keys_configs_and_noise_are_what_they_were(
-    script: Callable[[str], ModuleType], group: str, line: str
-) -> None:
+def test_names_keys_configs_and_noise_are_as_before(script: Callable[[str], ModuleType], group: str, line: str) -> None:
     name, *argv = line.split()
     now = {"runs": runs, "centrals": centrals, "artifacts": artifacts}[group](script, name, argv)
     assert hashed(now) == NAMES[group][line], now

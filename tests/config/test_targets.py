@@ -157,9 +157,7 @@ def test_a_target_of_training_waits_for_a_round_with_a_reply_and_a_metric_has_th
     ids=["of training", "of the test set", "never"],
 )  # fmt: skip
 @pytest.mark.long
-def test_no_epsilon_covers_a_run_whose_length_follows_what_clients_hold(
-    values: Mapping[str, Any], is_private: bool, tmp_path: Path
-) -> None:
+def test_no_epsilon_covers_a_length_of_the_data(values: Mapping[str, Any], is_private: bool, tmp_path: Path) -> None:
     fixed = {"dp__local": True, "federation__rounds": 2, "data__limit": 60, "federation__stop": "target"}
     privacy = run(config(**{**fixed, **values}), tmp_path / "run", say=quiet)["privacy"]
     assert (privacy["epsilon_of_messages_if_secret"] is None) == is_private

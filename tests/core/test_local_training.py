@@ -225,9 +225,7 @@ def test_a_step_that_overflows_is_left_out_and_every_client_begins_its_scale_ane
 
 
 @pytest.mark.parametrize(("is_own", "first"), [(False, 0), (True, 6)])
-def test_a_batch_number_counts_steps_of_the_epoch_and_for_a_methods_loss_of_the_training(
-    is_own: bool, first: int
-) -> None:
+def test_a_batch_number_counts_steps_of_the_epoch_and_for_a_methods_loss_all_steps(is_own: bool, first: int) -> None:
     """The second epoch's first batch has the number 0 in the epoch; there are 3 steps of 2 batches before it."""
     federation, numbers = digits().training(LocalSGD(2, 4, accumulate=2)), list[int]()
     work = federation.work()

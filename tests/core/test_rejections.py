@@ -151,9 +151,7 @@ def test_rejections_are_counted_with_their_first_reasons_and_reported() -> None:
 
 
 @pytest.mark.long
-def test_a_run_reports_rejected_replies_once_and_tables_in_a_footnote(
-    tmp_path: Path, sweeps: Callable[[str], ModuleType]
-) -> None:
+def test_a_run_and_a_footnote_report_rejected_replies(tmp_path: Path, sweeps: Callable[[str], ModuleType]) -> None:
     """The first client has updates of norm 0.8 to 0.96."""
     fields = {"federation.rounds": 4, "federation.checkpoint_every": 2, "client.epochs": 2, "measure.every": 0,
               "tracking.wandb": "off", "federation.max_norm": 0.85, "artifacts": str(tmp_path)}  # fmt: skip

@@ -168,9 +168,7 @@ def test_files_of_another_run_are_passed_over(files: str, runs: Path, unfinished
 
 
 @pytest.mark.long
-def test_a_checkpoint_of_an_earlier_version_names_no_run_and_is_taken_for_this_one(
-    runs: Path, unfinished: Path
-) -> None:
+def test_a_checkpoint_of_an_earlier_version_names_no_run_and_is_taken_for_this(runs: Path, unfinished: Path) -> None:
     lines = (unfinished / "rounds.jsonl").read_text().splitlines(keepends=True)
     (unfinished / "rounds.jsonl").write_text("".join(lines[:3]))
     shutil.copytree(runs / "whole", whole := unfinished.parent / "whole")

@@ -199,9 +199,7 @@ def test_an_error_in_a_client_names_it_and_keeps_its_cause(least_squares: Proble
 
 
 @pytest.mark.ray
-def test_an_error_in_an_actor_names_the_client_and_keeps_the_remote_traceback(
-    least_squares: Problem, ray_session: None
-) -> None:
+def test_an_error_in_an_actor_names_the_client_and_traceback(least_squares: Problem, ray_session: None) -> None:
     """By a socket, and then by Ray's calls, which the executor uses after an error."""
     from ray import cloudpickle
 

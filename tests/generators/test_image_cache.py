@@ -121,9 +121,7 @@ def test_a_part_that_is_read_has_the_classes_in_proportion_and_no_image_twice(n:
     assert n < 259 or torch.equal(part.x, result.images[0])
 
 
-def test_damaged_images_are_rebuilt_from_the_weights_and_damaged_weights_when_images_are_missing(
-    store: Store, messages: list[str]
-) -> None:
+def test_damaged_images_are_rebuilt_from_weights_and_weights_if_needed(store: Store, messages: list[str]) -> None:
     wanted = needed()
     calls_for(store, wanted)
     before = some(store, wanted[1], 100)

@@ -100,9 +100,7 @@ def test_the_loss_of_an_image_is_its_bound() -> None:
 
 
 @pytest.mark.parametrize(("shape", "margin"), [((1, 28, 28), (2, 2, 2, 2)), ((3, 9, 5), (5, 6, 3, 4))])
-def test_an_image_is_in_the_middle_of_a_square_of_a_power_of_two(
-    shape: tuple[int, ...], margin: tuple[int, ...]
-) -> None:
+def test_an_image_is_in_the_middle_of_a_power_of_two_square(shape: tuple[int, ...], margin: tuple[int, ...]) -> None:
     model = beta_model(shape)
     images = torch.randint(0, 256, (5, *shape), dtype=torch.uint8, generator=generator(0))
     assert model.encode(images)[0].equal(model.encoder(F.pad(images / 255, margin)).chunk(2, 1)[0])

@@ -208,9 +208,7 @@ def test_a_sweep_of_ours(table: Callable[[Path], Lines], sweep: Callable[..., Pa
 GOOD = "cifar10,fedavg,10,1.0,0.1,8,68"
 
 
-def test_bad_files_and_runs_that_cannot_be_compared_are_refused(
-    saving: ModuleType, sweep: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_bad_files_and_other_runs_are_refused(saving: ModuleType, sweep: Callable[..., Path], tmp_path: Path) -> None:
     def refused(*words: str) -> str:
         with pytest.raises(UserError) as error:
             saving.communication_saved(["--from", *words])

@@ -74,9 +74,7 @@ ATTACKS: Mapping[str, Change] = {
 
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("quantile", [None, 0.5])
-def test_a_hostile_client_moves_the_model_by_no_more_than_the_clip_over_the_cohort(
-    attack: str, quantile: float | None, digits: Digits
-) -> None:
+def test_a_client_moves_the_model_by_at_most_clip_over_m(attack: str, quantile: float | None, digits: Digits) -> None:
     """Against the round without the client, the mean moves by clip/m, and the share of unclipped updates by 1/(2m)."""
     federation = digits((9, 16, 12), linear=True).training(LocalSGD(1, 5))
     feedback = Updates((Compression(TopK(0.5), has_feedback=True),))  # its errors must stay finite

@@ -67,9 +67,7 @@ def test_a_run_whose_class_counts_have_lost_a_salt_does_not_go_on(tmp_path: Path
     [(run_salts.FILE, ""), (run_salts.FILE, '{"salt": "../x", "generators": []}'), (run_salts.FILE, '{"salt": 7}'),
      ("partition.json", ""), ("checkpoints", ""), ("summary.json", "")],
 )  # fmt: skip
-def test_a_run_that_has_left_anything_and_no_name_of_a_salt_does_not_go_on(
-    tmp_path: Path, state: Path, file: str, content: str
-) -> None:
+def test_a_run_that_lost_its_salts_name_does_not_go_on(tmp_path: Path, state: Path, file: str, content: str) -> None:
     (tmp_path / file).write_text(content)
     with pytest.raises(UserError, match="lost or damaged"):
         run_salts.begin_salt(tmp_path, [])
@@ -86,9 +84,7 @@ def test_the_salt_of_another_run_is_not_taken_for_its_own(tmp_path: Path) -> Non
         run_salts.begin_salt(tmp_path, [])
 
 
-def test_salts_in_the_store_the_run_folder_or_a_relative_folder_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_salts_in_a_run_or_relative_folder_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trial of a sweep works in a folder of Ray Tune's, which is removed: the salt would stand in it and be lost."""
     place = tmp_path / "place"
     place.mkdir()
@@ -176,9 +172,7 @@ def test_two_secret_runs_of_one_seed_differ_and_two_seeded_ones_do_not(tmp_path:
 
 
 @pytest.mark.long
-def test_a_salt_stands_in_no_other_file_and_is_never_printed(
-    tmp_path: Path, state: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_salt_is_in_no_other_file_or_output(tmp_path: Path, state: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Of a run with generators, and of one whose client fails: its traceback is kept too."""
     run(config(tmp_path, **POOL), tmp_path / "run")
     with pytest.raises(ClientError, match="largest was client"):
@@ -234,9 +228,7 @@ def test_actors_get_the_salt_and_draw_the_noise_of_one_process(tmp_path: Path, w
     assert outputs(cut) == outputs(whole)
 
 
-def test_configurations_of_a_sweep_share_what_does_not_depend_on_their_difference(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_configurations_of_a_sweep_share_what_does_not_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Generators and noisy class counts are released once, whatever the learning rate, p or the number of rounds."""
 
     def needs(**values: Any) -> list[tuple[bytes, dict[str, Any], list[int]]]:

@@ -36,9 +36,7 @@ def _report(disclosure: ModuleType, out: Path, folders: str) -> Path:
 
 
 @pytest.mark.long
-def test_where_an_epsilon_covers_what_was_shared_accuracy_stands_against_it_too(
-    tmp_path: Path, sweeps: Callable[[str], ModuleType]
-) -> None:
+def test_accuracy_is_plotted_against_a_covering_epsilon(tmp_path: Path, sweeps: Callable[[str], ModuleType]) -> None:
     """On the left a run that shared nothing, then two pools by their epsilon, then one whose class counts are bare."""
     pool = {"setting": "shuffled_synthetic", "generator__name": "user_parts:WithReceipt"}
     _run(tmp_path / "runs/real")

@@ -105,9 +105,7 @@ def test_what_cannot_go_on_is_refused_and_left_as_it_was(tmp_path: Path) -> None
     ids=["a schedule", "a method"],
 )  # fmt: skip
 @pytest.mark.long
-def test_what_knows_the_number_of_rounds_is_not_extended(
-    plans: tuple[int, int], values: dict[str, Any], why: str, tmp_path: Path
-) -> None:
+def test_a_fixed_plan_is_not_extended(plans: tuple[int, int], values: dict[str, Any], why: str, tmp_path: Path) -> None:
     short, long = (config(tmp_path, rounds, **values) for rounds in plans)
     play(tmp_path / "run", short)
     with pytest.raises(UserError, match=why):

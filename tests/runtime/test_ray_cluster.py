@@ -177,9 +177,7 @@ def test_sigterm_ends_ray_and_its_folder_which_only_we_can_enter(ours: Any) -> N
     ],
     ids=["open", "not at all"],
 )
-def test_a_ray_that_starts_open_or_not_at_all_is_shut_down(
-    start: Callable[..., None], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_ray_is_shut_down(start: Callable[..., None], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
     shut_down: list[bool] = []

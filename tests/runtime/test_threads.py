@@ -73,9 +73,7 @@ CALLS: list[Callable[[Experiment, Path, Path], object]] = [
 
 
 @pytest.mark.long
-def test_within_a_run_another_thread_is_refused_and_another_run_changes_no_bit_of_either(
-    config: Config, plain: Plain, tmp_path: Path
-) -> None:
+def test_a_thread_within_a_run_is_refused_and_two_runs_keep_bits(config: Config, plain: Plain, tmp_path: Path) -> None:
     """The inner run has another seed and another setting of torch."""
     refused, inner = list[int](), list[list[bytes]]()
     other = config(seed=7, **{"client.onednn": False})

@@ -235,9 +235,7 @@ def test_a_run_goes_on_only_where_libraries_round_as_they_did(tmp_path: Path, mo
 
 
 @pytest.mark.ray
-def test_actors_that_would_round_otherwise_are_refused(
-    ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_actors_that_round_otherwise_refuse(ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fields = {"tracking.wandb": "off", "data.limit": 60, "federation.executor": "ray_actors", "federation.actors": 1}
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")  # Ray was started without
     with pytest.raises(UserError, match="would round otherwise"):

@@ -80,9 +80,7 @@ OF_MESSAGES: dict[str, list[dict[str, Any]]] = {"merf": [{"scale": 3.0}],
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_the_same_message_has_the_same_noise_and_any_other_has_other_noise(
-    name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_an_equal_message_has_the_same_noise(name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDCOMMONS_STATE", str(tmp_path))
     stage, start = STAGES[name], clients(20, 40)
     first = noise(stage, start)
@@ -204,9 +202,7 @@ def test_a_run_states_the_epsilon_of_the_data_it_shares(name: str, tmp_path: Any
 
 
 @pytest.mark.long
-def test_a_secret_run_earns_its_epsilon_and_goes_on_with_its_salts_only(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_secret_run_has_its_epsilon_and_resumes_by_its_salts(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDCOMMONS_STATE", str(tmp_path / "state"))
     config = choose({**RUN, "sharing.setting": "merf", "sharing.steps": 3, "dp.noise": "secret",
                      "artifacts": str(tmp_path / "artifacts")})  # fmt: skip

@@ -301,9 +301,7 @@ class SoftCopies(Real):
         {"algorithm": "fedproto"},
     ],
 )
-def test_runs_with_soft_labels_are_refused_only_if_the_method_works_by_class(
-    fields: dict[str, Any], tmp_path: Path
-) -> None:
+def test_soft_labels_are_refused_only_if_the_method_works_by_class(fields: dict[str, Any], tmp_path: Path) -> None:
     values = {"sharing.setting": f"{__file__}:SoftCopies", **ONE_ROUND, "evaluate.clients": True, **fields}
     works_by_class = fields.get("algorithm") == "fedproto"
     config = presets.experiment("smoke", "digits", {**values, "measure.every": int(not works_by_class)})

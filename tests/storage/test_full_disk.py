@@ -139,9 +139,7 @@ def test_an_out_of_memory_error_is_reported_in_one_line(same_signals: None, caps
 
 @pytest.mark.long
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_run_is_stopped_while_a_generator_trains(
-    number: signal.Signals, code: int, script: Script, tmp_path: Path
-) -> None:
+def test_a_run_is_stopped_in_a_generator(number: signal.Signals, code: int, script: Script, tmp_path: Path) -> None:
     """The signal arrives in the third backward pass."""
     words = ["--preset=smoke", "--sharing.setting=shuffled_synthetic", "--data.limit=60", "--tracking.wandb=off"]
     backward, passes = Tensor.backward, []

@@ -56,9 +56,7 @@ def metrics(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if not k.startswith(("_", "media/", "seconds/"))} for row in rows]
 
 
-def test_a_run_is_sent_once_with_all_that_it_records(
-    sweep: Path, wandb_online: "Server", capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_sent_once_in_full(sweep: Path, wandb_online: "Server", capsys: pytest.CaptureFixture[str]) -> None:
     run = sweep / "b"
     assert play(["wandb", str(run), "--project", "P"]) == 0
     bucket = wandb_online.bucket
@@ -151,9 +149,7 @@ def test_a_live_run_follows_the_variables_and_a_sweeps_agent(
         (["wandb", "{}/a"], "login"),
     ],
 )  # fmt: skip
-def test_wrong_input_is_refused_before_any_work(
-    words: list[str], key: str, sweep: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_input_is_refused_first(words: list[str], key: str, sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(sweep / "none"))
     for name in "ab":

@@ -102,9 +102,7 @@ def images(folder=""):
 """
 
 
-def test_wandb_gets_nothing_of_this_machine_and_no_file_has_a_secret(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wandb_file: Reader
-) -> None:
+def test_wandb_gets_no_secret_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wandb_file: Reader) -> None:
     """Neither the host nor the user, a folder or the command; of a user's components only the files' names."""
     secrets = {"WANDB_API_KEY": "0a1b" * 10, "RAY_AUTH_TOKEN": "c3d4" * 16}
     for name, value in secrets.items():
@@ -178,9 +176,7 @@ def test_an_interruption_while_the_trackers_begin_ends_the_wandb_run(config: Exp
     assert wandb.run is None
 
 
-def test_the_server_gets_all_of_a_run_and_nothing_of_this_machine(
-    wandb_online: "Server", tmp_path: Path, wandb_file: Reader
-) -> None:
+def test_the_server_gets_a_run_and_no_machine(wandb_online: "Server", tmp_path: Path, wandb_file: Reader) -> None:
     """A run that the server refuses stays offline."""
     online = {"wandb": "online", "federation.rounds": 2, "client.epochs": 1, "measure.every": 1, "data.limit": 80}
     fields = {**online, "setting": "shuffled_synthetic", "generator.epochs": 1, "artifacts": str(tmp_path / "made")}
