@@ -1,4 +1,4 @@
-"""FedLAP against its formulas on softmax regression, whose gradients are closed forms; its radius; its epsilon."""
+"""FedLAP against its formulas on softmax regression, whose gradients are closed forms; its epsilon."""
 
 import random
 from collections.abc import Callable
@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from closed_forms import FULL, Digits, reply_of
+from closed_forms import FULL, reply_of
 from opacus.accountants import RDPAccountant
 from torch import Tensor, nn
 from torchmetrics import CatMetric
 
-from fedcommons import ClientData, Clients, Examples, LocalSGD, Reply, RunData, UserError, experiment
+from fedcommons import ClientData, Clients, Examples, LocalSGD, RunData, UserError, experiment
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedlap import FedLAP
-from fedcommons.flat_tensors import Flat, data, norm, sub
+from fedcommons.flat_tensors import Flat, data
 from fedcommons.privacy import gaussian
 from fedcommons.privacy.dp_sgd import DPSGD, Target
 from fedcommons.privacy.noise import SEED_ALONE, Noise
@@ -131,34 +131,6 @@ def test_a_round_is_that_of_the_formulas(classes: str, dp: DPSGD | None) -> None
     assert isinstance(after, Flat)
     assert torch.allclose(after.buffer - federation.model.buffer, moved, rtol=0, atol=1e-6)
     assert moved.norm() > 0.1
-
-
-# The radius
-
-
-def _client(method: FedLAP) -> Reply:
-    return reply_of(method, _module(), _federation(LocalSGD(1, FULL)).data.clients[0])
-
-
-def test_the_server_stops_at_the_radius(digits: Digits) -> None:
-    federation, ends = digits(linear=True), {}
-    for radius, steps in ((0.05, 1), (0.05, 50), (1e9, 50)):
-        method = replace(SMALL, radius=radius, server_steps=steps)
-        ends[radius, steps] = federation.run(method, federation.plan(1))[-1][0].model
-    first, longer, free = ends.values()
-    assert norm(sub(first, federation.model)) == pytest.approx(0.05, rel=1e-5)
-    assert torch.equal(first.buffer, longer.buffer)  # later steps would move it along the sphere
-    assert norm(sub(free, federation.model)) > 0.2
-
-
-def test_a_trajectory_stays_within_the_radius() -> None:
-    """In a tiny ball all its points are the server model, as if it made no local steps."""
-    inside, still, free = (
-        data(_client(replace(SMALL, **values)).each["images"])
-        for values in ({"radius": 1e-12}, {"local_steps": 0}, {"radius": 1e9})
-    )
-    assert torch.allclose(inside, still, rtol=0, atol=1e-9)
-    assert (free - still).abs().max() > 1e-3
 
 
 def test_no_point_follows_the_last_one_of_a_trajectory() -> None:

@@ -13,6 +13,7 @@ from fedcommons import Algorithm, Clients, Flat, LocalSGD, flat
 from fedcommons.algorithms.ditto import Ditto
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedbuff import FedBuff
+from fedcommons.algorithms.feddf import FedDF
 from fedcommons.algorithms.fedgen import FedGEN
 from fedcommons.algorithms.fedmix import FedMix
 from fedcommons.algorithms.fednova import FedNova, normaliser
@@ -169,7 +170,7 @@ EXACT: "dict[str, Algorithm]" = {
     "FedProx(mu=0)": FedProx(mu=0.0), "FedPVR(layers=())": FedPVR(layers=""), "MOON(mu=0)": MOON(mu=0.0),
     "FedAvgM(0, 1)": FedAvgM(0.0, 1.0), "FedGEN(weight=0)": SMALL_GENERATOR, "FedVAE": FedVAE(),
     "Ditto's server": Ditto(), "FedBuff, synchronous": FedBuff(3, 3, refill="step"),
-    "QFedAvg(q=0)": QFedAvg(q=0.0),
+    "QFedAvg(q=0)": QFedAvg(q=0.0), "FedDF(server_steps=0)": FedDF(server_steps=0),
 }  # fmt: skip
 
 
