@@ -136,20 +136,11 @@ def test_p_values_and_holms_adjustment(comparisons: ModuleType) -> None:
 
 @pytest.mark.parametrize(
     ("differences", "margin", "least", "verdict"),
-    [
-        ([4, 5, 6], None, 3, "holds"),
-        ([4, 5, 6], None, 5, "on all seeds"),
-        ([4, 5, 6, 5, 4], None, 5, "holds"),
-        ([1, 5, 9], None, 3, "on all seeds"),
-        ([4, 5], None, 3, "in part"),
-        ([-1, 5, 9], None, 3, "not here"),
-        ([*[5, 6] * 9, -1], None, 3, "in part"),
-        ([1, -1, 0], 5, 3, "holds"),
-        ([4, -4, 0], 5, 3, "on all seeds"),
-        ([1, -1, 0], 0, 3, "in part"),
-        ([8, 9, 8], 5, 3, "not here"),
-    ],
-)
+    [([4, 5, 6], None, 3, "holds"), ([4, 5, 6], None, 5, "on all seeds"), ([4, 5, 6, 5, 4], None, 5, "holds"),
+     ([1, 5, 9], None, 3, "on all seeds"), ([4, 5], None, 3, "in part"), ([-1, 5, 9], None, 3, "not here"),
+     ([*[5, 6] * 9, -1], None, 3, "in part"), ([1, -1, 0], 5, 3, "holds"), ([4, -4, 0], 5, 3, "on all seeds"),
+     ([1, -1, 0], 0, 3, "in part"), ([8, 9, 8], 5, 3, "not here")],
+)  # fmt: skip
 def test_a_verdict_follows_from_differences(
     comparisons: ModuleType, differences: list[float], margin: float | None, least: int, verdict: str
 ) -> None:

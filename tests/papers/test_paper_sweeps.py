@@ -257,11 +257,8 @@ def federations(**columns: Any) -> list[dict[str, Any]]:
     """Return six partitions with two seeds each; metrics without a column are noise."""
     noise = np.random.default_rng(0).normal(size=(len(METRICS), 12))
     values = {
-        **dict(zip(METRICS, noise, strict=True)),
-        "rounds": np.arange(12),
-        "last_accuracy": np.arange(12),
-        **columns,
-    }
+        **dict(zip(METRICS, noise, strict=True)), "rounds": np.arange(12), "last_accuracy": np.arange(12), **columns,
+    }  # fmt: skip
     return [{"federation": i // 2, **{name: column[i] for name, column in values.items()}} for i in range(12)]
 
 

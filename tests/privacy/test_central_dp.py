@@ -225,13 +225,11 @@ def test_clients_that_train_at_once_leave_nothing_unseen_to_other_clients(digits
 
 @pytest.mark.parametrize(
     ("change", "name"),
-    [
-        (lambda reply: replace(reply, sums={**reply.sums, "steps": torch.tensor(3.0)}), "steps"),
-        (lambda reply: replace(reply, sums={**reply.sums, "counts": torch.tensor([1, 2])}), "counts"),
-        (lambda reply: replace(reply, sums={**reply.sums, BUFFERS: torch.ones(2)}), BUFFERS),
-        (lambda reply: replace(reply, each={"means": torch.ones(2)}), "means"),
-    ],
-)
+    [(lambda reply: replace(reply, sums={**reply.sums, "steps": torch.tensor(3.0)}), "steps"),
+     (lambda reply: replace(reply, sums={**reply.sums, "counts": torch.tensor([1, 2])}), "counts"),
+     (lambda reply: replace(reply, sums={**reply.sums, BUFFERS: torch.ones(2)}), BUFFERS),
+     (lambda reply: replace(reply, each={"means": torch.ones(2)}), "means")],
+)  # fmt: skip
 def test_a_reply_with_more_than_an_update_stops_the_run(change: Change, name: str, digits: Digits) -> None:
     federation = digits((9, 16), linear=True).training(LocalSGD(1, 5))
     with pytest.raises(ClientError, match=f"client 0, round 1.*also send {name}"):

@@ -209,20 +209,15 @@ def test_a_backbone_is_loaded_from_a_file_of_torchvision_and_its_new_head_is_not
 
 @pytest.mark.parametrize(
     ("fields", "words"),
-    [
-        ({}, r"network.last.weight is .*\(1000, 1024\).*\(10, 1024\); --model.head new"),
-        ({"model.weights_map": "backbon=body."}, "'backbon'.*conv1.0.weight"),
-        ({"model.weights_map": "backbone."}, "OLD=NEW.*'backbone.'"),
-        ({"model.weights_map": "conv1=x"}, "lacks network.body.conv1.0.weight.*also has x.0.weight"),
-        ({"model.weights_map": "conv1.=conv5."}, "two tensors for network.body.conv5.0"),
-        (
-            {"model.weights_map": "=other.", "model.weights_strict": False},
-            "no tensor of the model.*other.conv1.0.weight",
-        ),
-        ({"model.name": "torchvision:shufflnet_v2_x0_5"}, f"model.name.*{NAME!r}"),
-        ({"model.weights": None, "model.weights_strict": False}, "model.weights_strict false need a file"),
-    ],
-)
+    [({}, r"network.last.weight is .*\(1000, 1024\).*\(10, 1024\); --model.head new"),
+     ({"model.weights_map": "backbon=body."}, "'backbon'.*conv1.0.weight"),
+     ({"model.weights_map": "backbone."}, "OLD=NEW.*'backbone.'"),
+     ({"model.weights_map": "conv1=x"}, "lacks network.body.conv1.0.weight.*also has x.0.weight"),
+     ({"model.weights_map": "conv1.=conv5."}, "two tensors for network.body.conv5.0"),
+     ({"model.weights_map": "=other.", "model.weights_strict": False}, "no tensor of the model.*other.conv1.0.weight"),
+     ({"model.name": "torchvision:shufflnet_v2_x0_5"}, f"model.name.*{NAME!r}"),
+     ({"model.weights": None, "model.weights_strict": False}, "model.weights_strict false need a file")],
+)  # fmt: skip
 def test_a_backbone_that_does_not_fit_is_refused_in_one_sentence(fields: dict[str, Any], words: str, lab: Path) -> None:
     backbone_file(lab / "new.pt", "")
     with pytest.raises(UserError, match=words):

@@ -237,10 +237,8 @@ def test_what_makes_no_sense_is_refused(name: str, values: dict[str, Any], words
 @pytest.mark.parametrize("name", STAGES)
 def test_the_limits_are_allowed_and_noise_below_them_covers_nothing(name: str) -> None:
     limits: dict[str, dict[str, Any]] = {
-        "merf": {"noise": "summed", "may_miss": 9},
-        "ndpdc": {"iterations": 3, "width": 8},
-        "dpcda": {"colluding": 9},
-    }
+        "merf": {"noise": "summed", "may_miss": 9}, "ndpdc": {"iterations": 3, "width": 8}, "dpcda": {"colluding": 9},
+    }  # fmt: skip
     values = {f"sharing.{n}": v for n, v in {**limits[name], "target_epsilon": 1.0, "delta": 1e-6}.items()}
     build.build(choose({"sharing.setting": name, **values, "dp.delta": 1e-6}))
     prepared = build.build(choose({"sharing.setting": name, "sharing.noise_multiplier": 1e-4}))

@@ -285,13 +285,9 @@ class SoftCopies(Real):
 @pytest.mark.long
 @pytest.mark.parametrize(
     "fields",
-    [
-        {"client.batched": True},
-        {"model": "vae"},
-        {"algorithm": "feddf", "feddf.rows": "pool"},
-        {"algorithm": "fedproto"},
-    ],
-)
+    [{"client.batched": True}, {"model": "vae"}, {"algorithm": "feddf", "feddf.rows": "pool"},
+     {"algorithm": "fedproto"}],
+)  # fmt: skip
 def test_soft_labels_are_refused_only_if_the_method_works_by_class(fields: dict[str, Any], tmp_path: Path) -> None:
     values = {"sharing.setting": f"{__file__}:SoftCopies", **ONE_ROUND, "evaluate.clients": True, **fields}
     works_by_class = fields.get("algorithm") == "fedproto"
