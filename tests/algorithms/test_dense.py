@@ -150,9 +150,8 @@ def test_three_rounds_are_those_of_an_independent_server(name: str, digits: Digi
     state = {name: data(x) for name, x in first.state.items()}
     before = replace(start, state=FedAvg().start(federation.model, plan.facts, 0))
     mean = federation.run(FedAvg(), federation.plan(method.warmup_rounds + 1), start=before)[-1][0].model.buffer
-    assert state["weights"].tolist() == pytest.approx(
-        [9 / 24, 7 / 24, 8 / 24] if weighting == "samples" else [1 / 3] * 3
-    )
+    shares = [9 / 24, 7 / 24, 8 / 24] if weighting == "samples" else [1 / 3] * 3
+    assert state["weights"].tolist() == pytest.approx(shares)
     assert torch.allclose(state["weights"] @ state["ensemble"], mean, atol=1e-12)
     begun = mean if method.start_from == "average" else federation.model.buffer
     model, pool, w = _slow(federation, state, begun, method)

@@ -135,9 +135,8 @@ def test_a_clients_decoder_is_that_of_an_independent_loop(three: Federation, mon
     method, mine = replace(SMALL, beta=30.0, local_lr=0.02), three.data.clients[0]
     start = method.start(three.model, three.plan(1).facts, 0)
     sent = method.client(three.work(), method.down(start, 1, 0), {}, mine, 1, 5).each
-    assert torch.allclose(
-        flat(sent, "decoder").buffer, _slow_decoder(method, mine.x, mine.y, 5).buffer, rtol=0, atol=1e-3
-    )
+    expected = _slow_decoder(method, mine.x, mine.y, 5).buffer
+    assert torch.allclose(flat(sent, "decoder").buffer, expected, rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("method", VARIANTS, ids=["ens", "kd"])

@@ -180,10 +180,8 @@ def test_epsilon_is_that_of_all_noisy_gradients_and_covers_all_that_is_sent_only
     exact = gaussian.delta(whole.commons.epsilon(0, DELTA), (2 * 3) ** 0.5 / DP.noise_multiplier)
     assert exact == pytest.approx(DELTA, rel=1e-6)
     own = federation.run(SMALL, federation.plan(2))[-1][0].ledger  # their classes are in number and labels of images
-    assert sorted((name.split()[0], times) for name, times in own.commons.uncovered.items()) == [
-        ("images", 4),
-        ("labels", 4),
-    ]
+    found = sorted((name.split()[0], times) for name, times in own.commons.uncovered.items())
+    assert found == [("images", 4), ("labels", 4)]
     assert (dict(own.commons.covered), own.n_disclosed) == ({}, dict(enumerate(SIZES)))
 
 

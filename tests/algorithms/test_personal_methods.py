@@ -240,9 +240,8 @@ def test_perfedavg_is_the_first_order_step_on_two_halves_in_numpy(least_squares:
         return a.T @ (a @ w - b) / len(b)
 
     for i, rows in enumerate(federation.data.clients):
-        halves = (
-            [(slice(k, None, 2), slice(1 - k, None, 2)) for k in (0, 1)] if len(rows) > 1 else [(slice(1), slice(1))]
-        )
+        two = [(slice(k, None, 2), slice(1 - k, None, 2)) for k in (0, 1)]
+        halves = two if len(rows) > 1 else [(slice(1), slice(1))]
         ends = [w0 - lr * slope(w0 - 0.3 * slope(w0, i, d), i, other) for d, other in halves]
         for seed in range(6):
             delta = flat(reply_of(algorithm, federation.module(), rows, x=x, seed=seed).sums, "delta")

@@ -254,9 +254,8 @@ def test_no_sharing_is_the_strategy_real_wherever_a_name_is_taken(tmp_path: Path
     swept = parse.parser("a test", words := ["--config", str(tmp_path / "swept.yaml")], {})
     swept.add_argument("--space", action="append", default=[], help="")
     assert parse.parse(swept, words)["space"] == ["sharing=real,shuffled_synthetic", "sharing.withhold=none"]
-    grid = parse.parser(
-        "a test", words := ["--settings", "none, merf", "--sharing.withhold=none"], {}, {"settings": "real"}
-    )
+    words = ["--settings", "none, merf", "--sharing.withhold=none"]
+    grid = parse.parser("a test", words, {}, {"settings": "real"})
     grid.add_argument("--settings", type=str, default="real", help="")
     assert (options := parse.parse(grid, words))["settings"] == "real, merf"
     assert options["sharing.withhold"] == "none"

@@ -65,9 +65,8 @@ def test_help_of_table1_lists_options(sweeps: Callable[[str], ModuleType], capsy
     places = [texts[0].index(f"\n{word}") for word in words]
     assert places == sorted(places)
     listed = " ".join(texts[0].split())
-    names = {
-        f"{section}.{name}" for section, of in yaml.safe_load(texts[1]).items() if isinstance(of, dict) for name in of
-    }
+    known = yaml.safe_load(texts[1]).items()
+    names = {f"{section}.{name}" for section, of in known if isinstance(of, dict) for name in of}
     assert len(names) > 60
     assert not [name for name in names if f"--{name} " not in listed]
     for option, default in (("--client.lr", "0.04"), ("--alphas", "0.01,0.1"), ("--data.name", "digits")):

@@ -53,9 +53,7 @@ class Often(Rates):
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the current folder, which has user-defined components."""
     (tmp_path / "my_file.py").write_text(FILE)
-    (tmp_path / "evil.py").write_text(
-        "import pathlib\npathlib.Path('executed').touch()\nclass Net: ...\nclass Alg: ..."
-    )
+    (tmp_path / "evil.py").write_text("open('executed', 'w').close()\nclass Net: ...\nclass Alg: ...")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

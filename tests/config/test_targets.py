@@ -91,9 +91,8 @@ def test_patience_ends_a_run_that_many_rounds_after_its_best() -> None:
         every = [{"round": number, "validation/loss": value} for number, value in enumerate(values)]
         shorter = [every[:1], *([*stop.needed(every[:k]), every[k]] for k in range(1, 7))]
         assert next((k for k in range(1, 7) if stop.reason_to_stop(shorter[k])), None) == ends
-        assert not Stop("patience", 0.8, ends or 9, 2, "validation/loss", "min").reason_to_stop(
-            every[: (ends or 6) + 1]
-        )
+        longest = Stop("patience", 0.8, ends or 9, 2, "validation/loss", "min")
+        assert not longest.reason_to_stop(every[: (ends or 6) + 1])
     c = config()  # the defaults never stop
     assert Stop(c.federation.stop, 0.8, 30, 10, "", "max").reason_to_stop([{"round": 1, "test/accuracy": 1.0}]) is None
 

@@ -207,11 +207,8 @@ def test_epochs_and_steps_go_on_from_round_to_round(federation: Federation) -> N
     for round in (1, 2, 3):
         for client in participants(3, 0.7, 3, round):
             batches = -(-SIZES[client] // 4)
-            expected += [
-                (round, (round - 1) * 3 + e, ((round - 1) * 3 + e) * batches + k)
-                for e in range(3)
-                for k in range(batches)
-            ]
+            epochs = [(round - 1) * 3 + e for e in range(3)]
+            expected += [(round, epoch, epoch * batches + k) for epoch in epochs for k in range(batches)]
     assert notes(executor) == expected
 
 

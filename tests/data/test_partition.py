@@ -43,10 +43,7 @@ def log_gamma(alpha: float, shape: tuple[int, int], rng: np.random.Generator) ->
 
 
 def test_sizes_of_clients_are_equal_or_above_their_minimum() -> None:
-    cut: dict[str, dict[str, Any]] = {
-        "dirichlet_classes": {"alpha": 0.1, "n_aux": 4},
-        "dirichlet_clients": {"alpha": 0.3},
-    }
+    cut = {"dirichlet_classes": {"alpha": 0.1, "n_aux": 4}, "dirichlet_clients": {"alpha": 0.3}}
     for name, values in {"iid": {}, **cut}.items():
         sizes = sizes_of(name, 10, **values)
         assert (sizes.max(1) - sizes.min(1) <= 1).all()

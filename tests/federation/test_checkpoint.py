@@ -174,7 +174,6 @@ def test_a_checkpoint_of_an_earlier_version_names_no_run_and_is_taken_for_this(r
     shutil.copytree(runs / "whole", whole := unfinished.parent / "whole")
     for path in [*unfinished.glob("*/*.safetensors.json"), *whole.glob("*/*-000002.safetensors.json")]:
         facts = json.loads(path.read_text())
-        path.write_text(
-            json.dumps(with_checksum({k: v for k, v in facts.items() if k not in ("run", "record", "name")}))
-        )
+        facts = {k: v for k, v in facts.items() if k not in ("run", "record", "name")}
+        path.write_text(json.dumps(with_checksum(facts)))
     assert "is of an earlier version" in require_resumed(config_of(runs), unfinished, whole, 3)

@@ -94,9 +94,7 @@ def test_one_training_serves_all_that_differ_in_size_epochs_or_sampling(store: S
     wanted = needed()
     with pytest.raises(LookupError, match="client 3"):
         read(store, wanted[3])
-    assert [[need.client for need in job.requests] for job in missing(store, wanted + wanted)] == [
-        [i] for i in range(5)
-    ]
+    assert [[n.client for n in job.requests] for job in missing(store, wanted + wanted)] == [[i] for i in range(5)]
     assert calls_for(store, wanted) == {"fit": 5, "sample": 5}
     assert missing(Store(store.folder), needed(p=0.2)) == missing(store, wanted) == []
     assert calls_for(store, needed(p=0.5) + needed(p=0.7)) == {"sample": 5}  # 0.5: the images that are there

@@ -80,9 +80,8 @@ def test_the_best_tuning_round_chooses(commons: ModuleType, recorded: Callable[.
             recorded(tmp_path / e.cell.name, e.cell.config, None, metrics)
             file = tmp_path / e.cell.name / "rounds.jsonl"
             *others, last = file.read_text().splitlines()
-            file.write_text(
-                "\n".join([*others, last.replace('"validation/accuracy": 0.9', '"validation/accuracy": 0')]) + "\n"
-            )
+            last = last.replace('"validation/accuracy": 0.9', '"validation/accuracy": 0')
+            file.write_text("\n".join([*others, last]) + "\n")
     chosen = [e for e in commons.plan(rows, tmp_path) if not e.is_tuning]
     assert [(e["rates"], e.cell.config.seed) for e in chosen] == [((("client.lr", 0.1),), seed) for seed in (3, 1)]
 

@@ -224,9 +224,8 @@ def test_rates_are_chosen_on_the_tuning_seeds_and_the_table_has_the_others(
     methods: ModuleType, recorded: Callable[..., None], tmp_path: Path
 ) -> None:
     """On the tuning seeds FedAvg's validation prefers 0.1 and SCAFFOLD's 0.2; test data prefer the other rates."""
-    options = methods.arguments(
-        ["--algorithms=fedavg,scaffold", "--seeds=0,1,2", "--lrs=0.05,0.1,0.2,0.4", "--tuning-seeds=8,9"]
-    )
+    words = "--algorithms=fedavg,scaffold --seeds=0,1,2 --lrs=0.05,0.1,0.2,0.4 --tuning-seeds=8,9"
+    options = methods.arguments(words.split())
     entries = methods.entries(options)
     assert len(entries) == 2 * (4 * 2 + 3)
     rates = dict.fromkeys(e["rates"] for e in entries if e.is_tuning)

@@ -175,10 +175,8 @@ PRIVATE = {
 @pytest.mark.long
 def test_each_client_spends_the_target_in_all_rounds(tmp_path: Path) -> None:
     result = run(experiment("smoke", values=PRIVATE), tmp_path / "run", say=lambda _: None)
-    (table,), sizes = (
-        result.summary["privacy"]["mechanisms"]["updates"],
-        build(result.experiment).client_data.clients.sizes,
-    )
+    (table,) = result.summary["privacy"]["mechanisms"]["updates"]
+    sizes = build(result.experiment).client_data.clients.sizes
     assert table["client"] == list(range(len(sizes)))
     assert table["q"] == [DPSGD.sampling_rate(n, 16) for n in sizes]
     assert table["steps"] == [2 * DPSGD.steps(n, 16) for n in sizes]

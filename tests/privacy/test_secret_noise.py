@@ -11,9 +11,8 @@ import pytest
 import torch
 from report_runs import quiet
 
-from fedcommons import ClientError, Experiment, UserError
+from fedcommons import ClientError, Experiment, UserError, experiment
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.config import presets
 from fedcommons.config.dotted import override
 from fedcommons.generators import image_cache
 from fedcommons.generators.requests import GenerationRequest, salt_facts
@@ -40,7 +39,7 @@ def state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 
 def _needed(fields: Mapping[str, object]) -> Sequence[GenerationRequest]:
-    return build.build(presets.experiment("smoke", "digits", fields)).requests
+    return build.build(experiment("smoke", "digits", fields)).requests
 
 
 @pytest.mark.parametrize("noise", [salts.SECRET, salts.SEEDED])
@@ -101,7 +100,7 @@ def test_salts_in_a_run_or_relative_folder_are_refused(tmp_path: Path, monkeypat
 
 
 def test_no_federation_runs_with_seeded_noise_where_it_is_to_be_secret() -> None:
-    config = presets.experiment("smoke", "digits", {"dp.noise": "secret", "dp.local": True, "dp.noise_multiplier": 1.0})
+    config = experiment("smoke", "digits", {"dp.noise": "secret", "dp.local": True, "dp.noise_multiplier": 1.0})
     ready = assemble.assemble(build.build(config))
     with pytest.raises(ValueError, match="needs the run's salt"):
         ready.executor()
@@ -134,7 +133,7 @@ POOL = {
 
 def config(tmp_path: Path, **values: Any) -> Experiment:
     named = {name.replace("__", "."): value for name, value in values.items()}
-    return presets.experiment("smoke", "digits", {**FIELDS, "artifacts": str(tmp_path / "artifacts"), **named})
+    return experiment("smoke", "digits", {**FIELDS, "artifacts": str(tmp_path / "artifacts"), **named})
 
 
 def outputs(folder: Path) -> dict[str, bytes]:

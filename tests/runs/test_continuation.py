@@ -8,9 +8,8 @@ import pytest
 from interrupted import PowerCut, cut_at
 from report_runs import quiet
 
-from fedcommons import Experiment, UserError
+from fedcommons import Experiment, UserError, experiment
 from fedcommons.cli.display import Display
-from fedcommons.config import presets
 from fedcommons.config.dotted import override
 from fedcommons.runs.experiment import run
 from fedcommons.tune import continue_runs, sweep
@@ -27,7 +26,7 @@ FEDDPMS = {"algorithm": "feddpms", "feddpms__tries": 4, "model__name": "vae", "m
 def config(folder: Path, rounds: int, **values: Any) -> Experiment:
     named = {name.replace("__", "."): value for name, value in values.items()}
     fields = {**FIELDS, "artifacts": str(folder / "artifacts"), **named, "federation.rounds": rounds}
-    return presets.experiment("smoke", "digits", fields)
+    return experiment("smoke", "digits", fields)
 
 
 def bits(folder: Path) -> dict[str, bytes]:

@@ -162,11 +162,8 @@ def test_the_folder_of_a_sweep_is_no_run_folder_nor_the_other_way_round(runs: Pa
         shutil.copytree(runs / "cut", tmp_path / "cell")
     with pytest.raises(UserError, match=r"not a run folder \(it contains cell\)"):
         experiment.run(TINY, tmp_path, resume=True)
-    for folder, resume, word in (
-        (tmp_path / "cell", True, "not a folder of a sweep"),
-        (tmp_path, False, "add --resume"),
-    ):
-        with pytest.raises(UserError, match=word), tuning.open_sweep(folder, resume):
+    for where, resume, word in ((tmp_path / "cell", True, "not a folder of a sweep"), (tmp_path, False, "--resume")):
+        with pytest.raises(UserError, match=word), tuning.open_sweep(where, resume):
             pytest.fail("opened")
 
 

@@ -203,12 +203,8 @@ def test_a_variable_that_ray_cannot_use_is_refused(monkeypatch: pytest.MonkeyPat
         (ray_cluster.DASHBOARD, "80", "must be a port"),
         (ray_cluster.DASHBOARD, "8265", "needs RAY_AUTH_MODE=token and .* RAY_AUTH_TOKEN"),
     ):
-        for variable, setting in {
-            "RAY_ADDRESS": "",
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": "",
-            name: value,
-        }.items():
+        usual = {"RAY_ADDRESS": "", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": ""}
+        for variable, setting in {**usual, name: value}.items():
             monkeypatch.setenv(variable, setting)
         with pytest.raises(UserError, match=f"{name}.*{message}"):
             ray_cluster.connect(num_cpus=1)

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from forked import forked
 
-from fedcommons import ClientError, Experiment, UserError, check_algorithm, sweep
+from fedcommons import ClientError, Experiment, UserError, check_algorithm, experiment, sweep
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.config import presets
 from fedcommons.runs.experiment import run
 from fedcommons.runs.replay import replay
 from papers.fedssyn.central import Central
@@ -39,7 +38,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     path.write_text(DROPOUT)
 
     def make(**values: Any) -> Experiment:
-        return presets.experiment("smoke", "digits", {**FIELDS, "model.name": f"{path}:dropout", **values})
+        return experiment("smoke", "digits", {**FIELDS, "model.name": f"{path}:dropout", **values})
 
     return make
 

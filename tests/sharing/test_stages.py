@@ -152,9 +152,8 @@ class Means:
 
     def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
         means = [client.x.float().mean(0, keepdim=True).to(torch.uint8) for client in client_data.clients]
-        return Contributions.from_generated(
-            client_data, [Contribution(Examples(x, torch.zeros(1).long())) for x in means]
-        )
+        each = [Contribution(Examples(x, torch.zeros(1).long())) for x in means]
+        return Contributions.from_generated(client_data, each)
 
     def release(
         self, client_data: ClientDatasets, contributed: Contributions
@@ -166,9 +165,8 @@ class Means:
         m = len(released.rows)
         weights = [np.concatenate([np.ones(n), np.full(m, 1 / m)]) for n in client_data.clients.sizes]
         every = [released.rows] * len(client_data.clients)
-        return self.change(
-            Assigned(client_data.clients.rows, every, weights, n_own=client_data.clients.sizes, pool=[released.rows])
-        )
+        rows, sizes = client_data.clients.rows, client_data.clients.sizes
+        return self.change(Assigned(rows, every, weights, n_own=sizes, pool=[released.rows]))
 
 
 def test_a_users_stage_has_owners_releases_and_weights() -> None:
