@@ -132,9 +132,10 @@ def test_q_fedavg_is_the_papers_algorithm_2(weighting: str, q: float, least_squa
         h = q * f ** (q - 1) * (moves**2).sum(1) + f**q / lr
         x = x - (w * f**q) @ moves / (w @ h)
         assert np.allclose(now.model.buffer.numpy(), x, rtol=0, atol=1e-12)
-    ends = [server_models(problem, QFedAvg(each), 300)[-1] for each in (0.0, q)]
-    worst = [max(((a @ end - b) ** 2).mean() for a, b in zip(problem.a, problem.b, strict=True)) for end in ends]
-    assert q == 0.0 or worst[1] < worst[0]
+    if q > 0:
+        ends = [server_models(problem, QFedAvg(each), 60)[-1] for each in (0.0, q)]
+        worst = [max(((a @ end - b) ** 2).mean() for a, b in zip(problem.a, problem.b, strict=True)) for end in ends]
+        assert worst[1] < worst[0]
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
