@@ -98,12 +98,12 @@ def test_one_shot_is_sgd_on_the_pool(epochs: int | None, receipt: Receipt | None
 @pytest.mark.long
 def test_fedvaes_learning_rate_decays_after_every_ten_epochs() -> None:
     """With 4 epochs a round, rounds 1 to 6 begin after 0, 4, 8, 12, 16 and 20 epochs."""
-    federation = digits(method=FedVAE()).training(LocalSGD(4, 5))
+    federation = digits(method=FedVAE()).training(LocalSGD(4, 20))
     plan = federation.plan(6)
     halved = [now for now, _ in federation.run(FedVAE(decay=0.5), plan)]
     assert all(change.any() for change in sub(halved[0].model, federation.model).values())  # every part learns
     before = replace(federation.start(FedVAE(), plan), state=halved[2].state, round=3)
     for first, now, rate in ((before, halved[3], 0.05), (halved[4], halved[5], 0.025)):
-        slow = digits(method=FedVAE(), lr=rate).training(LocalSGD(4, 5))
+        slow = digits(method=FedVAE(), lr=rate).training(LocalSGD(4, 20))
         plain = slow.run(FedVAE(), replace(plan, facts=replace(plan.facts, rounds=now.round)), start=first)
         assert torch.equal(plain[-1][0].model.buffer, now.model.buffer)

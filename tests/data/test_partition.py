@@ -237,7 +237,7 @@ def redrawn(class_sizes: np.ndarray, totals: np.ndarray, alpha: float, rng: np.r
 
 @pytest.mark.long
 def test_feddyns_sizes_have_the_law_of_redrawing_one_image_at_a_time() -> None:
-    class_sizes, draws, rng = np.array([7, 3, 1]), 4_000, np.random.default_rng(0)
+    class_sizes, draws, rng = np.array([7, 3, 1]), 1_500, np.random.default_rng(0)
     totals = np.array([3, 4, 4])  # unequal, as turns would be if chances followed the room that is left
     ours = Counter(sizes_by_priors(class_sizes, 3, 1.0, rng).tobytes() for _ in range(draws))
     theirs = Counter(redrawn(class_sizes, totals, 1.0, rng).tobytes() for _ in range(draws))

@@ -1,7 +1,7 @@
 """Fedssyn's pool: what must be generated, with which keys; kept with its receipt, and read again."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, make_dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -41,9 +41,7 @@ class Fake:
     sampling: ClassVar[tuple[str, ...]] = ("offset",)
     receipt: ClassVar[Receipt | None] = None
 
-    def fit(
-        self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False
-    ) -> dict[int, TrainedGenerator]:
+    def fit(self, examples: Examples, n_classes: int, seed: int, epochs: Any, *, flip: bool = False) -> Any:
         CALLS.append("fit")
         return {e: TrainedGenerator({"mean": examples.x.float().mean().view(1) + e % 2}, self.receipt) for e in epochs}
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from five_clients import ONE_ROUND, N, dealt, images
 
-from fedcommons import ClientDatasets, Clients, Common, Contribution, Examples, Release, UserError, experiment
+from fedcommons import ClientDatasets, Clients, Common, Contribution, Examples, UserError, experiment
 from fedcommons.runs.experiment import run
 from fedcommons.sharing.exchange import share, share_by_method
 from fedcommons.sharing.real import Real
@@ -24,9 +24,7 @@ def _swapped(start: ClientDatasets, store: Examples) -> Examples:
     return store
 
 
-def _written(
-    write: Callable[[Examples], object], of_start: bool = True
-) -> Callable[[ClientDatasets, Examples], Examples]:
+def _written(write: Callable[[Examples], object], of_start: bool = True) -> Callable[..., Examples]:
     def change(start: ClientDatasets, store: Examples) -> Examples:
         write(start.clients.store if of_start else store)
         return store
@@ -48,9 +46,7 @@ REWRITES: dict[str, Callable[[ClientDatasets, Examples], Examples]] = {
 class Rewrites(ShuffledSynthetic):
     how: str = ""
 
-    def release(
-        self, client_data: ClientDatasets, contributed: Contributions
-    ) -> tuple[Contributions, Sequence[Release]]:
+    def release(self, client_data: ClientDatasets, contributed: Contributions) -> tuple[Contributions, Any]:
         store = REWRITES[self.how](client_data, contributed.store)
         if self.how == "a shorter store":
             contributed = replace(contributed, rows=contributed.rows[:0], owners=contributed.owners[:0])
@@ -97,9 +93,7 @@ class Assigns(ShuffledSynthetic):
     contribution: Callable[[Contributions], Contributions] = lambda c: c
     change: Callable[[Assigned, Contributions], Assigned] = lambda assigned, c: assigned
 
-    def release(
-        self, client_data: ClientDatasets, contributed: Contributions
-    ) -> tuple[Contributions, Sequence[Release]]:
+    def release(self, client_data: ClientDatasets, contributed: Contributions) -> tuple[Contributions, Any]:
         return self.contribution(contributed), contributed.releases("synthetic images")
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:

@@ -155,9 +155,7 @@ class Means:
         each = [Contribution(Examples(x, torch.zeros(1).long())) for x in means]
         return Contributions.from_generated(client_data, each)
 
-    def release(
-        self, client_data: ClientDatasets, contributed: Contributions
-    ) -> tuple[Contributions, Sequence[Release]]:
+    def release(self, client_data: ClientDatasets, contributed: Contributions) -> tuple[Contributions, Any]:
         noise: dict[str, Any] = {"mechanism": SAMPLED_GAUSSIAN, "sigma": 1.0, "sensitivity": 0.1, "steps": 1}
         return contributed, [Release(i, ("mean image",), **noise) for i in range(self.declared)]
 
@@ -401,7 +399,8 @@ def test_no_placement_is_more_even_than_the_optimal_one(seed: int) -> None:
 @pytest.mark.parametrize("name", ["dirichlet_niid", "iid"])
 def test_every_example_counts_once_over_all_clients(placement: str, name: str) -> None:
     start = of_digits(name)
-    shared: Any = share(RawCopies(0.3, 3, placement), start)
+    shared: Any = share(stage := RawCopies(0.3, 3, placement), start)
+    assert shared.releases == list(stage.release(start, stage.make(start, []))[1])
     totals, copies = np.zeros(N_TOTAL), np.zeros(N_TOTAL, dtype=int)
     for client, rows in zip(shared.data.clients, start.clients.rows, strict=True):
         assert client.ids[: len(rows)].tolist() == rows.tolist()
