@@ -73,9 +73,7 @@ def test_components_of_the_version_before_run_with_warnings(
 ) -> None:
     (tmp_path / "old.py").write_text(OLD, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    few = {
-        "federation.rounds": 1, "generator.epochs": 1, "partition.n_clients": 5, "measure.every": 0, "data.limit": 80,
-    }  # fmt: skip
+    few = {"rounds": 1, "generator.epochs": 1, "partition.n_clients": 5, "measure.every": 0, "data.limit": 80}
     values = {**few, "algorithm": "old.py:Method", "sharing": "old.py:Strategy"}
     with pytest.warns(DeprecationWarning, match="is now") as warnings:
         result = fc.run(fc.experiment("smoke", values=values), tmp_path / "run")

@@ -136,20 +136,11 @@ def test_p_values_and_holms_adjustment(comparisons: ModuleType) -> None:
 
 @pytest.mark.parametrize(
     ("differences", "margin", "least", "verdict"),
-    [
-        ([4, 5, 6], None, 3, "holds"),
-        ([4, 5, 6], None, 5, "on all seeds"),
-        ([4, 5, 6, 5, 4], None, 5, "holds"),
-        ([1, 5, 9], None, 3, "on all seeds"),
-        ([4, 5], None, 3, "in part"),
-        ([-1, 5, 9], None, 3, "not here"),
-        ([*[5, 6] * 9, -1], None, 3, "in part"),
-        ([1, -1, 0], 5, 3, "holds"),
-        ([4, -4, 0], 5, 3, "on all seeds"),
-        ([1, -1, 0], 0, 3, "in part"),
-        ([8, 9, 8], 5, 3, "not here"),
-    ],
-)
+    [([4, 5, 6], None, 3, "holds"), ([4, 5, 6], None, 5, "on all seeds"), ([4, 5, 6, 5, 4], None, 5, "holds"),
+     ([1, 5, 9], None, 3, "on all seeds"), ([4, 5], None, 3, "in part"), ([-1, 5, 9], None, 3, "not here"),
+     ([*[5, 6] * 9, -1], None, 3, "in part"), ([1, -1, 0], 5, 3, "holds"), ([4, -4, 0], 5, 3, "on all seeds"),
+     ([1, -1, 0], 0, 3, "in part"), ([8, 9, 8], 5, 3, "not here")],
+)  # fmt: skip
 def test_a_verdict_follows_from_differences(
     comparisons: ModuleType, differences: list[float], margin: float | None, least: int, verdict: str
 ) -> None:
@@ -171,9 +162,7 @@ def test_claims_are_recounted_from_the_csv_files_of_their_pages(comparisons: Mod
     }
 
 
-def test_each_table_figure_and_theorem_of_the_papers_has_a_verdict_or_a_reason(
-    comparisons: ModuleType,
-) -> None:
+def test_each_table_figure_and_theorem_of_the_papers_has_a_verdict_or_a_reason(comparisons: ModuleType) -> None:
     claims, docs = import_module("claims"), RESULTS.parent
     rows, items = comparisons.rows(docs / "claims.csv"), comparisons.rows(docs / "papers.csv")
     assert [item["number"] for item in items] == [str(n) for n in range(1, 64)]
@@ -241,9 +230,7 @@ def test_verdicts_p_values_and_counts_of_a_page(comparisons: ModuleType, tmp_pat
 
 
 @pytest.mark.parametrize("mine", [MINE + MINE[15:], MINE.replace("c,2,4\n", ""), MINE.replace("c,2,4", "c,2,")])
-def test_seeds_of_two_sides_are_the_same_and_each_has_a_value(
-    comparisons: ModuleType, mine: str, tmp_path: Path
-) -> None:
+def test_seeds_of_two_sides_are_equal_and_each_has_a_value(comparisons: ModuleType, mine: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"high|less"):
         comparisons.named(site(tmp_path / "site", mine))
 
@@ -266,9 +253,7 @@ def test_seeds_of_a_comparison_and_of_what_is_subtracted_are_the_same(comparison
         (MINE.replace("c,1,8\n", ""), ["less: ValueError", "few: ValueError", "late: ValueError"]),
     ],
 )
-def test_an_effect_that_vanished_is_reported(
-    regenerate: ModuleType, made: str, reported: list[str], tmp_path: Path
-) -> None:
+def test_a_vanished_effect_is_reported(regenerate: ModuleType, made: str, reported: list[str], tmp_path: Path) -> None:
     (folder := tmp_path / "made").mkdir()
     (folder / "mine.csv").write_text(made)
     sentences = regenerate.changed(site(tmp_path / "site"), folder)
@@ -277,9 +262,7 @@ def test_an_effect_that_vanished_is_reported(
 
 
 @pytest.mark.parametrize(("share", "is_reported"), [(9, False), (0, True), (-4, True)])
-def test_with_one_seed_a_comparison_keeps_its_sign(
-    regenerate: ModuleType, share: int, is_reported: bool, tmp_path: Path
-) -> None:
+def test_one_seed_has_the_sign_only(regenerate: ModuleType, share: int, is_reported: bool, tmp_path: Path) -> None:
     one_seed = "name,csv,where,rows,base,value,minus,margin\nhigh,mine.csv,seed == 0,way == 'a',way == 'b',share,,\n"
     (tmp_path / "mine.csv").write_text(MINE.replace("a,0,4", f"a,0,{share}"))
     sentences = regenerate.changed(site(tmp_path / "site", **{"comparisons.csv": one_seed}), tmp_path)

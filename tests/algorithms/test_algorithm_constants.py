@@ -11,21 +11,7 @@ from closed_forms import Digits
 from torch import Tensor, nn
 
 from fedcommons import Algorithm, Facts, Message, UserError, flatten
-from fedcommons.algorithms.apfl import APFL
-from fedcommons.algorithms.dense import DENSE
-from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.fedbabu import FedBABU
-from fedcommons.algorithms.fedcvae import FedCVAE
-from fedcommons.algorithms.feddm import FedDM
-from fedcommons.algorithms.fedgen import FedGEN
-from fedcommons.algorithms.fedmix import FedMix
-from fedcommons.algorithms.fednova import FedNova
-from fedcommons.algorithms.fedper import FedPer
-from fedcommons.algorithms.fedpvr import FedPVR
-from fedcommons.algorithms.fedrep import FedRep
-from fedcommons.algorithms.gradient_coding import GradientCoding
-from fedcommons.algorithms.moon import MOON
-from fedcommons.algorithms.scaffold import SCAFFOLD
+from fedcommons.config.registry import make
 from fedcommons.data import datasets
 from fedcommons.runs.check_module import require_distillable
 from fedcommons.testing.federations import Federation
@@ -46,11 +32,16 @@ def _changed(federation: Federation, change: Callable[[Any], None]) -> Federatio
     return replace(federation, module=module)
 
 
+def method(name: str, **constants: Any) -> Algorithm:
+    return make("algorithm", name, constants)
+
+
 OPTIMIZERS: list[tuple[Algorithm, dict[str, Any], str]] = [
-    *((method, {}, r"SGD with one learning rate.*Adam") for method in (FedNova(), FedPVR(), SCAFFOLD(1), SCAFFOLD(2))),
-    (FedNova(), {"momentum": 0.9, "nesterov": True}, "Nesterov"),
-    (FedPVR(), {"momentum": 0.9}, r"FedPVR.*momentum is 0\.9"),
-    (APFL(), {"momentum": 0.9}, r"APFL.*momentum is 0\.9"),
+    *((method(name), {}, r"SGD with one learning rate.*Adam") for name in ("fednova", "fedpvr", "scaffold")),
+    (method("scaffold", option=1), {}, r"SGD with one learning rate.*Adam"),
+    (method("fednova"), {"momentum": 0.9, "nesterov": True}, "Nesterov"),
+    (method("fedpvr"), {"momentum": 0.9}, r"FedPVR.*momentum is 0\.9"),
+    (method("apfl"), {"momentum": 0.9}, r"APFL.*momentum is 0\.9"),
 ]
 
 
@@ -72,12 +63,12 @@ def test_an_optimizer_with_which_the_formula_would_be_wrong_is_refused(
 def test_a_head_that_does_not_exist_and_fedmix_without_means_are_refused(digits: Digits) -> None:
     federation = digits()
     with pytest.raises(ValueError, match="Classifier must have an attribute head"):
-        _client(MOON(), _changed(federation, lambda module: setattr(module, "head", None)))
+        _client(method("moon"), _changed(federation, lambda module: setattr(module, "head", None)))
     with pytest.raises(ValueError, match=r"Classifier.head .* got 'network.lost'"):
-        _client(FedDM(), _changed(federation, lambda module: setattr(module, "head", "network.lost")))
+        _client(method("feddm"), _changed(federation, lambda module: setattr(module, "head", "network.lost")))
     rows = replace(federation.data.clients[0], commons=None)
     with pytest.raises(ValueError, match=r"FedMix needs .* the means"):
-        FedMix().client(federation.work(), Message({"model": federation.model}), {}, rows, 1, 0)
+        method("fedmix").client(federation.work(), Message({"model": federation.model}), {}, rows, 1, 0)
 
 
 COMING = Facts(4, [1] * 4, 1, arrival=[0.5] * 4)
@@ -85,17 +76,15 @@ COMING = Facts(4, [1] * 4, 1, arrival=[0.5] * 4)
 
 @pytest.mark.parametrize(
     ("algorithm", "facts", "said"),
-    [(FedPVR(layers="network.last,head*"), COMING, r"'head\*' matches no layer; .*network.conv1, .*network.last"),
-     (FedPer("network.first"), COMING, "^fedper.layers.*matches no layer.*network.last"),
-     (FedPer(None), COMING, "^fedper.layers.*has no head.*network.last"),
-     (FedRep("network.first"), COMING, "^fedrep.layers.*matches no layer.*network.last"),
-     (FedBABU(None), COMING, "^fedbabu.layers.*has no head.*network.last"),
-     (GradientCoding(), replace(COMING, arrival=None), "probability that a client's reply arrives"),
-     (GradientCoding(), replace(COMING, arrival=[0.5, 0.0, 0.5, 0.5]), "probability that a client's reply arrives")],
+    [(method("fedpvr", layers="network.last,head*"), COMING, r"'head\*' matches no .*network.conv1, .*network.last"),
+     (method("fedper", layers="network.first"), COMING, "^fedper.layers.*matches no layer.*network.last"),
+     (method("fedper", layers=None), COMING, "^fedper.layers.*has no head.*network.last"),
+     (method("fedrep", layers="network.first"), COMING, "^fedrep.layers.*matches no layer.*network.last"),
+     (method("fedbabu", layers=None), COMING, "^fedbabu.layers.*has no head.*network.last"),
+     (method("gradient_coding"), replace(COMING, arrival=None), "probability that a client's reply arrives"),
+     (method("gradient_coding"), replace(COMING, arrival=[0.5, 0.0, 0.5, 0.5]), "that a client's reply arrives")],
 )  # fmt: skip
-def test_layers_and_replies_that_are_not_there_are_refused(
-    algorithm: Algorithm, facts: Facts, said: str, digits: Digits
-) -> None:
+def test_missing_layers_and_replies_are_refused(algorithm: Algorithm, facts: Facts, said: str, digits: Digits) -> None:
     with pytest.raises(UserError, match=said):
         algorithm.start(digits().model, facts, 0)
 
@@ -115,7 +104,7 @@ def test_a_head_without_a_feature_vector_is_refused_by_fedgen(
 ) -> None:
     facts = Facts(2, [3, 4], 5, n_classes=10, head=head, batch_norm=batch_norm)
     with pytest.raises(UserError, match=said) if said else nullcontext():
-        FedGEN(iterations=4, noise_size=3, hidden=8, batch_size=6).start(flatten(dict(model)), facts, 0)
+        method("fedgen").start(flatten(dict(model)), facts, 0)
 
 
 class _Outputs(nn.Module):
@@ -137,17 +126,15 @@ class _Normalised(_Outputs):
 @pytest.mark.parametrize(
     ("algorithm", "module", "is_float", "said"),
     [
-        (FedAvg(), _Outputs(11), False, None),
-        (DENSE(), _Outputs(11), False, r"DENSE distils logits, .*\(2, 11\) instead of \(2, 10\)"),
-        (FedCVAE(), _Outputs(10), True, r"FedCVAE makes images .* torch.float32 of shape \(1, 8, 8\)"),
-        (FedCVAE(), _Outputs(10), False, None),  # its images are uint8 throughout
-        (DENSE(), _Normalised(10), False, None),
-        (DENSE(), _Outputs(10), False, r"give the module normalise\(x\)"),
+        (method("fedavg"), _Outputs(11), False, None),
+        (method("dense"), _Outputs(11), False, r"DENSE distils logits, .*\(2, 11\) instead of \(2, 10\)"),
+        (method("fedcvae"), _Outputs(10), True, r"FedCVAE makes images .* torch.float32 of shape \(1, 8, 8\)"),
+        (method("fedcvae"), _Outputs(10), False, None),  # its images are uint8 throughout
+        (method("dense"), _Normalised(10), False, None),
+        (method("dense"), _Outputs(10), False, r"give the module normalise\(x\)"),
     ],
 )
-def test_a_model_and_data_that_cannot_be_distilled_are_refused(
-    algorithm: Algorithm, module: nn.Module, is_float: bool, said: str | None
-) -> None:
+def test_no_distillation_is_refused(algorithm: Algorithm, module: nn.Module, is_float: bool, said: str | None) -> None:
     dataset = datasets.load("digits", datasets.digits)
     train = replace(dataset.train, x=dataset.train.x.float()) if is_float else dataset.train
     with pytest.raises(UserError, match=said) if said else nullcontext():

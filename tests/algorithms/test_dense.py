@@ -1,4 +1,4 @@
-"""DENSE and Co-Boosting against their equations: an independent slow server, terms by hand, FedDF, bytes, rounds."""
+"""DENSE, Co-Boosting and FedDF against independent slow servers; terms by hand, bytes, rounds, public examples."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +16,8 @@ from fedcommons.algorithms.coboosting import CoBoosting
 from fedcommons.algorithms.dense import DENSE
 from fedcommons.algorithms.ensemble import Upsampler, set_training_mode
 from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.feddf import FedDF
+from fedcommons.federation.rounds import Standing
 from fedcommons.flat_tensors import Flat, data
 from fedcommons.testing.federations import Federation
 from lightning_modules import Classifier
@@ -24,13 +26,6 @@ Method = DENSE | CoBoosting
 SMALL = DENSE(generator_steps=3, generated=6, width=2, latent=5, server_batch=4, server_lr=0.01, temperature=3.0)
 BOOSTING = CoBoosting(generator_steps=3, generated=6, width=2, latent=5, server_batch=4, weight_step=0.05)
 LOOP = LocalSGD(epochs=1, batch_size=8)
-
-
-def doubled(digits: Digits, *, batch_norm: bool) -> Federation:
-    """Three clients and a CNN in float64."""
-    federation = digits((9, 7, 8), batch_norm=batch_norm).training(LOOP)
-    module = federation.module
-    return replace(federation, module=lambda: module().double())
 
 
 def _kl(teacher: Tensor, student: Tensor, t: float) -> Tensor:
@@ -147,7 +142,7 @@ CASES: dict[str, tuple[Method, str]] = {
 def test_three_rounds_are_those_of_an_independent_server(name: str, digits: Digits) -> None:
     """The weights start at the clients' shares, the server at their mean; epochs count from the end of the warm-up."""
     method, weighting = CASES[name]
-    federation = doubled(digits, batch_norm=isinstance(method, DENSE)).training(LOOP, weighting)
+    federation = doubled(digits((9, 7, 8), batch_norm=isinstance(method, DENSE)), weighting)
     plan = federation.plan(method.warmup_rounds + 3)
     start = replace(federation.start(method, plan), buffers=federation.work().initial_buffers)
     played = [now for now, _ in federation.run(method, plan, start=start)]
@@ -155,9 +150,8 @@ def test_three_rounds_are_those_of_an_independent_server(name: str, digits: Digi
     state = {name: data(x) for name, x in first.state.items()}
     before = replace(start, state=FedAvg().start(federation.model, plan.facts, 0))
     mean = federation.run(FedAvg(), federation.plan(method.warmup_rounds + 1), start=before)[-1][0].model.buffer
-    assert state["weights"].tolist() == pytest.approx(
-        [9 / 24, 7 / 24, 8 / 24] if weighting == "samples" else [1 / 3] * 3
-    )
+    shares = [9 / 24, 7 / 24, 8 / 24] if weighting == "samples" else [1 / 3] * 3
+    assert state["weights"].tolist() == pytest.approx(shares)
     assert torch.allclose(state["weights"] @ state["ensemble"], mean, atol=1e-12)
     begun = mean if method.start_from == "average" else federation.model.buffer
     model, pool, w = _slow(federation, state, begun, method)
@@ -210,3 +204,66 @@ def test_the_generator_makes_images_of_any_size_and_has_the_papers_parameters(sh
     weights = 257 * 128 * 64, 128 * 128 * 9 + 128, 128 * 64 * 9 + 64, 64 * 3 * 9 + 3  # linear, three convolutions
     of_the_paper = sum(p.numel() for p in Upsampler((3, 32, 32), 256, 64).parameters())
     assert of_the_paper == sum(weights) + 2 * (128 + 128 + 64)  # and norms
+
+
+def doubled(federation: Federation, weighting: str) -> Federation:
+    """The same federation in float64."""
+    module = federation.module
+    return replace(federation, module=lambda: module().double()).training(LOOP, weighting)
+
+
+def started(federation: Federation, algorithm: FedAvg | FedDF, rounds: int) -> Standing:
+    start = federation.start(algorithm, federation.plan(rounds))
+    return replace(start, buffers=federation.work().initial_buffers)
+
+
+@pytest.mark.parametrize(
+    ("method", "weighting"),
+    [(FedDF(server_steps=7, server_batch=16, server_lr=0.01), "uniform"),
+     (FedDF("pool", server_steps=3, server_batch=1000, server_lr=0.1), "samples")],
+    ids=["public", "pool"],
+)  # fmt: skip
+def test_a_round_is_fedavgs_and_then_adam_towards_mean_logits(digits: Digits, method: FedDF, weighting: str) -> None:
+    """Adam and the cosine by their formulas; each client alone in a federation sends the model that it sends here."""
+    sizes = (9, 7, 8)
+    federation = doubled(digits(sizes, batch_norm=True, method=method), weighting)
+    plan = federation.plan(1)
+    averaged = federation.run(FedAvg(), plan, start=started(federation, FedAvg(), 1))[0][0]
+    models = list[Classifier]()
+    for client in range(len(sizes)):
+        others = {i: 0.0 for i in range(len(sizes)) if i != client}
+        late = federation.plan(1, late=lambda joined, facts, round, seed, others=others: others)
+        alone = federation.run(FedAvg(), late, start=started(federation, FedAvg(), 1))[0][0]
+        models.append(_filled(federation, alone.model.buffer, alone.buffers.buffer))
+    student = _filled(federation, averaged.model.buffer, averaged.buffers.buffer)
+    store = federation.data.clients.store if method.rows == "pool" else federation.data.public
+    assert store is not None
+    x = store.x
+    weights = list(student.parameters())
+    m, v = ([torch.zeros_like(w) for w in weights] for _ in range(2))
+    seed, losses = seed_for(0, "merge", 1), list[float]()
+    passes = [torch.randperm(len(x), generator=generator(seed_for(seed, e), "order")) for e in range(3)]
+    batches = [rows for one in passes for rows in one.split(method.server_batch)][: method.server_steps]
+    for j, rows in enumerate(batches):
+        teacher = torch.stack([model(x[rows]) for model in models]).mean(0).detach()
+        loss = F.kl_div(student(x[rows]).log_softmax(1), teacher.softmax(1), reduction="batchmean")
+        losses.append(float(loss.detach()))
+        eta = method.server_lr * (1 + cos(pi * j / method.server_steps)) / 2
+        for k, (w, g) in enumerate(zip(weights, torch.autograd.grad(loss, weights), strict=True)):
+            m[k], v[k] = 0.9 * m[k] + 0.1 * g, 0.999 * v[k] + 0.001 * g**2
+            w.data -= eta * m[k] / (1 - 0.9 ** (j + 1)) / ((v[k] / (1 - 0.999 ** (j + 1))).sqrt() + 1e-8)
+    now, facts = federation.run(method, plan, start=started(federation, method, 1))[0]
+    expected = torch.cat([w.detach().reshape(-1) for w in weights])
+    torch.testing.assert_close(now.model.buffer, expected, rtol=0, atol=1e-6)
+    assert not torch.allclose(averaged.model.buffer, expected, atol=1e-3)
+    assert facts["server/distillation_loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-6)
+    assert now.traffic == averaged.traffic  # a model is sent once, and no example
+
+
+def test_the_mean_of_linear_models_has_nothing_to_learn(digits: Digits) -> None:
+    """Its logits are the ensemble's: loss and gradient are rounding errors, which later steps of Adam would enlarge."""
+    federation = doubled(digits(linear=True), "uniform")
+    now, facts = federation.run(FedDF(server_steps=1), federation.plan(1))[0]
+    mean = federation.run(FedAvg(), federation.plan(1))[0][0]
+    assert abs(facts["server/distillation_loss"]) < 1e-12
+    torch.testing.assert_close(now.model.buffer, mean.model.buffer, rtol=0, atol=1e-9)

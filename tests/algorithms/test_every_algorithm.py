@@ -9,14 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedcommons import Algorithm, ClientData, Executor, Facts, LocalSGD, Message, Replies, Reply, State, Work
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config.registry import KINDS
-from fedcommons.core.algorithm import Algorithm, Facts, Message, Replies, Reply, State
 from fedcommons.core.capabilities import Capabilities, capabilities_of
-from fedcommons.core.client_worker import Work
-from fedcommons.core.executor import Executor
-from fedcommons.core.local_training import LocalSGD
-from fedcommons.data.clients import ClientData
 from fedcommons.flat_tensors import Flat, Payload, add, data, flat, sub
 from fedcommons.testing import CHECKS, digits
 from fedcommons.testing.contract import LOCAL
@@ -156,9 +152,7 @@ def transport(actors: "RayActors", request: pytest.FixtureRequest) -> Iterator[N
 @pytest.mark.ray
 @pytest.mark.usefixtures("transport")
 @pytest.mark.parametrize("name", CONTRACT)
-def test_ray_actors_give_the_bits_of_one_process(
-    name: str, methods: Mapping[str, Algorithm], actors: "RayActors"
-) -> None:
+def test_ray_actors_give_bits_of_one_process(name: str, methods: Mapping[str, Algorithm], actors: "RayActors") -> None:
     """With dropout and augmentation on."""
     algorithm = cast("Algorithm", _AnyOf(methods, name))
     federation = digits(dropout=0.3, method=algorithm).training(AUGMENTED).shared_by(methods[name])

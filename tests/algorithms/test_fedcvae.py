@@ -135,15 +135,12 @@ def test_a_clients_decoder_is_that_of_an_independent_loop(three: Federation, mon
     method, mine = replace(SMALL, beta=30.0, local_lr=0.02), three.data.clients[0]
     start = method.start(three.model, three.plan(1).facts, 0)
     sent = method.client(three.work(), method.down(start, 1, 0), {}, mine, 1, 5).each
-    assert torch.allclose(
-        flat(sent, "decoder").buffer, _slow_decoder(method, mine.x, mine.y, 5).buffer, rtol=0, atol=1e-3
-    )
+    expected = _slow_decoder(method, mine.x, mine.y, 5).buffer
+    assert torch.allclose(flat(sent, "decoder").buffer, expected, rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("method", VARIANTS, ids=["ens", "kd"])
-def test_three_rounds_are_those_of_an_independent_server(
-    three: Federation, method: FedCVAE, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rounds_are_an_independent_servers(three: Federation, method: FedCVAE, monkeypatch: pytest.MonkeyPatch) -> None:
     # A bias before BatchNorm has no gradient but rounding errors, other ones on each CPU, of which Adam with its
     # epsilon of 1e-8 makes whole steps. With this epsilon they are nothing.
     monkeypatch.setattr(torch.optim, "Adam", partial(torch.optim.Adam, eps=EPSILON))
@@ -175,9 +172,7 @@ def test_a_client_makes_its_share_and_the_last_one_the_rest() -> None:
 
 
 @pytest.mark.parametrize(("shape", "loss"), [((1, 28, 28), "cross_entropy"), ((3, 32, 32), "squares")])
-def test_images_of_any_size_are_drawn_and_colours_are_fitted_by_squares(
-    shape: tuple[int, ...], loss: str, worker: Worker
-) -> None:
+def test_any_image_size_is_drawn_and_colours_fit_by_squares(shape: tuple[int, ...], loss: str, worker: Worker) -> None:
     """With a client that is too small to make an image."""
     networks, classes = Networks(shape, 4, (4, 4, 4), 3), torch.tensor([[30, 10, 0, 0], [0, 0, 1, 0], [0, 0, 9, 50]])
     decoders = [_decoder(number, networks) for number in range(3)]

@@ -128,9 +128,7 @@ def _rows(counts: Sequence[int]) -> ClientData:
     ("ipc", "least", "counts", "sent"),
     [(2, 5, (4, 6, 5), [1, 2]), (2, 5, (4, 0, 1), [0, 2]), (10, FedDM().least, (10, 9, 10), [0, 2])],
 )
-def test_only_classes_of_enough_images_are_sent_unless_there_is_none(
-    ipc: int, least: int, counts: tuple[int, ...], sent: list[int]
-) -> None:
+def test_only_classes_of_enough_images_are_sent(ipc: int, least: int, counts: tuple[int, ...], sent: list[int]) -> None:
     """Each as ``ipc`` images and a label, which gives the sizes of the paper's table 3."""
     reply = _client(FedDM(ipc=ipc, least=least, iterations=0), _rows(counts))
     images = data(reply.each["images"])

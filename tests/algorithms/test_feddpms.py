@@ -61,11 +61,8 @@ def test_each_client_gives_at_its_first_selection_and_receives_at_the_first_it_c
     received: dict[int, bool] = {}  # by client: whether it had given before
     for round in range(1, rounds + 1):
         drawn = participants(5, plan.participation, plan.seed, round)
-        answers = [
-            i
-            for i in drawn
-            if not plan.straggler_rule or i not in plan.straggler_rule(drawn, plan.facts, round, plan.seed)
-        ]
+        late = plan.straggler_rule(drawn, plan.facts, round, plan.seed) if plan.straggler_rule else {}
+        answers = [i for i in drawn if i not in late]
         is_second = round > 1 and bool(data(played[round - 2].state["second"]))
         before = {i: data(each["labels"]).tolist() for i, each in given.items()}
         for client, call in zip(answers, (call for call in spy.calls if call.round == round), strict=True):
@@ -286,9 +283,8 @@ def test_the_quota_is_exact_tries_are_bounded_and_every_code_kept_is_recognised(
     assert len(wanted) > 7
     assert torch.equal(wanted[:7], result)  # the first ones, in the order of the draws
     seen.clear()
-    result, labels = latents.sample_recognised_codes(
-        work, [(never, centre), (never, centre)], 0.0, 5, 6, generator("a test")
-    )
+    twice = [(never, centre)] * 2
+    result, labels = latents.sample_recognised_codes(work, twice, 0.0, 5, 6, generator("a test"))
     assert seen == [5] * 6 * 2
     assert (result.shape, labels) == ((0, 8), [])
 

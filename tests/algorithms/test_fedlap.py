@@ -1,4 +1,4 @@
-"""FedLAP against its formulas on softmax regression, whose gradients are closed forms; its radius; its epsilon."""
+"""FedLAP against its formulas on softmax regression, whose gradients are closed forms; its epsilon."""
 
 import random
 from collections.abc import Callable
@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from closed_forms import FULL, Digits, reply_of
+from closed_forms import FULL, reply_of
 from opacus.accountants import RDPAccountant
 from torch import Tensor, nn
 from torchmetrics import CatMetric
 
-from fedcommons import ClientData, Clients, Examples, LocalSGD, Reply, RunData, UserError, experiment
+from fedcommons import ClientData, Clients, Examples, LocalSGD, RunData, UserError, experiment
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedlap import FedLAP
-from fedcommons.flat_tensors import Flat, data, norm, sub
+from fedcommons.flat_tensors import Flat, data
 from fedcommons.privacy import gaussian
 from fedcommons.privacy.dp_sgd import DPSGD, Target
 from fedcommons.privacy.noise import SEED_ALONE, Noise
@@ -133,34 +133,6 @@ def test_a_round_is_that_of_the_formulas(classes: str, dp: DPSGD | None) -> None
     assert moved.norm() > 0.1
 
 
-# The radius
-
-
-def _client(method: FedLAP) -> Reply:
-    return reply_of(method, _module(), _federation(LocalSGD(1, FULL)).data.clients[0])
-
-
-def test_the_server_stops_at_the_radius(digits: Digits) -> None:
-    federation, ends = digits(linear=True), {}
-    for radius, steps in ((0.05, 1), (0.05, 50), (1e9, 50)):
-        method = replace(SMALL, radius=radius, server_steps=steps)
-        ends[radius, steps] = federation.run(method, federation.plan(1))[-1][0].model
-    first, longer, free = ends.values()
-    assert norm(sub(first, federation.model)) == pytest.approx(0.05, rel=1e-5)
-    assert torch.equal(first.buffer, longer.buffer)  # later steps would move it along the sphere
-    assert norm(sub(free, federation.model)) > 0.2
-
-
-def test_a_trajectory_stays_within_the_radius() -> None:
-    """In a tiny ball all its points are the server model, as if it made no local steps."""
-    inside, still, free = (
-        data(_client(replace(SMALL, **values)).each["images"])
-        for values in ({"radius": 1e-12}, {"local_steps": 0}, {"radius": 1e9})
-    )
-    assert torch.allclose(inside, still, rtol=0, atol=1e-9)
-    assert (free - still).abs().max() > 1e-3
-
-
 def test_no_point_follows_the_last_one_of_a_trajectory() -> None:
     seen: list[int] = []
     reply_of(SMALL, Users(lambda _, x: seen.append(len(x)) or x), _federation(LocalSGD(1, FULL)).data.clients[0])
@@ -208,10 +180,8 @@ def test_epsilon_is_that_of_all_noisy_gradients_and_covers_all_that_is_sent_only
     exact = gaussian.delta(whole.commons.epsilon(0, DELTA), (2 * 3) ** 0.5 / DP.noise_multiplier)
     assert exact == pytest.approx(DELTA, rel=1e-6)
     own = federation.run(SMALL, federation.plan(2))[-1][0].ledger  # their classes are in number and labels of images
-    assert sorted((name.split()[0], times) for name, times in own.commons.uncovered.items()) == [
-        ("images", 4),
-        ("labels", 4),
-    ]
+    found = sorted((name.split()[0], times) for name, times in own.commons.uncovered.items())
+    assert found == [("images", 4), ("labels", 4)]
     assert (dict(own.commons.covered), own.n_disclosed) == ({}, dict(enumerate(SIZES)))
 
 

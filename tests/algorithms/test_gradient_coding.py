@@ -50,9 +50,7 @@ def _after(federation: Federation, method: GradientCoding, state: State, sent: S
 
 
 @pytest.mark.parametrize("form", ["mean", "sum"])
-def test_without_stragglers_a_round_is_gradient_descent_on_the_different_examples(
-    form: str, least_squares: Problem
-) -> None:
+def test_without_stragglers_a_round_is_gradient_descent_on_all_examples(form: str, least_squares: Problem) -> None:
     problem = least_squares(sizes=(5, 5, 5, 5))
     federation = _copied(problem.federation(0.1)).training(FULL)
     method = GradientCoding(form)
@@ -64,9 +62,7 @@ def test_without_stragglers_a_round_is_gradient_descent_on_the_different_example
 
 @pytest.mark.parametrize("local", [FULL, SEVERAL], ids=["one step", "several steps"])
 @pytest.mark.parametrize("arrival", [(0.5, 0.5, 0.5, 0.5), (0.9, 0.3, 0.5, 0.8)], ids=["alike", "per client"])
-def test_the_mean_over_all_sets_of_stragglers_is_the_step_without(
-    local: LocalSGD, arrival: Sequence[float], least_squares: Problem
-) -> None:
+def test_the_mean_over_stragglers_is_a_step(local: LocalSGD, arrival: Sequence[float], least_squares: Problem) -> None:
     """If all are alike, also the mean over all pairs of drawn clients."""
     federation = _copied(least_squares(sizes=(5, 5, 5, 5)).federation(0.1)).training(local)
     method = GradientCoding()

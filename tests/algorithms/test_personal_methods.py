@@ -8,7 +8,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedcommons import LocalSGD, seed_for
+from fedcommons import Clients, Examples, LocalSGD, RunData, seed_for
 from fedcommons.algorithms.apfl import APFL
 from fedcommons.algorithms.ditto import Ditto
 from fedcommons.algorithms.fedavg import FedAvg
@@ -24,9 +24,6 @@ from fedcommons.core.client_worker import module_with
 from fedcommons.core.evaluation import ModelTask
 from fedcommons.core.features import Head
 from fedcommons.core.step_gradients import gradient_at
-from fedcommons.core.worker import RunData
-from fedcommons.data.clients import Clients
-from fedcommons.data.examples import Examples
 from fedcommons.federation.personal_evaluation import evaluate_personal, personal_model
 from fedcommons.federation.rounds import Standing
 from fedcommons.flat_tensors import EMPTY, Flat, data, flat, put, select
@@ -189,11 +186,11 @@ def runs(algorithm: Algorithm, problem: Problem, steps: int, lr: float = 0.1, ro
     return [now for now, _ in federation.run(algorithm, federation.plan(rounds))]
 
 
-@pytest.mark.parametrize("adaptive", [False, True])
-def test_apfl_is_algorithm_1_in_numpy(adaptive: bool, least_squares: Problem) -> None:
-    """And the trained alphas differ between clients."""
-    problem, lr, algorithm = least_squares(), 0.2, APFL(0.6, adaptive)
-    x, v, alpha = np.zeros(3), [np.zeros(3)] * 4, [0.6] * 4
+@pytest.mark.parametrize(("start", "adaptive"), [(0.0, False), (0.6, False), (1.0, False), (0.6, True)])
+def test_apfl_is_algorithm_1_in_numpy(start: float, adaptive: bool, least_squares: Problem) -> None:
+    """With alpha 0 it is FedAvg, with 1 clients train alone; the trained alphas differ between clients."""
+    problem, lr, algorithm = least_squares(), 0.2, APFL(start, adaptive)
+    x, v, alpha = np.zeros(3), [np.zeros(3)] * 4, [start] * 4
     for now in runs(algorithm, least_squares, 5, lr):
         ends = []
         for i in range(4):
@@ -212,18 +209,10 @@ def test_apfl_is_algorithm_1_in_numpy(adaptive: bool, least_squares: Problem) ->
     assert len(set(alpha)) == (4 if adaptive else 1)
 
 
-def test_apfl_between_fedavg_and_training_alone(least_squares: Problem) -> None:
-    for alpha, other in ((0.0, FedAvg()), (1.0, Ditto(0.0))):
-        algorithm = APFL(alpha)
-        now, then = (runs(method, least_squares, 4)[-1] for method in (algorithm, other))
-        assert torch.equal(now.model.buffer, then.model.buffer)
-        for i in range(4):
-            expected = own(other, then, i) if alpha else then.model.buffer.numpy()
-            assert np.allclose(own(algorithm, now, i), expected, rtol=0, atol=1e-14)
-
-
-def test_pfedme_is_algorithm_1_in_numpy(least_squares: Problem) -> None:
-    problem, lr, method = least_squares(), 0.1, PFedMe(lam=2.0, inner_steps=3, inner_lr=0.15, beta=0.7)
+@pytest.mark.parametrize("method", [PFedMe(2.0, 3, 0.15, beta=0.7), PFedMe(10.0, 1, 0.02)])
+def test_pfedme_is_algorithm_1_in_numpy(method: PFedMe, least_squares: Problem) -> None:
+    """With one inner step and eta lam = 1 it is FedAvg at the inner rate."""
+    problem, lr = least_squares(), 0.1
     x = np.zeros(3)
     for now in runs(method, least_squares, 4, lr):
         ends = []
@@ -231,22 +220,13 @@ def test_pfedme_is_algorithm_1_in_numpy(least_squares: Problem) -> None:
             hessian, c = quadratic(problem, i)
             w = theta = x
             for _ in range(4):
-                for _ in range(3):
-                    theta = theta - 0.15 * (hessian @ theta - c + 2.0 * (theta - w))
-                w = w - lr * 2.0 * (w - theta)
+                for _ in range(method.inner_steps):
+                    theta = theta - method.inner_lr * (hessian @ theta - c + method.lam * (theta - w))
+                w = w - lr * method.lam * (w - theta)
             assert np.allclose(own(method, now, i), theta, rtol=0, atol=1e-12)
             ends.append(w)
-        x = 0.3 * x + 0.7 * np.mean(ends, 0)
+        x = (1 - method.beta) * x + method.beta * np.mean(ends, 0)
         assert np.allclose(now.model.buffer.numpy(), x, rtol=0, atol=1e-12)
-
-
-def test_pfedme_with_one_inner_step_and_eta_lam_1_is_fedavg(least_squares: Problem) -> None:
-    """Then w <- theta <- w - mu grad f(w)."""
-    now, other = (
-        runs(PFedMe(lam=10.0, inner_steps=1, inner_lr=0.02), least_squares, 4),
-        runs(FedAvg(), least_squares, 4, 0.02),
-    )
-    assert torch.allclose(now[-1].model.buffer, other[-1].model.buffer, rtol=0, atol=1e-14)
 
 
 def test_perfedavg_is_the_first_order_step_on_two_halves_in_numpy(least_squares: Problem) -> None:
@@ -260,9 +240,8 @@ def test_perfedavg_is_the_first_order_step_on_two_halves_in_numpy(least_squares:
         return a.T @ (a @ w - b) / len(b)
 
     for i, rows in enumerate(federation.data.clients):
-        halves = (
-            [(slice(k, None, 2), slice(1 - k, None, 2)) for k in (0, 1)] if len(rows) > 1 else [(slice(1), slice(1))]
-        )
+        two = [(slice(k, None, 2), slice(1 - k, None, 2)) for k in (0, 1)]
+        halves = two if len(rows) > 1 else [(slice(1), slice(1))]
         ends = [w0 - lr * slope(w0 - 0.3 * slope(w0, i, d), i, other) for d, other in halves]
         for seed in range(6):
             delta = flat(reply_of(algorithm, federation.module(), rows, x=x, seed=seed).sums, "delta")
@@ -272,16 +251,6 @@ def test_perfedavg_is_the_first_order_step_on_two_halves_in_numpy(least_squares:
         adapted = algorithm.adapt(federation.work(), x, rows, 0).buffer.numpy()
         assert np.allclose(adapted, w0 - 0.3 * slope(w0, i, slice(None)), rtol=0, atol=1e-12)
     assert first == {(True, 0), (True, 1), (False, 0)}
-
-
-def test_perfedavg_without_an_inner_rate_is_fedavg(least_squares: Problem) -> None:
-    """If all examples of a client are equal, so that both halves have the gradient of the whole."""
-    problem = least_squares((4, 6))
-    for each in (*problem.a, *problem.b):
-        each[:] = each[0]
-    federation = problem.federation(0.1)
-    now, other = (federation.run(m, federation.plan(2))[-1][0].model for m in (PerFedAvg(alpha=0.0), FedAvg()))
-    assert torch.allclose(now.buffer, other.buffer, rtol=0, atol=1e-14)
 
 
 Weights = dict[str, np.ndarray]

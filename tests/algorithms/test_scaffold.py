@@ -31,9 +31,7 @@ def memories(now: Standing, name: str = "control") -> np.ndarray:
 @pytest.mark.parametrize("option", [1, 2])
 @both_weightings
 @all_or_half
-def test_scaffold_follows_the_paper_line_by_line(
-    option: int, weighting: str, participation: float, least_squares: Problem
-) -> None:
+def test_scaffold_follows_the_paper(option: int, weighting: str, participation: float, least_squares: Problem) -> None:
     """Algorithm 1 written out. With 2 of 4 clients: the model divides by their weight, c by that of all four."""
     problem, lr, steps, w = least_squares(sizes=SIZES), 0.1, 3, weights_of(weighting, SIZES)
     x, c, c_i = np.zeros(3), np.zeros(3), np.zeros((4, 3))

@@ -17,8 +17,7 @@ from fedcommons.privacy.release import SAMPLED_GAUSSIAN
 from fedcommons.privacy.statement import statement
 from fedcommons.sharing.exchange import share
 from fedcommons.sharing.synthetic import ServerSynthetic
-from fedcommons.testing import digits
-from fedcommons.testing.federations import Federation
+from fedcommons.testing import Federation, digits
 from lightning_modules import Classifier
 
 LR, N = 0.05, 30
@@ -72,9 +71,7 @@ COVERED = Receipt(SAMPLED_GAUSSIAN, q=0.1, sigma=2.0, sensitivity=1.0, steps=50)
     [(None, COVERED, COVERED), (3, COVERED, Receipt()), (None, None, None)],
     ids=["private", "counts", "plain"],
 )
-def test_one_shot_is_sgd_on_the_pool_which_alone_travels(
-    epochs: int | None, receipt: Receipt | None, of_labels: Receipt | None
-) -> None:
+def test_one_shot_is_sgd_on_the_pool(epochs: int | None, receipt: Receipt | None, of_labels: Receipt | None) -> None:
     """No update leaves a client, so the guarantee of all messages is that of the pool."""
     federation, draws, contributions = digits(linear=True, lr=LR), generator(0, "images of a test"), []
     for _ in range(len(federation.data.real)):
@@ -101,12 +98,12 @@ def test_one_shot_is_sgd_on_the_pool_which_alone_travels(
 @pytest.mark.long
 def test_fedvaes_learning_rate_decays_after_every_ten_epochs() -> None:
     """With 4 epochs a round, rounds 1 to 6 begin after 0, 4, 8, 12, 16 and 20 epochs."""
-    federation = digits(method=FedVAE()).training(LocalSGD(4, 5))
+    federation = digits(method=FedVAE()).training(LocalSGD(4, 20))
     plan = federation.plan(6)
     halved = [now for now, _ in federation.run(FedVAE(decay=0.5), plan)]
     assert all(change.any() for change in sub(halved[0].model, federation.model).values())  # every part learns
     before = replace(federation.start(FedVAE(), plan), state=halved[2].state, round=3)
     for first, now, rate in ((before, halved[3], 0.05), (halved[4], halved[5], 0.025)):
-        slow = digits(method=FedVAE(), lr=rate).training(LocalSGD(4, 5))
+        slow = digits(method=FedVAE(), lr=rate).training(LocalSGD(4, 20))
         plain = slow.run(FedVAE(), replace(plan, facts=replace(plan.facts, rounds=now.round)), start=first)
         assert torch.equal(plain[-1][0].model.buffer, now.model.buffer)

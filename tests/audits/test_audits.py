@@ -183,9 +183,7 @@ def test_a_pool_of_copies_is_called_memorised(here: Path, sweeps: Callable[[str]
 
 
 @pytest.mark.long
-def test_seeds_are_audited_once_and_their_mean_and_range_stand_beside_them(
-    here: Path, sweeps: Callable[[str], ModuleType]
-) -> None:
+def test_seeds_are_audited_once_and_have_their_mean_and_range(here: Path, sweeps: Callable[[str], ModuleType]) -> None:
     argv = [*PARROT, "--shadows", "2", "--canaries", "8"]
     sweep = sweeps("audit_pool")
     assert sweep.audit_pool([*argv, "--seed", "1", "--out", "one"]) == 0
@@ -243,9 +241,7 @@ def test_right_sums_say_most_of_what_is_reported_and_no_more(sweep: ModuleType, 
 
 @pytest.mark.parametrize(("setting", "name"), [("merf", "half"), ("ndpdc", "the same in each step")])
 @pytest.mark.long
-def test_a_broken_stream_of_secret_noise_is_found(
-    sweep: ModuleType, setting: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_broken_secret_noise_fails(sweep: ModuleType, setting: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     break_noise(monkeypatch, name)
     of = found(sweep, setting, 20)
     assert any("the noise multiplier is about" in fault for fault in of.faults)

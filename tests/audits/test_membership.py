@@ -1,10 +1,9 @@
 """Audits of generators: the membership attack, its worst case in closed form, and the lower bound on epsilon."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import product
 from math import exp, log, sqrt
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -34,9 +33,7 @@ class Parrot:
     epochs: int = 1
     sampling: ClassVar[tuple[str, ...]] = ()
 
-    def fit(
-        self, examples: Examples, n_classes: int, seed: int, epochs: Collection[int], *, flip: bool = False
-    ) -> dict[int, TrainedGenerator]:
+    def fit(self, examples: Examples, n_classes: int, seed: int, epochs: Any, *, flip: bool = False) -> Any:
         return {e: TrainedGenerator({"x": examples.x, "seed": torch.tensor(seed)}) for e in epochs}
 
     def sample(self, weights: Weights, shape: tuple[int, ...], n_classes: int, labels: Tensor, seed: int) -> Tensor:

@@ -155,18 +155,16 @@ run --algorithm apfl --client.momentum 0.9 -> client.momentum apfl 0.9
 run --algorithm apfl --client.optimizer adam -> client.optimizer apfl adam
 run --attack.name alie --attack.share 0.6 -> attack.share [0, 0.5] 0.6 | run --attack.share 0.1 -> attack.name none
 run --attack.name backdoor --attack.target 10 -> attack.target 0 9 10
-run --algorithm scaffold --client.momentum 0.9 -> client.momentum scaffold.option 0.9
 run --algorithm feddf -> --data.public | run --algorithm feddf --feddf.rows pool -> pool server_synthetic
 run --algorithm feddf --federation.buffers keep -> feddf federation.buffers average
 run --data.public 0.6 -> data.public [0, 0.5] | run --data.public .5 --data.validation .5 -> data.public below 1
 run --algorithm feddm --client.clip_norm 1 -> client.clip_norm feddm local steps
-run --dp.local true --algorithm scaffold --scaffold.option 1 -> scaffold.option 2 dp.local
 run --dp.central true --algorithm scaffold -> dp.central scaffold averages | run --dp.central_noise 2 -> dp.central true
 run --dp.central true --dp.central_quantile 0.5 --dp.local true -> dp.central_quantile dp.local
-run --dp.central true --federation.max_norm 1 -> dp.central federation.max_norm
 run --dp.central true --federation.weighting samples -> dp.central federation.weighting
 run --dp.central true --model.batch_norm true -> BatchNorm federation.buffers keep
-run --dp.central true --dp.delta 0.1 -> dp.delta 1/N 0.1 10 | run --dp.central true --federation.max_norm 1 -> clipped
+run --dp.central true --dp.delta 0.1 -> dp.delta 1/N 0.1 10
+run --dp.central true --federation.max_norm 1 -> dp.central federation.max_norm clipped
 run --federation.sampling poisson --straggler.q 0.3 -> federation.sampling straggler.rule
 run --out '' -> --out file '' | run --out {long} -> --out 4096 5000 | run --out a{nul}b -> --out control a\x00b
 run --out=~nosuchuser/x -> --out home | run --out good.yaml/x --preset smoke -> good.yaml written

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedcommons import Experiment, experiment
+from fedcommons import Experiment, Reply, experiment
 from fedcommons.cli import parse
 from fedcommons.cli.display import Display
 from fedcommons.config.registry import KINDS
-from fedcommons.core.algorithm import Reply
 from fedcommons.core.returned import require_reply
 from fedcommons.runs import experiment as runs
 from fedcommons.tune import dry_run

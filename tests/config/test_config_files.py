@@ -92,9 +92,7 @@ def test_a_printed_config_is_read_again(
     assert [*again] == [*first]
 
 
-def test_paths_that_nothing_can_have_are_refused_and_a_tilde_is_the_home_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_impossible_paths_are_refused_and_a_tilde_is_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(home := tmp_path / "home"))
     (tmp_path / "loop").symlink_to("loop")

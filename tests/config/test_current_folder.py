@@ -30,9 +30,7 @@ def caught(trap: Path) -> str:
     return (trap / "caught").read_text() if (trap / "caught").exists() else ""
 
 
-def test_the_process_that_a_dry_run_starts_runs_nothing_of_it(
-    trap: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_process_of_a_dry_run_runs_no_files(trap: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stub comes before all others on the path, and imports modules that Python has not imported itself."""
     stub = tmp_path / "stub" / "fedcommons"
     for name in ("__init__", "runs/__init__", "runtime/__init__"):

@@ -87,9 +87,7 @@ LINES = [(group.__name__, line) for group in (runs, centrals, artifacts) for lin
 
 
 @pytest.mark.parametrize(("group", "line"), LINES)
-def test_names_keys_configs_and_noise_are_what_they_were(
-    script: Callable[[str], ModuleType], group: str, line: str
-) -> None:
+def test_names_keys_configs_and_noise_are_as_before(script: Callable[[str], ModuleType], group: str, line: str) -> None:
     name, *argv = line.split()
     now = {"runs": runs, "centrals": centrals, "artifacts": artifacts}[group](script, name, argv)
     assert hashed(now) == NAMES[group][line], now
@@ -98,9 +96,7 @@ def test_names_keys_configs_and_noise_are_what_they_were(
 def artifact_keys(one: Trial) -> list[str]:
     """Return keys of the first and the last client's artifacts, and of the noise of a private generator."""
     needs = build.build(one.config).requests
-    keys = [
-        key_of(facts) for n in (needs[0], needs[-1]) for facts in (n.course_facts, n.generator_facts, n.images_facts)
-    ]
+    keys = [key_of(f) for n in (needs[0], needs[-1]) for f in (n.course_facts, n.generator_facts, n.images_facts)]
     if one.config.generator and one.config.generator.name == "private_ddpm":
         keys.append(f"{needs[0].noise.source.facts:032x}")
     return [key[:12] for key in keys]

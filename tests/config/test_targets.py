@@ -91,9 +91,8 @@ def test_patience_ends_a_run_that_many_rounds_after_its_best() -> None:
         every = [{"round": number, "validation/loss": value} for number, value in enumerate(values)]
         shorter = [every[:1], *([*stop.needed(every[:k]), every[k]] for k in range(1, 7))]
         assert next((k for k in range(1, 7) if stop.reason_to_stop(shorter[k])), None) == ends
-        assert not Stop("patience", 0.8, ends or 9, 2, "validation/loss", "min").reason_to_stop(
-            every[: (ends or 6) + 1]
-        )
+        longest = Stop("patience", 0.8, ends or 9, 2, "validation/loss", "min")
+        assert not longest.reason_to_stop(every[: (ends or 6) + 1])
     c = config()  # the defaults never stop
     assert Stop(c.federation.stop, 0.8, 30, 10, "", "max").reason_to_stop([{"round": 1, "test/accuracy": 1.0}]) is None
 
@@ -157,9 +156,7 @@ def test_a_target_of_training_waits_for_a_round_with_a_reply_and_a_metric_has_th
     ids=["of training", "of the test set", "never"],
 )  # fmt: skip
 @pytest.mark.long
-def test_no_epsilon_covers_a_run_whose_length_follows_what_clients_hold(
-    values: Mapping[str, Any], is_private: bool, tmp_path: Path
-) -> None:
+def test_no_epsilon_covers_a_length_of_the_data(values: Mapping[str, Any], is_private: bool, tmp_path: Path) -> None:
     fixed = {"dp__local": True, "federation__rounds": 2, "data__limit": 60, "federation__stop": "target"}
     privacy = run(config(**{**fixed, **values}), tmp_path / "run", say=quiet)["privacy"]
     assert (privacy["epsilon_of_messages_if_secret"] is None) == is_private

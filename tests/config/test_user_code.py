@@ -92,9 +92,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "file", "imports", "changed"), CASES)
-def test_a_changed_neighbour_changes_the_hash_however_it_is_imported(
-    lab: Lab, name: str, file: str, imports: str, changed: str
-) -> None:
+def test_a_changed_neighbour_changes_the_hash(lab: Lab, name: str, file: str, imports: str, changed: str) -> None:
     lab.net(file, imports)
     lab.write("middle.py", "def late():\n    from helper import VALUE")
     lab.write("circle.py", "import circle, helper, net")

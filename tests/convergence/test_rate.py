@@ -103,9 +103,7 @@ def test_fedavg_converges_as_the_corollary_says_and_a_changed_step_or_a_bias_exc
 
 
 @pytest.mark.long
-def test_a_method_that_corrects_drift_reaches_the_minimiser_linearly_and_fedavg_does_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_method_that_corrects_drift_converges_linearly_and_fedavg_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rate, "ROUNDS", 100)
     assert rate.is_linear(SCAFFOLD()).startswith("linear to the exact minimiser")
     with pytest.raises(AssertionError, match="which is not linear"):

@@ -16,8 +16,7 @@ from fedcommons.convergence.estimators import Part
 from fedcommons.convergence.smoothness import hessian_vector, smoothness, smoothness_of_each, spectral_norm
 from fedcommons.core.evaluation import ModelTask
 from fedcommons.data.clients import Clients, Rows
-from fedcommons.federation.serial_executor import Serial
-from fedcommons.testing import Federation, LeastSquares
+from fedcommons.testing import Federation
 from fedcommons.testing.federations import Noise
 from lightning_modules import Classifier
 from lightning_modules.networks import CNN
@@ -113,37 +112,15 @@ def test_dropout_is_off_and_batch_norm_uses_running_statistics_or_is_refused(dig
     assert all(torch.equal(buffer, before[name]) for name, buffer in module.named_buffers())
 
 
-def _with_pool(problem: LeastSquares, n: int) -> tuple[Serial, ModelTask, list[np.ndarray], np.ndarray]:
-    """The first ``n`` sets are clients', the others the pool; the clients' Hessians and the pool's."""
-    federation = problem.federation(0.1)
-    sets = federation.data.clients
-    data = RunData(sets[:n], sets[:n], {}, sets[n:])
-    in_pool = np.concatenate(problem.a[n:])
-    hessians = [a.T @ a / len(a) for a in problem.a[:n]]
-    executor = replace(federation, data=data).serial(ALGORITHM)
-    return executor, ModelTask(federation.model), hessians, in_pool.T @ in_pool / len(in_pool)
-
-
-@pytest.mark.parametrize("blocks", [1, 3])
-def test_closed_forms_on_least_squares(blocks: int, least_squares: Problem) -> None:
-    """A client's Hessian is A^T A / n_i: clients count alike, the pool's examples do."""
-    executor, at, hessians, of_pool = _with_pool(least_squares(sizes=(8, 40, 3, 50, 2, 9)), 4)
-    each = smoothness_of_each(executor, at, "own", 4, blocks)
-    assert each == pytest.approx([np.linalg.norm(h, 2) for h in hessians], rel=5e-3)
-    mean = np.mean(hessians, 0)
-    assert smoothness(executor, at, "own", 4, blocks) == pytest.approx(np.linalg.norm(mean, 2), rel=5e-3)
-    assert smoothness(executor, at, "pool", 2, blocks) == pytest.approx(np.linalg.norm(of_pool, 2), rel=5e-3)
-
-
 def test_the_hessian_is_that_of_a_part_and_has_the_weights_of_the_examples(least_squares: Problem) -> None:
     """A^T diag(w) A / sum_j w_j."""
     problem, draw = least_squares(sizes=(50, 70, 60)), np.random.default_rng(1)
-    executor, at, _, _ = _with_pool(problem, 2)
+    plain = problem.federation(0.1)
+    executor, at = plain.serial(ALGORITHM), ModelTask(plain.model)
     part = Part(16, 3, seed=1)
     rows = [problem.a[i][part.rows("own", i, len(problem.a[i]))] for i in range(2)]
     expected = [np.linalg.norm(a, 2) ** 2 / len(a) for a in rows]
     assert smoothness_of_each(executor, at, "own", 2, 2, part) == pytest.approx(expected, rel=5e-3)
-    plain = problem.federation(0.1)
 
     def each(weights: list[np.ndarray]) -> tuple[list[float], float]:
         clients = Clients(plain.data.clients.store, Rows.from_lists(list(plain.data.clients.rows), weights))

@@ -10,20 +10,18 @@ import pytest
 import torch
 from closed_forms import FULL, Digits, Problem, weights_of
 
-from fedcommons import Algorithm, LocalSGD, Reply
+from fedcommons import Algorithm, ClientError, LocalSGD, Reply, generator
 from fedcommons.algorithms.ditto import Ditto
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.core.compression import QSGD, Compression, TopK
 from fedcommons.core.updates import ERROR, Updates
-from fedcommons.errors import ClientError
 from fedcommons.federation import checkpoint, rounds
 from fedcommons.federation.client_memory import ClientMemory
 from fedcommons.federation.rounds import Plan
 from fedcommons.flat_tensors import data, flat
 from fedcommons.privacy.dp_sgd import DPSGD
 from fedcommons.privacy.release import SAMPLED_GAUSSIAN, Release
-from fedcommons.seeding import generator
 from fedcommons.testing.comparing import outcome
 from fedcommons.testing.spy import Spy
 

@@ -150,17 +150,6 @@ def test_the_optimizers_state_does_not_pass_from_client_to_client(adam: bool) ->
     assert not torch.equal(trained.buffer, alone.buffer)
 
 
-def test_the_start_is_left_alone_and_the_result_is_the_workers_buffer() -> None:
-    federation = digits()
-    work, start = federation.work(), federation.model
-    before = start.buffer.clone()
-    trained, _, _ = LocalSGD(1, 5).run(work, start, federation.data.clients[0], 0)
-    assert torch.equal(start.buffer, before)
-    assert trained.buffer.data_ptr() == next(work.module.parameters()).data_ptr()
-    assert work.snapshot().buffer.data_ptr() != trained.buffer.data_ptr()
-    assert torch.equal(work.snapshot().buffer, trained.buffer)
-
-
 def test_a_rate_of_one_call_and_rates_that_a_hook_changes_hold_in_that_call_only() -> None:
     """Each group of parameters has its own rate again; ``lr`` is the rate of all groups."""
 
@@ -225,9 +214,7 @@ def test_a_step_that_overflows_is_left_out_and_every_client_begins_its_scale_ane
 
 
 @pytest.mark.parametrize(("is_own", "first"), [(False, 0), (True, 6)])
-def test_a_batch_number_counts_steps_of_the_epoch_and_for_a_methods_loss_of_the_training(
-    is_own: bool, first: int
-) -> None:
+def test_a_batch_number_counts_steps_of_the_epoch_and_for_a_methods_loss_all_steps(is_own: bool, first: int) -> None:
     """The second epoch's first batch has the number 0 in the epoch; there are 3 steps of 2 batches before it."""
     federation, numbers = digits().training(LocalSGD(2, 4, accumulate=2)), list[int]()
     work = federation.work()

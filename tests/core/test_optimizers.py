@@ -27,8 +27,7 @@ from fedcommons.core.worker import RunData, Worker
 from fedcommons.federation.client_sampling import participants
 from fedcommons.runs.build import build, noise_key
 from fedcommons.runs.checks import schedule_of
-from fedcommons.testing import digits, least_squares
-from fedcommons.testing.federations import Federation
+from fedcommons.testing import Federation, digits, least_squares
 
 CPU = torch.device("cpu")
 ROWS = ClientData(torch.zeros(10, 1), torch.zeros(10))
@@ -207,11 +206,8 @@ def test_epochs_and_steps_go_on_from_round_to_round(federation: Federation) -> N
     for round in (1, 2, 3):
         for client in participants(3, 0.7, 3, round):
             batches = -(-SIZES[client] // 4)
-            expected += [
-                (round, (round - 1) * 3 + e, ((round - 1) * 3 + e) * batches + k)
-                for e in range(3)
-                for k in range(batches)
-            ]
+            epochs = [(round - 1) * 3 + e for e in range(3)]
+            expected += [(round, epoch, epoch * batches + k) for epoch in epochs for k in range(batches)]
     assert notes(executor) == expected
 
 

@@ -34,10 +34,9 @@ from fedcommons.config.dotted import deciding, same_results
 from fedcommons.core import cuda_graphs, vmap_clients
 from fedcommons.core.algorithm import Algorithm, Message, Reply
 from fedcommons.federation.stragglers import Slow
-from fedcommons.testing import Federation, digits
+from fedcommons.testing import GPU, Federation, PretendGPU, digits
 from fedcommons.testing.comparing import bits
 from fedcommons.testing.on_device import two_rounds
-from fedcommons.testing.pretend_gpu import GPU, PretendGPU
 
 UNEQUAL, EQUAL = (13, 20, 20, 7, 16), (20, 20, 20, 20, 20)
 LOCAL = LocalSGD(epochs=2, batch_size=5)

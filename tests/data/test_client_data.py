@@ -109,10 +109,8 @@ def by_chance(labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
 @pytest.mark.long
 def test_a_partition_by_the_rows_of_a_file_is_refused_where_rows_have_moved() -> None:
     def prepared(partition: str, **fields: Any) -> spec.RunSpec:
-        values = {
-            "data.name": f"{__file__}:Marked", "partition.name": f"{__file__}:{partition}", "model.name": "linear",
-        }  # fmt: skip
-        return build.build(choose({**values, **fields}))
+        own = {"data.name": f"{__file__}:Marked", "partition.name": f"{__file__}:{partition}", "model.name": "linear"}
+        return build.build(choose({**own, **fields}))
 
     splits, limited, whole = {}, {"data.validation": 0.0, "data.limit": 210}, {"data.validation": 0.0}
     for moves in (splits, limited):

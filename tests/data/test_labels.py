@@ -7,13 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedcommons import ClientDatasets, Clients, Examples, Experiment, UserError
 from fedcommons.config import presets
-from fedcommons.config.experiment import Experiment
 from fedcommons.data import user_data
-from fedcommons.data.clients import Clients
-from fedcommons.data.examples import Examples
-from fedcommons.data.federated import ClientDatasets
-from fedcommons.errors import UserError
 from fedcommons.runs import build
 from fedcommons.runs.experiment import run
 from fedcommons.sharing.exchange import share

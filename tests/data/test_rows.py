@@ -13,10 +13,9 @@ from report_runs import quiet
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedcommons import UserError, experiment, load, run
+from fedcommons import Examples, UserError, experiment, load, run
 from fedcommons.config import live_objects
 from fedcommons.data import user_data
-from fedcommons.data.examples import Examples
 from fedcommons.runs.build import build
 from lightning_modules.classifier import IGNORED
 
@@ -186,11 +185,8 @@ def slow(config: Any) -> tuple[Mapping[str, Tensor], float]:
 def test_two_clients_train_on_all_kinds_of_rows_as_a_slow_loop_does(data: str, model: str, lab: Path) -> None:
     weights, loss = slow(asked(f"mine.py:{data}", f"mine.py:{model}"))
     for batched in (False, True):
-        result = run(
-            asked(f"mine.py:{data}", f"mine.py:{model}", **{"client.batched": batched}),
-            lab / f"run {batched}",
-            say=quiet,
-        )
+        config = asked(f"mine.py:{data}", f"mine.py:{model}", **{"client.batched": batched})
+        result = run(config, lab / f"run {batched}", say=quiet)
         for name, value in result.model.named_parameters():
             torch.testing.assert_close(value, weights[name], rtol=1e-4, atol=1e-5)
         assert result.rounds["test/loss"].iloc[-1] == pytest.approx(loss, rel=1e-4)

@@ -115,14 +115,9 @@ def test_a_command_trains_on_svhn_and_on_one_fold_of_stl10(
     svhn(tmp_path, monkeypatch)
     stl10(tmp_path, monkeypatch)
     quick = [
-        "--preset=smoke",
-        "--rounds=1",
-        "--clients=2",
-        "--partition=iid",
-        "--model=linear",
-        "--wandb=off",
+        "--preset=smoke", "--rounds=1", "--clients=2", "--partition=iid", "--model=linear", "--wandb=off",
         "--data.limit=null",
-    ]
+    ]  # fmt: skip
     for words in (["--data=torchvision:SVHN"], ["--data=torchvision:STL10", "--stl10.folds=0", "--data.side=8"]):
         ended = command("run", *quick, *words, "--data.dir=.", f"--out=run{len(words)}", cwd=tmp_path)
         assert not ended.returncode, ended.stderr

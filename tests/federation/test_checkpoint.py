@@ -168,15 +168,12 @@ def test_files_of_another_run_are_passed_over(files: str, runs: Path, unfinished
 
 
 @pytest.mark.long
-def test_a_checkpoint_of_an_earlier_version_names_no_run_and_is_taken_for_this_one(
-    runs: Path, unfinished: Path
-) -> None:
+def test_a_checkpoint_of_an_earlier_version_names_no_run_and_is_taken_for_this(runs: Path, unfinished: Path) -> None:
     lines = (unfinished / "rounds.jsonl").read_text().splitlines(keepends=True)
     (unfinished / "rounds.jsonl").write_text("".join(lines[:3]))
     shutil.copytree(runs / "whole", whole := unfinished.parent / "whole")
     for path in [*unfinished.glob("*/*.safetensors.json"), *whole.glob("*/*-000002.safetensors.json")]:
         facts = json.loads(path.read_text())
-        path.write_text(
-            json.dumps(with_checksum({k: v for k, v in facts.items() if k not in ("run", "record", "name")}))
-        )
+        facts = {k: v for k, v in facts.items() if k not in ("run", "record", "name")}
+        path.write_text(json.dumps(with_checksum(facts)))
     assert "is of an earlier version" in require_resumed(config_of(runs), unfinished, whole, 3)

@@ -46,9 +46,7 @@ FIELDS = {"federation.rounds": 1, "measure.every": 0, "data.limit": 80, "partiti
     [("", None), ("0,1", None), ("GPU-8a31,GPU-77b0", None), ("MIG-d0f2,MIG-d0f3, MIG-d0f4", 3), ("MIG-GPU-8a/1/0", 1),
      ("-1", 0), ("1, -1,0", 1), ("none", 0), ("void", 0), ("0,", 1), ("MIG-d0f2,", 1), ("NoDevFiles", 0)],
 )  # fmt: skip
-def test_gpus_are_counted_here_only_where_ray_counts_another_number(
-    names: str, number: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_are_counted_if_ray_counts_others(names: str, number: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", names)
     assert allocation.gpus() == number
 

@@ -12,9 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedcommons import Experiment, UserError
+from fedcommons import Experiment, UserError, experiment
 from fedcommons.cli.display import Display
-from fedcommons.config import presets
 from fedcommons.federation import hosts, source_files
 from fedcommons.runs.experiment import run
 from fedcommons.tune.sweep import Trial, todo
@@ -43,9 +42,8 @@ def hashes_of(*path: Path) -> dict[str, str]:
 def test_a_copy_has_the_same_hashes_wherever_it_lies_and_other_ones_for_what_was_changed(tmp_path: Path) -> None:
     clone = copied(tmp_path / "clone")
     ours = source_files.hashes()
-    assert {CHANGED, "sweeps/table1.py", "sweeps/papers/fedssyn/authors.py", "lightning_modules/vae.py", "torch"} <= {
-        *ours
-    }
+    some = {"sweeps/table1.py", "sweeps/papers/fedssyn/authors.py", "lightning_modules/vae.py", "torch"}
+    assert {CHANGED, *some} <= {*ours}
     assert hashes_of(clone / "platform", clone) == ours
     wheel = tmp_path / "wheel"
     for old, new in {"platform/fedcommons": "fedcommons", "sweeps": "fedcommons_sweeps"}.items():
@@ -107,7 +105,7 @@ def test_a_host_that_cannot_run_trials_is_named(tmp_path: Path, monkeypatch: pyt
 
 def smoke() -> Experiment:
     values = {"data.limit": 80, "federation.rounds": 1, "measure.every": 0, "tracking.wandb": "off"}
-    return presets.experiment("smoke", "digits", values)
+    return experiment("smoke", "digits", values)
 
 
 def test_a_host_with_other_data_is_named_and_writes_nothing(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Straggler rules, what of a late client's work is taken, and which bytes are lost."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from closed_forms import Digits
 
 from fedcommons import Algorithm, ClientError, Facts, LocalSGD
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.algorithms.fednova import FedNova
 from fedcommons.algorithms.fedprox import FedProx
 from fedcommons.config import presets
 from fedcommons.federation.client_sampling import joining, participants
@@ -20,7 +19,7 @@ from fedcommons.federation.rounds import Plan, sample_clients
 from fedcommons.federation.stragglers import Deadline, Fastest, Groups, Independent, PerClient, Rule, Slow, arrival
 from fedcommons.flat_tensors import data
 from fedcommons.runs import assemble, build, experiment, spec
-from fedcommons.testing import Federation, LeastSquares
+from fedcommons.testing import Federation
 from fedcommons.testing.comparing import bits
 
 N = 20
@@ -113,21 +112,6 @@ def test_fedavg_drops_late_clients_and_fedprox_takes_them(digits: Digits) -> Non
     assert dropped == lost != taken
     assert end(federation, FedProx(mu=0), late_plan(federation, shares)) == taken
     assert end(federation, FedProx(mu=0), late_plan(federation, shares, take_partial=False)) == dropped
-
-
-def test_fednova_divides_partial_work_by_its_steps(least_squares: Callable[..., LeastSquares]) -> None:
-    """x <- x - mean(K_i) mean_i (x - y_i)/K_i,  K_i = 1, 2, 3, 4 steps of gradient descent."""
-    problem, lr = least_squares(), 0.05
-    federation = problem.federation(lr).training(LocalSGD(4, 100))
-    plan = late_plan(federation, {0: 0.25, 1: 0.5, 2: 0.75}, take_partial=True)
-    x, steps = np.zeros(3), np.array([1, 2, 3, 4])
-    for now, _ in federation.run(FedNova(), plan):
-        y = np.stack([x] * 4)
-        for k in range(4):
-            for i in np.flatnonzero(steps > k):
-                y[i] -= lr * problem.gradients(y[i])[i]
-        x = x - steps.mean() * ((x - y) / steps[:, None]).mean(0)
-        assert now.model.buffer.numpy() == pytest.approx(x, abs=1e-12)
 
 
 def test_lost_bytes_are_the_downloads_of_clients_without_a_reply(digits: Digits) -> None:

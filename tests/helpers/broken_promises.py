@@ -10,12 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedcommons import Capabilities, ClientData, Clients, Common, Executor, Facts, Message, Replies, Reply, State, Work
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.core.algorithm import Common, Facts, Message, Replies, Reply, State
-from fedcommons.core.capabilities import Capabilities
-from fedcommons.core.client_worker import Work
-from fedcommons.core.executor import Executor
-from fedcommons.data.clients import ClientData, Clients
 from fedcommons.data.examples import Examples
 from fedcommons.flat_tensors import Flat, Payload, add, copy, data, flat, scale, select, sub
 from fedcommons.privacy.release import Release

@@ -108,9 +108,7 @@ class Average:
     def weights(self, results: list[tuple[str, Any]]) -> list[float]:
         return [float(result.num_examples) for _, result in results]
 
-    def aggregate_fit(
-        self, server_round: int, results: list[tuple[str, Any]], failures: list
-    ) -> tuple[list[np.ndarray] | None, dict]:
+    def aggregate_fit(self, server_round: int, results: list[tuple[str, Any]], failures: list) -> tuple[Any, dict]:
         if not results:
             return None, {}
         weights = self.weights(results)
@@ -123,9 +121,7 @@ class ControlServer(Average):
     def __init__(self, initial_parameters: list[np.ndarray]) -> None:
         self.control = [np.zeros_like(x) for x in initial_parameters]
 
-    def aggregate_fit(
-        self, server_round: int, results: list[tuple[str, Any]], failures: list
-    ) -> tuple[list[np.ndarray] | None, dict]:
+    def aggregate_fit(self, server_round: int, results: list[tuple[str, Any]], failures: list) -> tuple[Any, dict]:
         arrays, _ = super().aggregate_fit(server_round, results, failures)
         if arrays is None:
             return None, {}

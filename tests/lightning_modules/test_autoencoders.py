@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedcommons import Examples, UserError, generator, seed_for, set_default_generator
-from fedcommons.config import presets
+from fedcommons import Examples, UserError, experiment, generator, seed_for, set_default_generator
 from fedcommons.config import schema as config
 from fedcommons.generators.beta_vae import BetaVAE as BetaGenerator
 from fedcommons.generators.cvae import CVAE as Generator
@@ -100,9 +99,7 @@ def test_the_loss_of_an_image_is_its_bound() -> None:
 
 
 @pytest.mark.parametrize(("shape", "margin"), [((1, 28, 28), (2, 2, 2, 2)), ((3, 9, 5), (5, 6, 3, 4))])
-def test_an_image_is_in_the_middle_of_a_square_of_a_power_of_two(
-    shape: tuple[int, ...], margin: tuple[int, ...]
-) -> None:
+def test_an_image_is_in_the_middle_of_a_power_of_two_square(shape: tuple[int, ...], margin: tuple[int, ...]) -> None:
     model = beta_model(shape)
     images = torch.randint(0, 256, (5, *shape), dtype=torch.uint8, generator=generator(0))
     assert model.encode(images)[0].equal(model.encoder(F.pad(images / 255, margin)).chunk(2, 1)[0])
@@ -234,15 +231,14 @@ def test_with_normalise_the_encoder_alone_sees_normalised_pixels() -> None:
 def test_the_papers_sizes() -> None:
     """CIFAR: Theta > 1,000,000 parameters of encoder and classifier, so that the latents are about 7.68 % (A.9)."""
     module = vae(CIFAR, 10, **RATE, latent=128, channels=(32, 64), depth=2)
-    assert (
-        sum(p.numel() for p in module.parameters()) - sum(p.numel() for p in module.decoder.parameters()) == 1_115_690
-    )
+    whole, decoder = (sum(p.numel() for p in part.parameters()) for part in (module, module.decoder))
+    assert whole - decoder == 1_115_690
     decoded = module.decoder(10 * torch.randn(3, 128, generator=generator(0)))
     assert decoded.shape == (3, *CIFAR)
     assert 0 <= decoded.min() <= decoded.max() <= 1
     for name, kind in (("vae", VAEClassifier), ("encoder", Encoder)):
-        config = presets.experiment("smoke", values={"model.name": name, "model.latent": 7})
+        config = experiment("smoke", values={"model.name": name, "model.latent": 7})
         module = module_of(config)(build(config).dataset)
         assert isinstance(module if name == "vae" else module.get_submodule("network"), kind)
         with pytest.raises(UserError, match=r"an image 4 times .* multiples of 16, and examples are \(1, 8, 8\)"):
-            build(presets.experiment("smoke", values={"model.name": name, "model.channels": (2, 2, 2, 2)}))
+            build(experiment("smoke", values={"model.name": name, "model.channels": (2, 2, 2, 2)}))

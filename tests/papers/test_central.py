@@ -60,9 +60,8 @@ def test_a_finished_training_is_read_not_repeated(tmp_path: Path) -> None:
         right = summary[name] * len(examples)
         assert right == pytest.approx(round(right), abs=1e-6), name
         assert 0 < right < len(examples)
-    assert (
-        summary["last_accuracy"] == summary["accuracies"][-1] <= summary["best_accuracy"] == max(summary["accuracies"])
-    )
+    assert summary["last_accuracy"] == summary["accuracies"][-1]
+    assert summary["last_accuracy"] <= summary["best_accuracy"] == max(summary["accuracies"])
     assert central.run(line, tmp_path / "another") == summary
     file = tmp_path / line.name / "summary.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "last_accuracy": 0.123}))

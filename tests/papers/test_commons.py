@@ -72,9 +72,7 @@ def test_all_rows_have_one_protocol_and_one_that_is_not_defined_says_why(commons
     assert "BatchNorm" in options.undefined[0.1, fedssyn]
 
 
-def test_the_best_round_on_the_tuning_seed_chooses(
-    commons: ModuleType, recorded: Callable[..., None], tmp_path: Path
-) -> None:
+def test_the_best_tuning_round_chooses(commons: ModuleType, recorded: Callable[..., None], tmp_path: Path) -> None:
     rows = entries(commons, "--ways", "real", "--lrs", "0.2,0.1,0.05,0.4", "--seeds", "3,1")
     for e in rows:
         metrics = {"validation/accuracy": {0.1: 0.9, 0.2: 0.8}.get(e.cell.config.client.lr, 0.5)}
@@ -82,9 +80,8 @@ def test_the_best_round_on_the_tuning_seed_chooses(
             recorded(tmp_path / e.cell.name, e.cell.config, None, metrics)
             file = tmp_path / e.cell.name / "rounds.jsonl"
             *others, last = file.read_text().splitlines()
-            file.write_text(
-                "\n".join([*others, last.replace('"validation/accuracy": 0.9', '"validation/accuracy": 0')]) + "\n"
-            )
+            last = last.replace('"validation/accuracy": 0.9', '"validation/accuracy": 0')
+            file.write_text("\n".join([*others, last]) + "\n")
     chosen = [e for e in commons.plan(rows, tmp_path) if not e.is_tuning]
     assert [(e["rates"], e.cell.config.seed) for e in chosen] == [((("client.lr", 0.1),), seed) for seed in (3, 1)]
 

@@ -109,10 +109,6 @@ def test_a_row_from_the_csv(decide: ModuleType) -> None:
     assert decide.Row.from_record(record) == expected
     assert decide.Row.from_record({**record, "disclosed_raw": "0.1"}) == replace(expected, raw=0.1)
     assert decide.Row.from_record({**record, "way": "FedMERF (summed)"}).summed
-    for text, rounds in (
-        ("0", 0.0),
-        (">10 (missed by 1 of 3)", inf),
-        ("not reached", inf),
-        ("0 (missed by 1 of 3)", inf),
-    ):
+    missed = [(text, inf) for text in (">10 (missed by 1 of 3)", "not reached", "0 (missed by 1 of 3)")]
+    for text, rounds in [("0", 0.0), *missed]:
         assert decide.Row.from_record({**record, "rounds_to_target": text}) == replace(expected, rounds=rounds)

@@ -55,9 +55,7 @@ def test_every_method_has_no_pool_the_plain_one_and_each_private_one(private: Mo
     assert fields["noise multiplier 1.906"]["generator.target_epsilon"] is None
 
 
-def test_gains_are_above_the_same_seeds_run_without_a_pool(
-    private: ModuleType, recorded: Callable[..., None], tmp_path: Path
-) -> None:
+def test_gains_are_against_plain_runs(private: ModuleType, recorded: Callable[..., None], tmp_path: Path) -> None:
     """Seeds 0, 1, 2 have 50, 60 and 70 % alone, and 1, 2 and 6 points more with the private pool."""
     argv = ["--epsilons", "10", "--algorithms", "fedavg", "--seeds", "0,1,2", "--checkpoints", "1"]
     result = [e for e in entries(private, *argv) if e["pool"] != "plain"]
@@ -85,9 +83,7 @@ def test_images_fitted_to_noisy_sums_are_pools_too_and_spend_what_they_say(priva
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("one_core")
-def test_the_table_tells_the_epsilon_of_each_pool_and_each_generator_is_trained_once(
-    private: ModuleType, tmp_path: Path
-) -> None:
+def test_the_table_has_each_pools_epsilon_and_each_generator_trains_once(private: ModuleType, tmp_path: Path) -> None:
     words = ["--preset=smoke", "--algorithms=fedavg", "--partition.n_clients=2", "--epsilons=30", "--out=out",
              "--checkpoints=0.34,1", "--tracking.wandb=off", "--artifacts=artifacts"]  # fmt: skip
     said, out = sweep_output(private.private_fedssyn, tmp_path, *words), tmp_path / "out"

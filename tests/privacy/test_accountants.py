@@ -60,9 +60,7 @@ def test_divergences_are_those_of_opacus_at_every_order(q: float, sigma: float) 
 
 @BY_COURSE
 @pytest.mark.long
-def test_numerical_composition_by_another_library_agrees_and_renyi_lies_above(
-    q: float, sigma: float, steps: int
-) -> None:
+def test_numerical_composition_by_another_library_agrees_and_renyi_is_above(q: float, sigma: float, steps: int) -> None:
     dp = pytest.importorskip("dp_accounting", reason="of the dev extra; `pip install dp-accounting`")
     from dp_accounting.pld import PLDAccountant  # pyright: ignore[reportMissingImports]
 
@@ -113,9 +111,7 @@ def test_a_target_beyond_the_largest_noise_is_refused() -> None:
         (0.1, 60.0, 0.13683538039646126),
     ],
 )
-def test_delta_and_epsilon_are_those_of_dp_accounting_and_of_the_definition(
-    sigma: float, epsilon_: float, delta: float
-) -> None:
+def test_delta_and_epsilon_equal_dp_accounting_and_the_definition(sigma: float, epsilon_: float, delta: float) -> None:
     """delta: the mass by which one density exceeds e^epsilon times the other."""
     assert gaussian.delta(epsilon_, 1 / sigma) == pytest.approx(delta, rel=1e-10)
     assert gaussian.epsilon(1 / sigma, delta) == pytest.approx(epsilon_, rel=1e-9)
@@ -179,10 +175,8 @@ PRIVATE = {
 @pytest.mark.long
 def test_each_client_spends_the_target_in_all_rounds(tmp_path: Path) -> None:
     result = run(experiment("smoke", values=PRIVATE), tmp_path / "run", say=lambda _: None)
-    (table,), sizes = (
-        result.summary["privacy"]["mechanisms"]["updates"],
-        build(result.experiment).client_data.clients.sizes,
-    )
+    (table,) = result.summary["privacy"]["mechanisms"]["updates"]
+    sizes = build(result.experiment).client_data.clients.sizes
     assert table["client"] == list(range(len(sizes)))
     assert table["q"] == [DPSGD.sampling_rate(n, 16) for n in sizes]
     assert table["steps"] == [2 * DPSGD.steps(n, 16) for n in sizes]

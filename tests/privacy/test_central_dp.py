@@ -14,7 +14,7 @@ from closed_forms import Digits
 from interrupted import require_resumed, small
 from opacus.accountants import RDPAccountant
 
-from fedcommons import Algorithm, ClientData, ClientError, LocalSGD, Message, Payload, Release, Reply, Work
+from fedcommons import Algorithm, ClientData, ClientError, LocalSGD, Message, Payload, Release, Reply, Work, generator
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import registry
 from fedcommons.core.algorithm import BUFFERS
@@ -33,7 +33,6 @@ from fedcommons.privacy.noise import SEED_ALONE, Noise, Source
 from fedcommons.privacy.user_level import user_level
 from fedcommons.runs import experiment
 from fedcommons.runs.plans import with_central_target
-from fedcommons.seeding import generator
 from fedcommons.testing import Federation, LeastSquares
 from fedcommons.testing.comparing import outcome
 from fedcommons.testing.elsewhere import Apart
@@ -75,9 +74,7 @@ ATTACKS: Mapping[str, Change] = {
 
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("quantile", [None, 0.5])
-def test_a_hostile_client_moves_the_model_by_no_more_than_the_clip_over_the_cohort(
-    attack: str, quantile: float | None, digits: Digits
-) -> None:
+def test_a_client_moves_the_model_by_at_most_clip_over_m(attack: str, quantile: float | None, digits: Digits) -> None:
     """Against the round without the client, the mean moves by clip/m, and the share of unclipped updates by 1/(2m)."""
     federation = digits((9, 16, 12), linear=True).training(LocalSGD(1, 5))
     feedback = Updates((Compression(TopK(0.5), has_feedback=True),))  # its errors must stay finite
@@ -170,15 +167,6 @@ def test_rounds_are_those_of_the_papers_in_numpy(
     assert outcome(federation.run(FedAvg(), plan, Apart(federation, FedAvg()))) == outcome(results)
 
 
-def test_no_noise_and_no_clipping_is_fedavg_and_a_method_without_the_option_is_unchanged(digits: Digits) -> None:
-    federation = digits().training(LocalSGD(1, 5))
-    plan = federation.plan(2)
-    (plain, _), (other, _) = (
-        federation.run(FedAvg(), p)[-1] for p in (plan, replace(plan, central=CentralDP(1e4, 1e-12)))
-    )
-    assert model_of(other) == pytest.approx(model_of(plain), abs=1e-6)
-
-
 METHODS = ["fedavg", "fedprox", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "moon", "ditto", "fedbn", "fedper",
            "fedvae"]  # fmt: skip
 
@@ -228,13 +216,11 @@ def test_clients_that_train_at_once_leave_nothing_unseen_to_other_clients(digits
 
 @pytest.mark.parametrize(
     ("change", "name"),
-    [
-        (lambda reply: replace(reply, sums={**reply.sums, "steps": torch.tensor(3.0)}), "steps"),
-        (lambda reply: replace(reply, sums={**reply.sums, "counts": torch.tensor([1, 2])}), "counts"),
-        (lambda reply: replace(reply, sums={**reply.sums, BUFFERS: torch.ones(2)}), BUFFERS),
-        (lambda reply: replace(reply, each={"means": torch.ones(2)}), "means"),
-    ],
-)
+    [(lambda reply: replace(reply, sums={**reply.sums, "steps": torch.tensor(3.0)}), "steps"),
+     (lambda reply: replace(reply, sums={**reply.sums, "counts": torch.tensor([1, 2])}), "counts"),
+     (lambda reply: replace(reply, sums={**reply.sums, BUFFERS: torch.ones(2)}), BUFFERS),
+     (lambda reply: replace(reply, each={"means": torch.ones(2)}), "means")],
+)  # fmt: skip
 def test_a_reply_with_more_than_an_update_stops_the_run(change: Change, name: str, digits: Digits) -> None:
     federation = digits((9, 16), linear=True).training(LocalSGD(1, 5))
     with pytest.raises(ClientError, match=f"client 0, round 1.*also send {name}"):

@@ -133,9 +133,8 @@ def test_noise_is_added_once_to_the_sum_in_the_type_of_the_parameters(kind: torc
     found = []
     for n in (0, 1, 7):
         param, batch = nn.Parameter(torch.zeros(4000, dtype=kind)), (torch.zeros(n, 1), torch.zeros(n))
-        value, _ = DPSGD(2.0, 3.0).gradients(
-            [param], lambda batch, step, p=param: (0 * p).sum(), batch, 0, 4, wide_generator(1)
-        )
+        loss = lambda batch, step, p=param: (0 * p).sum()  # noqa: E731
+        value, _ = DPSGD(2.0, 3.0).gradients([param], loss, batch, 0, 4, wide_generator(1))
         assert float(value) == 0
         assert param.grad is not None
         assert param.grad.dtype == kind
@@ -182,9 +181,8 @@ def test_works_with_every_methods_loss_and_correction(name: str, constants: dict
     """Without noise and clipping full batches are the method's own, to rounding (with one mean for FedMix)."""
     federation, method = digits(lr=0.05), make("algorithm", name, constants)
     one_mean = mean_images(federation.data.clients[0:1], FULL, 10, seed=0)
-    federation = replace(
-        federation, data=replace(federation.data, clients=federation.data.clients.with_commons(one_mean))
-    )
+    clients = federation.data.clients.with_commons(one_mean)
+    federation = replace(federation, data=replace(federation.data, clients=clients))
     both = (federation.training(LocalSGD(2, FULL, dp=dp)) for dp in (SILENT, None))
     with mock.patch.object(DPSGD, "gradients", autospec=True, side_effect=DPSGD.gradients) as clipped:
         ours, theirs = (each.run(method, each.plan(2))[-1][0] for each in both)

@@ -169,9 +169,7 @@ def _trained(digits: Callable[..., Federation], loop: LocalSGD, **more: object) 
 
 
 @pytest.mark.parametrize("more", [{}, {"clip_norm": 0.1}, {"augment": True}, {"precision": "tf32"}])
-def test_weights_logs_and_options_are_those_of_the_loop(
-    more: Mapping[str, object], digits: Callable[..., Federation]
-) -> None:
+def test_weights_logs_and_options_equal_the_loop(more: Mapping[str, object], digits: Callable[..., Federation]) -> None:
     one, many = (_trained(digits, _with(k, **more)) for k in (1, 4))
     assert one.keys() == many.keys() == {"model", "spent", "calls", "loss", "label", "steps"}
     assert one["spent"] == many["spent"]

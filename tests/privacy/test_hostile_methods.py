@@ -268,9 +268,7 @@ def test_what_is_charged_bounds_a_sum_with_several_copies(alpha: float, q: float
     [({"extra": torch.ones(3, requires_grad=True)}, {}, "Reply.sums"),
      ({"extra": torch.eye(3).to_sparse()}, {}, "Reply.sums"), ({}, {"extra": 10**400}, "Reply.metrics")],
 )  # fmt: skip
-def test_a_reply_that_cannot_be_added_names_the_method(
-    sums: Payload, metrics: dict[str, Any], word: str, digits: Digits
-) -> None:
+def test_a_bad_reply_names_the_method(sums: Payload, metrics: dict[str, Any], word: str, digits: Digits) -> None:
     def act(self: Any, reply: Reply, work: Work, data: ClientData) -> Reply:
         return replace(reply, sums={**reply.sums, **sums}, metrics={**reply.metrics, **metrics})
 

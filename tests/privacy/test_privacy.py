@@ -149,9 +149,7 @@ SECRET = {"secret": torch.ones(2)}
     ids=["in the sum", "for each", "nothing", "delta twice", "weight", "noise of its own", "option 1 of SCAFFOLD",
          "IFCA's cluster"],
 )  # fmt: skip
-def test_a_message_part_that_no_covered_release_names_counts_as_uncovered(
-    algorithm: Algorithm, uncovered: dict[str, int], digits: Digits
-) -> None:
+def test_what_no_release_names_is_uncovered(algorithm: Algorithm, uncovered: dict[str, int], digits: Digits) -> None:
     assert _ledger(algorithm, digits()).uncovered == uncovered
 
 
@@ -194,9 +192,7 @@ def alternating(*sigmas: float) -> DPSGD:
      (alternating(1.0, 1.0, 0.0, *[1.0] * 1000), {"delta": 1}), (alternating(1.0, 2.0), {"delta": 10})],
     ids=["no noise", "noise", "one step without", "steps of two kinds"],
 )  # fmt: skip
-def test_only_steps_that_all_have_the_same_noise_are_covered(
-    dp: DPSGD, uncovered: dict[str, int], digits: Digits
-) -> None:
+def test_only_steps_of_one_noise_level_are_covered(dp: DPSGD, uncovered: dict[str, int], digits: Digits) -> None:
     TAKEN[0] = 0
     assert _ledger(FedAvg(), digits(), LocalSGD(2, 5, dp=dp)).uncovered == uncovered
 

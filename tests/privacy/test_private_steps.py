@@ -157,10 +157,8 @@ def blanked() -> Examples:
 
 def local_sums(what: str, batch: Sequence[int], salt: bytes) -> Tensor:
     given, augment = LOCAL[what]
-    work, data = (
-        digits((SIZE,), **given).training(LocalSGD(2, 6, dp=DPSGD(0.1, 1.0), augment=augment)).work(),
-        blanked(),
-    )
+    federation = digits((SIZE,), **given).training(LocalSGD(2, 6, dp=DPSGD(0.1, 1.0), augment=augment))
+    work, data = federation.work(), blanked()
     work.noise = Noise(Source(5, salt))
     with watched(batch) as sums:
         work.local(work.initial, ClientData(data.x / 255, data.y), 7)

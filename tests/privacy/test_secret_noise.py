@@ -11,9 +11,8 @@ import pytest
 import torch
 from report_runs import quiet
 
-from fedcommons import ClientError, Experiment, UserError
+from fedcommons import ClientError, Experiment, UserError, experiment
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.config import presets
 from fedcommons.config.dotted import override
 from fedcommons.generators import image_cache
 from fedcommons.generators.requests import GenerationRequest, salt_facts
@@ -40,7 +39,7 @@ def state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 
 def _needed(fields: Mapping[str, object]) -> Sequence[GenerationRequest]:
-    return build.build(presets.experiment("smoke", "digits", fields)).requests
+    return build.build(experiment("smoke", "digits", fields)).requests
 
 
 @pytest.mark.parametrize("noise", [salts.SECRET, salts.SEEDED])
@@ -67,9 +66,7 @@ def test_a_run_whose_class_counts_have_lost_a_salt_does_not_go_on(tmp_path: Path
     [(run_salts.FILE, ""), (run_salts.FILE, '{"salt": "../x", "generators": []}'), (run_salts.FILE, '{"salt": 7}'),
      ("partition.json", ""), ("checkpoints", ""), ("summary.json", "")],
 )  # fmt: skip
-def test_a_run_that_has_left_anything_and_no_name_of_a_salt_does_not_go_on(
-    tmp_path: Path, state: Path, file: str, content: str
-) -> None:
+def test_a_run_that_lost_its_salts_name_does_not_go_on(tmp_path: Path, state: Path, file: str, content: str) -> None:
     (tmp_path / file).write_text(content)
     with pytest.raises(UserError, match="lost or damaged"):
         run_salts.begin_salt(tmp_path, [])
@@ -86,9 +83,7 @@ def test_the_salt_of_another_run_is_not_taken_for_its_own(tmp_path: Path) -> Non
         run_salts.begin_salt(tmp_path, [])
 
 
-def test_salts_in_the_store_the_run_folder_or_a_relative_folder_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_salts_in_a_run_or_relative_folder_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trial of a sweep works in a folder of Ray Tune's, which is removed: the salt would stand in it and be lost."""
     place = tmp_path / "place"
     place.mkdir()
@@ -105,7 +100,7 @@ def test_salts_in_the_store_the_run_folder_or_a_relative_folder_are_refused(
 
 
 def test_no_federation_runs_with_seeded_noise_where_it_is_to_be_secret() -> None:
-    config = presets.experiment("smoke", "digits", {"dp.noise": "secret", "dp.local": True, "dp.noise_multiplier": 1.0})
+    config = experiment("smoke", "digits", {"dp.noise": "secret", "dp.local": True, "dp.noise_multiplier": 1.0})
     ready = assemble.assemble(build.build(config))
     with pytest.raises(ValueError, match="needs the run's salt"):
         ready.executor()
@@ -138,7 +133,7 @@ POOL = {
 
 def config(tmp_path: Path, **values: Any) -> Experiment:
     named = {name.replace("__", "."): value for name, value in values.items()}
-    return presets.experiment("smoke", "digits", {**FIELDS, "artifacts": str(tmp_path / "artifacts"), **named})
+    return experiment("smoke", "digits", {**FIELDS, "artifacts": str(tmp_path / "artifacts"), **named})
 
 
 def outputs(folder: Path) -> dict[str, bytes]:
@@ -176,9 +171,7 @@ def test_two_secret_runs_of_one_seed_differ_and_two_seeded_ones_do_not(tmp_path:
 
 
 @pytest.mark.long
-def test_a_salt_stands_in_no_other_file_and_is_never_printed(
-    tmp_path: Path, state: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_salt_is_in_no_other_file_or_output(tmp_path: Path, state: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Of a run with generators, and of one whose client fails: its traceback is kept too."""
     run(config(tmp_path, **POOL), tmp_path / "run")
     with pytest.raises(ClientError, match="largest was client"):
@@ -234,9 +227,7 @@ def test_actors_get_the_salt_and_draw_the_noise_of_one_process(tmp_path: Path, w
     assert outputs(cut) == outputs(whole)
 
 
-def test_configurations_of_a_sweep_share_what_does_not_depend_on_their_difference(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_configurations_of_a_sweep_share_what_does_not_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Generators and noisy class counts are released once, whatever the learning rate, p or the number of rounds."""
 
     def needs(**values: Any) -> list[tuple[bytes, dict[str, Any], list[int]]]:

@@ -7,24 +7,15 @@ from collections.abc import Callable
 from math import inf
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
+from report_runs import small_runs
 
-import fedcommons
 from fedcommons import load_runs
 from fedcommons.cli.display import Display
-from fedcommons.config import presets
 from fedcommons.privacy.accountants import composed
 from fedcommons.reports.cells import cells
 from papers.disclosure import epsilon_place
-
-QUICK = {"federation.rounds": 2, "client.epochs": 1, "measure.every": 0, "tracking.wandb": "off"}
-
-
-def _run(folder: Path, **fields: Any) -> None:
-    values = {**QUICK, **{name.replace("__", "."): value for name, value in fields.items()}}
-    fedcommons.run(presets.experiment("smoke", "digits", values), folder)
 
 
 def _report(disclosure: ModuleType, out: Path, folders: str) -> Path:
@@ -36,15 +27,11 @@ def _report(disclosure: ModuleType, out: Path, folders: str) -> Path:
 
 
 @pytest.mark.long
-def test_where_an_epsilon_covers_what_was_shared_accuracy_stands_against_it_too(
-    tmp_path: Path, sweeps: Callable[[str], ModuleType]
-) -> None:
+def test_accuracy_is_plotted_against_a_covering_epsilon(tmp_path: Path, sweeps: Callable[[str], ModuleType]) -> None:
     """On the left a run that shared nothing, then two pools by their epsilon, then one whose class counts are bare."""
-    pool = {"setting": "shuffled_synthetic", "generator__name": "user_parts:WithReceipt"}
-    _run(tmp_path / "runs/real")
-    for sigma in (2.0, 4.0):
-        _run(tmp_path / f"runs/pool{sigma:g}", **pool, generator__label_noise=8.0, generator__sigma=sigma)
-    _run(tmp_path / "runs/bare", **pool)
+    pool = {"setting": "shuffled_synthetic", "generator.name": "user_parts:WithReceipt"}
+    noisy = {f"pool{sigma}": {**pool, "generator.label_noise": 8.0, "generator.sigma": sigma} for sigma in (2.0, 4.0)}
+    small_runs(tmp_path / "runs", {"real": {}, **noisy, "bare": pool})
     out = _report(sweeps("disclosure"), tmp_path / "out", f"{tmp_path / 'runs'}")
     expected = [composed(((0.1, sigma, 20), (1.0, 8.0, 1)), 1e-5) for sigma in (2.0, 4.0)]
     rows = [line.split("|") for line in (out / "disclosure.md").read_text().splitlines() if line.startswith("| d")]
@@ -57,11 +44,9 @@ def test_where_an_epsilon_covers_what_was_shared_accuracy_stands_against_it_too(
 @pytest.mark.long
 def test_points_of_any_folders(tmp_path: Path, sweeps: Callable[[str], ModuleType]) -> None:
     """Runs that disclose nothing, copies and everything, one that is too short, and one that stands there twice."""
-    _run(tmp_path / "runs/real")
-    for c in (0.25, 0.5):
-        _run(tmp_path / f"runs/copies{c}", setting="raw_copies", sharing__c=c)
-    _run(tmp_path / "runs/fedmix", algorithm="fedmix")
-    _run(tmp_path / "runs/short", setting="shuffled_real", sharing__p=0.25, federation__rounds=1)
+    runs = {f"copies{c}": {"setting": "raw_copies", "sharing.c": c} for c in (0.25, 0.5)}
+    short = {"setting": "shuffled_real", "sharing.p": 0.25, "federation.rounds": 1}
+    small_runs(tmp_path / "runs", {"real": {}, **runs, "fedmix": {"algorithm": "fedmix"}, "short": short})
     shutil.copytree(tmp_path / "runs/real", tmp_path / "again/real")
     out = _report(sweeps("disclosure"), tmp_path / "out", f"{tmp_path / 'runs'},{tmp_path / 'again'}")
     with (out / "disclosure.csv").open() as file:

@@ -173,9 +173,7 @@ compare = report_runs.script("compare")
 
 
 @pytest.mark.long
-def test_rows_have_mean_and_sd(
-    compare: ModuleType, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mean_and_sd(compare: ModuleType, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "c"
     words = [str(folder), "--x", "lr", "--y", "zeta_hat_sq", "--out", str(out)]
     assert compare.compare(words) == 0

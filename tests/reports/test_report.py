@@ -196,9 +196,7 @@ def test_a_valid_pool_picture_is_shown_in_the_report_and_an_invalid_file_is_not(
         assert page.page([of], None, quiet).count('<img src="data:image/png;base64,') == shown
 
 
-def test_a_command_writes_it_and_leaves_a_users_file(
-    folder: Path, tmp_path: Path, sweeps: Callable[[str], ModuleType]
-) -> None:
+def test_a_command_keeps_a_users_file(folder: Path, tmp_path: Path, sweeps: Callable[[str], ModuleType]) -> None:
     out = tmp_path / "report.html"
     assert sweeps("report").report([str(folder), "--out", str(out), "--title", "Mine & yours"]) == 0
     assert "<title>Mine &amp; yours</title>" in out.read_text(encoding="utf-8")

@@ -120,9 +120,7 @@ def test_an_interval_in_brackets_is_not_broken(chromium: Browser, url: str, tmp_
     assert {bool(re.fullmatch(rf"[\d.]+ <span>{interval}</span>", cell)) for cell in cells} == {True}
 
 
-def test_filters_filter_tables_and_curves_and_a_file_has_what_is_shown(
-    chromium: Browser, url: str, folder: Path, tmp_path: Path
-) -> None:
+def test_filters_apply_to_tables_curves_and_files(chromium: Browser, url: str, folder: Path, tmp_path: Path) -> None:
     with browser.opened(chromium, url) as page:
         see_all(page)
         tick(page, "method", "fedprox")

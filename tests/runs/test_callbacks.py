@@ -46,11 +46,8 @@ class NoMeasure: ...
 def stored(folder: Path) -> tuple[int, bool, str]:
     """Return the number of recorded rounds, whether ``best.safetensors`` exists, and the last checkpoint's name."""
     n = len((folder / "rounds.jsonl").read_text().splitlines())
-    return (
-        n,
-        (folder / "best.safetensors").exists(),
-        max((p.name for p in folder.glob("checkpoints/*.json")), default=""),
-    )
+    last = max((p.name for p in folder.glob("checkpoints/*.json")), default="")
+    return n, (folder / "best.safetensors").exists(), last
 
 
 def name(round: int) -> str:

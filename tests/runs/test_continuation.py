@@ -8,9 +8,8 @@ import pytest
 from interrupted import PowerCut, cut_at
 from report_runs import quiet
 
-from fedcommons import Experiment, UserError
+from fedcommons import Experiment, UserError, experiment
 from fedcommons.cli.display import Display
-from fedcommons.config import presets
 from fedcommons.config.dotted import override
 from fedcommons.runs.experiment import run
 from fedcommons.tune import continue_runs, sweep
@@ -27,7 +26,7 @@ FEDDPMS = {"algorithm": "feddpms", "feddpms__tries": 4, "model__name": "vae", "m
 def config(folder: Path, rounds: int, **values: Any) -> Experiment:
     named = {name.replace("__", "."): value for name, value in values.items()}
     fields = {**FIELDS, "artifacts": str(folder / "artifacts"), **named, "federation.rounds": rounds}
-    return presets.experiment("smoke", "digits", fields)
+    return experiment("smoke", "digits", fields)
 
 
 def bits(folder: Path) -> dict[str, bytes]:
@@ -105,9 +104,7 @@ def test_what_cannot_go_on_is_refused_and_left_as_it_was(tmp_path: Path) -> None
     ids=["a schedule", "a method"],
 )  # fmt: skip
 @pytest.mark.long
-def test_what_knows_the_number_of_rounds_is_not_extended(
-    plans: tuple[int, int], values: dict[str, Any], why: str, tmp_path: Path
-) -> None:
+def test_a_fixed_plan_is_not_extended(plans: tuple[int, int], values: dict[str, Any], why: str, tmp_path: Path) -> None:
     short, long = (config(tmp_path, rounds, **values) for rounds in plans)
     play(tmp_path / "run", short)
     with pytest.raises(UserError, match=why):

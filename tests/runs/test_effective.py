@@ -104,6 +104,5 @@ def test_mechanisms_keep_the_commons_and_the_updates_apart() -> None:
     assert accountants(table) == "exact Gaussian or rdp"
     for wrong in ({"client": []}, {"sigma": None}, {"delta": None}, {"clip": "1"}):
         assert flaw_of_summary({"privacy": {"mechanisms": {"updates": [table]}}}) is None
-        assert "privacy.mechanisms" in (
-            flaw_of_summary({"privacy": {"mechanisms": {"updates": [table | wrong]}}}) or ""
-        )
+        flaw = flaw_of_summary({"privacy": {"mechanisms": {"updates": [table | wrong]}}})
+        assert "privacy.mechanisms" in (flaw or "")

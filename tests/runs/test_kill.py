@@ -120,9 +120,7 @@ def test_a_run_killed_at_any_change_of_its_files_ends_as_if_it_never_was(
 
 
 @pytest.mark.long
-def test_wandb_keeps_the_id_and_the_whole_history_of_a_killed_run(
-    runs: Runs, tmp_path: Path, wandb_file: "Callable[[Path], WandbFile]"
-) -> None:
+def test_wandb_has_the_killed_history(runs: Runs, tmp_path: Path, wandb_file: "Callable[[Path], WandbFile]") -> None:
     killed = runs.run(tmp_path, 4, name="rounds.jsonl", wandb="offline")
     assert killed.code == -signal.SIGKILL, killed.err
     folder = tmp_path / "run"

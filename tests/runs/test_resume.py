@@ -36,9 +36,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("last", "first"), [(1, 1), (2, 3), (6, None)])
 @pytest.mark.long
-def test_a_run_interrupted_in_any_round_ends_as_if_it_never_was(
-    last: int, first: int | None, runs: Path, tmp_path: Path
-) -> None:
+def test_a_run_interrupted_in_any_round_ends_as_usual(last: int, first: int | None, runs: Path, tmp_path: Path) -> None:
     with pytest.raises(PowerCut):
         experiment.run(TINY, tmp_path / "cut", on_round=cut_at(last))
     require_resumed(TINY, tmp_path / "cut", runs / "whole", first)  # from the last checkpoint
@@ -57,9 +55,7 @@ class Mine(FedAvg):
 
 
 @pytest.mark.long
-def test_a_run_that_a_client_stopped_goes_on_from_the_round_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_a_client_stopped_goes_on_from_that_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though its regular checkpoints were of rounds 0 and 2; a resumption that fails again changes nothing."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(FAILS)
@@ -166,11 +162,8 @@ def test_the_folder_of_a_sweep_is_no_run_folder_nor_the_other_way_round(runs: Pa
         shutil.copytree(runs / "cut", tmp_path / "cell")
     with pytest.raises(UserError, match=r"not a run folder \(it contains cell\)"):
         experiment.run(TINY, tmp_path, resume=True)
-    for folder, resume, word in (
-        (tmp_path / "cell", True, "not a folder of a sweep"),
-        (tmp_path, False, "add --resume"),
-    ):
-        with pytest.raises(UserError, match=word), tuning.open_sweep(folder, resume):
+    for where, resume, word in ((tmp_path / "cell", True, "not a folder of a sweep"), (tmp_path, False, "--resume")):
+        with pytest.raises(UserError, match=word), tuning.open_sweep(where, resume):
             pytest.fail("opened")
 
 

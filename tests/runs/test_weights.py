@@ -14,10 +14,9 @@ from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 from torchvision import models
 
-from fedcommons import Result, UserError, experiment, load, run
+from fedcommons import Experiment, Result, UserError, experiment, load, run
 from fedcommons.config import registry
 from fedcommons.config.dotted import deciding, from_dict, to_dict
-from fedcommons.config.experiment import Experiment
 from fedcommons.convergence import per_sample
 from fedcommons.convergence.smoothness import hessian_vector
 from fedcommons.federation.client_memory import ClientMemory

@@ -48,9 +48,8 @@ class Cloud:
 
     def ray(self, *words: str) -> None:
         command = [Path(sys.executable).parent / "ray", *words, "cluster.yaml"]
-        done = subprocess.run(
-            command, cwd=self.folder / "code", stdin=subprocess.DEVNULL, capture_output=True, text=True
-        )
+        where, closed = self.folder / "code", subprocess.DEVNULL
+        done = subprocess.run(command, cwd=where, stdin=closed, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
 
     def nodes(self, state: str = "running") -> list[dict[str, Any]]:
@@ -91,9 +90,8 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
         made = _account(boto3, folder)
         shutil.copytree(ROOT / "cluster", folder / "code" / "cluster")
         (folder / "code" / "cluster.yaml").write_text(_filled(made))
-        subprocess.run(
-            ["sh", "cluster/secrets.sh", "10.0.1.0/24"], cwd=folder / "code", check=True, capture_output=True
-        )
+        secrets = ["sh", "cluster/secrets.sh", "10.0.1.0/24"]
+        subprocess.run(secrets, cwd=folder / "code", check=True, capture_output=True)
         made.ray("up", "-y", "--no-config-cache")
         yield made
     server.stop()

@@ -58,9 +58,7 @@ def test_ray_accepts_the_cluster_file_and_refuses_a_broken_one(content: dict[str
 
 
 @pytest.mark.parametrize(("name", "placeholders"), [("cluster/aws.yaml", 5), ("ray_cluster.yaml", 0)])
-def test_our_files_have_no_flaw_but_placeholders_and_nodes_start_with_token_tls_and_label(
-    name: str, placeholders: int, flaws: Any
-) -> None:
+def test_our_files_have_placeholders_only_and_nodes_token_and_tls(name: str, placeholders: int, flaws: Any) -> None:
     file = yaml.safe_load((ROOT / name).read_text())
     for command in (file["head_start_ray_commands"][-1], file["worker_start_ray_commands"][-1]):
         assert command.startswith(". ~/fedcommons/cluster/environment.sh && {")
@@ -169,9 +167,7 @@ def test_values_of_make_cluster_that_cannot_be_meant_are_refused(
         up.lab(["HOSTS=10.0.0.1"])
 
 
-def test_secrets_are_kept_while_they_hold_for_all_hosts(
-    up: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_secrets_are_kept_while_they_fit_all_hosts(up: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     one, two = (up.Lab({a: a for a in hosts}, "me", "", "", 1) for hosts in (["10.0.0.1"], ["10.0.0.1", "10.0.0.2"]))
     assert not up.has_secrets(one)
@@ -237,9 +233,7 @@ def test_a_start_that_leaves_the_cluster_open_is_reported(filled: dict[str, Any]
         assert [one for one in ("a token", "TLS") if any(f"without {one}" in each for each in found)] == lacking, start
 
 
-def test_pods_ask_for_a_token_and_tls_share_a_volume_and_scale_to_one_gpu(
-    content: dict[str, Any], check: dict[str, Any]
-) -> None:
+def test_pods_use_token_and_tls_share_a_volume_and_have_one_gpu(content: dict[str, Any], check: dict[str, Any]) -> None:
     """No Kubernetes is started."""
     volume, cluster = yaml.safe_load_all((ROOT / "cluster" / "kuberay.yaml").read_text())
     spec, options = cluster["spec"], content["docker"]["run_options"]

@@ -177,9 +177,7 @@ def test_sigterm_ends_ray_and_its_folder_which_only_we_can_enter(ours: Any) -> N
     ],
     ids=["open", "not at all"],
 )
-def test_a_ray_that_starts_open_or_not_at_all_is_shut_down(
-    start: Callable[..., None], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_ray_is_shut_down(start: Callable[..., None], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
     shut_down: list[bool] = []
@@ -205,12 +203,8 @@ def test_a_variable_that_ray_cannot_use_is_refused(monkeypatch: pytest.MonkeyPat
         (ray_cluster.DASHBOARD, "80", "must be a port"),
         (ray_cluster.DASHBOARD, "8265", "needs RAY_AUTH_MODE=token and .* RAY_AUTH_TOKEN"),
     ):
-        for variable, setting in {
-            "RAY_ADDRESS": "",
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": "",
-            name: value,
-        }.items():
+        usual = {"RAY_ADDRESS": "", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": ""}
+        for variable, setting in {**usual, name: value}.items():
             monkeypatch.setenv(variable, setting)
         with pytest.raises(UserError, match=f"{name}.*{message}"):
             ray_cluster.connect(num_cpus=1)

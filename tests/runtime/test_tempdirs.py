@@ -61,9 +61,7 @@ def test_only_its_user_can_enter_it(base: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("number", "code"), [(None, 0), (signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143)])
-def test_it_goes_with_its_process(
-    number: signal.Signals | None, code: int, process: subprocess.Popen[str], base: Path
-) -> None:
+def test_it_is_removed(number: signal.Signals | None, code: int, process: subprocess.Popen[str], base: Path) -> None:
     if number:
         process.send_signal(number)
     _, said = process.communicate("", timeout=300)
@@ -72,9 +70,7 @@ def test_it_goes_with_its_process(
 
 
 @pytest.mark.long
-def test_the_folder_of_a_killed_process_goes_with_the_next_once_it_is_unused(
-    process: subprocess.Popen[str], base: Path
-) -> None:
+def test_an_unused_folder_of_a_killed_process_goes_with_the_next(process: subprocess.Popen[str], base: Path) -> None:
     (left,) = base.iterdir()
 
     def stays() -> bool:

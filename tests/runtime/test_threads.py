@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from forked import forked
 
-from fedcommons import ClientError, Experiment, UserError, check_algorithm, sweep
+from fedcommons import ClientError, Experiment, UserError, check_algorithm, experiment, sweep
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.config import presets
 from fedcommons.runs.experiment import run
 from fedcommons.runs.replay import replay
 from papers.fedssyn.central import Central
@@ -39,7 +38,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     path.write_text(DROPOUT)
 
     def make(**values: Any) -> Experiment:
-        return presets.experiment("smoke", "digits", {**FIELDS, "model.name": f"{path}:dropout", **values})
+        return experiment("smoke", "digits", {**FIELDS, "model.name": f"{path}:dropout", **values})
 
     return make
 
@@ -73,9 +72,7 @@ CALLS: list[Callable[[Experiment, Path, Path], object]] = [
 
 
 @pytest.mark.long
-def test_within_a_run_another_thread_is_refused_and_another_run_changes_no_bit_of_either(
-    config: Config, plain: Plain, tmp_path: Path
-) -> None:
+def test_a_thread_within_a_run_is_refused_and_two_runs_keep_bits(config: Config, plain: Plain, tmp_path: Path) -> None:
     """The inner run has another seed and another setting of torch."""
     refused, inner = list[int](), list[list[bytes]]()
     other = config(seed=7, **{"client.onednn": False})

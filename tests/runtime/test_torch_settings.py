@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, backends
 from torch.nn import functional
 
-from fedcommons import Experiment, UserError, check_algorithm
+from fedcommons import Experiment, UserError, check_algorithm, experiment
 from fedcommons.algorithms.fedavg import FedAvg
-from fedcommons.config import presets
 from fedcommons.core.worker import fresh_torch
 from fedcommons.runs.experiment import run
 from fedcommons.runs.replay import replay
@@ -88,7 +87,7 @@ def _config(folder: Path, **values: object) -> Experiment:
         "federation.rounds": 2, "client.epochs": 1, "tracking.wandb": "off", "measure.every": 1, "data.limit": 60,
         "algorithm": "moon", "artifacts": str(folder / "artifacts"),
     }  # fmt: skip
-    return presets.experiment("smoke", "digits", {**base, **values})
+    return experiment("smoke", "digits", {**base, **values})
 
 
 def _run(config: Experiment, folder: Path) -> tuple[bytes, ...]:
@@ -213,7 +212,7 @@ def test_no_setting_of_a_caller_changes_a_bit_and_each_is_restored(name: str, pl
     assert after == before
 
 
-CONFIG = presets.experiment("smoke", "digits", {"tracking.wandb": "off", "data.limit": 60, "federation.rounds": 1})
+CONFIG = experiment("smoke", "digits", {"tracking.wandb": "off", "data.limit": 60, "federation.rounds": 1})
 
 
 def test_a_run_goes_on_only_where_libraries_round_as_they_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,10 +234,8 @@ def test_a_run_goes_on_only_where_libraries_round_as_they_did(tmp_path: Path, mo
 
 
 @pytest.mark.ray
-def test_actors_that_would_round_otherwise_are_refused(
-    ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_actors_that_round_otherwise_refuse(ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fields = {"tracking.wandb": "off", "data.limit": 60, "federation.executor": "ray_actors", "federation.actors": 1}
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")  # Ray was started without
     with pytest.raises(UserError, match="would round otherwise"):
-        run(presets.experiment("smoke", "digits", fields), tmp_path, say=lambda text: None)
+        run(experiment("smoke", "digits", fields), tmp_path, say=lambda text: None)

@@ -11,12 +11,12 @@ import torch
 from cut_clients import numbered, of_digits
 from five_clients import DATASET
 
+from fedcommons import Contribution, Generating, Stage, TakesLong
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.fedmix import FedMix
 from fedcommons.config import registry
-from fedcommons.generators.requests import Contribution
+from fedcommons.sharing.disclosure import require_once
 from fedcommons.sharing.exchange import Shared, share, share_by_method
-from fedcommons.sharing.stage import Generating, Stage, TakesLong
 
 N_TOTAL = len(DATASET.train)
 SMALL = {"p": 0.3, "c": 0.3, "noise_multiplier": 1.0, "features": 40, "per_class": 2, "steps": 3, "iterations": 3,
@@ -74,10 +74,12 @@ def test_one_seed_shares_the_same_bits_and_another_seed_others(name: str) -> Non
     assert same(other, again) == stays
 
 
-def test_the_bytes_are_those_of_the_examples_that_travel(name: str) -> None:
+def test_what_is_declared_and_the_bytes_are_those_of_the_examples_that_travel(name: str) -> None:
     stage, start, result = build(name), of_digits(), shared(name)
     assert (result.traffic.up, result.traffic.down) == (0, 0)
-    released, _ = stage.release(start, stage.make(start, drawn(stage)))
+    released, events = stage.release(start, stage.make(start, drawn(stage)))
+    assert result.releases == list(events)  # the engine sees no more leave
+    require_once(stage, result.data)
     if (stated := stage.assign(start, released).nbytes) is not None:
         assert result.traffic.once == stated > 0
         return

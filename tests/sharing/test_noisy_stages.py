@@ -10,20 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedcommons import ClientDatasets, Clients, Contributions, Examples, UserError, generator
 from fedcommons.config.dotted import choose
-from fedcommons.data.clients import Clients
-from fedcommons.data.examples import Examples
-from fedcommons.data.federated import ClientDatasets
-from fedcommons.errors import UserError
 from fedcommons.privacy.salts import name_of
 from fedcommons.runs import build, experiment, run_salts
-from fedcommons.seeding import generator
 from fedcommons.sharing.dpcda import DPCDA
 from fedcommons.sharing.exchange import share
 from fedcommons.sharing.merf import MERF
 from fedcommons.sharing.ndpdc import NDPDC
 from fedcommons.sharing.random_features import Fourier
-from fedcommons.sharing.stage import Contributions
 from fedcommons.testing import check_stage
 
 STAGES: dict[str, Any] = {
@@ -85,9 +80,7 @@ OF_MESSAGES: dict[str, list[dict[str, Any]]] = {"merf": [{"scale": 3.0}],
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_the_same_message_has_the_same_noise_and_any_other_has_other_noise(
-    name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_an_equal_message_has_the_same_noise(name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDCOMMONS_STATE", str(tmp_path))
     stage, start = STAGES[name], clients(20, 40)
     first = noise(stage, start)
@@ -209,9 +202,7 @@ def test_a_run_states_the_epsilon_of_the_data_it_shares(name: str, tmp_path: Any
 
 
 @pytest.mark.long
-def test_a_secret_run_earns_its_epsilon_and_goes_on_with_its_salts_only(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_secret_run_has_its_epsilon_and_resumes_by_its_salts(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDCOMMONS_STATE", str(tmp_path / "state"))
     config = choose({**RUN, "sharing.setting": "merf", "sharing.steps": 3, "dp.noise": "secret",
                      "artifacts": str(tmp_path / "artifacts")})  # fmt: skip
@@ -246,10 +237,8 @@ def test_what_makes_no_sense_is_refused(name: str, values: dict[str, Any], words
 @pytest.mark.parametrize("name", STAGES)
 def test_the_limits_are_allowed_and_noise_below_them_covers_nothing(name: str) -> None:
     limits: dict[str, dict[str, Any]] = {
-        "merf": {"noise": "summed", "may_miss": 9},
-        "ndpdc": {"iterations": 3, "width": 8},
-        "dpcda": {"colluding": 9},
-    }
+        "merf": {"noise": "summed", "may_miss": 9}, "ndpdc": {"iterations": 3, "width": 8}, "dpcda": {"colluding": 9},
+    }  # fmt: skip
     values = {f"sharing.{n}": v for n, v in {**limits[name], "target_epsilon": 1.0, "delta": 1e-6}.items()}
     build.build(choose({"sharing.setting": name, **values, "dp.delta": 1e-6}))
     prepared = build.build(choose({"sharing.setting": name, "sharing.noise_multiplier": 1e-4}))

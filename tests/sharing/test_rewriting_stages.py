@@ -10,9 +10,7 @@ import pytest
 import torch
 from five_clients import ONE_ROUND, N, dealt, images
 
-from fedcommons import ClientDatasets, Clients, Common, Examples, Release, UserError
-from fedcommons.config import presets
-from fedcommons.generators.requests import Contribution
+from fedcommons import ClientDatasets, Clients, Common, Contribution, Examples, UserError, experiment
 from fedcommons.runs.experiment import run
 from fedcommons.sharing.exchange import share, share_by_method
 from fedcommons.sharing.real import Real
@@ -26,9 +24,7 @@ def _swapped(start: ClientDatasets, store: Examples) -> Examples:
     return store
 
 
-def _written(
-    write: Callable[[Examples], object], of_start: bool = True
-) -> Callable[[ClientDatasets, Examples], Examples]:
+def _written(write: Callable[[Examples], object], of_start: bool = True) -> Callable[..., Examples]:
     def change(start: ClientDatasets, store: Examples) -> Examples:
         write(start.clients.store if of_start else store)
         return store
@@ -50,9 +46,7 @@ REWRITES: dict[str, Callable[[ClientDatasets, Examples], Examples]] = {
 class Rewrites(ShuffledSynthetic):
     how: str = ""
 
-    def release(
-        self, client_data: ClientDatasets, contributed: Contributions
-    ) -> tuple[Contributions, Sequence[Release]]:
+    def release(self, client_data: ClientDatasets, contributed: Contributions) -> tuple[Contributions, Any]:
         store = REWRITES[self.how](client_data, contributed.store)
         if self.how == "a shorter store":
             contributed = replace(contributed, rows=contributed.rows[:0], owners=contributed.owners[:0])
@@ -77,7 +71,7 @@ def test_a_run_whose_stage_rewrites_its_data_stops_and_so_do_others_in_that_proc
     with pytest.raises(UserError, match="RewritesEarly must not change"):
         share(RewritesEarly(), dealt())
     for number, stage in enumerate((f"{__file__}:RewritesEarly", "real")):
-        config = presets.experiment("smoke", "digits", ONE_ROUND | {"data.limit": 57, "sharing.setting": stage})
+        config = experiment("smoke", "digits", ONE_ROUND | {"data.limit": 57, "sharing.setting": stage})
         with pytest.raises(UserError, match=r"must not change .*ran before"):
             run(config, tmp_path / str(number), say=lambda text: None)
 
@@ -99,16 +93,13 @@ class Assigns(ShuffledSynthetic):
     contribution: Callable[[Contributions], Contributions] = lambda c: c
     change: Callable[[Assigned, Contributions], Assigned] = lambda assigned, c: assigned
 
-    def release(
-        self, client_data: ClientDatasets, contributed: Contributions
-    ) -> tuple[Contributions, Sequence[Release]]:
+    def release(self, client_data: ClientDatasets, contributed: Contributions) -> tuple[Contributions, Any]:
         return self.contribution(contributed), contributed.releases("synthetic images")
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
         parts = np.split(np.arange(len(client_data.clients.store), len(released.store)), N)
-        return self.change(
-            Assigned(client_data.clients.rows, parts, n_own=client_data.clients.sizes, pool=parts), released
-        )
+        rows, sizes = client_data.clients.rows, client_data.clients.sizes
+        return self.change(Assigned(rows, parts, n_own=sizes, pool=parts), released)
 
 
 def _without_owner(c: Contributions) -> Contributions:
@@ -162,10 +153,8 @@ class Chooses(Real):
     rule: str = "labels"
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
-        brightness, labels = (
-            client_data.clients.store.x.float().mean((1, 2, 3)).numpy(),
-            client_data.clients.store.y.numpy(),
-        )
+        store = client_data.clients.store
+        brightness, labels = store.x.float().mean((1, 2, 3)).numpy(), store.y.numpy()
         kept, weights = [np.asarray(rows) for rows in client_data.clients.rows], None
         if self.rule == "kept":
             kept = [rows[brightness[rows] >= np.median(brightness)] for rows in kept]
@@ -182,7 +171,7 @@ class Chooses(Real):
 @pytest.mark.parametrize(("rule", "follows"), [("labels", False), ("kept", True), ("weights", True), ("fails", True)])
 def test_rows_and_weights_that_follow_examples_leave_nothing_covered(rule: str, follows: bool, tmp_path: Path) -> None:
     fields = {"dp.local": True, "sharing.setting": f"{__file__}:Chooses", "sharing.rule": rule, "data.limit": 60}
-    config = presets.experiment("smoke", "digits", ONE_ROUND | fields)
+    config = experiment("smoke", "digits", ONE_ROUND | fields)
     said = run(config, tmp_path / "run", say=lambda _: None)["privacy"]
     assert (said["epsilon_of_messages_if_secret"] is None) == follows
     assert any(name.startswith("rows and weights") for name in said["uncovered"]) == follows

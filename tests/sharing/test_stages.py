@@ -15,21 +15,12 @@ from five_clients import DATASET, ONE_ROUND, RECEIPT, N, dealt
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fedcommons import (
-    Capabilities,
-    ClientDatasets,
-    ClientError,
-    Clients,
-    Common,
-    Examples,
-    LocalSGD,
-    Receipt,
-    UserError,
-)
+from fedcommons import Capabilities, ClientDatasets, ClientError, Clients, Common, Examples, Receipt, UserError
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.server_training import ServerTask
 from fedcommons.config import presets
 from fedcommons.core.communication import images_nbytes
+from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import RunData
 from fedcommons.federation.server_executor import AtServer
 from fedcommons.generators.requests import Contribution
@@ -161,13 +152,10 @@ class Means:
 
     def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
         means = [client.x.float().mean(0, keepdim=True).to(torch.uint8) for client in client_data.clients]
-        return Contributions.from_generated(
-            client_data, [Contribution(Examples(x, torch.zeros(1).long())) for x in means]
-        )
+        each = [Contribution(Examples(x, torch.zeros(1).long())) for x in means]
+        return Contributions.from_generated(client_data, each)
 
-    def release(
-        self, client_data: ClientDatasets, contributed: Contributions
-    ) -> tuple[Contributions, Sequence[Release]]:
+    def release(self, client_data: ClientDatasets, contributed: Contributions) -> tuple[Contributions, Any]:
         noise: dict[str, Any] = {"mechanism": SAMPLED_GAUSSIAN, "sigma": 1.0, "sensitivity": 0.1, "steps": 1}
         return contributed, [Release(i, ("mean image",), **noise) for i in range(self.declared)]
 
@@ -175,9 +163,8 @@ class Means:
         m = len(released.rows)
         weights = [np.concatenate([np.ones(n), np.full(m, 1 / m)]) for n in client_data.clients.sizes]
         every = [released.rows] * len(client_data.clients)
-        return self.change(
-            Assigned(client_data.clients.rows, every, weights, n_own=client_data.clients.sizes, pool=[released.rows])
-        )
+        rows, sizes = client_data.clients.rows, client_data.clients.sizes
+        return self.change(Assigned(rows, every, weights, n_own=sizes, pool=[released.rows]))
 
 
 def test_a_users_stage_has_owners_releases_and_weights() -> None:
@@ -294,16 +281,10 @@ class SoftCopies(Real):
 @pytest.mark.long
 @pytest.mark.parametrize(
     "fields",
-    [
-        {"client.batched": True},
-        {"model": "vae"},
-        {"algorithm": "feddf", "feddf.rows": "pool"},
-        {"algorithm": "fedproto"},
-    ],
-)
-def test_runs_with_soft_labels_are_refused_only_if_the_method_works_by_class(
-    fields: dict[str, Any], tmp_path: Path
-) -> None:
+    [{"client.batched": True}, {"model": "vae"}, {"algorithm": "feddf", "feddf.rows": "pool"},
+     {"algorithm": "fedproto"}],
+)  # fmt: skip
+def test_soft_labels_are_refused_only_if_the_method_works_by_class(fields: dict[str, Any], tmp_path: Path) -> None:
     values = {"sharing.setting": f"{__file__}:SoftCopies", **ONE_ROUND, "evaluate.clients": True, **fields}
     works_by_class = fields.get("algorithm") == "fedproto"
     config = presets.experiment("smoke", "digits", {**values, "measure.every": int(not works_by_class)})
@@ -418,7 +399,8 @@ def test_no_placement_is_more_even_than_the_optimal_one(seed: int) -> None:
 @pytest.mark.parametrize("name", ["dirichlet_niid", "iid"])
 def test_every_example_counts_once_over_all_clients(placement: str, name: str) -> None:
     start = of_digits(name)
-    shared: Any = share(RawCopies(0.3, 3, placement), start)
+    shared: Any = share(stage := RawCopies(0.3, 3, placement), start)
+    assert shared.releases == list(stage.release(start, stage.make(start, []))[1])
     totals, copies = np.zeros(N_TOTAL), np.zeros(N_TOTAL, dtype=int)
     for client, rows in zip(shared.data.clients, start.clients.rows, strict=True):
         assert client.ids[: len(rows)].tolist() == rows.tolist()

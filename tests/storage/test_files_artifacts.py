@@ -98,9 +98,7 @@ def test_written_content_replaces_what_was_there_and_leaves_nothing_beside_it(tm
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-def test_content_reaches_the_disk_before_its_name_and_the_checksum_comes_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_content_is_on_disk_before_its_name_and_checksum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A crash leaves neither a name on an empty file nor a checksum of tensors that are not there."""
     calls: list[str] = []
     fsync, replace = os.fsync, os.replace

@@ -177,9 +177,8 @@ HOSTILE: dict[str, object] = {
 def test_hostile_lists_are_refused(tmp_path: Path) -> None:
     place, key = str(tmp_path / "storage"), f"runs/a/{MANIFEST}"
     for how, content in HOSTILE.items():
-        object_store.open_store(place).write(
-            key, content if isinstance(content, bytes) else json.dumps(content).encode()
-        )
+        sent = content if isinstance(content, bytes) else json.dumps(content).encode()
+        object_store.open_store(place).write(key, sent)
         with pytest.raises(StorageError, match=r"runs/a/MANIFEST\.json is not the list of a snapshot"):
             pytest.fail(f"{how}: {snapshots(place).look()}")
     longest = {"files": {"x" * 200: {**ENTRY, "bytes": 0}}}

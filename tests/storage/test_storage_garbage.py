@@ -84,9 +84,7 @@ class Clock:
         monkeypatch.setattr(time, "time", lambda: now() + self.ahead)
 
 
-def test_objects_of_a_bucket_that_no_list_names_are_listed(
-    bucket: Callable[[], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_objects_that_no_list_names_are_listed(bucket: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
     storage = object_store.open_store(bucket())
     storage.write(dead := f"runs/a/objects/{DEAD}", b"left")
     clock = Clock(monkeypatch)

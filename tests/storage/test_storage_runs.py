@@ -65,9 +65,7 @@ Machines = Callable[[str], Machine]
 
 
 @pytest.mark.long
-def test_a_finished_run_is_brought_and_not_run_again(
-    machine: Machines, place: str, tmp_path: Path, whole: dict[str, bytes]
-) -> None:
+def test_a_finished_run_is_fetched_only(machine: Machines, place: str, tmp_path: Path, whole: dict[str, bytes]) -> None:
     Machine(tmp_path, None, "a").run()
     machine("a").run([])  # a run of before the storage is sent
     with pytest.raises(UserError, match=r"runs/run holds a run already; add --resume"):
@@ -101,9 +99,7 @@ def test_it_goes_to_and_fro_between_machines(
 
 @FOLDER
 @pytest.mark.long
-def test_of_two_machines_that_run_one_run_the_second_is_stopped(
-    machine: Machines, place: str, tmp_path: Path, whole: dict[str, bytes]
-) -> None:
+def test_the_second_machine_is_stopped(machine: Machines, place: str, tmp_path: Path, whole: dict[str, bytes]) -> None:
     """The other one begins and ends while the first is between two checkpoints."""
 
     def other(number: int, metrics: Mapping[str, float | None]) -> None:
@@ -130,9 +126,7 @@ def damage(place: str, name: str) -> None:
 
 @FOLDER
 @pytest.mark.long
-def test_damaged_objects_are_reported_and_the_checkpoint_before_goes_on(
-    machine: Machines, place: str, whole: dict[str, bytes]
-) -> None:
+def test_the_checkpoint_before_a_damaged_one_goes_on(machine: Machines, place: str, whole: dict[str, bytes]) -> None:
     machine("a").run(last=5)
     damage(place, "checkpoints/round-000004.safetensors")
     (other := machine("b")).run(last=3)
@@ -215,9 +209,7 @@ def front(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
 
 
 @pytest.mark.long
-def test_a_storage_that_stays_busy_costs_nothing_that_is_here(
-    front: Front, bucket: Bucket, tmp_path: Path, whole: dict[str, bytes]
-) -> None:
+def test_a_busy_storage_costs_no_file(front: Front, bucket: Bucket, tmp_path: Path, whole: dict[str, bytes]) -> None:
     place, said = bucket(), list[str]()
 
     def busy(number: int, metrics: Mapping[str, float | None]) -> None:
@@ -234,9 +226,7 @@ def test_a_storage_that_stays_busy_costs_nothing_that_is_here(
 
 
 @pytest.mark.long
-def test_rounds_go_on_while_the_storage_is_slow(
-    front: Front, bucket: Bucket, tmp_path: Path, whole: dict[str, bytes]
-) -> None:
+def test_a_slow_storage_stops_no_round(front: Front, bucket: Bucket, tmp_path: Path, whole: dict[str, bytes]) -> None:
     """The storage answers nothing from round 2, whose checkpoint it gets, to round 3."""
     place, waiting = bucket(), list[bool]()
     copy = tmp_path / "a" / "run" / remote_run.COPY

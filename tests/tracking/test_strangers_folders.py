@@ -147,9 +147,7 @@ SOME = EVERY[::13]
     ("kind", "name"),
     [pytest.param(*pair, marks=pytest.mark.long if pair in SOME else pytest.mark.slow) for pair in EVERY],
 )
-def test_whatever_stands_in_the_place_of_a_file_no_reader_hangs_or_leaves_the_folder(
-    kind: str, name: str, folder: Path
-) -> None:
+def test_whatever_replaces_a_file_no_reader_hangs_or_leaves_the_folder(kind: str, name: str, folder: Path) -> None:
     if (folder / name).is_dir() and kind in CONTENTS:
         shutil.rmtree(folder / name)
         (folder / name).write_text("x")

@@ -76,11 +76,8 @@ def test_a_tracker_has_every_number_of_every_round(name: str, tmp_path: Path, mo
     """Also the numbers of the server; participants above the maximum number have a file, which a hash verifies."""
     monkeypatch.setattr(callbacks, "MOST_LISTED", 1)
     fields = {
-        "measure.every": 2,
-        "straggler.q": 0.3,
-        "federation.participation": 0.5,
-        "algorithm": "user_parts:Reports",
-    }
+        "measure.every": 2, "straggler.q": 0.3, "federation.participation": 0.5, "algorithm": "user_parts:Reports",
+    }  # fmt: skip
     config = experiment(
         "smoke", values={**FIELDS, **fields, "tracking.tracker": name if name == "csv" else f"csv, {name}"}
     )

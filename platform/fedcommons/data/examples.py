@@ -34,10 +34,12 @@ class Examples:
         return len(self.y)
 
     def __getitem__(self, index: np.ndarray | Tensor | slice) -> "Examples":
-        rows = torch.tensor(index) if isinstance(index, np.ndarray) else index
-        if isinstance(index, np.ndarray) and (index.dtype, index.ndim) == (np.int64, 1) and not (index < 0).any():
-            return self._map(lambda column: column.index_select(0, rows))  # several times as fast as column[rows]
-        return self._map(lambda column: column[rows])
+        if isinstance(index, np.ndarray):
+            rows = torch.tensor(index)
+            if (index.dtype, index.ndim) == (np.int64, 1) and not (index < 0).any():
+                return self._map(lambda column: column.index_select(0, rows))  # several times as fast as column[rows]
+            return self._map(lambda column: column[rows])
+        return self._map(lambda column: column[index])
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> "Examples":
         groups = None if self.groups is None else function(self.groups)
