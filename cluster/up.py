@@ -107,10 +107,10 @@ def start(lab: Lab) -> None:
 
 
 def require_ended(lab: Lab) -> None:
-    """Check that no Ray of ``MINE`` runs on hosts that ``lab`` does not have, which ``stop`` would not reach any more.
+    """Check that the user's Ray of ``MINE`` runs on no host outside ``lab``, which ``stop`` would no longer reach.
 
     Raises:
-        LackError: it runs there.
+        LackError: Ray runs on such a host.
     """
     if (ROOT / MINE).exists():
         old, _ = started()
