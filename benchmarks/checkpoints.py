@@ -2,9 +2,9 @@
 
 python benchmarks/checkpoints.py [--mb 10,100,1000] [--repeats 3] [--csv FILE]
 
-The storages are a folder on the same disk, and an S3 that moto emulates in another process on this machine, so without
-a network. A run waits for the file, and until the file has a second name (hard link); the upload runs in a thread
-beside the next rounds. The times are medians.
+The storages are a folder on the same disk, and an S3 that moto emulates in another process on this machine, without a
+network. A run waits until the file is written and has a hard link; the upload runs in a thread during the next rounds.
+The times are medians.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def bucket() -> Iterator[str]:
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as server:
         assert server.stdout is not None
-        variables = {"ENDPOINT_URL": server.stdout.readline().strip(), "ACCESS_KEY_ID": "nobody",
+        variables = {"ENDPOINT_URL": server.stdout.readline().strip(), "ACCESS_KEY_ID": "none",
                      "SECRET_ACCESS_KEY": "none", "DEFAULT_REGION": "us-east-1"}  # fmt: skip
         os.environ.update({f"AWS_{name}": value for name, value in variables.items()})
         import boto3

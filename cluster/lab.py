@@ -32,8 +32,8 @@ OPTIONS = (
 )
 """Options of SSH: those of Ray's launcher, no questions, and no message of its own."""
 
-MARK = "fedcommons:"
-"""Beginning of the line with a script's answer, as a login shell may print other lines."""
+MARK = "\nfedcommons:"
+"""Beginning of the line with a script's answer. A login shell may print other text, also without an end of line."""
 
 
 class LackError(Exception):
@@ -61,21 +61,22 @@ class Lab:
         shell = f". ~/.bashrc; PATH=~/fedcommons/.venv/bin:$PATH; {line}"
         words = [*self.ssh_words, f"{self.user}@{self.hosts[host]}", f"bash --login -i -c {shlex.quote(shell)}"]
         try:
-            return subprocess.run(words, input=text, capture_output=True, text=True, timeout=120)
+            return subprocess.run(
+                words, input=text, capture_output=True, encoding="utf-8", errors="replace", timeout=120
+            )
         except subprocess.TimeoutExpired:
-            raise LackError(f"host {host} does not answer within 120 s.") from None
+            return subprocess.CompletedProcess(words, 255, "", "no answer within 120 s")
 
     def answer(self, host: str, script: str, before: str = "", **given: Any) -> Any:
         """Run a Python script on a host, with the variable ``given``, and return the answer that the script prints."""
         done = self.ssh(host, f"{before} exec python3 -", f"given = {dict(given, mark=MARK)!r}\n{script}")
-        if answers := [line for line in done.stdout.splitlines() if line.startswith(MARK)]:
-            return json.loads(answers[-1].removeprefix(MARK))
+        _, mark, answer = done.stdout.rpartition(MARK)
+        if mark:
+            return json.loads(answer.partition("\n")[0])
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1].strip().rstrip(".")
-        if "Permission denied" in last:
-            key = self.key or "the keys of this machine"
-            raise LackError(
-                f"host {host} refuses user {self.user} with {key}, which is not registered or has expired ({last})."
-            )
+        if done.returncode == 255 and "Permission denied" in last:
+            key = self.key or "the default key files (an agent's other keys are not used)"
+            raise LackError(f"host {host} refuses user {self.user} with {key}: {last}.")
         raise LackError(
             f"host {host} {'does not answer by SSH' if done.returncode == 255 else 'cannot run Python'} ({last})."
         )
@@ -99,7 +100,9 @@ def lab(words: Sequence[str]) -> Lab:
             'HOSTS is missing: name the head and the workers (HOSTS="a b"), or this machine alone (HOSTS="").'
         )
     key, names = key and os.path.abspath(os.path.expanduser(key)), hosts.split()
-    flaw = _flaw_of_key(key) if key else ""
+    if lacking := [tool for tool in ("ssh", "ssh-keygen", "rsync", "openssl") if names and not shutil.which(tool)]:
+        raise LackError(f"this machine has no {', '.join(lacking)}; install it here.")
+    flaw = _flaw_of_key(key) if key and names else ""
     for name, value, is_valid, allowed in (
         ("USER", user, re.fullmatch("[A-Za-z_][A-Za-z0-9_.-]*", user), "the name of a user on the hosts"),
         ("KEY", key, not flaw, f"a file with a private SSH key without passphrase ({flaw})"),
@@ -111,8 +114,6 @@ def lab(words: Sequence[str]) -> Lab:
     ):  # fmt: skip
         if not is_valid:
             raise LackError(f"{name} must be {allowed}, got {value!r}.")
-    if lacking := [tool for tool in ("ssh", "ssh-keygen", "rsync", "openssl") if names and not shutil.which(tool)]:
-        raise LackError(f"this machine has no {', '.join(lacking)}; install it here.")
     addresses = {name: _address(name, len(names)) for name in names}
     if len({*addresses.values()}) < len(names):
         raise LackError(f"HOSTS must be different hosts, got {', '.join(f'{n} ({a})' for n, a in addresses.items())}.")
@@ -131,9 +132,9 @@ def _flaw_of_key(key: str) -> str:
 def _address(host: str, number: int) -> str:
     try:
         address = socket.gethostbyname(host)
-    except OSError as error:
-        raise LackError(f"host {host} has no address ({error.strerror or error}).") from None
-    if number > 1 and address.startswith("127."):
+    except (OSError, UnicodeError) as error:
+        raise LackError(f"host {host} has no address ({getattr(error, 'strerror', None) or error}).") from None
+    if address.startswith("0.") or (number > 1 and address.startswith("127.")):
         raise LackError(f"host {host} resolves to {address}, which other hosts cannot reach; use its network address.")
     return address
 

@@ -53,7 +53,7 @@ def accepts(address, port):
 
 def logs_in(ssh, address):
     """Return whether this host can log in at an address. ssh: the command without the address; empty: not tested."""
-    words = [*ssh, address, "true"] if ssh else ["true"]
+    words = [*ssh, address, "true"] if ssh and shutil.which("ssh") else ["true"]
     return subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
 
 
@@ -84,7 +84,7 @@ def describe(names, out, marker, port, is_head, address, others, ssh):
         "cpu": [platform.machine(), cpuinfo.partition("\n\n")[0]],
         "free": {path: shutil.disk_usage(path).free for path in (os.path.expanduser("~"), out) if os.path.isdir(path)},
         "out": out and out_lacks(out, marker, is_head),
-        "tools": [tool for tool in ("rsync", "openssl") if not shutil.which(tool)],
+        "tools": [tool for tool in ("rsync", "openssl", *["ssh"] * bool(others)) if not shutil.which(tool)],
         "venv": importlib.util.find_spec("ensurepip") is not None,
         "taken": taken and port not in rays,
         "rays": sorted(rays - {0, port}),

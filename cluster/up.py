@@ -107,15 +107,16 @@ def start(lab: Lab) -> None:
 
 
 def require_ended(lab: Lab) -> None:
-    """Check that no Ray of ``MINE`` runs on hosts that ``lab`` does not have, which ``stop`` would not reach any more.
+    """Check that the user's Ray of ``MINE`` runs on no host outside ``lab``, which ``stop`` would no longer reach.
 
     Raises:
-        LackError: it runs there.
+        LackError: Ray runs on such a host.
     """
     if (ROOT / MINE).exists():
         old, _ = started()
         head, *_ = old.hosts
-        look = f"grep -qsa '[-]-gcs-address={head}:' /proc/[0-9]*/cmdline"
+        is_ray = f"[ -O $p ] && grep -qsa '[-]-gcs-address={head}:' $p/cmdline"  # -O: a process of the user
+        look = f"for p in /proc/[0-9]*; do {is_ray} && exit; done; false"
         for host in old.hosts:
             if host not in lab.hosts.values() and old.ssh(host, look).returncode == 0:
                 raise LackError(f"host {host} runs Ray for the cluster of head {head}; end it by `make cluster-stop`.")
@@ -125,14 +126,17 @@ def started() -> tuple[Lab, dict[str, Any]]:
     """Return the hosts of ``MINE`` by their addresses, and its content.
 
     Raises:
-        LackError: there is no such file.
+        LackError: the file is missing or damaged.
     """
     if not (ROOT / MINE).exists():
         raise LackError(f'{MINE} is missing: `make cluster HOSTS="a b"` writes it.')
-    file = yaml.safe_load((ROOT / MINE).read_text(encoding="utf-8"))
-    addresses = [file["provider"]["head_ip"], *file["provider"]["worker_ips"]]
-    key = file["auth"].get("ssh_private_key", "")
-    return Lab({address: address for address in addresses}, file["auth"]["ssh_user"], key, "", 0), file
+    try:
+        file = yaml.safe_load((ROOT / MINE).read_text(encoding="utf-8"))
+        addresses = [file["provider"]["head_ip"], *file["provider"]["worker_ips"]]
+        user, key = file["auth"]["ssh_user"], file["auth"].get("ssh_private_key", "")
+    except (yaml.YAMLError, ValueError, LookupError, TypeError):
+        raise LackError(f"{MINE} is damaged; remove the file, and end Ray on each host by `ray stop`.") from None
+    return Lab({address: address for address in addresses}, user, key, "", 0), file
 
 
 def sync() -> None:
@@ -156,14 +160,15 @@ def stop() -> None:
     Raises:
         LackError: a command of Ray fails, or a host does not answer.
     """
-    hosts = list[str]()
+    hosts, silent = list[str](), list[str]()
     if (ROOT / MINE).exists():
-        _ray("down", "-y", MINE, is_quiet=True)
         lab, _ = started()
+        _ray("down", "-y", MINE, is_quiet=True)
         hosts = [*lab.hosts]
-        if silent := [host for host in hosts if lab.ssh(host, "ray stop").returncode]:
-            raise LackError(*(f"host {host}: `ray stop` failed, so Ray may still run there." for host in silent))
+        silent = [host for host in hosts if lab.ssh(host, "ray stop").returncode]
     _ray("down", "-y", "ray_cluster.yaml", is_quiet=True)
+    if silent:
+        raise LackError(*(f"host {host}: `ray stop` failed, so Ray may still run there." for host in silent))
     print(f"Ray has ended on {', '.join([*hosts, 'this machine'])}.")
 
 
@@ -172,7 +177,7 @@ def _ray(*words: str, is_quiet: bool = False) -> None:
     # Without the variable, Ray 2.60 starts no worker of provider local.
     environment = {**os.environ, "RAY_UP_enable_autoscaler_v2": "0", "PATH": f"{Path(RAY).parent}:{os.environ['PATH']}"}
     out, errors = (subprocess.PIPE, subprocess.STDOUT) if is_quiet else (None, None)
-    done = subprocess.run([RAY, *words], cwd=ROOT, env=environment, stdout=out, stderr=errors, text=True)
+    done = subprocess.run([RAY, *words], cwd=ROOT, env=environment, stdout=out, stderr=errors, errors="replace")
     if done.returncode:
         print(done.stdout or "", file=sys.stderr)
         raise LackError(f"`ray {' '.join(words)}` failed; see its last lines.")

@@ -4,9 +4,11 @@ import copy
 import os
 import re
 import runpy
+import shutil
 import socket
 import subprocess
 from collections.abc import Callable
+from contextlib import nullcontext
 from fnmatch import fnmatch
 from pathlib import Path
 from types import SimpleNamespace
@@ -158,13 +160,42 @@ def test_values_of_make_cluster_that_cannot_be_meant_are_refused(
         (["HOSTS=a", "OUT=runs"], "OUT must be an absolute"),
         (["HOSTS=a", "PORT=0"], "PORT must be"), (["HOSTS=127.0.0.1 10.0.0.1"], "resolves to 127.0.0.1"),
         (["HOSTS=a", "USER=x;y"], "USER must be"), (["HOSTS=no.such.invalid"], "host no.such.invalid has no address"),
+        (["HOSTS=a..b"], "host a..b has no address"), (["HOSTS=2"], "2 resolves to 0.0.0.2"),
         (["HOSTS=10.0.0.1 10.1"], "HOSTS must be different hosts, got 10.0.0.1"),
     ):  # fmt: skip
         with pytest.raises(up.LackError, match=message):
             up.lab(words)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(up.LackError, match="this machine has no ssh, "):
-        up.lab(["HOSTS=10.0.0.1"])
+        up.lab(["HOSTS=10.0.0.1", f"KEY={__file__}"])
+
+
+def test_an_answer_is_read_after_any_text_of_the_login_and_an_error_names_the_host(
+    up: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab, ssh = up.Lab({"a": "10.0.0.1"}, "me", "", "", 6379), tmp_path / "ssh"
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for line, message in (
+        (r"printf '\374 no end of line'; exec python3 -", ""),
+        ("echo me@a: Permission denied. >&2; exit 255", "a refuses user me with the default key files"),
+        ("echo python3: Permission denied >&2; exit 126", "a cannot run Python"),
+        ("exit 255", "a does not answer by SSH"),
+    ):
+        ssh.write_text(f"#!/bin/sh\n{line}\n")
+        ssh.chmod(0o700)
+        with pytest.raises(up.LackError, match=message) if message else nullcontext():
+            assert lab.answer("a", "print(given['mark'] + given['x'])", x="[1]") == [1]
+
+
+@pytest.mark.parametrize("text", ["", "{a: [", "provider: {head_ip: 10.0.0.1}"])
+def test_a_damaged_file_of_an_earlier_cluster_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "cluster").mkdir()
+    shutil.copy(ROOT / "cluster" / "up.py", tmp_path / "cluster")
+    (tmp_path / "my_cluster.yaml").write_text(text)
+    up = SimpleNamespace(**runpy.run_path(str(tmp_path / "cluster" / "up.py")))
+    for work in (up.sync, up.stop, lambda: up.start(up.Lab({"a": "10.0.0.1"}, "me", "", "", 6379))):
+        with pytest.raises(up.LackError, match=r"my_cluster.yaml is damaged"):
+            work()
 
 
 def test_secrets_are_kept_while_they_fit_all_hosts(up: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""torchvision's pretrained weights by name (``torchvision:ResNet18_Weights.DEFAULT``), in torch's cache of the hub."""
+"""torchvision's pretrained weights by name (``torchvision:ResNet18_Weights.DEFAULT``), in the cache of torch.hub."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ def names() -> list[str]:
 
 
 def component(name: str) -> Callable[[bool], Path]:
-    """Return the function that returns the file of the weights ``name``; True: download a file that the cache lacks."""
+    """Return a function that returns the file of the weights ``name``; with True, it downloads a missing file."""
     from torch import hub
     from torchvision import models
 

@@ -1,4 +1,4 @@
-"""Numbers of CPU cores and GPUs that the system, Slurm or CUDA allows this process, if Ray would count others."""
+"""Numbers of CPU cores and GPUs that the system, Slurm or CUDA allows this process, if Ray would count wrongly."""
 
 import os
 import re

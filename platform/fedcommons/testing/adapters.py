@@ -26,9 +26,9 @@ The adapter builds a new object for each client and round. Then it sets the attr
 changed (``kept_attributes``): tensors, arrays, Python literals, lists and dicts of them, and the ``state_dict`` of a
 torch module that the new object has too, such as a personal model. Other attributes, such as optimizers, are new in
 each round, and a warning names those that changed. The adapter seeds the generators of torch, numpy and Python before
-it builds the object, and again before training. PFLlib's clients seed torch with 0 when they are
-built, so they would draw the same batches in every round and for every seed. Random generators of the object and of its
-data loaders are seeded too, unless the object takes ``seed``.
+it builds the object, and again before training. PFLlib's clients seed torch with 0 when they are built, so they would
+draw the same batches in every round and for every seed. Random generators of the object and of its data loaders are
+seeded too, unless the object takes ``seed``.
 
 The server averages the clients' models weighted by their numbers of examples, unless the user passes a strategy:
 
@@ -39,10 +39,10 @@ other classes           ``aggregate_fit(server_round, results, failures) -> (par
                         of a client's name and an object with ``.parameters`` (list of arrays), ``.num_examples`` and
                         ``.metrics``. Such a strategy sends no config
 
-The strategy's object lasts for a run; a resumed run restores its attributes by the same rule, and is refused if others
-have changed. If its class or function has a parameter ``initial_parameters``, the strategy gets the initial weights.
-Strategies and clients may send further arrays after those of the model, as SCAFFOLD does. The adapter calls no
-evaluation of strategies or clients.
+The strategy's object lasts for a run; a resumed run restores its attributes by the same rule, and is refused if other
+attributes have changed. If the strategy's class or function has a parameter ``initial_parameters``, the strategy gets
+the initial weights. Strategies and clients may send further arrays after those of the model, as SCAFFOLD does. The
+adapter calls no evaluation of strategies or clients.
 """
 
 import random

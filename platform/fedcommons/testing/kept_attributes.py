@@ -6,8 +6,8 @@ Python literals such as None, strings, and tuples and sets of numbers. The name 
 JSON: the attribute, then the place in each list or the place and the key in each dict, then the value's type.
 
 A torch module is kept as its ``state_dict``, if the newly built object has a module of that name with tensors of the
-same names and shapes to load it. Values of a ``Parameter`` are copied into the new object's, which modules and
-optimizers may hold too. A strategy that is an attribute, as in Flower's wrappers, is kept by its attributes.
+same names and shapes to load it. Values of a ``Parameter`` are copied into the new object's one, which modules
+and optimizers may hold too. A strategy that is an attribute, as in Flower's wrappers, is kept by its attributes.
 
 Another attribute is lost if it was deleted, if its pickled bytes changed, or if it cannot be pickled. Variables inside
 functions and modules, and global variables, are not compared. An object in two attributes becomes two objects.
@@ -118,7 +118,7 @@ def fingerprint(value: Any) -> int | None:
 
 
 def _stand_in(thing: Any) -> Any:
-    """Return what stands for a tensor (which may be a part of a larger one) or code (such as a lambda), or None."""
+    """Return a stand-in for a tensor (perhaps a view of a larger one) or code (such as a lambda); others: None."""
     if isinstance(thing, Tensor) and not is_lazy(thing):
         return hash((thing.dtype, thing.shape, *raw({"": thing.detach().cpu()}).values()))
     return (getattr(thing, "__qualname__", ""), id(thing)) if isinstance(thing, CODE) else None

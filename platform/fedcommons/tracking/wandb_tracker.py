@@ -132,7 +132,7 @@ def log_table(folder: Path, frame: "pd.DataFrame", place: Mapping[str, str], mod
 
 
 def _remove_links(folder: Path) -> None:
-    """Remove W&B's links to its log in a temporary folder, which is removed; `ray up` fails at links to no file."""
+    """Remove W&B's links to its log in a removed temporary folder; `ray up` fails at links to no file."""
     for link in folder.glob("wandb/*run-*/logs/debug-core.log"):
         if link.is_symlink():
             link.unlink()
@@ -258,12 +258,12 @@ def logged_in() -> bool:
 
 
 def flaw_of_login() -> str:
-    """Return why W&B's server would not take this machine's runs; "" if it would.
+    """Return why W&B's server would refuse this machine's runs; "" if it accepts them.
 
     A server that does not answer within 10 s counts as a flaw, too.
     """
     if not logged_in():
-        return "no login found (set WANDB_API_KEY or run `wandb login`)"
+        return "there is no login (set WANDB_API_KEY or run `wandb login`)"
     with tempdirs.tempdir():
         import wandb
     try:
