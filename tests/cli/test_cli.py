@@ -283,7 +283,7 @@ TAKEN = [*((float, *one) for one in FLOATS.items()), *((int, *one) for one in IN
 
 def readers(kind: type, text: str, folder: Path) -> dict[str, Callable[[], Any]]:
     """Return what reads a number: an option, a key of a file, a member of a list, an option that lists, a space."""
-    (folder / "c.yaml").write_text(f"x: '{text}'\n")
+    (folder / "c.yaml").write_text(f"x: '{text}'\n", encoding="utf-8")
     parser = parse.Parser("a test")
     parser.add_argument("--x", type=kind, default=None)
     known = {"client.lr": Field(kind, None)}
