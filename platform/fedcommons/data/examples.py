@@ -36,7 +36,8 @@ class Examples:
     def __getitem__(self, index: np.ndarray | Tensor | slice) -> "Examples":
         rows = torch.tensor(index) if isinstance(index, np.ndarray) else index
         if isinstance(index, np.ndarray) and (index.dtype, index.ndim) == (np.int64, 1) and not (index < 0).any():
-            return self._map(lambda column: column.index_select(0, rows))  # several times as fast as column[rows]
+            # several times as fast as column[rows]
+            return self._map(lambda column: column.index_select(0, rows.to(column.device)))
         return self._map(lambda column: column[rows])
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> "Examples":
