@@ -34,8 +34,10 @@ class Examples:
         return len(self.y)
 
     def __getitem__(self, index: np.ndarray | Tensor | slice) -> "Examples":
-        rows = torch.tensor(index) if isinstance(index, np.ndarray) else index
-        if isinstance(index, np.ndarray) and (index.dtype, index.ndim) == (np.int64, 1) and not (index < 0).any():
+        if not isinstance(index, np.ndarray):
+            return self._map(lambda column: column[index])
+        rows = torch.tensor(index)
+        if (rows.dtype, rows.dim()) == (torch.int64, 1) and not (index < 0).any():
             # several times as fast as column[rows]
             return self._map(lambda column: column.index_select(0, rows.to(column.device)))
         return self._map(lambda column: column[rows])
