@@ -293,7 +293,7 @@ def test_attributes_are_restored_with_their_types_and_their_order() -> None:
 def test_attributes_that_cannot_be_kept_are_named_if_they_may_have_changed() -> None:
     old = SimpleNamespace(rng=np.random.default_rng(0), queue=deque([1]), constant=deque([1]), function=lambda: 1)
     vars(old).update(window=Counter(), late=None, gone=1, iterator=(i for i in [1]), itself=[], shape=torch.Size([1]))
-    old.net = nn.Linear(1, 1)
+    old.net, old.meta = nn.Linear(1, 1), torch.zeros(1, device="meta")
     built = attributes(old)
     old.rng.random()
     old.queue.append(2)
@@ -304,7 +304,7 @@ def test_attributes_that_cannot_be_kept_are_named_if_they_may_have_changed() -> 
         late=nn.Linear(1, 1), window=OrderedDict(a=1), whole=2**70, new=Slower(), imaginary=np.ones(1, complex)
     )
     names = {json.loads(path)[0][1] for path in changed(old, built) if lost({path: torch.zeros(0)})}
-    right = {"rng", "queue", "itself", "gone", "late", "net", "window", "iterator", "whole", "new", "imaginary"}
+    right = {"rng", "queue", "itself", "gone", "late", "net", "meta", "window", "iterator", "whole", "new", "imaginary"}
     assert names == right
     assert "deleted" in lost(changed(old, built))
 

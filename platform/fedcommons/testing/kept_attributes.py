@@ -55,7 +55,12 @@ def attributes(thing: object, path: tuple[Any, ...] = (), holders: tuple[object,
         try:
             leaves = dict(_leaves(dict(content) if isinstance(content, dict) else content, steps))
             result[json.dumps(steps)] = kind, leaves, fingerprint(leaves)
-        except (TypeError, ValueError, SyntaxError, RecursionError):
+        except (
+            TypeError,
+            ValueError,
+            SyntaxError,
+            RuntimeError,
+        ):  # RuntimeError: also recursion, and tensors without values
             result[json.dumps(steps)] = kind, None, fingerprint(kind if is_strategy else value)
             if is_strategy and not any(value is holder for holder in holders):
                 result |= attributes(value, steps, holders)
