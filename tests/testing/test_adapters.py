@@ -271,6 +271,7 @@ def test_attributes_are_restored_with_their_types_and_their_order() -> None:
         "text": ("é", -0.0, b"b", {1}, {(1, 2): ()}),
     }
     values |= {"many": defaultdict(int, n=2), "trained": torch.ones(1, requires_grad=True)}
+    values |= {"turned": [np.arange(6).reshape(2, 3).T, torch.arange(24).view(2, 3, 4).permute(1, 2, 0)]}
     old, new = (Slotted(same=[1], b=None, net=nn.BatchNorm1d(2), zeros=np.zeros(2, int)) for _ in range(2))
     for thing in (old, new):
         thing.none, thing.empty, thing.many, thing.slot = 5, {"a": 1}, defaultdict(int), 0
@@ -286,6 +287,7 @@ def test_attributes_are_restored_with_their_types_and_their_order() -> None:
     assert {json.loads(path)[0][1] for path in kept} == {*values, "net", "scale", "slot"} - {"same"}
     assert repr(vars(new)) == repr(vars(old))
     assert (new.slot, new.many["m"], type(new.b[-1])) == (1, 0, np.bool)
+    assert (new.turned[0].strides, new.turned[1].stride()) == ((8, 24), (4, 1, 12))  # which decide the order of sums
     assert repr(new.net.state_dict()) == repr(old.net.state_dict())
     assert all(map(is_, parameters, [*new.net.parameters(), new.scale]))  # which optimizers of the new object hold
 

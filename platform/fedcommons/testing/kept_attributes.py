@@ -51,8 +51,8 @@ def attributes(thing: object, path: tuple[Any, ...] = (), holders: tuple[object,
     result, holders = dict[str, Attribute](), (*holders, thing)
     for name, value in _values(thing).items():
         steps, kind, is_strategy = (*path, (0, name)), type(value), _is_strategy(value)
-        content = value.state_dict() if isinstance(value, nn.Module) and not is_strategy else value
         try:
+            content = _state(value) if isinstance(value, nn.Module) and not is_strategy else value
             leaves = dict(_leaves(dict(content) if isinstance(content, dict) else content, steps))
             result[json.dumps(steps)] = kind, leaves, fingerprint(leaves)
         except (
@@ -104,6 +104,10 @@ def _values(thing: object) -> dict[str, Any]:
     of_classes = {n: kind for kind in type(thing).__mro__ for n, x in vars(kind).items() if type(x) in kinds}
     names = [name for name in of_classes if not name.startswith("__") and hasattr(thing, name)]
     return {name: getattr(thing, name) for name in names} | getattr(thing, "__dict__", {})
+
+
+def _state(module: nn.Module) -> dict[str, Any]:
+    return {name: x.contiguous() if isinstance(x, Tensor) else x for name, x in module.state_dict().items()}
 
 
 def _plain_values(module: nn.Module) -> list[Any]:
@@ -181,6 +185,8 @@ def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[str, Tensor]]:
             raise TypeError
         name = ("leaf" if value.is_leaf and value.requires_grad else "tensor") if isinstance(value, Tensor) else name
         name = "numpy" if isinstance(value, np.generic) else name
+        if kind in (Tensor, np.ndarray) and name != "leaf" and (order := _order(value)) != [*range(x.dim())]:
+            name, x = f"{name} {json.dumps(order)}", x.permute(order).contiguous()
         yield json.dumps([*path, name]), x
     elif kind in LITERALS and literal_eval(repr(value)) == value:
         yield json.dumps([*path, "literal"]), torch.tensor(np.frombuffer(repr(value).encode(), np.uint8))
@@ -188,14 +194,23 @@ def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[str, Tensor]]:
         yield from _leaves(plain_content(value), (*path, (0, name, "flwr")))
 
 
+def _order(value: Any) -> list[int]:
+    """Return the dimensions from the largest stride to the smallest; sums depend on it in their last bits."""
+    strides = value.stride() if isinstance(value, Tensor) else value.strides
+    return sorted(range(len(strides)), key=lambda i: -strides[i])
+
+
 def _value(parts: Iterable[tuple[list[Any], Tensor]]) -> Any:
     """Return the value whose parts have these paths."""
     groups: dict[tuple[Any, ...], list[tuple[list[Any], Tensor]]] = {}
     for (step, *rest), x in parts:
+        if isinstance(step, str) and " " in step:
+            step, _, order = step.partition(" ")
+            x = x.permute(np.argsort(json.loads(order)).tolist())
         if step == "literal":
             return literal_eval(x.numpy(force=True).tobytes().decode())
         if step in ("ndarray", "numpy"):
-            return x.numpy(force=True).copy() if step == "ndarray" else x.numpy(force=True)[()]
+            return x.numpy(force=True).copy("K") if step == "ndarray" else x.numpy(force=True)[()]
         if isinstance(step, str):
             return x.clone().requires_grad_(step == "leaf") if step in ("tensor", "leaf") else x.item()
         groups.setdefault(tuple(step), []).append((rest, x))
