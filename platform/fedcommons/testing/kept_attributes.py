@@ -55,12 +55,7 @@ def attributes(thing: object, path: tuple[Any, ...] = (), holders: tuple[object,
             content = _state(value) if isinstance(value, nn.Module) and not is_strategy else value
             leaves = dict(_leaves(dict(content) if isinstance(content, dict) else content, steps))
             result[json.dumps(steps)] = kind, leaves, fingerprint(leaves)
-        except (
-            TypeError,
-            ValueError,
-            SyntaxError,
-            RuntimeError,
-        ):  # RuntimeError: also recursion, and tensors without values
+        except (TypeError, ValueError, SyntaxError, RuntimeError):  # RuntimeError: recursion, a tensor without values
             result[json.dumps(steps)] = kind, None, fingerprint(kind if is_strategy else value)
             if is_strategy and not any(value is holder for holder in holders):
                 result |= attributes(value, steps, holders)
