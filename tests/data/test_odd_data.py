@@ -4,6 +4,7 @@ import io
 import json
 import random
 import re
+from collections import UserList
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -75,6 +76,7 @@ TAKEN: dict[str, tuple[Any, np.ndarray]] = {
     "negative strides": ((X[::-1], Y[::-1]), X),
     "what cannot be written to": (both(np.frombuffer(X.tobytes()).reshape(N, 4), np.frombuffer(Y.tobytes(), int)), X),
     "an array of another library": ((Arrays(X), Arrays(Y)), X),
+    "datasets that are sequences": ((UserList([*zip(X, Y, strict=True)]),) * 2, X),
     "random_split's list": ([TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)) for _ in range(2)], X),
     "colour pictures": (pictures(RGB), RGB.transpose(0, 3, 1, 2)),
     "rows that are dicts": ([{"image": x, "label": y} for x, y in zip(GREY, Y, strict=True)], GREY[:, None]),

@@ -270,37 +270,44 @@ def test_attributes_are_restored_with_their_types_and_their_order() -> None:
         "empty": {},
         "text": ("é", -0.0, b"b", {1}, {(1, 2): ()}),
     }
-    values["many"] = defaultdict(int, n=2)
+    values |= {"many": defaultdict(int, n=2), "trained": torch.ones(1, requires_grad=True)}
+    values |= {"turned": [np.arange(6).reshape(2, 3).T, torch.arange(24).view(2, 3, 4).permute(1, 2, 0)]}
     old, new = (Slotted(same=[1], b=None, net=nn.BatchNorm1d(2), zeros=np.zeros(2, int)) for _ in range(2))
     for thing in (old, new):
         thing.none, thing.empty, thing.many, thing.slot = 5, {"a": 1}, defaultdict(int), 0
+        thing.scale = torch.zeros(1, requires_grad=True)
     built = attributes(old)
     vars(old).update(values)
     old.net(torch.rand(3, 2))
     old.slot = 1
-    parameters, kept = [*new.net.parameters()], changed(old, built)
+    old.scale.data += 1
+    parameters, kept = [*new.net.parameters(), new.scale], changed(old, built)
     assert not lost(kept)
     restore(new, dict(sorted(kept.items())))  # as a checkpoint sorts them
-    assert {json.loads(path)[0][1] for path in kept} == {*values, "net", "slot"} - {"same"}
+    assert {json.loads(path)[0][1] for path in kept} == {*values, "net", "scale", "slot"} - {"same"}
     assert repr(vars(new)) == repr(vars(old))
     assert (new.slot, new.many["m"], type(new.b[-1])) == (1, 0, np.bool)
+    assert (new.turned[0].strides, new.turned[1].stride()) == ((8, 24), (4, 1, 12))  # which decide the order of sums
     assert repr(new.net.state_dict()) == repr(old.net.state_dict())
-    assert all(map(is_, parameters, new.net.parameters()))  # which optimizers of the new object hold
+    assert all(map(is_, parameters, [*new.net.parameters(), new.scale]))  # which optimizers of the new object hold
 
 
 def test_attributes_that_cannot_be_kept_are_named_if_they_may_have_changed() -> None:
     old = SimpleNamespace(rng=np.random.default_rng(0), queue=deque([1]), constant=deque([1]), function=lambda: 1)
     vars(old).update(window=Counter(), late=None, gone=1, iterator=(i for i in [1]), itself=[], shape=torch.Size([1]))
+    old.net, old.meta = nn.Linear(1, 1), torch.zeros(1, device="meta")
     built = attributes(old)
     old.rng.random()
     old.queue.append(2)
+    vars(old.net)["temperature"] = 0.5  # not in the state_dict
     old.itself.append(old.itself)
     del old.gone
     vars(old).update(
         late=nn.Linear(1, 1), window=OrderedDict(a=1), whole=2**70, new=Slower(), imaginary=np.ones(1, complex)
     )
     names = {json.loads(path)[0][1] for path in changed(old, built) if lost({path: torch.zeros(0)})}
-    assert names == {"rng", "queue", "itself", "gone", "late", "window", "iterator", "whole", "new", "imaginary"}
+    right = {"rng", "queue", "itself", "gone", "late", "net", "meta", "window", "iterator", "whole", "new", "imaginary"}
+    assert names == right
     assert "deleted" in lost(changed(old, built))
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from fedcommons.core.algorithm import Algorithm
 from fedcommons.core.client_worker import floating_buffers
 from fedcommons.core.evaluation import ModelTask, evaluate
 from fedcommons.core.local_training import LocalSGD
+from fedcommons.data.examples import Examples
 from fedcommons.errors import ClientError, UserError
 from fedcommons.flat_tensors import data, to_device
 from fedcommons.privacy.dp_sgd import DPSGD
@@ -106,6 +108,10 @@ def test_a_start_that_was_computed_there_is_the_servers() -> None:
         there = replace(start, state=to_device(start.state, GPU))
         end = clients.on(GPU).run(method, plan, start=there)[-1][0]
     assert bits(end) == bits(right)
+
+
+def test_an_array_of_numpy_chooses_rows_of_examples_there(gpu: PretendGPU) -> None:
+    assert Examples(on_gpu(3), on_gpu(3))[np.array([2, 0])].y.tolist() == [3, 1]
 
 
 # What the check finds

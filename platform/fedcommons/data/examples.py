@@ -34,12 +34,13 @@ class Examples:
         return len(self.y)
 
     def __getitem__(self, index: np.ndarray | Tensor | slice) -> "Examples":
-        if isinstance(index, np.ndarray):
-            rows = torch.tensor(index)
-            if (index.dtype, index.ndim) == (np.int64, 1) and not (index < 0).any():
-                return self._map(lambda column: column.index_select(0, rows))  # several times as fast as column[rows]
-            return self._map(lambda column: column[rows])
-        return self._map(lambda column: column[index])
+        if not isinstance(index, np.ndarray):
+            return self._map(lambda column: column[index])
+        rows = torch.tensor(index)
+        if (rows.dtype, rows.dim()) == (torch.int64, 1) and not (index < 0).any():
+            # several times as fast as column[rows]
+            return self._map(lambda column: column.index_select(0, rows.to(column.device)))
+        return self._map(lambda column: column[rows])
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> "Examples":
         groups = None if self.groups is None else function(self.groups)

@@ -6,7 +6,7 @@ Dataset whose rows are (x, y) or dicts of columns (Hugging Face's). y is None if
 inputs by name (``user_rows``).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import compress, islice
 from typing import Any
@@ -65,14 +65,19 @@ def _is_named(thing: Any) -> bool:
 
 def is_column(thing: Any) -> bool:
     """Return whether an object is an array, or a list (or Hugging Face's ``Column``) that may become an array."""
-    return is_array(thing) or (isinstance(thing, Sequence) and not isinstance(thing, tuple | str | bytes))
+    return is_array(thing) or isinstance(thing, list) or _is_hugging_faces(thing)
+
+
+def _is_hugging_faces(thing: Any) -> bool:
+    kind = type(thing)  # other sequences may be map-style Datasets
+    return (kind.__module__, kind.__name__) == ("datasets.arrow_dataset", "Column")
 
 
 def _listed(column: Any) -> Any:
     """Return a Hugging Face ``Column``, also as an input by name, as a list; other columns as they are."""
     if isinstance(column, Mapping):
         return {name: _listed(values) for name, values in column.items()}
-    return list(column) if isinstance(column, Sequence) else column
+    return list(column) if _is_hugging_faces(column) else column
 
 
 def columns_of(what: str, part: Any) -> Columns:

@@ -6,8 +6,9 @@ Python literals such as None, strings, and tuples and sets of numbers. The name 
 JSON: the attribute, then the place in each list or the place and the key in each dict, then the value's type.
 
 A torch module is kept as its ``state_dict``, if the newly built object has a module of that name with tensors of the
-same names and shapes to load it. Values of a ``Parameter`` are copied into the new object's one, which modules
-and optimizers may hold too. A strategy that is an attribute, as in Flower's wrappers, is kept by its attributes.
+same names and shapes to load it; its numbers and texts are lost. Values of a ``Parameter`` or of another leaf that
+requires gradients are copied into the new object's one, which modules and optimizers may hold too. A strategy that is an
+attribute, as in Flower's wrappers, is kept by its attributes.
 
 Another attribute is lost if it was deleted, if its pickled bytes changed, or if it cannot be pickled. Variables inside
 functions and modules, and global variables, are not compared. An object in two attributes becomes two objects.
@@ -50,14 +51,16 @@ def attributes(thing: object, path: tuple[Any, ...] = (), holders: tuple[object,
     result, holders = dict[str, Attribute](), (*holders, thing)
     for name, value in _values(thing).items():
         steps, kind, is_strategy = (*path, (0, name)), type(value), _is_strategy(value)
-        content = value.state_dict() if isinstance(value, nn.Module) and not is_strategy else value
         try:
+            content = _state(value) if isinstance(value, nn.Module) and not is_strategy else value
             leaves = dict(_leaves(dict(content) if isinstance(content, dict) else content, steps))
             result[json.dumps(steps)] = kind, leaves, fingerprint(leaves)
-        except (TypeError, ValueError, SyntaxError, RecursionError):
+        except (TypeError, ValueError, SyntaxError, RuntimeError):  # RuntimeError: recursion, a tensor without values
             result[json.dumps(steps)] = kind, None, fingerprint(kind if is_strategy else value)
             if is_strategy and not any(value is holder for holder in holders):
                 result |= attributes(value, steps, holders)
+        if isinstance(value, nn.Module) and not is_strategy:
+            result[json.dumps([*steps, (0, "__dict__")])] = dict, None, hash(repr(_plain_values(value)))
     return result
 
 
@@ -98,6 +101,20 @@ def _values(thing: object) -> dict[str, Any]:
     return {name: getattr(thing, name) for name in names} | getattr(thing, "__dict__", {})
 
 
+def _state(module: nn.Module) -> dict[str, Any]:
+    return {name: x.contiguous() if isinstance(x, Tensor) else x for name, x in module.state_dict().items()}
+
+
+def _plain_values(module: nn.Module) -> list[Any]:
+    """Return the numbers and texts that are attributes of a module and of the modules in it, except ``training``."""
+    return [
+        (name, key, x)
+        for name, part in module.named_modules()
+        for key, x in vars(part).items()
+        if type(x) in (bool, int, float, str) and key != "training"
+    ]
+
+
 def _set(thing: object, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         object.__setattr__(thing, name, _put(_values(thing).get(name), value))
@@ -130,7 +147,7 @@ def _put(old: Any, value: Any) -> Any:
         _set(old, value)
     elif isinstance(old, nn.Module):
         old.load_state_dict(value)
-    elif isinstance(old, nn.Parameter) and isinstance(value, Tensor) and old.shape == value.shape:
+    elif isinstance(old, Tensor) and isinstance(value, Tensor) and old.shape == value.shape and _trains(old, value):
         with torch.no_grad():
             old.copy_(value)
     elif isinstance(old, list) and isinstance(value, list) and len(old) == len(value):
@@ -142,6 +159,10 @@ def _put(old: Any, value: Any) -> Any:
     else:
         return value
     return old
+
+
+def _trains(old: Tensor, value: Tensor) -> bool:
+    return isinstance(old, nn.Parameter) or (old.requires_grad and value.requires_grad)
 
 
 def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[str, Tensor]]:
@@ -157,7 +178,10 @@ def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[str, Tensor]]:
         x = value.detach().cpu().clone() if isinstance(value, Tensor) else torch.tensor(np.asarray(value))
         if x.is_complex() or x.layout is not torch.strided:
             raise TypeError
-        name = "tensor" if isinstance(value, Tensor) else "numpy" if isinstance(value, np.generic) else name
+        name = ("leaf" if value.is_leaf and value.requires_grad else "tensor") if isinstance(value, Tensor) else name
+        name = "numpy" if isinstance(value, np.generic) else name
+        if kind in (Tensor, np.ndarray) and name != "leaf" and (order := _order(value)) != [*range(x.dim())]:
+            name, x = f"{name} {json.dumps(order)}", x.permute(order).contiguous()
         yield json.dumps([*path, name]), x
     elif kind in LITERALS and literal_eval(repr(value)) == value:
         yield json.dumps([*path, "literal"]), torch.tensor(np.frombuffer(repr(value).encode(), np.uint8))
@@ -165,16 +189,25 @@ def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[str, Tensor]]:
         yield from _leaves(plain_content(value), (*path, (0, name, "flwr")))
 
 
+def _order(value: Any) -> list[int]:
+    """Return the dimensions from the largest stride to the smallest; sums depend on it in their last bits."""
+    strides = value.stride() if isinstance(value, Tensor) else value.strides
+    return sorted(range(len(strides)), key=lambda i: -strides[i])
+
+
 def _value(parts: Iterable[tuple[list[Any], Tensor]]) -> Any:
     """Return the value whose parts have these paths."""
     groups: dict[tuple[Any, ...], list[tuple[list[Any], Tensor]]] = {}
     for (step, *rest), x in parts:
+        if isinstance(step, str) and " " in step:
+            step, _, order = step.partition(" ")
+            x = x.permute(np.argsort(json.loads(order)).tolist())
         if step == "literal":
             return literal_eval(x.numpy(force=True).tobytes().decode())
         if step in ("ndarray", "numpy"):
-            return x.numpy(force=True).copy() if step == "ndarray" else x.numpy(force=True)[()]
+            return x.numpy(force=True).copy("K") if step == "ndarray" else x.numpy(force=True)[()]
         if isinstance(step, str):
-            return x.clone() if step == "tensor" else x.item()
+            return x.clone().requires_grad_(step == "leaf") if step in ("tensor", "leaf") else x.item()
         groups.setdefault(tuple(step), []).append((rest, x))
     values = [(step, _value(groups[step])) for step in sorted(groups)]
     (step, value), *_ = values
