@@ -7,8 +7,8 @@ JSON: the attribute, then the place in each list or the place and the key in eac
 
 A torch module is kept as its ``state_dict``, if the newly built object has a module of that name with tensors of the
 same names and shapes to load it; its numbers and texts are lost. Values of a ``Parameter`` or of another leaf that
-requires gradients are copied into the new object's one, which modules and optimizers may hold too. A strategy that is an
-attribute, as in Flower's wrappers, is kept by its attributes.
+requires gradients are copied into the new object's one, which modules and optimizers may hold too. A strategy that is
+an attribute, as in Flower's wrappers, is kept by its attributes.
 
 Another attribute is lost if it was deleted, if its pickled bytes changed, or if it cannot be pickled. Variables inside
 functions and modules, and global variables, are not compared. An object in two attributes becomes two objects.

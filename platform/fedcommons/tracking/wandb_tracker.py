@@ -268,7 +268,7 @@ def flaw_of_login() -> str:
         import wandb
     try:
         wandb.login(verify=True)
-    except wandb.Error as error:
+    except (wandb.Error, ValueError) as error:  # ValueError: WANDB_BASE_URL is no URL
         return " ".join(str(error).split()).rstrip(".")
     finally:
         wandb.teardown()
