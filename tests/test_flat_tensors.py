@@ -5,7 +5,17 @@ import pickle
 import pytest
 import torch
 
-from fedcommons.flat_tensors import Flat, Layout, add, flatten, put, scale, select, sq_norm, sub
+from fedcommons.flat_tensors import (  # fmt: skip
+    Flat,
+    Layout,
+    add,
+    flatten,
+    put,
+    scale,
+    select,
+    sq_norm,
+    sub,
+)
 
 LAYOUT = Layout(("weight", "bias", "scalar"), ((2, 3), (2,), ()))
 

@@ -7,8 +7,16 @@ import pytest
 import torch
 from torch import nn
 
-from fedcommons import generator, numpy_generator, seed_for, set_default_generator
-from fedcommons.seeding import global_states, keyed_globals, wide_generator, wide_key
+from fedcommons.seeding import (
+    generator,
+    global_states,
+    keyed_globals,
+    numpy_generator,
+    seed_for,
+    set_default_generator,
+    wide_generator,
+    wide_key,
+)
 
 
 def test_draws_are_those_of_the_committed_results() -> None:

@@ -15,12 +15,21 @@ from five_clients import DATASET, ONE_ROUND, RECEIPT, N, dealt
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fedcommons import Capabilities, ClientDatasets, ClientError, Clients, Common, Examples, Receipt, UserError
+from fedcommons import (
+    Capabilities,
+    ClientDatasets,
+    ClientError,
+    Clients,
+    Common,
+    Examples,
+    LocalSGD,
+    Receipt,
+    UserError,
+)
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.algorithms.server_training import ServerTask
 from fedcommons.config import presets
 from fedcommons.core.communication import images_nbytes
-from fedcommons.core.local_training import LocalSGD
 from fedcommons.core.worker import RunData
 from fedcommons.federation.server_executor import AtServer
 from fedcommons.generators.requests import Contribution
