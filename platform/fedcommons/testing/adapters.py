@@ -74,7 +74,7 @@ from fedcommons.seeding import keyed_globals, seed_for
 from fedcommons.testing.arrays import EXTRA, METRIC, arrays_in, flat_of, numbers_in, packed, payload_of, unpacked
 from fedcommons.testing.federations import digits
 from fedcommons.testing.flower import AppClient, is_flowers
-from fedcommons.testing.kept_attributes import attributes, changed, lost, restore, warn
+from fedcommons.testing.kept_attributes import attributes, changed, lost_attributes, restore, warn
 from fedcommons.testing.strategies import Server
 
 HANDED = ("module", "loss", "x", "y", "rate", "epochs", "batch_size", "seed")
@@ -156,9 +156,10 @@ class Adapted:
         sent, numbers = payload_of(arrays, x), numbers_in(metrics)
         _key_generators(keyed, seed)  # as in a new object, so that their state does not count as changed
         kept = changed(theirs, built)
-        if names := lost(kept):
-            warn(f"{name_of(self.build)} may have changed {names}, which the adapter builds anew in each round")
-        kept = {path: value for path, value in kept.items() if not lost({path: value})}
+        if names := lost_attributes(kept):
+            what = f"attributes that changed, or cannot be compared: {names}"
+            warn(f"{name_of(self.build)} has {what}; each round begins with a new object, without such changes")
+        kept = {path: value for path, value in kept.items() if not lost_attributes({path: value})}
         work.load(flat(sent, "model"))
         with torch.no_grad():
             loss = float(_loss_of(data.y)(work.module(data.x), data.y))

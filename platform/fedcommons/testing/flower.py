@@ -23,25 +23,31 @@ def is_flowers(kind: type) -> bool:
     return any(base.__module__.split(".")[0] == "flwr" for base in kind.__mro__)
 
 
-def with_weights(build: Callable[..., Any], arrays: Sequence[np.ndarray]) -> Any:
-    """Call ``build`` with the initial weights: Flower's strategies get ``Parameters``, and others get a list.
+def build_with_weights(build: Callable[..., Any], arrays: Sequence[np.ndarray]) -> Any:
+    """Return the strategy that ``build`` returns for the initial weights.
 
-    A function that returns Flower's strategy, or fails with a list, is called again with ``Parameters``.
+    A class of Flower gets the weights as ``Parameters``, and another class or a function gets a list of arrays. If this
+    call raises an error or returns a strategy of Flower, ``build`` is called a second time, with ``Parameters``.
     """
+
+    def of_flower() -> Any:
+        from flwr.common import ndarrays_to_parameters  # pyright: ignore[reportMissingImports]
+
+        return build(initial_parameters=ndarrays_to_parameters(list(arrays)))
+
     kind = build.func if isinstance(build, partial) else build
-    if not (isinstance(kind, type) and is_flowers(kind)):
-        try:
-            if not is_flowers(type(strategy := build(initial_parameters=list(arrays)))):
-                return strategy
-        except Exception:
-            if "flwr" not in sys.modules:
-                raise
-    from flwr.common import ndarrays_to_parameters  # pyright: ignore[reportMissingImports]
+    if isinstance(kind, type) and is_flowers(kind):
+        return of_flower()
+    try:
+        strategy = build(initial_parameters=list(arrays))
+    except Exception:  # Flower's classes raise errors of several types for a list
+        if "flwr" not in sys.modules:
+            raise
+        return of_flower()
+    return of_flower() if is_flowers(type(strategy)) else strategy
 
-    return build(initial_parameters=ndarrays_to_parameters(list(arrays)))
 
-
-def plain_content(value: Any) -> Any:
+def content_of_record(value: Any) -> Any:
     """Return the content of Flower's ``ArrayRecord`` or ``Parameters``; raise a TypeError for another object."""
     if not (is_flowers(type(value)) and type(value).__name__ in ("ArrayRecord", "Parameters")):
         raise TypeError
@@ -49,7 +55,7 @@ def plain_content(value: Any) -> Any:
 
 
 def with_content(name: str, content: Any) -> Any:
-    """Return Flower's object of the class ``name`` whose ``plain_content`` is ``content``."""
+    """Return Flower's object of the class ``name`` whose ``content_of_record`` is ``content``."""
     from flwr.common import Parameters  # pyright: ignore[reportMissingImports]
 
     return _record(content) if name == "ArrayRecord" else Parameters(**content)

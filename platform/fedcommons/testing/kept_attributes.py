@@ -11,7 +11,8 @@ requires gradients are copied into the new object's one, which modules and optim
 an attribute, as in Flower's wrappers, is kept by its attributes.
 
 Another attribute is lost if it was deleted, if its pickled bytes changed, or if it cannot be pickled. Variables inside
-functions and modules, and global variables, are not compared. An object in two attributes becomes two objects.
+functions and modules, and global variables, are not compared. If two attributes hold one object, the new object gets
+two copies of it.
 """
 
 import json
@@ -34,7 +35,7 @@ from torch.nn.parameter import is_lazy
 
 from fedcommons.flat_tensors import Payload, data
 from fedcommons.testing.comparing import listed, raw
-from fedcommons.testing.flower import plain_content, with_content
+from fedcommons.testing.flower import content_of_record, with_content
 
 CODE = (FunctionType, MethodType, BuiltinFunctionType, ModuleType, type, partial)
 LITERALS = (type(None), str, bytes, tuple, set, list, dict)
@@ -67,7 +68,7 @@ def attributes(thing: object, path: tuple[Any, ...] = (), holders: tuple[object,
 def changed(thing: object, built: Mapping[str, Attribute]) -> dict[str, Tensor]:
     """Return the values of the attributes that differ from ``built``, the attributes of a newly built object.
 
-    The value of an attribute that cannot be kept is an empty tensor; see ``lost``.
+    The value of an attribute that cannot be kept is an empty tensor; see ``lost_attributes``.
     """
     result, present, absent = dict[str, Tensor](), attributes(thing), (type(None), None, None)
     for path in {**built, **present}:
@@ -81,7 +82,7 @@ def changed(thing: object, built: Mapping[str, Attribute]) -> dict[str, Tensor]:
     return result
 
 
-def lost(kept: Payload) -> str:
+def lost_attributes(kept: Payload) -> str:
     """Return the names and types of the attributes in ``changed``'s result that cannot be kept."""
     paths = [path for path in map(json.loads, kept) if path[-1].startswith(LOST)]
     return listed([f"{'.'.join(name for _, name in steps)} ({kind.removeprefix(LOST)})" for *steps, kind in paths])
@@ -94,7 +95,7 @@ def restore(thing: object, kept: Payload) -> None:
 
 
 def _values(thing: object) -> dict[str, Any]:
-    """Return the attributes in ``__dict__`` and slots, and a strategy's lists, dicts and sets in class variables."""
+    """Return an object's attributes, also in ``__slots__``, and lists, dicts and sets of a strategy's class."""
     kinds = (MemberDescriptorType, *((list, dict, set) if _is_strategy(thing) else ()))
     of_classes = {n: kind for kind in type(thing).__mro__ for n, x in vars(kind).items() if type(x) in kinds}
     names = [name for name in of_classes if not name.startswith("__") and hasattr(thing, name)]
@@ -186,7 +187,7 @@ def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[str, Tensor]]:
     elif kind in LITERALS and literal_eval(repr(value)) == value:
         yield json.dumps([*path, "literal"]), torch.tensor(np.frombuffer(repr(value).encode(), np.uint8))
     else:
-        yield from _leaves(plain_content(value), (*path, (0, name, "flwr")))
+        yield from _leaves(content_of_record(value), (*path, (0, name, "flwr")))
 
 
 def _order(value: Any) -> list[int]:

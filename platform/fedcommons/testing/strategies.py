@@ -10,8 +10,16 @@ from fedcommons.errors import UserError, name_of
 from fedcommons.flat_tensors import Flat, flat, scalar
 from fedcommons.seeding import keyed_globals
 from fedcommons.testing.arrays import KEPT, METRIC, arrays_in, arrays_of, named, numbers_in, payload_of
-from fedcommons.testing.flower import aggregate, configs, with_weights
-from fedcommons.testing.kept_attributes import Attribute, attributes, changed, fingerprint, lost, restore, warn
+from fedcommons.testing.flower import aggregate, build_with_weights, configs
+from fedcommons.testing.kept_attributes import (
+    Attribute,
+    attributes,
+    changed,
+    fingerprint,
+    lost_attributes,
+    restore,
+    warn,
+)
 
 
 @dataclass
@@ -34,7 +42,7 @@ class Server:
     def start(self, model: Flat, seed: int) -> None:
         """Build the object, with the generators of torch, numpy and Python seeded by the run's seed."""
         with keyed_globals(seed, "strategy built"):
-            self.strategy = with_weights(self.build, arrays_of(model)) if self.takes_weights else self.build()
+            self.strategy = build_with_weights(self.build, arrays_of(model)) if self.takes_weights else self.build()
         self.built, self.at = attributes(self.strategy), None
 
     def configure(self, state: State, round: int) -> None:
@@ -47,7 +55,7 @@ class Server:
             return
         kept, seed = named(KEPT, state), int(scalar(state, "seed"))
         if self.strategy is None or fingerprint(changed(self.strategy, self.built)) != fingerprint(kept):
-            if names := lost(kept):
+            if names := lost_attributes(kept):
                 raise UserError(f"{self._refusal(names)}; start it again with another --out.")
             self.start(flat(state, "initial" if "initial" in state else "model"), seed)
             restore(self.strategy, kept)
@@ -63,8 +71,8 @@ class Server:
             )
 
     def _refusal(self, names: str) -> str:
-        what = f"attributes that no checkpoint can store, {names}"
-        return f"{name_of(self.build)} may have changed {what}, so --resume refuses this run"
+        what = f"attributes that changed, or cannot be compared, and that no checkpoint can store: {names}"
+        return f"{name_of(self.build)} has {what}; --resume refuses such a run"
 
     def merge(self, state: State, replies: Replies, round: int, seed: int) -> Merged:
         """Return the state after a round, with the attributes that the strategy changed, and the strategy's numbers."""
@@ -76,7 +84,7 @@ class Server:
         with keyed_globals(seed, "strategy"):
             merged, metrics = aggregate(self.strategy, round, [*next(iter(arrays.values()), {})], results)
         self.at, attributes_now = None, changed(self.strategy, self.built)
-        if names := lost(attributes_now):
+        if names := lost_attributes(attributes_now):
             warn(self._refusal(names))
         now = {f"{KEPT}{path}": value for path, value in attributes_now.items()}
         now |= {name: value for name, value in state.items() if not name.startswith(KEPT)}
