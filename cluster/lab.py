@@ -126,7 +126,7 @@ def _flaw_of_key(key: str) -> str:
         return "it cannot be read"
     done = subprocess.run(["ssh-keygen", "-y", "-P", "", "-f", key], capture_output=True, text=True)
     last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-    return last.rpartition(": ")[2].rstrip(".") if done.returncode else ""
+    return f"ssh-keygen: {last.rpartition(': ')[2].rstrip('.')}" if done.returncode else ""
 
 
 def _address(host: str, number: int) -> str:

@@ -74,7 +74,7 @@ def start(lab: Lab) -> None:
     if not lab.hosts:
         _ray("up", "-y", "--no-config-cache", "ray_cluster.yaml")
         return
-    require_ended(lab)
+    require_no_other_cluster(lab)
     found = describe(lab)
     if lacking := [*lacks(lab, found)]:
         raise LackError(*lacking)
@@ -106,7 +106,7 @@ def start(lab: Lab) -> None:
     )
 
 
-def require_ended(lab: Lab) -> None:
+def require_no_other_cluster(lab: Lab) -> None:
     """Check that the user's Ray of ``MINE`` runs on no host outside ``lab``, which ``stop`` would no longer reach.
 
     Raises:
@@ -119,7 +119,9 @@ def require_ended(lab: Lab) -> None:
         look = f"for p in /proc/[0-9]*; do {is_ray} && exit; done; false"
         for host in old.hosts:
             if host not in lab.hosts.values() and old.ssh(host, look).returncode == 0:
-                raise LackError(f"host {host} runs Ray for the cluster of head {head}; end it by `make cluster-stop`.")
+                raise LackError(
+                    f"host {host} runs Ray for the cluster of head {head}; run `make cluster-stop` here first."
+                )
 
 
 def started() -> tuple[Lab, dict[str, Any]]:

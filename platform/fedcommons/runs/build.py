@@ -48,7 +48,7 @@ def check(config: Experiment) -> None:
 
 
 def data_fields(config: Experiment) -> str:
-    """Return the text of the fields on which data, partition and model shapes depend: 1.0 and 1 have other texts."""
+    """Return the fields on which data, partition and model shapes depend, as a text, in which 1.0 and 1 differ."""
     return repr(values_of(config, _OF_DATA))
 
 
@@ -167,7 +167,7 @@ def split_seed(config: Experiment) -> int | None:
 
 
 @lru_cache(maxsize=2)  # most trials of a sweep use the same data set
-def _load(data: load_data.Data, source: str | None, seed: int | None, text: str) -> Dataset:
+def _load(data: load_data.Data, source: str | None, seed: int | None, _text: str) -> Dataset:  # 1.0 and 1 differ in it
     return load(data, seed)
 
 

@@ -74,7 +74,9 @@ def require(storage: str | None, name: str | None) -> None:
     if name is not None and not NAME.fullmatch(name):
         raise UserError(f"storage_name must be at most 100 letters, digits and . _ -, got {quote(name)}.")
     if name is not None and storage is None:
-        raise UserError(f"storage_name {name} changes nothing without --storage s3://BUCKET/PREFIX or a folder.")
+        raise UserError(
+            f"storage_name {name} changes nothing without --storage s3://BUCKET/PREFIX or --storage FOLDER."
+        )
 
 
 def open_store(place: str) -> "Bucket | Disk":

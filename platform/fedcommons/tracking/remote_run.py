@@ -45,9 +45,10 @@ def name_of(*folders: Path, chosen: str | None = None) -> str:
 
 
 def is_stored(folder: Path, storage: str, tag: str) -> bool:
-    """Return whether the snapshot with this tag has all finished rounds of a run folder, without a request.
+    """Return whether a storage holds a run as the folder does, by the folder's own record, so without a request.
 
-    True if the folder last equalled this snapshot, and the run has not ended since. storage: the storage's name.
+    True if the folder equalled the snapshot ``tag`` after the last transfer, and has the same summary.json since.
+    storage: the storage's name. tag: tag of the run's present snapshot in the storage.
     """
     record, summary = _record(folder, storage), None
     with suppress(OSError):

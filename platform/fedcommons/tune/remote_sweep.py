@@ -51,7 +51,7 @@ class SweepMirror:
             self._synchronise(*place)
 
     def _synchronise(self, storage: str | None, chosen: str | None) -> None:
-        """Download and upload the runs in which ``out`` and a storage differ, as one listing of the storage shows."""
+        """Download and upload the runs that differ between ``out`` and a storage, by one listing of the storage."""
         if storage is None:
             return
         try:

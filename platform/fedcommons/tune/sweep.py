@@ -307,7 +307,7 @@ def tracked(fields: Mapping[str, Any], out: Path) -> dict[str, Any]:
 
     mode = wandb_mode(fields["tracking.wandb"])
     if mode == "online" and (flaw := flaw_of_login()):
-        print(f"W&B: {flaw}, so the runs are kept offline.")
+        print(f"W&B: {flaw}, so the runs are kept offline; `fedcommons wandb` can send them later.")
         mode = "offline"
     group = fields["tracking.group"] or os.environ.get("WANDB_RUN_GROUP") or out.name
     return {**fields, "tracking.wandb": mode, "tracking.group": group}

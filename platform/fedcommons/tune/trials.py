@@ -44,7 +44,7 @@ REMOVAL_S = 10.0
 
 
 @contextmanager
-def tune_variables() -> Iterator[None]:
+def tune_environment() -> Iterator[None]:
     """Set Ray Tune's environment variables for a sweep; afterwards the caller's own Tuner has its values again."""
     values = {
         "TUNE_DISABLE_SIGINT_HANDLER": "1",  # the caller of ``run`` handles Ctrl-C
@@ -110,7 +110,7 @@ def run(
     # Tune's record is not used, as a sweep resumes from its trials' folders.
     # The record is written to a temporary folder, so that it does not fill the disk of the trials' folders.
     # W&B writes into ``tempdir``.
-    with tune_variables(), tempdirs.folder() as state, tempdirs.tempdir(), shared_values(values, live):
+    with tune_environment(), tempdirs.folder() as state, tempdirs.tempdir(), shared_values(values, live):
         tuner = tune.Tuner(
             trainable,
             tune_config=tune.TuneConfig(
