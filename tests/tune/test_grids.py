@@ -22,7 +22,6 @@ from fedcommons.config.dotted import override
 from fedcommons.generators.requests import contribution
 from fedcommons.reports.cells import Cell
 from fedcommons.runs.build import build, check, load
-from fedcommons.storage.artifact_store import key_of
 from fedcommons.tune import dry_run
 from fedcommons.tune import grid as grids
 from fedcommons.tune import sweep as tuning
@@ -134,8 +133,8 @@ def test_a_table_with_a_pool_has_a_server_alone_with_the_same_pool_and_a_central
         ("server_synthetic", 0.3, lr, seed) for lr, seed in ((0.04, 0), (0.04, 1), (0.04, 100), (0.1, 100))
     }  # fmt: skip
     pools = [c for c in federated if c.sharing.setting == POOL]
-    assert {key_of(need.images_facts) for c in alone for need in build(c).requests} == {
-        key_of(need.images_facts) for c in pools for need in build(c).requests
+    assert {need.images_key for c in alone for need in build(c).requests} == {
+        need.images_key for c in pools for need in build(c).requests
     }  # fmt: skip
     models = references.central_lines(rows, given)
     assert {(m.source, m.epochs, m.config.client.lr, m.config.seed) for m in models} == {

@@ -21,7 +21,6 @@ from fedcommons.cli.values import seconds
 from fedcommons.config.dotted import same_results
 from fedcommons.reports import metrics, ranking
 from fedcommons.runs import build, experiment, load_data
-from fedcommons.storage.artifact_store import key_of
 from fedcommons.tracking.run_folder import read_summary
 from fedcommons.tune import results, search, sweep
 from fedcommons.tune.sweep import Outcome, together
@@ -159,9 +158,9 @@ def test_trials_with_equal_data_are_partitioned_once_and_equal_those_built_alone
         assert (like.notes, like.noise_key, like.lr) == (alone.notes, alone.noise_key, alone.lr)
         assert like.plan.facts.head == alone.plan.facts.head != ()
         assert todo.data[trial.name] == alone.dataset.digest
-        for key in (keys := [key_of(need.images_facts) for need in alone.requests]):
+        for key in (keys := [need.images_key for need in alone.requests]):
             images.setdefault(key, set()).add(trial.name)
-        assert keys == [key_of(need.images_facts) for need in like.requests]
+        assert keys == [need.images_key for need in like.requests]
     assert sorted(key for lacking in todo.missing for key in lacking.images) == sorted(images)
     for lacking in todo.missing:
         assert set(lacking.cells) == set().union(*(images[key] for key in lacking.images))

@@ -143,7 +143,7 @@ def missing(store: Store, wanted: Iterable[GenerationRequest]) -> list[Job]:
     Requests whose generators differ only in their epochs form one job, with one training. Equal requests, such as those
     of several trials of a sweep, are processed once.
     """
-    images = {key_of(need.images_facts): need for need in wanted}
+    images = {need.images_key: need for need in wanted}
     courses: dict[str, list[GenerationRequest]] = {}
     for need in images.values():
         if _images(store, need) is None:
@@ -153,7 +153,7 @@ def missing(store: Store, wanted: Iterable[GenerationRequest]) -> list[Job]:
 
 def _images(store: Store, need: GenerationRequest) -> Contribution | None:
     """Return the images stored for a generation request; None if the store has none or they are malformed."""
-    artifact = store.get("images", key_of(need.images_facts))
+    artifact = store.get("images", need.images_key)
     if artifact is None:
         return None
     images, labels = artifact.tensors.get("images"), artifact.tensors.get("labels")

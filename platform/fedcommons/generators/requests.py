@@ -11,6 +11,7 @@ n~: synthetic images that client i contributes;  p = n~/(n_i + n~);  N: clients;
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from operator import index
 from typing import Any
 
@@ -120,14 +121,22 @@ class GenerationRequest:
             "labels": sha256(self.labels.numpy().tobytes()),
         }
 
+    @cached_property
+    def images_key(self) -> str:
+        """Return the key of the drawn images in the artifact store."""
+        return key_of(self.images_facts)
+
+    @cached_property
+    def _examples_hash(self) -> str:
+        return sha256(self.examples.x.numpy().tobytes() + self.examples.y.numpy().tobytes())
+
     def _training(self, *less: str) -> dict[str, Any]:
-        content = self.examples.x.numpy().tobytes() + self.examples.y.numpy().tobytes()
         return {
             "version": VERSION,
             "generator": self.recipe.facts((*self.recipe.generator.sampling, *less)),
             "flip": self.flip,
             "n_classes": self.n_classes,
-            "examples": sha256(content),
+            "examples": self._examples_hash,
             "seed": self.seed,
             **({"noise": NOISE} if takes_noise(self.recipe.generator) else {}),
             **({"draws": DRAWS} if self.recipe.is_secret and takes_noise(self.recipe.generator) else {}),
@@ -165,7 +174,7 @@ def salt_facts(needs: Sequence[GenerationRequest]) -> list[str]:
     A resumed run compares this list with the list that the run stored. The lists differ if a salt was lost.
     """
     names = ([salts.name_of(need.salt)] if need.salt else [] for need in needs)
-    return [key for name, need in zip(names, needs, strict=True) for key in (*name, key_of(need.images_facts))]
+    return [key for name, need in zip(names, needs, strict=True) for key in (*name, need.images_key)]
 
 
 def n_seen(rho: float, n_own: int) -> int:

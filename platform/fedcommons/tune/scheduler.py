@@ -16,7 +16,7 @@ from ray.tune.search import Searcher
 
 from fedcommons.config import dotted
 from fedcommons.errors import sentence
-from fedcommons.storage.artifact_store import Store, key_of
+from fedcommons.storage.artifact_store import Store
 
 EVERY = 5.0
 """Seconds between two progress reports of a generator's training; each report pauses the training for a moment."""
@@ -66,7 +66,7 @@ def make(cells: Collection[Mapping[str, Any]], images: Collection[str]) -> None:
             load_data.require_same(ready.dataset, cell["data"])
         needs = [need for ready in prepared for need in ready.requests]
         store = Store(Path(configs[0].artifacts), storage=configs[0].storage)
-        for job in image_cache.missing(store, [need for need in needs if key_of(need.images_facts) in images]):
+        for job in image_cache.missing(store, [need for need in needs if need.images_key in images]):
             image_cache.keep(store, job, image_cache.make(job, step))
             trained = trained or bool(job.epochs)
         tune.report({"trained": trained, "unsent": store.upload()})

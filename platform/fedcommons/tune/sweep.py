@@ -176,9 +176,9 @@ def todo(cells: Sequence[Trial], out: Path, display: Display) -> Todo:
             if of_images not in needed:
                 place, requests = (c.config.artifacts, c.config.storage), ready.requests
                 store = stores.setdefault(place, Store(Path(place[0]), display.say, place[1]))
-                wanted = {(store, key_of(need.images_facts)): need for need in requests}
+                wanted = {(store, need.images_key): need for need in requests}
                 for job in missing(store, [need for key, need in wanted.items() if key not in users]):
-                    first, keys = job.requests[0], [key_of(need.images_facts) for need in job.requests]
+                    first, keys = job.requests[0], [need.images_key for need in job.requests]
                     lacking.setdefault((store, key_of(first.course_facts)), (first.client, []))[1].extend(keys)
                 needed[of_images] = list(wanted)
             for key in needed[of_images]:
