@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedcommons.cli import parse, search_space
-from fedcommons.cli.argv import Given
+from fedcommons.cli.argv import Argument
 from fedcommons.cli.values import split, value_of
 from fedcommons.config.fields import Field
 from fedcommons.errors import UserError
@@ -30,7 +30,7 @@ def readers(kind: type, text: str, folder: Path) -> dict[str, Callable[[], Any]]
     return {
         "option": lambda: parse.parse(parser, [f"--x={text}"]).x,
         "file": lambda: parse.parse(parser, ["--config", str(folder / "c.yaml")]).x,
-        "member": lambda: value_of(Given("x", [text]), tuple[kind, ...])[0],
+        "member": lambda: value_of(Argument("x", [text]), tuple[kind, ...])[0],
         "list": lambda: split("--x", text, kind)[0],
         "space": lambda: search_space.read_space([f"client.lr={text}"], known, {})["client.lr"][0],  # pyright: ignore
     }

@@ -31,7 +31,7 @@ CORE = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", 
 
 
 @dataclass(frozen=True)
-class Given:
+class Argument:
     """An option as the user wrote it, on the command line or as a key of a config file.
 
     name: dotted name, with ``_`` instead of ``-``. value: text of the value, texts of a list's members, or None for an
@@ -71,9 +71,9 @@ class Line(tuple[str, ...]):
     """The words of a command line, with a cache of the options that the words mean."""
 
     @cached_property
-    def options(self) -> tuple[Given, ...]:
+    def options(self) -> tuple[Argument, ...]:
         """Return the options that the words mean. Words and config files are read at the first access only."""
-        options: list[Given] = []
+        options: list[Argument] = []
         words = list(self)
         while words:
             word = words.pop(0)
@@ -83,7 +83,7 @@ class Line(tuple[str, ...]):
             elif not word.startswith("--") or not name:
                 raise UserError(f"options have the form --NAME VALUE or --NAME=VALUE, got {quote(word)}.")
             has_value = equals or (words and not words[0].startswith("--") and words[0] != "-h")
-            option = Given(name.replace("-", "_"), (value if equals else words.pop(0)) if has_value else None)
+            option = Argument(name.replace("-", "_"), (value if equals else words.pop(0)) if has_value else None)
             _check_text(option)
             options += _in_file(option.text) if option.name == "config" else [option]
         return tuple(options)
@@ -98,7 +98,7 @@ def started(argv: Sequence[str]) -> float:
     return LOADED if isinstance(argv, Line) and Path(sys.argv[0]).stem in names else time.time()
 
 
-def read(argv: Sequence[str]) -> tuple[Given, ...]:
+def read(argv: Sequence[str]) -> tuple[Argument, ...]:
     """Return all options in the order of the command line; a config file's keys replace ``--config``.
 
     argv: words of the command line; a ``Line`` caches its options.
@@ -109,7 +109,7 @@ def read(argv: Sequence[str]) -> tuple[Given, ...]:
     return (argv if isinstance(argv, Line) else Line(argv)).options
 
 
-def _check_text(option: Given) -> None:
+def _check_text(option: Argument) -> None:
     """Reject text with control characters or too many characters, before a parser, path or terminal uses the text."""
     for text in option.value if isinstance(option.value, list) else [option.value or ""]:
         if any(unicodedata.category(c) in ("Cc", "Cs") for c in text):
@@ -118,7 +118,7 @@ def _check_text(option: Given) -> None:
             raise UserError(f"{option} must have at most {LONGEST} characters, got {len(text)}: {quote(text)}.")
 
 
-def _in_file(name: str) -> list[Given]:
+def _in_file(name: str) -> list[Argument]:
     path = user_path("--config", name)
     try:
         if path.exists() and not path.is_file():
@@ -139,7 +139,7 @@ def _in_file(name: str) -> list[Given]:
         raise UserError(f"--config: {path} is nested too deeply.") from None
     if not isinstance(root, MappingNode):
         raise UserError(f"--config: {path} must contain keys and values, such as seed: 1.")
-    options: dict[str, Given] = {}
+    options: dict[str, Argument] = {}
     values = 0
     for option in _options(root, "", path):
         if option.name in options:
@@ -151,7 +151,7 @@ def _in_file(name: str) -> list[Given]:
     return list(options.values())
 
 
-def _options(node: MappingNode, section: str, path: Path) -> Iterator[Given]:
+def _options(node: MappingNode, section: str, path: Path) -> Iterator[Argument]:
     """Yield the options in a YAML mapping: a config file, or one section. section: prefix such as ``client.``."""
     for key, value in node.value:
         if not isinstance(key, ScalarNode):
@@ -161,9 +161,9 @@ def _options(node: MappingNode, section: str, path: Path) -> Iterator[Given]:
         if isinstance(value, MappingNode) and named and value.tag == "tag:yaml.org,2002:map":
             yield from _options(value, f"{name}.", path)
         elif isinstance(value, SequenceNode) and value.tag == "tag:yaml.org,2002:seq":
-            yield Given(name, [_scalar(name, item, path) for item in value.value], path)
+            yield Argument(name, [_scalar(name, item, path) for item in value.value], path)
         else:
-            yield Given(name, _scalar(name, value, path), path)
+            yield Argument(name, _scalar(name, value, path), path)
 
 
 def _scalar(name: str, node: Node, path: Path) -> str:

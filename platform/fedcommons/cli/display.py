@@ -29,7 +29,7 @@ WIDTH = 80
 EVERY = 30.0
 """Seconds between two progress lines of a task if the output does not go to a terminal."""
 
-DRAWN = 0.1
+REDRAW = 0.1
 """Minimum seconds between two updates of the live lines, as steps may be faster than a terminal."""
 
 LOG = logging.getLogger("fedcommons")
@@ -124,7 +124,7 @@ class Display:
         # A pipe must not receive control characters, even if the variable FORCE_COLOR is set.
         self.is_live = not quiet and self.console.is_interactive and self.console.file.isatty()
         self._rows: dict[str, _Row] = {}
-        self._title, self._titled, self._drawn = "", -EVERY, -DRAWN
+        self._title, self._titled, self._last_redraw = "", -EVERY, -REDRAW
         self._live = Live(self._table(), console=self.console, transient=True, auto_refresh=False)
 
     @property
@@ -192,13 +192,13 @@ class Display:
         """
         now, before = self._clock(), self._rows.get(name)
         row = replace(before, number=number, text=text) if before else _Row(text, number, total, number, now, now)
-        is_said = now - row.shown_at >= EVERY or (ends and number >= total)
+        is_due = now - row.shown_at >= EVERY or (ends and number >= total)
         remaining = remaining_text(number, row.total, row.first, now - row.first_time)
         line = f"{name}: {number}/{total} {text}" + (f", {remaining}" if remaining else "")
-        log(line, logging.INFO if is_said else logging.DEBUG)
-        if is_said and not self.is_live:
+        log(line, logging.INFO if is_due else logging.DEBUG)
+        if is_due and not self.is_live:
             self._print(line)
-        self._rows[name] = replace(row, shown_at=now) if is_said else row
+        self._rows[name] = replace(row, shown_at=now) if is_due else row
         if number >= total:
             self.drop(name)
         else:
@@ -224,8 +224,8 @@ class Display:
         return table
 
     def _refresh(self) -> None:
-        if self.is_live and (not self._rows or self._clock() - self._drawn >= DRAWN):
-            self._drawn = self._clock()
+        if self.is_live and (not self._rows or self._clock() - self._last_redraw >= REDRAW):
+            self._last_redraw = self._clock()
             self._live.update(self._table(), refresh=True)
 
 

@@ -13,7 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TextIO
 
-from fedcommons.cli.argv import Given, Line, read, started, typed
+from fedcommons.cli.argv import Argument, Line, read, started, typed
 from fedcommons.cli.parser import Option, Options, Parser
 from fedcommons.cli.values import NULLS, value_of
 from fedcommons.config import hints
@@ -73,7 +73,7 @@ LISTS = {"algorithms": "algorithm", "methods": "algorithm", "settings": "sharing
 """Option of a sweep that names several components -> kind of these components."""
 
 
-def _chosen(items: Sequence[Given], defaults: Mapping[str, Any], lists: Mapping[str, str]) -> dict[str, list[str]]:
+def _chosen(items: Sequence[Argument], defaults: Mapping[str, Any], lists: Mapping[str, str]) -> dict[str, list[str]]:
     """Return the components that the command's runs may use: kind -> names."""
     last = {item.name: item for item in items}
     components: dict[str, list[str]] = {}
@@ -93,7 +93,7 @@ def _chosen(items: Sequence[Given], defaults: Mapping[str, Any], lists: Mapping[
     return {kind: names for kind, names in components.items() if names or not KINDS[kind].is_optional}
 
 
-def _stored(item: Given, name: str) -> Given:
+def _stored(item: Argument, name: str) -> Argument:
     """Return the option with the sharing strategy ``none`` replaced by ``real``, the name that configs store."""
 
     def stored(text: str) -> str:
@@ -108,7 +108,7 @@ def _stored(item: Given, name: str) -> Given:
     return replace(item, value=stored(texts) if isinstance(texts, str) else [stored(text) for text in texts])
 
 
-def _swept(option: Given, field: str) -> list[str]:
+def _swept(option: Argument, field: str) -> list[str]:
     """Return the VALUES of an option ``--space NAME=VALUES`` whose NAME means ``field``."""
     pairs = [text.partition("=") for text in (option.value if isinstance(option.value, list) else [option.value or ""])]
     return [values for name, _, values in pairs if SHORT_NAMES.get(name, name) == field]
@@ -194,7 +194,7 @@ def _may_draw_noise(options: Options) -> bool:
     return is_own or bool({"generator.label_noise", "sharing.delta", "feddpms.sigma"} & options.fields.keys())
 
 
-def _value(option: Option, item: Given, before: Any) -> Any:
+def _value(option: Option, item: Argument, before: Any) -> Any:
     """Return the value that ``item`` gives to an option. before: the option's previous or default value."""
     if option.is_many:
         return [*before, *(item.value if isinstance(item.value, list) else [item.text])]
@@ -206,14 +206,14 @@ def _value(option: Option, item: Given, before: Any) -> Any:
     return value_of(item, option.field.hint)
 
 
-def _true(item: Given) -> bool:
+def _true(item: Argument) -> bool:
     """Return whether a flag is set. A flag may have the value true or false, in a config file or after ``=``."""
     if item.value is not None and item.text.lower() not in ("true", "false"):
         raise UserError(f"{item} takes true or false, got {quote(item.text)}.")
     return item.value is None or item.text.lower() == "true"
 
 
-def _unknown_error(parser: Parser, item: Given, names: Collection[str], listed: Collection[str]) -> UserError:
+def _unknown_error(parser: Parser, item: Argument, names: Collection[str], listed: Collection[str]) -> UserError:
     if parser.chosen and (refused := unchosen_field_error(parser.short.get(item.name, item.name), parser.chosen)):
         return refused
     if fields := sorted(name for name in names if name.startswith(f"{item.name}.")):
@@ -224,7 +224,7 @@ def _unknown_error(parser: Parser, item: Given, names: Collection[str], listed: 
     return unknown(what, called, names if item.file else listed)
 
 
-def _hint(parser: Parser, item: Given) -> str | None:
+def _hint(parser: Parser, item: Argument) -> str | None:
     """Return a hint for an unknown option; None if neither other programs nor components use this name."""
     others = [name for name in parser.options if name not in parser.fields]
     # If the script has --epsilons, a user who typed --epsilon meant that option, so a hint on a field would mislead.

@@ -141,14 +141,14 @@ class Parser:
                                 formatter_class=RawDescriptionHelpFormatter)  # fmt: skip
         titles = ("options that users change most", "options of this command and its components", "other options")
         groups = [parser.add_argument_group(title) for title in (titles if self.fields else ("options",))]
-        first, own, rest = groups if self.fields else groups * 3
+        first, special, rest = groups if self.fields else groups * 3
         for name in sorted(self.options, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST)):
             option = self.options[name]
             kind = "" if option.is_flag else f"type: {in_words(option.field.hint)}, "
             text = f"{option.field.help} ({kind}default: {written(option.field.default)})".replace("%", "%%")
             look: Any = {"action": "store_true"} if option.is_flag else {"metavar": _metavar(name, option.field)}
             names = [*(short for short, full in self.short.items() if full == name and short not in self.options), name]
-            group = first if name in FIRST else rest if name in common_fields() else own
+            group = first if name in FIRST else rest if name in common_fields() else special
             group.add_argument(*map(typed, names), help=SUPPRESS if option.is_hidden else text, **look)
         if self.fields:
             rest.add_argument("--config", metavar="CONFIG", help="YAML file that sets any of these options")
@@ -159,11 +159,11 @@ class Parser:
 
     def format_config(self, values: Mapping[str, Any]) -> str:
         """Return the YAML text of a config file with these values (option -> value), without hidden options."""
-        shown = nested({name: values[name] for name, option in self.options.items() if not option.is_hidden})
-        text = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)
+        config = nested({name: values[name] for name, option in self.options.items() if not option.is_hidden})
+        text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
         # A character that is not printable may reverse the text in a terminal, so all such characters are escaped.
         is_printable = all(c.isprintable() for c in text.replace("\n", ""))
-        return text if is_printable else yaml.safe_dump(shown, sort_keys=False)
+        return text if is_printable else yaml.safe_dump(config, sort_keys=False)
 
 
 def _metavar(name: str, field: Field) -> str:

@@ -109,8 +109,8 @@ def _values(field: str, its: Field, text: str) -> Any:
     name, arguments = call.groups()
     if name not in LIMITS:
         raise unknown("distribution", name, LIMITS)
-    drawn, least, most, need = LIMITS[name]
-    if drawn is not kind:
+    number_type, least, most, need = LIMITS[name]
+    if number_type is not kind:
         allowed = " or ".join(n for n, limits in LIMITS.items() if limits[0] is kind) or "a list of values only"
         raise UserError(f"--space {field} takes {allowed}, as it is {kind.__name__}; got {name}.")
     try:

@@ -9,7 +9,7 @@ from math import isfinite, isinf
 from types import NoneType
 from typing import Any, get_args, get_origin
 
-from fedcommons.cli.argv import Given, joined
+from fedcommons.cli.argv import Argument, joined
 from fedcommons.config.fields import Field, members
 from fedcommons.errors import UserError, quote
 
@@ -39,7 +39,7 @@ class _Unreadable(Exception):
     """A text is not a value of the requested type. args: (the type in words, the text)."""
 
 
-def value_of(argument: Given, hint: Any) -> Any:
+def value_of(argument: Argument, hint: Any) -> Any:
     """Return the value of an option, converted to the type ``hint`` (a type or a union of types).
 
     Raises:
