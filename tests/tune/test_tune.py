@@ -35,13 +35,13 @@ tune = report_runs.script("tune")
 
 def test_metrics_have_a_better_way_and_some_see_test_data(tune: ModuleType) -> None:
     able = [*TINY, "--dp.local=true", "--measure.smoothness=true", "--space=lr=0.1,0.2"]
-    for metric in (*metrics.KNOWN, "train/loss"):
+    for metric in (*metrics.METRICS, "train/loss"):
         options = tune.arguments([*able, f"--metric={metric}"])
         assert len(tune.cells(options)[0]) == 2
         assert options.mode == ("max" if "accuracy" in metric else "min")
     assert tune.arguments([*able, "--metric=test/top3", "--mode=max"]).mode == "max"
     assert (tune.arguments([*able, "--mode=min"]).mode, tune.arguments(able).metric) == ("min", "validation_accuracy")
-    seen = [name for name in (*metrics.KNOWN, "test/loss", "validation/loss") if metrics.sees_test_data(name)]
+    seen = [name for name in (*metrics.METRICS, "test/loss", "validation/loss") if metrics.sees_test_data(name)]
     assert seen == ["rounds_to_target", "best_accuracy", "last_accuracy", "test/loss"]
 
 

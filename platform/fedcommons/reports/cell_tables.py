@@ -45,8 +45,8 @@ _LATEX = {
     "δ²": r"$\delta^2$",
 }  # fmt: skip
 
-SHOWN, LATEX = 1000, 500
-"""Maximum number of rows of a table on the page (``SHOWN``), and of a table that has LaTeX code (``LATEX``)."""
+ROWS, LATEX = 1000, 500
+"""Maximum number of rows of a table on the page (``ROWS``), and of a table that has LaTeX code (``LATEX``)."""
 
 INTERVALS = (
     "Numbers are means over the seeds of finished runs, with the 95 % Student t interval of the mean in brackets, cut "
@@ -96,22 +96,22 @@ def build_tables(groups: Sequence[Group], first: "pd.DataFrame") -> list[Table]:
     tables = []
     for name, title, note, candidates in candidates_of:
         # The table of results shows the rounds to the target even if all runs missed the target.
-        shown = [c for c in candidates if c is RESULTS[0] or any(cell.values(c.name) for cell in cells)]
-        if not shown:
+        metrics = [c for c in candidates if c is RESULTS[0] or any(cell.values(c.name) for cell in cells)]
+        if not metrics:
             continue
-        rows = [[over_seeds(runs, column, with_interval=True) for column in shown] for runs in finished[:SHOWN]]
-        means = pd.DataFrame([_means(runs, shown) for runs in finished])
-        texts = pd.DataFrame([[text for text, _ in row] for row in rows], columns=pd.Index([c.head for c in shown]))
+        rows = [[over_seeds(runs, column, with_interval=True) for column in metrics] for runs in finished[:ROWS]]
+        means = pd.DataFrame([_means(runs, metrics) for runs in finished])
+        texts = pd.DataFrame([[text for text, _ in row] for row in rows], columns=pd.Index([c.head for c in metrics]))
         latex = pd.concat([first.iloc[:, 1 - several :], texts], axis="columns")
-        files = table_files(pd.concat([first, means], axis="columns"), latex, 1 + len(shown))
-        tables.append(Table(name, title, note, shown, rows, files))
+        files = table_files(pd.concat([first, means], axis="columns"), latex, 1 + len(metrics))
+        tables.append(Table(name, title, note, metrics, rows, files))
     return tables
 
 
-def _means(runs: "pd.DataFrame", shown: Sequence[Column]) -> dict[str, float | None]:
+def _means(runs: "pd.DataFrame", metrics: Sequence[Column]) -> dict[str, float | None]:
     """Return the mean of each column over these runs and the ends of its interval, by their names in the CSV."""
     line: dict[str, float | None] = {}
-    for column in shown:
+    for column in metrics:
         values, missed = counted(runs, column.name)
         low, high = (None, None) if missed else student(values, column.most / column.scale) or (None, None)
         line |= {column.name: fmean(values) if values else None}
@@ -142,7 +142,7 @@ def table_files(frame: "pd.DataFrame", texts: "pd.DataFrame | None" = None, n_ri
     if len(frame) > LATEX:
         return {"csv": csv, "latex": (), "tail": ()}
     texts = frame if texts is None else texts
-    titles = [reduce(lambda title, of: title.replace(*of), _LATEX.items(), str(title)) for title in texts]
+    titles = [reduce(lambda title, pair: title.replace(*pair), _LATEX.items(), str(title)) for title in texts]
     style = texts.set_axis(pd.Index(titles), axis="columns").style.hide(axis="index")
     style.format(escape="latex")
     columns = "l" * (len(titles) - n_right) + "r" * n_right

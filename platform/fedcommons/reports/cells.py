@@ -133,11 +133,11 @@ def counted(runs: "pd.DataFrame", metric: str) -> tuple[list[float], int]:
     If the metric is ``rounds_to_target``, a run that missed the target counts with all its rounds. For other metrics,
     missing values are left out, and the number of runs that missed the target is 0.
     """
-    found = values(runs, metric)
+    numbers = values(runs, metric)
     if metric == ROUNDS:
         rounds = runs["rounds"].tolist()
-        return [float(r if v is None else v) for v, r in zip(found, rounds, strict=True)], found.count(None)
-    return [float(v) for v in found if v is not None], 0
+        return [float(r if v is None else v) for v, r in zip(numbers, rounds, strict=True)], numbers.count(None)
+    return [float(v) for v in numbers if v is not None], 0
 
 
 def reached(runs: "pd.DataFrame") -> list[float | None]:

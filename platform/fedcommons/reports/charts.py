@@ -62,7 +62,7 @@ def _reached() -> dict[str, Any]:
     base = alt.Chart(alt.NamedData("reached"))
     rows = alt.Y("name:N", sort=None, title=None).axis(labelLimit=220)
     colour = alt.Color("colour:N", sort=None, legend=None)
-    tips = [alt.Tooltip("name:N", title="runs"), alt.Tooltip("seed:N"), alt.Tooltip("said:N", title="target")]
+    tips = [alt.Tooltip("name:N", title="runs"), alt.Tooltip("seed:N"), alt.Tooltip("outcome:N", title="target")]
     axis = alt.Axis(tickMinStep=1, format="d")
     across = alt.X("rounds:Q", title="rounds to the target", axis=axis).scale(zero=True)
     dots = base.mark_point(size=50, opacity=0.8).encode(

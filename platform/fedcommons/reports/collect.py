@@ -56,8 +56,8 @@ def gather(folders: Sequence[Path], say: Callable[[str], None]) -> "tuple[pd.Dat
     import pandas as pd
 
     every = [(_identity(run.folder), row(run), _facts_of_run(run)) for run in read(folders, say)]
-    rows = [{"partition": found[1], **of_run, DIGEST: found[0]} for found, of_run, _ in every]
-    runs = pd.DataFrame([one | {DIGEST: None} if one.get("data.split") == "random" else one for one in rows])
+    rows = [{"partition": identity[1], **of_run, DIGEST: identity[0]} for identity, of_run, _ in every]
+    runs = pd.DataFrame([line | {DIGEST: None} if line.get("data.split") == "random" else line for line in rows])
     return runs.reindex(columns=[*dict.fromkeys([*runs.columns, *WHO])]), [facts for *_, facts in every]
 
 

@@ -23,8 +23,8 @@ from fedcommons.tracking.run_folder import read_class_counts
 if TYPE_CHECKING:  # pandas takes a second to import, which would slow --help
     import pandas as pd
 
-SHOWN, CLIENTS, CLASSES = 12, 40, 20
-"""Maximum numbers on the page: partitions and pictures of pools (``SHOWN``); clients and classes of a partition."""
+PICTURES, CLIENTS, CLASSES = 12, 40, 20
+"""Maximum numbers on the page: partitions and pictures of pools (``PICTURES``); clients and classes of a partition."""
 
 LARGEST_PNG, SIDE = 400_000, 1200
 """Maximum number of bytes, and of pixels per side, of a picture logged to W&B; larger pictures are left out."""
@@ -90,9 +90,9 @@ def trouble(runs: "pd.DataFrame", run_facts: Sequence[RunFacts]) -> list[dict[st
 
 
 def partitions(runs: "pd.DataFrame", say: Callable[[str], None]) -> tuple[list[dict[str, Any]], int]:
-    """Return the heat maps of the first ``SHOWN`` partitions, as values for page.js, and the number of partitions."""
+    """Return the heat maps of the first ``PICTURES`` partitions, as values for page.js, and their total number."""
     every, pictures = runs_by_value(dict(enumerate(values(runs, "partition")))), []
-    for of_partition in list(every.values())[:SHOWN]:
+    for of_partition in list(every.values())[:PICTURES]:
         first = runs.iloc[of_partition[0]]
         try:
             counts = read_class_counts(Path(first["run"]))
@@ -114,7 +114,7 @@ def partitions(runs: "pd.DataFrame", say: Callable[[str], None]) -> tuple[list[d
 
 
 def pools(runs: "pd.DataFrame") -> tuple[list[dict[str, Any]], int]:
-    """Return the first ``SHOWN`` distinct pictures of pools that runs logged to W&B, and the number of all pictures."""
+    """Return the first ``PICTURES`` distinct pictures of pools that runs logged to W&B, and their total number."""
     files = {}
     for index, (run, setting) in enumerate(zip(runs["run"], runs["setting"], strict=True)):
         if setting != "real" and (images := sorted(Path(run).glob("wandb/*run-*/files/media/images/media/pool_*.png"))):
@@ -124,7 +124,7 @@ def pools(runs: "pd.DataFrame") -> tuple[list[dict[str, Any]], int]:
         key = file.name.rpartition("_")[2]  # a hash of the picture; equal pictures are shown once
         if key in seen:
             seen[key]["runs"].append(index)
-        elif len(pictures) < SHOWN and (picture := _png(file)):
+        elif len(pictures) < PICTURES and (picture := _png(file)):
             first = runs.iloc[index]
             sharing, alpha = columns.text(first["setting"], "setting"), columns.text(first["alpha"])
             title = f"{sharing}, {first['dataset']}, alpha = {alpha}, seed {first['seed']}"

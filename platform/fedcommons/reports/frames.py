@@ -121,7 +121,7 @@ def load_central(*folders: Path) -> "pd.DataFrame":
         summary = run_folder.read_summary(folder)
         if summary and all(name in summary for name in _CENTRAL.values()):
             scalars = {n: v for n, v in summary.items() if not isinstance(v, list | dict)}
-            rows.append({"run": str(folder), **scalars, **{n: summary[of] for n, of in _CENTRAL.items()}})
+            rows.append({"run": str(folder), **scalars, **{n: summary[field] for n, field in _CENTRAL.items()}})
     return pd.DataFrame(rows)
 
 
@@ -206,7 +206,7 @@ def _flaw_of_end(folder: Path, rounds: int) -> str | None:
 
 def _checked(file: Path, lines: Sequence[Mapping[str, Any]], is_of_clients: bool) -> Sequence[Mapping[str, Any]]:
     """Return the lines of a file without control characters in the names of metrics; a wrong value is a UserError."""
-    if flaw := next((found for line in lines if (found := flaw_of_line(line, is_of_clients))), None):
+    if flaw := next((damage for line in lines if (damage := flaw_of_line(line, is_of_clients))), None):
         raise UserError(f"{file} is damaged: {flaw}.")
     has_odd_names = any(clean(name) != name for name in {name for line in lines for name in line})
     return [safe_read.cleaned(line) for line in lines] if has_odd_names else lines
@@ -269,11 +269,11 @@ def _spent(run: Recorded) -> dict[str, Any]:
     # Earlier versions of fedcommons did not record whether the noise was seeded or secret; it was always seeded.
     ends = {"": IF_SECRET} if privacy and "noise" not in privacy else {"": "", IF_SECRET: IF_SECRET}
     epsilons = {"commons": privacy.get("commons")}
-    for end, shown in ends.items():
-        epsilons[f"epsilon{shown}"] = privacy.get(f"epsilon_of_messages{end}")
-        epsilons[f"pool_epsilon{shown}"] = privacy.get(f"pool_epsilon_max{end}")
-        epsilons[f"user_epsilon{shown}"] = privacy.get("user_level", {}).get(f"epsilon{end}")
-        epsilons[f"epsilon_local_training{shown}"] = last.get(f"privacy/epsilon_local_training{end}")
+    for end, suffix in ends.items():
+        epsilons[f"epsilon{suffix}"] = privacy.get(f"epsilon_of_messages{end}")
+        epsilons[f"pool_epsilon{suffix}"] = privacy.get(f"pool_epsilon_max{end}")
+        epsilons[f"user_epsilon{suffix}"] = privacy.get("user_level", {}).get(f"epsilon{end}")
+        epsilons[f"epsilon_local_training{suffix}"] = last.get(f"privacy/epsilon_local_training{end}")
     return columns(privacy.get("mechanisms", {})) | {n: value for n, value in epsilons.items() if value is not None}
 
 

@@ -12,7 +12,7 @@ from fedcommons.tracking.metric_names import NAMES
 
 OF_TEST_DATA = ("rounds_to_target", "best_accuracy", "last_accuracy")
 EPSILONS = ("epsilon", "epsilon_local_training", "pool_epsilon")
-KNOWN = (
+METRICS = (
     "validation_accuracy", *OF_TEST_DATA, "MB", "bytes_down", "bytes_up", "bytes_once", "disclosed",
     *EPSILONS, *(f"{name}{IF_SECRET}" for name in EPSILONS), *NAMES, *(f"{name}_mean" for name in NAMES),
 )  # fmt: skip
@@ -73,15 +73,15 @@ def mode(metric: str, goal: float | str = 1.0) -> str:
 
     goal: the target of the runs, which determines the direction if it is a bound on ``metric``.
     """
-    if metric not in KNOWN and "/" not in metric:
-        raise unknown("metric", metric, KNOWN)
+    if metric not in METRICS and "/" not in metric:
+        raise unknown("metric", metric, METRICS)
     if (aim := target.read(goal)).metric == metric:
         return aim.way
     if metric.endswith("_std"):  # for a standard deviation over clients, smaller is better
         return "min"
     if is_accuracy(metric):
         return "max"
-    if metric in KNOWN or metric.partition("/")[0] in ("comm", "privacy", "convergence", "attack") or "loss" in metric:
+    if metric in METRICS or metric.split("/")[0] in ("comm", "privacy", "convergence", "attack") or "loss" in metric:
         return "min"
     raise UserError(f"--metric {metric} needs --mode max or --mode min, because the better direction is unknown.")
 
@@ -95,8 +95,8 @@ def sees_test_data(metric: str) -> bool:
 
 def require(metric: str, configs: Sequence[Experiment]) -> None:
     """Raise a UserError if there is no such metric, or if one of these experiments does not measure it."""
-    if metric not in KNOWN and "/" not in metric:
-        raise unknown("metric", metric, KNOWN)
+    if metric not in METRICS and "/" not in metric:
+        raise unknown("metric", metric, METRICS)
     for field, least, needed in _needs(metric.removesuffix("_mean")):
         if any(dict(values_of(config))[field] <= least for config in configs):
             raise UserError(f"--metric {metric} needs --{field} {needed}.")

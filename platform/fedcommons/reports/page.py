@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedcommons.errors import UserError, clean, quote
 from fedcommons.reports import charts, columns, details
-from fedcommons.reports.cell_tables import NUMBERS, SHOWN, build_tables, first_columns, table_files
+from fedcommons.reports.cell_tables import NUMBERS, ROWS, build_tables, first_columns, table_files
 from fedcommons.reports.cells import ROUNDS, values
 from fedcommons.reports.collect import WHO, RunFacts, gather, grouped
 from fedcommons.reports.frames import folder_path, load_central
@@ -159,11 +159,11 @@ def contents(runs: "pd.DataFrame", run_facts: Sequence[RunFacts], say: Callable[
     first = first_columns([cell for _, cell in cells])
     tables = build_tables(groups, first)
     every_column = dict.fromkeys([*_ALWAYS, *(column for table in tables for column in table.columns)])
-    shown = [column for column in every_column if column.name in runs]
-    rows, dims = _rows(runs, shown), _dims(runs)
+    run_columns = [column for column in every_column if column.name in runs]
+    rows, dims = _rows(runs, run_columns), _dims(runs)
     partitions, n_partitions = details.partitions(runs, say)
     pools, n_pools = details.pools(runs)
-    privacy, trouble = details.privacy(groups, run_facts)[:SHOWN], details.trouble(runs, run_facts)
+    privacy, trouble = details.privacy(groups, run_facts)[:ROWS], details.trouble(runs, run_facts)
     files = {table.name: table.files for table in tables}
     texts = {name: [columns.text(value, name) for value in values(runs, name)] for name in RUN if name in runs}
     files["runs"] = table_files(runs, pd.DataFrame(texts))
@@ -187,11 +187,11 @@ def contents(runs: "pd.DataFrame", run_facts: Sequence[RunFacts], say: Callable[
             for group, cell in cells
         ],
         "looks": {
-            field: {name: look[0] for name, look in looks((of(cell) for _, cell in cells), by_colour=True).items()}
-            for field, of in (("colour", columns.method), ("dash", columns.setting))
+            field: {name: look[0] for name, look in looks((label(cell) for _, cell in cells), by_colour=True).items()}
+            for field, label in (("colour", columns.method), ("dash", columns.setting))
         },
         "ofCell": numbers,
-        "columns": [{"name": c.name, "scale": c.scale, "digits": c.digits} for c in shown],
+        "columns": [{"name": c.name, "scale": c.scale, "digits": c.digits} for c in run_columns],
         "quantiles": [quantile(n) for n in range(2, 1 + max(map(len, numbers), default=1))],
         "curves": thinned,
         "specs": charts.specifications(),
@@ -201,8 +201,8 @@ def contents(runs: "pd.DataFrame", run_facts: Sequence[RunFacts], say: Callable[
         "data": data, "timed": {group for group, cell in cells if timed & {*cell.runs.index}},
         "verdict": verdict(group.cells for group in groups),
         "tables": {table.name: table for table in tables}, "groups": groups,
-        "heads": [*first], "first": first.to_numpy().tolist(), "shown": SHOWN, "n_cells": len(cells),
-        "sweeps": details.sweeps(runs), "dims": dims, "rows": rows, "columns": shown, "every": every,
+        "heads": [*first], "first": first.to_numpy().tolist(), "max_rows": ROWS, "n_cells": len(cells),
+        "sweeps": details.sweeps(runs), "dims": dims, "rows": rows, "columns": run_columns, "every": every,
         "privacy": privacy, "trouble": trouble, "pools": pools,
         "n_pools": n_pools, "partitions": partitions, "n_partitions": n_partitions,
         "environments": details.environments(run_facts), "who": [_WORDS.get(name, name) for name in WHO],
@@ -217,19 +217,19 @@ def thin(curves: Sequence[Mapping[str, Sequence[float | None]]]) -> tuple[list[l
     thinned = []
     for curve in curves:
         *_, last = curve["round"] or [None]
-        kept = [r == last or (r is not None and r % every == 0) for r in curve["round"]]
-        lists = (compress(curve[name], kept) for name in ("round", "accuracy", "loss", "bytes", "time"))
+        is_kept = [r == last or (r is not None and r % every == 0) for r in curve["round"]]
+        lists = (compress(curve[name], is_kept) for name in ("round", "accuracy", "loss", "bytes", "time"))
         thinned.append([[None if v is None else float(f"{v:.5g}") for v in numbers] for numbers in lists])
     return thinned, every
 
 
-def _rows(runs: "pd.DataFrame", shown: Sequence[Column]) -> list[dict[str, Any]]:
+def _rows(runs: "pd.DataFrame", run_columns: Sequence[Column]) -> list[dict[str, Any]]:
     """Return the rows of the page's table of runs. Each number is a pair of texts: all digits, and rounded."""
     who = [[columns.text(value, name) for value in values(runs, name)] for name in WHO]
     who[WHO.index("p")] = [f"{p:.3g}" if p else "-" for p in values(runs, "p")]
     numbers = [
         [("", "") if v is None else (repr(v), number(c.scale * v, 0 if c.name == ROUNDS else c.digits)) for v in column]
-        for c, column in ((c, values(runs, c.name)) for c in shown)
+        for c, column in ((c, values(runs, c.name)) for c in run_columns)
     ]
     facts = zip(runs["run"], runs["status"], zip(*who, strict=True), zip(*numbers, strict=True), strict=True)
     return [
@@ -252,6 +252,6 @@ def _dims(runs: "pd.DataFrame") -> list[dict[str, Any]]:
             of_runs = [value if value is None else round(value, 2) for value in of_runs]
         several = sorted(dict.fromkeys(of_runs), key=order)
         if len(several) > 1:
-            texts, of = [columns.text(value, name) for value in several], [several.index(value) for value in of_runs]
-            filters.append({"name": _WORDS.get(name, name), "values": texts, "of": of})
+            texts, indices = [columns.text(v, name) for v in several], [several.index(v) for v in of_runs]
+            filters.append({"name": _WORDS.get(name, name), "values": texts, "of": indices})
     return filters

@@ -90,13 +90,13 @@ def finish(
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=below, ncols=columns, **look)
     handles = dict(sorted(handles.items(), key=lambda item: item[0].startswith(last)))
     handles |= {str(handle.get_label()): handle for handle in more}
-    beside, width = "right" in loc, figure.get_figwidth()
+    is_right, width = "right" in loc, figure.get_figwidth()
     wide = 0.7 + 0.065 * max(map(len, handles), default=0)  # of a column of the legend, in inches
     if handles and loc != "panels":
-        columns = 1 if beside else min(max(1, int(width / wide)), len(handles))
+        columns = 1 if is_right else min(max(1, int(width / wide)), len(handles))
         figure.legend([*handles.values()], [*handles], loc=loc, ncols=columns, **look)
-    lines = [fill(line, int(13 * (width - wide * beside))) for line in title.splitlines()]
-    figure.suptitle("\n".join(lines), fontsize=10, **({"x": 0.01, "ha": "left"} if beside else {}))
+    lines = [fill(line, int(13 * (width - wide * is_right))) for line in title.splitlines()]
+    figure.suptitle("\n".join(lines), fontsize=10, **({"x": 0.01, "ha": "left"} if is_right else {}))
 
 
 def png(figure: Figure, dpi: int, smoke: bool = False) -> bytes:

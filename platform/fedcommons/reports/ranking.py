@@ -13,7 +13,7 @@ from fedcommons.reports.tables import Column, markdown, numbered, over_seeds, ro
 if TYPE_CHECKING:  # pandas takes a second to import, which would slow --help
     import pandas as pd
 
-SHOWN = (ROUNDS, "validation_accuracy", "last_accuracy", "MB", "epsilon")
+METRICS = (ROUNDS, "validation_accuracy", "last_accuracy", "MB", "epsilon")
 """Metrics in the table in addition to the metric by which configurations are ranked."""
 
 
@@ -54,7 +54,7 @@ def format_metric(runs: "pd.DataFrame", metric: str) -> str:
 def table(groups: Sequence[Group], swept: Sequence[str], metric: str, way: str) -> str:
     """Return one markdown table per environment, and notes. swept: fields of the search. way: ``min`` or ``max``."""
     every = [point for group in groups for point in group.points]
-    metrics = [n for n in dict.fromkeys((metric, *SHOWN)) if any(counted(p.runs, n)[0] for p in every)]
+    metrics = [n for n in dict.fromkeys((metric, *METRICS)) if any(counted(p.runs, n)[0] for p in every)]
     names = [n for n in swept if n != "seed" and n not in groups[0].environment]
     head = [*names, *(f"{n}, %" if is_accuracy(n) else n for n in metrics), "seeds", "runs"]
     text = []

@@ -99,19 +99,19 @@ def _runs(folders: Sequence[Path]) -> list[Path]:
     Raises:
         UserError: a folder has no run, a run cannot be read, or two folders hold one W&B run.
     """
-    found: dict[Path, Path] = {}
+    runs: dict[Path, Path] = {}
     for folder in folders:
         if not (inner := list(runs_below(folder))):
             raise UserError(f"{folder} {'holds no run' if folder.is_dir() else 'is not a folder'}.")
-        found |= {path.resolve(): path for path in inner}
+        runs |= {path.resolve(): path for path in inner}
     ids: dict[str, Path] = {}
-    for path in found.values():
+    for path in runs.values():
         read_config(path)
         if (run_id := recorded_id(path)) and ids.setdefault(run_id, path) != path:
             raise UserError(
                 f"{ids[run_id]} and {path} are the same W&B run (wandb-id.txt has {run_id} in both): name one folder."
             )
-    return list(found.values())
+    return list(runs.values())
 
 
 def _send(folder: Path, options: parse.Options, mode: str) -> bool:

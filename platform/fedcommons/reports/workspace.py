@@ -139,7 +139,7 @@ def workspace(entity: str, project: str, name: str, logged: Logged) -> "workspac
     who = [workspaces.Config(field) for field in (*WHO, *(f"effective/{axis}" for axis in AXES))]
     return workspaces.Workspace(
         entity=entity, project=project, name=name,
-        sections=[workspaces.Section(name=title, panels=of, is_open=True) for title, of in sections.items() if of],
+        sections=[workspaces.Section(name=title, panels=row, is_open=True) for title, row in sections.items() if row],
         settings=workspaces.WorkspaceSettings(x_axis="round", max_runs=100),
         runset_settings=workspaces.RunsetSettings(groupby=[*who]),
     )  # fmt: skip

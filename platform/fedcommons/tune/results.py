@@ -18,7 +18,7 @@ from fedcommons.tune.sweep import Trial
 if TYPE_CHECKING:  # pandas takes a second to import, and --help needs none
     import pandas as pd
 
-CSV = ("status", "rounds", *metrics.KNOWN, "train/loss", "alpha", "p", "rho", "sigma", "lr")
+CSV = ("status", "rounds", *metrics.METRICS, "train/loss", "alpha", "p", "rho", "sigma", "lr")
 """Columns of tune.csv after the swept fields; a column without any value is left out."""
 
 SHARING = "sharing.setting"

@@ -7,7 +7,7 @@ const numbersOf = element => element.dataset.runs.trim().split(/\s+/).map(Number
 let shown = new Set(D.runs.keys());
 
 // Stores the reader's choices (filters, theme) for this browser tab, so that they survive a reload of the page.
-const kept = {
+const choices = {
   get: name => { try { return JSON.parse(sessionStorage.getItem(name + location.pathname)); } catch { return null; } },
   set: (name, value) => { try { sessionStorage.setItem(name + location.pathname, JSON.stringify(value)); } catch { /* the browser allows no storage */ } },
 };
@@ -41,8 +41,8 @@ const place = Object.fromEntries(D.columns.map((column, i) => [column.name, i]))
 const rowOf = run => document.getElementById(`run-${run}`);
 
 function valueOf(run, name) {
-  const cells = rowOf(run).cells, found = cells[cells.length - D.columns.length + place[name]].querySelector("data");
-  return found ? Number(found.value) : null;
+  const cells = rowOf(run).cells, data = cells[cells.length - D.columns.length + place[name]].querySelector("data");
+  return data ? Number(data.value) : null;
 }
 
 // Returns the text of a table line's number, computed from some of its finished runs (over_seeds() in tables.py).
@@ -97,14 +97,14 @@ function filter() {
     if (rows.length && body.rows[0].className === "title") body.hidden = rows.every(row => row.hidden);
   }
   for (const group of all(".group")) group.hidden = !visible(Number(group.dataset.group)).length;
-  for (const told of all(".seeds")) told.hidden = !some;
+  for (const note of all(".seeds")) note.hidden = !some;
   if (!form) return;
-  for (const one of all(".filter", form)) {
-    const names = all("input:checked", one).map(box => box.parentElement.textContent.trim());
-    one.querySelector("summary span").textContent = names.length ? names.join(", ") : "all";
+  for (const menu of all(".filter", form)) {
+    const names = all("input:checked", menu).map(box => box.parentElement.textContent.trim());
+    menu.querySelector("summary span").textContent = names.length ? names.join(", ") : "all";
   }
   form.querySelector("output").textContent = `${shown.size} of ${D.runs.length} runs`;
-  kept.set("ticked", boxes.map(box => box.checked));
+  choices.set("ticked", boxes.map(box => box.checked));
   for (const chart of turns.keys()) draw(chart);
 }
 
@@ -115,8 +115,8 @@ function sort(button) {
   for (const other of all("th[aria-sort]", table)) other.removeAttribute("aria-sort");
   head.setAttribute("aria-sort", down ? "descending" : "ascending");
   const key = row => {
-    const cell = row.cells[column], data = cell.querySelector("data"), told = data ? data.value : cell.dataset.s ?? cell.textContent.trim();
-    return { text: told, number: told === "" || told === "-" ? NaN : Number(told), none: told === "" || told === "-" };
+    const cell = row.cells[column], data = cell.querySelector("data"), text = data ? data.value : cell.dataset.s ?? cell.textContent.trim();
+    return { text, number: text === "" || text === "-" ? NaN : Number(text), none: text === "" || text === "-" };
   };
   for (const body of table.tBodies) {
     const rows = [...body.rows].filter(row => row.className !== "title").map(row => [key(row), row]);
@@ -175,10 +175,10 @@ function line(runs) {
     if (!at.has(round)) at.set(round, { accuracy: [], loss: [], bytes: [], time: [] });
     ["accuracy", "loss", "bytes", "time"].forEach((name, j) => { const value = D.curves[run][j + 1][i]; if (value !== null) at.get(round)[name].push(value); });
   });
-  return [...at].sort(([a], [b]) => a - b).map(([round, found]) => {
+  return [...at].sort(([a], [b]) => a - b).map(([round, series]) => {
     const row = { round };
     for (const [name, scale] of [["accuracy", 100], ["loss", 1], ["bytes", 1], ["time", 1]]) {
-      const values = found[name].map(value => value * scale), whole = values.length === runs.length;
+      const values = series[name].map(value => value * scale), whole = values.length === runs.length;
       row[name] = whole ? mean(values) : null;
       row[`${name}_low`] = whole ? Math.min(...values) : null;
       row[`${name}_high`] = whole ? Math.max(...values) : null;
@@ -190,13 +190,13 @@ function line(runs) {
 function reached(cells) {
   const rows = [];
   for (const c of cells) for (const run of D.ofCell[c].filter(run => shown.has(run) && finished(run))) {
-    const found = valueOf(run, "rounds_to_target"), missed = found === null;
-    rows.push({ ...D.cells[c], seed: D.runs[run].seed, missed, rounds: missed ? valueOf(run, "rounds") : found, said: missed ? "missed" : "reached" });
+    const rounds = valueOf(run, "rounds_to_target"), missed = rounds === null;
+    rows.push({ ...D.cells[c], seed: D.runs[run].seed, missed, rounds: missed ? valueOf(run, "rounds") : rounds, outcome: missed ? "missed" : "reached" });
   }
   return rows;
 }
 
-const drawn = new Map(), turns = new Map();
+const views = new Map(), turns = new Map();
 const dark = () => document.documentElement.dataset.theme === "dark";
 
 function looks() {
@@ -224,8 +224,8 @@ async function draw(chart) {
     for (const [channel, which] of [["color", colour], ["fill", colour], ["strokeDash", "dash"]]) {
       if (!encoding[channel]) continue;
       encoding[channel].field = which;
-      const domain = names(which, D.cells), colours = domain.map(one => D.looks[which][one]); // equal in all groups
-      const range = channel === "strokeDash" ? encoding[channel].scale.range : dark() ? colours.map(one => one === "#000000" ? "#ffffff" : one) : colours;
+      const domain = names(which, D.cells), colours = domain.map(value => D.looks[which][value]); // equal in all groups
+      const range = channel === "strokeDash" ? encoding[channel].scale.range : dark() ? colours.map(colour => colour === "#000000" ? "#ffffff" : colour) : colours;
       encoding[channel].scale = { domain, range };
       if (encoding[channel].legend) encoding[channel].legend = names(which, cells).length > 20 ? null : { ...encoding[channel].legend, values: names(which, cells) };
     }
@@ -237,10 +237,10 @@ async function draw(chart) {
   const place = document.createElement("div");
   place.style.width = "100%";
   chart.append(place);
-  const made = await vegaEmbed(place, spec, { ast: true, actions: false, renderer: "svg" });
-  if (turns.get(chart) !== turn) { made.finalize(); place.remove(); return; }
-  drawn.get(chart)?.finalize();
-  drawn.set(chart, made);
+  const view = await vegaEmbed(place, spec, { ast: true, actions: false, renderer: "svg" });
+  if (turns.get(chart) !== turn) { view.finalize(); place.remove(); return; }
+  views.get(chart)?.finalize();
+  views.set(chart, view);
   for (const other of [...chart.children]) if (other !== place) other.remove();
 }
 
@@ -265,18 +265,18 @@ document.addEventListener("click", event => {
   if (button) sort(button);
   if (file) save(file.dataset.table, file.dataset.file, "all" in file.dataset);
   if (link) highlight(numbersOf(link.dataset.runs ? link : link.closest("[data-runs]")).filter(run => shown.has(run)));
-  for (const one of all(".filter[open]")) if (!one.contains(event.target)) one.open = false;
+  for (const menu of all(".filter[open]")) if (!menu.contains(event.target)) menu.open = false;
 });
-document.addEventListener("keydown", event => { if (event.key === "Escape") for (const one of all(".filter[open]")) one.open = false; });
+document.addEventListener("keydown", event => { if (event.key === "Escape") for (const menu of all(".filter[open]")) menu.open = false; });
 document.addEventListener("mouseover", event => { if (event.target.localName === "data") event.target.title = event.target.value; });
 document.getElementById("wide").addEventListener("click", () => document.querySelector('table[data-name="runs"]').classList.toggle("few"));
-document.getElementById("theme").addEventListener("click", () => { theme(dark() ? "light" : "dark"); kept.set("theme", dark() ? "dark" : "light"); });
+document.getElementById("theme").addEventListener("click", () => { theme(dark() ? "light" : "dark"); choices.set("theme", dark() ? "dark" : "light"); });
 form?.addEventListener("change", filter);
 form?.addEventListener("reset", () => setTimeout(filter));
 form?.addEventListener("submit", event => event.preventDefault());
 
 const system = matchMedia("(prefers-color-scheme: dark)");
-theme(kept.get("theme") ?? (system.matches ? "dark" : "light"));
+theme(choices.get("theme") ?? (system.matches ? "dark" : "light"));
 for (const section of all("main > section")) {
   const link = document.createElement("a");
   link.href = `#${section.id}`;
@@ -284,12 +284,12 @@ for (const section of all("main > section")) {
   document.querySelector("nav").append(link);
 }
 for (const link of all("td[data-c] a")) put(link, link.textContent);
-(kept.get("ticked") ?? []).forEach((on, i) => { if (boxes[i]) boxes[i].checked = on && Boolean(live); });
+(choices.get("ticked") ?? []).forEach((on, i) => { if (boxes[i]) boxes[i].checked = on && Boolean(live); });
 if (boxes.some(box => box.checked)) filter();
 for (const chart of all(".chart")) watcher.observe(chart);
 if (live) setInterval(async () => {
   try {
-    const told = await fetch("state", { cache: "no-store" });
-    if (told.ok && (await told.text()) !== live) location.reload();
+    const reply = await fetch("state", { cache: "no-store" });
+    if (reply.ok && (await reply.text()) !== live) location.reload();
   } catch { /* the server has ended, so the page stays as it is */ }
 }, 3000);
