@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-SHOWN = 80
+WIDTH = 80
 """Maximum number of characters of a value that a message quotes; a longer value is cut."""
 
 FEW = 5
@@ -38,13 +38,13 @@ T = TypeVar("T")
 class UserError(Exception):
     """Error for invalid input of the user; the message names the field, the value, and the values that are allowed.
 
-    The error is raised before training starts. In the message, words longer than ``SHOWN`` characters are cut, and so
-    are paths longer than four times ``SHOWN``. Control characters are escaped, because a message may quote file names,
+    The error is raised before training starts. In the message, words longer than ``WIDTH`` characters are cut, and so
+    are paths longer than four times ``WIDTH``. Control characters are escaped, because a message may quote file names,
     which are not trusted.
     """
 
     def __init__(self, sentence: str) -> None:
-        long = rf"(?<!\S)[^\s/]{{{SHOWN + 1},}}(?!\S)|\S{{{4 * SHOWN + 1},}}"
+        long = rf"(?<!\S)[^\s/]{{{WIDTH + 1},}}(?!\S)|\S{{{4 * WIDTH + 1},}}"
         super().__init__(clean(re.sub(long, lambda word: _cut(word[0]), sentence)))
 
 
@@ -157,7 +157,7 @@ def name_of(part: Any) -> str:
 
 
 def quote(value: object) -> str:
-    """Return a value as text for a message: strings in quotes, control characters escaped, at most ``SHOWN`` long."""
+    """Return a value as text for a message: strings in quotes, control characters escaped, at most ``WIDTH`` long."""
     return _cut(f"{value:g}" if isinstance(value, float) else repr(value))
 
 
@@ -171,7 +171,7 @@ def _escaped(c: str) -> str:
     return c.encode("unicode_escape").decode() if is_odd else c
 
 
-def _cut(text: str, length: int = SHOWN) -> str:
+def _cut(text: str, length: int = WIDTH) -> str:
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
 

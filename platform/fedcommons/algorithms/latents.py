@@ -38,7 +38,7 @@ def decayed(work: Work, decay: float, round: int) -> float | None:
 
 
 def abundant(counts: Tensor, n: int) -> list[int]:
-    """Return up to n non-empty classes with the most examples, given counts (classes,); ties: lower class first."""
+    """Return up to n non-empty classes with the most examples, by counts (classes,); ties: lower class first."""
     order = counts.argsort(descending=True, stable=True)[:n]
     return [c for c in order.tolist() if counts[c] > 0]
 

@@ -52,6 +52,6 @@ def require_allowed(flat: Flat) -> None:
     Raises:
         UserError: the experiment uses both options of a refused pair.
     """
-    for (one, other), reason in REFUSED.items():
-        if OPTIONS[one](flat) and OPTIONS[other](flat):
-            raise UserError(f"{one} cannot be used with {other}: {reason}.")
+    for (option, other), reason in REFUSED.items():
+        if OPTIONS[option](flat) and OPTIONS[other](flat):
+            raise UserError(f"{option} cannot be used with {other}: {reason}.")

@@ -12,7 +12,7 @@ strongly convex  s^2 / (mu N epsilon) + sqrt(L / epsilon) (tau zeta + sqrt(tau) 
 non-convex       L s^2 / (N epsilon^2) + L (tau zeta + sqrt(tau) s) / epsilon^(3/2)     + L tau / epsilon
 
 Both lines are upper bounds, with the best step size for this epsilon. ``non_convex`` computes the second line.
-``on_quadratics`` computes the strongly convex bound for a given step size, without gradient noise, with all constant
+``on_quadratics`` computes the strongly convex bound for any step size, without gradient noise, with all constant
 factors.
 Source: Fedssyn (Li et al., TMLR 2024), corollary I, after Koloskova et al., ICML 2020, arXiv:2003.10422.
 """

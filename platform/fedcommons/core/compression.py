@@ -49,8 +49,8 @@ class TopK:
 
     def compress(self, v: Tensor, *key: int | str) -> Tensor:
         """Return a copy of the vector ``v`` in which all values are zero except the k largest magnitudes."""
-        kept = v.abs().topk(self.count(len(v))).indices
-        return torch.zeros_like(v).index_copy_(0, kept, v[kept])
+        largest = v.abs().topk(self.count(len(v))).indices
+        return torch.zeros_like(v).index_copy_(0, largest, v[largest])
 
     def nbytes(self, d: int, itemsize: int) -> int:
         """Return the number of bytes of a compressed vector with ``d`` values of ``itemsize`` bytes each."""
@@ -112,8 +112,8 @@ class Compression:
                 each[name] = like(each[name], sent.view(values.shape))
             nbytes += packed - values.nbytes
         if errors:
-            kept = {name: x for name, x in memory.items() if reply.memory is None or name.startswith(ERROR)}
-            reply = replace(reply, memory={**(reply.memory or {}), **kept, **errors})
+            entries = {name: x for name, x in memory.items() if reply.memory is None or name.startswith(ERROR)}
+            reply = replace(reply, memory={**(reply.memory or {}), **entries, **errors})
         return replace(reply, sums=sums, each=each), nbytes
 
 

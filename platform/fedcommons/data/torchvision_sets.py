@@ -42,26 +42,26 @@ def component(name: str) -> Callable[..., Any]:
     from torchvision import datasets
 
     kind: Any = getattr(datasets, name)
-    own, named = signature(kind).parameters, Parameter.KEYWORD_ONLY
-    has_groups = "split" in own and own["split"].default is Parameter.empty
+    parameters, named = signature(kind).parameters, Parameter.KEYWORD_ONLY
+    has_groups = "split" in parameters and parameters["split"].default is Parameter.empty
     constants = [Parameter("side", named, default=None, annotation=Annotated[int | None, "[1, 4096]"])]
     if has_groups:
         choice = Annotated[str, " | ".join(kind.splits)]
         constants.append(Parameter("subset", named, default="balanced", annotation=choice))
-    for parameter in own.values():
+    for parameter in parameters.values():
         if parameter.name not in _PASSED and parameter.kind is not Parameter.VAR_KEYWORD:
             hint = int | None if parameter.default is None else type(parameter.default)
             constants.append(parameter.replace(kind=named, annotation=hint))
     sides: list[dict[str, Any]] = [{}]
-    if "train" in own or has_groups:
+    if "train" in parameters or has_groups:
         sides = [{"train": True}, {"train": False}]
-    elif "split" in own:
-        sides = [{"split": own["split"].default}, {"split": TEST.get(name, "test")}]
+    elif "split" in parameters:
+        sides = [{"split": parameters["split"].default}, {"split": TEST.get(name, "test")}]
 
     def loader(dir: Path, download: bool, side: int | None = None, **options: Any) -> dict[str, Any]:
         if has_groups:
             options["split"] = options.pop("subset", "balanced")
-        if "download" in own or "kwargs" in own:  # FER2013 has no such parameter
+        if "download" in parameters or "kwargs" in parameters:  # FER2013 has no such parameter
             options["download"] = download
         what, folder = f"data set torchvision:{name}", os.path.realpath(dir)
         try:

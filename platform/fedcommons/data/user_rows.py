@@ -58,7 +58,7 @@ def by_name(what: str, x: Any) -> dict[str, Any] | None:
 def padded(what: str, sets: list[Columns], pad: Any) -> list[Columns]:
     """Return the sets with all sequences padded to the length of the longest. pad: number, or numbers by input name."""
     values: Mapping[str, Any] | None = pad if isinstance(pad, Mapping) else None
-    one: Any = pad
+    number: Any = pad
     for value in (pad,) if values is None else values.values():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise UserError(f"{what}: pad must be a number, or a number for each input by name, got {quote(value)}.")
@@ -72,14 +72,14 @@ def padded(what: str, sets: list[Columns], pad: Any) -> list[Columns]:
         if values is not None and (lacking := [name for name in inputs[0] if name not in values]):
             raise UserError(f"{what}: pad has no number for the input {lacking[0]}.")
         of_name = {
-            name: _padded(what, [each[name] for each in inputs], one if values is None else values[name])
+            name: _padded(what, [each[name] for each in inputs], number if values is None else values[name])
             for name in inputs[0]
         }
         xs = [{name: of_name[name][i] for name in of_name} for i in range(len(sets))]
     elif values is not None:
         raise UserError(f"{what}: pad must be a number, as its inputs have no names.")
     else:
-        xs = _padded(what, xs, one)
+        xs = _padded(what, xs, number)
     ys = _padded(what, [columns.y for columns in sets], None)
     return [replace(columns, x=x, y=y) for columns, x, y in zip(sets, xs, ys, strict=True)]
 

@@ -121,14 +121,14 @@ def train_block(worker: Worker, task: RoundTask, block: Sequence[ClientTask]) ->
         before = state_leaks.state(work, algorithm, {"commons": first.commons})
     is_batched = work.loop.batched and capabilities_of(algorithm).trains_locally
     ready = _at_once(worker, task, block, common) if is_batched else {}
-    for one, rows, seed in _feed(worker, task, block):
-        client = one.client
+    for client_task, rows, seed in _feed(worker, task, block):
+        client = client_task.client
         work.begin(task.round, rows)
-        work.share, work.number = one.share, one.client if knows_number else None
+        work.share, work.number = client_task.share, client_task.client if knows_number else None
         work.releases.clear()
         set_default_generator(seed, "client")  # a module may draw random numbers outside of local training
         try:
-            message, memory = _receive(work, task, one, common)
+            message, memory = _receive(work, task, client_task, common)
             work.replacement = vmap_clients.return_result(ready[client]) if client in ready else None
             objects_before = state_leaks.engine_attributes(work) if private else {}
             with keyed_besides_torch(seed, "client") if private else nullcontext():
@@ -138,7 +138,7 @@ def train_block(worker: Worker, task: RoundTask, block: Sequence[ClientTask]) ->
             require_reply(reply)
             up_bytes = reply.nbytes
             for step in task.updates.on_client:
-                reply, up_bytes = step(reply, up_bytes, one.memory, seed)
+                reply, up_bytes = step(reply, up_bytes, client_task.memory, seed)
             size = checked_norm(reply, task.max_norm)  # waits for the GPU, so GPU errors of this client are raised here
         except BaseException as error:  # user code may raise any exception
             if is_exit(error):
@@ -179,9 +179,9 @@ def train_block(worker: Worker, task: RoundTask, block: Sequence[ClientTask]) ->
 def _feed(worker: Worker, task: RoundTask, block: Sequence[ClientTask]) -> Iterator[tuple[ClientTask, ClientData, int]]:
     """Yield each client with its data and seed. The data of small clients are copied in groups, which is faster."""
     group, size = list[tuple[ClientTask, ClientData, int]](), 0
-    for one in block:
-        rows = worker.data.clients[one.client]
-        group.append((one, rows, seed_for(task.seed, "client", task.round, one.client)))
+    for client_task in block:
+        rows = worker.data.clients[client_task.client]
+        group.append((client_task, rows, seed_for(task.seed, "client", task.round, client_task.client)))
         size += rows.x.nbytes
         if size > GROUP_BYTES:
             yield from group
@@ -189,11 +189,11 @@ def _feed(worker: Worker, task: RoundTask, block: Sequence[ClientTask]) -> Itera
     yield from group
 
 
-def _receive(work: Work, task: RoundTask, one: ClientTask, common: Payload) -> tuple[Message, Payload]:
+def _receive(work: Work, task: RoundTask, client_task: ClientTask, common: Payload) -> tuple[Message, Payload]:
     """Prepare the noise of a client's round; return the client's message and memory on the worker's device."""
-    stored = without_errors(one.memory) if task.updates.on_client else one.memory
-    message, memory = Message(common, to_device(one.individual, work.device)), to_device(stored, work.device)
-    work.noise = Noise(work.source, task.round, one.client, received=(common, message.individual, memory))
+    stored = without_errors(client_task.memory) if task.updates.on_client else client_task.memory
+    message, memory = Message(common, to_device(client_task.individual, work.device)), to_device(stored, work.device)
+    work.noise = Noise(work.source, task.round, client_task.client, received=(common, message.individual, memory))
     if (
         work.loop.dp is not None or task.updates.private
     ):  # copies, because a client that writes to its message must not change other messages
@@ -205,14 +205,14 @@ def _at_once(worker: Worker, task: RoundTask, block: Sequence[ClientTask], commo
     """Train by ``torch.vmap`` all clients that can train simultaneously; return client -> result of local training."""
     work, requests, knows_number = worker.work, {}, capabilities_of(worker.algorithm).knows_number
     try:
-        for one, rows, seed in _feed(worker, task, block):
-            work.share, work.number = one.share, one.client if knows_number else None
+        for client_task, rows, seed in _feed(worker, task, block):
+            work.share, work.number = client_task.share, client_task.client if knows_number else None
             work.begin(task.round, rows)
             set_default_generator(seed, "client")
-            message, memory = _receive(work, task, one, common)
+            message, memory = _receive(work, task, client_task, common)
             play = partial(worker.algorithm.client, work, message, memory, rows, task.round, seed)
             if request := vmap_clients.request_training(work, play):
-                requests[one.client] = request
+                requests[client_task.client] = request
         trained: dict[int, LocalResult] = {}
         for part in vmap_clients.group_alike(requests):
             if len(part) > 1:
@@ -223,7 +223,7 @@ def _at_once(worker: Worker, task: RoundTask, block: Sequence[ClientTask], commo
     except BaseException as error:  # user code may raise any exception
         if is_exit(error):
             raise
-        where = f"clients {', '.join(str(one.client) for one in block)}, round {task.round}, {task.algorithm}"
+        where = f"clients {', '.join(str(t.client) for t in block)}, round {task.round}, {task.algorithm}"
         raise ClientError.from_exception(error, where, f"{name_of(worker.algorithm)}.client", ["batched"]) from error
     finally:
         work.share, work.replacement, work.number = 1.0, None, None

@@ -107,11 +107,11 @@ def evaluate_some_models(worker: Worker, task: ModelTask, job: Job) -> list[dict
     """Return for each client of the job the metrics of its model, as means over the client's examples."""
     results = []
     for client, personal in job.models.items():
-        own = replace(task, model=flat(personal, "model"), buffers=flat(personal, "buffers"))
+        client_model = replace(task, model=flat(personal, "model"), buffers=flat(personal, "buffers"))
         with user_code_context(worker.algorithm, "personal", f"client {client}", f"round {task.round}"):
-            own.load(worker.work)
+            client_model.load(worker.work)
         if isinstance(worker.algorithm, Adapts):
-            adapt(worker, worker.algorithm, own, client)
+            adapt(worker, worker.algorithm, client_model, client)
         metrics = on_own(worker, task, client, job.on_tests)
         if isinstance(worker.algorithm, Predicts) and "accuracy" in metrics:
             personal = to_device(personal, worker.work.device)

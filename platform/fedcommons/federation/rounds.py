@@ -315,14 +315,14 @@ def _train(executor: Executor, task: RoundTask, blocks: Sequence[Sequence[Client
         return executor.map(train_block, task, blocks)
     except WorkerDied as died:
         block, where = blocks[died.job], f"round {task.round}, {task.algorithm}: the process that trained"
-        for one in block:
+        for member in block:
             try:
-                executor.map(train_block, task, [[one]])
+                executor.map(train_block, task, [[member]])
             except WorkerDied as again:
-                text = f"client {one.client}, {where} it died {again.times} times (out of memory?): {again.reason}"
-                raise ClientError(text, one.client, task.round) from died
+                text = f"client {member.client}, {where} it died {again.times} times (out of memory?): {again.reason}"
+                raise ClientError(text, member.client, task.round) from died
         raise ClientError(
-            f"clients {[one.client for one in block]}, {where} them died {died.times} times, though each client can "
+            f"clients {[m.client for m in block]}, {where} them died {died.times} times, though each client can "
             f"be trained alone (out of memory?): {died.reason}"
         ) from died
 

@@ -146,7 +146,7 @@ class PrivateCVAE(ByDPSGD, Autoencoder):
 
 
 def require_levels(channels: tuple[int, ...], shape: tuple[int, ...], data: str) -> None:
-    """Check that an image of the given ``shape`` can be halved once per entry of ``channels``.
+    """Check that an image of this ``shape`` can be halved once per entry of ``channels``.
 
     Raises:
         UserError: ``channels`` is empty, or 2^(number of entries) is larger than the image's smaller side.

@@ -1,4 +1,4 @@
-"""The interface of generators, which are trained on one client's data and draw synthetic examples of given classes."""
+"""The interface of generators, which are trained on one client's data and draw synthetic examples of chosen classes."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, fields

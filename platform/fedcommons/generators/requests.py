@@ -228,7 +228,7 @@ def requests_of_clients(
         UserError: the labels are not classes, or the share rho of a client's images is less than one image.
     """
     if client_data.n_classes is None:
-        raise UserError("generators draw examples of given classes, but the labels of this data set are not classes.")
+        raise UserError("generators draw examples of chosen classes, but the labels of this data set are not classes.")
     paper = -(-client_data.n_total // len(client_data.clients))
     result = []
     for client, (rows, wanted) in enumerate(zip(client_data.clients.rows, contributions(p, client_data), strict=True)):
