@@ -119,7 +119,7 @@ class Compared:
 def compare(subject: Subject, space: Space, seed: int) -> Compared:
     """Compare one client's synthetic images with its training images and held-out images, in a space of distances.
 
-    Nearest neighbours of exact, moved or mirrored copies of training images, drawn with ``seed``, are also found.
+    Nearest neighbours of exact, moved or mirrored copies of training images, drawn with ``seed``, are also listed.
     With these copies, ``detection_power`` tests how many copies the audit detects.
 
     The near-copy limit is the j-th smallest of the m distances of held-out images to their closest training image, with

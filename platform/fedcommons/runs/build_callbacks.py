@@ -48,13 +48,13 @@ def _trackers(ready: Assembled, record: RunFolder, say: Callable[[str], None]) -
     if (mode := wandb_mode(spec.wandb)) != "off":
         from fedcommons.tracking.wandb_media import pool_images
 
-        shown, n_real = (), len(spec.train)
+        images, n_real = (), len(spec.train)
         if pool := ready.data.pool:
             x, y = pool.store.x[n_real:].numpy(), pool.store.y[n_real:]
             is_soft = spec.dataset.n_classes is not None and y.is_floating_point()
-            shown = pool_images(x, (y.argmax(1) if is_soft else y).numpy(), pool.rows.flat.numpy() - n_real)
+            images = pool_images(x, (y.argmax(1) if is_soft else y).numpy(), pool.rows.flat.numpy() - n_real)
         described = describe(spec.record, ready.shared.p)
-        make = partial(WandbTracker, record.path, described, mode, say, shown)
+        make = partial(WandbTracker, record.path, described, mode, say, images)
         yield GuardedTracker("W&B", make, say, prepare=numbers)
     for name, constants in spec.trackers.items():
         make = partial(build_tracker, name, constants, record.path, record.fields)

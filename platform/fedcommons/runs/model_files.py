@@ -177,21 +177,21 @@ def load_weights(module: nn.Module, file: WeightsFile) -> str | None:
     if digest_of(data) != file.digest:
         raise UserError(f"{what} is not the file it was when this experiment was written.")
     tensors = _read(file.name, data, most)
-    network, found, keys = getattr(module, "network", None), dict[str, Tensor](), dict[str, str]()
+    network, by_name, keys = getattr(module, "network", None), dict[str, Tensor](), dict[str, str]()
     for key, tensor in _renamed(what, tensors, file.pairs):
         name = _name_in_model(state, key, network)
-        if name in found:
+        if name in by_name:
             raise UserError(f"{what} has two tensors for {name} of the model.")
-        found[name], keys[name] = tensor, key
+        by_name[name], keys[name] = tensor, key
     ignored = tuple(NETWORK_PREFIX + begin for begin in getattr(network, "not_in_file", ()))
     wanted = [name for name in state if not name.startswith(ignored)]
-    missing, extra = [n for n in wanted if n not in found], sorted(n for n in found if n not in state)
+    missing, extra = [n for n in wanted if n not in by_name], sorted(n for n in by_name if n not in state)
     if file.is_strict and (missing or extra):
         differences = [f"it lacks {_some(missing)}"] * bool(missing) + [f"it also has {_some(extra)}"] * bool(extra)
         raise UserError(f"{what} has other names than the model: {', and '.join(differences)}.")
     loaded = set[str]()
     for name in wanted:
-        tensor, new = state[name], found.get(name)
+        tensor, new = state[name], by_name.get(name)
         if new is None:
             continue
         is_dense = new.layout == torch.strided and not (new.is_nested or new.is_quantized)
@@ -215,13 +215,13 @@ def load_weights(module: nn.Module, file: WeightsFile) -> str | None:
         if not tensor.is_meta:
             tensor.copy_(new)
     if not loaded:
-        raise UserError(f"{what} has no tensor of the model: it has {_some(list(found))}, the model {_some(wanted)}.")
-    kept, unused = [n for n in state if n not in loaded], [keys[n] for n in found if n not in loaded]
-    if not kept and not unused:
+        raise UserError(f"{what} has no tensor of the model: it has {_some(list(by_name))}, the model {_some(wanted)}.")
+    initial, unused = [n for n in state if n not in loaded], [keys[n] for n in by_name if n not in loaded]
+    if not initial and not unused:
         return None
     return (
-        f"{what}: {len(loaded)} tensors were loaded, {len(kept)} of the model keep their initial values "
-        f"({_some(kept, LISTED) or 'none'}), and {len(unused)} of the file are not used "
+        f"{what}: {len(loaded)} tensors were loaded, {len(initial)} of the model keep their initial values "
+        f"({_some(initial, LISTED) or 'none'}), and {len(unused)} of the file are not used "
         f"({_some(unused, LISTED) or 'none'})."
     )
 

@@ -103,9 +103,9 @@ def power(space: str, findings: Mapping[str, Any]) -> str:
     as a share of the images; None: no number would have been detected.
     """
     if findings["finds"] is None:
-        return f"In {space} the audit would not have found copies in any number: images are too few, or too similar."
+        return f"In {space} the audit would not have detected copies in any number: images are too few, or too similar."
     return (
-        f"In {space} the audit would have found {findings['finds_images']:,} copies among these images "
+        f"In {space} the audit would have detected {findings['finds_images']:,} copies among these images "
         f"({100 * findings['finds']:.2g} %; exact, moved by a pixel or mirrored) with probability 0.9."
     )
 

@@ -97,16 +97,16 @@ def replay(
     before = _standing_before(number, ready, executor, memory, say)
     _require_training(ready, before.state, number, client)
     called = rounds.call(ready.algorithm, ready.plan, before, number)
-    alone = next(one for block in called.blocks for one in block if one.client == client)
-    share = alone.share
+    task = next(task for block in called.blocks for task in block if task.client == client)
+    share = task.share
     partly = "" if share == 1 else f", a straggler with {100 * share:.3g} % of its local work"
     say(f"client {client}, round {number}, {called.task.algorithm}{partly}")
-    (result,) = executor.map(train_block, replace(called.task, singly=False), [[alone]])
+    (result,) = executor.map(train_block, replace(called.task, singly=False), [[task]])
     labels = ready.data.clients[client].y
     return Replayed(
         len(labels),
         [] if not ready.data.n_classes or labels.is_floating_point() else torch.bincount(labels).tolist(),
-        called.task.nbytes + nbytes(alone.individual),
+        called.task.nbytes + nbytes(task.individual),
         result.up_bytes,
         {name: value for _, reply in result.replies.values() for name, value in reply.metrics.items()},
         add_blocks(list(result.sums.values())),
