@@ -272,7 +272,7 @@ BROKEN: dict[str, tuple[Callable[[pytest.MonkeyPatch], object], str]] = {
     "a closed port": (lambda p: p.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9"), "Could not connect"),
     "a password": (lambda p: p.setenv("AWS_ENDPOINT_URL", "http://me:pass-word@127.0.0.1:9"), "encoded in URL"),
     "no bucket": (lambda p: None, "there is no such bucket"),
-    "no credentials": (lambda p: p.delenv("AWS_SECRET_ACCESS_KEY"), "no credentials were found"),
+    "no credentials": (lambda p: p.delenv("AWS_SECRET_ACCESS_KEY"), "credentials are missing"),
     "no package": (lambda p: p.setitem(sys.modules, "s3fs", None), r"pip install 'fedcommons\[s3\]'"),
     "no conditions": (lambda p: None, "ignores the conditions"),
 }  # fmt: skip

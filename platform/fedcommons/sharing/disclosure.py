@@ -170,11 +170,11 @@ def copied(store: Examples, n_real: int, rows: np.ndarray) -> np.ndarray:
     return copied_rows(store.x[:n_real], store.x[torch.from_numpy(synthetic)])
 
 
-def copied_rows(real: Tensor, made: Tensor) -> np.ndarray:
-    """Return the numbers of those rows of ``real`` that equal a row of ``made`` bit for bit; see ``copied``."""
-    of_real, of_made = digests(real), set(digests(made))
+def copied_rows(real: Tensor, synthetic: Tensor) -> np.ndarray:
+    """Return the numbers of those rows of ``real`` that equal a row of ``synthetic`` bit for bit; see ``copied``."""
+    of_real, of_synthetic = digests(real), set(digests(synthetic))
     times = Counter(of_real)
-    met = [row for row, content in enumerate(of_real) if content in of_made and times[content] == 1]
+    met = [row for row, content in enumerate(of_real) if content in of_synthetic and times[content] == 1]
     return np.array([row for row in met if (real[row] != real[row].reshape(-1)[0]).any()], np.int64)
 
 

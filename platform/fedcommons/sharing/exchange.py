@@ -121,8 +121,8 @@ def _shared(
     disclosure.require_unchanged(name, client_data, store)
     rows = disclosure.numbers(name, "contributed rows", contributed.rows, len(store))
     owners = disclosure.owners_of(name, client_data, store, rows, contributed.owners)
-    holders, held = np.repeat(np.arange(n_clients), clients.rows.sizes), clients.rows.flat.numpy()
-    leaving = np.concatenate([held[owners[held] != holders], *parts])
+    holders, client_rows = np.repeat(np.arange(n_clients), clients.rows.sizes), clients.rows.flat.numpy()
+    leaving = np.concatenate([client_rows[owners[client_rows] != holders], *parts])
     disclosure.require_known(name, client_data, leaving, owners)
     sent = disclosure.sent(kept_rows, received, rows, parts, owners, n_real)
     # A real example also leaves its client if a synthetic example is a bit-for-bit copy of it.

@@ -134,7 +134,7 @@ def optimal_copies(owned: tuple[int, ...], opened: tuple[int, ...], d: int) -> E
         limits = Bounds(0, np.concatenate([o[i], np.ones(len(k))]))  # pyright: ignore[reportArgumentType]  (arrays too)
         solution = milp(cost, bounds=limits, constraints=(sent, right, right))
         if solution.x is None or np.abs(solution.x - np.rint(solution.x)).max() > 1e-6:
-            raise RuntimeError(f"no optimal placement of copies was found: {solution.message}")
+            raise RuntimeError(f"the solver returned no optimal placement of copies: {solution.message}")
         copies[i, j] = np.rint(solution.x[: len(i)])
         least += solution.fun
     reached = float(((h + copies.sum(0)) ** 2).sum())

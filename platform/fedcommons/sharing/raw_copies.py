@@ -85,7 +85,7 @@ class RawCopies:
             return Assigned(client_data.clients.rows)
         is_held, owners = self.holdings(client_data), _owners(client_data)
         rows, weight = np.concatenate(list(client_data.clients.rows)), 1 / is_held.sum(1)
-        copies = [np.flatnonzero(held & (owners != client)) for client, held in enumerate(is_held.T)]
+        copies = [np.flatnonzero(mask & (owners != client)) for client, mask in enumerate(is_held.T)]
         weights = [np.concatenate([weight[owners == client], weight[new]]) for client, new in enumerate(copies)]
         received = [rows[new] for new in copies]
         return Assigned(client_data.clients.rows, received, weights, notes=self._notes(client_data))

@@ -60,8 +60,8 @@ class ShuffledReal:
 
     def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
         """Return the real images that each client gives to the pool."""
-        own, sizes = client_data.clients.rows, self.sizes(client_data)
-        swapped = [rows[_order(client_data, i)[: sizes[i]]] for i, rows in enumerate(own)]
+        all_rows, sizes = client_data.clients.rows, self.sizes(client_data)
+        swapped = [rows[_order(client_data, i)[: sizes[i]]] for i, rows in enumerate(all_rows)]
         return Contributions.from_real_rows(client_data, swapped)
 
     def release(self, client_data: ClientDatasets, contributed: Contributions) -> WithReleases:
@@ -70,9 +70,9 @@ class ShuffledReal:
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
         """Assign each client its remaining images, and a slice of the shuffled pool as long as its contribution."""
-        own, sizes = client_data.clients.rows, self.sizes(client_data)
-        parts = released.shuffled(len(own), client_data.seed)
-        rest = [rows[np.sort(_order(client_data, i)[sizes[i] :])] for i, rows in enumerate(own)]
+        all_rows, sizes = client_data.clients.rows, self.sizes(client_data)
+        parts = released.shuffled(len(all_rows), client_data.seed)
+        rest = [rows[np.sort(_order(client_data, i)[sizes[i] :])] for i, rows in enumerate(all_rows)]
         return Assigned(rest, parts, pool=parts)
 
 

@@ -78,8 +78,8 @@ class LocalSynthetic:
 
     def assign(self, client_data: ClientDatasets, released: Contributions) -> Assigned:
         """Assign each client its real data and the synthetic images from its generator."""
-        own, n_own = client_data.clients.rows, client_data.clients.sizes
-        return Assigned(own, released.rows_by_client(len(own)), n_own=n_own)
+        rows, n_own = client_data.clients.rows, client_data.clients.sizes
+        return Assigned(rows, released.rows_by_client(len(rows)), n_own=n_own)
 
 
 @dataclass(frozen=True)

@@ -102,9 +102,9 @@ def start_of(pid: int) -> str | None:
 
 def is_holder_here(folder: Path) -> bool:
     """Check whether the process in the lock file runs on this host, with the start time in the file."""
-    if (held := holder(folder)) is None or held[1] != clean(socket.gethostname()):
+    if (process := holder(folder)) is None or process[1] != clean(socket.gethostname()):
         return False
-    started = start_of(held[0])
+    started = start_of(process[0])
     return started is not None and started == safe_read.json_of(folder / NAME).get("started")
 
 

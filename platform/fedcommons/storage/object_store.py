@@ -219,7 +219,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, PermissionError):
         return f"access was denied ({code or kind})"
     if kind in ("NoCredentialsError", "PartialCredentialsError"):
-        return "no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+        return "credentials are missing: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
     text = re.sub(r"//[^/\s]*@", "//", " ".join(str(error).split()))
     return clean(f"{text[:150] or kind} ({code or kind})")
 
@@ -254,7 +254,7 @@ class Disk:
     def tags(self, folder: str, file: str) -> dict[str, str]:
         """Return NAME -> tag of all objects ``folder/NAME/file``."""
         names = [path.parent.name for path in (Path(self.name) / folder).glob(f"*/{file}")]
-        return {name: found[1] for name in names if (found := self.look(f"{folder}/{name}/{file}"))}
+        return {name: entry[1] for name in names if (entry := self.look(f"{folder}/{name}/{file}"))}
 
     def list_objects(self) -> Iterator[tuple[str, int, float]]:
         """Yield (key, size in bytes, age in seconds) of each object. Symbolic links are not followed."""

@@ -155,15 +155,15 @@ class Adapted:
             raise ValueError(f"a client must return its number of examples, a whole number from 1, got {quote(n)}")
         sent, numbers = payload_of(arrays, x), numbers_in(metrics)
         _key_generators(keyed, seed)  # as in a new object, so that their state does not count as changed
-        kept = changed(theirs, built)
-        if names := lost_attributes(kept):
+        changes = changed(theirs, built)
+        if names := lost_attributes(changes):
             what = f"attributes that changed, or cannot be compared: {names}"
             warn(f"{name_of(self.build)} has {what}; each round begins with a new object, without such changes")
-        kept = {path: value for path, value in kept.items() if not lost_attributes({path: value})}
+        changes = {path: value for path, value in changes.items() if not lost_attributes({path: value})}
         work.load(flat(sent, "model"))
         with torch.no_grad():
             loss = float(_loss_of(data.y)(work.module(data.x), data.y))
-        reply = Reply(weight=float(n), memory=kept if kept or memory else None, metrics={"loss": loss, **numbers})
+        reply = Reply(weight=float(n), memory=changes if changes or memory else None, metrics={"loss": loss, **numbers})
         if self.strategy:
             sent |= {f"{METRIC}{name}": torch.tensor(number) for name, number in numbers.items()}
             return replace(reply, each=sent, releases=[uncovered(tuple(sent))])

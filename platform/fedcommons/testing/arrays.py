@@ -12,7 +12,7 @@ from torch import Tensor
 from fedcommons.errors import quote
 from fedcommons.flat_tensors import Flat, Payload, copy, data, flat
 
-EXTRA, METRIC, KEPT = "array/", "metric/", "attribute/"
+EXTRA, METRIC, ATTRIBUTE = "array/", "metric/", "attribute/"
 """Prefixes of names of tensors: arrays besides the model, a client's metrics, and attributes of a strategy."""
 
 

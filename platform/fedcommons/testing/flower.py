@@ -84,8 +84,8 @@ def configs(
     for client, sent, has_arrays in call(strategy, round, arrays, config, n):
         if not has_arrays:
             raise ValueError("the strategy sends other arrays than the server's")
-        known = {**config, "server_round": round, "server-round": round}
-        result[client] = {name: value for name, value in sent.items() if known.get(name) != value}
+        config_of_round = {**config, "server_round": round, "server-round": round}
+        result[client] = {name: value for name, value in sent.items() if config_of_round.get(name) != value}
     return result
 
 

@@ -82,16 +82,16 @@ def changed(thing: object, built: Mapping[str, Attribute]) -> dict[str, Tensor]:
     return result
 
 
-def lost_attributes(kept: Payload) -> str:
+def lost_attributes(values: Payload) -> str:
     """Return the names and types of the attributes in ``changed``'s result that cannot be kept."""
-    paths = [path for path in map(json.loads, kept) if path[-1].startswith(LOST)]
+    paths = [path for path in map(json.loads, values) if path[-1].startswith(LOST)]
     return listed([f"{'.'.join(name for _, name in steps)} ({kind.removeprefix(LOST)})" for *steps, kind in paths])
 
 
-def restore(thing: object, kept: Payload) -> None:
+def restore(thing: object, values: Payload) -> None:
     """Set the attributes that ``changed`` returned, all of which can be kept."""
-    if kept:
-        _set(thing, _value([(json.loads(path), data(x)) for path, x in kept.items()]))
+    if values:
+        _set(thing, _value([(json.loads(path), data(x)) for path, x in values.items()]))
 
 
 def _values(thing: object) -> dict[str, Any]:

@@ -225,7 +225,7 @@ class _Kernels(TorchDispatchMode):
             shapes = ", ".join(str(tuple(t.shape)) for t in wrong)
             raise RuntimeError(
                 "Expected all tensors to be on the same device, but found at least two, cuda:0 and cpu: "
-                f"{name} is given {shapes} on cpu at {_line()}"
+                f"{name} gets {shapes} on cpu at {_line()}"
             )
 
 

@@ -114,9 +114,9 @@ class Play:
         for number in range(1, ROUNDS + 1):
             called, sentences, replies = rounds.call(algorithm, plans[0], now, number), [], {}
             for block in called.blocks:
-                for one in block:
-                    client = one.client
-                    replies[client], client_faults = self._compared(players, called.task, one.individual, client)
+                for member in block:
+                    client = member.client
+                    replies[client], client_faults = self._compared(players, called.task, member.individual, client)
                     sentences += [f"round {number}, client {client}: {each}" for each in client_faults]
             if sentences:
                 return sentences

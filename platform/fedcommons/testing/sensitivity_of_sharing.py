@@ -127,7 +127,7 @@ def _raises_or_finds(play: "StagePlay") -> bool:
 
 
 @dataclass(frozen=True)
-class _Nobody:
+class _Noise:
     """A generator that is never trained, because the test uses random images instead of synthetic images."""
 
     sampling: ClassVar[tuple[str, ...]] = ()
@@ -142,7 +142,7 @@ class StagePlay:
 
     def __init__(self, stage: Stage, kind: Kind, label_noise: float, seed: int) -> None:
         self.stage, self.kind, self.seed, self.is_bare = stage, kind, seed, False
-        self.recipe = GeneratorRecipe("nobody", _Nobody(), 1.0, label_noise=label_noise)  # pyright: ignore[reportArgumentType]
+        self.recipe = GeneratorRecipe("noise", _Noise(), 1.0, label_noise=label_noise)  # pyright: ignore[reportArgumentType]
         clients = digits(SIZES).data.clients
         x = clients.store.x.float() if kind is BLANKED else clients.store.x
         self.both = apart(Clients(Examples(x, clients.store.y), clients.rows), [0], kind, seed)

@@ -9,7 +9,7 @@ from fedcommons.core.algorithm import Merged, Replies, State
 from fedcommons.errors import UserError, name_of
 from fedcommons.flat_tensors import Flat, flat, scalar
 from fedcommons.seeding import keyed_globals
-from fedcommons.testing.arrays import KEPT, METRIC, arrays_in, arrays_of, named, numbers_in, payload_of
+from fedcommons.testing.arrays import ATTRIBUTE, METRIC, arrays_in, arrays_of, named, numbers_in, payload_of
 from fedcommons.testing.flower import aggregate, build_with_weights, configs
 from fedcommons.testing.kept_attributes import (
     Attribute,
@@ -53,12 +53,12 @@ class Server:
         """
         if self.at and self.at[0] is state and self.at[1] == round:
             return
-        kept, seed = named(KEPT, state), int(scalar(state, "seed"))
-        if self.strategy is None or fingerprint(changed(self.strategy, self.built)) != fingerprint(kept):
-            if names := lost_attributes(kept):
+        stored, seed = named(ATTRIBUTE, state), int(scalar(state, "seed"))
+        if self.strategy is None or fingerprint(changed(self.strategy, self.built)) != fingerprint(stored):
+            if names := lost_attributes(stored):
                 raise UserError(f"{self._refusal(names)}; start it again with another --out.")
             self.start(flat(state, "initial" if "initial" in state else "model"), seed)
-            restore(self.strategy, kept)
+            restore(self.strategy, stored)
         n = int(scalar(state, "n_clients")) if "n_clients" in state else 0  # runs of older versions did not store it
         with keyed_globals(seed, "configured", round):
             self.configs = configs(self.strategy, round, arrays_in(state), self.config, n) if n else {}
@@ -86,6 +86,6 @@ class Server:
         self.at, attributes_now = None, changed(self.strategy, self.built)
         if names := lost_attributes(attributes_now):
             warn(self._refusal(names))
-        now = {f"{KEPT}{path}": value for path, value in attributes_now.items()}
-        now |= {name: value for name, value in state.items() if not name.startswith(KEPT)}
+        now = {f"{ATTRIBUTE}{path}": value for path, value in attributes_now.items()}
+        now |= {name: value for name, value in state.items() if not name.startswith(ATTRIBUTE)}
         return now | (payload_of(merged, flat(state, "model")) if merged is not None else {}), numbers_in(metrics)

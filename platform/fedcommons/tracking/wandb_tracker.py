@@ -285,8 +285,8 @@ def recorded_id(folder: Path) -> str | None:
 
 def run_id(folder: Path) -> str:
     """Return the recorded id; without one, store and return WANDB_RUN_ID, which W&B's agents set, or a new id."""
-    if known := recorded_id(folder):
-        return known
+    if old := recorded_id(folder):
+        return old
     new = os.environ.get("WANDB_RUN_ID", "")
     new = new if re.fullmatch(_ID, new) else secrets.token_hex(4)
     write_text(folder / "wandb-id.txt", new + "\n")

@@ -111,9 +111,9 @@ def _medians(measure: Callable[[], Seconds]) -> Seconds:
     """Return the medians of the seconds that repeated calls of ``measure`` return."""
     first = measure()
     times = [first] if first.total() > SLOW else [measure()]
-    while sum(one.total() for one in times) < ENOUGH and len(times) < 9:
+    while sum(seconds.total() for seconds in times) < ENOUGH and len(times) < 9:
         times.append(measure())
-    return Counter({name: median(one[name] for one in times) for name in times[0]})
+    return Counter({name: median(seconds[name] for seconds in times) for name in times[0]})
 
 
 def _once(do: Callable[[], Any]) -> float:

@@ -78,7 +78,7 @@ class ExtraJob:
 
 
 def makespan(seconds: Iterable[float], places: int) -> float:
-    """Return the seconds until the last job ends, if jobs start in the given order, each as soon as a process is free.
+    """Return the seconds until the last job ends, if jobs start in this order, each as soon as a process is free.
 
     seconds: duration of each job. places: number of parallel processes.
     """

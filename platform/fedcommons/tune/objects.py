@@ -176,8 +176,8 @@ def _data(value: Any) -> str:
     """Register a copy of a data set's examples; return its name, which contains the hash of the examples."""
     with before_any_work(), user_code_context("data"):
         content = user_data.snapshot(f"of type {type(value).__name__}", _columns_of_frame(value))
-    found = Hasher({}).digest("data", content)
-    code = live_objects.UNHASHED + token_hex(8) if found.unknown else found.value.hex()[:24]
+    content_hash = Hasher({}).digest("data", content)
+    code = live_objects.UNHASHED + token_hex(8) if content_hash.unknown else content_hash.value.hex()[:24]
     name = f"{live_objects.PREFIX}data_{code[-16:]}"
     live_objects.objects.setdefault(name, LiveObject(lambda: content, code))
     return name

@@ -39,9 +39,9 @@ def status(argv: Sequence[str]) -> int:
     states = {name: _state(folder / name, is_locked) for name in _runs(folder, plan)}
     counts = ", ".join(f"{n} {state}" for state, n in sorted(Counter(states.values()).items()))
     remaining = _remaining_s(folder, plan, states) if is_locked else None
-    left = "" if remaining is None else f"; about {duration(remaining)} left"
-    who = "process {} on {}".format(*held) if is_locked and (held := file_lock.holder(folder)) else "no process"
-    print(f"{folder}: {who}; {counts or 'no run yet'}{left}.")
+    time_left = "" if remaining is None else f"; about {duration(remaining)} left"
+    who = "process {} on {}".format(*process) if is_locked and (process := file_lock.holder(folder)) else "no process"
+    print(f"{folder}: {who}; {counts or 'no run yet'}{time_left}.")
     for name, state in states.items():
         if state == "failed":
             print(f"failed: {name}: {read_error(folder / name)}")
@@ -71,9 +71,9 @@ def logs(argv: Sequence[str]) -> int:
 def stop(argv: Sequence[str]) -> int:
     """End the process of a sweep; its finished rounds are kept."""
     folder = _folder(parse.parse(_parser("stop FOLDER"), argv))
-    if not file_lock.is_locked(folder) or (held := file_lock.holder(folder)) is None:
+    if not file_lock.is_locked(folder) or (process := file_lock.holder(folder)) is None:
         raise UserError(f"no sweep is running in {folder}.")
-    pid, host = held
+    pid, host = process
     if not file_lock.is_holder_here(folder):
         raise UserError(f"process {pid} of this host does not run in {folder}: call `fedcommons stop` on host {host}.")
     try:
