@@ -79,11 +79,11 @@ if __name__ == "__main__":
     with TemporaryDirectory() as folder:
         values = {**QUICK, "model": f"{__file__}:LoRA"}
         for rank in (0, 1, 4):
-            out, own = Path(folder) / str(rank), {**values, "model.rank": rank, "alpha": 0.1 if rank else 10.0}
+            out, fields = Path(folder) / str(rank), {**values, "model.rank": rank, "alpha": 0.1 if rank else 10.0}
             if rank:
-                own["model.weights"] = str(Path(folder) / "0" / "model.safetensors")
-                own["model.weights_map"] = "network.body.1.=body.1.base.,network.body.3.=body.3.base."
-                own["model.weights_strict"] = False
-            result = run(experiment("smoke", values=own), out, say=lambda text: None)
+                fields["model.weights"] = str(Path(folder) / "0" / "model.safetensors")
+                fields["model.weights_map"] = "network.body.1.=body.1.base.,network.body.3.=body.3.base."
+                fields["model.weights_strict"] = False
+            result = run(experiment("smoke", values=fields), out, say=lambda text: None)
             accuracy, sent = result.summary["last_accuracy"], result.rounds["comm/up_bytes"].iloc[-1]
             print(f"rank {rank or 'full'}: accuracy {accuracy:.2f}, {sent:,.0f} bytes up in a round")

@@ -33,7 +33,7 @@ class MeanImages:
     least: Annotated[int, "[1, 1e6]"] = 2
     """minimum number of examples of a class that a client must have to send the mean image of the class"""
 
-    def make(self, client_data: ClientDatasets, made: Sequence[Contribution]) -> Contributions:
+    def make(self, client_data: ClientDatasets, generated: Sequence[Contribution]) -> Contributions:
         return Contributions.from_generated(client_data, [self.means(client) for client in client_data.clients])
 
     def means(self, client: ClientData) -> Contribution:

@@ -135,18 +135,18 @@ class GAN(nn.Module):
         """Draw the augmentation's random numbers for n images: (n, 8), uniform in [0, 1)."""
         return torch.rand(n, 8, generator=self.draws).to(next(self.parameters()).device)
 
-    def judged(self, x: Tensor, y: Tensor, drawn: Tensor) -> Tensor:
-        """Return the discriminator's logits (B,) of images x in [-1, 1] after augmentation; drawn: see ``draw``."""
-        return self.discriminator(augmented(x, drawn, self.augment, self.flip), y)
+    def judged(self, x: Tensor, y: Tensor, uniforms: Tensor) -> Tensor:
+        """Return the discriminator's logits (B,) of images x in [-1, 1] after augmentation; uniforms: see ``draw``."""
+        return self.discriminator(augmented(x, uniforms, self.augment, self.flip), y)
 
     def forward(
-        self, images: Tensor, y: Tensor, fakes: Tensor, of_fakes: Tensor, drawn: Tensor, for_fakes: Tensor
+        self, images: Tensor, y: Tensor, fakes: Tensor, of_fakes: Tensor, for_images: Tensor, for_fakes: Tensor
     ) -> Tensor:
         """Return the discriminator's mean loss on uint8 images with classes y and on generated images ``fakes``.
 
-        of_fakes: classes of the fakes. drawn, for_fakes: the augmentation's random numbers for images and fakes.
+        of_fakes: classes of the fakes. for_images, for_fakes: the augmentation's random numbers for images and fakes.
         """
-        x = augmented(images / 127.5 - 1, drawn, self.augment, self.flip)
+        x = augmented(images / 127.5 - 1, for_images, self.augment, self.flip)
         loss = F.softplus(-self.discriminator(x, y)).mean()
         loss = loss + F.softplus(self.judged(fakes, of_fakes, for_fakes)).mean()
         return loss + self.gamma / 2 * slopes(self.discriminator, x, y).mean() if self.gamma else loss
@@ -161,15 +161,15 @@ def slopes(discriminator: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return grad(lambda x: discriminator(x, y).sum())(x).square().flatten(1).sum(1)
 
 
-def augmented(x: Tensor, drawn: Tensor, kind: str, flip: bool = False) -> Tensor:
-    """Return augmented images, differentiable in x; x: (B, C, H, W) in [-1, 1]; drawn: (B, 8), uniform in [0, 1).
+def augmented(x: Tensor, uniforms: Tensor, kind: str, flip: bool = False) -> Tensor:
+    """Return augmented images, differentiable in x; x: (B, C, H, W) in [-1, 1]; uniforms: (B, 8), uniform in [0, 1).
 
     The augmentation of Zhao et al. (``all``) has five operations. Brightness: b + x, b in [-1/2, 1/2]. Saturation: the
     distance to the mean over channels times a factor in [0, 2]. Contrast: the distance to the image's mean times a
     factor in [1/2, 3/2]. Translation: a shift by up to 1/8 of height and width, filled with zeros. Cutout: a square of
     half the height and width set to zero.
     """
-    u = drawn[:, :, None, None, None].unbind(1)  # eight tensors (B, 1, 1, 1)
+    u = uniforms[:, :, None, None, None].unbind(1)  # eight tensors (B, 1, 1, 1)
     if flip:
         x = torch.where(u[7] < 0.5, x.flip(-1), x)
     if kind == "all":

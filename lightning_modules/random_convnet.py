@@ -18,10 +18,10 @@ class RandomConvNet(nn.Module):
         self.network.features = self.network.features[: LAYERS * depth]
         self.augment, self.flip = augment, flip
 
-    def forward(self, x: Tensor, drawn: Tensor) -> Tensor:
-        """Return features (n, D) of images (n, C, H, W) in [-1, 1]; drawn: augmentation's random numbers, (n, 8)."""
+    def forward(self, x: Tensor, uniforms: Tensor) -> Tensor:
+        """Return features (n, D) of images (n, C, H, W) in [-1, 1]; uniforms: augmentation's random numbers, (n, 8)."""
         if self.augment != "none":
-            x = augmented(x, drawn, self.augment, self.flip)
+            x = augmented(x, uniforms, self.augment, self.flip)
         return self.network.embed(x)
 
 
