@@ -21,7 +21,7 @@ from fedcommons.tune import grid, learning_rates, sweep
 from fedcommons.tune.study import Entry, Report, Results, Study
 
 POOL = "shuffled_synthetic"
-TAKEN = {"partition.alpha": "alphas", "federation.participation": "participations", "seed": "seeds", "sharing.p": "p"}
+OPTIONS = {"partition.alpha": "alphas", "federation.participation": "participations", "seed": "seeds", "sharing.p": "p"}
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
@@ -41,9 +41,9 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("lrs", str | None, None, "learning rates to choose from for each federation; default: client.lr for all"),
         learning_rates.OPTION,
     ), short={"alpha": "alphas"})  # fmt: skip
-    parser.hide(TAKEN)
+    parser.hide(OPTIONS)
     options = parse.parse(parser, argv)
-    parse.refuse_fields(options, {**TAKEN, **({} if options.lrs is None else {"client.lr": "lrs"})})
+    parse.refuse_fields(options, {**OPTIONS, **({} if options.lrs is None else {"client.lr": "lrs"})})
     grid.values(options, "p", float, "(0, 1)")
     grid.values(options, "probe-p", float, "[1e-6, 1)")  # the fit divides by log(1 - p)^2
     grid.values(options, "participations", float, "(0, 1]")

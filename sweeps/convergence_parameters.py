@@ -30,7 +30,7 @@ Figure = Mapping[str, Sequence[sweep.Trial]]
 """The curves of a figure by label, each with a trial for every seed."""
 
 CHECKPOINTS = (0.1, 0.3, 0.5, 0.7, 0.9)  # shares of generator.epochs: 50 ... 450 of 500 in the paper
-TAKEN = {"seed": "seeds", "sharing.p": "p", "sharing.setting": "p", "measure.smoothness": "hessians",
+OPTIONS = {"seed": "seeds", "sharing.p": "p", "sharing.setting": "p", "measure.smoothness": "hessians",
          "generator.steps": "generator-epochs"}  # fmt: skip
 """Fields that options of the sweep set, as field: option; without figure A.8 the user may set generator.steps."""
 
@@ -49,10 +49,10 @@ def arguments(argv: Sequence[str]) -> parse.Options:
          "figure A.8: share of synthetic data, in (0, 1)"),
         ("hessians", bool, False, "also measure the smoothness L_p: hundreds of passes over the data"),
     ), lists=lists)  # fmt: skip
-    parser.hide(TAKEN)
+    parser.hide(OPTIONS)
     options = parse.parse(parser, argv)
     has_a8 = options.generator_epochs != ""
-    parse.refuse_fields(options, {f: option for f, option in TAKEN.items() if has_a8 or f != "generator.steps"})
+    parse.refuse_fields(options, {f: option for f, option in OPTIONS.items() if has_a8 or f != "generator.steps"})
     if options.measure.every < 1:
         raise UserError(f"measure.every must be at least 1 in this sweep, got {options.measure.every}.")
     return options

@@ -92,12 +92,12 @@ def report(cells_of_grid: Sequence[sweep.Trial], options: parse.Options, out: Pa
     records = tables.records(runs, (*varied, "seed", "disclosed", *epsilon, ACCURACY, "bytes_once"))
     datasets = ", ".join(map(str, runs["data.name"].unique()))
 
-    def drawn(x: str) -> Callable[[Path], object]:
+    def picture(x: str) -> Callable[[Path], object]:
         return lambda path: draw(configurations, path, x, datasets, options.round, grids.is_smoke(options))
 
-    pictures = {"disclosure.png": drawn("disclosed")}
+    pictures = {"disclosure.png": picture("disclosed")}
     if epsilon:
-        pictures["disclosure_epsilon.png"] = drawn(epsilon[-1])
+        pictures["disclosure_epsilon.png"] = picture(epsilon[-1])
     text = table(configurations, options.round) + tables.numbered(notes)
     result = Report(text, records, {"round": options.round, "cells": records}, pictures)
     display.say("\n" + result.write("disclosure", options, out))

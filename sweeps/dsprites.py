@@ -19,7 +19,7 @@ from fedcommons.tune import grid as grids
 from fedcommons.tune.study import Entry, Row, Study, expand
 from papers.fedssyn.sprites_report import report
 
-TAKEN = {"seed": "seeds", "generator.rho": "rhos", "sharing.p": "numbers", "sharing.setting": "rhos",
+OPTIONS = {"seed": "seeds", "generator.rho": "rhos", "sharing.p": "numbers", "sharing.setting": "rhos",
          "generator.steps": "checkpoints"}  # fmt: skip
 """Experiment fields that this sweep's options set, as field: option. Setting such a field directly is refused."""
 
@@ -108,9 +108,9 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("numbers-rhos", str, numbers_rhos,
          "values of rho for which all of --numbers are tried; other values of rho use 0.25"),
     ), short={"seed": "seeds", "rho": "rhos"})  # fmt: skip
-    parser.hide(TAKEN)
+    parser.hide(OPTIONS)
     options = parse.parse(parser, argv)
-    parse.refuse_fields(options, TAKEN)
+    parse.refuse_fields(options, OPTIONS)
     if "generator.epochs" not in options.fields:
         raise UserError("generator.name must name a generator that has epochs.")
     return options

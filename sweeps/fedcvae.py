@@ -15,7 +15,7 @@ from fedcommons.tune.study import Entry, Row, Study, expand
 from papers.fedcvae import presets
 from papers.fedcvae.report import report
 
-TAKEN = {
+OPTIONS = {
     "seed": "seeds", "algorithm": "methods", "fedcvae.variant": "methods", "partition.alpha": "alphas",
     "client.lr": "rates", "fedcvae.local_epochs": "client.epochs", "dense.client_epochs": "client.epochs",
 }  # fmt: skip
@@ -30,9 +30,9 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("rates", str, presets.RATES[preset],
          "learning rates of clients that train the classifier, to choose from by validation accuracy"),
     ), lists={"algorithms": presets.ALGORITHMS}, short={"alpha": "alphas", "seed": "seeds", "lr": "rates"})  # fmt: skip
-    parser.hide(TAKEN)
+    parser.hide(OPTIONS)
     options = parse.parse(parser, argv)
-    parse.refuse_fields(options, TAKEN)
+    parse.refuse_fields(options, OPTIONS)
     if (setting := options["sharing.setting"]) != "real":
         raise UserError(f"sharing.setting must be real (no sharing): these methods have no pool, got {quote(setting)}.")
     if "partition.alpha" not in options.fields:

@@ -25,7 +25,7 @@ from fedcommons.tune.study import Entry, Study
 from papers.methods import report
 
 METHODS = "fedavg,fedprox,scaffold,fednova,feddyn"
-TAKEN = {"algorithm": "algorithms", "partition.alpha": "alphas", "seed": "seeds"}
+OPTIONS = {"algorithm": "algorithms", "partition.alpha": "alphas", "seed": "seeds"}
 
 
 def arguments(argv: Sequence[str]) -> parse.Options:
@@ -40,9 +40,9 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         learning_rates.OPTION,
     ), lists=dict.fromkeys(("algorithms", "methods"), METHODS),
        short={"alpha": "alphas", "seed": "seeds", "methods": "algorithms"})  # fmt: skip
-    parser.hide(TAKEN)
+    parser.hide(OPTIONS)
     options = parse.parse(parser, argv)
-    parse.refuse_fields(options, {**TAKEN, **({} if options.lrs is None else {"client.lr": "lrs"})})
+    parse.refuse_fields(options, {**OPTIONS, **({} if options.lrs is None else {"client.lr": "lrs"})})
     if (setting := options["sharing.setting"]) != "real":
         raise UserError(
             "sharing.setting must be real (no sharing) here, as these methods are compared without a pool, got "

@@ -19,7 +19,7 @@ from fedcommons.tune import grid
 from papers.fedssyn import private_presets
 from papers.fedssyn.sizes_report import report
 
-TAKEN = {"data.limit": "sizes", "generator.target_epsilon": "epsilons", "seed": "seeds"}
+OPTIONS = {"data.limit": "sizes", "generator.target_epsilon": "epsilons", "seed": "seeds"}
 """Experiment fields that this sweep's options set, as field: option. Setting such a field directly is refused."""
 
 WAYS = ("plain", "private", "merf", "ndpdc")
@@ -44,17 +44,17 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("out", str, f"runs/private_sizes-{preset}-{registry.label(dataset)}", "folder of the results"),
         ("dry-run", bool, False, "say what would be trained, and how long, and stop"),
     ))  # fmt: skip
-    parser.hide(TAKEN)
+    parser.hide(OPTIONS)
     options = parse.parse(parser, argv)
-    parse.refuse_fields(options, TAKEN)
+    parse.refuse_fields(options, OPTIONS)
     if "generator.name" not in options:
         setting = options.sharing.setting
         raise UserError(f"sharing.setting must be one with generators, such as shuffled_synthetic, got {setting}.")
     if options["generator.name"] != "private_ddpm":
         raise UserError(f"generator.name must be private_ddpm here, got {options['generator.name']}.")
-    fields = [options.fields[name] for name in TAKEN]
+    fields = [options.fields[name] for name in OPTIONS]
     options.lists = {
-        o: grid.values(options, o, f.kinds[0], f.allowed) for o, f in zip(TAKEN.values(), fields, strict=True)
+        o: grid.values(options, o, f.kinds[0], f.allowed) for o, f in zip(OPTIONS.values(), fields, strict=True)
     }
     options.ways = grid.values(options, "ways", str, " | ".join(WAYS))
     return options

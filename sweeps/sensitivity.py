@@ -23,7 +23,7 @@ from fedcommons.tune.study import Entry, Row, Study, expand
 from papers.fedssyn import central_trials
 from papers.fedssyn.sensitivity_report import KEY, report
 
-TAKEN = {"seed": "seeds", "generator.rho": "rhos", "sharing.p": "numbers", "sharing.setting": "rhos",
+OPTIONS = {"seed": "seeds", "generator.rho": "rhos", "sharing.p": "numbers", "sharing.setting": "rhos",
          "partition.n_clients": "clients", "generator.name": "generators",
          "generator.steps": "checkpoints"}  # fmt: skip
 """Experiment fields that this sweep's options set, as field: option. Setting such a field directly is refused."""
@@ -80,9 +80,9 @@ def arguments(argv: Sequence[str]) -> parse.Options:
         ("clients", str, clients, "(b): numbers of clients; (a) and (c) use the first number"),
         ("generators", str, generators, "(c): generators"),
     ), short={"seed": "seeds", "rho": "rhos"})  # fmt: skip
-    parser.hide([*TAKEN, "partition.alpha"])
+    parser.hide([*OPTIONS, "partition.alpha"])
     options = parse.parse(parser, argv)
-    parse.refuse_fields(options, TAKEN)
+    parse.refuse_fields(options, OPTIONS)
     if "partition.alpha" in parse.named(argv):
         raise UserError("partition.alpha is not for figure 4: it is 0.1 in (a), 0.01 in (b) and (c).")
     if "partition.alpha" not in options.fields:

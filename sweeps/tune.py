@@ -118,8 +118,8 @@ def tune(argv: Sequence[str]) -> int:
     options = arguments(argv)
     trials, fields = cells(options)
     around = {n: values for n, values in search.around(search.space(options)).items() if n != "seed"}
-    if drawn := [n for n, values in around.items() if not isinstance(values, list)]:
-        print(f"Each draw of {drawn[0]} has its own partition, so these points are not compared.")
+    if distributions := [n for n, values in around.items() if not isinstance(values, list)]:
+        print(f"Each draw of {distributions[0]} has its own partition, so these points are not compared.")
     tried: list[sweep.Trial] = []
 
     def play(remaining: sweep.Todo, out: Path, display: Display) -> sweep.Outcome:

@@ -85,8 +85,8 @@ def _draw_epsilons(path: Path, panels: Sequence[series.Panel], y: str, legend: s
     ends = {0.0: low - 0.7 * slot, inf: high + 0.7 * slot}
 
     def move(p: series.Point) -> series.Point:
-        beside = [name for name in names if any((q.series, f"{q.x:.2g}") == (name, f"{p.x:.2g}") for q in every)]
-        offset = 0.025 * wide * (beside.index(p.series) - (len(beside) - 1) / 2)
+        neighbours = [name for name in names if any((q.series, f"{q.x:.2g}") == (name, f"{p.x:.2g}") for q in every)]
+        offset = 0.025 * wide * (neighbours.index(p.series) - (len(neighbours) - 1) / 2)
         return replace(p, x=offset + (ends[x] if (x := float(p.x)) in ends else log10(x)))
 
     def axis(axes: "Axes") -> None:

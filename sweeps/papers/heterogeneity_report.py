@@ -45,8 +45,8 @@ def report(results: Results) -> Report | None:
         "rank correlation [95 % interval]",
         "absolute correlation minus that of zeta^2 in round 3",
     ]
-    cells = [[one["metric"], OUTCOMES[one["outcome"]], *(f"{one[n]:.2f} [{one[n + '_low']:.2f}, {one[n + '_high']:.2f}]"
-             for n in ("correlation", "gain"))] for one in lines]  # fmt: skip
+    cells = [[row["metric"], OUTCOMES[row["outcome"]], *(f"{row[n]:.2f} [{row[n + '_low']:.2f}, {row[n + '_high']:.2f}]"
+             for n in ("correlation", "gain"))] for row in lines]  # fmt: skip
     notes = [
         f"{len(federations)} federations; {grid.work_note(results.configs)}",
         *learning_rates.notes(results.entries),

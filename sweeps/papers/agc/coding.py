@@ -27,7 +27,7 @@ Curve = Mapping[str, Any]
 
 NAMES = {"iid": "iid", "dirichlet_plain": "Dirichlet(0.1)", "single_class": "single class"}
 KEY = "q: probability that a client straggles. d: copies of an image. c: share of images that are copied to clients"
-SHOWN = (10, 20)  # rounds of the CSV, in addition to the last round; the table has only round 10 and the last round
+ROUNDS = (10, 20)  # rounds of the CSV, in addition to the last round; the table has only round 10 and the last round
 SPAN = 1e4  # the logarithmic part of figure 3's axis spans at most about this factor; near 0 the axis is linear
 CLOSE = 0.95  # an accuracy is close if it is at least this share of the last accuracy of iid clients without sharing
 
@@ -35,7 +35,7 @@ CLOSE = 0.95  # an accuracy is close if it is at least this share of the last ac
 def table(curves: Sequence[Curve]) -> str:
     """Return a Markdown table of the curves with the smallest or largest c; for iid clients, only with c = 0."""
     last = len(curves[0]["accuracy"]) - 1
-    at = SHOWN[0] if SHOWN[0] < last else 0
+    at = ROUNDS[0] if ROUNDS[0] < last else 0
     head = ["clients", "q", "d", "c", f"accuracy after {at}, %", f"accuracy after {last}, %",
             f"rounds to {CLOSE:.0%} of iid", "second moment after 0", f"second moment after {last}"]  # fmt: skip
     ends, lines = {min(c["c"] for c in curves), max(c["c"] for c in curves)}, []
@@ -53,7 +53,7 @@ def table(curves: Sequence[Curve]) -> str:
 def summary(curves: Sequence[Curve]) -> list[dict[str, Any]]:
     """Return a CSV row per curve: accuracy and second moment at some rounds, and the round of ``_reached``."""
     last = len(curves[0]["accuracy"]) - 1
-    at = [*(r for r in SHOWN if r < last), last]
+    at = [*(r for r in ROUNDS if r < last), last]
     return [
         {**{name: c[name] for name in ("partition", "q", "d", "c")},
          **{f"{name}_after_{r}": f"{c[key][r]:.6g}" for r in at

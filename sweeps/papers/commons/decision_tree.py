@@ -32,16 +32,16 @@ def draw(trees: Mapping[float, Question | Leaf], path: Path, title: str, smoke: 
     axes.set(xlim=(0, WIDTH), ylim=(height, 0))
     axes.set_axis_off()
     y, middles = 0.0, dict[float, float]()  # of the last box at each indent
-    for left, now, lines, weight in blocks:
+    for indent, now, lines, weight in blocks:
         tall = LINE * len(lines) + GAP
-        x, middle = EDGE + left, y + GAP / 2 + tall / 2
+        x, middle = EDGE + indent, y + GAP / 2 + tall / 2
         if now is not None:
             kind = "question" if isinstance(now, Question) else "base" if now.is_base else "way"
-            if left:
+            if indent:
                 elbow = x - 0.6 * INDENT
-                axes.plot([elbow, elbow, x], [middles[round(left - INDENT, 3)], middle, middle], color="0.5",
+                axes.plot([elbow, elbow, x], [middles[round(indent - INDENT, 3)], middle, middle], color="0.5",
                           linewidth=1, zorder=0)  # fmt: skip
-            middles[round(left, 3)] = y + GAP / 2 + tall
+            middles[round(indent, 3)] = y + GAP / 2 + tall
             box = FancyBboxPatch((x, y + GAP / 2), WIDTH - EDGE - x, tall, boxstyle="round,pad=0,rounding_size=0.05",
                                  facecolor=COLOURS[kind], edgecolor="0.5", linewidth=0.8)  # fmt: skip
             axes.add_patch(box)

@@ -45,9 +45,9 @@ def report(results: Results) -> Report | None:
     central = central_trials.at_best_rate(central_trials.lines(entries, options), entries, results.out)
     of_central = [accuracy for cell in central.cells for accuracy in cell.values("last_accuracy")]
     for cell in central.cells:
-        known = {"way": CENTRAL, "bound": False, "seeds": len(of_central), "rates": f"lr {value(cell, 'lr'):g}",
+        facts = {"way": CENTRAL, "bound": False, "seeds": len(of_central), "rates": f"lr {value(cell, 'lr'):g}",
                  "last_accuracy": fmean(of_central), "budget": f"{value(cell, 'epochs'):.0f} epochs"}  # fmt: skip
-        records.append({**dict.fromkeys(records[0]), **known})
+        records.append({**dict.fromkeys(records[0]), **facts})
     notes = learning_rates.notes(entries)
     if central.about:
         notes.append(f"{CENTRAL if central.cells else f'No row {CENTRAL!r}'}: {central.about}.")

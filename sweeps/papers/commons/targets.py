@@ -53,10 +53,10 @@ def section(rows: "Sequence[Measured]", goals: Sequence[float], work: Mapping[st
     for result in rows:
         courses = [read_rounds(Path(run)) for run in result.runs["run"]]
         trained, *generators = work[Path(result.runs["run"].iloc[0]).name]
-        own = result.config.target
+        goal_of_run = result.config.target
         if result.config.algorithm == references.ONE_SHOT:
-            servers.append((f"alpha {result.alpha:g}, {result.row.way}", own, fmean(result.last)))
-        for goal in dict.fromkeys([own, *goals]):
+            servers.append((f"alpha {result.alpha:g}, {result.row.way}", goal_of_run, fmean(result.last)))
+        for goal in dict.fromkeys([goal_of_run, *goals]):
             runs = [until(goal, course) for course in courses]
             missed = sum(run.is_missed for run in runs)
             seconds = trained * fmean(run.share for run in runs) + sum(generators)

@@ -40,7 +40,7 @@ class Way:
 
 _POOL = {"algorithm": "fedavg", "sharing.setting": "shuffled_synthetic", "sharing.audit": True}
 _SERVER = {"sharing.setting": "server_synthetic", "sharing.audit": True}
-_LOCAL, _OWN = "clients E epochs per round", "{generator} epochs of a generator per client"
+_LOCAL, _GENERATOR = "clients E epochs per round", "{generator} epochs of a generator per client"
 _PRIVATE = {"generator.name": "private_ddpm", "generator.target_epsilon": 10.0}
 _MERF = {"algorithm": "fedavg", "sharing.setting": "merf", "sharing.target_epsilon": 10.0}
 _ONCE = "one noisy sum of features per client, epsilon 10"
@@ -90,14 +90,14 @@ WAYS: Mapping[str, Way] = {
         f"{_LOCAL}; half of all images swapped",
         bound=True,
     ),
-    "local synthetic": Way({**_POOL, "sharing.setting": "local_synthetic"}, f"{_LOCAL}; {_OWN}"),
-    "Fedssyn (DDPM)": Way(_POOL, f"{_LOCAL}; {_OWN}"),
-    "Fedssyn (GAN)": Way({**_POOL, "generator.name": "gan"}, f"{_LOCAL}; {_OWN}"),
-    "Fedssyn (CVAE)": Way({**_POOL, "generator.name": "cvae"}, f"{_LOCAL}; {_OWN}"),
-    "Fedssyn (private DDPM)": Way({**_POOL, **_PRIVATE}, f"{_LOCAL}; {_OWN}, epsilon 10 for images"),
-    "one-shot Fedssyn (DDPM)": Way({"algorithm": "one_shot", **_SERVER}, f"{_AT_SERVER}; {_OWN}"),
+    "local synthetic": Way({**_POOL, "sharing.setting": "local_synthetic"}, f"{_LOCAL}; {_GENERATOR}"),
+    "Fedssyn (DDPM)": Way(_POOL, f"{_LOCAL}; {_GENERATOR}"),
+    "Fedssyn (GAN)": Way({**_POOL, "generator.name": "gan"}, f"{_LOCAL}; {_GENERATOR}"),
+    "Fedssyn (CVAE)": Way({**_POOL, "generator.name": "cvae"}, f"{_LOCAL}; {_GENERATOR}"),
+    "Fedssyn (private DDPM)": Way({**_POOL, **_PRIVATE}, f"{_LOCAL}; {_GENERATOR}, epsilon 10 for images"),
+    "one-shot Fedssyn (DDPM)": Way({"algorithm": "one_shot", **_SERVER}, f"{_AT_SERVER}; {_GENERATOR}"),
     "one-shot Fedssyn (private DDPM)": Way(
-        {"algorithm": "one_shot", **_SERVER, **_PRIVATE}, f"{_AT_SERVER}; {_OWN}, epsilon 10 for images"
+        {"algorithm": "one_shot", **_SERVER, **_PRIVATE}, f"{_AT_SERVER}; {_GENERATOR}, epsilon 10 for images"
     ),
     "FedMERF": Way(_MERF, f"{_LOCAL}; {_ONCE}"),
     "FedMERF (summed)": Way({**_MERF, "sharing.noise": "summed"}, f"{_LOCAL}; {_ONCE}"),

@@ -67,7 +67,7 @@ class Attack:
     file: Path
 
     @staticmethod
-    def of(config: Experiment, shadows: int, out: Path) -> "Attack":
+    def build(config: Experiment, shadows: int, out: Path) -> "Attack":
         from fedcommons.storage.artifact_store import key_of
         from papers.fedssyn.attacks import checked
 
@@ -83,7 +83,7 @@ class Attack:
 def read(config: Experiment, options: parse.Options, out: Path) -> dict[str, Any] | None:
     """Return the success of the attack on a way's generators; None if it was not measured."""
     is_open = options.worst_case and is_attacked(config)
-    return Attack.of(config, options.worst_case, out).result() if is_open else None
+    return Attack.build(config, options.worst_case, out).result() if is_open else None
 
 
 def play(
@@ -93,7 +93,7 @@ def play(
     """Run the trials by ``run``, then the attacks that have no result in ``out``."""
     outcome = run(entries, options, todo, out, display)
     for config in attacked(entries) if options.worst_case else ():
-        attack = Attack.of(config, options.worst_case, out)
+        attack = Attack.build(config, options.worst_case, out)
         if attack.result() is None:
             cached_results.write(attack.file, attack.facts, KIND, _measure(attack, options.worst_case, display))
     return outcome
@@ -119,7 +119,7 @@ def extra_jobs(
     """Return the jobs of ``others`` and the trainings of the shadow generators, whose duration a dry run estimates."""
     from fedcommons.tune.dry_run import ExtraJob
 
-    planned = [Attack.of(c, options.worst_case, Path()) for c in attacked(entries)] if options.worst_case else []
+    planned = [Attack.build(c, options.worst_case, Path()) for c in attacked(entries)] if options.worst_case else []
     attacks = {attack.file.stem: attack for attack in planned}
     return [
         *others(entries, options),

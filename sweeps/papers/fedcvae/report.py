@@ -14,7 +14,7 @@ from fedcommons.tune.study import Report, Results, chosen_runs, gaps, with_choic
 from papers.fedcvae.presets import METHODS, SENDS
 
 MB = 10**6
-OWN = ("fedcvae-ens", "fedcvae-kd")
+FEDCVAE = ("fedcvae-ens", "fedcvae-kd")
 CSV = ("method", "at", "rate", "chosen", "disclosed", *tables.RUN)
 
 
@@ -31,7 +31,7 @@ def markdown(frame: Any, notes: Sequence[str]) -> str:
             SENDS[runs["algorithm"].iloc[0]], disclosed,
         ])  # fmt: skip
     for (alpha, fedcvae), (at, other) in ((a, b) for a in by_pair for b in by_pair):
-        is_pair = alpha == at and fedcvae in OWN and other not in OWN
+        is_pair = alpha == at and fedcvae in FEDCVAE and other not in FEDCVAE
         if is_pair and (points := gaps(by_pair[alpha, fedcvae], by_pair[at, other])):
             words = f"{fmean(points):+.1f}", ends(points, "+")
             ahead.append([columns.text(alpha), fedcvae, other, *words, len(points)])

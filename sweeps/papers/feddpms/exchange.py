@@ -13,7 +13,7 @@ from fedcommons.flat_tensors import data
 from fedcommons.reports.plots import class_counts, panels, save
 from fedcommons.tracking.run_folder import read_class_counts, read_config
 
-SHOWN = 6  # number of decoded images per class in the picture
+IMAGES = 6  # number of decoded images per class in the picture
 NAMES = {
     "fmnist": ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot"),
     "cifar10": ("plane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
@@ -84,16 +84,16 @@ def picture(path: Path, exchange: Exchange, dataset: str, smoke: bool) -> None:
         height = rows[0].shape[1]
         right.set_yticks([height * (i + 0.5) for i in range(len(rows))], [names[c] for c in exchange.images])
         right.set_xticks([])
-        for i in range(1, max(SHOWN, len(rows))):
+        for i in range(1, max(IMAGES, len(rows))):
             right.axhline(height * i - 0.5, color="w", linewidth=2)
             right.axvline(height * i - 0.5, color="w", linewidth=2)
         right.set(xlim=(-0.5, canvas.shape[1] - 0.5), ylim=(canvas.shape[0] - 0.5, -0.5), ylabel="class, if any came")
-    right.set(title=f"decoded images, {SHOWN} of a class")
+    right.set(title=f"decoded images, {IMAGES} of a class")
     figure.suptitle(f"FedDPMS, {dataset}: what each client has, and the images that clients decoded from codes")
     save(figure, path, 110, smoke)
 
 
 def _padded(images: np.ndarray) -> np.ndarray:
-    """Return the first ``SHOWN`` images; blank images (NaN) stand in place of missing images."""
-    some = images[:SHOWN]
-    return np.concatenate([some, np.full((SHOWN - len(some), *images.shape[1:]), np.nan)])
+    """Return the first ``IMAGES`` images; blank images (NaN) stand in place of missing images."""
+    some = images[:IMAGES]
+    return np.concatenate([some, np.full((IMAGES - len(some), *images.shape[1:]), np.nan)])

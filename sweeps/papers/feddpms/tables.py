@@ -21,7 +21,7 @@ from fedcommons.tune.study import Report, Results, gaps
 from papers.feddpms import costs, exchange
 from papers.feddpms.exchange import Exchange
 
-KEPT = "kept"
+SHARE = "kept"
 """Column: codes that clients sent, divided by codes that the quotas allow; None if clients send means."""
 
 NOTES = (
@@ -66,7 +66,7 @@ def constants(cells: Sequence[Cell], delta: float) -> str:
     head = [*names, "last acc.", "best acc.", "codes kept, % of the quota", "seeds"]
     lines = []
     for cell in cells:
-        shares = cell.values(KEPT)
+        shares = cell.values(SHARE)
         lines.append([
             *(columns.text(series.value(cell, name)) for name in names), tables.percent(cell, "last_accuracy"),
             tables.percent(cell, "best_accuracy"), tables.mean_std([100 * k for k in shares], 0) if shares else "-",
@@ -87,12 +87,12 @@ def constants(cells: Sequence[Cell], delta: float) -> str:
     return tables.markdown(head, lines) + (tables.numbered(notes) if notes else "")
 
 
-def with_kept(runs: pd.DataFrame, exchanges: Mapping[str, Exchange]) -> pd.DataFrame:
-    """Return the runs with the column ``KEPT``: the sent codes as a share of the codes that the quotas allow."""
-    return runs.assign(**{KEPT: [_kept_share(run, exchanges.get(run["run"])) for run in runs.to_dict("records")]})
+def with_shares(runs: pd.DataFrame, exchanges: Mapping[str, Exchange]) -> pd.DataFrame:
+    """Return the runs with the column ``SHARE``: the sent codes as a share of the codes that the quotas allow."""
+    return runs.assign(**{SHARE: [_share(run, exchanges.get(run["run"])) for run in runs.to_dict("records")]})
 
 
-def _kept_share(run: Mapping[Any, Any], e: Exchange | None) -> float | None:
+def _share(run: Mapping[Any, Any], e: Exchange | None) -> float | None:
     if e is None or run["feddpms.privacy"] == "sound":  # the value "sound": clients send means, not codes
         return None
     return e.n_own / (run["partition.n_clients"] * run["feddpms.quota"] * run["feddpms.classes"])
@@ -154,7 +154,7 @@ def report(results: Results) -> Report:
     records = tables.records(every, [*tables.RUN, *columns.others(configurations(every)[0])])
     exchanges = {run: e for run in every["run"] if (e := exchange.read(Path(run)))}
     compared = {
-        table: tables.compared(with_kept(runs.dropna(axis="columns", how="all"), exchanges))
+        table: tables.compared(with_shares(runs.dropna(axis="columns", how="all"), exchanges))
         for table, runs in results.runs.groupby("table", sort=False)
     }
     configs, delta = [cell.config for cell in grid.once(e.cell for e in results.entries)], results.options.dp.delta
@@ -171,5 +171,5 @@ def report(results: Results) -> Report:
     table1, table2, figure3 = (compared.get(table, []) for table in ("Table 1", "Table 2", "Figure 3"))
     pictures["feddpms_rounds.png"] = partial(over_rounds, cells=[*table1, *figure3])
     pictures["feddpms_federations.png"] = partial(over_federations, cells=[*table1, *table2])
-    drawn = {name: partial(draw, smoke=results.smoke) for name, draw in pictures.items()}
-    return Report("\n".join(text), records, {"preset": results.options.preset, "cells": records}, drawn)
+    drawings = {name: partial(draw, smoke=results.smoke) for name, draw in pictures.items()}
+    return Report("\n".join(text), records, {"preset": results.options.preset, "cells": records}, drawings)

@@ -157,19 +157,19 @@ def spread(values: Sequence[float], scale: float = 1, digits: int = 2) -> str:
 
 def section(lines: Lines, probe: Curves, speed_up: float) -> str:
     """Return the Markdown of a federation: accuracies of the probe after each round, predictions, and the named p."""
-    one = lines[0]
+    line = lines[0]
     rounds = range(1, len(probe[0.0][0]))
     courses = [[f"{p:g}", *(spread([c[r] for c in each], 100, 1) for r in rounds)] for p, each in sorted(probe.items())]
-    head, tried = ["p", "1 - p", "predicted", "range", "theory", "MB once"], "best" in one
+    head, tried = ["p", "1 - p", "predicted", "range", "theory", "MB once"], "best" in line
     rows = [
         [f"{a['p']:g}", f"{a['rule']:.2f}", f"{a['predicted']:.2f}", f"{a['low']:.2f} to {a['high']:.2f}",
          f"{a['theory']:.2f}", f"{a['mb']:.3f}",
          *([f"{a['rounds']:.1f}", f"{a['measured']:.2f} [{a['least']:.2f}, {a['most']:.2f}]"] if tried else [])]
         for a in lines
     ]  # fmt: skip
-    text = f"{one['dataset']}, C = {one['participation']:g}, alpha = {one['alpha']:g}, learning rate {one['lr']:g}"
-    named = f"Smallest p predicted to be {speed_up:g} times faster: {one['named']}."
-    named += f" Measured: {one['best']}; {one['rounds_without']:.1f} rounds without sharing." if tried else ""
+    text = f"{line['dataset']}, C = {line['participation']:g}, alpha = {line['alpha']:g}, learning rate {line['lr']:g}"
+    named = f"Smallest p predicted to be {speed_up:g} times faster: {line['named']}."
+    named += f" Measured: {line['best']}; {line['rounds_without']:.1f} rounds without sharing." if tried else ""
     return "\n".join([
         f"{text}. Test accuracy of the probe after each round, %:\n",
         tables.markdown(["p", *(f"round {r}" for r in rounds)], courses),

@@ -129,7 +129,7 @@ def at_best_rate(models: "Sequence[Central]", entries: Sequence[Entry], out: Pat
     if len(tried) < 2:
         return Chosen(cells, f"learning rate {rate:g}, not chosen by accuracy{few}")
     edge = " (at an edge of the values tried, so that another may be better)" * (rate in (tried[0], tried[-1]))
-    values = ", ".join(f"{one:g}" for one in tried)
+    values = ", ".join(f"{lr:g}" for lr in tried)
     return Chosen(
         cells, f"learning rate {rate:g}{edge}, the best of {values} by validation accuracy on the tuning seeds{few}"
     )

@@ -35,24 +35,24 @@ TERMS = {
 COLUMNS = ("accuracy", "zeta_hat_sq", ZETA, "sigma_hat_sq", SIGMA, "sigma_pool_sq", "delta_sq", "L_p", L)
 """Columns of a figure's table; the CSV has all measured parameters."""
 
-SHOWN = (0, 0.1, 0.5, 1)
+POSITIONS = (0, 0.1, 0.5, 1)
 """Positions in a run, from 0 (untrained model) to 1 (last round); a table has the measured rounds closest to them."""
 
 LEMMA = ("Lemma 1", {"color": "#f2cf63", "linewidth": 7})  # broad, so that an equal curve does not hide it
-OWN, HAT, MIX = {"color": "k"}, {"color": "#d55e00", "linewidth": 4}, {"color": "#0072b2", "linestyle": (0, (2, 2))}
+PLAIN, HAT, MIX = {"color": "k"}, {"color": "#d55e00", "linewidth": 4}, {"color": "#0072b2", "linestyle": (0, (2, 2))}
 Looks = Mapping[str, tuple[str, Mapping[str, Any]]]
 PANELS: Mapping[str, Looks] = {
     r"(d) $\zeta^2$": {
-        "zeta_lemma1_sq": LEMMA, "zeta_sq": (r"$\zeta^2$", OWN), "zeta_hat_sq": (r"$\hat\zeta^2$", HAT),
+        "zeta_lemma1_sq": LEMMA, "zeta_sq": (r"$\zeta^2$", PLAIN), "zeta_hat_sq": (r"$\hat\zeta^2$", HAT),
         "zeta_mix_sq": (r"$\zeta^2_{mix}$", MIX),
     },
     r"(e) $\sigma^2$ per sample, $\delta^2$": {
-        "sigma_lemma1_sq": LEMMA, "sigma_sq": (r"$\sigma^2$", OWN), "sigma_hat_sq": (r"$\hat\sigma^2$", HAT),
-        "sigma_mix_sq": (r"$\sigma^2_{mix}$", MIX), "sigma_avg_sq": (r"$\sigma^2_{avg}$", {**OWN, "linestyle": ":"}),
+        "sigma_lemma1_sq": LEMMA, "sigma_sq": (r"$\sigma^2$", PLAIN), "sigma_hat_sq": (r"$\hat\sigma^2$", HAT),
+        "sigma_mix_sq": (r"$\sigma^2_{mix}$", MIX), "sigma_avg_sq": (r"$\sigma^2_{avg}$", {**PLAIN, "linestyle": ":"}),
         "sigma_pool_sq": (r"$\tilde\sigma^2_{avg}$", {"color": "#cc79a7"}),
         "delta_sq": (r"$\delta^2$", {"color": "#009e73"}),
     },
-    "(f) measured / Lemma 1": {ZETA: (r"$\hat\zeta^2$", HAT), SIGMA: (r"$\hat\sigma^2$", MIX), L: ("$L_p$", OWN)},
+    "(f) measured / Lemma 1": {ZETA: (r"$\hat\zeta^2$", HAT), SIGMA: (r"$\hat\sigma^2$", MIX), L: ("$L_p$", PLAIN)},
 }  # fmt: skip
 """Label and line style of each curve in panels (d) to (f), in Okabe and Ito's colours for colour-blind readers."""
 
@@ -125,9 +125,9 @@ def section(title: str, curves: Sequence[Curve]) -> str:
 
 
 def rounds_of_table(curves: Sequence[Curve]) -> list[int]:
-    """Return the measured rounds that a table shows: the closest to the positions ``SHOWN`` of the run."""
+    """Return the measured rounds that a table shows: the closest to the positions ``POSITIONS`` of the run."""
     measured = list(curves[0].course("zeta_sq"))
-    return list(dict.fromkeys(min(measured, key=lambda r: abs(r - share * measured[-1])) for share in SHOWN))
+    return list(dict.fromkeys(min(measured, key=lambda r: abs(r - share * measured[-1])) for share in POSITIONS))
 
 
 def _ends(item: Curve, quotients: Sequence[str]) -> list[str]:

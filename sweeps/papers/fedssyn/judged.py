@@ -28,7 +28,7 @@ from fedcommons.storage.artifact_store import Store
 from fedcommons.tune import dry_run, grid
 from fedcommons.tune.study import Report
 
-SHOWN = 3
+IMAGES = 3
 """Number of images of each class in a row of the picture."""
 
 MEASURES = ("precision", "recall", "density", "coverage", "kernel_distance", "fidelity")
@@ -143,7 +143,7 @@ def _draw(pictures: Sequence[tuple[RunSpec, list[Examples], Examples]], path: Pa
         needs = prepared.requests
         each = [(f"client {need.client}", _of_each_class(m, classes)) for need, m in zip(needs, clients, strict=True)]
         rows += each[:12]
-    title = f"First {SHOWN} images of each class, real and synthetic, seed {prepared.record.seed}"
+    title = f"First {IMAGES} images of each class, real and synthetic, seed {prepared.record.seed}"
     image_grid(path, rows, [f"class {y}" for y in range(classes)], title, smoke)
 
 
@@ -152,9 +152,9 @@ def _in_words(name: str, value: Any) -> str:
 
 
 def _of_each_class(examples: Examples, n_classes: int) -> list[np.ndarray | None]:
-    """Return the first ``SHOWN`` images of each class; None in place of missing images."""
+    """Return the first ``IMAGES`` images of each class; None in place of missing images."""
     images: list[np.ndarray | None] = []
     for label in range(n_classes):
-        first = examples.x[(examples.y == label).nonzero().flatten()[:SHOWN]]
-        images += [*(x.numpy() for x in first), *[None] * (SHOWN - len(first))]
+        first = examples.x[(examples.y == label).nonzero().flatten()[:IMAGES]]
+        images += [*(x.numpy() for x in first), *[None] * (IMAGES - len(first))]
     return images

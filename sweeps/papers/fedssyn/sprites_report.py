@@ -15,7 +15,7 @@ USUAL = 0.25
 """n~/n_i, synthetic images per real image of a client, in figure A.9 (left) and figure A.10."""
 CLIENTS = (3, 5, 11)
 """Numbers of the clients in figure A.10, counted from 0."""
-SHOWN = 3
+IMAGES = 3
 """Number of images per client and generator in figure A.10."""
 
 
@@ -101,7 +101,7 @@ def pictures(entries: Sequence[Entry], path: Path, smoke: bool) -> None:
         prepared = build(e.cell.config)
         contributed = contributions(prepared, Store(Path(e.cell.config.artifacts), storage=e.cell.config.storage))
         for client in (c for c in CLIENTS if c < len(contributed)):
-            images[client, e["rho"], e["epochs"]] = [x.numpy() for x in contributed[client].examples.x[:SHOWN]]
+            images[client, e["rho"], e["epochs"]] = [x.numpy() for x in contributed[client].examples.x[:IMAGES]]
             seen[client, e["rho"]] = len(prepared.requests[client].examples)
     rows = [
         (f"client {c}, {n:,} images", [x for epoch in epochs for x in _padded(images.get((c, rho, epoch), ()))])
@@ -112,7 +112,7 @@ def pictures(entries: Sequence[Entry], path: Path, smoke: bool) -> None:
 
 
 def _padded(images: Sequence[np.ndarray]) -> list[np.ndarray | None]:
-    return [*images, *[None] * (SHOWN - len(images))]
+    return [*images, *[None] * (IMAGES - len(images))]
 
 
 def report(results: Results) -> Report:
@@ -122,9 +122,9 @@ def report(results: Results) -> Report:
     pooled = next((e.cell.config.flat for e in done if e["rho"] is not None), {})
     training = {"B": "batch_size", "learning rate": "lr", "C": "capacity", "ramp": "ramp", "filters": "filters"}
     constants = [f"{w} = {pooled[f'generator.{n}']:g}" for w, n in training.items() if f"generator.{n}" in pooled]
-    drawn = ["The sprites are drawn by this package from the factors of dSprites; they are not dSprites."]
+    note = ["The sprites are drawn by this package from the factors of dSprites; they are not dSprites."]
     notes = [
-        *drawn * (data == "procedural_sprites"),
+        *note * (data == "procedural_sprites"),
         "12 clients, each with one shape in one quadrant; labels are shapes. Every client trains a generator on the "
         "share rho of its images, and all generated images are shuffled and divided among the clients. Epochs: of the "
         "generators; fewer epochs are checkpoints of the same training.",

@@ -46,7 +46,7 @@ def section(
     servers: configurations of the server alone on the pool. work: ``client_work.of_runs``.
     """
     head, facts = columns.identified([*cells, *servers])
-    shown = [i for i, name in enumerate(head) if name in ("algorithm", "setting") or len({f[i] for f in facts}) > 1]
+    indices = [i for i, name in enumerate(head) if name in ("algorithm", "setting") or len({f[i] for f in facts}) > 1]
     lines, verdicts = [], []
     bases = [*columns.without_sharing(cells), *[None] * len(servers)]
     for cell, identity, base in zip([*cells, *servers], facts, bases, strict=True):
@@ -61,12 +61,12 @@ def section(
                 references.rounds(reached(now.runs)) if is_server else tables.rounds(now.runs),
                 _amounts(now, work),
             )
-            first = [*(identity[i] for i in shown), target.in_words(goal), rounds]
+            first = [*(identity[i] for i in indices), target.in_words(goal), rounds]
             lines.append([*first, *numbers[:2], *comparison, *numbers[2:]])
     rule = "A pool pays in bytes when rounds saved x bytes per round > bytes of the pool"
     count = f": in {verdicts.count('yes')} of {len(verdicts)} comparisons" if verdicts else ""
-    text = tables.markdown([*(head[i] for i in shown), *HEAD], lines)
-    alone = [(columns.place(one), value(one, "target"), fmean(one.values("last_accuracy"))) for one in servers]
+    text = tables.markdown([*(head[i] for i in indices), *HEAD], lines)
+    alone = [(columns.place(cell), value(cell, "target"), fmean(cell.values("last_accuracy"))) for cell in servers]
     notes = tables.numbered([NOTE, f"{rule}{count}.", *below(alone, goals)])
     return f"\n## Rounds, bytes and work to each target\n\n{text}{notes}"
 
@@ -79,8 +79,8 @@ def pays(base: Cell, cell: Cell) -> tuple[str, str]:
     """
     n = max(len(base.runs), len(cell.runs))
     base, cell = (
-        replace(one, runs=one.runs.loc[one.runs["seed"].isin(other.runs["seed"]), :])
-        for one, other in ((base, cell), (cell, base))
+        replace(side, runs=side.runs.loc[side.runs["seed"].isin(other.runs["seed"]), :])
+        for side, other in ((base, cell), (cell, base))
     )
     if base.runs.empty:
         return "-", "-"
@@ -112,9 +112,9 @@ def below(servers: Sequence[tuple[str, float | str, float]], goals: Sequence[flo
     servers: data and federation as text, own target, and accuracy, of each configuration of the server alone.
     """
     result, best, is_below = [], 0.0, False
-    for place, own, accuracy in servers:
+    for place, own_target, accuracy in servers:
         best = max(best, accuracy)
-        for goal in dict.fromkeys([own, *goals]):
+        for goal in dict.fromkeys([own_target, *goals]):
             if not isinstance(goal, str):
                 is_below |= goal < accuracy
                 taught = f"{'below' if goal < accuracy else 'not below'} what the pool alone teaches"
