@@ -8,9 +8,9 @@ from fedcommons.data.examples import Examples
 
 def digits16() -> Source:
     """The data set digits with images of 16x16."""
-    found = digits()
+    source = digits()
 
     def larger(examples: Examples) -> Examples:
         return replace(examples, x=examples.x.repeat_interleave(2, 2).repeat_interleave(2, 3))
 
-    return replace(found, train=larger(found.train), test=larger(found.test))
+    return replace(source, train=larger(source.train), test=larger(source.test))

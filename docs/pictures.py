@@ -32,8 +32,8 @@ OFF = {"wandb": "off"}
 
 def counts(name: str = "dirichlet_classes", dataset: str = "digits", **constants: Any) -> np.ndarray:
     """Training examples of each class at each client, (clients, classes)."""
-    own = {f"partition.{key}": value for key, value in constants.items()}
-    config = experiment("small", dataset, {"partition": name, **OFF, **own})
+    fields = {f"partition.{key}": value for key, value in constants.items()}
+    config = experiment("small", dataset, {"partition": name, **OFF, **fields})
     data = load(config.data)
     train = data.train
     groups = None if train.groups is None else train.groups.numpy()
@@ -60,10 +60,10 @@ def bubbles(axes: Axes, by_client: np.ndarray, title: str) -> None:
 
 def row_of_partitions(path: Path, by_client: Mapping[str, np.ndarray], title: str) -> None:
     figure, (row,) = panels(1, len(by_client), (3.1 * len(by_client), 3.3), sharey=True)
-    for axes, (name, one) in zip(row, by_client.items(), strict=True):
-        bubbles(axes, one, name)
+    for axes, (name, numbers) in zip(row, by_client.items(), strict=True):
+        bubbles(axes, numbers, name)
     row[0].set_ylabel("class")
-    most = max(one.max() for one in by_client.values())
+    most = max(numbers.max() for numbers in by_client.values())
     figure.suptitle(f"{title}\narea of a disc: a client's images of a class, up to {most}", fontsize=10)
     save(figure, path, 110)
 
@@ -83,8 +83,8 @@ def n() -> None:
 def c() -> None:
     figure, (row,) = panels(1, 3, (9.3, 3.1), sharey=True)
     for axes, share in zip(row, (0.2, 0.5, 1.0), strict=True):
-        drawn = [(r, i) for r in range(1, 13) for i in participants(10, share, 0, r)]
-        axes.scatter(*zip(*drawn, strict=True), marker="s", s=70, color=BLUE)
+        pairs = [(r, i) for r in range(1, 13) for i in participants(10, share, 0, r)]
+        axes.scatter(*zip(*pairs, strict=True), marker="s", s=70, color=BLUE)
         axes.set(title=f"C = {share:g}: {int(10 * share)} of 10 take part", xlabel="round", xticks=range(1, 13, 2))
         axes.title.set_fontsize(10)
     row[0].set(ylabel="client", yticks=range(10))
@@ -126,10 +126,10 @@ def p() -> None:
     client_data = build(config).client_data
     n_own = client_data.clients.sizes[0]
     figure, (row,) = panels(1, 2, (9.3, 3), sharey=True)
-    made = [contributions(share, client_data)[0] if share else 0 for share in shares]
+    n_synthetic = [contributions(share, client_data)[0] if share else 0 for share in shares]
     swapped = [n_swapped(share, n_own) for share in shares]
     for axes, real, others, title, name in (
-        (row[0], [n_own] * 4, made, "shuffled_synthetic: images join", "from the pool of synthetic images"),
+        (row[0], [n_own] * 4, n_synthetic, "shuffled_synthetic: images join", "from the pool of synthetic images"),
         (
             row[1],
             [n_own - s for s in swapped],
@@ -140,8 +140,8 @@ def p() -> None:
     ):
         axes.barh(range(4), real, 0.6, color=BLUE, label="the client's own real images")
         axes.barh(range(4), others, 0.6, left=real, color=RED, label=name)
-        for y, (own, other) in enumerate(zip(real, others, strict=True)):
-            axes.text(own + other + 5, y, f"{other} of {own + other}", va="center", fontsize=9)
+        for y, (first, second) in enumerate(zip(real, others, strict=True)):
+            axes.text(first + second + 5, y, f"{second} of {first + second}", va="center", fontsize=9)
         axes.set(title=title, xlabel="images that the client trains on", xlim=(0, 320), yticks=range(4),
                  yticklabels=[f"p = {share:g}" for share in shares])  # fmt: skip
     finish(figure, f"p: share of shared images among the images that a client with {n_own} images trains on")
@@ -171,7 +171,7 @@ def zeta() -> None:
     for setting, share in (("real", None), ("shuffled_real", 0.5)):
         values = {"alpha": 0.1, "setting": setting, "partition.n_clients": 5, "model": "linear", **OFF}
         both[setting] = gradients(experiment("small", "digits", values | ({"p": share} if share else {})))
-    means = np.stack([one.mean(0) for one in both["real"]])
+    means = np.stack([gradient.mean(0) for gradient in both["real"]])
     plane = np.linalg.svd(means - means.mean(0), full_matrices=False)[2][:2]
     figure, (row,) = panels(1, 2, (9.3, 4.2), sharey=True)
     titles = {
@@ -179,11 +179,11 @@ def zeta() -> None:
         "shuffled_real": "training data, half of them swapped: zeta_hat_sq",
     }
     for axes, (setting, each) in zip(row, both.items(), strict=True):
-        at = np.stack([one.mean(0) for one in each])
+        at = np.stack([gradient.mean(0) for gradient in each])
         zeta_sq = float(((at - at.mean(0)) ** 2).sum(1).mean())
-        sigma_sq = float(np.mean([((one - one.mean(0)) ** 2).sum(1).mean() for one in each]))
-        for client, one in enumerate(each):
-            points, (mean,) = one @ plane.T, one.mean(0, keepdims=True) @ plane.T
+        sigma_sq = float(np.mean([((gradient - gradient.mean(0)) ** 2).sum(1).mean() for gradient in each]))
+        for client, gradient in enumerate(each):
+            points, (mean,) = gradient @ plane.T, gradient.mean(0, keepdims=True) @ plane.T
             axes.scatter(*points.T, s=5, color=COLOURS[client], alpha=0.35, linewidths=0)
             axes.scatter(*mean, s=130, marker="*", color=COLOURS[client], edgecolor="k", zorder=3)
         axes.scatter(*(at.mean(0) @ plane.T), s=70, marker="X", color="k", zorder=4)
@@ -200,7 +200,7 @@ def gradients(config: Experiment) -> list[np.ndarray]:
     built = assemble(build(config))
     module, clients = module_of(config)(built.spec.facts), built.data.clients
     batches = [(clients[i].x.split(1), clients[i].y.split(1)) for i in range(len(clients))]
-    return [torch.stack([per_sample.gradients(module, one)[0] for one in zip(x, y, strict=True)]).double().numpy()
+    return [torch.stack([per_sample.gradients(module, pair)[0] for pair in zip(x, y, strict=True)]).double().numpy()
             for x, y in batches]  # fmt: skip
 
 
@@ -212,12 +212,12 @@ def partitions() -> None:
         "labels_lognormal": {},
     }  # fmt: skip
     for name, constants in names.items():
-        one(name, counts(name, **constants), "digits")
-    one("by_group", counts("by_group", "examples/hospitals.py:Patients"), "hospitals' patients")
-    one("by_factor", counts("by_factor", "procedural_sprites", factor="quadrant_shape"), "procedural_sprites")
+        draw(name, counts(name, **constants), "digits")
+    draw("by_group", counts("by_group", "examples/hospitals.py:Patients"), "hospitals' patients")
+    draw("by_factor", counts("by_factor", "procedural_sprites", factor="quadrant_shape"), "procedural_sprites")
 
 
-def one(name: str, by_client: np.ndarray, data: str) -> None:
+def draw(name: str, by_client: np.ndarray, data: str) -> None:
     figure, ((axes,),) = panels(1, 1, (5.4, 3.2))
     scaled = by_client * (129 / max(129, by_client.max()))
     bubbles(axes, scaled, f"{name}, {data}\narea of a disc: a client's examples of a class, up to {by_client.max()}")

@@ -25,7 +25,7 @@ PAGES = (
     "own_parts",
     *(f"tutorials/{name}" for name in ("own_data", "tuning", "privacy", "pandas", "synthetic_data")),
 )
-BLOCK = re.compile(r"^```bash\n(?P<commands>.*?)^```\n(?:\n```text\n(?P<shown>.*?)^```\n)?", re.M | re.S)
+BLOCK = re.compile(r"^```bash\n(?P<commands>.*?)^```\n(?:\n```text\n(?P<quote>.*?)^```\n)?", re.M | re.S)
 
 Run = Callable[[str, Path], tuple[int, str]]
 """Runs a command in a folder and returns its exit code and its output."""
@@ -33,10 +33,10 @@ Run = Callable[[str, Path], tuple[int, str]]
 
 @dataclass(frozen=True)
 class Command:
-    """A command of a page. shown: the lines that the page shows as its output; None if it shows none."""
+    """A command of a page. quote: the lines that the page shows as its output; None if it shows none."""
 
     line: str
-    shown: tuple[str, ...] | None
+    quote: tuple[str, ...] | None
 
 
 def commands(text: str) -> list[Command]:
@@ -44,8 +44,8 @@ def commands(text: str) -> list[Command]:
     result = list[Command]()
     for block in BLOCK.finditer(text):
         lines = block["commands"].splitlines()
-        shown = None if block["shown"] is None else tuple(block["shown"].splitlines())
-        result += [Command(line, None) for line in lines[:-1]] + [Command(lines[-1], shown)]
+        quote = None if block["quote"] is None else tuple(block["quote"].splitlines())
+        result += [Command(line, None) for line in lines[:-1]] + [Command(lines[-1], quote)]
     return [command for command in result if not command.line.startswith("make ")]
 
 
@@ -80,33 +80,33 @@ def play(
 ) -> Iterator[tuple[Command, str, list[str]]]:
     """Run each chosen command of a page; yield the command, its output, and the facts of the page that do not hold."""
     write_files(text, folder)
-    for command in (one for one in commands(text) if chosen(one.line)):
+    for command in (command for command in commands(text) if chosen(command.line)):
         code, output = run(command.line, folder)
-        shown = command.shown or ()
+        quote = command.quote or ()
         words = {word(line) for line in output.splitlines()}
-        wrong = [f"no line begins as {line!r}" for line in shown if word(line) not in {"", *words}]
-        if bool(code) != any(line.startswith("error: ") for line in shown):
+        wrong = [f"no line begins as {line!r}" for line in quote if word(line) not in {"", *words}]
+        if bool(code) != any(line.startswith("error: ") for line in quote):
             wrong.append(f"exit code {code}")
         yield command, output, wrong
 
 
-def excerpt(shown: tuple[str, ...], output: str) -> list[str]:
+def excerpt(quote: tuple[str, ...], output: str) -> list[str]:
     """Return as many first and last lines of the output as the page shows before and after its line `...`."""
     lines = [line.rstrip() for line in output.strip("\n").splitlines()]
-    if "..." not in shown:
+    if "..." not in quote:
         return lines
-    first, last = shown.index("..."), len(shown) - shown.index("...") - 1
+    first, last = quote.index("..."), len(quote) - quote.index("...") - 1
     return [*lines[:first], "...", *lines[len(lines) - last :]]
 
 
 def rewrite(text: str, outputs: dict[str, str]) -> str:
-    """Return the page with these outputs, by command, in place of the shown ones."""
+    """Return the page with these outputs, by command, in place of the old outputs."""
 
     def block(match: re.Match[str]) -> str:
         line = match["commands"].splitlines()[-1]
-        if match["shown"] is None or line not in outputs:
+        if match["quote"] is None or line not in outputs:
             return match[0]
-        new = excerpt(tuple(match["shown"].splitlines()), outputs[line])
+        new = excerpt(tuple(match["quote"].splitlines()), outputs[line])
         return f"```bash\n{match['commands']}```\n\n```text\n" + "\n".join(new) + "\n```\n"
 
     return BLOCK.sub(block, text)

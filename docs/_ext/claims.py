@@ -38,9 +38,9 @@ def table(titles: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
 def verdicts(rows: list[Row], paper: str = "") -> str:
     lines: list[list[object]] = []
     for name in dict.fromkeys(row["paper"] for row in rows):
-        own = [row for row in rows if row["paper"] == name]
-        parts = {data: [row for row in own if row["data"].split(",")[0] == data] for data in LARGER}
-        lines.append([f"[{name}](#{name.lower().replace(' ', '-')})", *count(own)])
+        entries = [row for row in rows if row["paper"] == name]
+        parts = {data: [row for row in entries if row["data"].split(",")[0] == data] for data in LARGER}
+        lines.append([f"[{name}](#{name.lower().replace(' ', '-')})", *count(entries)])
         lines += [[f"{name}, on {data}", *count(part)] for data, part in parts.items() if sum(count(part)[:-1])]
     return table(["paper", *VERDICTS], lines)
 
@@ -87,8 +87,8 @@ def commands(rows: list[Row], paper: str) -> str:
 def claims_on(rows: list[Row], item: Row) -> list[Row]:
     """Return the claims that a row of docs/papers.csv names."""
     places, data = item["claims"].split(";"), item["data"].split(";")
-    own = [row for row in rows if row["paper"] == item["paper"] and row["in_the_paper"] in places]
-    return [row for row in own if data == [""] or row["data"] in data]
+    entries = [row for row in rows if row["paper"] == item["paper"] and row["in_the_paper"] in places]
+    return [row for row in entries if data == [""] or row["data"] in data]
 
 
 def papers(rows: list[Row], paper: str) -> str:
@@ -99,16 +99,16 @@ def papers(rows: list[Row], paper: str) -> str:
 
 def item_cells(rows: list[Row], item: Row) -> list[str]:
     """Return the cells of a table, figure or theorem; rows: all claims, item: a row of docs/papers.csv."""
-    own, is_tested, judged = claims_on(rows, item), item["verdict"] == "in tests", dict[str, list[Row]]()
-    for row in own:
+    entries, is_tested, judged = claims_on(rows, item), item["verdict"] == "in tests", dict[str, list[Row]]()
+    for row in entries:
         judged.setdefault(linked(row).replace("](", "](../"), []).append(row)
     verdicts = [f"{counted(some)}: {', '.join([data, *runs_of(some)])}" for data, some in judged.items()]
     links = ", ".join(f"[{Path(page).stem}](../{page})" for page in item["page"].split())
     verdicts += [": ".join(filter(None, [item["verdict"], links]))] * bool(item["verdict"] or links)
-    made = [made_by(row) for row in own if row["verdict"] != "not tried"]
-    made += [made_by({"command": item["command"] * is_tested, "page": page}) for page in item["page"].split()]
-    missing = [row["command"] for row in own if row["verdict"] == "not tried"] + [item["command"]] * (not is_tested)
-    cells = verdicts, code(made), [item["missing"], *code(missing)]
+    commands = [made_by(row) for row in entries if row["verdict"] != "not tried"]
+    commands += [made_by({"command": item["command"] * is_tested, "page": page}) for page in item["page"].split()]
+    missing = [row["command"] for row in entries if row["verdict"] == "not tried"] + [item["command"]] * (not is_tested)
+    cells = verdicts, code(commands), [item["missing"], *code(missing)]
     return [item["number"], item["item"], *("<br>".join(filter(None, cell)) for cell in cells)]
 
 

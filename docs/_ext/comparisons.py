@@ -88,17 +88,17 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def verdict(one: Comparison, least: int) -> str:
+def verdict(effect: Comparison, least: int) -> str:
     """Return the verdict on the claim of one comparison. least: number of seeds that *holds* needs, at least three."""
-    margin = one.margin
+    margin = effect.margin
     if margin is None:
-        on_all, inside = min(one.differences) > 0, one.low > 0
-        otherwise = "in part" if on_all or (inside and one.n > 2) else "not here"
+        on_all, inside = min(effect.differences) > 0, effect.low > 0
+        otherwise = "in part" if on_all or (inside and effect.n > 2) else "not here"
     else:
-        on_all, inside = max(map(abs, one.differences)) <= margin, -margin < one.low and one.high < margin
-        otherwise = "not here" if one.low > margin or one.high < -margin else "in part"
-    if on_all and one.n > 2:
-        return "holds" if inside and one.n >= least else "on all seeds"
+        on_all, inside = max(map(abs, effect.differences)) <= margin, -margin < effect.low and effect.high < margin
+        otherwise = "not here" if effect.low > margin or effect.high < -margin else "in part"
+    if on_all and effect.n > 2:
+        return "holds" if inside and effect.n >= least else "on all seeds"
     return otherwise
 
 
@@ -128,8 +128,8 @@ def pages(docs: Path = DOCS) -> dict[str, dict[str, Any]]:
     return yaml.safe_load((docs / "results" / "pages.yaml").read_text(encoding="utf-8"))
 
 
-def compare(line: Row, folder: Path, known: Mapping[str, Comparison]) -> Comparison:
-    """Return the comparison of a row of comparisons.csv, from CSV files in a folder. known: those of earlier rows.
+def compare(line: Row, folder: Path, earlier: Mapping[str, Comparison]) -> Comparison:
+    """Return the comparison of a row of comparisons.csv, from CSV files in a folder. earlier: those of earlier rows.
 
     Raises:
         ValueError: a side has no run, or several of a seed, or no value, or the sides or ``minus`` have other seeds.
@@ -145,9 +145,9 @@ def compare(line: Row, folder: Path, known: Mapping[str, Comparison]) -> Compari
         raise ValueError(f"docs/comparisons.csv: {line['name']} lacks values, such as `rounds` of a missed target")
     same = identity(frame, masks[0], masks[1], differences)
     if minus := line["minus"]:
-        if known[minus].seeds != (now := tuple(differences.index)):
-            raise ValueError(f"docs/comparisons.csv: {line['name']} has seeds {now}, {minus} {known[minus].seeds}")
-        same, differences = (same, minus), differences - list(known[minus].differences)
+        if earlier[minus].seeds != (now := tuple(differences.index)):
+            raise ValueError(f"docs/comparisons.csv: {line['name']} has seeds {now}, {minus} {earlier[minus].seeds}")
+        same, differences = (same, minus), differences - list(earlier[minus].differences)
     margin = float(line["margin"]) if line["margin"] else None
     return Comparison(tuple(differences), margin, same, seeds=tuple(differences.index))
 
@@ -155,10 +155,10 @@ def compare(line: Row, folder: Path, known: Mapping[str, Comparison]) -> Compari
 @cache
 def named(docs: Path) -> dict[str, Comparison]:
     """Return the comparisons of comparisons.csv; errors: see ``compare``."""
-    known: dict[str, Comparison] = {}
+    result: dict[str, Comparison] = {}
     for line in rows(docs / "comparisons.csv"):
-        known[line["name"]] = compare(line, docs / "results", known)
-    return known
+        result[line["name"]] = compare(line, docs / "results", result)
+    return result
 
 
 def cited(*texts: str) -> list[str]:
@@ -191,7 +191,7 @@ def summary(page: str, docs: Path = DOCS) -> str:
 
 def runs(every: Sequence[Comparison]) -> str:
     """Return the number of seeds, and the largest p value after Holm's adjustment over the page."""
-    n, largest = min(one.n for one in every), max((one.holm for one in every if one.holm is not None), default=None)
+    n, largest = min(c.n for c in every), max((c.holm for c in every if c.holm is not None), default=None)
     seeds = "1 seed" if n == 1 else f"{n} seeds"
     return seeds if largest is None else f"{seeds}, p = {largest:.2g}"
 
@@ -200,7 +200,7 @@ def runs(every: Sequence[Comparison]) -> str:
 def claims(docs: Path = DOCS) -> list[Row]:
     """Return the rows of claims.csv; where an effect cites comparisons, effect, runs and verdict follow from CSV files.
 
-    A verdict that claims.csv has beside citations is one that the comparisons do not show, such as of settings not run.
+    A verdict in claims.csv with citations is on what the comparisons do not show, such as settings that were not run.
 
     Raises:
         ValueError: this verdict is stronger than the one of the comparisons.
@@ -210,13 +210,13 @@ def claims(docs: Path = DOCS) -> list[Row]:
         adjusted = of_page(claim["page"], docs)
         adjusted = dict(zip(adjusted, holm([*adjusted.values()]), strict=True))
         deciding, every = cited(claim["effect"]), cited(claim["effect"], claim["more"])
-        known = {name: replace(one := named(docs)[name], holm=adjusted.get(one.same)) for name in every}
-        claim = claim | {key: ZERO.sub(r"\1", claim[key].format(**known)) for key in ("effect", "more")}
+        by_name = {name: replace(comparison := named(docs)[name], holm=adjusted.get(comparison.same)) for name in every}
+        claim = claim | {key: ZERO.sub(r"\1", claim[key].format(**by_name)) for key in ("effect", "more")}
         if deciding:
             least = least_seeds(pages(docs)[Path(claim["page"]).stem])
-            found, typed = combined([verdict(known[name], least) for name in deciding]), claim["verdict"]
-            if typed and VERDICTS.index(typed) < VERDICTS.index(found):
-                raise ValueError(f"docs/claims.csv: {claim['claim']} ({claim['page']}): {found}, by its comparisons")
-            claim |= {"verdict": typed or found, "runs": runs([known[name] for name in deciding])}
+            computed, typed = combined([verdict(by_name[name], least) for name in deciding]), claim["verdict"]
+            if typed and VERDICTS.index(typed) < VERDICTS.index(computed):
+                raise ValueError(f"docs/claims.csv: {claim['claim']} ({claim['page']}): {computed}, by its comparisons")
+            claim |= {"verdict": typed or computed, "runs": runs([by_name[name] for name in deciding])}
         judged.append(claim)
     return judged

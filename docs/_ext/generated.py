@@ -49,18 +49,18 @@ ROOT = Path(__file__).parent.parent.parent
 def docstring(kind: str, name: str) -> str:
     """The part's docstrings as Markdown, and a table of its constants."""
     where = KINDS[kind].components[name]
-    module, _, of = where.partition(":")
+    module, _, attribute = where.partition(":")
     tree = ast.parse(source(module).read_text(encoding="utf-8"))
-    node = next(n for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef) and n.name == of)
-    own = (
+    node = next(n for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef) and n.name == attribute)
+    is_single = (
         len([n for n in KINDS[kind].components.values() if n.startswith(f"{module}:")]) == 1
     )  # its file has no other part
-    whole = (ast.get_docstring(tree) or "") if own or kind == "algorithm" else ""
+    whole = (ast.get_docstring(tree) or "") if is_single or kind == "algorithm" else ""
     words = re.split(r"\n\n(?:Args|Raises):", ast.get_docstring(node) or "")[0]
     table = constants(section(kind, name), fields_in(where, KINDS[kind].passed))
     first, _, rest = whole.partition("\n\n")
     formula = r"<-|\|\||[\])] = |(?<!\w)CE\(" if kind == "algorithm" else r"(?!)"
-    blocks = [block(one) if re.search(formula, one) else prose(one) for one in words.split("\n\n")]
+    blocks = [block(part) if re.search(formula, part) else prose(part) for part in words.split("\n\n")]
     return "\n\n".join([prose(first), *blocks, prose(rest), table])
 
 
@@ -73,18 +73,18 @@ def source(module: str) -> Path:
 
 def prose(text: str) -> str:
     """A docstring's paragraphs as Markdown; a paragraph that defines symbols becomes a list."""
-    return "\n\n".join(paragraph(one) for one in text.split("\n\n"))
+    return "\n\n".join(paragraph(part) for part in text.split("\n\n"))
 
 
 def paragraph(text: str) -> str:
     if text.startswith("    "):
         return block(text)
     first, *rest = re.split(r"(?:;  +|(?<=[.,])   +)", " ".join(text.replace(";\n", ";  ").split("\n")))
-    symbols = [one for one in [first, *rest] if re.match(r"[\w^~ ,()]{1,30}: ", one)]
+    symbols = [part for part in [first, *rest] if re.match(r"[\w^~ ,()]{1,30}: ", part)]
     if len(symbols) < 2:
         return plain(text)
-    told = [f"- {plain(one.rstrip('.'))}" for one in rest]
-    return "\n".join([*([f"- {plain(first)}"] if first in symbols else [plain(first), ""]), *told])
+    entries = [f"- {plain(part.rstrip('.'))}" for part in rest]
+    return "\n".join([*([f"- {plain(first)}"] if first in symbols else [plain(first), ""]), *entries])
 
 
 def block(text: str) -> str:
@@ -104,9 +104,9 @@ def unmarked(text: str) -> str:
     return text.replace("<", "&lt;").replace("_", r"\_")
 
 
-def constants(of: str, fields: dict[str, Field]) -> str:
+def constants(component: str, fields: dict[str, Field]) -> str:
     """A table of constants: option, type, range, default and help."""
-    return table("constant", {f"{of}.{name}": field for name, field in fields.items()}) or "It has no constants."
+    return table("constant", {f"{component}.{name}": field for name, field in fields.items()}) or "It has no constants."
 
 
 def table(kind: str, fields: Mapping[str, Field]) -> str:
@@ -116,7 +116,7 @@ def table(kind: str, fields: Mapping[str, Field]) -> str:
     for name, field in fields.items():
         field = replace(field, allowed=components.get(name) or field.allowed)
         names = [name, *(short.replace("_", "-") for short, full in SHORT_NAMES.items() if full == name)]
-        rows.append(f"| {', '.join(f'`--{one}`' for one in names)} | {cells(field)} |")
+        rows.append(f"| {', '.join(f'`--{option}`' for option in names)} | {cells(field)} |")
     return "\n".join([f"| {kind} | allowed | default | meaning |", "|---|---|---|---|", *rows] if rows else [])
 
 
@@ -130,11 +130,11 @@ def options() -> str:
     of_run = {name: field for name, field in fields.items() if "." not in name}
     text = ["## The run", table("option", of_run)]
     for part, hint in get_type_hints(Experiment).items():
-        if own := {name: field for name, field in fields.items() if name.startswith(f"{part}.")}:
-            kinds = [one for one in get_args(hint) or (hint,) if one is not NoneType]
-            text += [f"## {part}", plain(inspect.getdoc(kinds[0]) or ""), table("option", own)]
-        text += [one for kind in KINDS if kind not in ELSEWHERE and KINDS[kind].field.startswith(f"{part}.")
-                 for one in of_components(kind)]  # fmt: skip
+        if of_part := {name: field for name, field in fields.items() if name.startswith(f"{part}.")}:
+            kinds = [kind for kind in get_args(hint) or (hint,) if kind is not NoneType]
+            text += [f"## {part}", plain(inspect.getdoc(kinds[0]) or ""), table("option", of_part)]
+        text += [entry for kind in KINDS if kind not in ELSEWHERE and KINDS[kind].field.startswith(f"{part}.")
+                 for entry in of_components(kind)]  # fmt: skip
     parse.add_shared(every := Parser(""))
     shared = {name.replace("_", "-"): option.field for name, option in every.options.items()}
     return "\n\n".join([*text, "## Options of every sweep", table("option", shared)])
@@ -157,16 +157,16 @@ PAGES = {"algorithm": "methods/{}.md", "sharing": "sharing.md#{}", "generator": 
 def components() -> str:
     """Return a table per kind of component: name, summary, constants with their defaults."""
     text: list[str] = []
-    for kind, one in KINDS.items():
+    for kind, group in KINDS.items():
         rows = []
-        for name, where in one.components.items():
-            fields = fields_in(where, one.passed)
-            values = ", ".join(f"`{of} {default_of(field)}`" for of, field in fields.items())
+        for name, where in group.components.items():
+            fields = fields_in(where, group.passed)
+            values = ", ".join(f"`{constant} {default_of(field)}`" for constant, field in fields.items())
             first = plain(summary(where)).replace("|", r"\|")
             label = f"[`{name}`]({PAGES[kind].format(name)})" if kind in PAGES else f"`{name}`"
             rows.append(f"| {label} | {first} | {values} |")
         if rows:
-            text += [f"## {kind.capitalize()}", f"Chosen by `--{one.field}`.", ":::{div} sortable"]
+            text += [f"## {kind.capitalize()}", f"Chosen by `--{group.field}`.", ":::{div} sortable"]
             text += ["\n".join(["| name | summary | constants |", "|---|---|---|", *rows]), ":::"]
     return "\n\n".join(text)
 
@@ -185,7 +185,7 @@ def metrics() -> str:
 
 def pairs() -> str:
     """Return a table of the options that exclude each other, and of those that need a method with a capability."""
-    rows = [f"| `{one}` | `{other}` | {reason} |" for (one, other), reason in REFUSED.items()]
+    rows = [f"| `{option}` | `{other}` | {reason} |" for (option, other), reason in REFUSED.items()]
     declared = {name: capabilities_of(find("algorithm", name)) for name in KINDS["algorithm"].components}
     for wanted in dict.fromkeys(NEEDS.values()):
         options = ", ".join(f"`{option}`" for option, names in NEEDS.items() if names == wanted)
@@ -269,14 +269,14 @@ def read(app: Sphinx, docname: str, text: list[str]) -> None:
     makers = {"docstring": docstring, "sweep": sweep, "public": public, "files": files, "options": options,
               "components": components, "metrics": metrics, "columns": columns, "pairs": pairs}  # fmt: skip
 
-    def one(asked: re.Match[str]) -> str:
-        return makers[asked[1]](*asked[2].split())
+    def generate(match: re.Match[str]) -> str:
+        return makers[match[1]](*match[2].split())
 
     if docname.startswith("methods/"):  # a search for a method's name begins with its page
         title, _, rest = text[0].partition("\n")
         text[0] = f"{title}\n\n```{{index}} ! {Path(docname).name.replace('_', ' ')}\n```\n{rest}"
     text[0] = re.sub(r"^\*This (?:page|section) is generated: .*\*\n\n", "", text[0], flags=re.M)  # for the raw file
-    text[0] = re.sub(rf"<!-- ({'|'.join(makers)})((?: \w+)*) -->", one, text[0])
+    text[0] = re.sub(rf"<!-- ({'|'.join(makers)})((?: \w+)*) -->", generate, text[0])
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -22,7 +22,7 @@ PAGES = {ROOT / f"{name}.md": DOCS / "project" / f"{name.lower()}.md"
 def led(text: str, source: Path, page: Path) -> str:
     """The text with links as they are right on ``page``; it stands in the folder ``source``."""
 
-    def one(link: re.Match[str]) -> str:
+    def rewrite(link: re.Match[str]) -> str:
         target, mark, anchor = link[1].partition("#")
         if "://" in target or not target:
             return link[0]
@@ -34,7 +34,7 @@ def led(text: str, source: Path, page: Path) -> str:
         there = os.path.relpath(PAGES.get(path, path), page.parent)
         return f"]({there}{mark}{anchor})"
 
-    return re.sub(r"\]\(([^()\s]+)\)", one, text)
+    return re.sub(r"\]\(([^()\s]+)\)", rewrite, text)
 
 
 def read(app: Sphinx, docname: str, text: list[str]) -> None:

@@ -21,11 +21,11 @@ ALIASES = ("Payload", "Replies", "Rule", "State")
 def public(group: str = "") -> str:
     """Return the reference of a group of public names below their summaries; without a group, all summaries."""
     listed = re.findall(r"^(\w+)  +(.+(?:\n {4,}.+)*)", fedcommons.__doc__ or "", re.M)
-    groups = {of: [name for name in re.findall(r"\w+", names) if name in fedcommons.__all__] for of, names in listed}
+    groups = {key: [name for name in re.findall(r"\w+", names) if name in fedcommons.__all__] for key, names in listed}
     if group:
         return "\n".join([summaries(groups[group]), "```{eval-rst}", *map(entry, groups[group]), "```"])
-    tables = [f"## {of.capitalize()}\n\n{summaries(names)}" for of, names in groups.items()]
-    pages = [f"api/{of}" for of in groups]
+    tables = [f"## {key.capitalize()}\n\n{summaries(names)}" for key, names in groups.items()]
+    pages = [f"api/{key}" for key in groups]
     return "\n\n".join([*tables, "\n".join(["```{toctree}", ":hidden:", "", *pages, "```"])])
 
 
@@ -67,8 +67,8 @@ def escaped(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: 
         else:
             blocks.append(block if block.startswith(("- ", " ")) else defined(block))
     if comments := what == "class" and comments_of(thing):
-        missing = {of: text for of, text in comments.items() if not re.search(rf"\b{of}\b[\w, ]*: ", "\n".join(lines))}
-        blocks.append("\n".join(f"- **{of}**: {text}" for of, text in missing.items()))
+        missing = {n: text for n, text in comments.items() if not re.search(rf"\b{n}\b[\w, ]*: ", "\n".join(lines))}
+        blocks.append("\n".join(f"- **{n}**: {text}" for n, text in missing.items()))
     lines[:] = [*"\n\n".join(blocks).split("\n"), ""]
 
 
@@ -101,7 +101,7 @@ def listed(block: str) -> str:
 
 def is_old(app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool | None:
     """Leave out the old names of methods and fields, which give a warning."""
-    kinds = [vars(kind) for one in fedcommons.__all__ if isinstance(kind := getattr(fedcommons, one), type)]
+    kinds = [vars(kind) for n in fedcommons.__all__ if isinstance(kind := getattr(fedcommons, n), type)]
     return True if any(type(kind.get(name)).__name__ == "_OldName" for kind in kinds) else None
 
 

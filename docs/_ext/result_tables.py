@@ -35,7 +35,7 @@ MEANINGS = {  # of brackets, below a table
 }  # fmt: skip
 
 
-def shown(value: Any, digits: int | None = None) -> str:
+def as_text(value: Any, digits: int | None = None) -> str:
     """Format a value: a number with ``digits`` decimals (None: three significant digits), a name, or - if missing."""
     if isinstance(value, str | bool):
         return NAMES.get(str(value), str(value))
@@ -66,11 +66,11 @@ def gain(values: Sequence[float], digits: int | None) -> str:
 
 
 STATISTICS: dict[str, Callable[[list[Any], int | None], str]] = {
-    "value": lambda v, d: " / ".join(dict.fromkeys(shown(one, d) for one in v)),
+    "value": lambda v, d: " / ".join(dict.fromkeys(as_text(x, d) for x in v)),
     "mean": lambda v, d: number(fmean(v), d),
     "range": lambda v, d: bracketed(fmean(v), min(v), max(v), d),
     "median": lambda v, d: bracketed(median(v), min(v), max(v), d),
-    "seeds": lambda v, d: ", ".join(number(one, d) for one in v),
+    "seeds": lambda v, d: ", ".join(number(x, d) for x in v),
     "count": lambda v, d: str(len(v)),
     "std": mean_std, "gain": gain, "prediction": prediction(1), "prediction of 5": prediction(5),
 }  # fmt: skip
@@ -99,7 +99,7 @@ def cell(
     """Format one cell. rows, others: those of the cell and of its base; how: a column as in ``results.py``."""
     statistic, expression, digits, *condition = how
     if statistic == "std and gain":
-        parts = (cell(frame, evaluated, rows, others, (one, *how[1:]), comparisons) for one in ("std", "gain"))
+        parts = (cell(frame, evaluated, rows, others, (part, *how[1:]), comparisons) for part in ("std", "gain"))
         return "; ".join(filter(None, parts))
     if "±" in expression:  # of a CSV that has means and deviations
         parts = ((statistic, part.strip(), digits, *condition) for part in expression.split("±"))
@@ -143,16 +143,16 @@ def identity(frame: pd.DataFrame, rows: pd.Series, others: pd.Series, values: pd
     """Return what two comparisons have in common that differ in sign or unit only: CSV rows, and scaled differences."""
     sides = frozenset(frozenset(frame["origin"][at]) for at in (rows, others))
     largest = max(values, key=abs, default=0) or 1
-    return sides, tuple(round(one / largest, 6) for one in values)
+    return sides, tuple(round(value / largest, 6) for value in values)
 
 
 def read(files: Sequence[str], folder: Path, where: str = "") -> pd.DataFrame:
     """Return the rows of CSV files, with one row per seed, and in ``origin`` the file and line of each."""
     frames = {name: pd.read_csv(folder / name) for name in files}
-    frames = [one.assign(origin=[f"{name} {line}" for line in one.index]) for name, one in frames.items()]
+    frames = [table.assign(origin=[f"{name} {line}" for line in table.index]) for name, table in frames.items()]
     frame = pd.concat(frames, ignore_index=True)
     frame = frame.query(where, engine="python").reset_index(drop=True) if where else frame
-    if long := next((one.rstrip("0123456789") for one in frame if re.search(r"_seed\d+$", one)), None):
+    if long := next((column.rstrip("0123456789") for column in frame if re.search(r"_seed\d+$", column)), None):
         frame = pd.wide_to_long(frame.reset_index(), long, i="index", j="seed").reset_index()
     if {"rounds_to_target", "rounds"} <= {*frame.columns}:  # a run that missed the target counts with all its rounds
         frame["missed"] = frame["rounds_to_target"].isna()
@@ -179,13 +179,13 @@ def table(spec: Mapping[str, Any], folder: Path, comparisons: Comparisons | None
         least = frame.groupby([*keys.values()], dropna=False)[rate].transform("min")  # of equal ones the smallest
         frame = frame.loc[frame[rate] == least, :]
     if across := spec.get("across"):
-        columns = {head.format(shown(value)): [*how[:3], f"`{across}` == {value!r}"]
+        columns = {head.format(as_text(value)): [*how[:3], f"`{across}` == {value!r}"]
                    for value in frame[across].unique().tolist() for head, how in columns.items()}  # fmt: skip
     lines, counts = [[*keys, *columns]], list[int]()
     evaluated = cache(lambda text: pd.Series(frame.eval(text, engine="python"), index=frame.index))
     for at in frame.loc[:, [*keys.values()]].drop_duplicates().to_dict("records"):
         rows, others = mask(frame, at), mask(frame, {**at, **spec.get("base", {})})
-        heads = [spec.get("names", {}).get(value) or shown(value) for value in at.values()]
+        heads = [spec.get("names", {}).get(value) or as_text(value) for value in at.values()]
         lines.append([*heads, *(cell(frame, evaluated, rows, others, how, comparisons) for how in columns.values())])
         runs = frame if "seed" in at else frame.loc[rows, :]
         counts += [len({*runs["seed"]})] if "seed" in runs else runs["seeds"].tolist() if "seeds" in runs else []

@@ -29,7 +29,7 @@ from typing import Any
 from zlib import crc32
 
 from comparisons import claims, pages, summary
-from result_tables import shown, table
+from result_tables import as_text, table
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
@@ -39,7 +39,7 @@ sys.path[:] = dict.fromkeys([str(ROOT / "sweeps"), *sys.path])
 
 
 def runs(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [one for one in (facts, *facts.get("runs", [])) if "command" in one]
+    return [run for run in (facts, *facts.get("runs", [])) if "command" in run]
 
 
 def command(facts: Mapping[str, Any]) -> str:
@@ -53,13 +53,13 @@ def command(facts: Mapping[str, Any]) -> str:
 def overview(facts: Mapping[str, Mapping[str, Any]]) -> str:
     """A sortable table of all pages."""
     lines = ["| page | paper or idea | data | claims | minutes | answer |", "|---" * 6 + "|"]
-    for name, of in facts.items():
+    for name, row in facts.items():
         title, _, text = (RESULTS / f"{name}.md").read_text(encoding="utf-8").partition("\n")
         answer = re.search(r"\*\*Answer\.\*\* (.+?\.)\s+(?=[A-Z\[`]|$)", text, re.S | re.M)
         verdicts = [claim["verdict"] for claim in claims() if claim["page"] == f"results/{name}.md"]
-        counts = ", ".join(f"{verdicts.count(one)} {one}" for one in dict.fromkeys(verdicts))
-        cells = [f"[{title.lstrip('# ')}]({name}.md)", of["paper"], of["data"], counts or "-", shown(of.get("minutes"))]
-        cells = [" ".join(one.split()).replace("|", r"\|") for one in (*cells, answer[1] if answer else "")]
+        counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts)) or "-"
+        cells = [f"[{title.lstrip('# ')}]({name}.md)", row["paper"], row["data"], counts, as_text(row.get("minutes"))]
+        cells = [" ".join(cell.split()).replace("|", r"\|") for cell in (*cells, answer[1] if answer else "")]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(["```{table}", ":class: sortable", "", *lines, "```"])
 
@@ -117,17 +117,17 @@ def read(app: Sphinx, docname: str, text: list[str]) -> None:
         home = ROOT / "docs" / folder
         for file in [RESULTS / "pages.yaml", *(ROOT / "docs").glob("*.csv"), *home.glob("*.csv")]:
             app.env.note_dependency(str(file))
-        every, own = pages(), pages().get(page, {})
+        every, own_facts = pages(), pages().get(page, {})
         if counted := summary(f"{docname}.md"):
             text[0] = re.sub(
                 r"(\*\*How sure\.\*\*.*?)\n\n", lambda sure: f"{sure[1]}\n\n{counted}\n\n", text[0], count=1, flags=re.S
             )
-        text[0] = text[0].replace("<!-- pages -->", overview(every)).replace("<!-- command -->", command(own))
+        text[0] = text[0].replace("<!-- pages -->", overview(every)).replace("<!-- command -->", command(own_facts))
 
-        def one(asked: re.Match[str]) -> str:
-            return table(own["tables"][asked[1]] if own else {"csv": f"{asked[1]}.csv"}, home)
+        def make_table(match: re.Match[str]) -> str:
+            return table(own_facts["tables"][match[1]] if own_facts else {"csv": f"{match[1]}.csv"}, home)
 
-        text[0] = re.sub(r"<!-- table (\w+) -->", one, text[0])
+        text[0] = re.sub(r"<!-- table (\w+) -->", make_table, text[0])
         text[0] = re.sub("<!-- trees -->", lambda _: trees(RESULTS / f"{page}.csv"), text[0])
 
 
@@ -139,9 +139,9 @@ def setup(app: Sphinx) -> dict[str, Any]:
 
 if __name__ == "__main__":  # these pictures were drawn from the CSV as it is now
     lines = pictures(RESULTS)
-    if unknown := {*sys.argv[1:]} - {one["picture"] for one in lines if one["csv"]}:
+    if unknown := {*sys.argv[1:]} - {line["picture"] for line in lines if line["csv"]}:
         sys.exit(f"pictures.csv names no CSV of {', '.join(sorted(unknown))}")
     with (RESULTS / "pictures.csv").open("w", encoding="utf-8", newline="") as file:
         (out := csv.DictWriter(file, ["picture", "csv", "crc"], lineterminator="\n")).writeheader()
-        redrawn = [one for one in lines if one["csv"] and one["picture"] in sys.argv]
-        out.writerows(one | {"crc": crc(RESULTS / one["csv"])} if one in redrawn else one for one in lines)
+        redrawn = [line for line in lines if line["csv"] and line["picture"] in sys.argv]
+        out.writerows(line | {"crc": crc(RESULTS / line["csv"])} if line in redrawn else line for line in lines)

@@ -10,9 +10,9 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
-_ONE = r"[<>≤≥≈~+−-]*\d[\w.,:/^²×−+-]*(?:[ \xa0]?%)?"
+_VALUE = r"[<>≤≥≈~+−-]*\d[\w.,:/^²×−+-]*(?:[ \xa0]?%)?"
 _UNIT = r"(?:[kMGT]i?B|[mµ]?s|min|h)\b"
-NUMBER = re.compile(rf"{_ONE}(?: (?:±|→|to|of|x) {_ONE})*(?: {_UNIT})?(?: \[{_ONE},? (?:to )?{_ONE}\])?")
+NUMBER = re.compile(rf"{_VALUE}(?: (?:±|→|to|of|x) {_VALUE})*(?: {_UNIT})?(?: \[{_VALUE},? (?:to )?{_VALUE}\])?")
 LONG = 40
 """Characters from which the text of a cell is long."""
 

@@ -72,43 +72,43 @@ def within(budget: float, minutes: Mapping[str, float], dates: Mapping[str, str]
 
 
 def differences(
-    committed: pd.DataFrame, made: pd.DataFrame, rows: Sequence[str], tolerance: Mapping[str, float]
+    committed: pd.DataFrame, generated: pd.DataFrame, rows: Sequence[str], tolerance: Mapping[str, float]
 ) -> list[str]:
-    """A sentence for each column that is further off than its tolerance, or one if the made frame lacks committed rows.
+    """A sentence for each column that is further off than its tolerance, or one if ``generated`` lacks committed rows.
 
-    rows: columns that tell the rows apart. A number on one side only is further off than any tolerance.
+    rows: columns that identify a row. A number on one side only is further off than any tolerance.
     """
-    one, other = (frame.set_index(list(rows)).sort_index() for frame in (committed, made))
-    other = other.loc[other.index.isin(one.index), :]  # a command may have further rows since the page was written
-    if not one.index.equals(other.index):
-        return [f"other rows: {len(one)} committed, {len(other)} made"]
-    found = []
+    expected, other = (frame.set_index(list(rows)).sort_index() for frame in (committed, generated))
+    other = other.loc[other.index.isin(expected.index), :]  # a command may have further rows since the page was written
+    if not expected.index.equals(other.index):
+        return [f"other rows: {len(expected)} committed, {len(other)} generated"]
+    faults = []
     for column, most in tolerance.items():
-        a, b = one[column], other[column]
+        a, b = expected[column], other[column]
         off = (a - b).abs().where(a.notna() | b.notna(), 0.0).fillna(float("inf")).to_numpy()
         if off[worst := int(off.argmax())] > most:
-            where = one.reset_index()[list(rows)].iloc[worst].tolist()
-            found.append(f"{column} is {off[worst]:.4g} off at {', '.join(map(str, where))} (allowed: {most:g})")
-    return found
+            where = expected.reset_index()[list(rows)].iloc[worst].tolist()
+            faults.append(f"{column} is {off[worst]:.4g} off at {', '.join(map(str, where))} (allowed: {most:g})")
+    return faults
 
 
-def changed(docs: Path, made: Path) -> list[str]:
+def changed(docs: Path, folder: Path) -> list[str]:
     """Return a sentence for each comparison whose new mean differs, as the module's docstring says.
 
-    made: a folder of CSV files with the names of the committed ones; comparisons of other files are left out.
+    folder: has CSV files with the names of the committed ones; comparisons of other files are left out.
     """
     result, again = [], dict[str, comparisons.Comparison]()
     for line in comparisons.rows(docs / "comparisons.csv"):
         name = line["name"]
-        if all((made / file).exists() for file in line["csv"].split()):
+        if all((folder / file).exists() for file in line["csv"].split()):
             old = comparisons.named(docs)[name]
             try:
-                new = again[name] = comparisons.compare(line, made, again)
+                new = again[name] = comparisons.compare(line, folder, again)
             except (KeyError, NameError, ValueError) as error:
                 result.append(f"{name}: {type(error).__name__}: {error}")
                 continue
             is_near = old.low <= new.mean <= old.high if old.low < old.high else sign(old.mean) == sign(new.mean)
-            verdicts = {comparisons.verdict(one, LEAST_SEEDS) for one in (old, new)}
+            verdicts = {comparisons.verdict(c, LEAST_SEEDS) for c in (old, new)}
             if not is_near or len(verdicts) > 1 or new.seeds != old.seeds:
                 result.append(f"{name} is {new:4}, committed: {old:4}")
     return result
@@ -128,20 +128,20 @@ def regenerate(facts: Mapping[str, Any], data: str, out: Path) -> list[str]:
     done = subprocess.run([sys.executable, script, *words, *again, "--out", str(out)], cwd=ROOT, check=False)
     if done.returncode:
         return [f"the command ended with exit code {done.returncode}"]
-    found, renamed = [], out / "committed_names"
+    faults, renamed = [], out / "committed_names"
     renamed.mkdir(exist_ok=True)
     for name, how in facts["compare"].items():
-        made = pd.read_csv(shutil.copy(out / how["file"], renamed / name))
+        frame = pd.read_csv(shutil.copy(out / how["file"], renamed / name))
         if "tolerance" in how:
-            off = differences(pd.read_csv(HERE / name), made, how["rows"], how["tolerance"])
-            found += [f"{name}: {what}" for what in off]
-    return found + changed(HERE.parent, renamed)
+            off = differences(pd.read_csv(HERE / name), frame, how["rows"], how["tolerance"])
+            faults += [f"{name}: {what}" for what in off]
+    return faults + changed(HERE.parent, renamed)
 
 
 def outcome(facts: Mapping[str, Any], data: str, folder: Path) -> list[str]:
     """Run a page in its folder; return what differs, or why the page could not run. Runs that differ are kept."""
-    kept = folder.with_name(f"{folder.name}.differs")
-    if foreign := [each.name for each in (folder, kept) if each.exists() and not (each / MARK).exists()]:
+    backup = folder.with_name(f"{folder.name}.differs")
+    if foreign := [each.name for each in (folder, backup) if each.exists() and not (each / MARK).exists()]:
         return [f"--out has a folder {foreign[0]} that this script did not make"]
     try:
         commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True, encoding="utf-8")
@@ -149,31 +149,31 @@ def outcome(facts: Mapping[str, Any], data: str, folder: Path) -> list[str]:
             shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / MARK).write_text(commit, encoding="utf-8")
-        found = regenerate(facts, data, folder / "runs")
+        faults = regenerate(facts, data, folder / "runs")
     except (OSError, KeyError, TypeError, ValueError, subprocess.CalledProcessError) as error:
-        found = [f"{type(error).__name__}: {error}".replace(f"{folder}{os.sep}", "")]
+        faults = [f"{type(error).__name__}: {error}".replace(f"{folder}{os.sep}", "")]
     # A later call must not resume runs that have ended.
-    if found and folder.exists():
-        shutil.rmtree(kept, ignore_errors=True)
-        folder.rename(kept)
+    if faults and folder.exists():
+        shutil.rmtree(backup, ignore_errors=True)
+        folder.rename(backup)
     shutil.rmtree(folder, ignore_errors=True)
-    return found
+    return faults
 
 
 def last_runs() -> dict[str, dict[str, str]]:
     """Return the row of each page in ``regenerated.csv``; a page without a row never ran."""
     with RECORD.open(encoding="utf-8") as file:
-        known = {row["page"]: row for row in csv.DictReader(file)}
-    return {page: known.get(page, {"page": page, "date": "", "outcome": "never"}) for page in sorted(pages())}
+        by_page = {row["page"]: row for row in csv.DictReader(file)}
+    return {page: by_page.get(page, {"page": page, "date": "", "outcome": "never"}) for page in sorted(pages())}
 
 
-def record(page: str, minutes: float, found: Sequence[str]) -> None:
+def record(page: str, minutes: float, faults: Sequence[str]) -> None:
     """Put the page's row into ``regenerated.csv``, in place of an earlier one."""
     import torch
 
     row = {
         "page": page, "date": datetime.date.today().isoformat(), "minutes": f"{minutes:.1f}",
-        "torch": torch.__version__, "machine": platform.machine(), "outcome": "; ".join(found) or "agrees",
+        "torch": torch.__version__, "machine": platform.machine(), "outcome": "; ".join(faults) or "agrees",
     }  # fmt: skip
     whole = pd.DataFrame((last_runs() | {page: row}).values(), columns=COLUMNS)
     (new := RECORD.with_suffix(".new")).write_text(whole.to_csv(index=False), encoding="utf-8")
@@ -211,10 +211,10 @@ def main(argv: Sequence[str]) -> int:
         if options.dry_run:
             continue
         started = time.perf_counter()
-        found = outcome(there[page], data, options.out.resolve() / page)
-        record(page, (time.perf_counter() - started) / 60, found)
-        print(f"{page}: {'; '.join(found) or 'agrees'}", flush=True)
-        bad += bool(found)
+        faults = outcome(there[page], data, options.out.resolve() / page)
+        record(page, (time.perf_counter() - started) / 60, faults)
+        print(f"{page}: {'; '.join(faults) or 'agrees'}", flush=True)
+        bad += bool(faults)
     return 1 if bad else 0
 
 
