@@ -55,7 +55,7 @@ OURS: dict[str, Callable[[str], Bare | Ours]] = {
 }
 TIMEOUT_S = 300
 PEERS = Path(__file__).parents[2] / "shared" / "peerbench"
-OWN = Path(__file__).parent / "peers"
+FOLDER = Path(__file__).parent / "peers"
 
 ENVIRONMENTS = {
     "venv-pfl": '"pfl[pytorch]==0.6.0" safetensors',
@@ -137,7 +137,7 @@ def largest_pss(command: list[str | Path], peers: Path) -> int:
 def command_of(rival: Rival, workload: str, peers: Path, environments: Path) -> list[str | Path]:
     """Return the command line that runs a rival on a workload."""
     script, *arguments = rival.command.format(workload=workload).split()
-    folder_of_script = OWN if (OWN / script).exists() else peers
+    folder_of_script = FOLDER if (FOLDER / script).exists() else peers
     return [interpreter(environments, rival.environment), folder_of_script / script, *arguments]
 
 
@@ -262,8 +262,8 @@ def measure(
     for side in sides.values():
         side.close()
     medians = {
-        system: Sample(statistics.median(s.seconds for s in of), statistics.median(s.ratio for s in of))
-        for system, of in samples.items()
+        system: Sample(statistics.median(s.seconds for s in values), statistics.median(s.ratio for s in values))
+        for system, values in samples.items()
     }
     return medians, failed
 

@@ -53,7 +53,7 @@ def course(name: str, algorithm_name: str) -> Iterator:
     clients = clients.with_commons(mean_images(clients, 64, 10, 0))
     algorithm = registry.make("algorithm", algorithm_name.partition(",")[0], CONSTANTS.get(algorithm_name, {}))
     module = Classifier(network(name), lr=w.lr)
-    module.head = [layer for layer, of in module.named_modules() if isinstance(of, torch.nn.Linear)][-1]
+    module.head = [layer for layer, submodule in module.named_modules() if isinstance(submodule, torch.nn.Linear)][-1]
     if capabilities_of(algorithm).needs:  # methods that need an autoencoder are compared only with each other
         module = vae(tuple(clients.store.x.shape[1:]), 10, w.lr, 0.0, 0.0, "sgd", latent=64)
     work = Work(module, default_device(), LocalSGD(w.epochs, w.batch))

@@ -73,14 +73,14 @@ def main() -> None:
         sides = [course(name, blocks, batched=batched) for batched in (False, True)]
         seconds: list[list[float]] = [[], []]
         for repeat in range(options.repeats + 1):
-            for side, of in zip(sides, seconds, strict=True):
+            for side, times in zip(sides, seconds, strict=True):
                 began = time.process_time()
                 for _ in range(5):
                     next(side)
                 if repeat:
-                    of.append((time.process_time() - began) / 5)
-        one, other = map(statistics.median, seconds)
-        print(f"| {name} | {n:g} | {one:.4f} | {other:.4f} | {other / one:.2f} |", flush=True)
+                    times.append((time.process_time() - began) / 5)
+        serial, batched = map(statistics.median, seconds)
+        print(f"| {name} | {n:g} | {serial:.4f} | {batched:.4f} | {batched / serial:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -64,14 +64,14 @@ def main() -> None:
         y = torch.randint(10, (64,), generator=draws)
         each = [Stepping(way, shape, channels) for way in ways]
         for _ in range(2 + options.repeats):
-            for one in each:
-                one.step(x, y)
+            for variant in each:
+                variant.step(x, y)
         base = statistics.median(each[0].seconds[2:])
-        for one in each:
-            took = statistics.median(one.seconds[2:])
+        for variant in each:
+            took = statistics.median(variant.seconds[2:])
             size, net = "x".join(map(str, shape)), "-".join(map(str, channels))
             print(
-                f"| {size} | {net} | {one.way} | {1000 * took:.0f} | {took / base:.2f} | {one.first:.1f} |",
+                f"| {size} | {net} | {variant.way} | {1000 * took:.0f} | {took / base:.2f} | {variant.first:.1f} |",
                 flush=True,
             )
 

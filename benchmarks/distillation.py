@@ -65,20 +65,20 @@ def bare(module: Classifier, epochs: int, shape: tuple[int, ...], clients: list[
         network = Upsampler(shape, how.latent, how.width)
         z, y = torch.randn(how.generated, how.latent).requires_grad_(), torch.randint(10, (how.generated,))
         adam = torch.optim.Adam([*network.parameters(), z], how.generator_lr, (0.5, 0.999))
-        best, kept = float("inf"), torch.zeros(0)
+        best, best_pixels = float("inf"), torch.zeros(0)
         student.eval().requires_grad_(False)
         for _ in range(how.generator_steps):
             pixels = network(z)
             x = normalise(255 * pixels)
-            f, mine = mixed(each(x)), student(x)
-            apart = kl(f, mine, how.boundary_temperature)
+            f, s = mixed(each(x)), student(x)
+            apart = kl(f, s, how.boundary_temperature)
             if boosts:
                 ce = F.cross_entropy(f, y, reduction="none")
                 loss = ((1 - (-ce.detach()).exp()) * ce - apart).mean()
             else:
-                loss = F.cross_entropy(f, y) - ((f.argmax(1) != mine.argmax(1)) * apart).mean()
+                loss = F.cross_entropy(f, y) - ((f.argmax(1) != s.argmax(1)) * apart).mean()
             if (value := float(loss.detach())) < best:
-                best, kept = value, pixels.detach()
+                best, best_pixels = value, pixels.detach()
             adam.zero_grad()
             loss.backward()
             if boosts:
@@ -91,10 +91,10 @@ def bare(module: Classifier, epochs: int, shape: tuple[int, ...], clients: list[
                     F.cross_entropy(torch.tensordot(v / v.sum(), logits[:, rows], 1), labels[rows]), v
                 )
                 w = (w.detach() - how.weight_step * g.sign()).clamp(0, 1)
-        made = (255 * kept).round().to(torch.uint8)
+        images = (255 * best_pixels).round().to(torch.uint8)
         with torch.no_grad():
-            logits = torch.cat([logits, each(normalise(made))], 1)
-        pool, labels = torch.cat([pool, made]), torch.cat([labels, y])
+            logits = torch.cat([logits, each(normalise(images))], 1)
+        pool, labels = torch.cat([pool, images]), torch.cat([labels, y])
         student.train().requires_grad_(True)
         for rows in torch.randperm(len(pool)).split(how.server_batch):
             x, target = normalise(pool[rows]), mixed(logits[:, rows])
@@ -126,7 +126,7 @@ def main() -> None:
     module, n = Classifier(CNN(shape, 10), lr=0.1), options.clients
     clients: list[nn.Module] = [Classifier(CNN(shape, 10), lr=0.1).eval().requires_grad_(False) for _ in range(n)]
     store = Examples(torch.zeros((0, *shape), dtype=torch.uint8), torch.zeros(0, dtype=torch.int64))
-    nobody = Clients(store, [np.zeros(0, int)])
+    empty = Clients(store, [np.zeros(0, int)])
     work, flat = Work(module, torch.device("cpu"), LocalSGD(1, 32)), [
         torch.cat([p.reshape(-1) for p in client.parameters()]) for client in clients
     ]  # fmt: skip
@@ -139,7 +139,7 @@ def main() -> None:
     print("| | CPU seconds an epoch | bare | ratio |\n|---|---|---|---|")
     for how in (DENSE, CoBoosting):
         method: Any = how(server_epochs=options.epochs, generator_steps=STEPS)
-        worker = Worker(work, method, RunData(nobody, nobody, n_classes=10))
+        worker = Worker(work, method, RunData(empty, empty, n_classes=10))
         plain = copy.deepcopy(Classifier(CNN(shape, 10), lr=0.1))
         calls: tuple[Callable[[], object], ...] = (
             lambda worker=worker, method=method: teach(worker, ServerTask(method, state, 1), 0),
@@ -147,12 +147,12 @@ def main() -> None:
         )
         seconds: tuple[list[float], ...] = ([], [])
         for repeat in range(options.repeats + 1):
-            for call, found in zip(calls, seconds, strict=True):
+            for call, times in zip(calls, seconds, strict=True):
                 start = time.process_time()
                 call()
                 if repeat:
-                    found.append((time.process_time() - start) / options.epochs)
-        ours, other = (statistics.median(found) for found in seconds)
+                    times.append((time.process_time() - start) / options.epochs)
+        ours, other = (statistics.median(times) for times in seconds)
         print(f"| {how.__name__} | {ours:.4f} | {other:.4f} | {ours / other:.2f} |", flush=True)
 
 

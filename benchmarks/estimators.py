@@ -81,8 +81,8 @@ def plain(executor: Serial, n_clients: int = N_CLIENTS) -> None:
 
 def measured(executor: Serial) -> None:
     """Measure zeta^2 and sigma^2 over all clients."""
-    found = moments(executor, ModelTask(executor.worker.work.initial), "own", N_CLIENTS, BLOCKS)
-    assert found.zeta_sq > 0 < found.sigma_sq
+    estimates = moments(executor, ModelTask(executor.worker.work.initial), "own", N_CLIENTS, BLOCKS)
+    assert estimates.zeta_sq > 0 < estimates.sigma_sq
 
 
 def seconds_of(act: Callable[[], object]) -> float:
@@ -114,10 +114,10 @@ def lanczos(executor: Serial, most: int) -> tuple[float, int]:
 
 def times(name: str, repeats: int, most: int) -> dict[str, float]:
     executor = federation(name)
-    one, all_ = in_turns(partial(plain, executor), partial(measured, executor), repeats=repeats)
+    base, whole = in_turns(partial(plain, executor), partial(measured, executor), repeats=repeats)
     (of_first,) = in_turns(partial(plain, executor, 1), repeats=repeats)
     l_s, steps = lanczos(executor, most)
-    return {"plain_s": one, "moments_s": all_, "moments": all_ / one, "l": l_s / of_first, "l_steps": steps}
+    return {"plain_s": base, "moments_s": whole, "moments": whole / base, "l": l_s / of_first, "l_steps": steps}
 
 
 def one_batch(executor: Serial) -> None:
@@ -144,23 +144,23 @@ def main() -> None:
     set_up_process()
     print(machine())
     print("| network | plain pass | zeta², sigma² | passes | goal | L: passes | steps |\n" + 7 * "|---" + "|")
-    found: dict[str, dict[str, float]] = {}
+    results: dict[str, dict[str, float]] = {}
     for name in options.networks:
-        found[name] = apart(partial(times, name, options.repeats, options.steps))
-        f = found[name]
+        results[name] = apart(partial(times, name, options.repeats, options.steps))
+        f = results[name]
         print(f"| {name} | {f['plain_s']:.3f} s | {f['moments_s']:.3f} s | {f['moments']:.2f} | {GOALS[name]:g} "
               f"| {f['l']:.0f} | {f['l_steps']} |", flush=True)  # fmt: skip
     if "vgg11" in options.networks:
         mb = {act.__name__: apart(partial(peak, act))["mb"] for act in (plain, one_batch, measured)}
         more = {name: mb[name] - mb["plain"] for name in ("one_batch", "measured")}
         explicit = BATCH * sum(p.numel() * p.itemsize for p in VGG11((3, 32, 32), 10).parameters()) / 1e6
-        found["memory"] = mb
+        results["memory"] = mb
         print("\n| vgg11, batch of 32 | plain pass | a batch's norms | zeta², sigma² | goal | per-sample gradients |\n"
               + 6 * "|---" + "|")  # fmt: skip
         print(f"| resident at most | {mb['plain']:.0f} MB | {more['one_batch']:+.0f} MB | {more['measured']:+.0f} MB "
               f"| {GOAL_MB:+} MB | {explicit:+.0f} MB (not measured) |", flush=True)  # fmt: skip
     if options.json:
-        print(json.dumps({name: {k: round(v, 3) for k, v in values.items()} for name, values in found.items()}))
+        print(json.dumps({name: {k: round(v, 3) for k, v in values.items()} for name, values in results.items()}))
 
 
 if __name__ == "__main__":

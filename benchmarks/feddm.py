@@ -96,12 +96,12 @@ def main() -> None:
             call()
             if repeat:
                 seconds[name].append(time.process_time() - start)
-    found = {name: statistics.median(s) / ITERATIONS for name, s in seconds.items()}
-    ours = found["FedDM's client"]
+    medians = {name: statistics.median(s) / ITERATIONS for name, s in seconds.items()}
+    ours = medians["FedDM's client"]
     print(f"{date.today()}, {cpu_name()}, one torch thread, torch {torch.__version__}")
     print(f"\n{len(labels)} real images of {options.side}x{options.side}:\n")
     print("| | CPU seconds an iteration | FedDM's client against it |\n|---|---|---|")
-    for name, s in found.items():
+    for name, s in medians.items():
         print(f"| {name} | {s:.4f} | {ours / s:.2f} |")
 
 

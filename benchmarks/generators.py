@@ -55,10 +55,10 @@ def named(module: nn.Module, values: Iterable[Tensor]) -> dict[str, Tensor]:
     return {name: value.detach() for (name, _), value in zip(module.named_parameters(), values, strict=True)}
 
 
-def augmented(x: Tensor, drawn: Tensor) -> Tensor:
-    """Return images with random colour, translation and cutout; drawn: (B, 8), uniform random numbers per image."""
+def augmented(x: Tensor, uniforms: Tensor) -> Tensor:
+    """Return images with random colour, translation and cutout; uniforms: (B, 8), uniform random numbers per image."""
     n, _, side, _ = x.shape
-    u, places, most, hole = drawn.T[..., None], torch.arange(side), (side + 4) // 8, side // 2
+    u, places, most, hole = uniforms.T[..., None], torch.arange(side), (side + 4) // 8, side // 2
     colour = u[:3, ..., None, None]
     x = x + colour[0] - 0.5
     mean = x.mean(1, keepdim=True)
@@ -88,8 +88,8 @@ def bare_gan(how: GAN, x: Tensor, y: Tensor, epochs: int) -> dict[str, Tensor]:
     g, d, draws, side = model.generator, model.discriminator, model.draws, x.shape[-1]
     spectral = how.regulariser == "spectral"
     normed = [layer for layer in d.modules() if isinstance(layer, Normed)]
-    layers: list[Any] = [one for one in d.modules() if isinstance(one, nn.Conv2d | nn.Linear | nn.Embedding)]
-    vectors = [(one.u, one.v) for one in normed]
+    layers: list[Any] = [layer for layer in d.modules() if isinstance(layer, nn.Conv2d | nn.Linear | nn.Embedding)]
+    vectors = [(layer.u, layer.v) for layer in normed]
     weights = list(g.parameters())
     adams = [torch.optim.Adam(net.parameters(), how.lr, (how.momentum, 0.99), fused=True) for net in (d, g)]
     average = [p.detach().clone() for p in weights]
@@ -106,17 +106,17 @@ def bare_gan(how: GAN, x: Tensor, y: Tensor, epochs: int) -> dict[str, Tensor]:
         for number, layer in enumerate(layers[:-2]):
             x = F.leaky_relu(F.conv2d(x, weight(number), layer.bias, 2, 1), 0.2)
         f = x.flatten(1)
-        said = F.linear(f, weight(-2), layers[-2].bias).squeeze(1)
-        return said + (F.embedding(y, weight(-1)) * f).sum(1)
+        logits = F.linear(f, weight(-2), layers[-2].bias).squeeze(1)
+        return logits + (F.embedding(y, weight(-1)) * f).sum(1)
 
     for step, (images, labels) in enumerate(batches(x, y, how, epochs)):
         n = len(labels)
         with torch.no_grad():
             fakes = decoded(g.layers, torch.randn(n, how.latent, generator=draws), labels, side).tanh()
-        drawn, of_fakes = torch.rand(n, 8, generator=draws), torch.rand(n, 8, generator=draws)
-        real = augmented(images / 127.5 - 1, drawn).requires_grad_(not spectral)
-        said = judged(real, labels)
-        loss = F.softplus(-said).mean() + F.softplus(judged(augmented(fakes, of_fakes), labels)).mean()
+        for_images, of_fakes = torch.rand(n, 8, generator=draws), torch.rand(n, 8, generator=draws)
+        real = augmented(images / 127.5 - 1, for_images).requires_grad_(not spectral)
+        logits = judged(real, labels)
+        loss = F.softplus(-logits).mean() + F.softplus(judged(augmented(fakes, of_fakes), labels)).mean()
         if not spectral:
             (slopes,) = torch.autograd.grad(judged(real, labels).sum(), real, create_graph=True)
             loss = loss + how.gamma / 2 * slopes.square().flatten(1).sum(1).mean()
@@ -129,8 +129,8 @@ def bare_gan(how: GAN, x: Tensor, y: Tensor, epochs: int) -> dict[str, Tensor]:
                 v.copy_(F.normalize(matrix.T @ u, dim=0))
                 u.copy_(F.normalize(matrix @ v, dim=0))
         z = torch.randn(n, how.latent, generator=draws)
-        new, drawn = decoded(g.layers, z, labels, side).tanh(), torch.rand(n, 8, generator=draws)
-        loss = F.softplus(-judged(augmented(new, drawn), labels)).mean()
+        new, uniforms = decoded(g.layers, z, labels, side).tanh(), torch.rand(n, 8, generator=draws)
+        loss = F.softplus(-judged(augmented(new, uniforms), labels)).mean()
         for p, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
             p.grad = gradient
         adams[1].step()
@@ -241,8 +241,8 @@ def main() -> None:
             if repeat:
                 seconds[0].append((between - start) / steps)
                 seconds[1].append((end - between) / steps)
-        one, other = (1000 * statistics.median(found) for found in seconds)
-        print(f"| {name} | {steps} | {one:.2f} | {other:.2f} | {one / other:.2f} |", flush=True)
+        ours_s, bare_s = (1000 * statistics.median(times) for times in seconds)
+        print(f"| {name} | {steps} | {ours_s:.2f} | {bare_s:.2f} | {ours_s / bare_s:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -118,11 +118,11 @@ def rate(rounds_: Iterator[Standing], seconds: float = 3.0, least: int = 3) -> t
 
 def digest() -> str:
     """Return a hash of the models' bits after two rounds of each method in this process."""
-    found = sha256()
+    hasher = sha256()
     for method in METHODS:
         standing = two_rounds(method(), digits().on(default_device()))
-        found.update(standing.model.buffer.cpu().numpy().tobytes())
-    return found.hexdigest()[:16]
+        hasher.update(standing.model.buffer.cpu().numpy().tobytes())
+    return hasher.hexdigest()[:16]
 
 
 def same_bits_twice() -> Seen:
@@ -130,18 +130,18 @@ def same_bits_twice() -> Seen:
         subprocess.run([sys.executable, __file__, "--digest"], capture_output=True, text=True, encoding="utf-8")
         for _ in range(2)
     ]
-    found = {digest(), *(other.stdout.strip() for other in others)}
-    return len(found) == 1, f"two rounds of {len(METHODS)} methods in three processes: {sorted(found)}"
+    hashes = {digest(), *(other.stdout.strip() for other in others)}
+    return len(hashes) == 1, f"two rounds of {len(METHODS)} methods in three processes: {sorted(hashes)}"
 
 
 def as_on_the_cpu() -> Seen:
-    said = []
+    faults = []
     for method in METHODS:
         try:
             check_on(default_device().type)(method(), digits())
         except AssertionError as error:
-            said.append(f"{method.__name__}: {error}")
-    return not said, "; ".join(said) or f"{len(METHODS)} methods, two rounds, up to rounding"
+            faults.append(f"{method.__name__}: {error}")
+    return not faults, "; ".join(faults) or f"{len(METHODS)} methods, two rounds, up to rounding"
 
 
 def no_step_waits() -> Seen:
@@ -167,7 +167,7 @@ def no_step_waits() -> Seen:
 
 def launches() -> Seen:
     """Check the number of GPU kernels per step, from the difference between trainings of 20 and of 10 steps."""
-    found = []
+    counts = []
     for n in (100, 200):
         inside = worker(small_network, LOOP, RunData(c := images(1, n), c, {}))
         inside.work.local(inside.work.initial, inside.data.clients[0], 0)
@@ -175,33 +175,33 @@ def launches() -> Seen:
             inside.work.local(inside.work.initial, inside.data.clients[0], 0)
             torch.cuda.synchronize()
         kernels = [e for e in profile.events() or () if e.device_type.name == "CUDA" and "Memcpy" not in e.name]
-        found.append(len(kernels))
-    each = (found[1] - found[0]) / 10
+        counts.append(len(kernels))
+    each = (counts[1] - counts[0]) / 10
     return 0 < each <= 3 * PLAIN, f"{each:g} kernels a step; operations on the pretended GPU: {PLAIN}"
 
 
 def precisions() -> Seen:
-    told, clients = {}, images(10, 500)
+    speeds, clients = {}, images(10, 500)
     for precision in ("fp32", "tf32", "bf16"):
         loop = replace(LOOP, batch_size=100, precision=precision)
-        told[precision] = 50 * rate(course(clients, 1.0, loop, pfl_network))[0]
-    said = ", ".join(f"{name} {value:.0f}" for name, value in told.items())
-    return told["tf32"] >= 0.9 * told["fp32"], f"steps a second, B = 100, pfl's network: {said}"
+        speeds[precision] = 50 * rate(course(clients, 1.0, loop, pfl_network))[0]
+    text = ", ".join(f"{name} {value:.0f}" for name, value in speeds.items())
+    return speeds["tf32"] >= 0.9 * speeds["fp32"], f"steps a second, B = 100, pfl's network: {text}"
 
 
 def at_once() -> Seen:
     """Check that batches of clients and of private examples are fast, and equal single ones up to rounding."""
-    clients, off, told = images(20, 50), [], []
+    clients, off, results = images(20, 50), [], []
     private = replace(LOOP, dp=DPSGD(1.0, 1.0))
-    for name, one, many in (
+    for name, single, many in (
         ("batched clients", LOOP, replace(LOOP, batched=True)),
         ("dp.at_once 64", private, replace(private, dp=DPSGD(1.0, 1.0, at_once=64))),
     ):
-        first = [next(course(clients, 1.0, loop, small_network)).model.buffer.cpu() for loop in (one, many)]
+        first = [next(course(clients, 1.0, loop, small_network)).model.buffer.cpu() for loop in (single, many)]
         off.append(float((first[0] - first[1]).norm() / first[0].norm()))
-        speed = [rate(course(clients, 1.0, loop, small_network))[0] for loop in (one, many)]
-        told.append((speed[1] / speed[0], f"{name}: {speed[1] / speed[0]:.2f} times as fast, {off[-1]:.1e} apart"))
-    return max(off) < 1e-3 and min(faster for faster, _ in told) >= 1, "; ".join(said for _, said in told)
+        speed = [rate(course(clients, 1.0, loop, small_network))[0] for loop in (single, many)]
+        results.append((speed[1] / speed[0], f"{name}: {speed[1] / speed[0]:.2f} times as fast, {off[-1]:.1e} apart"))
+    return max(off) < 1e-3 and min(faster for faster, _ in results) >= 1, "; ".join(text for _, text in results)
 
 
 def graphs() -> Seen:
@@ -215,30 +215,30 @@ def graphs() -> Seen:
             ends = [bits(two_rounds(method(), each)) for each in (clients, by_graphs, clients)]
             if not ends[0] == ends[1] == ends[2]:
                 other.append(f"{method.__name__}: other {differing(ends[0], ends[1])}")
-    told = []
+    results = []
     for precision in ("fp32", "tf32", "bf16"):
         loops = [LocalSGD(1, 10, precision=precision, graphs=by_graphs) for by_graphs in (False, True)]
         speeds = [rate(course(images(20, 50), 1.0, loop, pfl_network))[0] for loop in loops]
-        told.append((speeds[1] / speeds[0], f"{precision} {speeds[1] / speeds[0]:.2f} times as fast"))
+        results.append((speeds[1] / speeds[0], f"{precision} {speeds[1] / speeds[0]:.2f} times as fast"))
         first = [next(course(images(20, 50), 1.0, loop, pfl_network)).model.buffer for loop in loops]
         other += [] if torch.equal(*first) else [f"pfl's network, {precision}"]
-    said = ", ".join(said for _, said in told)
-    return not other and min(faster for faster, _ in told) >= 1, "; ".join([said, *other])
+    text = ", ".join(text for _, text in results)
+    return not other and min(faster for faster, _ in results) >= 1, "; ".join([text, *other])
 
 
 def actors() -> Seen:
     from fedcommons.federation.ray_executor import RayActors
 
-    clients, told, bits = images(8, 500), [], set[bytes]()
+    clients, texts, bits = images(8, 500), [], set[bytes]()
     data = RunData(clients, clients, {})
     ray_cluster.connect(num_cpus=4)
     for n in (1, 2, 4):
         executor = RayActors(partial(worker, pfl_network, LOOP), data, n, 1 / n)
         rounds_ = course(clients, 1.0, LOOP, pfl_network, executor)
         bits.add(next(rounds_).model.buffer.numpy().tobytes())
-        told.append(f"{n}: {rate(rounds_)[0]:.2f}")
+        texts.append(f"{n}: {rate(rounds_)[0]:.2f}")
         executor.close()
-    return len(bits) == 1, f"actors on the GPU and rounds a second: {', '.join(told)}; {len(bits)} different bits"
+    return len(bits) == 1, f"actors on the GPU and rounds a second: {', '.join(texts)}; {len(bits)} different bits"
 
 
 def a_share() -> Seen:
@@ -259,23 +259,23 @@ def a_full_gpu() -> Seen:
         return torch.empty(2**50, dtype=torch.uint8, device=batch[0].device)
 
     inside.work.module.training_step = full
-    data, said = inside.data, ""
+    data, message = inside.data, ""
     try:
         next(course(clients, 1.0, LOOP, small_network, executor := Serial(lambda _: inside, data)))
     except torch.OutOfMemoryError:
-        said = "not told as a client's"
+        message = "not reported as a client's error"
     except ClientError as error:
-        said = error.sentence
+        message = error.sentence
     inside.work.module.training_step = real
     after = next(course(clients, 1.0, LOOP, small_network, executor)).model.buffer
-    return "out of memory" in said and torch.equal(after, right), said[:120]
+    return "out of memory" in message and torch.equal(after, right), message[:120]
 
 
 def a_lost_gpu() -> Seen:
     """Check, in a separate process, the error after a failed assertion on the device."""
     done = subprocess.run([sys.executable, __file__, "--lose"], capture_output=True, text=True, encoding="utf-8")
-    said = done.stdout.strip() or done.stderr.strip()
-    return said.endswith("lost, and nothing begins"), said[-1500:]
+    output = done.stdout.strip() or done.stderr.strip()
+    return output.endswith("lost, and nothing begins"), output[-1500:]
 
 
 def lose() -> str:
@@ -285,14 +285,14 @@ def lose() -> str:
     try:
         next(course(clients, 1.0, LOOP, small_network))
     except ClientError as error:
-        said = error.sentence[:80]
+        message = error.sentence[:80]
     else:
         return "no error"
     try:
         default_device()
     except UserError:
-        return f"{said}: lost, and nothing begins" if gpu_memory.is_lost() else f"{said}: not known as lost"
-    return f"{said}: the next experiment would begin"
+        return f"{message}: lost, and nothing begins" if gpu_memory.is_lost() else f"{message}: not known as lost"
+    return f"{message}: the next experiment would begin"
 
 
 LOSES = '''
@@ -308,27 +308,27 @@ from fedcommons.algorithms.fedavg import FedAvg
 class Loses(FedAvg):
     """FedAvg; the first process that trains a client loses its GPU."""
 
-    def client(self, *given):
+    def client(self, *arguments):
         mark = Path(__file__).parent / "lost"
         if not mark.exists():
             mark.touch()
             torch.zeros(1, device="cuda")[torch.tensor([5], device="cuda")]
-        return super().client(*given)
+        return super().client(*arguments)
 '''
 
 
 def a_sweep_that_loses_a_gpu() -> Seen:
     """Check that a sweep whose first process loses its GPU finishes in other processes, with the same results."""
     fields = {"algorithm": "lab.py:Loses", "federation.rounds": 2, "client.epochs": 1, "tracking.wandb": "off"}
-    before, found = Path.cwd(), list[list[float]]()
+    before, runs = Path.cwd(), list[list[float]]()
     with TemporaryDirectory() as folder:
         Path(folder, "lab.py").write_text(LOSES, encoding="utf-8")
         os.chdir(folder)
         try:
             experiments = [experiment("smoke", values={**fields, "seed": seed}) for seed in (0, 1, 2)]
             for name in ("first", "second"):  # the GPU is not lost in the second sweep
-                found.append(sweep(experiments, name).sort_values("seed")["last_accuracy"].tolist())
-            return found[0] == found[1] and Path("lost").exists(), f"accuracies {found[0]}, without a loss {found[1]}"
+                runs.append(sweep(experiments, name).sort_values("seed")["last_accuracy"].tolist())
+            return runs[0] == runs[1] and Path("lost").exists(), f"accuracies {runs[0]}, without a loss {runs[1]}"
         finally:
             os.chdir(before)
 
@@ -389,12 +389,12 @@ def main() -> int:
             continue
         started = time.perf_counter()
         try:
-            passed, said = check()
+            passed, text = check()
         except Exception as error:  # the other checks are still informative
-            passed, said = False, f"{type(error).__name__}: {error}"
+            passed, text = False, f"{type(error).__name__}: {error}"
         failed += not passed
         seconds = time.perf_counter() - started
-        print(f"{'PASS' if passed else 'FAIL'} {check.__name__} ({seconds:.0f} s): {said}", flush=True)
+        print(f"{'PASS' if passed else 'FAIL'} {check.__name__} ({seconds:.0f} s): {text}", flush=True)
     return int(failed > 0)
 
 

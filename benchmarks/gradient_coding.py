@@ -34,16 +34,16 @@ from papers.agc.gradient_coding import Draws, Problem, Setting, draw, play, sele
 GOAL = 6 * 60 * 2 / 9000  # CPU seconds per repetition: 6 minutes of two cores for 9000 repetitions
 
 
-def loop(problem: Problem, setting: Setting, drawn: Draws) -> tuple[list[float], list[float]]:
+def loop(problem: Problem, setting: Setting, draws: Draws) -> tuple[list[float], list[float]]:
     """Run one repetition in plain PyTorch; return the accuracy and the second moment before each round."""
     x, test_x = problem.x[:, :-1].float(), problem.test_x[:, :-1].float()
-    layer, held = nn.Linear(x.shape[1], problem.n_classes), torch.from_numpy(drawn.holds).float()
+    layer, holds = nn.Linear(x.shape[1], problem.n_classes), torch.from_numpy(draws.holds).float()
     with torch.no_grad():
-        layer.weight.copy_(drawn.start[:-1].T)
-        layer.bias.copy_(drawn.start[-1])
+        layer.weight.copy_(draws.start[:-1].T)
+        layer.bias.copy_(draws.start[-1])
     optimizer = torch.optim.SGD(layer.parameters(), lr=setting.lr)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, setting.decay)
-    weights, accuracy, moments = held / held.sum(0) / ((1 - setting.q) * len(x)), [], []
+    weights, accuracy, moments = holds / holds.sum(0) / ((1 - setting.q) * len(x)), [], []
 
     def backward(z: Tensor) -> float:
         optimizer.zero_grad()
@@ -51,7 +51,7 @@ def loop(problem: Problem, setting: Setting, drawn: Draws) -> tuple[list[float],
             (F.cross_entropy(layer(x), problem.y, reduction="none") @ (z.float() @ weights)).backward()
         return sum(float(p.grad.square().sum()) for p in layer.parameters() if p.grad is not None)
 
-    for answers, sampled in zip(torch.from_numpy(drawn.answers), torch.from_numpy(drawn.sampled), strict=True):
+    for answers, sampled in zip(torch.from_numpy(draws.answers), torch.from_numpy(draws.sampled), strict=True):
         with torch.no_grad():
             accuracy.append(float((layer(test_x).argmax(1) == problem.test_y).float().mean()))
         moments.append(sum(backward(z) for z in sampled) / len(sampled))
@@ -74,25 +74,25 @@ def main() -> None:
 
     dataset, setting = load(Data("mnist", options.data_dir, validation=0)), Setting("single_class", 0.5, 3, 0.2)
     problem = Problem.build(select_examples(dataset, 30, True, 0), dataset.test[slice(0, 500)], 10, 255.0)
-    drawn = [draw(problem, setting, r, 0) for r in range(options.plain)]
-    found = {}
+    every = [draw(problem, setting, r, 0) for r in range(options.plain)]
+    costs = {}
     start = time.process_time()
-    plain = np.array([loop(problem, setting, one) for one in drawn])
-    found["loop"] = (time.process_time() - start) / options.plain
+    plain = np.array([loop(problem, setting, draws) for draws in every])
+    costs["loop"] = (time.process_time() - start) / options.plain
     start, wall = time.process_time(), time.perf_counter()
     played = play(problem, setting, range(options.repetitions), 0)
-    found["batched"] = (time.process_time() - start) / options.repetitions
+    costs["batched"] = (time.process_time() - start) / options.repetitions
     print(f"batched: {time.perf_counter() - wall:.1f} s on the clock, with {os.getloadavg()[0]:.1f} processes running")
     some = slice(options.plain)
     assert np.abs(played.accuracy[some] - plain[:, 0])[:, :5].max() < 0.01, "not the same program"
     assert np.allclose(played.second_moment[some, :5], plain[:, 1, :5], rtol=1e-3), "not the same program"
-    found["ratio"], found["grid_minutes"] = found["loop"] / found["batched"], found["batched"] * 9000 / 2 / 60
-    print(f"loop: {found['loop']:.3g} processor seconds a repetition, batched: {found['batched']:.3g}, goal {GOAL:.2g}")
+    costs["ratio"], costs["grid_minutes"] = costs["loop"] / costs["batched"], costs["batched"] * 9000 / 2 / 60
+    print(f"loop: {costs['loop']:.3g} processor seconds a repetition, batched: {costs['batched']:.3g}, goal {GOAL:.2g}")
     print(
-        f"ratio {found['ratio']:.3g}; 9 curves of 1000 on two idle cores: {found['grid_minutes']:.2g} minutes, goal 6"
+        f"ratio {costs['ratio']:.3g}; 9 curves of 1000 on two idle cores: {costs['grid_minutes']:.2g} minutes, goal 6"
     )
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(costs))
 
 
 if __name__ == "__main__":

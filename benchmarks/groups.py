@@ -34,9 +34,9 @@ def best(function: Callable[[], Any]) -> tuple[float, Any]:
     times = []
     for _ in range(3):
         start = time.perf_counter()
-        found = function()
+        result = function()
         times.append(time.perf_counter() - start)
-    return min(times), found
+    return min(times), result
 
 
 def main(n: int) -> None:
@@ -54,8 +54,8 @@ def main(n: int) -> None:
             lambda: load_data.write_partition(Path(folder), prepared.partition, prepared.tests, "digest", b"")
         )
         assert len(np.asarray(ready.data.real.sizes)) == len(prepared.tests or ()) == n
-        told = f"build {building:.2f} (with the data read {first:.2f}), assemble {sharing:.2f}, write {write:.2f}"
-        print(f"{n:,} clients: {told}")
+        text = f"build {building:.2f} (with the data read {first:.2f}), assemble {sharing:.2f}, write {write:.2f}"
+        print(f"{n:,} clients: {text}")
 
 
 if __name__ == "__main__":

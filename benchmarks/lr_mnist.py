@@ -122,8 +122,8 @@ def rival(python: Path, script: str, work: Path, folder: Path) -> Took:
     lines = [line.removeprefix("PEERBENCH ") for line in done.stdout.splitlines() if line.startswith("PEERBENCH ")]
     if not lines:
         raise SystemExit(f"{script}: exit code {done.returncode}: {(done.stderr or done.stdout).strip()[-300:]}")
-    told = json.loads(lines[-1])
-    return Took(told["done"] - began, told["ended"] - told["began"], told["accuracy"])
+    report = json.loads(lines[-1])
+    return Took(report["done"] - began, report["ended"] - report["began"], report["accuracy"])
 
 
 def compare(environments: Path | None, repeats: int) -> None:

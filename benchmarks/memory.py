@@ -82,12 +82,12 @@ def course(n_clients: int, algorithm: Algorithm, net: nn.Module, store: Examples
 
 def flat(actors: int | None) -> dict[str, Any]:
     """Measure the driver's resident size in a long run, with ``actors`` Ray actors or in one process (None)."""
-    ours, played, found = Ours("W3", actors), 0, {}
+    ours, played, sizes = Ours("W3", actors), 0, {}
     for number in AT:
         ours.stretch(number - played)
-        played, found[number] = number, round(resident(), 1)
+        played, sizes[number] = number, round(resident(), 1)
     ours.close()
-    return {"resident_mb": found, "ratio": round(found[AT[-1]] / found[AT[0]], 4)}
+    return {"resident_mb": sizes, "ratio": round(sizes[AT[-1]] / sizes[AT[0]], 4)}
 
 
 def capped(cap_mb: float = 64, upto: int = 40) -> dict[str, Any]:
@@ -96,15 +96,15 @@ def capped(cap_mb: float = 64, upto: int = 40) -> dict[str, Any]:
         folder = Path(name)
         memory = ClientMemory(cap_bytes=cap_mb * 1e6, folder=folder / "memory")
         played = course(1000, SCAFFOLD(), nn.Linear(784, 318), examples(WORKLOADS["W3"]), memory)
-        before, start, kept = resident(), time.perf_counter(), 0
+        before, start, n_clients = resident(), time.perf_counter(), 0
         forget_largest()
         for now, _ in islice(played, upto):
-            kept = len(now.memory)
+            n_clients = len(now.memory)
             if now.round % 5 == 0:
                 checkpoint.save(folder / "checkpoints", now)
         seconds = (time.perf_counter() - start) / upto
         grown = {"at_rest_mb": round(resident() - before, 1), "at_most_mb": round(resident(largest=True) - before, 1)}
-        return {"clients_with_memory": kept, "cap_mb": cap_mb, **grown, "seconds_a_round": round(seconds, 3)}
+        return {"clients_with_memory": n_clients, "cap_mb": cap_mb, **grown, "seconds_a_round": round(seconds, 3)}
 
 
 def many(n_clients: int = 1_000_000, repeats: int = 15) -> dict[str, Any]:
@@ -148,12 +148,12 @@ def main() -> None:
     measures = {"flat, serial": partial(flat, None), "capped": capped, "many": many}
     if options.actors:
         measures["flat, 2 actors"] = partial(flat, 2)
-    found = {}
+    results = {}
     for name, measure in measures.items():
-        found[name] = apart(measure)
-        print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in found[name].items()), flush=True)
+        results[name] = apart(measure)
+        print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in results[name].items()), flush=True)
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(results))
 
 
 if __name__ == "__main__":

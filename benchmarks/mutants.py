@@ -123,7 +123,7 @@ def _compiles(source: str) -> bool:
 
 def sample(root: Path, seed: int, each: int) -> list[dict[str, Any]]:
     """Draw ``each`` mutants of each package, uniformly over all mutants of the package."""
-    drawn: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     for package in PACKAGES:
         sources = {
             str(path.relative_to(root)): path.read_text("utf-8")
@@ -135,8 +135,8 @@ def sample(root: Path, seed: int, each: int) -> list[dict[str, Any]]:
         for _, mutant in zip(range(each), good, strict=False):
             whole = sources[mutant["file"]].encode()
             start, stop = _place(whole, mutant)
-            drawn.append({**mutant, "of": len(all_of_them), "old": whole[start:stop].decode()[:200]})
-    return [{"number": number, **mutant} for number, mutant in enumerate(drawn)]
+            result.append({**mutant, "of": len(all_of_them), "old": whole[start:stop].decode()[:200]})
+    return [{"number": number, **mutant} for number, mutant in enumerate(result)]
 
 
 def _body(function: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.stmt:

@@ -63,24 +63,24 @@ def checkout(path: Path) -> None:
     """Create a git worktree of HEAD, with a virtual environment of our libraries and the worktree's sources."""
     subprocess.run(["git", "worktree", "add", "--quiet", "--force", "--detach", path], check=True)
     venv.create(path / ".venv", symlinks=True)
-    own, here = (next((root / "lib").glob("python*/site-packages")) for root in (path / ".venv", Path(sys.prefix)))
-    (own / "paths.pth").write_text("\n".join(map(str, (path, path / "platform", here))), "utf-8")
+    inner, here = (next((root / "lib").glob("python*/site-packages")) for root in (path / ".venv", Path(sys.prefix)))
+    (inner / "paths.pth").write_text("\n".join(map(str, (path, path / "platform", here))), "utf-8")
     for script in ("ray", "wandb"):
         _, _, text = (Path(sys.prefix) / "bin" / script).read_text("utf-8").partition("\n")
         (path / ".venv/bin" / script).write_text(f"#!{path}/.venv/bin/python\n{text}", "utf-8")
         (path / ".venv/bin" / script).chmod(0o755)
 
 
-def reach(drawn: Sequence[Mapping[str, Any]], checkout: Path, markers: str) -> dict[str, Any]:
+def reach(mutants: Sequence[Mapping[str, Any]], checkout: Path, markers: str) -> dict[str, Any]:
     """Run the tests once with probes; return the tests that reach each mutant, and the seconds of each test."""
-    files = {str(mutant["file"]): (checkout / mutant["file"]).read_text("utf-8") for mutant in drawn}
+    files = {str(mutant["file"]): (checkout / mutant["file"]).read_text("utf-8") for mutant in mutants}
     module = checkout / "platform" / "mutation_probe.py"
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o777)  # tests may drop privileges
         try:
             module.write_text(PROBE.format(folder=folder), "utf-8")
             for file, source in files.items():
-                (checkout / file).write_text(probed(source, [m for m in drawn if m["file"] == file]), "utf-8")
+                (checkout / file).write_text(probed(source, [m for m in mutants if m["file"] == file]), "utf-8")
             command = [checkout / ".venv/bin/python", "-m", "pytest", "-q", "-n", "2", "-p", "mutation_probe"]
             subprocess.run([*command, "-m", markers], cwd=checkout, check=False)
         finally:
@@ -195,7 +195,7 @@ def verdict(mutant: Mapping[str, Any], server: Server, tests: Sequence[str]) -> 
     }
 
 
-def run(drawn: Sequence[Mapping[str, Any]], contexts: Mapping[str, Any], checkouts: Sequence[Path], out: Path) -> None:
+def run(cases: Sequence[Mapping[str, Any]], contexts: Mapping[str, Any], checkouts: Sequence[Path], out: Path) -> None:
     """Run all mutants without a result in ``out``, one at a time in each checkout; append the results to ``out``.
 
     contexts: the result of ``reach``.
@@ -221,7 +221,7 @@ def run(drawn: Sequence[Mapping[str, Any]], contexts: Mapping[str, Any], checkou
             file.write(json.dumps(result) + "\n")
 
     with ThreadPoolExecutor(len(checkouts)) as threads:
-        list(threads.map(play, [mutant for mutant in drawn if mutant["number"] not in done]))
+        list(threads.map(play, [mutant for mutant in cases if mutant["number"] not in done]))
 
 
 def table(columns: Sequence[Sequence[Mapping[str, Any]]]) -> str:
@@ -234,7 +234,7 @@ def table(columns: Sequence[Sequence[Mapping[str, Any]]]) -> str:
         for result in results:
             packages[result["package"]].append(result)
     lines = [f"| package | mutants | tried |{' killed |' * len(by)}", f"|---|---|---|{'---|' * len(by)}"]
-    weight = sum(of[0]["of"] for of in by[0].values())
+    weight = sum(cell[0]["of"] for cell in by[0].values())
     total, variance = [0.0] * len(by), [0.0] * len(by)
     for package in filter(by[0].get, PACKAGES):
         n, killed = len(by[0][package]), [sum(r["verdict"] == "killed" for r in each[package]) for each in by]
@@ -243,8 +243,8 @@ def table(columns: Sequence[Sequence[Mapping[str, Any]]]) -> str:
             total[column] += share * k / n
             variance[column] += share**2 * (k / n) * (1 - k / n) / max(1, n - 1)
         lines.append(f"| {package} | {by[0][package][0]['of']} | {n} | {' | '.join(map(str, killed))} |")
-    shown = [f"{100 * t:.1f} % ± {196 * math.sqrt(v):.1f}" for t, v in zip(total, variance, strict=True)]
-    return "\n".join([*lines, f"| all, weighted | {weight} | {len(columns[0])} | {' | '.join(shown)} |"])
+    shares = [f"{100 * t:.1f} % ± {196 * math.sqrt(v):.1f}" for t, v in zip(total, variance, strict=True)]
+    return "\n".join([*lines, f"| all, weighted | {weight} | {len(columns[0])} | {' | '.join(shares)} |"])
 
 
 def main() -> None:

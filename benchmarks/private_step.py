@@ -64,11 +64,11 @@ def seconds(side: int, channels: tuple[int, ...], images: int, draws: int, repea
     running = [steps(DDPM(channels=channels).build((1, side, side), 10, 0), x, y, draws) for steps in kinds]
     timed: list[list[float]] = [[] for _ in kinds]
     for repeat in range(repeats + 2):
-        for steps, of in zip(running, timed, strict=True):
+        for steps, times in zip(running, timed, strict=True):
             start = time.process_time()
             next(steps)
-            of += [time.process_time() - start] if repeat > 1 else []
-    return [statistics.median(of) for of in timed]
+            times += [time.process_time() - start] if repeat > 1 else []
+    return [statistics.median(times) for times in timed]
 
 
 def query(ways: int, steps: int) -> float:
@@ -104,9 +104,9 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|---|")
     for side, channels, images, draws in SHAPES:
         plain, seeded, secret = seconds(side, channels, images, draws, options.repeats)
-        of, ratios = "-".join(map(str, channels)), f"{seeded / plain:.2f} | {secret / seeded:.2f}"
+        net, ratio = "-".join(map(str, channels)), f"{seeded / plain:.2f} | {secret / seeded:.2f}"
         print(
-            f"| {side} | {of} | {images} | {draws} | {plain:.4f} | {seeded:.4f} | {secret:.4f} | {ratios} |", flush=True
+            f"| {side} | {net} | {images} | {draws} | {plain:.4f} | {seeded:.4f} | {secret:.4f} | {ratio} |", flush=True
         )
     query(2, 2)  # imports Opacus
     for ways in (1, 10):

@@ -47,28 +47,28 @@ def main() -> None:
     options = parser.parse_args()
     print(f"{date.today()}, {cpu_name()}, {os.cpu_count()} cores, numpy {np.__version__}")
 
-    own = q.draw(SEED, 10, 0)
-    problem = q.swap(own, P, SEED)
+    quadratic = q.draw(SEED, 10, 0)
+    problem = q.swap(quadratic, P, SEED)
     a, b = problem.a, problem.b
     matrices = a[..., None, None] * np.eye(q.SHAPE[2])
     scale = len(q.STEP_SIZES) * len(q.SHARES) * q.ROUNDS / options.rounds
-    found, errors = {}, []
+    results, errors = {}, []
     for name, gradient in (
         ("loop, A a number", lambda x, i, j: a[i, j] * (a[i, j] * x - b[i, j])),
         ("loop, A a matrix", lambda x, i, j: matrices[i, j].T @ (matrices[i, j] @ x - b[i, j])),
     ):
         start = time.process_time()
         errors.append(loop(problem, options.rounds, gradient))
-        found[name] = (time.process_time() - start) * scale
+        results[name] = (time.process_time() - start) * scale
     wall, start = time.perf_counter(), time.process_time()
-    grid = q.run([q.swap(own, p, SEED) for p in q.SHARES], q.STEP_SIZES, q.ROUNDS, SEED)
-    found["grid"] = time.process_time() - start
+    grid = q.run([q.swap(quadratic, p, SEED) for p in q.SHARES], q.STEP_SIZES, q.ROUNDS, SEED)
+    results["grid"] = time.process_time() - start
     print(f"grid: {time.perf_counter() - wall:.1f} s on the clock, with {os.getloadavg()[0]:.1f} processes running")
     assert np.allclose(grid[q.SHARES.index(P)][6, options.rounds], errors, rtol=1e-9)
-    for name, seconds in found.items():
-        print(f"{name}: {seconds:.4g} processor seconds, {seconds / found['grid']:.4g} times the grid's")
+    for name, seconds in results.items():
+        print(f"{name}: {seconds:.4g} processor seconds, {seconds / results['grid']:.4g} times the grid's")
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(results))
 
 
 if __name__ == "__main__":

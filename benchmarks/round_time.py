@@ -118,8 +118,8 @@ def bare_client(
             a.add_(p)
 
 
-def bare_worker(name: str, rank: int, of: int, shared: tuple, outer, inner, go) -> None:
-    """Run process ``rank`` of ``of`` processes of the bare loop.
+def bare_worker(name: str, rank: int, n: int, shared: tuple, outer, inner, go) -> None:
+    """Run process ``rank`` of ``n`` processes of the bare loop.
 
     Between two waits at the barrier ``outer`` it runs the workload's timed rounds, from round ``go`` on; a negative
     ``go`` ends the process. In each round, all processes meet at the barrier ``inner``.
@@ -136,7 +136,7 @@ def bare_worker(name: str, rank: int, of: int, shared: tuple, outer, inner, go) 
             ids = participants(w.clients, w.per_round / w.clients, 0, number)
             for t in totals[rank]:
                 t.zero_()
-            for i in ids[rank::of]:
+            for i in ids[rank::n]:
                 bare_client(model, weights, totals[rank], x[i], y[i], w)
             inner.wait()
             if rank == 0:
@@ -147,23 +147,23 @@ def bare_worker(name: str, rank: int, of: int, shared: tuple, outer, inner, go) 
 
 
 class Bare:
-    """The bare loop in ``of`` processes; ``stretch`` runs the workload's timed rounds."""
+    """The bare loop in ``n`` processes; ``stretch`` runs the workload's timed rounds."""
 
-    def __init__(self, name: str, of: int) -> None:
+    def __init__(self, name: str, n: int) -> None:
         w = WORKLOADS[name]
         data = examples(w)
         x, y = data.x.view(w.clients, w.per_client, *w.shape), data.y.view(w.clients, w.per_client)
         weights = [p.detach().clone().share_memory_() for p in network(name).parameters()]
-        totals = [[torch.zeros_like(p).share_memory_() for p in weights] for _ in range(of)]
+        totals = [[torch.zeros_like(p).share_memory_() for p in weights] for _ in range(n)]
         context = multiprocessing.get_context("spawn")
-        self.barrier, self.go = context.Barrier(of + 1), context.Value("l", 0)
-        self.inner = context.Barrier(of)
+        self.barrier, self.go = context.Barrier(n + 1), context.Value("l", 0)
+        self.inner = context.Barrier(n)
         shared = (x.share_memory_(), y.share_memory_(), weights, totals)
         self.processes = [
             context.Process(
-                target=bare_worker, args=(name, r, of, shared, self.barrier, self.inner, self.go), daemon=True
+                target=bare_worker, args=(name, r, n, shared, self.barrier, self.inner, self.go), daemon=True
             )
-            for r in range(of)
+            for r in range(n)
         ]
         for process in self.processes:
             process.start()
@@ -183,7 +183,7 @@ class Bare:
 
 
 class Ours:
-    """The package's round loop, serial or with Ray actors; ``stretch`` runs the given number of rounds."""
+    """The package's round loop, serial or with Ray actors; ``stretch`` runs some of its rounds."""
 
     def __init__(self, name: str, actors: int | None, *, batched: bool = False, transport: str = "auto") -> None:
         w = WORKLOADS[name]
@@ -264,13 +264,13 @@ def main() -> None:
     print("| workload | bare, 1 process | serial | ratio | bare, 2 processes | 2 actors | ratio |\n" + 7 * "|---" + "|")
     ratios = {}
     for name in options.workloads:
-        one, serial = compare(name, partial(Bare, name, 1), partial(Ours, name, None), options.repeats)
-        two, actors = compare(
+        bare, serial = compare(name, partial(Bare, name, 1), partial(Ours, name, None), options.repeats)
+        bare_pair, actors = compare(
             name, partial(Bare, name, 2), partial(Ours, name, 2, transport=options.transport), options.repeats
         )
-        ratios[name] = {"serial": round(serial / one, 3), "actors2": round(actors / two, 3)}
-        print(f"| {name} | {one:.4f} s | {serial:.4f} s | {serial / one:.2f} | {two:.4f} s | {actors:.4f} s "
-              f"| {actors / two:.2f} |", flush=True)  # fmt: skip
+        ratios[name] = {"serial": round(serial / bare, 3), "actors2": round(actors / bare_pair, 3)}
+        print(f"| {name} | {bare:.4f} s | {serial:.4f} s | {serial / bare:.2f} | {bare_pair:.4f} s | {actors:.4f} s "
+              f"| {actors / bare_pair:.2f} |", flush=True)  # fmt: skip
     if options.json:
         print(json.dumps(ratios))
 

@@ -93,15 +93,15 @@ def timed(function: Callable, worker: Any, shared: Any, job: Any) -> tuple[Any, 
     start = time.perf_counter()
     result = function(worker, shared, job)
     seconds = time.perf_counter() - start
-    before = getattr(worker.work, "kept", (0, {}))
+    before = getattr(worker.work, "results", (0, {}))
     blocks = before[1] if before[0] == shared.round else {}
-    worker.work.kept = shared.round, {**blocks, job.clients[0]: result}
+    worker.work.results = shared.round, {**blocks, job.clients[0]: result}
     return result, os.getpid(), seconds
 
 
-def kept(worker: Any, shared: Any, job: Any) -> Any:
-    """Return the block's last result, which the actor kept, without training."""
-    return worker.work.kept[1][job.clients[0]]
+def last_result(worker: Any, shared: Any, job: Any) -> Any:
+    """Return the block's last result, which the actor stored, without training."""
+    return worker.work.results[1][job.clients[0]]
 
 
 def size(worker: Any, shared: Any, job: Any) -> float:
@@ -115,7 +115,7 @@ class Timed:
 
     inner: Executor
     asked: bool = False
-    found: list[dict[str, float]] = field(default_factory=list)
+    records: list[dict[str, float]] = field(default_factory=list)
 
     def map(self, function: Callable, shared: Any, jobs: Sequence[Any]) -> list[Any]:
         """Run all jobs in the actors (see ``Executor.map``), and measure the steps if ``asked``."""
@@ -136,11 +136,11 @@ class Timed:
             ray.get(ray.put(value))
         serialise = time.perf_counter() - start
         start = time.perf_counter()
-        self.inner.map(kept, shared, jobs)
+        self.inner.map(last_result, shared, jobs)
         transport = max(0.0, time.perf_counter() - start - serialise)
         wait = max(0.0, whole - compute - serialise - transport)
         spent = {"map": whole, "measuring": time.perf_counter() - begun - whole}
-        self.found.append(spent | {"compute": compute, "serialise": serialise, "transport": transport, "wait": wait})
+        self.records.append(spent | {"compute": compute, "serialise": serialise, "transport": transport, "wait": wait})
         return results
 
     def close(self) -> None:
@@ -161,11 +161,11 @@ def measure(scale: Scale) -> dict[str, float]:
     before, start = resident(), time.perf_counter()
     rows = Rows(torch.arange(len(store)), np.arange(scale.clients) * 10 % len(store), np.full(scale.clients, 10))
     clients = Clients(store, rows)
-    data, made = RunData(clients, clients, {}), partial(build, scale)
-    executor = Timed(RayActors(made, data, scale.actors, 0))
+    data, builder = RunData(clients, clients, {}), partial(build, scale)
+    executor = Timed(RayActors(builder, data, scale.actors, 0))
     facts = Facts(scale.clients, clients.sizes, 10**9)
     algorithm, plan = FedAvg(), Plan(facts, scale.participants / scale.clients, scale.blocks, 0)
-    standing = Standing(0, algorithm.start(made(data).work.snapshot(), facts, 0))
+    standing = Standing(0, algorithm.start(builder(data).work.snapshot(), facts, 0))
     started = time.perf_counter() - start
     forget_largest()
     course = rounds.run(algorithm, executor, plan, standing)
@@ -178,8 +178,8 @@ def measure(scale: Scale) -> dict[str, float]:
     executor.asked, server = True, []
     for _ in range(scale.rounds):
         spent = seconds(course)
-        server.append(max(0.0, spent - executor.found[-1]["map"] - executor.found[-1]["measuring"]))
-    parts = {name: statistics.median(each[name] for each in executor.found) for name in PARTS[:-1]}
+        server.append(max(0.0, spent - executor.records[-1]["map"] - executor.records[-1]["measuring"]))
+    parts = {name: statistics.median(each[name] for each in executor.records) for name in PARTS[:-1]}
     executor.close()
     return {"round": whole, **parts, "server": statistics.median(server), "start": started, **sizes}
 
@@ -213,10 +213,10 @@ def on_two_hosts(scales: Sequence[Scale]) -> list[dict[str, float]]:
     with TemporaryDirectory() as shared, hosts.network(Path(shared), ["head", "worker"]) as (head, worker):
         for name in ("benchmarks", "cluster", "lightning_modules", "platform"):
             shutil.copytree(ROOT / name, Path(shared) / name)
-        told = head.run("sh", "-c", f"sh /mnt/cluster/secrets.sh {head.ip} {worker.ip} && cp -r ~/.fedcommons /mnt/")
-        assert told.returncode == 0, told.stderr
+        secrets = head.run("sh", "-c", f"sh /mnt/cluster/secrets.sh {head.ip} {worker.ip} && cp -r ~/.fedcommons /mnt/")
+        assert secrets.returncode == 0, secrets.stderr
         worker.run("cp", "-r", "/mnt/.fedcommons", "/root/")
-        start, found = ". /mnt/cluster/environment.sh && export PYTHONPATH=/mnt/platform:/mnt:/mnt/benchmarks", []
+        start, results = ". /mnt/cluster/environment.sh && export PYTHONPATH=/mnt/platform:/mnt:/mnt/benchmarks", []
         for scale in scales:
             starts = [(head, f"--head --port=6379 --include-dashboard=false --node-ip-address={head.ip}")]
             starts.append((worker, f"--address={head.ip}:6379 --node-ip-address={worker.ip}"))
@@ -228,10 +228,10 @@ def on_two_hosts(scales: Sequence[Scale]) -> list[dict[str, float]]:
             line = f"{start} RAY_ADDRESS=auto && python /mnt/benchmarks/scaling.py --row {row}"
             done = head.run("sh", "-c", line, timeout=600)
             assert done.returncode == 0, done.stdout + done.stderr
-            found.append(json.loads(done.stdout.splitlines()[-1]))
+            results.append(json.loads(done.stdout.splitlines()[-1]))
             for host in (head, worker):
                 host.run("sh", "-c", "ray stop --force")
-        return found
+        return results
 
 
 def main() -> int:

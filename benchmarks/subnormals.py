@@ -78,10 +78,10 @@ def main() -> None:
         count = Count()
         with tempfile.TemporaryDirectory() as folder, count:
             play(fields, Path(folder))
-        kept, flushed = ([seconds(fields, flush) for _ in range(3)] for flush in (False, True))
-        one, other = statistics.median(kept), statistics.median(flushed)
+        plain, flushed = ([seconds(fields, flush) for _ in range(3)] for flush in (False, True))
+        plain_s, flushed_s = statistics.median(plain), statistics.median(flushed)
         share = 100 * count.subnormal / count.numbers
-        print(f"| {name} | {share:.2g} % | {one:.3g} | {other:.3g} | {other / one:.2f} |", flush=True)
+        print(f"| {name} | {share:.2g} % | {plain_s:.3g} | {flushed_s:.3g} | {flushed_s / plain_s:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -7,17 +7,17 @@ from flwr.clientapp import ClientApp
 from lr_mnist_work import client, softmax_regression, train
 from torch import nn
 
-kept: list[nn.Module] = []
+models: list[nn.Module] = []
 app = ClientApp()
 
 
 @app.train()
 def local_epoch(message: Message, context: Context) -> Message:
     """The epoch of the client that the message names."""
-    if not kept:
+    if not models:
         torch.set_num_threads(1)
-        kept.append(softmax_regression())
-    model = kept[0]
+        models.append(softmax_regression())
+    model = models[0]
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     x, y = client(int(message.content["config"]["client"]))
     train(model, x, y)
