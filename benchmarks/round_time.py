@@ -183,7 +183,7 @@ class Bare:
 
 
 class Ours:
-    """The package's round loop, serial or with Ray actors; ``stretch`` runs some of its rounds."""
+    """The package's round loop, serial or with Ray actors; ``stretch`` runs ``rounds_`` rounds."""
 
     def __init__(self, name: str, actors: int | None, *, batched: bool = False, transport: str = "auto") -> None:
         w = WORKLOADS[name]

@@ -2,7 +2,7 @@
    button, so Tab and Enter do the same. Numbers sort by value, cells without a value come last. */
 for (const table of document.querySelectorAll("table.sortable, .sortable table")) {
   const body = table.tBodies[0], heads = [...table.tHead.rows[0].cells];
-  const number = text => { const found = text.replaceAll(",", "").replace("−", "-").match(/^[<>≤≥≈~\s]*(-?\d+(\.\d+)?)/); return found && +found[1]; };
+  const number = text => { const match = text.replaceAll(",", "").replace("−", "-").match(/^[<>≤≥≈~\s]*(-?\d+(\.\d+)?)/); return match && +match[1]; };
   heads.forEach((head, column) => {
     const button = document.createElement("button");
     button.append(...head.childNodes);
