@@ -76,5 +76,7 @@ def test_an_algorithm_need_not_be_a_dataclass_and_its_error_is_reported_with_its
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     with pytest.raises(UserError, match=r"FedAvg\(\), got the class FedAvg"):
         check_algorithm(FedAvg)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UserError, match="constant share"):
+        check_algorithm(SimpleNamespace(**vars(plain), share=0.5))  # pyright: ignore[reportArgumentType]
     with pytest.raises(UserError, match="did you mean 'the_loss_falls'"):
         check_algorithm(plain, only="the_loss_fals")

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import torch
 
+from fedcommons.config.registry import KINDS
 from fedcommons.convergence.laboratory import Laboratory
 from fedcommons.core.algorithm import BUFFERS, Algorithm
 from fedcommons.core.evaluation import ModelTask, evaluate
@@ -66,12 +67,13 @@ def check_algorithm(
         only: names of the checks to run, for example while fixing a violation; empty: all checks.
 
     Raises:
-        UserError: ``algorithm`` is a class, there is no such check or device, or the machine has too few resources for
-            the actors.
+        UserError: an argument is invalid, or the machine has too few resources for the actors.
         AssertionError: the message has the name of each failed check and a sentence on each violation.
     """
     if isinstance(algorithm, type):
         raise UserError(f"check_algorithm takes an object such as {(n := algorithm.__name__)}(), got the class {n}.")
+    if wrong := [name for name in KINDS["algorithm"].reserved if not callable(getattr(algorithm, name, len))]:
+        raise UserError(f"{type(algorithm).__name__}: its constant {wrong[0]} has the name of an optional function.")
     names = [only] if isinstance(only, str) else list(only)
     if wrong := [name for name in names if name not in CHECKS]:
         raise unknown("check", wrong[0], CHECKS)
