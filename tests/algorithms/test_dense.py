@@ -257,7 +257,7 @@ def test_a_round_is_fedavgs_and_then_adam_towards_mean_logits(digits: Digits, me
     torch.testing.assert_close(now.model.buffer, expected, rtol=0, atol=1e-6)
     assert not torch.allclose(averaged.model.buffer, expected, atol=1e-3)
     assert facts["server/distillation_loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-6)
-    assert now.traffic == averaged.traffic  # a model is sent once, and no example
+    assert (now.traffic, now.ledger) == (averaged.traffic, averaged.ledger)  # a model is sent once, and no example
 
 
 def test_the_mean_of_linear_models_has_nothing_to_learn(digits: Digits) -> None:

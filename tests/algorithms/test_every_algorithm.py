@@ -46,7 +46,7 @@ OURS: dict[str, Callable[[], Algorithm]] = {"rounds of the server alone": _Round
 CONTRACT = [*KINDS["algorithm"].components, *OURS]
 IMPLIED = {
     "a_client_that_sits_out_keeps_its_memory", "continuing_from_a_checkpoint_is_never_having_stopped",
-    "neither_the_worker_nor_the_order_decides_a_bit", "what_a_module_draws_is_keyed_in_every_mode",
+    "neither_the_worker_nor_the_order_decides_a_bit",
 }  # fmt: skip
 """Checks that are left out, as the check of late clients repeats each of them under harder conditions."""
 

@@ -230,6 +230,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a tiny std": (both(mean=0, std=1e-300), "not finite after they are normalised"),
     "a mean alone": (both(mean=0.0), "must have both mean and std, or neither"),
     "a generator": (((x, y) for x, y in zip(X, Y, strict=True)), "got generator; give list(rows)"),
+    **{f"a tuple of {n}": ((X,) * n, "must return (x, y), (x, y, groups), a dict {'x': x, 'y': y}") for n in (0, 1, 4)},
     "no length": (Rows(), "a map-style Dataset must have a length"),
     "DataLoader": (DataLoader(pictures(RGB)), "got DataLoader; give its .dataset"),  # pyright: ignore
     "rows without a label": ([{"image": x, "fine_label": 0} for x in GREY], "must be named y or label or target"),

@@ -258,6 +258,9 @@ def test_other_rows_are_refused_in_one_sentence(returned: Any, words: str) -> No
 COMMANDS = {
     "a network of the package": ("--data=mine.py:named --model=linear --partition=iid", "model.name linear"),
     "a LightningModule": ("--data=mine.py:named --model=mine.py:Whole --partition=iid", "plain network"),
+    "logits per example": (
+        "--data=mine.py:tags --model=mine.py:Padded --partition=iid", "(2, 3), and whole numbers (2, 5) as labels"
+    ),
     "a partition by class": ("--data=mine.py:tags --model=mine.py:Tagger", "iid"),
     "a method by class": ("--data=mine.py:tags --model=mine.py:Tagger --partition=iid --algorithm=fedgen", "fedgen"),
     "a method of features": ("--data=mine.py:tags --model=mine.py:Tagger --partition=iid --algorithm=moon", "moon"),

@@ -71,6 +71,18 @@ def gtsrb(root: Path, patch: pytest.MonkeyPatch) -> Sets:
     return (x[order], y[order]), test
 
 
+def flowers102(root: Path, patch: pytest.MonkeyPatch) -> Sets:
+    sets, base = drawn((20, 20, 3)), root / "flowers-102"
+    (base / "jpg").mkdir(parents=True)
+    for i, image in enumerate(np.concatenate([x for x, _ in sets])):
+        Image.fromarray(image).save(base / f"jpg/image_{i + 1:05}.jpg", format="png")  # compressed without loss
+    savemat(base / "imagelabels.mat", {"labels": np.concatenate([y for _, y in sets]) + 1})
+    savemat(base / "setid.mat", {"trnid": np.arange(1, 31), "tstid": np.arange(31, 41)})
+    files = {which: (name, _sum(base / name)) for which, name in (("label", "imagelabels.mat"), ("setid", "setid.mat"))}
+    patch.setattr(datasets.Flowers102, "_file_dict", files)
+    return sets
+
+
 def idx_files(kind: str, prefix: str = "", first: int = 0) -> Callable[[Path, pytest.MonkeyPatch], Sets]:
     def write(root: Path, patch: pytest.MonkeyPatch) -> Sets:
         sets, folder = drawn((28, 28), first), root / kind / "raw"
@@ -85,7 +97,8 @@ def idx_files(kind: str, prefix: str = "", first: int = 0) -> Callable[[Path, py
 
 
 SETS: dict[str, tuple[Callable[[Path, pytest.MonkeyPatch], Sets], dict[str, Any], int]] = {
-    "SVHN": (svhn, {}, 10), "STL10": (stl10, {}, 10), "GTSRB": (gtsrb, {}, 43), "KMNIST": (idx_files("KMNIST"), {}, 10),
+    "SVHN": (svhn, {}, 10), "STL10": (stl10, {}, 10), "GTSRB": (gtsrb, {}, 43),
+    "Flowers102": (flowers102, {}, 102), "KMNIST": (idx_files("KMNIST"), {}, 10),
     "EMNIST": (idx_files("EMNIST", "emnist-letters-", 1), {"data.subset": "letters"}, 27),
 }  # fmt: skip
 

@@ -18,7 +18,7 @@ from fedcommons import Algorithm, ClientData, ClientError, LocalSGD, Message, Pa
 from fedcommons.algorithms.fedavg import FedAvg
 from fedcommons.config import registry
 from fedcommons.core.algorithm import BUFFERS
-from fedcommons.core.compression import Compression, TopK
+from fedcommons.core.compression import QSGD, Compression, TopK
 from fedcommons.core.updates import Updates
 from fedcommons.federation import checkpoint
 from fedcommons.federation.central_dp import UNCLIPPED, CentralDP, Clip
@@ -77,8 +77,9 @@ ATTACKS: Mapping[str, Change] = {
 def test_a_client_moves_the_model_by_at_most_clip_over_m(attack: str, quantile: float | None, digits: Digits) -> None:
     """Against the round without the client, the mean moves by clip/m, and the share of unclipped updates by 1/(2m)."""
     federation = digits((9, 16, 12), linear=True).training(LocalSGD(1, 5))
-    feedback = Updates((Compression(TopK(0.5), has_feedback=True),))  # its errors must stay finite
-    plan = replace(private(federation, 1, CentralDP(0.01, 0.5, quantile)), updates=feedback)
+    # Errors of top-k must stay finite; QSGD makes a clipped update longer, so clipping must come last.
+    compressed = Updates((Compression(TopK(0.5), has_feedback=True), Compression(QSGD(2), has_feedback=False)))
+    plan = replace(private(federation, 1, CentralDP(0.01, 0.5, quantile)), updates=compressed)
     absent = replace(plan, straggler_rule=lambda joined, facts, round, seed: {0: 0.0})
     (one, _), (other, _) = (
         federation.run(Altered(ATTACKS[attack]), p)[-1] for p in (plan, absent)

@@ -18,6 +18,7 @@ from broken_promises import (
 )
 
 from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.fedbuff import FedBuff
 from fedcommons.core.local_training import LocalSGD
 from fedcommons.errors import UserError
 from fedcommons.testing import CHECKS, check_algorithm
@@ -36,6 +37,7 @@ def failed(error: AssertionError) -> list[str]:
 def test_a_sound_algorithm_passes(algorithm: Any) -> None:
     check_algorithm(algorithm, local=LocalSGD(epochs=2, batch_size=8))
     check_algorithm(Repeats(), only=["its_work_can_be_priced"])
+    check_algorithm(FedBuff(), only=["the_loss_falls"])  # one client per round
 
 
 @pytest.mark.parametrize(("check", "algorithm"), CASES)
@@ -76,5 +78,7 @@ def test_an_algorithm_need_not_be_a_dataclass_and_its_error_is_reported_with_its
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     with pytest.raises(UserError, match=r"FedAvg\(\), got the class FedAvg"):
         check_algorithm(FedAvg)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UserError, match="constant share"):
+        check_algorithm(SimpleNamespace(**vars(plain), share=0.5))  # pyright: ignore[reportArgumentType]
     with pytest.raises(UserError, match="did you mean 'the_loss_falls'"):
         check_algorithm(plain, only="the_loss_fals")

@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 
 from fedcommons.algorithms.fedavg import FedAvg
+from fedcommons.algorithms.fedbuff import FedBuff
 from fedcommons.algorithms.fedprox import FedProx
 from fedcommons.algorithms.scaffold import SCAFFOLD
 from fedcommons.core.algorithm import Algorithm, Message, Reply
@@ -80,6 +81,7 @@ def test_true_claims_of_our_methods_pass(claims_only: None) -> None:
     special = (FedProx(mu=0.0), FedAvg())
     assert failed(FedAvg(), Claims(special, private=True, rate=True, down=1, up=1)) == {}
     assert failed(SCAFFOLD(), Claims(exact=True, down=2, up=2)) == {}
+    assert failed(FedBuff(), Claims((FedBuff(5, 5, refill="step"), FedAvg())), "special case") == {}
 
 
 @pytest.mark.long

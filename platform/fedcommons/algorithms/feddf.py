@@ -98,6 +98,7 @@ def distil(worker: Worker, task: ServerTask[FedDF], seed: int) -> tuple[Flat, Te
     batches = [rows for e in range(passes) for rows in order(len(x), how.server_batch, seed_for(seed, e), work.device)]
     with onednn(work.loop.onednn):
         room = load_models(worker, task)
+        set_default_generator(seed, "ensemble")  # a module may draw random numbers in evaluation mode
         with torch.no_grad():
             targets = torch.cat([room.ensemble.logits(some).mean(0) for some in x.split(CHUNK)])
         optimizer = torch.optim.Adam(work.named.values(), how.server_lr)

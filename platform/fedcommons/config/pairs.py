@@ -21,6 +21,7 @@ OPTIONS: Mapping[str, Callable[[Flat], bool]] = {
     "federation.max_norm": lambda flat: flat["federation.max_norm"] is not None,
     "federation.aggregation": lambda flat: flat["federation.aggregation"] != "mean",
     "attack.name": lambda flat: flat["attack.name"] in ATTACKS_ON_UPDATES or flat["attack.scale"] != 1,
+    "client.batched": lambda flat: flat["client.batched"],
     "straggler.rule": lambda flat: flat["straggler.rule"] != "independent" or bool(flat.get("straggler.q")),
 }
 """Name of an option -> whether an experiment uses the option."""
@@ -34,6 +35,7 @@ REFUSED: Mapping[tuple[str, str], str] = {
         "dp.central_quantile",
         "dp.local",
     ): "clients report whether their update was clipped, and no local noise protects this report",
+    ("client.batched", "dp.local"): "DP-SGD trains one client at a time",
     ("federation.sampling", "straggler.rule"): "Poisson sampling assumes that clients reply independently",
 }
 """Two names in ``OPTIONS`` -> the reason why an experiment must not use both options."""

@@ -93,12 +93,12 @@ def validate(config: Experiment) -> None:
         raise UserError("set either dp.central_epsilon or dp.central_noise, not both.")
     if c.client.optimizer == "adam" and c.client.momentum:
         raise UserError(f"client.momentum must be 0 with client.optimizer adam, got {c.client.momentum:g}.")
+    pairs.require_allowed(flat)
     is_plain = not c.dp.local and c.client.accumulate == 1
     if c.client.batched and not (is_plain and c.client.precision == "fp32"):
-        raise UserError("client.batched needs dp.local false, client.accumulate 1 and client.precision fp32.")
+        raise UserError("client.batched needs client.accumulate 1 and client.precision fp32.")
     if c.client.graphs and not (is_plain and not c.client.batched and c.client.precision != "fp16-mixed"):
         raise UserError("client.graphs needs dp.local and client.batched false, client.accumulate 1, no fp16-mixed.")
-    pairs.require_allowed(flat)
     if c.dp.at_once > 1 and not (c.dp.local and c.client.precision in ("fp32", "tf32")):
         raise UserError("dp.at_once above 1 needs dp.local true, and client.precision fp32 or tf32.")
 

@@ -49,7 +49,7 @@ def is_set(part: Any) -> bool:
     if isinstance(part, tuple):
         has_inputs = len(part) in (2, 3) and (is_column(part[0]) or _is_named(part[0]))
         columns = has_inputs and all(t is None or is_column(t) for t in part[1:])
-        first = next(iter(part[1]), None) if isinstance(part[1], list) else None
+        first = next(iter(part[1]), None) if columns and isinstance(part[1], list) else None
         is_label = isinstance(first, list) and all(isinstance(number, int | float) for number in first)
         return columns and (is_label or not isinstance(first, tuple | list))
     if isinstance(part, Mapping):

@@ -147,8 +147,8 @@ def _sets(name: str, returned: Any) -> list[Columns]:
     if words := conversion_hint(returned):
         raise UserError(f"{what} must return (x, y) or a map-style Dataset, got {kind_of(returned)}{words}.")
     raise UserError(
-        f"{what} must return (x, y), a map-style Dataset, a pair (train, test) of these, or an object with train "
-        f"and test; got {kind_of(returned)}."
+        f"{what} must return (x, y), (x, y, groups), a dict {{'x': x, 'y': y}}, a map-style Dataset, a pair (train, "
+        f"test) of these, or an object with train and test; got {kind_of(returned)}."
     )
 
 

@@ -27,6 +27,7 @@ from fedcommons.data.examples import Dataset
 from fedcommons.errors import UserError, before_any_work, user_code_context
 from fedcommons.privacy import dp_sgd_vmap
 from fedcommons.seeding import set_default_generator
+from lightning_modules import Classifier
 
 COMPILED = "it is compiled by torch.compile, which rounds differently: give the module without torch.compile"
 
@@ -138,8 +139,17 @@ def _require_loss(module: LightningModule, batch: tuple[Tensor, Tensor], advice:
         if not (advice and error.obj is module):
             raise
         raise ValueError(f"it reads self.{error.name}, which is not set in measurements: {advice}") from error
-    except IndexError as error:
-        shape = getattr(module(batch[0]), "shape", ())
+    except (IndexError, RuntimeError) as error:
+        y = batch[1]
+        is_by_position = isinstance(module, Classifier) and y.dim() > 1 and not y.is_floating_point()
+        if not (is_by_position or isinstance(error, IndexError)):
+            raise
+        shape = tuple(getattr(module(batch[0]), "shape", ()))
+        if is_by_position and shape[2:] != y.shape[1:]:
+            raise ValueError(
+                f"forward returns {shape}, and whole numbers {tuple(y.shape)} as labels are a class per position, for "
+                "which logits are (n, classes, ...); labels of several tasks are floats"
+            ) from error
         if not (n_classes and len(shape) == 2 and shape[1] < n_classes):
             raise
         raise ValueError(f"forward returns {shape[1]} outputs, and the data have {n_classes} classes") from error

@@ -215,7 +215,9 @@ def load_weights(module: nn.Module, file: WeightsFile) -> str | None:
         if not tensor.is_meta:
             tensor.copy_(new)
     if not loaded:
-        raise UserError(f"{what} has no tensor of the model: it has {_some(list(by_name))}, the model {_some(wanted)}.")
+        raise UserError(
+            f"{what} has no tensor of the model: it has {_some(list(by_name)) or 'none'}, the model {_some(wanted)}."
+        )
     initial, unused = [n for n in state if n not in loaded], [keys[n] for n in by_name if n not in loaded]
     if not initial and not unused:
         return None
