@@ -125,7 +125,7 @@ def test_the_decoder_is_the_mean_of_the_clients_after_stage_one_and_bytes_are_cl
 
 @pytest.mark.long
 def test_without_lambda_and_exchange_it_is_fedavg_bit_for_bit(digits: Digits) -> None:
-    """Through both stages: codes that are given in the last round reach no client."""
+    """Through both stages: codes that are sent in the last round reach no client."""
     federation = digits(SIZES, dropout=0.3, method=NEAR).training(LocalSGD(1, 10), "samples")
     make = federation.module
 
