@@ -204,9 +204,8 @@ def test_apfl_is_algorithm_1_in_numpy(start: float, adaptive: bool, least_square
             ends.append(w)
         x = np.mean(ends, 0)
         assert np.allclose(now.model.buffer.numpy(), x, rtol=0, atol=1e-12)
-        for i in range(4):
-            mixed = alpha[i] * v[i] + (1 - alpha[i]) * x
-            assert np.allclose(read_personal(algorithm, now, i), mixed, rtol=0, atol=1e-12)
+        for i, a in enumerate(alpha):
+            assert np.allclose(read_personal(algorithm, now, i), a * v[i] + (1 - a) * x, rtol=0, atol=1e-12)
     assert len(set(alpha)) == (4 if adaptive else 1)
 
 

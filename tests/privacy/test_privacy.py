@@ -213,10 +213,7 @@ def test_a_delta_at_which_an_example_could_be_published_is_refused() -> None:
     config = presets.experiment("smoke", "digits", {"dp.local": True, "partition.name": "dirichlet_niid"})
     largest = max(range(4), key=lambda i: len(build(config).partition.rows[i]))
     n = len(build(config).partition.rows[largest])
-    for values in (
-        {"dp.delta": 1 / n},
-        {"dp.delta": 1 / n, "dp.local": False},
-    ):  # a delta that the user sets is meant to be used
+    for values in ({"dp.delta": 1 / n}, {"dp.delta": 1 / n, "dp.local": False}):  # a delta that is set must be used
         with pytest.raises(UserError, match=rf"dp.delta must be below 1/n_i .* client {largest} has {n}"):
             build(override(config, values))
     build(override(config, {"dp.delta": 0.999 / n}))
